@@ -1,0 +1,58 @@
+"""Which pairs of apache-tvm and apache-tvm-ffi work, checked before either is imported."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+from tvm_adaptive.errors import UnsupportedVersionError
+
+# Tried one by one: within the first range the names that _tvm.py binds exist.
+TVM_RANGE = ((0, 26), (0, 28))
+# 0.1.15 ends the process with a segmentation fault when a TuneContext gets a space
+# generator; before 0.1.14.post0 TVM 0.27 does not load.
+FFI_RANGE = ((0, 1, 14), (0, 1, 15))
+CURE = 'pip install "apache-tvm>=0.26,<0.28" "apache-tvm-ffi>=0.1.14.post0,<0.1.15"'
+
+
+def check_versions(tvm: str | None, ffi: str | None) -> None:
+    """Raise unless the two versions are known to work together.
+
+    Parameters
+    ----------
+    tvm, ffi : str or None
+        Installed versions of apache-tvm and apache-tvm-ffi; None if not installed.
+
+    Raises
+    ------
+    UnsupportedVersionError
+        An ImportError that names what is installed and the command that mends it.
+    """
+    if tvm is None or ffi is None or not (_within(tvm, TVM_RANGE) and _within(ffi, FFI_RANGE)):
+        raise UnsupportedVersionError(
+            f"tvm_adaptive needs apache-tvm 0.26 or 0.27 with apache-tvm-ffi 0.1.14, but found "
+            f"apache-tvm {tvm or '(not installed)'} and apache-tvm-ffi "
+            f"{ffi or '(not installed)'}; other pairs crash. To mend it: {CURE}"
+        )
+
+
+def installed_version(distribution: str) -> str | None:
+    """Return the installed version of a distribution, or None."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def release(version: str) -> tuple[int, ...]:
+    """Return the leading numbers of a version: ``"0.1.14.post1"`` is ``(0, 1, 14)``."""
+    numbers = []
+    for part in version.split("."):
+        if not part.isdigit():
+            break
+        numbers.append(int(part))
+    return tuple(numbers)
+
+
+def _within(version: str, bounds: tuple[tuple[int, ...], tuple[int, ...]]) -> bool:
+    low, high = bounds
+    return low <= release(version) < high

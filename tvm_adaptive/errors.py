@@ -1,0 +1,43 @@
+"""The errors that a user of ``tvm_adaptive`` can meet.
+
+Every message says what is wrong, what was found, and what to do next. Catch
+:class:`AdaptiveError` to catch them all.
+"""
+
+from __future__ import annotations
+
+
+class AdaptiveError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class UnsupportedVersionError(AdaptiveError, ImportError):
+    """The installed pair of apache-tvm and apache-tvm-ffi is known not to work."""
+
+
+class InvalidOptionError(AdaptiveError, ValueError):
+    """An option, a name, a target or a file that the user gave cannot be used."""
+
+
+class ModelFileError(AdaptiveError):
+    """A saved cost model cannot be read; the model in memory is unchanged."""
+
+
+class JournalError(AdaptiveError):
+    """A journal is damaged in a place other than its last line."""
+
+
+class WorkerError(AdaptiveError):
+    """A task given to a worker process brought no result."""
+
+
+class WorkerTimeoutError(WorkerError):
+    """The deadline passed; the worker and everything it had started were killed."""
+
+
+class WorkerDiedError(WorkerError):
+    """The worker process ended (crash, exit, signal) before it answered."""
+
+
+class WorkerTaskError(WorkerError):
+    """The function raised inside the worker; the message carries the remote traceback."""

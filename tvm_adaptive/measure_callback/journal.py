@@ -1,0 +1,140 @@
+"""The journal: one append-only JSON-lines file per run.
+
+Each line is one event: ``{"event": ..., "time_sec": ..., **fields}``, where
+``time_sec`` is seconds since the run started. The first line is the header
+(``event == "journal"``) and carries the format version. A line is written with one
+``write`` call and flushed, so that a killed run loses at most the line it was
+writing; :func:`read_journal` forgives exactly that torn last line.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from tvm_adaptive.errors import JournalError
+
+FORMAT_VERSION = 1
+
+
+class JournalWriter(Protocol):
+    """Where decisions go: a :class:`Journal`, or :class:`NullJournal` to keep none."""
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Append one event; ``fields`` must be JSON-ready."""
+
+
+class NullJournal:
+    """A journal that keeps nothing."""
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Do nothing."""
+
+
+class Journal:
+    """Append events to a JSON-lines file.
+
+    Parameters
+    ----------
+    path : Path
+        Created if missing. An existing file is continued, never truncated: a torn
+        last line is closed first, so that the new events stay readable.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._start_sec = time.monotonic()
+        torn = _ends_torn(path)
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - open as long as the run
+        if torn:
+            self._file.write(b"\n")
+        self.write("journal", version=FORMAT_VERSION, started_unix_sec=time.time(), pid=os.getpid())
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Append one event.
+
+        Parameters
+        ----------
+        event : str
+            What happened (``"round"``, ``"timing"``, ``"fit"``, ...).
+        **fields : Any
+            JSON-ready values; NaN and infinities become ``null``.
+        """
+        line = {"event": event, "time_sec": round(time.monotonic() - self._start_sec, 6)}
+        line.update(fields)
+        text = json.dumps(_finite(line), allow_nan=False, separators=(",", ":"), default=str)
+        self._file.write(text.encode() + b"\n")
+
+    def close(self) -> None:
+        """Close the file; writing afterwards is an error."""
+        self._file.close()
+
+
+def read_journal(path: Path) -> list[dict[str, Any]]:
+    """Read all events of a journal, also of a run that is going on or was killed.
+
+    Parameters
+    ----------
+    path : Path
+
+    Returns
+    -------
+    list of dict
+        In the order they were written; a torn line at the end, or just before a
+        later header (a killed run that was continued), is left out.
+
+    Raises
+    ------
+    JournalError
+        When a line elsewhere is damaged or the version is newer than this package.
+    """
+    return list(_events(path))
+
+
+def _events(path: Path) -> Iterator[dict[str, Any]]:
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            event = json.loads(line)
+        except ValueError as error:
+            if number == len(lines) or _is_header(lines[number]):
+                continue
+            raise JournalError(
+                f"{path}, line {number} is not valid JSON ({error}). Only a torn last line "
+                "is forgiven; remove the damaged line to read the rest."
+            ) from error
+        if event.get("event") == "journal" and event.get("version", 0) > FORMAT_VERSION:
+            raise JournalError(
+                f"{path} has format version {event['version']}, this package reads up to "
+                f"{FORMAT_VERSION}. Update tvm_adaptive."
+            )
+        yield event
+
+
+def _is_header(line: bytes) -> bool:
+    return line.startswith(b'{"event":"journal"')
+
+
+def _ends_torn(path: Path) -> bool:
+    if not path.exists() or path.stat().st_size == 0:
+        return False
+    with open(path, "rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,1 @@
+"""Networks and operators to tune."""

@@ -1,0 +1,117 @@
+"""The values that stages hand to one another.
+
+Throughout the package *throughput* is normalised by the best that was measured for
+the same task: 1.0 is as fast as the incumbent, higher is better.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """What a cost model believes of n candidates.
+
+    Attributes
+    ----------
+    mean : ndarray of shape (n,), normalised throughput, higher is better
+    std : ndarray of shape (n,), same unit, never negative
+    """
+
+    mean: FloatArray
+    std: FloatArray
+
+    def __post_init__(self) -> None:
+        if self.mean.shape != self.std.shape or self.mean.ndim != 1:
+            raise ValueError(
+                "Expected mean and std to be arrays of the same shape (n,), "
+                f"but they had shapes {self.mean.shape} and {self.std.shape}."
+            )
+
+    def __len__(self) -> int:
+        return int(self.mean.shape[0])
+
+
+@dataclasses.dataclass(frozen=True)
+class StopDecision:
+    """Whether to stop measuring a candidate, and why.
+
+    Attributes
+    ----------
+    stop : bool
+    reason : str
+        One word for the journal (``"precise"``, ``"exhausted"``, ...); never empty.
+    """
+
+    stop: bool
+    reason: str
+
+    def __post_init__(self) -> None:
+        if not self.reason:
+            raise ValueError("A StopDecision needs a reason; give one word for the journal.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """One measured candidate.
+
+    Attributes
+    ----------
+    mean_sec : float
+        Robust location of the seconds of one run, lower is better.
+    stderr_sec : float
+        Standard error of ``mean_sec``; ``nan`` when only one micro-batch was run.
+    n_runs : int
+        Runs of the kernel that count (the warm-up is not among them).
+    n_batches : int
+        Micro-batches; each gave one mean.
+    reason : str
+        Why measuring stopped, from the rule's :class:`StopDecision`.
+    elapsed_sec : float
+        Wall-clock seconds spent measuring, warm-up included.
+    """
+
+    mean_sec: float
+    stderr_sec: float
+    n_runs: int
+    n_batches: int
+    reason: str
+    elapsed_sec: float
+
+    def as_fields(self) -> dict[str, Any]:
+        """Return the fields as a JSON-ready mapping, for the journal."""
+        return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Exploration:
+    """The share of a batch that is drawn at random, and where the number comes from.
+
+    Attributes
+    ----------
+    epsilon : float
+        In [0, 1].
+    reason : str
+        ``"posterior"``, ``"fixed"``, ``"no-success-yet"`` or ``"no-variance"``.
+    mean_std : float
+        Mean posterior standard deviation of the random plans (normalised
+        throughput); ``nan`` unless ``reason`` is ``"posterior"``.
+    n_plans : int
+        Random plans that the mean was taken over.
+    """
+
+    epsilon: float
+    reason: str
+    mean_std: float = float("nan")
+    n_plans: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.epsilon <= 1.0:
+            raise ValueError(f"epsilon must be in [0, 1] but got {self.epsilon}.")

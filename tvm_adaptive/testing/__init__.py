@@ -1,0 +1,1 @@
+"""Tools to test extensions of this package with."""
