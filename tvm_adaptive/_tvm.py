@@ -21,7 +21,7 @@ check_versions(TVM_VERSION, FFI_VERSION)
 import tvm
 from tvm import IRModule, relax
 from tvm.driver import build as build_tir
-from tvm.ir import load_json, save_json, structural_hash
+from tvm.ir import load_json, save_json
 from tvm.ir.transform import PassContext
 from tvm.ir.utils import derived_object as _derived_object
 from tvm.relax import transform as relax_transform
@@ -53,6 +53,7 @@ from tvm.s_tir.meta_schedule.task_scheduler import PyTaskScheduler, TaskSchedule
 from tvm.s_tir.meta_schedule.tune_context import TuneContext
 from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 from tvm.target import Target
+from tvm_ffi import structural_hash
 
 _T = TypeVar("_T")
 
@@ -77,13 +78,13 @@ def derived_object(cls: type[_T]) -> type[_T]:
     derived: Any = _derived_object(cls)
     construct: Callable[..., None] = derived.__init__
 
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
         construct(self, *args, **kwargs)
         _python_sides[handle(self)] = self._inst
 
-    __init__.__wrapped__ = construct  # type: ignore[attr-defined]
-    __init__.__doc__ = construct.__doc__
-    derived.__init__ = __init__
+    init.__wrapped__ = construct  # type: ignore[attr-defined]
+    init.__doc__ = construct.__doc__
+    derived.__init__ = init
     return derived  # type: ignore[no-any-return]
 
 
