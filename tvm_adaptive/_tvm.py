@@ -17,22 +17,37 @@ TVM_VERSION = installed_version("apache-tvm")
 FFI_VERSION = installed_version("apache-tvm-ffi")
 check_versions(TVM_VERSION, FFI_VERSION)
 
+# mypy: implicit-reexport
 # ruff: noqa: E402, F401 - the versions are checked before TVM is touched; re-exported
 import tvm
 from tvm import IRModule, relax
 from tvm.driver import build as build_tir
 from tvm.ir import load_json, save_json
-from tvm.ir.transform import PassContext
+from tvm.ir.transform import PassContext, module_pass, Sequential
 from tvm.ir.utils import derived_object as _derived_object
+from tvm.relax import backend as relax_backend
 from tvm.relax import transform as relax_transform
 from tvm.relax.frontend import nn
+from tvm.runtime import (
+    Module,
+    Tensor,
+    device,
+    load_module,
+    load_param_dict,
+    save_param_dict,
+    tensor,
+)
+from tvm.runtime.vm import VirtualMachine
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 from tvm.s_tir.meta_schedule.builder import Builder, BuilderInput, BuilderResult, PyBuilder
 from tvm.s_tir.meta_schedule.cost_model import CostModel, PyCostModel
 from tvm.s_tir.meta_schedule.database import Database, TuningRecord, Workload
+from tvm.s_tir.meta_schedule.extracted_task import ExtractedTask
 from tvm.s_tir.meta_schedule.feature_extractor import PerStoreFeature
 from tvm.s_tir.meta_schedule.measure_callback import MeasureCallback, PyMeasureCallback
+from tvm.s_tir.meta_schedule.relax_integration import extract_tasks
 from tvm.s_tir.meta_schedule.runner import (
     EvaluatorConfig,
     PyRunner,
@@ -52,7 +67,10 @@ from tvm.s_tir.meta_schedule.search_strategy import (
 from tvm.s_tir.meta_schedule.task_scheduler import PyTaskScheduler, TaskScheduler
 from tvm.s_tir.meta_schedule.tune_context import TuneContext
 from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
+from tvm.support.tar import tar
 from tvm.target import Target
+from tvm.target.codegen import llvm_get_system_cpu
+from tvm.tirx import PrimFunc
 from tvm_ffi import structural_hash
 
 _T = TypeVar("_T")
@@ -133,3 +151,37 @@ def evolve(strategy: EvolutionarySearch, population: list[Schedule], n: int) -> 
     return list(
         exported("SearchStrategyEvolutionarySearchEvolveWithCostModel")(strategy, population, n)
     )
+
+
+def import_tensor_intrinsics() -> None:
+    """Register every tensor intrinsic of every backend; costs some 12 s of CPU, once."""
+    import tvm.s_tir.tensor_intrin
+
+
+def te_workload_names() -> list[str]:
+    """Return the names of MetaSchedule's testing workloads (``"C2D"``, ``"GMM"``, ...)."""
+    from tvm.s_tir.meta_schedule.testing import te_workload as workloads
+
+    return sorted(workloads.CONFIGS)
+
+
+def te_workload(name: str) -> IRModule:
+    """Return the first shape of a testing workload as a module with one function, main."""
+    from tvm.s_tir.meta_schedule.testing import te_workload as workloads
+
+    return IRModule({"main": workloads.create_te_workload(name, 0)})
+
+
+def schedule_for_gpu(mod: IRModule) -> IRModule:
+    """Give every function that has no schedule yet DLight's default one; use in a target."""
+    from tvm.s_tir import dlight
+
+    rules = dlight.gpu
+    return dlight.ApplyDefaultSchedule(
+        rules.Matmul(), rules.GEMV(), rules.Reduction(), rules.GeneralReduction(), rules.Fallback()
+    )(mod)
+
+
+def args_info_of(mod: IRModule) -> list[ArgInfo]:
+    """Return the arguments that a candidate's module takes when it is measured."""
+    return list(ArgInfo.from_entry_func(mod, remove_preproc=True))

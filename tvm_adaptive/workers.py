@@ -3,7 +3,8 @@
 The parent keeps the deadline, because a kernel that holds the interpreter outlives any
 timer in its own process. A worker is the leader of its own process group, so killing
 the group also kills what it had started; it dies with its parent (``PR_SET_PDEATHSIG``
-on Linux, end-of-file on its pipe elsewhere).
+on Linux, end-of-file on its pipe elsewhere). The parent never blocks on a worker: it
+writes and reads only what the pipes take at once.
 
 Start and use a :class:`WorkerPool` from one thread: Linux sends the death signal when
 the *thread* that started the child ends.
@@ -13,17 +14,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import selectors
-import signal
-import struct
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
-
-import cloudpickle
 
 from tvm_adaptive.errors import (
     WorkerDiedError,
@@ -31,12 +25,16 @@ from tvm_adaptive.errors import (
     WorkerTaskError,
     WorkerTimeoutError,
 )
+from tvm_adaptive.worker_process import HEADER, Worker
 
-HEADER = struct.Struct("<Q")
+__all__ = ["HEADER", "START_TIMEOUT_SEC", "Outcome", "Worker", "WorkerPool"]
+
 # A worker that has not imported its modules by then never will: the slowest import we
 # know (all tensor intrinsics of TVM) takes about 15 s on an idle core.
 START_TIMEOUT_SEC = 120.0
-_READ_BYTES = 1 << 20
+# A worker that died while a process it had forked keeps its pipe open shows no end of
+# file; so often we ask whether it still lives.
+POLL_SEC = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,106 +46,26 @@ class Outcome:
     elapsed_sec: float = 0.0
 
 
-class Worker:
-    """One child process that runs one function at a time.
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """One thing that a worker does for a task, with a deadline of its own."""
 
-    Parameters
-    ----------
-    setup : callable or None
-        Called once in the child before its first task, e.g. to import TVM; its time
-        does not count against a task's deadline.
-    env : dict of str to str, or None
-        Variables added to the child's environment.
-    """
+    doing: str
+    function: Callable[..., Any]
+    args: Sequence[Any]
+    timeout_sec: float
 
-    def __init__(
-        self, setup: Callable[[], Any] | None = None, env: dict[str, str] | None = None
-    ) -> None:
-        child_reads, self._to_child = os.pipe()
-        self._from_child, child_writes = os.pipe()
-        self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "tvm_adaptive.worker_main",
-                str(child_reads),
-                str(child_writes),
-                str(os.getpid()),
-            ],
-            pass_fds=(child_reads, child_writes),
-            env={**os.environ, **(env or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        os.close(child_reads)
-        os.close(child_writes)
-        self._buffer = bytearray()
-        self.n_tasks = 0
-        self.started_sec = 0.0
-        self._alive = True
-        if setup is not None:
-            self.send(setup, ())
+
+@dataclasses.dataclass
+class _Job:
+    """A task in the hands of a worker; the last step is the task itself."""
+
+    index: int
+    steps: list[_Step]
 
     @property
-    def pid(self) -> int:
-        """Process id of the child, which is also the id of its process group."""
-        return self._process.pid
-
-    def fileno(self) -> int:
-        """Return the descriptor that becomes readable when the child answers."""
-        return self._from_child
-
-    def send(self, function: Callable[..., Any], args: Sequence[Any]) -> None:
-        """Give the child a task; it must be idle."""
-        payload = cloudpickle.dumps((function, tuple(args)))
-        self.started_sec = time.monotonic()
-        self.n_tasks += 1
-        # A dead child shows in receive(); what counts is that the task gets an answer.
-        with contextlib.suppress(BrokenPipeError):
-            _write_all(self._to_child, HEADER.pack(len(payload)) + payload)
-
-    def receive(self) -> tuple[bool, Any] | None:
-        """Read what has arrived.
-
-        Returns
-        -------
-        (succeeded, value) or None
-            None while the answer is incomplete; ``value`` is the remote traceback when
-            the function raised.
-
-        Raises
-        ------
-        WorkerDiedError
-            When the child has ended.
-        """
-        chunk = os.read(self._from_child, _READ_BYTES)
-        if not chunk:
-            code = self._process.wait()
-            raise WorkerDiedError(f"the worker process ended: {_describe_exit(code)}")
-        self._buffer += chunk
-        if len(self._buffer) < HEADER.size:
-            return None
-        (size,) = HEADER.unpack_from(self._buffer)
-        if len(self._buffer) < HEADER.size + size:
-            return None
-        answer = cloudpickle.loads(bytes(self._buffer[HEADER.size : HEADER.size + size]))
-        del self._buffer[: HEADER.size + size]
-        succeeded, value = answer
-        return bool(succeeded), value
-
-    def kill(self) -> None:
-        """Kill the child and its process group, and forget it; safe to call twice."""
-        if not self._alive:
-            return
-        self._alive = False
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.kill()
-        self._process.wait()
-        os.close(self._to_child)
-        os.close(self._from_child)
+    def timeout_sec(self) -> float:
+        return self.steps[0].timeout_sec
 
 
 class WorkerPool:
@@ -177,20 +95,24 @@ class WorkerPool:
         replace_after_error: bool = False,
         env: dict[str, str] | None = None,
     ) -> None:
+        self._idle: list[Worker] = []
         if max_workers < 1:
             raise ValueError(f"max_workers must be at least 1 but got {max_workers}.")
         self.max_workers = max_workers
-        self._setup = setup
+        self._setup = setup or _no_setup
         self._max_uses = max_uses
         self._replace_after_error = replace_after_error
         self._env = env
-        self._idle: list[Worker] = []
+        self._uses: dict[Worker, int] = {}
 
     def map(
         self,
         function: Callable[..., Any],
         tasks: Iterable[Sequence[Any]],
         timeout_sec: float,
+        *,
+        prepare: Callable[[], Any] | None = None,
+        prepare_timeout_sec: float = START_TIMEOUT_SEC,
     ) -> list[Outcome]:
         """Run ``function(*args)`` for every ``args`` in ``tasks``.
 
@@ -201,128 +123,134 @@ class WorkerPool:
         tasks : iterable of argument tuples
         timeout_sec : float
             Deadline of each task, from the moment a worker starts on it.
+        prepare : callable or None
+            Called in the worker before each task, e.g. to queue for a device; its time
+            does not count against the task's deadline. If it fails, so does the task.
+        prepare_timeout_sec : float
+            Deadline of ``prepare``.
 
         Returns
         -------
         list of Outcome
-            In the order of ``tasks``; a task that failed carries its error.
+            In the order of ``tasks``; a task that failed carries its error, also when
+            it could not be sent or no worker could be started.
         """
         queue = list(enumerate(tasks))[::-1]
         outcomes: list[Outcome] = [Outcome()] * len(queue)
-        busy: dict[Worker, tuple[int, Sequence[Any], bool]] = {}
-        with selectors.DefaultSelector() as selector:
-            try:
-                while queue or busy:
-                    while queue and len(busy) < self.max_workers:
-                        index, args = queue.pop()
-                        worker, fresh = self._take()
-                        selector.register(worker, selectors.EVENT_READ)
-                        busy[worker] = (index, args, fresh)
-                        if not fresh:
-                            worker.send(function, args)
-                    for worker in self._wait(selector, busy, timeout_sec):
-                        index, args, in_setup = busy[worker]
-                        outcome = self._collect(worker, in_setup, timeout_sec)
-                        if outcome is None:
-                            continue
-                        if in_setup and outcome.error is None:
-                            busy[worker] = (index, args, False)
-                            worker.send(function, args)
-                            continue
-                        outcomes[index] = outcome
-                        selector.unregister(worker)
+        busy: dict[Worker, _Job] = {}
+        try:
+            while queue or busy:
+                while queue and len(busy) < self.max_workers:
+                    index, args = queue.pop()
+                    steps = [_Step("running", function, args, timeout_sec)]
+                    if prepare is not None:
+                        steps.insert(0, _Step("preparing", prepare, (), prepare_timeout_sec))
+                    failure = self._begin(_Job(index, steps), busy)
+                    if failure is not None:
+                        outcomes[index] = failure
+                for worker in _wait(busy) if busy else ():
+                    job = busy[worker]
+                    outcome = _advance(worker, job)
+                    if outcome is not None:
+                        outcomes[job.index] = outcome
                         del busy[worker]
                         self._give_back(worker, outcome)
-            finally:
-                for worker in busy:
-                    worker.kill()
+        finally:
+            for worker in busy:
+                self._discard(worker)
         return outcomes
 
     def close(self) -> None:
         """Kill the workers; the pool can be used again and then starts new ones."""
         while self._idle:
-            self._idle.pop().kill()
+            self._discard(self._idle.pop())
 
     def __del__(self) -> None:
-        self.close()
+        # At the end of the interpreter parts of it may be gone; the workers see the end
+        # of their pipes and leave by themselves.
+        with contextlib.suppress(Exception):
+            self.close()
 
-    def _take(self) -> tuple[Worker, bool]:
+    def _begin(self, job: _Job, busy: dict[Worker, _Job]) -> Outcome | None:
         if self._idle:
-            return self._idle.pop(), False
-        worker = Worker(self._setup or _no_setup, self._env)
-        return worker, True
-
-    def _wait(
-        self,
-        selector: selectors.BaseSelector,
-        busy: dict[Worker, tuple[int, Sequence[Any], bool]],
-        timeout_sec: float,
-    ) -> list[Worker]:
-        now = time.monotonic()
-        deadlines = {
-            worker: worker.started_sec + (START_TIMEOUT_SEC if in_setup else timeout_sec)
-            for worker, (_, _, in_setup) in busy.items()
-        }
-        ready = selector.select(max(0.0, min(deadlines.values()) - now))
-        workers = [key.fileobj for key, _ in ready if isinstance(key.fileobj, Worker)]
-        now = time.monotonic()
-        return workers + [w for w, end in deadlines.items() if end <= now and w not in workers]
-
-    def _collect(self, worker: Worker, in_setup: bool, timeout_sec: float) -> Outcome | None:
-        elapsed = time.monotonic() - worker.started_sec
-        limit = START_TIMEOUT_SEC if in_setup else timeout_sec
-        ready = selectors_readable(worker)
-        try:
-            answer = worker.receive() if ready else None
-        except WorkerError as error:
-            return Outcome(error=error, elapsed_sec=elapsed)
-        except Exception as error:  # an answer that cannot be unpickled
-            text = f"the worker's answer could not be read: {error!r}"
-            return Outcome(error=WorkerDiedError(text), elapsed_sec=elapsed)
-        if answer is None:
-            if elapsed < limit:
-                return None
-            doing = "starting" if in_setup else "running"
-            text = f"timeout: killed after {limit:g} s of {doing}"
-            return Outcome(error=WorkerTimeoutError(text), elapsed_sec=elapsed)
-        succeeded, value = answer
-        if succeeded:
-            return Outcome(value=value, elapsed_sec=elapsed)
-        return Outcome(error=WorkerTaskError(str(value)), elapsed_sec=elapsed)
+            worker = self._idle.pop()
+        else:
+            try:
+                worker = Worker(env=self._env)
+            except OSError as error:
+                text = f"a worker process could not be started: {error}"
+                return Outcome(error=WorkerDiedError(text))
+            self._uses[worker] = 0
+            job.steps.insert(0, _Step("starting", self._setup, (), START_TIMEOUT_SEC))
+        busy[worker] = job
+        self._uses[worker] += 1
+        failure = _send(worker, job)
+        if failure is not None:
+            del busy[worker]
+            self._give_back(worker, failure)
+        return failure
 
     def _give_back(self, worker: Worker, outcome: Outcome) -> None:
         broken = outcome.error is not None and (
             self._replace_after_error or not isinstance(outcome.error, WorkerTaskError)
         )
-        # The setup was a task, too.
-        used_up = self._max_uses is not None and worker.n_tasks > self._max_uses
+        used_up = self._max_uses is not None and self._uses[worker] >= self._max_uses
         if broken or used_up:
-            worker.kill()
+            self._discard(worker)
         else:
             self._idle.append(worker)
 
+    def _discard(self, worker: Worker) -> None:
+        self._uses.pop(worker, None)
+        worker.kill()
 
-def selectors_readable(worker: Worker) -> bool:
-    """Say whether the worker's answer can be read without blocking."""
+
+def _advance(worker: Worker, job: _Job) -> Outcome | None:
+    """Take what a worker has to say; None while the job goes on."""
+    elapsed = time.monotonic() - worker.started_sec
+    try:
+        worker.flush()
+        answer = worker.receive()
+        if answer is None and elapsed >= job.timeout_sec:
+            text = f"timeout: killed after {job.timeout_sec:g} s of {job.steps[0].doing}"
+            raise WorkerTimeoutError(text)
+        if answer is None:
+            return None
+        succeeded, value = answer
+        if not succeeded:
+            raise WorkerTaskError(str(value))
+    except WorkerError as error:
+        return Outcome(error=error, elapsed_sec=elapsed)
+    except Exception as error:  # an answer that cannot be unpickled
+        text = f"the worker's answer could not be read: {error!r}"
+        return Outcome(error=WorkerDiedError(text), elapsed_sec=elapsed)
+    job.steps.pop(0)
+    return _send(worker, job) if job.steps else Outcome(value=value, elapsed_sec=elapsed)
+
+
+def _send(worker: Worker, job: _Job) -> Outcome | None:
+    """Start the next step of a job; an Outcome if it cannot even be sent."""
+    try:
+        worker.send(job.steps[0].function, job.steps[0].args)
+    except Exception as error:  # cloudpickle: whatever the argument's own pickling raises
+        text = f"the task could not be sent to a worker: {error!r}"
+        return Outcome(error=WorkerTaskError(text))
+    return None
+
+
+def _wait(busy: dict[Worker, _Job]) -> list[Worker]:
+    """Wait until a worker can be read, written or given up, or for POLL_SEC."""
+    now = time.monotonic()
+    first_end = min(worker.started_sec + job.timeout_sec for worker, job in busy.items())
     with selectors.DefaultSelector() as selector:
-        selector.register(worker, selectors.EVENT_READ)
-        return bool(selector.select(0))
+        for worker in busy:
+            selector.register(worker, selectors.EVENT_READ)
+            unsent = worker.unsent_fileno()
+            if unsent is not None:
+                selector.register(unsent, selectors.EVENT_WRITE)
+        selector.select(min(POLL_SEC, max(0.0, first_end - now)))
+    return list(busy)
 
 
 def _no_setup() -> None:
     return None
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
-
-
-def _describe_exit(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"killed by signal {-code}"

@@ -1,1 +1,5 @@
 """Compile candidates."""
+
+from tvm_adaptive.builder.persistent import PersistentBuilder
+
+__all__ = ["PersistentBuilder"]

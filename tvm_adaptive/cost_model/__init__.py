@@ -1,1 +1,7 @@
 """Learn from measurements."""
+
+from __future__ import annotations
+
+from tvm_adaptive.cost_model.model import RFEICostModel
+
+__all__ = ["RFEICostModel"]

@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+import tvm
+from tvm import te
+from tvm.s_tir import Schedule
+from tvm.s_tir.meta_schedule.builder import BuilderInput
+from tvm.target import Target
+
+from tvm_adaptive.builder.compile import build_candidate
+from tvm_adaptive.builder.persistent import PersistentBuilder, usable_cores
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.measure_callback.journal import Journal, read_journal
+
+# Workers cannot import this file; its functions travel whole.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+LLVM = Target({"kind": "llvm", "num-cores": 1})
+AVX512 = Target({"kind": "llvm", "mcpu": "skylake-avx512", "num-cores": 1})
+
+
+def matmul(n: int, a_type: str = "float32", out_type: str = "float32") -> tvm.IRModule:
+    a = te.placeholder((n, n), a_type, name="A")
+    b = te.placeholder((n, n), "int8" if a_type == "uint8" else a_type, name="W")
+    k = te.reduce_axis((0, n), name="k")
+    c = te.compute(
+        (n, n),
+        lambda i, j: te.sum(a[i, k].astype(out_type) * b[j, k].astype(out_type), axis=k),
+        name="compute",
+    )
+    return tvm.IRModule({"main": te.create_prim_func([a, b, c])})
+
+
+def tiled(n: int, factor: int) -> tvm.IRModule:
+    schedule = Schedule(matmul(n))
+    i, _, _ = schedule.get_loops(schedule.get_sblock("compute"))
+    outer, _ = schedule.split(i, factors=[None, factor])
+    schedule.parallel(outer)
+    return schedule.mod
+
+
+def tensorized() -> tvm.IRModule:
+    from tvm.s_tir.tensor_intrin.x86 import AVX512_DOT_16x4_INTRIN
+
+    schedule = Schedule(matmul(64, "uint8", "int32"))
+    block = schedule.get_sblock("compute")
+    schedule.transform_layout(block, "W", lambda i, j: [i // 16, j // 4, i % 16, j % 4])
+    _, j, k = schedule.get_loops(block)
+    _, inner = schedule.split(j, factors=[None, 16])
+    outer, within = schedule.split(k, factors=[None, 4])
+    schedule.reorder(outer, inner, within)
+    schedule.decompose_reduction(block, outer)
+    schedule.tensorize(inner, AVX512_DOT_16x4_INTRIN)
+    return schedule.mod
+
+
+def misbehave(how: str, bad_size: int, mod: Any, target: Any, params: Any) -> Any:
+    size = int(mod["main"].params[0].shape[0])
+    if size == bad_size:
+        if how == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if how == "hang":
+            time.sleep(1000)
+        if how == "raise":
+            raise RuntimeError("register allocation went wrong")
+    return build_candidate(mod, target, params)
+
+
+def test_builds_what_loads_and_computes(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    builder = PersistentBuilder(max_workers=2, journal=journal)
+    try:
+        results = builder.build([BuilderInput(tiled(16, f), LLVM) for f in (2, 4, 8)])
+        assert [result.error_msg for result in results] == [None] * 3
+        folders = {os.path.dirname(result.artifact_path) for result in results}
+        assert len(folders) == 3
+        a, b = np.random.default_rng(0).random((2, 16, 16)).astype("float32")
+        for result in results:
+            out = tvm.runtime.tensor(np.full((16, 16), np.nan, "float32"))
+            loaded = tvm.runtime.load_module(result.artifact_path)
+            loaded["main"](tvm.runtime.tensor(a), tvm.runtime.tensor(b), out)
+            np.testing.assert_allclose(out.numpy(), a @ b.T, rtol=1e-5)
+    finally:
+        builder.close()
+    event = read_journal(tmp_path / "journal.jsonl")[-1]
+    assert (event["event"], event["n"], event["n_errors"]) == ("build", 3, 0)
+    assert event["seconds"] > 0
+    assert not any(os.path.exists(folder) for folder in folders)
+
+
+def test_a_call_through_tvm_keeps_the_workers_and_stock_cleans_up() -> None:
+    builder = PersistentBuilder(max_workers=1, build_function=_with_pid)
+    try:
+        pids = set()
+        remove = tvm.get_global_func("s_tir.meta_schedule.remove_build_dir")
+        for _ in range(2):
+            # The base class's method goes through C++, as the task scheduler does.
+            (result,) = tvm.s_tir.meta_schedule.Builder.build(
+                builder, [BuilderInput(tiled(8, 2), LLVM)]
+            )
+            folder = Path(result.artifact_path).parent
+            pids.add((folder.parent / "pid").read_text())
+            remove(result.artifact_path)
+            assert not folder.exists()
+        assert len(pids) == 1
+        assert folder.parent.exists()
+    finally:
+        builder.close()
+
+
+def _with_pid(mod: Any, target: Any, params: Any) -> Any:
+    Path(os.environ["TMPDIR"]).parent.joinpath("pid").write_text(str(os.getpid()))
+    return build_candidate(mod, target, params)
+
+
+def test_a_tensorized_schedule_builds_without_importing_the_intrinsics() -> None:
+    builder = PersistentBuilder(max_workers=1, timeout_sec=60, build_function=_no_intrinsics)
+    try:
+        (result,) = builder.build([BuilderInput(tensorized(), AVX512)])
+    finally:
+        builder.close()
+    assert result.error_msg is None
+
+
+def _no_intrinsics(mod: Any, target: Any, params: Any) -> Any:
+    built = build_candidate(mod, target, params)
+    assert "tvm.s_tir.tensor_intrin" not in sys.modules
+    assert "vpmaddubsw" in built.inspect_source("asm")
+    return built
+
+
+@pytest.mark.slow
+def test_a_build_that_needs_an_intrinsic_gets_it() -> None:
+    builder = PersistentBuilder(max_workers=1, timeout_sec=120, build_function=_needs_intrinsic)
+    try:
+        (result,) = builder.build([BuilderInput(tiled(8, 2), LLVM)])
+    finally:
+        builder.close()
+    assert result.error_msg is None
+
+
+def _needs_intrinsic(mod: Any, target: Any, params: Any) -> Any:
+    tvm.tirx.TensorIntrin.get("dot_16x4_vnni")
+    return build_candidate(mod, target, params)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("crash", "Error: the worker process ended: killed by SIGSEGV"),
+        ("hang", "Timeout: timeout: killed after 5 s"),
+        ("raise", "register allocation went wrong"),
+    ],
+)
+def test_a_bad_compilation_costs_one_result(how: str, message: str, tmp_path: Path) -> None:
+    builder = PersistentBuilder(
+        max_workers=2,
+        timeout_sec=5,
+        artifact_dir=tmp_path,
+        build_function=functools.partial(misbehave, how, 16),
+    )
+    try:
+        inputs = [BuilderInput(tiled(size, 2), LLVM) for size in (8, 16, 32)]
+        good, bad, other = builder.build(inputs)
+        (later,) = builder.build([BuilderInput(tiled(64, 2), LLVM)])
+    finally:
+        builder.close()
+    assert good.error_msg is None
+    assert other.error_msg is None
+    assert later.error_msg is None
+    assert bad.artifact_path is None
+    assert message in bad.error_msg
+    # A folder for each artifact, none for the failure, nothing else is left.
+    kept = {Path(result.artifact_path).parent.name for result in (good, other, later)}
+    assert {path.name for path in tmp_path.iterdir()} == kept
+
+
+def test_params_reach_the_build_function() -> None:
+    builder = PersistentBuilder(max_workers=1, build_function=_expects_params)
+    try:
+        params = {"w": tvm.runtime.tensor(np.arange(3, dtype="float32"))}
+        (result,) = builder.build([BuilderInput(tiled(8, 2), LLVM, params)])
+    finally:
+        builder.close()
+    assert result.error_msg is None
+
+
+def _expects_params(mod: Any, target: Any, params: Any) -> Any:
+    assert params["w"].numpy().tolist() == [0.0, 1.0, 2.0]
+    return build_candidate(mod, target, params)
+
+
+def test_a_closed_builder_answers_with_errors(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    builder = PersistentBuilder(max_workers=1, journal=journal)
+    builder.close()
+    builder.close()
+    (result,) = builder.build([BuilderInput(tiled(8, 2), LLVM)])
+    assert "could not be prepared" in result.error_msg
+    assert read_journal(tmp_path / "journal.jsonl")[-1]["n_errors"] == 1
+    assert builder.build([]) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_workers": 0}, "max_workers must be at least 1 but got 0"),
+        ({"max_uses": 0}, "max_uses must be at least 1 but got 0"),
+        ({"timeout_sec": 0.0}, "timeout_sec must be above 0 but got 0.0"),
+        ({"timeout_sec": float("nan")}, "timeout_sec must be above 0 but got nan"),
+    ],
+)
+def test_options_are_checked(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidOptionError, match=message):
+        PersistentBuilder(**options)
+
+
+def test_usable_cores_respects_affinity() -> None:
+    assert 1 <= usable_cores() <= len(os.sched_getaffinity(0))

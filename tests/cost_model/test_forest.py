@@ -1,0 +1,139 @@
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tvm_adaptive.cost_model.forest import STDS, Forest
+
+
+def data(n=80, d=12, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, d)).astype(np.float32)
+    X[:, 3] = 7.0  # constant
+    return X, 2.0 * X[:, 0] + np.sin(X[:, 1]) + rng.normal(0, 0.1, n)
+
+
+def test_trees_are_those_of_the_naive_loop():
+    X, y = data()
+    forest = Forest(n_trees=20).fit(X, y, seed=1)
+    naive = np.array(
+        [
+            [tree.predict(row[None, :])[0] for tree in forest._regressor.estimators_]
+            for row in X[:, forest._columns]
+        ]
+    )
+    np.testing.assert_array_equal(forest.tree_predictions(X), naive)
+    mean, std = forest.predict(X)
+    np.testing.assert_allclose(mean, naive.mean(axis=1), rtol=1e-12)
+    np.testing.assert_allclose(std, naive.std(axis=1), rtol=1e-12)
+    np.testing.assert_allclose(mean, forest._regressor.predict(X[:, forest._columns]), rtol=1e-12)
+
+
+def test_total_variance_is_the_naive_sum_over_leaves():
+    X, y = data()
+    forest = Forest(n_trees=15, std="total").fit(X, y, seed=1)
+    view = X[:, forest._columns]
+    within = np.zeros(len(X))
+    for estimator in forest._regressor.estimators_:
+        leaves = estimator.apply(view)
+        within += [estimator.tree_.impurity[leaf] for leaf in leaves]
+    between = forest.tree_predictions(X).var(axis=1)
+    np.testing.assert_allclose(forest.predict(X)[1] ** 2, within / 15 + between, rtol=1e-9)
+    assert within.max() > 0
+
+
+def test_the_jackknife_is_the_published_formula():
+    X, y = data(n=30)
+    forest = Forest(n_trees=400, std="jackknife").fit(X, y, seed=2)
+    _, std = forest.predict(X[:5])
+    trees, bags = forest.tree_predictions(X[:5]), forest._inbag
+    for i in range(5):
+        covariances = [
+            np.mean((bags[j] - 1.0) * (trees[i] - trees[i].mean())) for j in range(len(X))
+        ]
+        # Wager, Hastie and Efron 2014: sum of squared covariances less n v / B^2.
+        raw = np.sum(np.square(covariances))
+        bias = len(X) * bags.var(axis=1).mean() * trees[i].var() / 400
+        assert std[i] ** 2 == pytest.approx(max(0.0, raw - bias), rel=1e-6, abs=1e-12)
+
+
+@pytest.mark.parametrize("std", STDS)
+def test_spread_is_never_negative_and_learning_works(std):
+    X, y = data(n=120)
+    forest = Forest(n_trees=50, std=std).fit(X[:80], y[:80], seed=0)
+    mean, spread = forest.predict(X[80:])
+    assert (spread >= 0).all()
+    assert np.isfinite(spread).all()
+    assert np.corrcoef(mean, y[80:])[0, 1] > 0.8
+
+
+@pytest.mark.parametrize("std", STDS)
+@pytest.mark.parametrize("n", [1, 2])
+def test_tiny_data(std, n):
+    X, y = data(n=n)
+    mean, spread = Forest(n_trees=5, std=std).fit(X, y, seed=0).predict(X)
+    assert mean.shape == spread.shape == (n,)
+    assert np.isfinite(mean).all()
+    assert np.isfinite(spread).all()
+
+
+def test_rows_that_are_all_alike():
+    X, y = np.ones((10, 4), dtype=np.float32), np.arange(10.0)
+    mean, _ = Forest(n_trees=200).fit(X, y, seed=0).predict(X[:1])
+    assert mean[0] == pytest.approx(y.mean(), abs=1.0)
+
+
+def test_no_rows_to_predict():
+    X, y = data()
+    mean, std = Forest(n_trees=5).fit(X, y, seed=0).predict(X[:0])
+    assert mean.shape == std.shape == (0,)
+
+
+def test_the_seed_decides():
+    X, y = data()
+    first, again, other = (
+        Forest(n_trees=10).fit(X, y, seed=seed).tree_predictions(X) for seed in (5, 5, 6)
+    )
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()
+
+
+def test_threads_change_nothing():
+    X, y = data()
+    one, two = (
+        Forest(n_trees=10, n_jobs=n_jobs).fit(X, y, seed=3).tree_predictions(X) for n_jobs in (1, 2)
+    )
+    np.testing.assert_array_equal(one, two)
+
+
+def test_the_global_random_state_is_left_alone():
+    X, y = data()
+    before = np.random.get_state()[1].copy()  # noqa: NPY002 - it is the thing under test
+    Forest(n_trees=5, std="jackknife").fit(X, y, seed=3).predict(X)
+    np.testing.assert_array_equal(before, np.random.get_state()[1])  # noqa: NPY002
+
+
+SCRIPT = """
+import numpy as np
+from tvm_adaptive.cost_model.forest import Forest
+rng = np.random.default_rng(0)
+X = rng.normal(size=(50, 8)).astype(np.float32)
+print(Forest(n_trees=10).fit(X, X[:, 0].astype(float), seed=4).predict(X)[1].tobytes().hex())
+"""
+
+
+def test_another_process_gives_the_same_bits():
+    answers = {
+        subprocess.run(
+            [sys.executable, "-c", SCRIPT],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    }
+    assert len(answers) == 1
+    assert answers.pop().strip()

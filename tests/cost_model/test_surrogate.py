@@ -1,0 +1,210 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tvm_adaptive.cost_model.dataset import Dataset
+from tvm_adaptive.cost_model.surrogate import Surrogate, SurrogateOptions, rank_correlation
+from tvm_adaptive.errors import InvalidOptionError
+
+TARGETS = ["log", "throughput"]
+
+
+def candidates(n=60, seed=0, scale=1e-3):
+    rng = np.random.default_rng(seed)
+    rows = rng.uniform(size=(n, 6)).astype(np.float32)
+    return rows, scale * np.exp(2 * rows[:, 0] + rng.normal(0, 0.02, n))
+
+
+def trained(n=60, **options):
+    surrogate = Surrogate(SurrogateOptions(n_trees=30, **options), seed=0)
+    surrogate.dataset.add("a", *candidates(n))
+    assert surrogate.refit_if_due() is not None
+    return surrogate
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_trees": 1}, "n_trees must be an integer of at least 2, but got 1"),
+        ({"n_trees": 2.5}, "n_trees must be an integer of at least 2, but got 2.5"),
+        ({"n_jobs": 0}, "n_jobs must be an integer of at least 1, but got 0"),
+        ({"max_features": 0.0}, r"max_features must be a share in \(0, 1\], but got 0.0"),
+        ({"max_features": math.nan}, r"max_features must be a share in \(0, 1\], but got nan"),
+        ({"std": "tree"}, "std must be one of between-tree, total, jackknife, but got 'tree'"),
+        ({"target": "time"}, "target must be one of log, throughput, but got 'time'"),
+        ({"acquisition": "ucb"}, "acquisition must be one of ei, mean, but got 'ucb'"),
+    ],
+)
+def test_options_out_of_range(options, message):
+    with pytest.raises(InvalidOptionError, match=message):
+        SurrogateOptions(**options)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("std", ["between-tree", "total", "jackknife"])
+@pytest.mark.parametrize("acquisition", ["ei", "mean"])
+def test_fast_candidates_score_higher(target, std, acquisition):
+    surrogate = trained(target=target, std=std, acquisition=acquisition)
+    rows, seconds = candidates(40, seed=1)
+    scores = surrogate.scores("a", rows)
+    assert (scores > 0).all()
+    assert np.isfinite(scores).all()
+    assert rank_correlation(scores, -seconds) > 0.8
+
+
+@pytest.mark.parametrize("acquisition", ["ei", "mean"])
+def test_scores_do_not_depend_on_the_batch(acquisition):
+    surrogate = trained(acquisition=acquisition)
+    rows, _ = candidates(40, seed=1)
+    whole = surrogate.scores("a", rows)
+    np.testing.assert_array_equal(whole[:7], surrogate.scores("a", rows[:7]))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_posterior_is_in_units_of_the_best(target):
+    surrogate = trained(target=target)
+    rows, seconds = candidates(40, seed=1)
+    truth = surrogate.dataset.best_sec("a") / seconds
+    posterior = surrogate.posterior("a", rows)
+    assert np.mean(np.abs(posterior.mean - truth)) < 0.1
+    assert (posterior.std >= 0).all()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_better_incumbent_rescales_the_posterior_before_the_refit(target):
+    surrogate = trained(target=target)
+    rows, _ = candidates(40, seed=1)
+    before, scores = surrogate.posterior("a", rows), surrogate.scores("a", rows)
+    surrogate.dataset.add("a", rows[:1], np.array([surrogate.dataset.best_sec("a") / 2]))
+    assert surrogate.refit_if_due() is None
+    after = surrogate.posterior("a", rows)
+    np.testing.assert_allclose(after.mean, before.mean / 2)
+    np.testing.assert_allclose(after.std, before.std / 2)
+    assert (surrogate.scores("a", rows) < scores).all()
+
+
+@pytest.mark.parametrize("std", ["total", "jackknife"])
+def test_every_kind_of_std_reaches_the_posterior(std):
+    rows, _ = candidates(40, seed=1)
+    other, between = trained(std=std).posterior("a", rows), trained().posterior("a", rows)
+    assert (other.std != between.std).any()
+    assert (other.std >= 0).all()
+
+
+def test_nothing_to_say():
+    surrogate = Surrogate(SurrogateOptions(n_trees=5), seed=0)
+    rows, seconds = candidates(10)
+    assert not surrogate.is_fitted
+    assert surrogate.refit_if_due() is None
+    assert surrogate.scores("a", rows) is None
+    assert surrogate.posterior("a", rows) is None
+    assert surrogate.judge("a", rows, seconds) is None
+    surrogate.dataset.add("a", rows, np.full(10, math.nan))
+    assert surrogate.refit_if_due() is None
+    assert surrogate.scores("a", rows) is None
+
+
+def test_a_task_never_seen_is_ranked_by_what_the_others_taught():
+    surrogate = trained()
+    rows, seconds = candidates(40, seed=1, scale=10.0)
+    assert rank_correlation(surrogate.scores("b", rows), -seconds) > 0.8
+    assert surrogate.posterior("b", rows) is None
+
+
+def test_tasks_of_other_magnitude_share_one_forest():
+    surrogate = trained()
+    surrogate.dataset.add("b", *candidates(60, seed=2, scale=5.0))
+    report = surrogate.refit_if_due()
+    assert (report.n_samples, report.n_tasks, report.n_failures) == (120, 2, 0)
+    rows, seconds = candidates(40, seed=1)
+    for key in ("a", "b"):
+        assert rank_correlation(surrogate.scores(key, rows), -seconds) > 0.8
+
+
+def test_refits_come_with_growth():
+    surrogate = trained(60)
+    rows, seconds = candidates(3, seed=5)
+    surrogate.dataset.add("a", rows[:2], seconds[:2])
+    assert surrogate.refit_if_due() is None
+    surrogate.dataset.add("a", rows[2:], seconds[2:])
+    assert surrogate.refit_if_due().n_samples == 63
+    assert surrogate.refit_if_due() is None
+
+
+def test_candidates_that_look_like_failures_lose():
+    rows, seconds = candidates(80)
+    fails = rows[:, 1] > 0.5
+    surrogate = Surrogate(SurrogateOptions(n_trees=30), seed=0)
+    surrogate.dataset.add("a", rows, np.where(fails, math.nan, seconds))
+    report = surrogate.refit_if_due()
+    assert report.validity
+    assert report.n_failures == fails.sum()
+    good = rows[~fails][:5].copy()
+    bad = good.copy()
+    bad[:, 1] = 0.9
+    assert (surrogate.scores("a", bad) < surrogate.scores("a", good)).all()
+
+
+def test_few_failures_make_no_model():
+    rows, seconds = candidates(20)
+    seconds[:3] = math.nan
+    surrogate = Surrogate(SurrogateOptions(n_trees=5), seed=0)
+    surrogate.dataset.add("a", rows, seconds)
+    assert not surrogate.refit_if_due().validity
+
+
+def test_judging_a_batch():
+    surrogate = trained()
+    rows, seconds = candidates(40, seed=1)
+    seconds[0] = math.nan
+    quality = surrogate.judge("a", rows, seconds)
+    assert quality.n == 39
+    assert quality.spearman > 0.8
+    assert 0 < quality.z_rms < 5
+    assert math.isnan(surrogate.judge("b", rows, seconds).z_rms)
+    assert surrogate.judge("a", rows[:2], seconds[:2]) is None
+
+
+def test_the_same_data_and_seed_give_the_same_scores():
+    rows, _ = candidates(20, seed=1)
+    first, again = trained(), trained()
+    np.testing.assert_array_equal(first.scores("a", rows), again.scores("a", rows))
+    first.replace_dataset(again.dataset)
+    assert not first.is_fitted
+    first.refit_if_due()
+    np.testing.assert_array_equal(first.scores("a", rows), again.scores("a", rows))
+    first.replace_dataset(Dataset())
+    assert first.refit_if_due() is None
+
+
+@given(seed=st.integers(0, 50), n=st.integers(1, 12), share=st.floats(0, 1))
+def test_no_data_make_bad_scores(seed, n, share):
+    rng = np.random.default_rng(seed)
+    rows, seconds = candidates(n, seed)
+    seconds[rng.uniform(size=n) < share] = math.nan
+    surrogate = Surrogate(SurrogateOptions(n_trees=3, n_jobs=1), seed=0)
+    surrogate.dataset.add("a", rows, seconds)
+    surrogate.refit_if_due()
+    scores = surrogate.scores("a", rows)
+    assert (scores is None) == np.isnan(seconds).all()
+    if scores is not None:
+        assert (scores > 0).all()
+        assert np.isfinite(scores).all()
+        posterior = surrogate.posterior("a", rows)
+        assert np.isfinite(posterior.mean).all()
+        assert np.isfinite(posterior.std).all()
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [([1, 2, 3], [10, 20, 21], 1.0), ([1, 2, 3], [3, 2, 1], -1.0), ([1, 2, 2], [1, 2, 2], 1.0)],
+)
+def test_rank_correlation(a, b, expected):
+    assert rank_correlation(np.array(a, float), np.array(b, float)) == pytest.approx(expected)
+
+
+def test_rank_correlation_of_a_constant():
+    assert math.isnan(rank_correlation(np.ones(3), np.arange(3.0)))

@@ -1,0 +1,68 @@
+"""When to stop searching, so that the whole command ends within its budget."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+# Of the rounds so far, the next one may take as long as the longest of this many: one
+# slow task must not make every later estimate pessimistic.
+_RECENT_ROUNDS = 8
+
+
+class Budget:
+    """Wall-clock seconds and trials that a run may spend, and what it has to keep back.
+
+    Parameters
+    ----------
+    seconds : float or None
+        From the start of the command to its end; None for no limit.
+    clock : callable
+        Monotonic seconds.
+    """
+
+    def __init__(
+        self, seconds: float | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self.start_sec = clock()
+        self.seconds = seconds
+        self.reserve_sec = 0.0
+        self.interrupted = False
+        self._round_secs: list[float] = []
+        self._round_start_sec: float | None = None
+
+    @property
+    def elapsed_sec(self) -> float:
+        """Seconds since the start."""
+        return self._clock() - self.start_sec
+
+    @property
+    def left_sec(self) -> float:
+        """Seconds until the command has to end; infinite without a limit."""
+        return math.inf if self.seconds is None else self.seconds - self.elapsed_sec
+
+    def interrupt(self) -> None:
+        """Ask for a clean stop, e.g. from a signal handler."""
+        self.interrupted = True
+
+    def round_started(self) -> None:
+        """Note that a round begins; the one before has ended."""
+        now = self._clock()
+        if self._round_start_sec is not None:
+            self._round_secs = [*self._round_secs, now - self._round_start_sec][-_RECENT_ROUNDS:]
+        self._round_start_sec = now
+
+    @property
+    def next_round_sec(self) -> float:
+        """Seconds that the next round may take, from the recent ones."""
+        return max(self._round_secs, default=0.0)
+
+    def should_stop(self) -> bool:
+        """Say whether no further round should begin.
+
+        True after an interrupt, and when what is left after the next round would not
+        cover ``reserve_sec``, the seconds kept back for the end of the command.
+        """
+        return self.interrupted or self.left_sec < self.reserve_sec + self.next_round_sec

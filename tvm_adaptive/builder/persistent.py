@@ -1,0 +1,195 @@
+"""A builder whose worker processes stay for the whole run.
+
+TVM's own builder starts new processes for every batch, and each imports every tensor
+intrinsic of every backend before it compiles anything.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tvm_adaptive._tvm import BuilderInput, BuilderResult, PyBuilder, derived_object
+from tvm_adaptive.builder.compile import (
+    BuildFunction,
+    CompileTask,
+    compile_candidate,
+    compile_task,
+    warm_up,
+)
+from tvm_adaptive.errors import InvalidOptionError, WorkerTimeoutError
+from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
+from tvm_adaptive.workers import Outcome, WorkerPool
+
+logger = logging.getLogger(__name__)
+
+
+@derived_object
+class PersistentBuilder(PyBuilder):  # type: ignore[misc]
+    """Compile candidates in worker processes that stay; ``builder="persistent"``.
+
+    A candidate whose compilation crashes, hangs or fails costs one error result.
+
+    Parameters
+    ----------
+    max_workers : int or None
+        Worker processes at the most; None for the physical cores this process may use.
+    timeout_sec : float
+        Deadline of one compilation; the start of a worker does not count.
+    max_uses : int
+        Compilations after which a worker is replaced. TVM's compiler leaks memory;
+        500 keeps the leak small and the cost of a new worker below 1 %.
+    artifact_dir : str, Path or None
+        Where the artifacts go, each in a folder of its own. None for a temporary
+        folder that :meth:`close`, or the end of the process, removes.
+    build_function : callable or None
+        ``(mod, target, params) -> runtime Module``, run in the worker; must be
+        picklable by cloudpickle. None builds as TVM's own builder does.
+    journal : JournalWriter or None
+        Gets one ``"build"`` event per batch: ``n``, ``n_errors``, ``seconds``.
+
+    Raises
+    ------
+    InvalidOptionError
+        When an option is out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_workers: int | None = None,
+        timeout_sec: float = 30.0,
+        max_uses: int = 500,
+        artifact_dir: str | Path | None = None,
+        build_function: BuildFunction | None = None,
+        journal: JournalWriter | None = None,
+    ) -> None:
+        super().__init__()
+        if max_workers is None:
+            max_workers = usable_cores()
+        _check_options(max_workers, timeout_sec, max_uses)
+        self.max_workers = max_workers
+        self.timeout_sec = timeout_sec
+        self.journal: JournalWriter = journal or NullJournal()
+        self._build_function = build_function
+        self._root = _make_root(artifact_dir)
+        # What a killed compilation leaves in the temporary folder goes with ours.
+        self._scratch = Path(tempfile.mkdtemp(prefix="scratch-", dir=self._root))
+        self._pool = WorkerPool(
+            max_workers,
+            setup=warm_up,
+            max_uses=max_uses,
+            env={"TMPDIR": str(self._scratch)},
+        )
+        removed_at_end = self._root if artifact_dir is None else self._scratch
+        self._cleanup = weakref.finalize(self, shutil.rmtree, removed_at_end, ignore_errors=True)
+
+    def build(self, build_inputs: list[BuilderInput]) -> list[BuilderResult]:
+        """Compile a batch; never raises for what a candidate does.
+
+        Parameters
+        ----------
+        build_inputs : list of BuilderInput
+
+        Returns
+        -------
+        list of BuilderResult
+            In the order of ``build_inputs``.
+        """
+        start_sec = time.monotonic()
+        try:
+            results = self._build(list(build_inputs))
+        except Exception as error:  # C++ called us: an exception would end the whole run
+            logger.exception("PersistentBuilder could not build a batch")
+            self._write("error", where="PersistentBuilder.build", error=repr(error))
+            message = f"PersistentBuilder: the batch could not be built: {error!r}"
+            results = [BuilderResult(None, message) for _ in build_inputs]
+        n_errors = sum(result.error_msg is not None for result in results)
+        seconds = round(time.monotonic() - start_sec, 6)
+        self._write("build", n=len(results), n_errors=n_errors, seconds=seconds)
+        return results
+
+    def close(self) -> None:
+        """End the workers and remove the artifacts of a temporary folder.
+
+        Call it at the end of the run; a closed builder answers every input with an
+        error.
+        """
+        self._pool.close()
+        self._cleanup()
+
+    def _build(self, build_inputs: list[BuilderInput]) -> list[BuilderResult]:
+        results: list[BuilderResult | None] = [None] * len(build_inputs)
+        tasks: dict[int, CompileTask] = {}
+        for index, build_input in enumerate(build_inputs):
+            try:
+                tasks[index] = self._task(build_input)
+            except Exception as error:
+                text = f"PersistentBuilder: the input could not be prepared: {error!r}"
+                results[index] = BuilderResult(None, text)
+        outcomes = self._pool.map(compile_candidate, tasks.values(), self.timeout_sec)
+        for (index, task), outcome in zip(tasks.items(), outcomes, strict=True):
+            results[index] = _result(outcome)
+            if outcome.error is not None:
+                shutil.rmtree(task[3], ignore_errors=True)
+        return results
+
+    def _write(self, event: str, **fields: Any) -> None:
+        try:
+            self.journal.write(event, **fields)
+        except Exception:  # a full disk must not cost the batch
+            logger.exception("PersistentBuilder could not write to the journal")
+
+    def _task(self, build_input: BuilderInput) -> CompileTask:
+        directory = tempfile.mkdtemp(prefix="candidate-", dir=self._root)
+        return compile_task(
+            build_input.mod,
+            build_input.target,
+            directory,
+            params=build_input.params,
+            build_function=self._build_function,
+        )
+
+
+def usable_cores() -> int:
+    """Return the number of physical cores that this process may use, at least 1."""
+    physical = psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    if not hasattr(os, "sched_getaffinity"):
+        return physical
+    return max(1, min(physical, len(os.sched_getaffinity(0))))
+
+
+def _make_root(artifact_dir: str | Path | None) -> Path:
+    if artifact_dir is None:
+        return Path(tempfile.mkdtemp(prefix="tvm-adaptive-build-"))
+    root = Path(artifact_dir).resolve()
+    root.mkdir(parents=True, exist_ok=True)
+    return root
+
+
+def _check_options(max_workers: int, timeout_sec: float, max_uses: int) -> None:
+    for name, value in (("max_workers", max_workers), ("max_uses", max_uses)):
+        if value < 1:
+            raise InvalidOptionError(
+                f"{name} must be at least 1 but got {value}. Leave it out for the default."
+            )
+    if not timeout_sec > 0:
+        raise InvalidOptionError(
+            f"timeout_sec must be above 0 but got {timeout_sec}. Give the seconds that one "
+            "compilation may take."
+        )
+
+
+def _result(outcome: Outcome) -> BuilderResult:
+    if outcome.error is None:
+        return BuilderResult(str(outcome.value), None)
+    cause = "Timeout" if isinstance(outcome.error, WorkerTimeoutError) else "Error"
+    return BuilderResult(None, f"PersistentBuilder: {cause}: {outcome.error}")

@@ -1,0 +1,191 @@
+"""Everything that a run can be told, as frozen values with two named presets.
+
+``PAPER`` is AdaTune as published; ``DEFAULT`` is what our own benchmarks prefer. Where
+the two differ, the attribute says why.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from tvm_adaptive.errors import InvalidOptionError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SearchConfig:
+    """How candidates are proposed.
+
+    Attributes
+    ----------
+    n_trials_per_round : int, default 16
+        Candidates per batch. Small batches let the model learn sooner; below 16 the
+        fixed price of a search round outweighs that.
+    population_size : int, default 128
+        Schedules per generation. Of a round of 16 trials, stock's 512 spend more
+        seconds on mutation and features than on building and measuring.
+    genetic_num_iters : int, default 3
+    epsilon : float or None, default None
+        Share of random candidates; None lets the posterior decide.
+    diversity : {"none", "knobs", "medoids"}, default "none"
+    """
+
+    n_trials_per_round: int = 16
+    population_size: int = 128
+    genetic_num_iters: int = 3
+    epsilon: float | None = None
+    diversity: str = "none"
+
+    def __post_init__(self) -> None:
+        _at_least("n_trials_per_round", self.n_trials_per_round, 1)
+        _at_least("population_size", self.population_size, 1)
+        _at_least("genetic_num_iters", self.genetic_num_iters, 0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """How the forest learns.
+
+    Attributes
+    ----------
+    n_trees : int, default 100
+        The paper's 10 trees give a standard deviation that is mostly noise.
+    std : {"between-tree", "total", "jackknife"}, default "between-tree"
+    target : {"log", "throughput"}, default "log"
+        Log throughput ranks unseen candidates better than the paper's throughput.
+    """
+
+    n_trees: int = 100
+    std: str = "between-tree"
+    target: str = "log"
+
+    def __post_init__(self) -> None:
+        _at_least("n_trees", self.n_trees, 1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeasureConfig:
+    """How candidates are built and timed.
+
+    Attributes
+    ----------
+    rule : {"precision", "paper", "cv"}, default "precision"
+    timeout_sec : float, default 10.0
+        Deadline for one candidate's runs; a kernel that needs longer has lost anyway.
+    build_timeout_sec : float, default 30.0
+    """
+
+    rule: str = "precision"
+    timeout_sec: float = 10.0
+    build_timeout_sec: float = 30.0
+
+    def __post_init__(self) -> None:
+        _above("timeout_sec", self.timeout_sec, 0)
+        _above("build_timeout_sec", self.build_timeout_sec, 0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FinishConfig:
+    """How the winner is decided at the end.
+
+    Attributes
+    ----------
+    top_k : int, default 3
+        Candidates per task that are checked and measured again at length.
+    max_share : float, default 0.1
+        Of a wall-clock budget, the share that the play-offs may take.
+    max_task_sec : float, default 8.0
+        Seconds that one task's play-off may take.
+    rtol : float, default 1e-3
+        Largest relative difference of outputs, for float32; see ``models.compare``.
+    """
+
+    top_k: int = 3
+    max_share: float = 0.1
+    max_task_sec: float = 8.0
+    rtol: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _at_least("top_k", self.top_k, 1)
+        _above("max_share", self.max_share, 0)
+        _above("max_task_sec", self.max_task_sec, 0)
+        _above("rtol", self.rtol, 0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TuneConfig:
+    """A whole run: which parts, and how each behaves.
+
+    Attributes
+    ----------
+    cost_model, strategy, runner, builder, task_scheduler : str
+        Names, ours or stock's.
+    search : SearchConfig
+    model : ModelConfig
+    measure : MeasureConfig
+    finish : FinishConfig
+    layout : {"auto", "keep", "NHWC"}, default "auto"
+        What becomes of a network's convolutions before tuning.
+    prepack : bool, default False
+        Whether each schedule may choose the layout of its constant weights.
+    """
+
+    cost_model: str = "rfei"
+    strategy: str = "adaptive"
+    runner: str = "adaptive"
+    builder: str = "persistent"
+    task_scheduler: str = "gradient"
+    search: SearchConfig = SearchConfig()
+    model: ModelConfig = ModelConfig()
+    measure: MeasureConfig = MeasureConfig()
+    finish: FinishConfig = FinishConfig()
+    layout: str = "auto"
+    prepack: bool = False
+
+    def replace(self, **changes: Any) -> TuneConfig:
+        """Return a copy with some attributes changed; None leaves one as it is.
+
+        Raises
+        ------
+        InvalidOptionError
+            When an attribute does not exist.
+        """
+        known = {field.name for field in dataclasses.fields(self)}
+        if unknown := sorted(set(changes) - known):
+            raise InvalidOptionError(
+                f"Unknown option {', '.join(unknown)}; possible are {', '.join(sorted(known))}."
+            )
+        return dataclasses.replace(self, **{k: v for k, v in changes.items() if v is not None})
+
+
+DEFAULT = TuneConfig()
+PAPER = TuneConfig(
+    # 32 per plan and 10 trees: AdaTune's released code; stock's population otherwise.
+    search=SearchConfig(n_trials_per_round=32, population_size=512, genetic_num_iters=4),
+    model=ModelConfig(n_trees=10, std="between-tree", target="throughput"),
+    measure=MeasureConfig(rule="paper", timeout_sec=100.0),
+)
+PRESETS: dict[str, TuneConfig] = {"default": DEFAULT, "paper": PAPER}
+
+
+def preset(name: str) -> TuneConfig:
+    """Return a preset by name.
+
+    Raises
+    ------
+    InvalidOptionError
+        When there is none of that name.
+    """
+    if name not in PRESETS:
+        raise InvalidOptionError(f"Unknown preset {name!r}; possible are {', '.join(PRESETS)}.")
+    return PRESETS[name]
+
+
+def _at_least(name: str, value: int, low: int) -> None:
+    if value < low:
+        raise InvalidOptionError(f"{name} must be at least {low} but got {value}.")
+
+
+def _above(name: str, value: float, low: float) -> None:
+    if not value > low:
+        raise InvalidOptionError(f"{name} must be above {low} but got {value}.")

@@ -1,0 +1,91 @@
+"""Candidates of different length become rows of one matrix.
+
+MetaSchedule describes a candidate by one feature vector for each buffer store, and
+candidates of one task differ in how many stores they have (a cache write adds one, an
+inlined block removes one). A forest wants rows of one length. Stock sums over stores;
+here every store keeps a slot of its own, because what is good for the main store of a
+program says nothing about its copies.
+
+==========  ==========================================  ==================
+symbol      meaning                                     shape
+==========  ==========================================  ==================
+block       features of one candidate, log scale        (n_stores, length)
+row         slots of one candidate side by side         (max_stores * length,)
+==========  ==========================================  ==================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Rows = npt.NDArray[np.float32]
+
+# Per-store features of MetaSchedule with its default options.
+FEATURE_LENGTH = 164
+# Fused blocks of real networks have 1 to 5 stores; each further slot widens every row
+# and is empty for nearly all candidates.
+MAX_STORES = 6
+# The vector starts with counts of floating-point operations: multiply-add, add, multiply,
+# divide, compare, mathematical function, other function. Copies have none of them.
+_N_FLOAT_COUNTS = 7
+
+
+def to_rows(
+    blocks: Sequence[npt.NDArray[Any]],
+    *,
+    max_stores: int = MAX_STORES,
+    feature_length: int = FEATURE_LENGTH,
+) -> Rows:
+    """Lay the stores of each candidate side by side, the heaviest first.
+
+    Parameters
+    ----------
+    blocks : sequence of ndarray, each of shape (n_stores, length)
+        ``n_stores`` differs between candidates and may be 0, in whatever shape an empty
+        array comes.
+    max_stores : int
+        Slots of a row. Of a candidate with more stores the heaviest are kept: they
+        decide the run time, the lightest are copies. Default 6.
+    feature_length : int
+        Width of a slot; longer vectors are cut, shorter ones filled with zeros, so that
+        all rows of a run fit together. Default 164.
+
+    Returns
+    -------
+    ndarray of shape (n, max_stores * feature_length), float32
+        Missing stores are zeros; NaN and infinities become finite.
+    """
+    rows = np.zeros((len(blocks), max_stores, feature_length), dtype=np.float32)
+    for row, block in zip(rows, blocks, strict=True):
+        if block.ndim != 2 or block.size == 0:
+            continue
+        kept = block[heaviest_first(block)[:max_stores], :feature_length]
+        row[: kept.shape[0], : kept.shape[1]] = kept
+    return np.nan_to_num(rows.reshape(len(blocks), max_stores * feature_length), copy=False)
+
+
+def heaviest_first(block: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
+    """Order the stores of one candidate by what they compute.
+
+    The order of the program is of no use: inlining a block shifts all later stores to
+    another slot. What a store computes stays the same under scheduling, so stores are
+    compared by their counts of floating-point operations, kind by kind (multiply-add
+    first), then by all their other features in turn, to leave nothing to chance.
+
+    Parameters
+    ----------
+    block : ndarray of shape (n_stores, length)
+
+    Returns
+    -------
+    ndarray of shape (n_stores,), indices
+    """
+    counts = block[:, :_N_FLOAT_COUNTS]
+    # Counts are logarithms of exact integers, yet rounding may differ in the last digits.
+    keys = [np.round(counts[:, i], 6) for i in range(counts.shape[1])]
+    keys += [block[:, i] for i in range(counts.shape[1], block.shape[1])]
+    return np.lexsort([-key for key in reversed(keys)])

@@ -1,0 +1,255 @@
+"""The cost model ``"rfei"``: the adapter between MetaSchedule and the surrogate."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvm_adaptive._tvm import (
+    MeasureCandidate,
+    PerStoreFeature,
+    PyCostModel,
+    RunnerResult,
+    TuneContext,
+    derived_object,
+    structural_hash,
+)
+from tvm_adaptive.cost_model.dataset import TargetKind
+from tvm_adaptive.cost_model.features import Rows, to_rows
+from tvm_adaptive.cost_model.forest import Std
+from tvm_adaptive.cost_model.storage import read_dataset, write_dataset
+from tvm_adaptive.cost_model.surrogate import Acquisition, Surrogate, SurrogateOptions
+from tvm_adaptive.errors import ModelFileError
+from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
+from tvm_adaptive.records import FloatArray, Prediction
+
+logger = logging.getLogger(__name__)
+
+
+@derived_object
+class RFEICostModel(PyCostModel):  # type: ignore[misc]
+    """Random forest and expected improvement, one forest for all tasks of a run.
+
+    Surrogate and acquisition of AdaTune (Li et al., NeurIPS 2020, section 4.2). With the
+    paper's ``target="throughput"`` a forest ranks worse than with logarithms, and
+    failures pull its mean to 0, hence the default.
+
+    Parameters
+    ----------
+    n_trees : int
+        Trees of the forest, at least 2. Default 100.
+    std : str
+        Standard deviation of a forecast: ``"between-tree"``, ``"total"`` or
+        ``"jackknife"``; see :mod:`tvm_adaptive.cost_model.forest`.
+        Default ``"between-tree"``.
+    target : str
+        What the forest learns, each task by its own best: ``"log"``, the logarithm of
+        the relative throughput, failures apart in a model of their own; or
+        ``"throughput"``, the relative throughput, failures as 0. Default ``"log"``.
+    acquisition : str
+        ``"ei"`` scores by expected improvement, ``"mean"`` by the forecast alone.
+        Default ``"ei"``.
+    max_features : float
+        Share of features tried at a split, in (0, 1]. Default 1/3.
+    seed : int or None
+        Same seed and measurements give the same scores; None draws one. Default None.
+    n_jobs : int
+        Threads that fit the forest. Default 2.
+    journal : JournalWriter or None
+        Receives ``"fit"``, ``"forecast"`` and ``"error"`` events. Default None.
+
+    Raises
+    ------
+    InvalidOptionError
+        When an option is out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        n_trees: int = 100,
+        std: Std = "between-tree",
+        target: TargetKind = "log",
+        acquisition: Acquisition = "ei",
+        max_features: float = 1 / 3,
+        seed: int | None = None,
+        n_jobs: int = 2,
+        journal: JournalWriter | None = None,
+    ) -> None:
+        super().__init__()
+        options = SurrogateOptions(
+            n_trees=n_trees,
+            std=std,
+            target=target,
+            acquisition=acquisition,
+            max_features=max_features,
+            n_jobs=n_jobs,
+        )
+        if seed is None:
+            seed = int(np.random.default_rng().integers(2**31))
+        self._surrogate = Surrogate(options, seed)
+        self._rng = np.random.default_rng(seed)
+        self._journal: JournalWriter = journal or NullJournal()
+        self._extractor = PerStoreFeature()
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether scores say anything: some task of the run had a success."""
+        dataset = self._surrogate.dataset
+        return len(dataset) > dataset.n_failures
+
+    def update(
+        self,
+        context: TuneContext,
+        candidates: list[MeasureCandidate],
+        results: list[RunnerResult],
+    ) -> None:
+        """Learn a batch; whatever goes wrong is logged and journalled, never raised.
+
+        Parameters
+        ----------
+        context : TuneContext
+        candidates, results : lists of the same length, which may be 0
+            A result without a positive finite time is a failure.
+        """
+        try:
+            if len(candidates):
+                self._learn(context, candidates, results)
+        except Exception as error:
+            self._report("update", context, error)
+
+    def predict(self, context: TuneContext, candidates: list[MeasureCandidate]) -> FloatArray:
+        """Score candidates for native evolution.
+
+        Parameters
+        ----------
+        context : TuneContext
+        candidates : list
+
+        Returns
+        -------
+        ndarray of shape (n,), float64
+            Positive, higher is better; random before the first success, constant
+            should scoring fail.
+        """
+        n = len(candidates)
+        try:
+            scores = self._scores(context, candidates) if n else None
+        except Exception as error:
+            self._report("predict", context, error)
+            return np.ones(n)
+        if scores is None:
+            return self._rng.uniform(0.5, 1.0, size=n)
+        return scores
+
+    def posterior(
+        self, context: TuneContext, candidates: list[MeasureCandidate]
+    ) -> Prediction | None:
+        """Return what is believed of the candidates' throughput.
+
+        Parameters
+        ----------
+        context : TuneContext
+        candidates : list
+
+        Returns
+        -------
+        Prediction or None
+            Normalised throughput: the task's best is 1.0. None while there is nothing
+            to say: no success in this task, no candidates, or an error, which is logged.
+        """
+        try:
+            if not len(candidates):
+                return None
+            self._refit_if_due(context)
+            key = _task_key(context)
+            return self._surrogate.posterior(key, self._rows(context, candidates))
+        except Exception as error:
+            self._report("posterior", context, error)
+            return None
+
+    def save(self, path: str) -> None:
+        """Write all samples to a file, atomically.
+
+        Parameters
+        ----------
+        path : str
+        """
+        write_dataset(Path(path), self._surrogate.dataset, self._surrogate.header())
+
+    def load(self, path: str) -> None:
+        """Replace all samples by those of a file; the options stay this model's.
+
+        Parameters
+        ----------
+        path : str
+
+        Raises
+        ------
+        ModelFileError
+            When the file is missing, damaged, of an unknown version, or has features of
+            another kind; the model is then unchanged.
+        """
+        dataset, _ = read_dataset(Path(path))
+        width = to_rows([]).shape[1]
+        if dataset.width not in (None, width):
+            raise ModelFileError(
+                f"{path} has {dataset.width} features per candidate, this model uses {width}; "
+                "it was written with other features. Start without the file."
+            )
+        self._surrogate.replace_dataset(dataset)
+
+    def _learn(
+        self,
+        context: TuneContext,
+        candidates: list[MeasureCandidate],
+        results: list[RunnerResult],
+    ) -> None:
+        key = _task_key(context)
+        rows = self._rows(context, candidates)
+        seconds = np.array([_median_sec(result) for result in results])
+        quality = self._surrogate.judge(key, rows, seconds)
+        self._surrogate.dataset.add(key, rows, seconds)
+        if quality is not None:
+            self._journal.write("forecast", task=context.task_name, **dataclasses.asdict(quality))
+
+    def _scores(
+        self, context: TuneContext, candidates: list[MeasureCandidate]
+    ) -> FloatArray | None:
+        self._refit_if_due(context)
+        if not self._surrogate.is_fitted:
+            return None
+        return self._surrogate.scores(_task_key(context), self._rows(context, candidates))
+
+    def _refit_if_due(self, context: TuneContext) -> None:
+        report = self._surrogate.refit_if_due()
+        if report is not None:
+            self._journal.write("fit", task=context.task_name, **dataclasses.asdict(report))
+
+    def _rows(self, context: TuneContext, candidates: list[MeasureCandidate]) -> Rows:
+        tensors = self._extractor.extract_from(context, candidates)
+        return to_rows([tensor.numpy() for tensor in tensors])
+
+    def _report(self, hook: str, context: TuneContext, error: Exception) -> None:
+        task: Any = getattr(context, "task_name", None)
+        logger.error("cost model: %s failed for task %s", hook, task, exc_info=error)
+        try:
+            self._journal.write(
+                "error", part="cost_model", hook=hook, task=task, message=repr(error)
+            )
+        except Exception:
+            logger.exception("cost model: the journal cannot be written")
+
+
+def _task_key(context: TuneContext) -> str:
+    return f"{structural_hash(context.mod) & 0xFFFF_FFFF_FFFF_FFFF:016x}"
+
+
+def _median_sec(result: RunnerResult) -> float:
+    if result.error_msg is not None or not result.run_secs:
+        return float("nan")
+    return float(np.median([float(sec) for sec in result.run_secs]))

@@ -1,0 +1,302 @@
+r"""One forest for all tasks of a run: learn, refit when due, score, say how sure.
+
+==========  ==================================================  ====================
+symbol      meaning                                             unit
+==========  ==================================================  ====================
+target      log(best / seconds) or best / seconds               higher is better
+shift       incumbent now, in units of the last fit             as target
+score       what evolution draws parents with                   positive
+==========  ==================================================  ====================
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from typing import Any, Literal, get_args
+
+import numpy as np
+from scipy.stats import rankdata
+
+from tvm_adaptive.cost_model.acquisition import log_expected_improvement, selection_score
+from tvm_adaptive.cost_model.dataset import TARGETS, Dataset, TargetKind
+from tvm_adaptive.cost_model.features import Rows
+from tvm_adaptive.cost_model.forest import STDS, Forest, Std
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.records import FloatArray, Prediction
+
+Acquisition = Literal["ei", "mean"]
+ACQUISITIONS: tuple[str, ...] = get_args(Acquisition)
+
+# No forecast is surer than the timer: repeated measurements differ by about 1 %.
+_MIN_STD = 0.01
+# A refit costs the more the larger the data are, and teaches the less the smaller its
+# share of news is. Stock waits for 20 %; the forest is cheap enough for more often.
+_REFIT_GROWTH = 0.05
+# Fewer failures, or fewer successes, teach nothing about where the border is.
+_MIN_OF_EACH_CLASS = 4
+# Only an average is wanted of this forest, no spread.
+_N_VALIDITY_TREES = 50
+# A throughput of 0 would end a candidate's chances in the evolution for good.
+_MIN_SCORE = 1e-6
+# A rank correlation of two values is always 1 or -1.
+_MIN_FOR_QUALITY = 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SurrogateOptions:
+    """How the surrogate learns; see :class:`tvm_adaptive.cost_model.RFEICostModel`."""
+
+    n_trees: int = 100
+    std: Std = "between-tree"
+    target: TargetKind = "log"
+    acquisition: Acquisition = "ei"
+    max_features: float = 1 / 3
+    n_jobs: int = 2
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("std", STDS), ("target", TARGETS), ("acquisition", ACQUISITIONS)):
+            if getattr(self, name) not in allowed:
+                raise InvalidOptionError(
+                    f"{name} must be one of {', '.join(allowed)}, but got {getattr(self, name)!r}."
+                )
+        for name, least in (("n_trees", 2), ("n_jobs", 1)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise InvalidOptionError(
+                    f"{name} must be an integer of at least {least}, but got {value!r}."
+                )
+        if not 0.0 < self.max_features <= 1.0:
+            raise InvalidOptionError(
+                f"max_features must be a share in (0, 1], but got {self.max_features!r}."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class FitReport:
+    """What a refit learned from, and how long it took."""
+
+    n_samples: int
+    n_failures: int
+    n_tasks: int
+    validity: bool
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchQuality:
+    """How good the forecast of a batch was, judged before learning it.
+
+    Attributes
+    ----------
+    n : int
+        Candidates with a time.
+    spearman : float
+        Rank correlation of predicted and measured throughput; NaN if one is constant.
+    z_rms : float
+        Root mean square of (measured - mean) / std: 1 is calibrated, above is too
+        sure. NaN for a task that the forest had not seen.
+    """
+
+    n: int
+    spearman: float
+    z_rms: float
+
+
+class Surrogate:
+    """A dataset, and the forest that was last grown from it.
+
+    Parameters
+    ----------
+    options : SurrogateOptions
+    seed : int
+        Of every fit, so that the same data give the same forest.
+    """
+
+    def __init__(self, options: SurrogateOptions, seed: int) -> None:
+        self.options = options
+        self.seed = seed
+        self.dataset = Dataset()
+        self._forest: Forest | None = None
+        self._validity: Forest | None = None
+        self._fit_bests: dict[str, float] = {}
+        self._n_fitted = 0
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether there is a forest."""
+        return self._forest is not None
+
+    def replace_dataset(self, dataset: Dataset) -> None:
+        """Forget everything and start from another dataset; the next refit is due."""
+        self.dataset = dataset
+        self._forest = self._validity = None
+        self._fit_bests = {}
+        self._n_fitted = 0
+
+    def refit_if_due(self) -> FitReport | None:
+        """Grow the forest anew if the data have grown by 5 % since the last time.
+
+        Returns
+        -------
+        FitReport or None
+            None when nothing was done.
+        """
+        news = len(self.dataset) - self._n_fitted
+        if news == 0 or news < _REFIT_GROWTH * self._n_fitted:
+            return None
+        start_sec = time.perf_counter()
+        rows, y = self.dataset.training_set(self.options.target)
+        self._n_fitted = len(self.dataset)
+        if not len(y):
+            return None
+        self._forest = self._new_forest(self.options.n_trees).fit(rows, y, self.seed)
+        self._fit_bests = self.dataset.best_secs()
+        self._validity = self._fit_validity()
+        return FitReport(
+            n_samples=len(y),
+            n_failures=self.dataset.n_failures,
+            n_tasks=self.dataset.n_tasks,
+            validity=self._validity is not None,
+            seconds=time.perf_counter() - start_sec,
+        )
+
+    def scores(self, key: str, rows: Rows) -> FloatArray | None:
+        """Return what native evolution draws parents with.
+
+        The incumbent of a task that nothing is known of is that of the others: the
+        target says how far a candidate is from the best of its own task, so it is 0
+        (log) or 1 (throughput) everywhere.
+
+        Parameters
+        ----------
+        key : str
+            The task.
+        rows : ndarray of shape (n, d)
+
+        Returns
+        -------
+        ndarray of shape (n,), or None before the first fit
+            Positive, higher is better; comparable between calls until the next refit.
+        """
+        if self._forest is None:
+            return None
+        mean, std = self._forest.predict(rows)
+        valid = self._probability_valid(rows)
+        log_target = self.options.target == "log"
+        if self.options.acquisition == "mean":
+            throughput = np.exp(np.minimum(mean, 0.0)) if log_target else mean
+            return np.asarray(np.maximum(throughput * valid, _MIN_SCORE))
+        incumbent = self._incumbent(key)
+        log_ei = log_expected_improvement(mean, np.maximum(std, _MIN_STD), incumbent)
+        # Constrained EI (Gelbart et al. 2014): improvement counts only if it runs.
+        return selection_score(log_ei + np.log(valid))
+
+    def posterior(self, key: str, rows: Rows) -> Prediction | None:
+        """Return mean and standard deviation of the normalised throughput.
+
+        With a log target every tree's forecast is turned into a throughput before the
+        moments are taken: that keeps them within the trees' range, which the moments of
+        a lognormal with the same log mean and variance leave far behind when trees
+        disagree. Other standard deviations than ``"between-tree"`` carry over in
+        proportion.
+
+        Parameters
+        ----------
+        key : str
+        rows : ndarray of shape (n, d)
+
+        Returns
+        -------
+        Prediction or None
+            In units of the task's best; None without a forest, or before the task's
+            first success.
+        """
+        if self._forest is None or not math.isfinite(self.dataset.best_sec(key)):
+            return None
+        incumbent = self._incumbent(key)
+        if self.options.target == "throughput":
+            mean, std = self._forest.predict(rows)
+            return Prediction(mean / incumbent, std / incumbent)
+        trees = self._forest.tree_predictions(rows)
+        throughput = np.exp(trees - incumbent)
+        std = throughput.std(axis=1)
+        if self.options.std != "between-tree":
+            between = np.maximum(trees.std(axis=1), _MIN_STD)
+            std = std * self._forest.predict(rows)[1] / between
+        return Prediction(throughput.mean(axis=1), std)
+
+    def judge(self, key: str, rows: Rows, seconds: FloatArray) -> BatchQuality | None:
+        """Compare the forecast of a batch with its measurement; call it before ``add``.
+
+        Parameters
+        ----------
+        key : str
+        rows : ndarray of shape (n, d)
+        seconds : ndarray of shape (n,)
+
+        Returns
+        -------
+        BatchQuality or None
+            None without a forest, or with fewer than 3 times.
+        """
+        ok = np.isfinite(seconds) & (seconds > 0)
+        if self._forest is None or ok.sum() < _MIN_FOR_QUALITY:
+            return None
+        mean, std = self._forest.predict(rows[ok])
+        z_rms = math.nan
+        best = self._fit_bests.get(key)
+        if best is not None:
+            ratio = best / seconds[ok]
+            measured = np.log(ratio) if self.options.target == "log" else ratio
+            z_rms = float(np.sqrt(np.mean(((measured - mean) / np.maximum(std, _MIN_STD)) ** 2)))
+        return BatchQuality(int(ok.sum()), rank_correlation(mean, -seconds[ok]), z_rms)
+
+    def header(self) -> dict[str, Any]:
+        """Return what a saved file says about its origin; JSON-ready."""
+        return {**dataclasses.asdict(self.options), "seed": self.seed}
+
+    def _new_forest(self, n_trees: int) -> Forest:
+        return Forest(
+            n_trees=n_trees,
+            max_features=self.options.max_features,
+            std=self.options.std,
+            n_jobs=self.options.n_jobs,
+        )
+
+    def _fit_validity(self) -> Forest | None:
+        n_failures = self.dataset.n_failures
+        n_successes = len(self.dataset) - n_failures
+        # With target "throughput", failures are among the targets already.
+        if self.options.target != "log" or min(n_failures, n_successes) < _MIN_OF_EACH_CLASS:
+            return None
+        rows, labels = self.dataset.validity_set()
+        return self._new_forest(_N_VALIDITY_TREES).fit(rows, labels, self.seed)
+
+    def _probability_valid(self, rows: Rows) -> FloatArray:
+        if self._validity is None:
+            return np.ones(len(rows))
+        share = self._validity.tree_predictions(rows).mean(axis=1)
+        # Laplace's rule: n samples never prove that a candidate cannot run.
+        n = self._validity.n_samples
+        return np.asarray((n * share + 1.0) / (n + 2.0))
+
+    def _incumbent(self, key: str) -> float:
+        ratio = 1.0
+        if key in self._fit_bests:
+            ratio = self._fit_bests[key] / self.dataset.best_sec(key)
+        return math.log(ratio) if self.options.target == "log" else ratio
+
+
+def rank_correlation(a: FloatArray, b: FloatArray) -> float:
+    """Return Spearman's rank correlation; NaN if one side is constant.
+
+    Parameters
+    ----------
+    a, b : ndarray of shape (n,)
+    """
+    ranks_a, ranks_b = rankdata(a), rankdata(b)
+    if np.ptp(ranks_a) == 0 or np.ptp(ranks_b) == 0:
+        return math.nan
+    return float(np.corrcoef(ranks_a, ranks_b)[0, 1])

@@ -1,0 +1,140 @@
+"""The end of a run: play-offs, the final database, and the report."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+
+from tvm_adaptive._tvm import Database, ExtractedTask, json_database
+from tvm_adaptive.judge import FunctionJudge, NetworkJudge
+from tvm_adaptive.measure_callback.recorder import RunProgress, TaskProgress
+from tvm_adaptive.outcome import Comparison, TaskOutcome, TuneReport
+from tvm_adaptive.parts import make_builder
+from tvm_adaptive.runner.finalists import (
+    FinalistReport,
+    best_as_recorded,
+    final_database,
+    finalist_pool,
+    play_off,
+)
+from tvm_adaptive.session import Session
+from tvm_adaptive.target import describe_target
+
+FINAL_DIR = "final"
+# Building three finalists and the untuned function and checking them, per task.
+_CHECK_SEC = 2.0
+# Timings of a play-off that are worth the name take at least this long.
+_LEAST_TIMING_SEC = 0.2
+
+
+def playoff_reserve_sec(session: Session, n_tasks: int) -> float:
+    """Return the seconds to keep back for the play-offs of ``n_tasks`` tasks."""
+    finish = session.config.finish
+    timing_sec = n_tasks * finish.max_task_sec
+    if session.budget.seconds is not None:
+        timing_sec = min(timing_sec, finish.max_share * session.budget.seconds)
+    return n_tasks * _CHECK_SEC + timing_sec
+
+
+def decide(
+    session: Session, tasks: Sequence[ExtractedTask], progress: RunProgress
+) -> tuple[Database, list[TaskOutcome]]:
+    """Hold the play-offs and write the final database.
+
+    Parameters
+    ----------
+    session : Session
+        An interrupt ends the play-offs; tasks without one keep their best record.
+    tasks : sequence of ExtractedTask
+    progress : RunProgress
+        In the order of ``tasks``.
+
+    Returns
+    -------
+    database : Database
+        With the winner of every task.
+    outcomes : list of TaskOutcome
+        In the order of ``tasks``.
+    """
+    recorded = json_database(session.work_dir)
+    # The tasks that matter most first, should the time not suffice for all.
+    order = sorted(range(len(tasks)), key=lambda i: -_importance(progress.tasks[i]))
+    reports: dict[int, FinalistReport] = {}
+    with (
+        session.stage("play-off"),
+        contextlib.closing(make_builder(session)) as builder,
+        contextlib.closing(finalist_pool()) as pool,
+    ):
+        for n_done, index in enumerate(order):
+            task = tasks[index]
+            mod, name = task.dispatched[0], str(task.task_name)
+            if session.budget.interrupted:
+                reports[index] = best_as_recorded(recorded, mod, session.target, name)
+                continue
+            reports[index] = play_off(
+                recorded,
+                mod,
+                session.target,
+                builder=builder,
+                top_k=session.config.finish.top_k,
+                max_sec=_timing_sec(session, len(order) - n_done),
+                seed=session.seed,
+                journal=session.journal,
+                task_name=name,
+                pool=pool,
+            )
+    database = final_database(session.work_dir, "structural", [reports[i] for i in range(len(tasks))])
+    outcomes = [_outcome(progress.tasks[i], reports[i]) for i in range(len(tasks))]
+    return database, outcomes
+
+
+def report_of(
+    session: Session,
+    what: str,
+    judge: NetworkJudge | FunctionJudge,
+    outcomes: Sequence[TaskOutcome],
+    progress: RunProgress,
+    comparison: Comparison | None,
+) -> TuneReport:
+    """Put the report together and write it to the journal."""
+    report = TuneReport(
+        what=what,
+        target=describe_target(session.target),
+        work_dir=session.work_dir,
+        database_dir=session.work_dir / FINAL_DIR,
+        library=judge.library,
+        tasks=tuple(outcomes),
+        comparison=comparison,
+        coverage=judge.coverage,
+        weighted_sec=sum(task.weight * task.best_sec for task in outcomes),
+        errors=dict(progress.errors),
+        stage_secs=dict(session.stage_secs),
+        elapsed_sec=session.budget.elapsed_sec,
+        interrupted=session.budget.interrupted,
+    )
+    session.journal.write("report", **report.as_fields())
+    return report
+
+
+def _importance(task: TaskProgress) -> float:
+    return task.weight * task.best_sec if math.isfinite(task.best_sec) else 0.0
+
+
+def _timing_sec(session: Session, n_left: int) -> float:
+    finish = session.config.finish
+    spare_sec = session.budget.left_sec - session.budget.reserve_sec - n_left * _CHECK_SEC
+    return min(finish.max_task_sec, max(_LEAST_TIMING_SEC, spare_sec / n_left))
+
+
+def _outcome(task: TaskProgress, report: FinalistReport) -> TaskOutcome:
+    winner = report.winner
+    return TaskOutcome(
+        name=task.name,
+        weight=task.weight,
+        n_trials=task.n_trials,
+        n_errors=task.n_errors,
+        best_sec=math.inf if winner is None else winner.final_sec(),
+        played_off=winner is not None and math.isfinite(winner.playoff_sec),
+        n_disqualified=sum(bool(each.disqualified) for each in report.finalists),
+    )

@@ -1,0 +1,252 @@
+"""Is the tuned whole faster than the untuned one, and does it compute the same?
+
+Both are run in worker processes, so that a crash or a hang of either costs an answer,
+not the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+import time
+from pathlib import Path
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from tvm_adaptive._tvm import Database, ExtractedTask, args_info_of
+from tvm_adaptive.models import (
+    Network,
+    Prepared,
+    compile_network,
+    compile_tir,
+    export,
+    largest_difference,
+    outputs_agree,
+    try_exported,
+)
+from tvm_adaptive.models.compile import device_kind
+from tvm_adaptive.models.operator import try_function
+from tvm_adaptive.outcome import Comparison
+from tvm_adaptive.session import Session
+from tvm_adaptive.workers import WorkerPool
+
+# Untuned networks are slow: a few inferences of ten seconds each have to fit.
+_RUN_TIMEOUT_SEC = 120.0
+# Of the tuned network, measured at the end; the untuned one is only put in proportion.
+_TIMING_SEC = 2.0
+# Compiling tuned functions takes longer than untuned ones: they are unrolled.
+_COMPILE_MARGIN = 2.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Whole:
+    """A network as it was measured.
+
+    Attributes
+    ----------
+    outputs : list of ndarray
+    latency_sec : float
+    """
+
+    outputs: list[Any]
+    latency_sec: float
+
+
+class NetworkJudge:
+    """Compile, run and time a network before and after its search.
+
+    Parameters
+    ----------
+    session : Session
+    network : Network
+    prepared : Prepared
+    """
+
+    def __init__(self, session: Session, network: Network, prepared: Prepared) -> None:
+        self._session = session
+        self._prepared = prepared
+        self._inputs = network.random_inputs(session.seed)
+        self._pool = WorkerPool(1)
+        self._before: Whole | None = None
+        self._build_sec = 0.0
+        self.library: Path | None = None
+        self.coverage = ""
+
+    def __enter__(self) -> NetworkJudge:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._pool.close()
+
+    @property
+    def reserve_sec(self) -> float:
+        """Seconds to keep back for :meth:`measure_tuned`."""
+        return _COMPILE_MARGIN * self._build_sec + 2 * _TIMING_SEC
+
+    def measure_untuned(self) -> None:
+        """Run the network without tuning: the reference for speed and outputs."""
+        with self._session.stage("untuned"):
+            path = self._session.work_dir / "untuned.so"
+            start_sec = time.perf_counter()
+            self._compile(None, path)
+            self._build_sec = time.perf_counter() - start_sec
+            self._before = self._measure(path, min_seconds=0.5)
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+        if self._before is not None:
+            self._session.observer.note(f"untuned: {self._before.latency_sec * 1e3:.2f} ms")
+
+    def measure_tuned(self, database: Database) -> Comparison | None:
+        """Compile with a database, compare with the untuned network.
+
+        Parameters
+        ----------
+        database : Database
+
+        Returns
+        -------
+        Comparison or None
+            None when the run was interrupted, or one of the two could not be run.
+        """
+        if self._session.budget.interrupted:
+            return None
+        with self._session.stage("compile"):
+            path = self._session.work_dir / f"{self._prepared.name}.so"
+            self._compile(database, path)
+            self.library = path
+        with self._session.stage("compare"):
+            after = self._measure(path, min_seconds=_TIMING_SEC)
+        if after is None or self._before is None:
+            return None
+        difference = largest_difference(after.outputs, self._before.outputs)
+        comparison = Comparison(
+            before_sec=self._before.latency_sec,
+            after_sec=after.latency_sec,
+            max_abs=difference.max_abs,
+            max_rel=difference.max_rel,
+            agree=outputs_agree(
+                after.outputs, self._before.outputs, self._session.config.finish.rtol
+            ),
+        )
+        self._session.journal.write("comparison", **dataclasses.asdict(comparison))
+        return comparison
+
+    def _compile(self, database: Database | None, path: Path) -> None:
+        compiled = compile_network(self._prepared, database, self._session.target)
+        export(compiled, path)
+        self._device_kind = compiled.device_kind
+        if database is not None:
+            self.coverage = compiled.coverage.summary()
+            self._session.journal.write("coverage", **dataclasses.asdict(compiled.coverage))
+
+    def _measure(self, path: Path, *, min_seconds: float) -> Whole | None:
+        run = functools.partial(try_exported, min_seconds=min_seconds)
+        task = (str(path), self._inputs, self._device_kind)
+        (outcome,) = self._pool.map(run, [task], _RUN_TIMEOUT_SEC)
+        if outcome.error is not None:
+            self._session.observer.note(f"{path.name} could not be run: {outcome.error}")
+            self._session.journal.write("error", where=path.name, message=str(outcome.error))
+            return None
+        outputs, latency_sec = outcome.value
+        return Whole(outputs, latency_sec if latency_sec > 0 else math.nan)
+
+
+class FunctionJudge:
+    """Compile, run and time single functions before and after their search.
+
+    Parameters
+    ----------
+    session : Session
+    tasks : sequence of ExtractedTask
+    """
+
+    def __init__(self, session: Session, tasks: Sequence[ExtractedTask]) -> None:
+        self._session = session
+        self._tasks = tasks
+        self._pool = WorkerPool(1)
+        self._before: list[Whole | None] = []
+        self._build_sec = 0.0
+        self.library: Path | None = None
+        self.coverage = ""
+
+    def __enter__(self) -> FunctionJudge:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._pool.close()
+
+    @property
+    def reserve_sec(self) -> float:
+        """Seconds to keep back for :meth:`measure_tuned`."""
+        return _COMPILE_MARGIN * self._build_sec + 2.0 * len(self._tasks)
+
+    def measure_untuned(self) -> None:
+        """Run every function without tuning: the reference for speed and outputs."""
+        with self._session.stage("untuned"):
+            start_sec = time.perf_counter()
+            self._before = [self._measure(task, None) for task in self._tasks]
+            self._build_sec = time.perf_counter() - start_sec
+        if all(whole is not None for whole in self._before):
+            total_sec = sum(whole.latency_sec for whole in self._before if whole is not None)
+            self._session.observer.note(f"untuned: {total_sec * 1e3:.3f} ms")
+
+    def measure_tuned(self, database: Database) -> Comparison | None:
+        """Compile with a database, compare with the untuned functions.
+
+        Parameters
+        ----------
+        database : Database
+
+        Returns
+        -------
+        Comparison or None
+            Latencies are sums over the functions, differences the largest of all; None
+            when the run was interrupted, or a function could not be run.
+        """
+        if self._session.budget.interrupted:
+            return None
+        with self._session.stage("compare"):
+            after = [self._measure(task, database) for task in self._tasks]
+        n_tuned = sum(database.has_workload(task.dispatched[0]) for task in self._tasks)
+        self.coverage = f"{n_tuned} of {len(self._tasks)} functions tuned"
+        pairs = list(zip(self._before, after, strict=True))
+        known = [(old, new) for old, new in pairs if old is not None and new is not None]
+        if len(known) < len(pairs):
+            return None
+        differences = [largest_difference(new.outputs, old.outputs) for old, new in known]
+        rtol = self._session.config.finish.rtol
+        comparison = Comparison(
+            before_sec=sum(old.latency_sec for old, _ in known),
+            after_sec=sum(new.latency_sec for _, new in known),
+            max_abs=max(difference.max_abs for difference in differences),
+            max_rel=max(difference.max_rel for difference in differences),
+            agree=all(outputs_agree(new.outputs, old.outputs, rtol) for old, new in known),
+        )
+        self._session.journal.write("comparison", **dataclasses.asdict(comparison))
+        return comparison
+
+    def _measure(self, task: ExtractedTask, database: Database | None) -> Whole | None:
+        mod = task.dispatched[0]
+        path = self._session.work_dir / f"{task.task_name}.so"
+        compile_tir(mod, self._session.target, database).export_library(str(path))
+        args = [(tuple(int(n) for n in arg.shape), str(arg.dtype)) for arg in args_info_of(mod)]
+        job = (str(path), args, device_kind(self._session.target), self._session.seed)
+        (outcome,) = self._pool.map(try_function, [job], _RUN_TIMEOUT_SEC)
+        if outcome.error is not None:
+            self._session.observer.note(f"{task.task_name} could not be run: {outcome.error}")
+            self._session.journal.write("error", where=path.name, message=str(outcome.error))
+            return None
+        return Whole(*outcome.value)

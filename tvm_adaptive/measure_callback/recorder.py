@@ -1,0 +1,157 @@
+"""Follow a run from inside: what each round brought, for the journal and the display."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm_adaptive._tvm import PyMeasureCallback, derived_object
+from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass
+class TaskProgress:
+    """What is known of one task.
+
+    Attributes
+    ----------
+    name : str
+    weight : float
+        Calls per inference.
+    n_trials, n_errors : int
+        Trials so far, and those among them that failed.
+    best_sec : float
+        Fastest recorded time, infinite before the first success.
+    """
+
+    name: str
+    weight: float
+    n_trials: int = 0
+    n_errors: int = 0
+    best_sec: float = math.inf
+
+
+@dataclasses.dataclass
+class RunProgress:
+    """What is known of a run; updated in place after every round.
+
+    Attributes
+    ----------
+    tasks : list of TaskProgress
+    errors : Counter of str
+        First lines of error messages and how often each was met.
+    current : str
+        The task that was measured last.
+    """
+
+    tasks: list[TaskProgress]
+    errors: Counter[str] = dataclasses.field(default_factory=Counter)
+    current: str = ""
+
+    @property
+    def n_trials(self) -> int:
+        """Trials of all tasks."""
+        return sum(task.n_trials for task in self.tasks)
+
+    @property
+    def n_errors(self) -> int:
+        """Failed trials of all tasks."""
+        return sum(task.n_errors for task in self.tasks)
+
+    @property
+    def weighted_sec(self) -> float:
+        """Sum over tasks of weight times best; infinite until each has a success."""
+        return sum(task.weight * task.best_sec for task in self.tasks)
+
+
+@derived_object
+class Recorder(PyMeasureCallback):  # type: ignore[misc]
+    """Update a :class:`RunProgress` after each round and tell who wants to know.
+
+    Parameters
+    ----------
+    progress : RunProgress
+        With one entry per task, in the scheduler's order.
+    on_round : callable or None, default None
+        Called with ``progress`` after each round.
+    journal : JournalWriter or None, default None
+        Gets one ``"measured"`` event per round.
+    """
+
+    def __init__(
+        self,
+        progress: RunProgress,
+        on_round: Callable[[RunProgress], None] | None = None,
+        journal: JournalWriter | None = None,
+    ) -> None:
+        super().__init__()
+        self.progress = progress
+        self.on_round = on_round
+        self.journal: JournalWriter = journal or NullJournal()
+
+    def apply(
+        self,
+        _task_scheduler: Any,
+        task_id: int,
+        _measure_candidates: Any,
+        builder_results: Sequence[Any],
+        runner_results: Sequence[Any],
+    ) -> None:
+        """Take in one round; whatever goes wrong here must not end the run."""
+        try:
+            self._take(self.progress.tasks[task_id], builder_results, runner_results)
+        except Exception as error:
+            logger.exception("the record of a round is incomplete")
+            self.journal.write("error", where="recorder", task_id=task_id, message=repr(error))
+
+    def _take(
+        self, task: TaskProgress, builder_results: Sequence[Any], runner_results: Sequence[Any]
+    ) -> None:
+        best_before = task.best_sec
+        for built, run in zip(builder_results, runner_results, strict=True):
+            task.n_trials += 1
+            message = built.error_msg or run.error_msg
+            if message is not None:
+                task.n_errors += 1
+                self.progress.errors[first_line(str(message))] += 1
+                continue
+            task.best_sec = min(task.best_sec, _median([float(sec) for sec in run.run_secs]))
+        self.progress.current = task.name
+        self.journal.write(
+            "measured",
+            task=task.name,
+            n_candidates=len(runner_results),
+            n_trials=task.n_trials,
+            n_errors=task.n_errors,
+            best_ms=task.best_sec * 1e3,
+            improved=task.best_sec < best_before,
+            weighted_ms=self.progress.weighted_sec * 1e3,
+            unix_sec=time.time(),
+        )
+        if self.on_round is not None:
+            self.on_round(self.progress)
+
+
+def first_line(message: str) -> str:
+    """Return the line of an error message that says most: the last one of a traceback."""
+    lines = [line.strip() for line in message.strip().splitlines() if line.strip()]
+    if not lines:
+        return "unknown error"
+    if any(line.startswith("Traceback") for line in lines):
+        return lines[-1]
+    return lines[0]
+
+
+def _median(values: list[float]) -> float:
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    if len(ordered) % 2:
+        return ordered[middle]
+    return (ordered[middle - 1] + ordered[middle]) / 2

@@ -1,0 +1,52 @@
+"""What can be tuned by name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from tvm_adaptive._tvm import IRModule, te_workload, te_workload_names
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.models.network import Network
+from tvm_adaptive.models.resnet import resnet18
+
+# To add a network, write its factory in a file of its own and name it here.
+BUILTIN: dict[str, Callable[[], Network]] = {"resnet18": resnet18}
+_TE = "te:"
+
+
+@dataclasses.dataclass(frozen=True)
+class TIRWorkload:
+    """One operator.
+
+    Attributes
+    ----------
+    name : str
+    mod : IRModule
+        One tensor function, ``main``.
+    """
+
+    name: str
+    mod: IRModule
+
+
+def load_workload(what: str) -> Network | TIRWorkload:
+    """Return a network or an operator by its name.
+
+    Parameters
+    ----------
+    what : str
+        A name in :data:`BUILTIN`, or ``"te:"`` and one of MetaSchedule's testing
+        workloads, e.g. ``"te:C2D"``, of which the first shape is taken.
+
+    Raises
+    ------
+    InvalidOptionError
+        When there is no such workload; the message lists those there are.
+    """
+    if what in BUILTIN:
+        return BUILTIN[what]()
+    if what.startswith(_TE) and what[len(_TE) :] in te_workload_names():
+        return TIRWorkload(what, te_workload(what[len(_TE) :]))
+    names = [*BUILTIN, *(_TE + name for name in te_workload_names())]
+    raise InvalidOptionError(f"workload must be one of {', '.join(names)} but got {what!r}.")

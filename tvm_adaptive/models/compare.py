@@ -1,0 +1,256 @@
+"""Run and time compiled networks, and say whether two of them compute the same.
+
+A tuned network can crash or hang. Everything here that takes a path can run in a worker
+process: :func:`export` in the parent, :func:`run_exported` and :func:`time_exported` in
+the child.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_adaptive._tvm import VirtualMachine, device, load_module, tensor
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.models.compile import Compiled
+from tvm_adaptive.records import FloatArray
+
+Array = npt.NDArray[Any]
+
+# Below this, reading the clock and starting the threads would be part of the result.
+_MIN_REPEAT_MS = 50
+# A median of fewer is moved by a single disturbance.
+_MIN_REPEATS = 5
+_TIMED = "timed"
+
+
+class Difference(NamedTuple):
+    """How far two lists of outputs are apart at the worst element.
+
+    ``max_rel`` is relative to the reference and leaves out elements of the reference
+    that are zero; both are infinite when shapes differ or only one side is finite.
+    """
+
+    max_abs: float
+    max_rel: float
+
+
+def run_network(compiled: Compiled, inputs: Sequence[Array]) -> list[Array]:
+    """Run one inference in this process.
+
+    Parameters
+    ----------
+    compiled : Compiled
+    inputs : sequence of ndarray
+        In the order of the network's inputs.
+    """
+    return _run(compiled.executable, inputs, compiled.device_kind)
+
+
+def time_network(compiled: Compiled, inputs: Sequence[Array], *, min_seconds: float = 1.0) -> float:
+    """Return seconds per inference, the median of repeats; lower is better.
+
+    Parameters
+    ----------
+    compiled : Compiled
+    inputs : sequence of ndarray
+    min_seconds : float, default 1.0
+        Time to spend on repeats. A network that takes longer than that is measured
+        once, after a warm-up.
+
+    Raises
+    ------
+    InvalidOptionError
+        When ``min_seconds`` is not positive.
+    """
+    return float(np.median(_time(compiled.executable, inputs, compiled.device_kind, min_seconds)))
+
+
+def export(compiled: Compiled, path: str | os.PathLike[str]) -> None:
+    """Write a compiled network with its weights to a shared library.
+
+    Parameters
+    ----------
+    compiled : Compiled
+    path : path
+        Must end in ``.so``.
+
+    Raises
+    ------
+    InvalidOptionError
+        When ``path`` ends otherwise.
+    """
+    name = os.fspath(path)
+    if not name.endswith(".so"):
+        raise InvalidOptionError(f"path must end in .so but got {name!r}.")
+    compiled.executable.export_library(name)
+
+
+def run_exported(
+    path: str | os.PathLike[str], inputs: Sequence[Array], device_kind: str = "cpu"
+) -> list[Array]:
+    """Run one inference of an exported network.
+
+    Parameters
+    ----------
+    path : path
+    inputs : sequence of ndarray
+    device_kind : str, default "cpu"
+        As in :class:`~tvm_adaptive.models.compile.Compiled`.
+    """
+    return _run(load_module(os.fspath(path)), inputs, device_kind)
+
+
+def time_exported(
+    path: str | os.PathLike[str],
+    inputs: Sequence[Array],
+    device_kind: str = "cpu",
+    *,
+    min_seconds: float = 1.0,
+) -> list[float]:
+    """Return the seconds per inference of each repeat of an exported network.
+
+    Parameters
+    ----------
+    path : path
+    inputs : sequence of ndarray
+    device_kind : str, default "cpu"
+    min_seconds : float, default 1.0
+        As in :func:`time_network`.
+
+    Raises
+    ------
+    InvalidOptionError
+        When ``min_seconds`` is not positive.
+    """
+    samples = _time(load_module(os.fspath(path)), inputs, device_kind, min_seconds)
+    return [float(sample) for sample in samples]
+
+
+def try_exported(
+    path: str | os.PathLike[str],
+    inputs: Sequence[Array],
+    device_kind: str = "cpu",
+    *,
+    min_seconds: float = 1.0,
+) -> tuple[list[Array], float]:
+    """Run an exported network once for its outputs, then time it.
+
+    Parameters
+    ----------
+    path : path
+    inputs : sequence of ndarray
+    device_kind : str, default "cpu"
+    min_seconds : float, default 1.0
+        Time to spend on repeats. A first inference that took longer than that is not
+        repeated: its time is the answer, start-up included.
+
+    Returns
+    -------
+    outputs : list of ndarray
+    latency_sec : float
+        Seconds per inference, the median of repeats; lower is better.
+    """
+    executable = load_module(os.fspath(path))
+    start_sec = time.perf_counter()
+    outputs = _run(executable, inputs, device_kind)
+    first_sec = time.perf_counter() - start_sec
+    if first_sec >= min_seconds:
+        return outputs, first_sec
+    return outputs, float(np.median(_time(executable, inputs, device_kind, min_seconds)))
+
+
+def largest_difference(outputs: Sequence[Array], reference: Sequence[Array]) -> Difference:
+    """Compare outputs element by element.
+
+    Parameters
+    ----------
+    outputs, reference : sequence of ndarray
+    """
+    if not _same_structure(outputs, reference):
+        return Difference(math.inf, math.inf)
+    max_abs = max_rel = 0.0
+    for output, expected in zip(outputs, reference, strict=True):
+        got, want = output.astype(np.float64).ravel(), expected.astype(np.float64).ravel()
+        with np.errstate(invalid="ignore"):
+            distance = np.where(got == want, 0.0, np.abs(got - want))
+        distance = np.where(np.isnan(got) & np.isnan(want), 0.0, distance)
+        distance = np.where(np.isnan(distance), np.inf, distance)
+        scale = np.where(np.isfinite(want), np.abs(want), 1.0)
+        relative = distance[scale > 0] / scale[scale > 0]
+        max_abs = max(max_abs, float(distance.max(initial=0.0)))
+        max_rel = max(max_rel, float(relative.max(initial=0.0)))
+    return Difference(max_abs, max_rel)
+
+
+def outputs_agree(
+    outputs: Sequence[Array],
+    reference: Sequence[Array],
+    rtol: float = 1e-3,
+    atol: float | None = None,
+) -> bool:
+    """Say whether two networks computed the same, but for rounding.
+
+    An element agrees when ``|output - reference| <= atol + rtol * |reference|``; all
+    must, and nothing may be infinite or not a number.
+
+    Parameters
+    ----------
+    outputs, reference : sequence of ndarray
+    rtol : float, default 1e-3
+        For float32: rounding of sums of some thousand products, in another order and
+        through some dozens of layers, stays two orders below it; a wrong index does not.
+    atol : float or None, default None
+        None means ``rtol`` times the root mean square of the reference: an element near
+        zero is a difference of large numbers and carries their rounding.
+    """
+    if not _same_structure(outputs, reference):
+        return False
+    for output, expected in zip(outputs, reference, strict=True):
+        got, want = output.astype(np.float64), expected.astype(np.float64)
+        if not (np.isfinite(got).all() and np.isfinite(want).all()):
+            return False
+        floor = rtol * math.sqrt(float(np.mean(want**2))) if atol is None and want.size else atol
+        if not np.allclose(got, want, rtol=rtol, atol=floor or 0.0):
+            return False
+    return True
+
+
+def _same_structure(outputs: Sequence[Array], reference: Sequence[Array]) -> bool:
+    return [output.shape for output in outputs] == [expected.shape for expected in reference]
+
+
+def _run(executable: Any, inputs: Sequence[Array], device_kind: str) -> list[Array]:
+    where = device(device_kind, 0)
+    machine = VirtualMachine(executable, where)
+    result = machine["main"](*(tensor(value, device=where) for value in inputs))
+    parts = [result] if hasattr(result, "numpy") else list(result)
+    return [np.array(part.numpy()) for part in parts]
+
+
+def _time(
+    executable: Any, inputs: Sequence[Array], device_kind: str, min_seconds: float
+) -> FloatArray:
+    if not min_seconds > 0:
+        raise InvalidOptionError(f"min_seconds must be positive but got {min_seconds!r}.")
+    where = device(device_kind, 0)
+    machine = VirtualMachine(executable, where)
+    machine.save_function("main", _TIMED, *(tensor(value, device=where) for value in inputs))
+
+    def repeats(count: int) -> FloatArray:
+        evaluator = machine.time_evaluator(
+            _TIMED, where, number=1, repeat=count, min_repeat_ms=_MIN_REPEAT_MS
+        )
+        return np.asarray(evaluator().results, dtype=np.float64)
+
+    first = repeats(1)
+    if first[0] >= min_seconds:
+        return first
+    per_repeat_sec = max(float(first[0]), _MIN_REPEAT_MS / 1e3)
+    return repeats(max(_MIN_REPEATS, math.ceil(min_seconds / per_repeat_sec)))

@@ -1,0 +1,85 @@
+"""What a network is before it is prepared for a target."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_adaptive._tvm import IRModule, nn, tensor
+from tvm_adaptive.errors import InvalidOptionError
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """A network with operators of Relax, not yet lowered, and its weights.
+
+    Attributes
+    ----------
+    name : str
+    mod : IRModule
+        Its function ``main`` takes the inputs first and the parameters after them.
+    params : dict of str to Tensor
+        Weights by the name of the parameter of ``main``; empty when they are already
+        constants in ``mod``.
+    input_shapes : dict of str to tuple of int
+        In the order of ``main``.
+    input_dtypes : dict of str to str
+    """
+
+    name: str
+    mod: IRModule
+    params: dict[str, Any]
+    input_shapes: dict[str, tuple[int, ...]]
+    input_dtypes: dict[str, str]
+
+    def random_inputs(self, seed: int = 0) -> list[npt.NDArray[Any]]:
+        """Draw one input for each parameter of ``main``, standard normal.
+
+        Parameters
+        ----------
+        seed : int, default 0
+        """
+        rng = np.random.default_rng(seed)
+        return [
+            rng.standard_normal(shape).astype(self.input_dtypes[name])
+            for name, shape in self.input_shapes.items()
+        ]
+
+
+def network_of_module(
+    name: str,
+    module: nn.Module,
+    input_shapes: Mapping[str, tuple[int, ...]],
+    draw: Callable[[str, tuple[int, ...]], npt.NDArray[np.float32]],
+) -> Network:
+    """Export a module of ``relax.frontend.nn`` whose inputs and weights are float32.
+
+    Parameters
+    ----------
+    name : str
+    module : nn.Module
+        Its ``forward`` has the parameters that ``input_shapes`` names.
+    input_shapes : mapping of str to tuple of int
+    draw : callable
+        ``draw(name, shape)`` gives the value of one parameter.
+    """
+    dtype = "float32"
+    spec = {"forward": {key: nn.spec.Tensor(shape, dtype) for key, shape in input_shapes.items()}}
+    mod, parameters = module.export_tvm(spec=spec)
+    mod = IRModule({"main": mod["forward"].with_attr("global_symbol", "main")})
+    weights = {
+        key: tensor(draw(key, tuple(int(extent) for extent in parameter.shape)))
+        for key, parameter in parameters
+    }
+    return Network(name, mod, weights, dict(input_shapes), dict.fromkeys(input_shapes, dtype))
+
+
+def check_positive(**sizes: int) -> None:
+    """Raise :class:`InvalidOptionError` unless every size is a positive integer."""
+    for name, value in sizes.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InvalidOptionError(f"{name} must be a positive integer but got {value!r}.")

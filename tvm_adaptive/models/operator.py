@@ -1,0 +1,64 @@
+"""Run and time single compiled functions; everything here can run in a worker process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_adaptive._tvm import device, load_module, tensor
+from tvm_adaptive.runner.agreement import random_array
+
+Array = npt.NDArray[Any]
+
+# One call of the timer lasts at least this long, so that reading the clock costs nothing.
+_MIN_REPEAT_MS = 20
+_REPEATS = 5
+
+
+def try_function(
+    path: str,
+    args: Sequence[tuple[tuple[int, ...], str]],
+    device_kind: str,
+    seed: int,
+    *,
+    min_seconds: float = 0.5,
+) -> tuple[list[Array], float]:
+    """Run an exported function once for its buffers, then time it.
+
+    Parameters
+    ----------
+    path : str
+        A library with one function.
+    args : sequence of (shape, dtype)
+    device_kind : str
+        ``"cpu"``, ``"cuda"``, ...
+    seed : int
+        Of the buffers' values before the run.
+    min_seconds : float, default 0.5
+        A function whose first run takes longer is not repeated.
+
+    Returns
+    -------
+    buffers : list of ndarray
+        All arguments after the run: what was written is among them.
+    latency_sec : float
+        Seconds of one run, the median of repeats; lower is better.
+    """
+    module = load_module(path)
+    where = device(device_kind, 0)
+    rng = np.random.default_rng(seed)
+    buffers = [tensor(random_array(rng, shape, dtype), device=where) for shape, dtype in args]
+    function = module[module.entry_name]
+    function(*buffers)
+    where.sync()
+    results = [np.array(buffer.numpy()) for buffer in buffers]
+    first = module.time_evaluator(module.entry_name, where, number=1, repeat=1)(*buffers).mean
+    if first >= min_seconds:
+        return results, float(first)
+    timer = module.time_evaluator(
+        module.entry_name, where, number=1, repeat=_REPEATS, min_repeat_ms=_MIN_REPEAT_MS
+    )
+    return results, float(np.median(timer(*buffers).results))

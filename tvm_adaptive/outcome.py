@@ -1,0 +1,117 @@
+"""What a run ends with."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskOutcome:
+    """What became of one task.
+
+    Attributes
+    ----------
+    name : str
+    weight : float
+        Calls per inference.
+    n_trials, n_errors : int
+    best_sec : float
+        The winner's time: from its play-off where there was one, else the fastest that
+        was recorded; infinite when no trial succeeded.
+    played_off : bool
+        Whether ``best_sec`` is a play-off's, and the winner's outputs were checked.
+    n_disqualified : int
+        Finalists that computed something else than the untuned function, or crashed.
+    """
+
+    name: str
+    weight: float
+    n_trials: int
+    n_errors: int
+    best_sec: float
+    played_off: bool = False
+    n_disqualified: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """The tuned whole against the untuned one.
+
+    Attributes
+    ----------
+    before_sec, after_sec : float
+        Latency without and with tuning, lower is better.
+    max_abs, max_rel : float
+        Largest absolute and relative difference of their outputs on the same inputs.
+    agree : bool
+        Whether the outputs agree within the tolerance.
+    """
+
+    before_sec: float
+    after_sec: float
+    max_abs: float
+    max_rel: float
+    agree: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class TuneReport:
+    """The result of :func:`~tvm_adaptive.tune`.
+
+    Attributes
+    ----------
+    what : str
+    target : str
+    work_dir : Path
+        Holds everything below, and the journal.
+    database_dir : Path
+        MetaSchedule's JSON database to compile with: one checked record per task.
+    library : Path or None
+        The tuned network, ready to load; None for operators and interrupted runs.
+    tasks : tuple of TaskOutcome
+    comparison : Comparison or None
+        None when the run was interrupted before it.
+    coverage : str
+        Which functions run with a tuned schedule, in words.
+    weighted_sec : float
+        Sum over tasks of calls times best; what the latency should be.
+    errors : dict of str to int
+        Messages of failed trials and how often each was met.
+    stage_secs : dict of str to float
+        Where the seconds went.
+    elapsed_sec : float
+    interrupted : bool
+    """
+
+    what: str
+    target: str
+    work_dir: Path
+    database_dir: Path
+    library: Path | None
+    tasks: tuple[TaskOutcome, ...]
+    comparison: Comparison | None
+    coverage: str
+    weighted_sec: float
+    errors: dict[str, int]
+    stage_secs: dict[str, float]
+    elapsed_sec: float
+    interrupted: bool
+
+    @property
+    def n_trials(self) -> int:
+        """Trials of all tasks."""
+        return sum(task.n_trials for task in self.tasks)
+
+    @property
+    def n_errors(self) -> int:
+        """Failed trials of all tasks."""
+        return sum(task.n_errors for task in self.tasks)
+
+    def as_fields(self) -> dict[str, Any]:
+        """Return a JSON-ready mapping, for the journal."""
+        fields = dataclasses.asdict(self)
+        for name in ("work_dir", "database_dir", "library"):
+            fields[name] = None if fields[name] is None else str(fields[name])
+        return fields

@@ -1,0 +1,122 @@
+"""From the names in a configuration to the objects that MetaSchedule runs with."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tvm_adaptive import registry
+from tvm_adaptive._tvm import Builder, CostModel, Runner, SearchStrategy, Target, TaskScheduler
+from tvm_adaptive.config import TuneConfig
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.measure_callback.journal import JournalWriter
+from tvm_adaptive.search_strategy.stoppable import StoppableSearch
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """The five replaceable parts of a run, constructed.
+
+    Attributes
+    ----------
+    cost_model, strategy, runner, builder, task_scheduler : TVM objects
+        ``strategy`` is the pattern that each task gets a clone of.
+    """
+
+    cost_model: Any
+    strategy: Any
+    runner: Any
+    builder: Any
+    task_scheduler: Any
+
+    def close(self) -> None:
+        """End the worker processes of builder and runner, where they are ours."""
+        for part in (self.builder, self.runner):
+            with contextlib.suppress(AttributeError):
+                part.close()
+
+
+def check_names(config: TuneConfig) -> None:
+    """Raise unless every part's name is known.
+
+    Raises
+    ------
+    InvalidOptionError
+        Names the part, what was given and what is possible.
+    """
+    for part in registry.PARTS:
+        name = getattr(config, part)
+        if name not in registry.names(part):
+            raise InvalidOptionError(
+                f"Unknown {part.replace('_', ' ')} {name!r}; possible are "
+                f"{', '.join(registry.names(part))}."
+            )
+
+
+def make_parts(
+    config: TuneConfig,
+    *,
+    target: Target,
+    work_dir: Path,
+    seed: int,
+    journal: JournalWriter,
+    should_stop: Callable[[], bool],
+) -> Parts:
+    """Construct the parts that a configuration names.
+
+    Parameters
+    ----------
+    config : TuneConfig
+    target : Target
+        Its ``num-cores`` bounds the worker processes.
+    work_dir : Path
+        Artifacts go to a folder in it.
+    seed : int
+    journal : JournalWriter
+    should_stop : callable
+        Asked before each round.
+    """
+    n_cores = int(target.attrs.get("num-cores", 0)) or None
+    stock_cores = {} if n_cores is None else {"max_workers": n_cores}
+    model = dataclasses.asdict(config.model)
+    search = dataclasses.asdict(config.search)
+    del search["n_trials_per_round"]  # MetaSchedule's own option
+    measure = {"rule": config.measure.rule, "timeout_sec": config.measure.timeout_sec}
+    build = {
+        "timeout_sec": config.measure.build_timeout_sec,
+        "artifact_dir": work_dir / "artifacts",
+        **stock_cores,
+    }
+    ours: dict[str, dict[str, Any]] = {
+        "cost_model": {**model, "seed": seed, "journal": journal, "n_jobs": n_cores},
+        "strategy": {**search, "journal": journal},
+        "runner": {**measure, "journal": journal},
+        "builder": {**build, "journal": journal},
+        "task_scheduler": {},
+    }
+    stock: dict[str, dict[str, Any]] = {
+        "cost_model": {} if n_cores is None else {"num_tuning_cores": n_cores},
+        "strategy": {},
+        "runner": {},
+        "builder": stock_cores,
+        "task_scheduler": {},
+    }
+    bases = {
+        "cost_model": CostModel,
+        "strategy": SearchStrategy,
+        "runner": Runner,
+        "builder": Builder,
+        "task_scheduler": TaskScheduler,
+    }
+    made: dict[str, Any] = {}
+    for part, base in bases.items():
+        name = getattr(config, part)
+        if name in registry.PARTS[part].constructors:
+            made[part] = registry.create(part, name, **ours[part])
+        else:
+            made[part] = base.create(name, **stock[part])
+    made["strategy"] = StoppableSearch(made["strategy"], should_stop)
+    return Parts(**made)

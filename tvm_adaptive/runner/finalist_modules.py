@@ -1,0 +1,128 @@
+"""What the play-off asks of modules: records worth a second look, plain weights, sums."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tvm_adaptive._tvm import (
+    Database,
+    IRModule,
+    PrimFunc,
+    Schedule,
+    Target,
+    TuningRecord,
+    schedule_for_gpu,
+    structural_hash,
+    tvm,
+)
+
+_REWRITES_WEIGHT = "meta_schedule.layout_rewrite_preproc"
+# MetaSchedule records a failed run as 1e10 s; nothing sane takes a tenth of that.
+_INSANE_SEC = 1e9
+
+
+def sane_records(database: Database, mod: IRModule, target: Target) -> list[TuningRecord]:
+    """Return a task's records with believable times, fastest first.
+
+    Parameters
+    ----------
+    database : Database
+    mod : IRModule
+        The task's untuned module.
+    target : Target
+        Records of another kind of target are left out.
+    """
+    if not database.has_workload(mod):
+        return []
+    records = database.get_top_k(database.commit_workload(mod), len(database))
+    sane = [record for record in records if _is_sane(record, target)]
+    return sorted(sane, key=mean_sec)
+
+
+def mean_sec(record: TuningRecord) -> float:
+    """Return the mean of a record's times in seconds, by which databases choose."""
+    seconds = [float(second) for second in record.run_secs]
+    return math.fsum(seconds) / len(seconds)
+
+
+def scheduled(record: TuningRecord) -> IRModule:
+    """Return the module that a record describes."""
+    return record.as_measure_candidate().sch.mod
+
+
+def module_key(mod: IRModule) -> int:
+    """Return a number that equal modules share."""
+    return int(structural_hash(mod))
+
+
+def with_plain_weights(mod: IRModule) -> IRModule:
+    """Keep a weight's change of layout inside the kernel.
+
+    A builder drops the block that changes the layout, because it is meant to run once,
+    ahead of time; then the kernel takes other weights than the untuned module. Without
+    its mark the block stays, and the kernel takes the same. Slower; for checking only.
+
+    Parameters
+    ----------
+    mod : IRModule
+
+    Returns
+    -------
+    IRModule
+        ``mod`` itself if no weight changes its layout.
+    """
+    marked = [
+        (name, block.name_hint)
+        for name, block in _blocks(mod)
+        if _REWRITES_WEIGHT in block.annotations
+    ]
+    if not marked:
+        return mod
+    schedule = Schedule(mod)
+    for function_name, block_name in marked:
+        schedule.unannotate(
+            schedule.get_sblock(block_name, func_name=function_name), _REWRITES_WEIGHT
+        )
+    return schedule.mod
+
+
+def reduction_length(mod: IRModule) -> int:
+    """Return the terms in the longest sum of an unscheduled module, at least 1."""
+    longest = 1
+    for _, block in _blocks(mod):
+        extents = [
+            int(axis.dom.extent)
+            for axis in block.iter_vars
+            if axis.iter_type == axis.CommReduce and hasattr(axis.dom.extent, "value")
+        ]
+        longest = max(longest, math.prod(extents))
+    return longest
+
+
+def runnable(mod: IRModule, target: Target) -> IRModule:
+    """Return an untuned module in a form that can be built: a GPU needs some schedule."""
+    if "gpu" not in target.keys:
+        return mod
+    with target:
+        return schedule_for_gpu(mod)
+
+
+def _is_sane(record: TuningRecord, target: Target) -> bool:
+    if record.target is not None and record.target.kind.name != target.kind.name:
+        return False
+    return bool(record.run_secs) and 0.0 < mean_sec(record) < _INSANE_SEC
+
+
+def _blocks(mod: IRModule) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for variable, function in mod.functions.items():
+        if not isinstance(function, PrimFunc):
+            continue
+
+        def visit(node: Any, name: str = variable.name_hint) -> None:
+            if isinstance(node, tvm.tirx.SBlock):
+                found.append((name, node))
+
+        tvm.tirx.stmt_functor.post_order_visit(function.body, visit)
+    return found

@@ -1,0 +1,142 @@
+"""What the play-off's worker process does: run a kernel, check a kernel, time a kernel."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvm_adaptive._tvm import device, load_module, tensor
+from tvm_adaptive.runner.agreement import Array, disagreement, random_array, tells_nothing
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """A built candidate and what it takes.
+
+    Attributes
+    ----------
+    artifact_path : str
+    device_type : str
+        E.g. ``"llvm"`` or ``"cuda"``.
+    buffers : tuple of (str, tuple of int)
+        Type and shape of each argument.
+    device_index : int
+    """
+
+    artifact_path: str
+    device_type: str
+    buffers: tuple[tuple[str, tuple[int, ...]], ...]
+    device_index: int = 0
+
+
+@dataclasses.dataclass
+class _Loaded:
+    module: Any
+    device: Any
+    args: list[Any]
+    n_runs: int = 0
+
+
+# The process lives for one play-off at the most, and finalists are few.
+_loaded: dict[Kernel, _Loaded] = {}
+
+
+def warm_up() -> None:
+    """Do nothing; unpickling it in a fresh worker has imported TVM."""
+
+
+def run_reference(kernel: Kernel, seed: int, path: str) -> None:
+    """Run the reference on random values and save what its buffers hold afterwards.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    seed : int
+    path : str
+        File to write.
+
+    Raises
+    ------
+    ValueError
+        When most of what it computes is NaN or infinite, also for positive values.
+    """
+    for positive in (False, True):
+        start = _start_values(kernel, seed, positive)
+        end = _run(kernel, start)
+        if not tells_nothing(start, end):
+            Path(path).write_bytes(pickle.dumps((positive, end)))
+            return
+    raise ValueError("the reference gives NaN or infinity for random values")
+
+
+def check(kernel: Kernel, seed: int, path: str, rtol: float, atol: float | None) -> str | None:
+    """Run a kernel on the values that the reference had; say where they disagree.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    seed : int
+        The reference's.
+    path : str
+        What :func:`run_reference` wrote.
+    rtol, atol : float
+        See :func:`~tvm_adaptive.runner.agreement.disagreement`.
+
+    Returns
+    -------
+    str or None
+    """
+    positive, expected = pickle.loads(Path(path).read_bytes())
+    found = _run(kernel, _start_values(kernel, seed, positive))
+    return disagreement(expected, found, rtol=rtol, atol=atol)
+
+
+def time_once(kernel: Kernel, seed: int, repeat_ms: float) -> float:
+    """Return the mean seconds of one run over about ``repeat_ms`` of runs.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        Stays loaded for the next call.
+    seed : int
+    repeat_ms : float
+    """
+    if kernel not in _loaded:
+        _loaded[kernel] = _load(kernel, _start_values(kernel, seed, False))
+    loaded = _loaded[kernel]
+    if loaded.n_runs == 0:
+        once = max(_mean_sec(loaded, 1), 1e-9)  # a clock too coarse reads zero
+        loaded.n_runs = max(1, math.ceil(repeat_ms * 1e-3 / once))
+    return _mean_sec(loaded, loaded.n_runs)
+
+
+def _mean_sec(loaded: _Loaded, n_runs: int) -> float:
+    # Without a minimum duration it makes one warm-up run and then exactly n_runs.
+    name = loaded.module.entry_name
+    evaluator = loaded.module.time_evaluator(name, loaded.device, number=n_runs, repeat=1)
+    return float(evaluator(*loaded.args).mean)
+
+
+def _start_values(kernel: Kernel, seed: int, positive: bool) -> list[Array]:
+    return [
+        random_array(np.random.default_rng([seed, index]), shape, dtype, positive=positive)
+        for index, (dtype, shape) in enumerate(kernel.buffers)
+    ]
+
+
+def _load(kernel: Kernel, values: list[Array]) -> _Loaded:
+    place = device(kernel.device_type, kernel.device_index)
+    module = load_module(kernel.artifact_path)
+    return _Loaded(module, place, [tensor(value, place) for value in values])
+
+
+def _run(kernel: Kernel, values: list[Array]) -> list[Array]:
+    loaded = _load(kernel, values)
+    loaded.module[loaded.module.entry_name](*loaded.args)
+    loaded.device.sync()
+    return [arg.numpy() for arg in loaded.args]

@@ -1,0 +1,210 @@
+"""The finish of a task: its best few are checked, timed side by side, and recorded so.
+
+Checked means: run on the same random values as the untuned module, with the same
+result. A finalist that computes something else, crashes or hangs can never win.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import shutil
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tvm_adaptive._tvm import Builder, Database, IRModule, Target, TuningRecord, ms
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
+from tvm_adaptive.runner.finalist_contest import Contest, ContestOptions, Finalist, as_recorded
+from tvm_adaptive.runner.finalist_modules import sane_records
+from tvm_adaptive.runner.finalist_worker import warm_up
+from tvm_adaptive.workers import WorkerPool
+
+logger = logging.getLogger(__name__)
+
+@dataclasses.dataclass(frozen=True)
+class FinalistReport:
+    """The outcome of one task's play-off.
+
+    Attributes
+    ----------
+    task_name : str
+    finalists : tuple of Finalist
+        The winner first, then the other qualified ones by time, then the disqualified.
+    reason : str
+        Why the play-off ended (see :class:`~tvm_adaptive.runner.playoff.PlayoffResult`),
+        ``"no-record"`` if there was nothing to play for, or ``"error"`` if it could not
+        be held: then the best record stands as it was.
+    elapsed_sec : float
+    """
+
+    task_name: str
+    finalists: tuple[Finalist, ...]
+    reason: str
+    elapsed_sec: float
+
+    @property
+    def winner(self) -> Finalist | None:
+        """The fastest qualified finalist, or None."""
+        if self.finalists and not self.finalists[0].disqualified:
+            return self.finalists[0]
+        return None
+
+
+def finalist_pool() -> WorkerPool:
+    """Return the worker that play-offs run in; one can serve all tasks of a run."""
+    return WorkerPool(1, setup=warm_up, replace_after_error=True)
+
+
+def play_off(
+    database: Database,
+    mod: IRModule,
+    target: Target,
+    *,
+    builder: Builder,
+    top_k: int = 3,
+    timeout_sec: float = 30.0,
+    rtol: float | None = None,
+    atol: float | None = None,
+    max_sec: float = 5.0,
+    repeat_ms: float = 20.0,
+    seed: int = 0,
+    device_index: int = 0,
+    journal: JournalWriter | None = None,
+    task_name: str = "main",
+    pool: WorkerPool | None = None,
+) -> FinalistReport:
+    """Check and time a task's best records again.
+
+    Parameters
+    ----------
+    database : Database
+        What tuning recorded; it is not changed.
+    mod : IRModule
+        The task's untuned module.
+    target : Target
+    builder : Builder
+        Builds the finalists and the untuned module.
+    top_k : int
+        Finalists; as many more take their place if all are disqualified.
+    timeout_sec : float
+        Deadline of one run, one check or one timing.
+    rtol, atol : float or None
+        Tolerance of the check; None follows from the types and the longest sum (see
+        :func:`~tvm_adaptive.runner.agreement.tolerance`).
+    max_sec : float
+        Seconds for the timings; building and checking come on top.
+    repeat_ms : float
+        Duration of one timing.
+    seed : int
+        Of the random values.
+    device_index : int
+        Which device of the target's type.
+    journal : JournalWriter or None
+        Gets one ``"playoff"`` event.
+    task_name : str
+        For the journal.
+    pool : WorkerPool or None
+        From :func:`finalist_pool`; None starts a worker for this call.
+
+    Returns
+    -------
+    FinalistReport
+
+    Raises
+    ------
+    InvalidOptionError
+        When ``top_k`` is below 1. What finalists do is never raised.
+    """
+    if top_k < 1:
+        raise InvalidOptionError(f"top_k must be at least 1 but got {top_k}.")
+    start_sec = time.monotonic()
+    journal = journal or NullJournal()
+    options = ContestOptions(timeout_sec, rtol, atol, max_sec, repeat_ms, seed, device_index)
+    records: list[TuningRecord] = []
+    contest = Contest(target, builder, pool or finalist_pool(), options)
+    try:
+        records = sane_records(database, mod, target)
+        finalists, reason = contest.hold(records, top_k)
+    except Exception as error:
+        logger.exception("The play-off of %s could not be held", task_name)
+        journal.write("error", where="play_off", task=task_name, error=repr(error))
+        finalists, reason = [as_recorded(each, repr(error)) for each in records[:1]], "error"
+    finally:
+        contest.close()
+        if pool is None:
+            contest.pool.close()
+    finalists.sort(key=lambda each: (bool(each.disqualified), each.final_sec()))
+    if contest.winner is not None:
+        # Confirmed by timings of its own, it may look slower than a rival's lucky ones.
+        finalists.sort(key=lambda each: each is not contest.winner)
+    elapsed_sec = time.monotonic() - start_sec
+    report = FinalistReport(task_name, tuple(finalists), reason, elapsed_sec)
+    journal.write("playoff", **_as_fields(report))
+    return report
+
+
+def final_database(
+    work_dir: str | Path, module_equality: str, reports: Iterable[FinalistReport]
+) -> Database:
+    """Write the winners with their play-off times as a database of their own.
+
+    A task without a winner is left out: the compiler then takes its untuned form.
+
+    Parameters
+    ----------
+    work_dir : str or Path
+        The database goes to its folder ``final``; one that is there is replaced.
+    module_equality : str
+        As given to the tuning: ``"structural"``, ``"ignore-tensor"`` or
+        ``"anchor-block"``.
+    reports : iterable of FinalistReport
+
+    Returns
+    -------
+    Database
+        A JSON database, open for reading and writing.
+    """
+    final, fresh = Path(work_dir) / "final", Path(work_dir) / "final.new"
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    database = ms.database.JSONDatabase(work_dir=str(fresh), module_equality=module_equality)
+    for report in reports:
+        if report.winner is not None:
+            record = report.winner.record
+            database.commit_tuning_record(
+                TuningRecord(
+                    record.trace,
+                    database.commit_workload(record.workload.mod),
+                    [report.winner.final_sec()],
+                    record.target,
+                    record.args_info,
+                )
+            )
+    shutil.rmtree(final, ignore_errors=True)
+    os.replace(fresh, final)
+    return ms.database.JSONDatabase(work_dir=str(final), module_equality=module_equality)
+
+
+def _as_fields(report: FinalistReport) -> dict[str, Any]:
+    candidates = [
+        {
+            "recorded_ms": finalist.recorded_sec * 1e3,
+            "playoff_ms": finalist.playoff_sec * 1e3,
+            "stderr_ms": finalist.stderr_sec * 1e3,
+            "disqualified": finalist.disqualified,
+            "unchecked": finalist.unchecked,
+        }
+        for finalist in report.finalists
+    ]
+    return {
+        "task": report.task_name,
+        "candidates": candidates,
+        "winner": None if report.winner is None else 0,
+        "disqualified": [each["disqualified"] for each in candidates if each["disqualified"]],
+        "reason": report.reason,
+        "seconds": round(report.elapsed_sec, 6),
+    }

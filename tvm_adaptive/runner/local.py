@@ -1,0 +1,265 @@
+"""A runner for this machine that measures each candidate only as long as it must."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm_adaptive._tvm import (
+    PyRunner,
+    PyRunnerFuture,
+    RunnerInput,
+    RunnerResult,
+    derived_object,
+)
+from tvm_adaptive.errors import InvalidOptionError, WorkerTimeoutError
+from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
+from tvm_adaptive.records import Timing
+from tvm_adaptive.runner.measure import (
+    MeasureFunction,
+    MeasureOptions,
+    measure_artifact,
+    warm_up,
+)
+from tvm_adaptive.runner.stopping import StoppingRule, make_rule
+from tvm_adaptive.workers import Outcome, WorkerPool
+
+logger = logging.getLogger(__name__)
+
+
+@derived_object
+class FinishedFuture(PyRunnerFuture):  # type: ignore[misc]
+    """A result that is there already.
+
+    Parameters
+    ----------
+    run_sec : float or None
+        Seconds of one run, lower is better; None for a failure.
+    error_msg : str or None
+        What failed; None for a success.
+    """
+
+    def __init__(self, run_sec: float | None, error_msg: str | None) -> None:
+        super().__init__()
+        self._run_secs = None if run_sec is None else [run_sec]
+        self._error_msg = error_msg
+
+    def done(self) -> bool:
+        """Return True."""
+        return True
+
+    def result(self) -> RunnerResult:
+        """Return exactly one robust time, or an error."""
+        return RunnerResult(self._run_secs, self._error_msg)
+
+
+@derived_object
+class AdaptiveRunner(PyRunner):  # type: ignore[misc]
+    """Measure candidates on this machine; ``runner="adaptive"``.
+
+    Candidates are measured one after the other in a worker process of their own, so
+    that nothing else of the run disturbs a time. A candidate that crashes, hangs, exits
+    or reports an impossible time costs one error result and a new worker.
+
+    Parameters
+    ----------
+    timeout_sec : float
+        Deadline of one candidate, kept by this process; the start of a worker does not
+        count. Default 30.
+    rule : str or StoppingRule
+        When to stop measuring: ``"precision"`` (default), ``"paper"``, ``"cv"``, or an
+        object of your own (see :mod:`tvm_adaptive.runner.stopping`).
+    min_repeat_ms : float
+        Least total duration of the micro-batches if the rule goes to its maximum.
+        Default 0.
+    max_sec : float or None
+        Most seconds to measure a candidate; None (default) for 0.1, or for 5 when the
+        rule fixes its runs per micro-batch.
+    device_index : int
+        Which device of the candidates' type. Default 0.
+    cpu_cache_flush : bool
+        Flush the CPU's caches before each single run. Default False.
+    max_uses : int
+        Candidates after which the worker is replaced, which bounds what loaded
+        artifacts keep in memory. Default 256.
+    measure : callable
+        ``(artifact_path, device_type, args_info, options) -> Timing``, called in the
+        worker; a module-level function, picklable by cloudpickle.
+    journal : JournalWriter or None
+        Gets one ``"timing"`` event per candidate: ``index`` (counted from 0 over the
+        runner's life), ``error``, and the fields of :class:`~tvm_adaptive.Timing`.
+
+    Raises
+    ------
+    InvalidOptionError
+        When an option is out of range or a rule's name is unknown.
+    """
+
+    def __init__(
+        self,
+        *,
+        timeout_sec: float = 30.0,
+        rule: str | StoppingRule = "precision",
+        min_repeat_ms: float = 0.0,
+        max_sec: float | None = None,
+        device_index: int = 0,
+        cpu_cache_flush: bool = False,
+        max_uses: int = 256,
+        measure: MeasureFunction = measure_artifact,
+        journal: JournalWriter | None = None,
+    ) -> None:
+        super().__init__()
+        self.timeout_sec = checked_timeout(timeout_sec)
+        self.options = make_options(
+            rule=rule,
+            min_repeat_ms=min_repeat_ms,
+            max_sec=max_sec,
+            device_index=device_index,
+            cpu_cache_flush=cpu_cache_flush,
+        )
+        if max_uses < 1:
+            raise InvalidOptionError(f"max_uses must be at least 1 but got {max_uses}.")
+        self._measure = measure
+        self._log = TimingLog("AdaptiveRunner", journal)
+        self._pool = WorkerPool(1, setup=warm_up, max_uses=max_uses, replace_after_error=True)
+
+    def run(self, runner_inputs: list[RunnerInput]) -> list[FinishedFuture]:
+        """Measure a batch; never raises for what a candidate does.
+
+        Parameters
+        ----------
+        runner_inputs : list of RunnerInput
+
+        Returns
+        -------
+        list of FinishedFuture
+            In the order of ``runner_inputs``, all done.
+        """
+        futures: list[FinishedFuture] = []
+        for runner_input in runner_inputs:
+            futures += self._log.guard(functools.partial(self._run, runner_input), 1)
+        return futures
+
+    def close(self) -> None:
+        """End the worker; a later :meth:`run` starts a new one."""
+        self._pool.close()
+
+    def _run(self, runner_input: RunnerInput) -> list[FinishedFuture]:
+        task = (*as_task(runner_input), self.options)
+        outcomes = self._pool.map(self._measure, [task], self.timeout_sec)
+        return [self._log.finish(outcome) for outcome in outcomes]
+
+
+class TimingLog:
+    """Turn outcomes of workers into futures, and tell the journal of each.
+
+    Parameters
+    ----------
+    name : str
+        The runner's, for messages.
+    journal : JournalWriter or None
+    """
+
+    def __init__(self, name: str, journal: JournalWriter | None) -> None:
+        self._name = name
+        self._journal: JournalWriter = journal or NullJournal()
+        self._n_measured = 0
+
+    def guard(self, run: Callable[[], list[FinishedFuture]], n: int) -> list[FinishedFuture]:
+        """Call ``run``; an exception of ours becomes the error result of its n candidates."""
+        try:
+            return run()
+        except Exception as error:  # C++ called us: an exception would end the whole run
+            logger.exception("%s could not measure %d candidates", self._name, n)
+            self._write("error", where=f"{self._name}.run", error=repr(error))
+            message = f"{self._name}: could not measure: {error!r}"
+            return [FinishedFuture(None, message) for _ in range(n)]
+
+    def finish(self, outcome: Outcome) -> FinishedFuture:
+        """Return the future of one outcome and write its ``"timing"`` event."""
+        timing = outcome.value
+        if outcome.error is not None:
+            cause = "Timeout" if isinstance(outcome.error, WorkerTimeoutError) else "Error"
+            return self.fail(f"{cause}: {outcome.error}", essence(str(outcome.error)))
+        if not isinstance(timing, Timing):
+            return self.fail(f"Error: expected the measuring function's Timing, got {timing!r}")
+        if not (math.isfinite(timing.mean_sec) and timing.mean_sec > 0):
+            return self.fail(f"Error: measured {timing.mean_sec} s, which is no time")
+        self._write("timing", index=self._next_index(), error=None, **timing.as_fields())
+        return FinishedFuture(float(timing.mean_sec), None)
+
+    def fail(self, message: str, short: str | None = None) -> FinishedFuture:
+        """Return an error result and write its ``"timing"`` event, in ``short`` if given."""
+        index = self._next_index()
+        logger.debug("%s, candidate %d: %s", self._name, index, message)
+        self._write("timing", index=index, error=short or message)
+        return FinishedFuture(None, f"{self._name}: {message}")
+
+    def _next_index(self) -> int:
+        self._n_measured += 1
+        return self._n_measured - 1
+
+    def _write(self, event: str, **fields: Any) -> None:
+        try:
+            self._journal.write(event, **fields)
+        except Exception:  # a full disk must not cost a measurement
+            logger.exception("%s could not write to the journal", self._name)
+
+
+def make_options(
+    *,
+    rule: str | StoppingRule,
+    min_repeat_ms: float,
+    max_sec: float | None,
+    device_index: int,
+    cpu_cache_flush: bool,
+) -> MeasureOptions:
+    """Check a runner's options and bundle what travels to its workers.
+
+    Raises
+    ------
+    InvalidOptionError
+        When an option is out of range or a rule's name is unknown.
+    """
+    if not min_repeat_ms >= 0:
+        raise InvalidOptionError(f"min_repeat_ms must be at least 0 but got {min_repeat_ms}.")
+    if max_sec is not None and not max_sec > 0:
+        raise InvalidOptionError(
+            f"max_sec must be above 0 but got {max_sec}. Leave it out for the default."
+        )
+    if device_index < 0:
+        raise InvalidOptionError(f"device_index must be at least 0 but got {device_index}.")
+    return MeasureOptions(
+        rule=make_rule(rule) if isinstance(rule, str) else rule,
+        min_repeat_ms=min_repeat_ms,
+        max_sec=max_sec,
+        device_index=device_index,
+        cpu_cache_flush=cpu_cache_flush,
+    )
+
+
+def checked_timeout(timeout_sec: float) -> float:
+    """Return ``timeout_sec`` if it is above 0, else raise InvalidOptionError."""
+    if not timeout_sec > 0:
+        raise InvalidOptionError(
+            f"timeout_sec must be above 0 but got {timeout_sec}. Give the seconds that "
+            "measuring one candidate may take."
+        )
+    return timeout_sec
+
+
+def as_task(runner_input: RunnerInput) -> tuple[str, str, Sequence[Any]]:
+    """Return the artifact's path, device type and arguments in a form that can travel."""
+    args_info = tuple(info.as_json() for info in runner_input.args_info)
+    return str(runner_input.artifact_path), str(runner_input.device_type), args_info
+
+
+def essence(message: str) -> str:
+    """Return the line of an error that says most: of a traceback the last, else the first."""
+    lines = [line for line in message.splitlines() if line.strip()]
+    if not lines:
+        return ""
+    return lines[-1] if lines[0].startswith("Traceback") else lines[0]

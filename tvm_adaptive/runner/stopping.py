@@ -1,0 +1,296 @@
+"""Rules that say when enough micro-batches of a candidate have been measured.
+
+=======  ==================================================  ===========
+symbol   meaning                                             unit
+=======  ==================================================  ===========
+t_j      mean time of one run in micro-batch j               seconds
+i        micro-batches so far                                count
+R_i      running throughput, i / (t_1 + ... + t_i)           1 / seconds
+cv       population standard deviation over mean             none
+=======  ==================================================  ===========
+
+References
+----------
+Li, Zhang, Wang & Zhang (2020), "AdaTune: Adaptive Tensor Program Compilation Made
+Efficient", NeurIPS, Algorithm 1. Chow & Robbins (1965), "On the asymptotic theory of
+fixed-width sequential confidence intervals for the mean", Ann. Math. Statist. 36.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Protocol
+
+import numpy as np
+from scipy import stats
+
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.records import FloatArray, StopDecision
+from tvm_adaptive.runner.summary import summarize
+
+# AdaTune, section 4.1: n = 500 runs in micro-batches of B = 50, so ten at the most.
+PAPER_RUNS_PER_BATCH = 50
+PAPER_MAX_BATCHES = 10
+PAPER_MAX_CV = 0.1
+# The deviation of one or two values says nothing: with one it is zero, and the paper's
+# Algorithm 1 taken literally would always stop there.
+MIN_BATCHES = 3
+# From five values on AdaTune's released code leaves out the smallest and the largest.
+CV_TRIM_ABOVE = 4
+# Four doublings of three: at 2 ms each, what stock's 100 ms minimum would have spent.
+PRECISION_MAX_BATCHES = 48
+
+
+class StoppingRule(Protocol):
+    """When to stop measuring a candidate.
+
+    A rule of one's own needs the method and the three attributes, must be picklable
+    (it travels to the measuring process) and should keep two laws: it never stops
+    before ``min_batches`` and always by ``max_batches``.
+    """
+
+    @property
+    def min_batches(self) -> int:
+        """Micro-batches before the first look; at least 1."""
+
+    @property
+    def max_batches(self) -> int:
+        """Micro-batches after which measuring ends whatever the rule says."""
+
+    @property
+    def runs_per_batch(self) -> int | None:
+        """Runs in a micro-batch; None to let their duration decide."""
+
+    def decide(self, batch_means_sec: FloatArray) -> StopDecision:
+        """Say whether to stop after the micro-batches so far, shape (i,), seconds."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PaperRule:
+    """AdaTune's rule as published: running throughput varies by less than 10 %.
+
+    Stops when the population cv of R_1 ... R_i is below ``max_cv``. The running means
+    share their data, so their cv is about a third of the noise of a single micro-batch
+    and does not shrink as batches come in: the rule asks "is the noise below 30 %?",
+    not "is the mean known?". For that take :class:`PrecisionRule`.
+
+    Parameters
+    ----------
+    max_cv : float
+        Coefficient of variation to stop below. Default 0.1.
+    min_batches : int
+        Default 3; the paper gives none.
+    max_batches : int
+        Default 10.
+    runs_per_batch : int
+        Default 50.
+    """
+
+    max_cv: float = PAPER_MAX_CV
+    min_batches: int = MIN_BATCHES
+    max_batches: int = PAPER_MAX_BATCHES
+    runs_per_batch: int = PAPER_RUNS_PER_BATCH
+
+    def __post_init__(self) -> None:
+        _check_batches(self, least=2)
+        _check_between("PaperRule", "max_cv", self.max_cv, 0.0, math.inf)
+
+    def decide(self, batch_means_sec: FloatArray) -> StopDecision:
+        """Stop when cv(R_1 ... R_i) < max_cv (Algorithm 1)."""
+        i = np.arange(1, len(batch_means_sec) + 1)
+        running = i / np.cumsum(batch_means_sec)
+        return _decide(self, len(i), lambda: _cv(running) < self.max_cv, "steady")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CVRule:
+    """The rule of AdaTune's released code: micro-batches differ by less than 10 %.
+
+    Like :class:`PaperRule`, but of the throughputs 1 / t_j themselves; from the fifth
+    micro-batch on the smallest and the largest are left out. This cv estimates the
+    noise of a micro-batch, not the error of the mean, and trimming makes it fall
+    abruptly at the fifth.
+
+    Parameters
+    ----------
+    max_cv : float
+        Coefficient of variation to stop below. Default 0.1.
+    min_batches : int
+        Default 3.
+    max_batches : int
+        Default 10.
+    runs_per_batch : int
+        Default 50.
+    """
+
+    max_cv: float = PAPER_MAX_CV
+    min_batches: int = MIN_BATCHES
+    max_batches: int = PAPER_MAX_BATCHES
+    runs_per_batch: int = PAPER_RUNS_PER_BATCH
+
+    def __post_init__(self) -> None:
+        _check_batches(self, least=2)
+        _check_between("CVRule", "max_cv", self.max_cv, 0.0, math.inf)
+
+    def decide(self, batch_means_sec: FloatArray) -> StopDecision:
+        """Stop when the cv of the (trimmed) 1 / t_j is below max_cv."""
+        throughputs = np.sort(1.0 / batch_means_sec)
+        if len(throughputs) > CV_TRIM_ABOVE:
+            throughputs = throughputs[1:-1]
+        n = len(batch_means_sec)
+        return _decide(self, n, lambda: _cv(throughputs) < self.max_cv, "steady")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrecisionRule:
+    """Stop when the mean time itself is known well enough.
+
+    Stops when the confidence interval of the robust mean (see
+    :func:`~tvm_adaptive.runner.summary.summarize`) is narrower than
+    ``relative_half_width`` of it: t * stderr <= relative_half_width * mean. Looking
+    again and again until an interval is narrow makes it cover less than it says, so
+    the error probability is divided by the number of looks (Bonferroni).
+
+    The interval speaks of independent batches. Drifts slower than a measurement
+    (clocks, temperature, neighbours) are not in it: two candidates measured a minute
+    apart can differ by more than their intervals say.
+
+    Parameters
+    ----------
+    relative_half_width : float
+        In (0, 1). Default 0.02.
+    confidence : float
+        Over all looks together, in (0, 1). Default 0.95.
+    min_batches : int
+        At least 2. Default 3.
+    max_batches : int
+        Default 48.
+    """
+
+    relative_half_width: float = 0.02
+    confidence: float = 0.95
+    min_batches: int = MIN_BATCHES
+    max_batches: int = PRECISION_MAX_BATCHES
+
+    def __post_init__(self) -> None:
+        _check_batches(self, least=2)
+        _check_between("PrecisionRule", "relative_half_width", self.relative_half_width, 0.0, 1.0)
+        _check_between("PrecisionRule", "confidence", self.confidence, 0.0, 1.0)
+
+    @property
+    def runs_per_batch(self) -> None:
+        """None: a micro-batch is as many runs as fill its duration."""
+        return
+
+    def decide(self, batch_means_sec: FloatArray) -> StopDecision:
+        """Stop when the half-width is at most relative_half_width of the mean."""
+        n = len(batch_means_sec)
+        return _decide(self, n, lambda: self._is_precise(batch_means_sec), "precise")
+
+    def _is_precise(self, batch_means_sec: FloatArray) -> bool:
+        summary = summarize(batch_means_sec)
+        error = (1.0 - self.confidence) / len(looks(self))
+        t = float(stats.t.ppf(1.0 - error / 2.0, summary.dof))
+        return t * summary.stderr_sec <= self.relative_half_width * summary.mean_sec
+
+
+RULES: dict[str, type[PaperRule] | type[CVRule] | type[PrecisionRule]] = {
+    "precision": PrecisionRule,
+    "paper": PaperRule,
+    "cv": CVRule,
+}
+
+
+def make_rule(name: str, **options: Any) -> StoppingRule:
+    """Make a stopping rule from its name.
+
+    Parameters
+    ----------
+    name : str
+        ``"precision"``, ``"paper"`` or ``"cv"``.
+    **options : Any
+        Passed to the rule.
+
+    Raises
+    ------
+    InvalidOptionError
+        For a name or an option that does not exist, or a value out of range.
+    """
+    if name not in RULES:
+        raise InvalidOptionError(
+            f"Expected the name of a stopping rule, one of {', '.join(map(repr, RULES))}, "
+            f"but got {name!r}. For a rule of your own pass the object instead of a name."
+        )
+    rule = RULES[name]
+    try:
+        return rule(**options)
+    except TypeError as error:
+        known = ", ".join(field.name for field in dataclasses.fields(rule))
+        raise InvalidOptionError(
+            f"Expected options of the stopping rule {name!r} among {known}, "
+            f"but got {', '.join(options)} ({error})."
+        ) from error
+
+
+def looks(rule: StoppingRule) -> list[int]:
+    """Return the numbers of micro-batches after which a rule is asked.
+
+    With a fixed number of runs per micro-batch, after each one, as published. Else
+    the number doubles: each further call of the timer pays a warm-up, and each further
+    look costs confidence.
+
+    Parameters
+    ----------
+    rule : StoppingRule
+
+    Returns
+    -------
+    list of int
+        Increasing, from ``min_batches`` to ``max_batches``.
+    """
+    if rule.runs_per_batch is not None:
+        return list(range(rule.min_batches, rule.max_batches + 1))
+    counts = [rule.min_batches]
+    while counts[-1] < rule.max_batches:
+        counts.append(min(2 * counts[-1], rule.max_batches))
+    return counts
+
+
+def _decide(rule: StoppingRule, n: int, satisfied: Any, reason: str) -> StopDecision:
+    if n < rule.min_batches:
+        return StopDecision(False, "too-few")
+    if satisfied():
+        return StopDecision(True, reason)
+    if n >= rule.max_batches:
+        return StopDecision(True, "exhausted")
+    return StopDecision(False, "noisy")
+
+
+def _cv(values: FloatArray) -> float:
+    return float(np.std(values) / np.mean(values))
+
+
+def _check_batches(rule: PaperRule | CVRule | PrecisionRule, least: int) -> None:
+    name = type(rule).__name__
+    if rule.min_batches < least:
+        raise InvalidOptionError(
+            f"{name}: expected min_batches to be at least {least} but got {rule.min_batches}."
+        )
+    if rule.max_batches < rule.min_batches:
+        raise InvalidOptionError(
+            f"{name}: expected max_batches to be at least min_batches ({rule.min_batches}) "
+            f"but got {rule.max_batches}."
+        )
+    if rule.runs_per_batch is not None and rule.runs_per_batch < 1:
+        raise InvalidOptionError(
+            f"{name}: expected runs_per_batch to be at least 1 but got {rule.runs_per_batch}."
+        )
+
+
+def _check_between(rule: str, option: str, value: float, low: float, high: float) -> None:
+    if not low < value < high:
+        raise InvalidOptionError(
+            f"{rule}: expected {option} to lie between {low:g} and {high:g} (both excluded) "
+            f"but got {value}."
+        )

@@ -1,0 +1,81 @@
+"""How much of a batch to draw at random: epsilon from the posterior's uncertainty.
+
+Notation
+--------
+=========  =======================================================  ================
+symbol     meaning                                                  unit
+=========  =======================================================  ================
+sigma(p)   posterior standard deviation of plan p                   throughput
+Perf(p*)   throughput of the incumbent, the best measured plan      throughput
+K          random plans, not yet measured, that sigma is asked of   count
+b          candidates in a batch                                    count
+=========  =======================================================  ================
+
+With throughput normalised by the incumbent's, ``Perf(p*) == 1``.
+
+References
+----------
+Li, Zhang, Wang, Li: AdaTune: Adaptive Tensor Program Compilation Made Efficient,
+NeurIPS 2020, section 4.3, Eq. 3.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.records import Exploration, Prediction
+
+# The paper does not state K; the authors' released code draws 20.
+N_PLANS = 20
+# TVM's own fixed share, which the released code of AdaTune also starts from.
+FALLBACK_EPSILON = 0.05
+
+
+def posterior_epsilon(plans: Prediction, incumbent: float = 1.0) -> Exploration:
+    """Set epsilon to the mean relative uncertainty of random plans (Eq. 3).
+
+    Parameters
+    ----------
+    plans : Prediction
+        Of K random plans that were not measured.
+    incumbent : float, default 1.0
+        Best measured throughput, in the unit of ``plans``.
+
+    Returns
+    -------
+    Exploration
+        ``epsilon = clip(mean_K sigma / incumbent, 0, 1)``; the fallback where that is
+        not a number or there is no incumbent.
+    """
+    finite = plans.std[(plans.std >= 0) & (plans.std < math.inf)]
+    if incumbent <= 0 or not math.isfinite(incumbent) or finite.size == 0:
+        return Exploration(FALLBACK_EPSILON, "no-success-yet")
+    mean_std = float(finite.mean())
+    epsilon = min(1.0, max(0.0, mean_std / incumbent))
+    return Exploration(epsilon, "posterior", mean_std=mean_std, n_plans=int(finite.size))
+
+
+def n_random(epsilon: float, batch: int) -> int:
+    """Return how many of ``batch`` candidates to draw at random.
+
+    Parameters
+    ----------
+    epsilon : float
+        In [0, 1].
+    batch : int
+        Candidates in the batch.
+
+    Returns
+    -------
+    int
+        ``epsilon * batch`` rounded to the nearest, halves up. Rounding down, as stock
+        TVM does, never explores in batches below ``1 / epsilon``.
+    """
+    return min(batch, math.floor(epsilon * batch + 0.5))
+
+
+def check_epsilon(epsilon: float | None) -> None:
+    """Raise InvalidOptionError unless ``epsilon`` is None (adaptive) or in [0, 1]."""
+    if epsilon is not None and not 0.0 <= epsilon <= 1.0:
+        raise InvalidOptionError(f"epsilon must be None (adaptive) or in [0, 1] but got {epsilon}.")

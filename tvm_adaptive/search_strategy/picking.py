@@ -1,0 +1,130 @@
+"""Which of the proposed candidates make up a batch: best score, or score and diversity.
+
+Notation
+--------
+=======  ============================================================  ===========
+symbol   meaning                                                       shape
+=======  ============================================================  ===========
+score    acquisition value, higher is better, not negative             (n,)
+knobs    decisions of a candidate (tile sizes, unroll depth, ...)      n tuples
+=======  ============================================================  ===========
+
+References
+----------
+.. [1] Chen et al.: Learning to Optimize Tensor Programs, NeurIPS 2018, section 3.3 (the
+   diversity objective, greedy for it is submodular).
+.. [2] Ahn et al.: Chameleon, ICLR 2020, section 4.2 (adaptive sampling by k-means).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_adaptive.records import FloatArray
+
+# Weight of one candidate's share of unseen knob values against a score scaled to [0, 1]:
+# at 1 a candidate that is new in every knob may outrank the best, and no more.
+DIVERSITY_WEIGHT = 1.0
+# Restarts of k-means; from a single random start the clusters are too noisy to use.
+_KMEANS_RESTARTS = 3
+
+IndexArray = npt.NDArray[np.intp]
+
+
+def pick_best(scores: FloatArray, n: int) -> IndexArray:
+    """Return the indices of the ``n`` highest scores, best first, ties in order.
+
+    Parameters
+    ----------
+    scores : ndarray of shape (m,), higher is better
+    n : int
+    """
+    return np.argsort(-scores, kind="stable")[:n]
+
+
+def pick_diverse(
+    scores: FloatArray,
+    knobs: Sequence[Sequence[Hashable]],
+    n: int,
+    weight: float = DIVERSITY_WEIGHT,
+) -> IndexArray:
+    """Pick greedily by normalised score plus unseen knob values [1]_.
+
+    Maximises ``sum score / max score + weight * sum_j |distinct values of knob j| / J``.
+
+    Parameters
+    ----------
+    scores : ndarray of shape (m,), higher is better, not negative
+    knobs : m sequences
+        The same position means the same knob; lengths may differ.
+    n : int
+    weight : float, default 1.0
+        0 picks by score alone.
+
+    Returns
+    -------
+    ndarray of shape (min(n, m),)
+        Indices in the order they were picked.
+    """
+    top = float(scores.max(initial=0.0))
+    scaled = scores / top if top > 0 else np.zeros_like(scores)
+    seen: set[tuple[int, Hashable]] = set()
+    left = list(range(len(scores)))
+    picked: list[int] = []
+    while left and len(picked) < n:
+        gains = [scaled[i] + weight * _share_unseen(knobs[i], seen) for i in left]
+        choice = left.pop(int(np.argmax(gains)))
+        seen.update(enumerate(knobs[choice]))
+        picked.append(choice)
+    return np.asarray(picked, dtype=np.intp)
+
+
+def pick_medoids(
+    scores: FloatArray, vectors: FloatArray, n: int, rng: np.random.Generator
+) -> IndexArray:
+    """Pick the best-scored member of each of ``n`` clusters [2]_.
+
+    Real members, not synthetic centres: most points between schedules are not
+    valid schedules.
+
+    Parameters
+    ----------
+    scores : ndarray of shape (m,), higher is better
+    vectors : ndarray of shape (m, d)
+        Where the candidates lie; columns are standardised here.
+    n : int
+    rng : numpy.random.Generator
+
+    Returns
+    -------
+    ndarray of shape (min(n, m),)
+        Indices, best score first.
+    """
+    if len(scores) <= n:
+        return pick_best(scores, n)
+    from sklearn.cluster import KMeans  # takes a second to import, and few runs use it
+
+    spread = vectors.std(axis=0)
+    points = (vectors - vectors.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
+    n_distinct = len(np.unique(points, axis=0))
+    model = KMeans(
+        n_clusters=min(n, n_distinct),
+        n_init=_KMEANS_RESTARTS,
+        random_state=int(rng.integers(2**31)),
+    )
+    labels = model.fit_predict(points)
+    order = pick_best(scores, len(scores))
+    _, first = np.unique(labels[order], return_index=True)
+    medoids = order[np.sort(first)]
+    # Fewer distinct points than asked for: fill by score.
+    rest = order[~np.isin(order, medoids)]
+    return np.concatenate([medoids, rest])[:n]
+
+
+def _share_unseen(knobs: Sequence[Hashable], seen: set[tuple[int, Hashable]]) -> float:
+    if not knobs:
+        return 0.0
+    return sum((j, value) not in seen for j, value in enumerate(knobs)) / len(knobs)

@@ -1,0 +1,405 @@
+"""``strategy="adaptive"``: native evolutionary search, epsilon from the posterior.
+
+The heavy half of a round (sampling, mutation, trace replay) stays in TVM's C++; what is
+decided here is how much of the batch is drawn at random, which of the evolved
+candidates fill the rest, and that nothing is measured twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tvm_adaptive._tvm import (
+    Database,
+    EvolutionarySearch,
+    MeasureCandidate,
+    PySearchStrategy,
+    RunnerResult,
+    Schedule,
+    TuneContext,
+    derived_object,
+    evolve,
+    python_side,
+    sample_population,
+)
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
+from tvm_adaptive.records import Exploration, FloatArray, Prediction
+from tvm_adaptive.search_strategy.exploration import (
+    FALLBACK_EPSILON,
+    N_PLANS,
+    check_epsilon,
+    n_random,
+    posterior_epsilon,
+)
+from tvm_adaptive.search_strategy.picking import pick_best, pick_diverse, pick_medoids
+from tvm_adaptive.search_strategy.schedules import (
+    candidate_of,
+    key_of,
+    knobs_of,
+    measured_schedules,
+)
+
+logger = logging.getLogger(__name__)
+
+# Stock TVM ends a task after as many rounds that brought nothing new.
+MAX_EMPTY_ROUNDS = 5
+# Evolved candidates per place in the batch where some will be dropped. Evolution costs
+# the same for any number, and what is not used competes again in the next round.
+DIVERSITY_RATIO = 3
+DIVERSITY = ("none", "knobs", "medoids")
+
+
+@dataclasses.dataclass
+class _State:
+    """What a task's search knows between its rounds."""
+
+    inner: Any
+    cost_model: Any
+    model: Any  # the cost model's Python side, None for a stock one
+    max_trials: int
+    batch: int
+    rng: np.random.Generator
+    measured: set[int]
+    elites: list[tuple[float, Schedule]]
+    resumed: bool
+    spares: list[Schedule] = dataclasses.field(default_factory=list)
+    n_sent: int = 0
+    n_rounds: int = 0
+    n_empty: int = 0
+
+
+@derived_object
+class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
+    """Evolutionary search whose exploration rate follows the posterior's uncertainty.
+
+    Every round ``round(epsilon * batch)`` candidates are random plans and the rest the
+    best evolved ones; epsilon is the mean posterior standard deviation of ``n_plans``
+    random plans over the incumbent's throughput (AdaTune, NeurIPS 2020, Eq. 3). With a
+    cost model that states no variance epsilon stays at TVM's 0.05, which is logged once.
+
+    Parameters
+    ----------
+    population_size : int, default 256
+        Schedules per generation; half of TVM's, see ``README``.
+    genetic_num_iters : int, default 3
+        Generations per round.
+    init_measured_ratio : float, default 0.2
+        Share of the first generation that are the best measured schedules.
+    init_min_unmeasured : int, default 50
+        Fewer random schedules than this and the task ends: its space is exhausted.
+    max_fail_count : int, default 5
+        Rounds of sampling without a valid schedule before it gives up.
+    genetic_mutate_prob : float, default 0.85
+    genetic_max_fail_count : int, default 10
+    epsilon : float or None, default None
+        Fixed share of random candidates in [0, 1]; None lets the posterior decide.
+    n_plans : int, default 20
+        Random plans that the posterior's standard deviation is averaged over.
+    diversity : {"none", "knobs", "medoids"}, default "none"
+        ``"knobs"`` trades score against unseen knob values (AutoTVM's objective with
+        normalised scores), ``"medoids"`` takes the best of each k-means cluster
+        (Chameleon).
+    journal : JournalWriter or None, default None
+        Gets one ``"round"`` event per round.
+    should_stop : callable or None, default None
+        Asked before each round; True ends the task.
+
+    Raises
+    ------
+    InvalidOptionError
+        When an option is out of its range.
+    """
+
+    def __init__(
+        self,
+        *,
+        population_size: int = 256,
+        genetic_num_iters: int = 3,
+        init_measured_ratio: float = 0.2,
+        init_min_unmeasured: int = 50,
+        max_fail_count: int = 5,
+        genetic_mutate_prob: float = 0.85,
+        genetic_max_fail_count: int = 10,
+        epsilon: float | None = None,
+        n_plans: int = N_PLANS,
+        diversity: str = "none",
+        journal: JournalWriter | None = None,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> None:
+        super().__init__()
+        check_epsilon(epsilon)
+        _check_options(population_size, init_measured_ratio, n_plans, diversity)
+        self.options: dict[str, Any] = {
+            "population_size": population_size,
+            "genetic_num_iters": genetic_num_iters,
+            "init_measured_ratio": init_measured_ratio,
+            "init_min_unmeasured": init_min_unmeasured,
+            "max_fail_count": max_fail_count,
+            "genetic_mutate_prob": genetic_mutate_prob,
+            "genetic_max_fail_count": genetic_max_fail_count,
+        }
+        self.epsilon = epsilon
+        self.n_plans = n_plans
+        self.diversity = diversity
+        self.journal: JournalWriter = journal or NullJournal()
+        self.should_stop = should_stop
+        self.context: TuneContext | None = None
+        self.state: _State | None = None
+
+    def _initialize_with_tune_context(self, context: TuneContext) -> None:
+        """Remember the task; TVM calls this whenever a context takes the strategy in."""
+        self.context = context
+        self.state = None
+
+    def pre_tuning(
+        self,
+        max_trials: int,
+        num_trials_per_iter: int,
+        design_spaces: list[Schedule],
+        database: Database | None = None,
+        cost_model: Any = None,
+    ) -> None:
+        """Start the native search and read what the database knows of the task."""
+        if self.context is None or database is None or cost_model is None:
+            raise InvalidOptionError(
+                "AdaptiveSearch needs a tune context, a database and a cost model; pass "
+                "database=ms.database.MemoryDatabase() if nothing is to be kept."
+            )
+        # numpy wants no negative seed; TVM writes -1 for "any".
+        seed = self.context.rand_state
+        inner = EvolutionarySearch(**self.options)
+        inner._initialize_with_tune_context(self.context)
+        inner.pre_tuning(max_trials, num_trials_per_iter, design_spaces, database, cost_model)
+        measured, elites = measured_schedules(database, self.context.mod)
+        self.state = _State(
+            inner=inner,
+            cost_model=cost_model,
+            model=python_side(cost_model),
+            max_trials=max_trials,
+            batch=num_trials_per_iter,
+            rng=np.random.default_rng(seed if seed >= 0 else None),
+            measured=measured,
+            elites=elites,
+            resumed=bool(measured),
+        )
+
+    def post_tuning(self) -> None:
+        """End the search and let go of the task, which owns this object in turn."""
+        if self.state is not None:
+            self.state.inner.post_tuning()
+        self.state = None
+        self.context = None
+
+    def clone(self) -> Any:
+        """Return a strategy of the same options for another task."""
+        return AdaptiveSearch(
+            **self.options,
+            epsilon=self.epsilon,
+            n_plans=self.n_plans,
+            diversity=self.diversity,
+            journal=self.journal,
+            should_stop=self.should_stop,
+        )
+
+    def generate_measure_candidates(self) -> list[MeasureCandidate] | None:
+        """Return the next batch; None ends the task.
+
+        An exception costs the round, not the run: it is logged and journalled, and
+        after ``MAX_EMPTY_ROUNDS`` such rounds the task ends.
+        """
+        state = self._live_state()
+        if state.n_sent >= state.max_trials or (self.should_stop and self.should_stop()):
+            return None
+        try:
+            batch = self._next_batch(state, min(state.batch, state.max_trials - state.n_sent))
+        except Exception as error:
+            logger.exception("%s: a search round failed and is skipped", self._task_name())
+            self.journal.write("error", task=self._task_name(), where="search", message=repr(error))
+            batch = []
+        if batch is None:
+            return None
+        state.n_empty = 0 if batch else state.n_empty + 1
+        if state.n_empty >= MAX_EMPTY_ROUNDS:
+            return None
+        return [candidate_of(schedule) for schedule in batch]
+
+    def notify_runner_results(
+        self, measure_candidates: list[MeasureCandidate], results: list[RunnerResult]
+    ) -> None:
+        """Count the trials and keep the fastest as parents."""
+        state = self._live_state()
+        state.n_sent += len(results)
+        for candidate, result in zip(measure_candidates, results, strict=True):
+            seconds = [float(sec) for sec in result.run_secs or ()]
+            if seconds and np.isfinite(seconds).all():
+                state.elites.append((float(np.median(seconds)), candidate.sch))
+        state.elites.sort(key=lambda elite: elite[0])
+        del state.elites[self._n_elites() :]
+
+    def _live_state(self) -> _State:
+        if self.state is None:
+            raise InvalidOptionError("AdaptiveSearch: call pre_tuning() before a round.")
+        return self.state
+
+    def _task_name(self) -> str:
+        return str(self.context.task_name) if self.context is not None else "?"
+
+    def _n_elites(self) -> int:
+        return int(self.options["population_size"] * self.options["init_measured_ratio"])
+
+    def _next_batch(self, state: _State, size: int) -> list[Schedule] | None:
+        clock = [time.perf_counter()]
+        parents = [schedule for _, schedule in state.elites[: self._n_elites()]]
+        randoms = sample_population(
+            state.inner, int(self.options["population_size"]) - len(parents)
+        )
+        if len(randoms) < self.options["init_min_unmeasured"]:
+            logger.info("%s: the space is exhausted", self._task_name())
+            return None
+        fresh = _distinct(randoms, state.measured)
+        order = state.rng.permutation(len(fresh))
+        clock.append(time.perf_counter())
+        exploration = self._exploration(state, [fresh[i] for i in order[: self.n_plans]])
+        clock.append(time.perf_counter())
+        explore = min(n_random(exploration.epsilon, size), len(fresh))
+        exploit = self._evolved(state, parents + randoms, size - explore)
+        clock.append(time.perf_counter())
+        batch = _mix(exploit, [fresh[i] for i in order], explore, size)
+        state.measured.update(key_of(schedule) for schedule in batch)
+        state.n_rounds += 1
+        sample_sec, posterior_sec, evolve_sec = np.diff(clock).tolist()
+        self.journal.write(
+            "round",
+            task=self._task_name(),
+            round=state.n_rounds,
+            n_candidates=len(batch),
+            n_random=len(batch) - min(len(exploit), size - explore),
+            **dataclasses.asdict(exploration),
+            n_population=len(parents) + len(randoms),
+            n_spares=len(state.spares),
+            sample_sec=sample_sec,
+            posterior_sec=posterior_sec,
+            evolve_sec=evolve_sec,
+        )
+        return batch
+
+    def _exploration(self, state: _State, plans: Sequence[Schedule]) -> Exploration:
+        if self.epsilon is not None:
+            return Exploration(self.epsilon, "fixed")
+        if not hasattr(state.model, "posterior"):
+            if state.n_rounds == 0:
+                logger.warning(
+                    "%s: the cost model states no variance; epsilon is fixed at %g",
+                    self._task_name(),
+                    FALLBACK_EPSILON,
+                )
+            return Exploration(FALLBACK_EPSILON, "no-variance")
+        if not getattr(state.model, "is_trained", True):
+            # Scores of an untrained model rank nothing: evolving them would cost a
+            # search and bring random candidates all the same.
+            return Exploration(1.0, "untrained")
+        prediction: Prediction | None = state.model.posterior(
+            self.context, [candidate_of(plan) for plan in plans]
+        )
+        if prediction is None or len(prediction) == 0:
+            return Exploration(FALLBACK_EPSILON, "no-success-yet")
+        return posterior_epsilon(prediction)
+
+    def _evolved(self, state: _State, population: list[Schedule], n: int) -> list[Schedule]:
+        """Return up to ``n`` unmeasured candidates, the ones to exploit."""
+        if n == 0:
+            return []
+        # The native search does not know what an earlier process measured, so on a
+        # database that was begun earlier it is asked for more than is needed.
+        plenty = self.diversity != "none" or state.resumed
+        n_wanted = n * DIVERSITY_RATIO if plenty else n
+        evolved = evolve(state.inner, population, n_wanted)
+        # The native search never returns a candidate twice, so those that did not make
+        # it into a batch are kept here and compete again.
+        proposals = _distinct(state.spares + evolved, state.measured)
+        if len(proposals) <= n:
+            state.spares = []
+            return proposals
+        picked = self._pick(proposals, self._scores(state, proposals), n, state.rng)
+        chosen = set(picked.tolist())
+        spares = [proposals[i] for i in range(len(proposals)) if i not in chosen]
+        state.spares = spares[: state.batch * DIVERSITY_RATIO]
+        return [proposals[i] for i in picked]
+
+    def _pick(
+        self, proposals: list[Schedule], scores: FloatArray, n: int, rng: np.random.Generator
+    ) -> Any:
+        if self.diversity == "knobs":
+            return pick_diverse(scores, [knobs_of(schedule) for schedule in proposals], n)
+        if self.diversity == "medoids":
+            return pick_medoids(scores, _vectors(proposals), n, rng)
+        return pick_best(scores, n)
+
+    def _scores(self, state: _State, schedules: list[Schedule]) -> FloatArray:
+        candidates = [candidate_of(schedule) for schedule in schedules]
+        scores = np.asarray(state.cost_model.predict(self.context, candidates), dtype=np.float64)
+        return np.clip(scores, 0.0, None)
+
+
+def _check_options(
+    population_size: int, init_measured_ratio: float, n_plans: int, diversity: str
+) -> None:
+    if population_size < 1:
+        raise InvalidOptionError(f"population_size must be at least 1 but got {population_size}.")
+    if not 0.0 <= init_measured_ratio <= 1.0:
+        raise InvalidOptionError(
+            f"init_measured_ratio must be in [0, 1] but got {init_measured_ratio}."
+        )
+    if n_plans < 1:
+        raise InvalidOptionError(f"n_plans must be at least 1 but got {n_plans}.")
+    if diversity not in DIVERSITY:
+        raise InvalidOptionError(
+            f"diversity must be one of {', '.join(DIVERSITY)} but got {diversity!r}."
+        )
+
+
+def _distinct(schedules: Sequence[Schedule], measured: set[int]) -> list[Schedule]:
+    """Drop schedules whose module is measured or was seen earlier in the list."""
+    seen = set(measured)
+    kept = []
+    for schedule in schedules:
+        key = key_of(schedule)
+        if key not in seen:
+            seen.add(key)
+            kept.append(schedule)
+    return kept
+
+
+def _mix(
+    exploit: list[Schedule], randoms: list[Schedule], explore: int, size: int
+) -> list[Schedule]:
+    """Put the batch together; where the evolved run short, random ones fill it."""
+    batch = exploit[: size - explore]
+    seen = {key_of(schedule) for schedule in batch}
+    for schedule in randoms:
+        if len(batch) == size:
+            break
+        if key_of(schedule) not in seen:
+            seen.add(key_of(schedule))
+            batch.append(schedule)
+    return batch
+
+
+def _vectors(schedules: list[Schedule]) -> FloatArray:
+    """Place schedules in a space: log2 of their numeric knobs, one block per knob."""
+    rows = [
+        np.concatenate(
+            [np.log2(1.0 + np.abs(np.asarray(knob, dtype=float))) for knob in knobs_of(schedule)]
+            or [np.zeros(1)]
+        )
+        for schedule in schedules
+    ]
+    width = max(len(row) for row in rows)
+    return np.stack([np.pad(row, (0, width - len(row))) for row in rows])

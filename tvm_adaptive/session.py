@@ -1,0 +1,208 @@
+"""One run: where it writes, what it may spend, who watches, and how it is interrupted."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+from tvm_adaptive._tvm import FFI_VERSION, TVM_VERSION, Target
+from tvm_adaptive._versions import installed_version
+from tvm_adaptive.budget import Budget
+from tvm_adaptive.config import TuneConfig
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.measure_callback.journal import Journal
+from tvm_adaptive.measure_callback.recorder import RunProgress
+from tvm_adaptive.parts import check_names
+from tvm_adaptive.target import resolve_target
+
+logger = logging.getLogger(__name__)
+
+JOURNAL_FILE = "journal.jsonl"
+
+
+class Observer(Protocol):
+    """Who watches a run: the command line's display, or nobody."""
+
+    def stage(self, name: str) -> None:
+        """Learn that a stage begins (``"prepare"``, ``"search"``, ...)."""
+
+    def round(self, progress: RunProgress, budget: Budget) -> None:
+        """Learn what a round brought."""
+
+    def note(self, text: str) -> None:
+        """Learn something worth a line."""
+
+
+class NoObserver:
+    """Nobody watches."""
+
+    def stage(self, name: str) -> None:
+        """Do nothing."""
+
+    def round(self, progress: RunProgress, budget: Budget) -> None:
+        """Do nothing."""
+
+    def note(self, text: str) -> None:
+        """Do nothing."""
+
+
+@dataclasses.dataclass
+class Session:
+    """What all stages of a run share.
+
+    Attributes
+    ----------
+    config : TuneConfig
+    target : Target
+    work_dir : Path
+        Exists; everything that the run writes lies in it.
+    seed : int
+    trials : int or None
+        Trials at the most, None for no limit.
+    budget : Budget
+    journal : Journal
+    observer : Observer
+    stage_secs : dict of str to float
+        Seconds that each stage took, in their order.
+    """
+
+    config: TuneConfig
+    target: Target
+    work_dir: Path
+    seed: int
+    trials: int | None
+    budget: Budget
+    journal: Journal
+    observer: Observer
+    stage_secs: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Time a stage, and write it to the journal when it ends."""
+        self.observer.stage(name)
+        start_sec = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = time.perf_counter() - start_sec
+            self.stage_secs[name] = self.stage_secs.get(name, 0.0) + seconds
+            self.journal.write("stage", stage=name, seconds=seconds)
+
+    def round_done(self, progress: RunProgress) -> None:
+        """Pass a round's result on to the observer."""
+        self.observer.round(progress, self.budget)
+
+    def should_stop(self) -> bool:
+        """Say whether to end the search; asked before each round."""
+        self.budget.round_started()
+        return self.budget.should_stop()
+
+
+@contextlib.contextmanager
+def open_session(
+    what: str,
+    work_dir: Path | str,
+    target: Target | str | Mapping[str, Any] | None,
+    budget: Budget,
+    trials: int | None,
+    seed: int | None,
+    config: TuneConfig,
+    observer: Observer | None,
+) -> Iterator[Session]:
+    """Check the options, create directory and journal, catch interrupts while inside.
+
+    Parameters
+    ----------
+    what : str
+        What is tuned, for the journal.
+    work_dir, target, budget, trials, seed, config, observer
+        See :class:`Session`; ``seed`` None draws one, which the journal tells.
+
+    Raises
+    ------
+    InvalidOptionError
+        When an option cannot be used, before anything is written.
+    """
+    check_bounds(budget.seconds, trials)
+    check_names(config)
+    resolved = resolve_target(target)
+    path = _make_directory(Path(work_dir))
+    if seed is None:
+        seed = time.time_ns() % 2**31
+    with contextlib.closing(Journal(path / JOURNAL_FILE)) as journal:
+        journal.write(
+            "run",
+            what=what,
+            target=json.loads(str(resolved)),
+            seed=seed,
+            budget_sec=budget.seconds,
+            trials=trials,
+            config=dataclasses.asdict(config),
+            tvm=TVM_VERSION,
+            tvm_ffi=FFI_VERSION,
+            tvm_adaptive=installed_version("tvm-adaptive"),
+        )
+        session = Session(
+            config, resolved, path, seed, trials, budget, journal, observer or NoObserver()
+        )
+        with _flag_instead_of_interrupt(session):
+            yield session
+        journal.write(
+            "end",
+            interrupted=budget.interrupted,
+            seconds=budget.elapsed_sec,
+            stages=session.stage_secs,
+        )
+
+
+def check_bounds(budget_sec: float | None, trials: int | None) -> None:
+    """Raise InvalidOptionError unless seconds or trials bound a run."""
+    if budget_sec is None and trials is None:
+        raise InvalidOptionError("Give a budget in seconds, a number of trials, or both.")
+    if budget_sec is not None and not budget_sec > 0:
+        raise InvalidOptionError(f"The budget must be above 0 s but got {budget_sec:g}.")
+    if trials is not None and trials < 1:
+        raise InvalidOptionError(f"trials must be at least 1 but got {trials}.")
+
+
+@contextlib.contextmanager
+def _flag_instead_of_interrupt(session: Session) -> Iterator[None]:
+    """Turn SIGINT and SIGTERM into a flag that is looked at between rounds.
+
+    Python's own handler raises wherever the main thread happens to be, and inside TVM's
+    native search that ends in a segmentation fault.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python lets only the main thread set handlers
+        return
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        session.budget.interrupt()
+        logger.warning("%s: stopping after this round", signal.Signals(number).name)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _make_directory(path: Path) -> Path:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidOptionError(
+            f"The work directory {path} cannot be made ({error.strerror}); choose another."
+        ) from error
+    return path.resolve()
+

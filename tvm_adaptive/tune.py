@@ -1,0 +1,239 @@
+"""The whole job on one page: from a name or a module to a tuned, checked, timed result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from tvm_adaptive._tvm import (
+    ExtractedTask,
+    IRModule,
+    MeasureCallback,
+    Target,
+    contexts_of,
+    functions_as_tasks,
+    json_database,
+    ms,
+)
+from tvm_adaptive.budget import Budget
+from tvm_adaptive.config import DEFAULT, TuneConfig
+from tvm_adaptive.database.repair import repair_database
+from tvm_adaptive.finish import decide, playoff_reserve_sec, report_of
+from tvm_adaptive.judge import FunctionJudge, NetworkJudge
+from tvm_adaptive.measure_callback.recorder import Recorder, RunProgress, TaskProgress
+from tvm_adaptive.models import Network, TIRWorkload, extract, load_workload, prepare
+from tvm_adaptive.models.network import network_of_relax
+from tvm_adaptive.outcome import TuneReport
+from tvm_adaptive.parts import Parts, make_parts
+from tvm_adaptive.session import Observer, Session, open_session
+from tvm_adaptive.target import describe_target
+
+TargetLike = Target | str | Mapping[str, Any] | None
+# MetaSchedule counts trials in 32 bits; no run gets near this.
+_UNLIMITED = 10**8
+
+
+def tune(
+    what: str,
+    *,
+    work_dir: str | Path,
+    target: TargetLike = None,
+    budget_sec: float | None = None,
+    trials: int | None = None,
+    seed: int | None = None,
+    config: TuneConfig = DEFAULT,
+    observer: Observer | None = None,
+) -> TuneReport:
+    """Tune a built-in network or a testing operator.
+
+    Parameters
+    ----------
+    what : str
+        ``"resnet18"``, or ``"te:C2D"`` and its like.
+    work_dir : str or Path
+        Everything that is written lies in it. A database in it is continued; what was
+        measured for it is not measured again.
+    target : Target, str, mapping or None, default None
+        ``"cpu"`` or None is this machine's CPU, ``"cuda"`` its first GPU.
+    budget_sec : float or None, default None
+        Wall-clock seconds for the whole call, kept within one batch.
+    trials : int or None, default None
+        Trials at the most. One of the two bounds must be given.
+    seed : int or None, default None
+        Of search, forest and scheduler; None draws one. Measured times, and so the
+        course of a run, still differ from run to run.
+    config : TuneConfig, default DEFAULT
+    observer : Observer or None, default None
+
+    Returns
+    -------
+    TuneReport
+
+    Raises
+    ------
+    InvalidOptionError
+        For a name, target or option that cannot be used; nothing is written then.
+    """
+    budget = Budget(budget_sec)
+    workload = load_workload(what)
+    with open_session(what, work_dir, target, budget, trials, seed, config, observer) as session:
+        if isinstance(workload, TIRWorkload):
+            return _tune_functions(session, what, workload.mod)
+        return _tune_network(session, workload)
+
+
+def tune_relax(
+    mod: IRModule,
+    params: Mapping[str, Any] | None = None,
+    *,
+    work_dir: str | Path,
+    target: TargetLike = None,
+    budget_sec: float | None = None,
+    trials: int | None = None,
+    seed: int | None = None,
+    config: TuneConfig = DEFAULT,
+    observer: Observer | None = None,
+    name: str = "network",
+) -> TuneReport:
+    """Tune a network that is given as a Relax module.
+
+    Parameters
+    ----------
+    mod : IRModule
+        Raw: with Relax operators, not yet lowered or fused. ``main`` takes the inputs
+        first, then the parameters.
+    params : mapping of str to Tensor, or None, default None
+        Weights by the names of ``main``'s parameters; None when they are bound already.
+    work_dir, target, budget_sec, trials, seed, config, observer
+        As in :func:`tune`.
+    name : str, default "network"
+        For the journal.
+
+    Returns
+    -------
+    TuneReport
+
+    Raises
+    ------
+    InvalidOptionError
+        As :func:`tune`; also for a module without ``main`` or with dynamic shapes.
+    """
+    budget = Budget(budget_sec)
+    network = network_of_relax(name, mod, dict(params or {}))
+    with open_session(name, work_dir, target, budget, trials, seed, config, observer) as session:
+        return _tune_network(session, network)
+
+
+def tune_tir(
+    mod: IRModule,
+    *,
+    work_dir: str | Path,
+    target: TargetLike = None,
+    budget_sec: float | None = None,
+    trials: int | None = None,
+    seed: int | None = None,
+    config: TuneConfig = DEFAULT,
+    observer: Observer | None = None,
+    name: str = "functions",
+) -> TuneReport:
+    """Tune every tensor function of a module.
+
+    Parameters
+    ----------
+    mod : IRModule or PrimFunc
+    work_dir, target, budget_sec, trials, seed, config, observer
+        As in :func:`tune`.
+    name : str, default "functions"
+        For the journal.
+
+    Returns
+    -------
+    TuneReport
+
+    Raises
+    ------
+    InvalidOptionError
+        As :func:`tune`.
+    """
+    budget = Budget(budget_sec)
+    with open_session(name, work_dir, target, budget, trials, seed, config, observer) as session:
+        return _tune_functions(session, name, mod)
+
+
+def _tune_network(session: Session, network: Network) -> TuneReport:
+    config = session.config
+    with session.stage("prepare"):
+        prepared = prepare(network, session.target, config.layout, prepack=config.prepack)
+        tasks = extract(prepared, session.target)
+        session.observer.note(
+            f"{network.name} on {describe_target(session.target)}: {len(tasks)} tasks, "
+            f"layout {prepared.layout}"
+        )
+    with NetworkJudge(session, network, prepared) as judge:
+        return _tune_tasks(session, network.name, tasks, judge)
+
+
+def _tune_functions(session: Session, what: str, mod: IRModule) -> TuneReport:
+    tasks = functions_as_tasks(mod, session.target)
+    session.observer.note(f"{what} on {describe_target(session.target)}: {len(tasks)} tasks")
+    with FunctionJudge(session, tasks) as judge:
+        return _tune_tasks(session, what, tasks, judge)
+
+
+def _tune_tasks(
+    session: Session,
+    what: str,
+    tasks: Sequence[ExtractedTask],
+    judge: NetworkJudge | FunctionJudge,
+) -> TuneReport:
+    judge.measure_untuned()
+    session.budget.reserve_sec = judge.reserve_sec + playoff_reserve_sec(session, len(tasks))
+    progress = _search(session, tasks)
+    session.budget.reserve_sec = judge.reserve_sec
+    database, outcomes = decide(session, tasks, progress)
+    comparison = judge.measure_tuned(database)
+    return report_of(session, what, judge, outcomes, progress, comparison)
+
+
+def _search(session: Session, tasks: Sequence[ExtractedTask]) -> RunProgress:
+    """Run MetaSchedule's loop with our parts until budget, trials or spaces are spent."""
+    progress = RunProgress(
+        [TaskProgress(str(task.task_name), float(int(task.weight))) for task in tasks]
+    )
+    if session.budget.should_stop():
+        session.observer.note("no search: the budget does not reach beyond the first steps")
+        return progress
+    with session.stage("search"), _parts(session) as parts:
+        ms.tune_tasks(
+            tasks=contexts_of(tasks, str(session.work_dir), parts.strategy, session.seed),
+            task_weights=[task.weight for task in progress.tasks],
+            work_dir=str(session.work_dir),
+            max_trials_global=session.trials or _UNLIMITED,
+            num_trials_per_iter=session.config.search.n_trials_per_round,
+            builder=parts.builder,
+            runner=parts.runner,
+            database=open_database(session.work_dir),
+            cost_model=parts.cost_model,
+            measure_callbacks=[
+                *MeasureCallback.create("default"),
+                Recorder(progress, session.round_done, session.journal),
+            ],
+            task_scheduler=parts.task_scheduler,
+        )
+    return progress
+
+
+@contextmanager
+def _parts(session: Session) -> Iterator[Parts]:
+    parts = make_parts(
+        session.config,
+        target=session.target,
+        work_dir=session.work_dir,
+        seed=session.seed,
+        journal=session.journal,
+        should_stop=session.should_stop,
+    )
+    with closing(parts):
+        yield parts
