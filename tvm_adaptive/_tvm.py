@@ -8,7 +8,8 @@ apache-tvm and apache-tvm-ffi does not fail with an exception, it ends the proce
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from tvm_adaptive._versions import check_versions, installed_version
@@ -23,7 +24,7 @@ import tvm
 from tvm import IRModule, relax
 from tvm.driver import build as build_tir
 from tvm.ir import load_json, save_json
-from tvm.ir.transform import PassContext, module_pass, Sequential
+from tvm.ir.transform import PassContext, Sequential, module_pass
 from tvm.ir.utils import derived_object as _derived_object
 from tvm.relax import backend as relax_backend
 from tvm.relax import transform as relax_transform
@@ -47,7 +48,10 @@ from tvm.s_tir.meta_schedule.database import Database, TuningRecord, Workload
 from tvm.s_tir.meta_schedule.extracted_task import ExtractedTask
 from tvm.s_tir.meta_schedule.feature_extractor import PerStoreFeature
 from tvm.s_tir.meta_schedule.measure_callback import MeasureCallback, PyMeasureCallback
-from tvm.s_tir.meta_schedule.relax_integration import extract_tasks
+from tvm.s_tir.meta_schedule.relax_integration import (
+    extract_tasks,
+    extracted_tasks_to_tune_contexts,
+)
 from tvm.s_tir.meta_schedule.runner import (
     EvaluatorConfig,
     PyRunner,
@@ -66,12 +70,13 @@ from tvm.s_tir.meta_schedule.search_strategy import (
 )
 from tvm.s_tir.meta_schedule.task_scheduler import PyTaskScheduler, TaskScheduler
 from tvm.s_tir.meta_schedule.tune_context import TuneContext
+from tvm.s_tir.meta_schedule.tune_context import _normalize_mod as normalize_mod
 from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 from tvm.support.tar import tar
 from tvm.target import Target
 from tvm.target.codegen import llvm_get_system_cpu
 from tvm.tirx import PrimFunc
-from tvm_ffi import structural_hash
+from tvm_ffi import register_error, structural_hash
 
 _T = TypeVar("_T")
 
@@ -185,3 +190,35 @@ def schedule_for_gpu(mod: IRModule) -> IRModule:
 def args_info_of(mod: IRModule) -> list[ArgInfo]:
     """Return the arguments that a candidate's module takes when it is measured."""
     return list(ArgInfo.from_entry_func(mod, remove_preproc=True))
+
+
+def json_database(work_dir: str | Path) -> Database:
+    """Open MetaSchedule's JSON database in a directory, which must exist."""
+    return ms.database.JSONDatabase(work_dir=str(work_dir), module_equality="structural")
+
+
+def contexts_of(
+    tasks: Sequence[ExtractedTask], work_dir: str, strategy: SearchStrategy, seed: int
+) -> list[TuneContext]:
+    """Return one tuning context per task, each with a clone of ``strategy``.
+
+    Logs go to a folder ``logs`` in ``work_dir``; the same seed gives the same sampling.
+    """
+    # MetaSchedule's seeds are in [1, 2^31 - 1).
+    contexts, _ = extracted_tasks_to_tune_contexts(
+        list(tasks), work_dir, strategy=strategy, seed=1 + seed % (2**31 - 2)
+    )
+    return list(contexts)
+
+
+def functions_as_tasks(mod: IRModule | PrimFunc, target: Target) -> list[ExtractedTask]:
+    """Return the tensor functions of a module as tasks, in the order of their names."""
+    # Normalised as MetaSchedule does it when it looks a function up.
+    single = [(str(v.name_hint), normalize_mod(f)) for v, f in _tensor_functions(mod)]
+    ordered = sorted(single, key=lambda pair: pair[0])
+    return [ExtractedTask(name, each, target, [each], 1) for name, each in ordered]
+
+
+def _tensor_functions(mod: IRModule | PrimFunc) -> list[tuple[Any, PrimFunc]]:
+    whole = IRModule({"main": mod}) if isinstance(mod, PrimFunc) else mod
+    return [(v, f) for v, f in whole.functions.items() if isinstance(f, PrimFunc)]

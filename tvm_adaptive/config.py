@@ -12,6 +12,16 @@ from typing import Any
 from tvm_adaptive.errors import InvalidOptionError
 
 
+def _at_least(name: str, value: int, low: int) -> None:
+    if value < low:
+        raise InvalidOptionError(f"{name} must be at least {low} but got {value}.")
+
+
+def _above(name: str, value: float, low: float) -> None:
+    if not value > low:
+        raise InvalidOptionError(f"{name} must be above {low} but got {value}.")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchConfig:
     """How candidates are proposed.
@@ -179,13 +189,3 @@ def preset(name: str) -> TuneConfig:
     if name not in PRESETS:
         raise InvalidOptionError(f"Unknown preset {name!r}; possible are {', '.join(PRESETS)}.")
     return PRESETS[name]
-
-
-def _at_least(name: str, value: int, low: int) -> None:
-    if value < low:
-        raise InvalidOptionError(f"{name} must be at least {low} but got {value}.")
-
-
-def _above(name: str, value: float, low: float) -> None:
-    if not value > low:
-        raise InvalidOptionError(f"{name} must be above {low} but got {value}.")

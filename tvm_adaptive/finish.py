@@ -63,7 +63,9 @@ def decide(
     reports: dict[int, FinalistReport] = {}
     with (
         session.stage("play-off"),
-        contextlib.closing(make_builder(session)) as builder,
+        contextlib.closing(
+            make_builder(session.config, session.target, session.work_dir)
+        ) as builder,
         contextlib.closing(finalist_pool()) as pool,
     ):
         for n_done, index in enumerate(order):
@@ -84,7 +86,9 @@ def decide(
                 task_name=name,
                 pool=pool,
             )
-    database = final_database(session.work_dir, "structural", [reports[i] for i in range(len(tasks))])
+    database = final_database(
+        session.work_dir, "structural", [reports[i] for i in range(len(tasks))]
+    )
     outcomes = [_outcome(progress.tasks[i], reports[i]) for i in range(len(tasks))]
     return database, outcomes
 
@@ -93,6 +97,7 @@ def report_of(
     session: Session,
     what: str,
     judge: NetworkJudge | FunctionJudge,
+    *,
     outcomes: Sequence[TaskOutcome],
     progress: RunProgress,
     comparison: Comparison | None,

@@ -1,4 +1,4 @@
-"""Is the tuned whole faster than the untuned one, and does it compute the same?
+"""Compare the tuned whole with the untuned one: latency, and what it computes.
 
 Both are run in worker processes, so that a crash or a hang of either costs an answer,
 not the run.
@@ -11,8 +11,8 @@ import dataclasses
 import functools
 import math
 import time
-from pathlib import Path
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 

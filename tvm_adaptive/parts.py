@@ -10,6 +10,7 @@ from typing import Any
 
 from tvm_adaptive import registry
 from tvm_adaptive._tvm import Builder, CostModel, Runner, SearchStrategy, Target, TaskScheduler
+from tvm_adaptive.builder.persistent import PersistentBuilder
 from tvm_adaptive.config import TuneConfig
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import JournalWriter
@@ -79,17 +80,13 @@ def make_parts(
     should_stop : callable
         Asked before each round.
     """
-    n_cores = int(target.attrs.get("num-cores", 0)) or None
+    n_cores = _n_cores(target)
     stock_cores = {} if n_cores is None else {"max_workers": n_cores}
     model = dataclasses.asdict(config.model)
     search = dataclasses.asdict(config.search)
     del search["n_trials_per_round"]  # MetaSchedule's own option
     measure = {"rule": config.measure.rule, "timeout_sec": config.measure.timeout_sec}
-    build = {
-        "timeout_sec": config.measure.build_timeout_sec,
-        "artifact_dir": work_dir / "artifacts",
-        **stock_cores,
-    }
+    build = _build_options(config, target, work_dir)
     ours: dict[str, dict[str, Any]] = {
         "cost_model": {**model, "seed": seed, "journal": journal, "n_jobs": n_cores},
         "strategy": {**search, "journal": journal},
@@ -120,3 +117,20 @@ def make_parts(
             made[part] = base.create(name, **stock[part])
     made["strategy"] = StoppableSearch(made["strategy"], should_stop)
     return Parts(**made)
+
+
+def make_builder(config: TuneConfig, target: Target, work_dir: Path) -> PersistentBuilder:
+    """Construct our builder, whatever the configuration names; for the play-offs."""
+    return PersistentBuilder(**_build_options(config, target, work_dir))
+
+
+def _build_options(config: TuneConfig, target: Target, work_dir: Path) -> dict[str, Any]:
+    return {
+        "timeout_sec": config.measure.build_timeout_sec,
+        "artifact_dir": work_dir / "artifacts",
+        "max_workers": _n_cores(target),
+    }
+
+
+def _n_cores(target: Target) -> int | None:
+    return int(target.attrs.get("num-cores", 0)) or None

@@ -110,6 +110,7 @@ class Session:
 @contextlib.contextmanager
 def open_session(
     what: str,
+    *,
     work_dir: Path | str,
     target: Target | str | Mapping[str, Any] | None,
     budget: Budget,
@@ -205,4 +206,3 @@ def _make_directory(path: Path) -> Path:
             f"The work directory {path} cannot be made ({error.strerror}); choose another."
         ) from error
     return path.resolve()
-

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from tvm_adaptive._tvm import (
     ExtractedTask,
@@ -30,7 +30,7 @@ from tvm_adaptive.parts import Parts, make_parts
 from tvm_adaptive.session import Observer, Session, open_session
 from tvm_adaptive.target import describe_target
 
-TargetLike = Target | str | Mapping[str, Any] | None
+TargetLike: TypeAlias = Target | str | Mapping[str, Any] | None
 # MetaSchedule counts trials in 32 bits; no run gets near this.
 _UNLIMITED = 10**8
 
@@ -78,7 +78,16 @@ def tune(
     """
     budget = Budget(budget_sec)
     workload = load_workload(what)
-    with open_session(what, work_dir, target, budget, trials, seed, config, observer) as session:
+    with open_session(
+        what,
+        work_dir=work_dir,
+        target=target,
+        budget=budget,
+        trials=trials,
+        seed=seed,
+        config=config,
+        observer=observer,
+    ) as session:
         if isinstance(workload, TIRWorkload):
             return _tune_functions(session, what, workload.mod)
         return _tune_network(session, workload)
@@ -122,7 +131,16 @@ def tune_relax(
     """
     budget = Budget(budget_sec)
     network = network_of_relax(name, mod, dict(params or {}))
-    with open_session(name, work_dir, target, budget, trials, seed, config, observer) as session:
+    with open_session(
+        name,
+        work_dir=work_dir,
+        target=target,
+        budget=budget,
+        trials=trials,
+        seed=seed,
+        config=config,
+        observer=observer,
+    ) as session:
         return _tune_network(session, network)
 
 
@@ -158,7 +176,16 @@ def tune_tir(
         As :func:`tune`.
     """
     budget = Budget(budget_sec)
-    with open_session(name, work_dir, target, budget, trials, seed, config, observer) as session:
+    with open_session(
+        name,
+        work_dir=work_dir,
+        target=target,
+        budget=budget,
+        trials=trials,
+        seed=seed,
+        config=config,
+        observer=observer,
+    ) as session:
         return _tune_functions(session, name, mod)
 
 
@@ -194,11 +221,14 @@ def _tune_tasks(
     session.budget.reserve_sec = judge.reserve_sec
     database, outcomes = decide(session, tasks, progress)
     comparison = judge.measure_tuned(database)
-    return report_of(session, what, judge, outcomes, progress, comparison)
+    return report_of(
+        session, what, judge, outcomes=outcomes, progress=progress, comparison=comparison
+    )
 
 
 def _search(session: Session, tasks: Sequence[ExtractedTask]) -> RunProgress:
     """Run MetaSchedule's loop with our parts until budget, trials or spaces are spent."""
+    repair_database(session.work_dir)
     progress = RunProgress(
         [TaskProgress(str(task.task_name), float(int(task.weight))) for task in tasks]
     )
@@ -214,7 +244,7 @@ def _search(session: Session, tasks: Sequence[ExtractedTask]) -> RunProgress:
             num_trials_per_iter=session.config.search.n_trials_per_round,
             builder=parts.builder,
             runner=parts.runner,
-            database=open_database(session.work_dir),
+            database=json_database(session.work_dir),
             cost_model=parts.cost_model,
             measure_callbacks=[
                 *MeasureCallback.create("default"),

@@ -23,6 +23,18 @@ ATTEMPTS = 20
 WAYS = {"keep": ("keep", False), "NHWC": ("NHWC", False), "prepack": ("NHWC", True)}
 
 
+class Lazily(dict):
+    """Values that are made when first asked for: building a tuned network takes seconds."""
+
+    def __init__(self, make):
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, key):
+        self[key] = self._make(key)
+        return self[key]
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
     """A small network in every way it can be prepared, and what it computes."""
@@ -45,10 +57,8 @@ def case() -> Case:
         way: prepare(network, target, layout, prepack=prepack)
         for way, (layout, prepack) in WAYS.items()
     }
-    databases = {
-        way: random_records(extract(each, target), target) for way, each in prepared.items()
-    }
-    tuned = {way: compile_network(prepared[way], databases[way], target) for way in prepared}
+    databases = Lazily(lambda way: random_records(extract(prepared[way], target), target))
+    tuned = Lazily(lambda way: compile_network(prepared[way], databases[way], target))
     reference = run_network(compile_network(prepared["keep"], None, target), inputs)
     return Case(target, network, inputs, reference, prepared, databases, tuned)
 

@@ -86,6 +86,12 @@ def test_a_slow_network_is_measured_once(case, tmp_path):
     assert len(time_exported(path, case.inputs, min_seconds=0.1)) >= 5
 
 
+def test_export_keeps_the_terminal_clean(case, tmp_path, capfd):
+    export(case.tuned["NHWC"], tmp_path / "network.so")
+    os.write(2, b"still there")
+    assert capfd.readouterr().err == "still there"
+
+
 def test_an_exported_network_runs_in_another_process(case, tmp_path):
     path = str(tmp_path / "network.so")
     export(case.tuned["prepack"], path)

@@ -15,7 +15,7 @@ from tvm_adaptive.models import (
     run_network,
 )
 
-WAYS = ["keep", "NHWC", "prepack"]
+WAYS = ["NHWC", "prepack"]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -31,7 +31,7 @@ def test_schedules_do_not_change_the_outputs(case, way):
     assert outputs_agree(run_network(case.tuned[way], case.inputs), case.reference)
 
 
-@pytest.mark.parametrize("way", ["NHWC", "prepack"])
+@pytest.mark.parametrize("way", WAYS)
 def test_layouts_do_not_change_the_outputs(case, way):
     untuned = compile_network(case.prepared[way], None, case.target)
     assert untuned.coverage.tuned == {}

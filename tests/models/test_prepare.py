@@ -88,11 +88,12 @@ def normalised_convolution() -> Network:
             rng.uniform(0.5, 2, 4),
         )
     ]
-    with builder.function("main", [x]), builder.dataflow():
-        y = builder.emit(relax.op.nn.conv2d(x, weight, padding=1))
-        y = builder.emit(relax.op.nn.batch_norm(y, *moments, axis=1))
-        y = builder.emit(relax.TupleGetItem(y, 0))
-        y = builder.emit_output(relax.op.nn.relu(y))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(relax.op.nn.conv2d(x, weight, padding=1))
+            y = builder.emit(relax.op.nn.batch_norm(y, *moments, axis=1))
+            y = builder.emit(relax.TupleGetItem(y, 0))
+            y = builder.emit_output(relax.op.nn.relu(y))
         builder.emit_func_output(y)
     return Network("normalised", builder.get(), {}, {"x": (1, 3, 8, 8)}, {"x": "float32"})
 
@@ -131,8 +132,10 @@ def test_a_network_without_convolutions_is_prepared(case):
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((2, 8), "float32"))
     w = relax.Var("w", relax.TensorType((8, 4), "float32"))
-    with builder.function("main", [x, w], attrs={"num_input": 1}), builder.dataflow():
-        builder.emit_func_output(builder.emit_output(relax.op.matmul(x, w)))
+    with builder.function("main", [x, w], attrs={"num_input": 1}):
+        with builder.dataflow():
+            y = builder.emit_output(relax.op.matmul(x, w))
+        builder.emit_func_output(y)
     weight = np.arange(32, dtype="float32").reshape(8, 4)
     network = Network(
         "dense",

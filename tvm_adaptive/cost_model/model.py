@@ -16,6 +16,7 @@ from tvm_adaptive._tvm import (
     RunnerResult,
     TuneContext,
     derived_object,
+    register_error,
     structural_hash,
 )
 from tvm_adaptive.cost_model.dataset import TargetKind
@@ -28,6 +29,10 @@ from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
 from tvm_adaptive.records import FloatArray, Prediction
 
 logger = logging.getLogger(__name__)
+
+# Calls of load() pass through C++, which turns errors that it does not know into
+# RuntimeError.
+register_error(ModelFileError.__name__, ModelFileError)
 
 
 @derived_object

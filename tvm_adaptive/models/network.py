@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_adaptive._tvm import IRModule, nn, tensor
+from tvm_adaptive._tvm import IRModule, nn, relax, tensor
 from tvm_adaptive.errors import InvalidOptionError
 
 
@@ -76,6 +76,52 @@ def network_of_module(
         for key, parameter in parameters
     }
     return Network(name, mod, weights, dict(input_shapes), dict.fromkeys(input_shapes, dtype))
+
+
+def network_of_relax(name: str, mod: IRModule, params: dict[str, Any]) -> Network:
+    """Describe a Relax module of the user's own.
+
+    Parameters
+    ----------
+    name : str
+    mod : IRModule
+        With a function ``main`` whose inputs have static shapes.
+    params : dict of str to Tensor
+        Weights by the names of ``main``'s parameters.
+
+    Raises
+    ------
+    InvalidOptionError
+        When there is no Relax ``main``, a weight has no parameter, or a shape is dynamic.
+    """
+    names = [str(variable.name_hint) for variable in mod.get_global_vars()]
+    if "main" not in names or not isinstance(mod["main"], relax.Function):
+        raise InvalidOptionError(
+            f"The module must have a Relax function main but has {', '.join(names) or 'none'}."
+        )
+    parameters = {str(variable.name_hint): variable for variable in mod["main"].params}
+    if unknown := sorted(set(params) - set(parameters)):
+        raise InvalidOptionError(
+            f"params must name parameters of main but got {', '.join(unknown)}; main has "
+            f"{', '.join(parameters)}."
+        )
+    shapes: dict[str, tuple[int, ...]] = {}
+    dtypes: dict[str, str] = {}
+    for key, variable in parameters.items():
+        if key in params:
+            continue
+        info = variable.struct_info
+        if not isinstance(info, relax.TensorStructInfo) or info.shape is None:
+            raise InvalidOptionError(f"Input {key} of main must be a tensor of known shape.")
+        try:
+            shapes[key] = tuple(int(extent) for extent in info.shape)
+        except TypeError as error:
+            raise InvalidOptionError(
+                f"Input {key} of main has the dynamic shape {info.shape}; bind its symbols "
+                "first, with relax.transform.BindSymbolicVars."
+            ) from error
+        dtypes[key] = str(info.dtype)
+    return Network(name, mod, params, shapes, dtypes)
 
 
 def check_positive(**sizes: int) -> None:

@@ -167,7 +167,14 @@ def _bind(network: Network) -> IRModule:
 
 def _lower(mod: IRModule, target: Target, layout: str, prepack: bool) -> IRModule:
     t = relax_transform
-    passes = [t.FoldBatchnormToConv2D(), t.DecomposeOpsForInference(), t.CanonicalizeBindings()]
+    passes = [
+        t.FoldBatchnormToConv2D(),
+        t.DecomposeOpsForInference(),
+        t.CanonicalizeBindings(),
+        # ConvertLayout ends the process when a weight is still an expression.
+        t.FoldConstant(),
+        t.DeadCodeElimination(),
+    ]
     if layout == "NHWC":
         passes += [t.ConvertLayout(_CHANNELS_LAST), t.Normalize(), t.CanonicalizeBindings()]
     passes += [

@@ -1,6 +1,8 @@
 """Measure candidates, each only as long as its time is in doubt."""
 
 from tvm_adaptive.runner.evaluator import evaluate
+from tvm_adaptive.runner.local import AdaptiveRunner
+from tvm_adaptive.runner.rpc import AdaptiveRPCRunner
 from tvm_adaptive.runner.stopping import (
     CVRule,
     PaperRule,
@@ -11,6 +13,8 @@ from tvm_adaptive.runner.stopping import (
 from tvm_adaptive.runner.summary import Summary, summarize
 
 __all__ = [
+    "AdaptiveRPCRunner",
+    "AdaptiveRunner",
     "CVRule",
     "PaperRule",
     "PrecisionRule",

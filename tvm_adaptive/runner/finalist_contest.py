@@ -195,13 +195,13 @@ class Contest:
             if plain is not mod:
                 jobs.append((entry, False, plain))
         kernels, errors = self._kernels([mod for _, _, mod in jobs])
-        for (entry, is_timed, _), kernel, error in zip(jobs, kernels, errors, strict=True):
+        for (entry, is_timed, _), kernel, problem in zip(jobs, kernels, errors, strict=True):
             if is_timed:
                 entry.timed = entry.plain = kernel
-                entry.finalist.disqualified = f"build: {error}" if error else ""
+                entry.finalist.disqualified = f"build: {problem}" if problem else ""
             else:
                 entry.plain = kernel
-                entry.finalist.unchecked = f"build: {error}" if error else ""
+                entry.finalist.unchecked = f"build: {problem}" if problem else ""
 
     def _kernels(self, mods: list[IRModule]) -> tuple[list[Kernel | None], list[str | None]]:
         results = self._builder.build([BuilderInput(mod, self._target) for mod in mods])
@@ -214,7 +214,7 @@ class Contest:
             kernels.append(
                 Kernel(
                     str(result.artifact_path),
-                    str(self._target.kind.name),
+                    _device_type(self._target),
                     _buffers(mod),
                     self._options.device_index,
                 )
@@ -266,6 +266,11 @@ def _buffers(mod: IRModule) -> tuple[tuple[str, tuple[int, ...]], ...]:
     return tuple((str(dtype), tuple(int(n) for n in shape)) for _, dtype, shape in infos)
 
 
+def _device_type(target: Target) -> str:
+    # "llvm" and "c" are ways to compile, not devices.
+    return "cpu" if "cpu" in target.keys else str(target.kind.name)
+
+
 def as_recorded(record: TuningRecord, why: str) -> Finalist:
     """Return a record as a finalist that was neither checked nor timed, and say why."""
     return Finalist(record, mean_sec(record), unchecked=why)
@@ -279,5 +284,3 @@ def _failure(error: WorkerError) -> str:
 def _last_line(error: WorkerError) -> str:
     lines = str(error).strip().splitlines()
     return lines[-1] if lines else type(error).__name__
-
-

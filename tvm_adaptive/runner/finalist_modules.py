@@ -14,7 +14,6 @@ from tvm_adaptive._tvm import (
     TuningRecord,
     schedule_for_gpu,
     structural_hash,
-    tvm,
 )
 
 _REWRITES_WEIGHT = "meta_schedule.layout_rewrite_preproc"
@@ -72,28 +71,23 @@ def with_plain_weights(mod: IRModule) -> IRModule:
     IRModule
         ``mod`` itself if no weight changes its layout.
     """
-    marked = [
-        (name, block.name_hint)
-        for name, block in _blocks(mod)
-        if _REWRITES_WEIGHT in block.annotations
-    ]
-    if not marked:
-        return mod
     schedule = Schedule(mod)
-    for function_name, block_name in marked:
-        schedule.unannotate(
-            schedule.get_sblock(block_name, func_name=function_name), _REWRITES_WEIGHT
-        )
-    return schedule.mod
+    marked = [
+        block for block in _blocks(schedule) if _REWRITES_WEIGHT in schedule.get(block).annotations
+    ]
+    for block in marked:
+        schedule.unannotate(block, _REWRITES_WEIGHT)
+    return schedule.mod if marked else mod
 
 
 def reduction_length(mod: IRModule) -> int:
     """Return the terms in the longest sum of an unscheduled module, at least 1."""
     longest = 1
-    for _, block in _blocks(mod):
+    schedule = Schedule(mod)
+    for block in _blocks(schedule):
         extents = [
             int(axis.dom.extent)
-            for axis in block.iter_vars
+            for axis in schedule.get(block).iter_vars
             if axis.iter_type == axis.CommReduce and hasattr(axis.dom.extent, "value")
         ]
         longest = max(longest, math.prod(extents))
@@ -114,15 +108,15 @@ def _is_sane(record: TuningRecord, target: Target) -> bool:
     return bool(record.run_secs) and 0.0 < mean_sec(record) < _INSANE_SEC
 
 
-def _blocks(mod: IRModule) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for variable, function in mod.functions.items():
-        if not isinstance(function, PrimFunc):
-            continue
-
-        def visit(node: Any, name: str = variable.name_hint) -> None:
-            if isinstance(node, tvm.tirx.SBlock):
-                found.append((name, node))
-
-        tvm.tirx.stmt_functor.post_order_visit(function.body, visit)
+def _blocks(schedule: Schedule) -> list[Any]:
+    """Return references to all blocks of all functions, outer ones first."""
+    waiting = [
+        schedule.get_sblock("root", func_name=variable.name_hint)
+        for variable, function in schedule.mod.functions.items()
+        if isinstance(function, PrimFunc)
+    ]
+    found = []
+    while waiting:
+        found.append(waiting.pop(0))
+        waiting += schedule.get_child_blocks(found[-1])
     return found

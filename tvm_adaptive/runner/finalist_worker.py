@@ -22,7 +22,7 @@ class Kernel:
     ----------
     artifact_path : str
     device_type : str
-        E.g. ``"llvm"`` or ``"cuda"``.
+        E.g. ``"cpu"`` or ``"cuda"``.
     buffers : tuple of (str, tuple of int)
         Type and shape of each argument.
     device_index : int

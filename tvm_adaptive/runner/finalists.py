@@ -25,6 +25,7 @@ from tvm_adaptive.workers import WorkerPool
 
 logger = logging.getLogger(__name__)
 
+
 @dataclasses.dataclass(frozen=True)
 class FinalistReport:
     """The outcome of one task's play-off.
@@ -36,8 +37,8 @@ class FinalistReport:
         The winner first, then the other qualified ones by time, then the disqualified.
     reason : str
         Why the play-off ended (see :class:`~tvm_adaptive.runner.playoff.PlayoffResult`),
-        ``"no-record"`` if there was nothing to play for, or ``"error"`` if it could not
-        be held: then the best record stands as it was.
+        ``"no-record"`` if there was nothing to play for; ``"not-held"`` if none was
+        held or ``"error"`` if none could be: then the best record stands as it was.
     elapsed_sec : float
     """
 
@@ -145,6 +146,29 @@ def play_off(
     report = FinalistReport(task_name, tuple(finalists), reason, elapsed_sec)
     journal.write("playoff", **_as_fields(report))
     return report
+
+
+def best_as_recorded(
+    database: Database, mod: IRModule, target: Target, task_name: str = "main"
+) -> FinalistReport:
+    """Return the report of a task that gets no play-off: its best record stands.
+
+    Parameters
+    ----------
+    database : Database
+    mod : IRModule
+        The task's untuned module.
+    target : Target
+    task_name : str
+
+    Returns
+    -------
+    FinalistReport
+        With reason ``"not-held"``, or ``"no-record"``.
+    """
+    records = sane_records(database, mod, target)[:1]
+    finalists = tuple(as_recorded(record, "no play-off") for record in records)
+    return FinalistReport(task_name, finalists, "not-held" if records else "no-record", 0.0)
 
 
 def final_database(

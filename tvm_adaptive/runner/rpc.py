@@ -29,8 +29,10 @@ from tvm_adaptive.workers import WorkerPool
 # The server ends a session this long after our own deadline: ours gives the better
 # message, the server's frees a device whose client is gone.
 SESSION_GRACE_SEC = 5
-# Time for a server to come back after a session or a restart before we call it gone.
+# Time for a server to register, at the start or again after a restart.
 SERVER_WAIT_SEC = 10.0
+# The same for a candidate that queues already: the others of its share queue behind it.
+QUEUED_SERVER_WAIT_SEC = 2.0
 # What one look at the tracker may take on top of waiting for a server.
 TRACKER_TIMEOUT_SEC = 10.0
 # Between two looks at the tracker each worker gets this many candidates: enough that
@@ -120,7 +122,7 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         self._measure = measure
         self._log = TimingLog("AdaptiveRPCRunner", journal)
         self._pool = WorkerPool(1, setup=warm_up, replace_after_error=True)
-        problem = self._look_at_tracker(wait_sec=0.0)
+        problem = self._look_at_tracker()
         if problem is not None:
             raise InvalidOptionError(problem)
 
@@ -147,7 +149,7 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         left = runner_inputs
         futures: list[FinishedFuture] = []
         while left:
-            problem = self._look_at_tracker(wait_sec=SERVER_WAIT_SEC)
+            problem = self._look_at_tracker()
             if problem is not None:
                 return futures + [self._log.fail(problem) for _ in left]
             n = SHARE_PER_WORKER * self._pool.max_workers
@@ -162,17 +164,17 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
             [(*as_task(each), self.options) for each in runner_inputs],
             self.timeout_sec,
             prepare=functools.partial(
-                acquire_session, self.rpc_config, session_timeout_sec, SERVER_WAIT_SEC
+                acquire_session, self.rpc_config, session_timeout_sec, QUEUED_SERVER_WAIT_SEC
             ),
             prepare_timeout_sec=self.queue_timeout_sec,
         )
         return [self._log.finish(outcome) for outcome in outcomes]
 
-    def _look_at_tracker(self, wait_sec: float) -> str | None:
+    def _look_at_tracker(self) -> str | None:
         """Set the number of workers to that of devices; return what is wrong, or None."""
-        task = (self.rpc_config, wait_sec)
+        task = (self.rpc_config, SERVER_WAIT_SEC)
         # In a worker, as everything that can hang: the deadline is kept here.
-        (outcome,) = self._pool.map(count_servers, [task], wait_sec + TRACKER_TIMEOUT_SEC)
+        (outcome,) = self._pool.map(count_servers, [task], SERVER_WAIT_SEC + TRACKER_TIMEOUT_SEC)
         config = self.rpc_config
         tracker = f"{config.tracker_host}:{config.tracker_port}"
         command = (

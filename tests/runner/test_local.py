@@ -1,0 +1,257 @@
+"""The local runner: real kernels, and faults in a real worker process."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import cloudpickle
+import numpy as np
+import pytest
+import tvm
+from tvm import te
+from tvm.s_tir.meta_schedule.arg_info import TensorInfo
+from tvm.s_tir.meta_schedule.runner import Runner, RunnerInput
+from tvm.support.tar import tar
+
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.measure_callback.journal import Journal, read_journal
+from tvm_adaptive.records import Timing
+from tvm_adaptive.runner.local import AdaptiveRunner, essence
+
+# The workers cannot import this file.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+N = 64
+
+
+@pytest.fixture(scope="module")
+def matmul(tmp_path_factory):
+    a, b = (te.placeholder((N, N), name=name) for name in "AB")
+    k = te.reduce_axis((0, N))
+    c = te.compute((N, N), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k))
+    mod = tvm.IRModule({"main": te.create_prim_func([a, b, c])})
+    target = tvm.target.Target({"kind": "llvm", "num-cores": 1})
+    path = tmp_path_factory.mktemp("artifact") / "matmul.tar"
+    tvm.driver.build(mod, target=target).export_library(str(path), fcompile=tar)
+    return RunnerInput(str(path), "cpu", [TensorInfo("float32", (N, N))] * 3)
+
+
+def fake(deed):
+    """An input for ``misbehave``: the path says what to do."""
+    return RunnerInput(deed, "cpu", [])
+
+
+def misbehave(artifact_path, device_type, args_info, options):
+    deed, _, argument = artifact_path.partition(" ")
+    if deed == "abort":
+        os.abort()
+    elif deed == "segfault":
+        ctypes.string_at(0)
+    elif deed == "exit":
+        os._exit(0)
+    elif deed == "raise":
+        raise RuntimeError("device lost")
+    elif deed == "hang":
+        ctypes.PyDLL(None).sleep(1000)  # holds the interpreter's lock
+    elif deed == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif deed == "grandchild":
+        child = subprocess.Popen(["sleep", "1000"])
+        Path(argument).write_text(str(child.pid))
+        time.sleep(1000)
+    elif deed == "nan":
+        return Timing(float("nan"), 0.0, 1, 1, "precise", 0.1)
+    elif deed == "wrong":
+        return [1.0]
+    return Timing(float(os.getpid()), 0.0, 1, 1, "precise", 0.1)
+
+
+@pytest.fixture
+def make_runner():
+    runners = []
+
+    def make(**options):
+        runners.append(AdaptiveRunner(**options))
+        return runners[-1]
+
+    yield make
+    for runner in runners:
+        runner.close()
+
+
+def results(runner, inputs):
+    futures = Runner.run(runner, inputs)  # through C++, as a run does
+    assert all(future.done() for future in futures)
+    return [future.result() for future in futures]
+
+
+def gone(pid):
+    for _ in range(100):
+        status = Path(f"/proc/{pid}/status")
+        if not status.exists() or "State:\tZ" in status.read_text():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.mark.parametrize("rule", ["precision", "paper"])
+def test_a_real_kernel_gets_one_time(make_runner, matmul, rule, tmp_path):
+    journal = Journal(tmp_path / "journal.jsonl")
+    runner = make_runner(rule=rule, journal=journal)
+    first, second = results(runner, [matmul, matmul])
+    for result in (first, second):
+        assert result.error_msg is None
+        assert len(result.run_secs) == 1
+        assert 1e-7 < float(result.run_secs[0]) < 0.1
+    events = [event for event in read_journal(journal.path) if event["event"] == "timing"]
+    assert [event["index"] for event in events] == [0, 1]
+    assert events[0]["mean_sec"] == pytest.approx(float(first.run_secs[0]))
+    assert events[0]["reason"]
+    assert events[0]["error"] is None
+    assert events[0]["n_runs"] >= 1
+
+
+def test_cache_flush_measures_single_runs(make_runner, matmul, tmp_path):
+    journal = Journal(tmp_path / "journal.jsonl")
+    runner = make_runner(cpu_cache_flush=True, journal=journal)
+    (result,) = results(runner, [matmul])
+    assert result.error_msg is None
+    event = read_journal(journal.path)[-1]
+    assert event["n_runs"] == event["n_batches"]
+
+
+@pytest.mark.parametrize(
+    ("deed", "message"),
+    [
+        ("abort", "SIGABRT"),
+        ("segfault", "SIGSEGV"),
+        ("exit", "exit code 0"),
+        ("raise", "RuntimeError: device lost"),
+        ("hang", r"Timeout: timeout: killed after 1 s of running"),
+        ("stop", r"Timeout: timeout: killed after 1 s of running"),
+        ("nan", "measured nan s"),
+        ("wrong", r"expected the measuring function's Timing, got \[1.0\]"),
+    ],
+)
+def test_a_fault_costs_one_result(make_runner, deed, message, tmp_path):
+    journal = Journal(tmp_path / "journal.jsonl")
+    runner = make_runner(measure=misbehave, timeout_sec=1.0, journal=journal)
+    before, failed, after = results(runner, [fake("good"), fake(deed), fake("good")])
+    assert failed.run_secs is None
+    assert re.search(message, failed.error_msg)
+    assert failed.error_msg.startswith("AdaptiveRunner: ")
+    assert before.error_msg is None
+    assert after.error_msg is None
+    events = [event for event in read_journal(journal.path) if event["event"] == "timing"]
+    assert [event["index"] for event in events] == [0, 1, 2]
+    assert "\n" not in events[1]["error"]
+
+
+@pytest.mark.parametrize(
+    ("deed", "same"), [("good", True), ("raise", False), ("abort", False), ("hang", False)]
+)
+def test_the_worker_changes_after_any_error_and_only_then(make_runner, deed, same):
+    runner = make_runner(measure=misbehave, timeout_sec=1.0)
+    before, _, after = results(runner, [fake("good"), fake(deed), fake("good")])
+    assert (float(before.run_secs[0]) == float(after.run_secs[0])) == same
+
+
+def test_the_worker_changes_after_its_uses(make_runner):
+    runner = make_runner(measure=misbehave, max_uses=2)
+    pids = [float(result.run_secs[0]) for result in results(runner, [fake("good")] * 4)]
+    assert pids[0] == pids[1]
+    assert pids[1] != pids[2]
+    assert pids[2] == pids[3]
+
+
+def test_a_timeout_also_kills_what_the_kernel_had_started(make_runner, tmp_path):
+    runner = make_runner(measure=misbehave, timeout_sec=1.0)
+    note = tmp_path / "pid"
+    (result,) = results(runner, [fake(f"grandchild {note}")])
+    assert "Timeout" in result.error_msg
+    assert gone(int(note.read_text()))
+
+
+def test_closing_ends_the_worker_and_a_later_run_starts_one(make_runner):
+    runner = make_runner(measure=misbehave)
+    (first,) = results(runner, [fake("good")])
+    runner.close()
+    assert gone(int(first.run_secs[0]))
+    (second,) = results(runner, [fake("good")])
+    assert second.error_msg is None
+
+
+def test_a_missing_artifact_is_an_error_result(make_runner):
+    (result,) = results(make_runner(), [RunnerInput("missing.tar", "cpu", [])])
+    assert "cannot find file missing.tar" in result.error_msg
+
+
+def test_an_empty_batch_gives_an_empty_list(make_runner):
+    assert list(Runner.run(make_runner(), [])) == []
+
+
+def test_an_error_of_our_own_does_not_leave_the_runner(make_runner, tmp_path):
+    class Untravelled:
+        min_batches, max_batches, runs_per_batch = 1, 1, None
+
+        def __reduce__(self):
+            raise ValueError("stays at home")
+
+    (result,) = results(make_runner(rule=Untravelled(), measure=misbehave), [fake("good")])
+    assert "stays at home" in result.error_msg
+
+
+def test_a_journal_that_fails_costs_no_measurement(make_runner):
+    class Full:
+        def write(self, event, **fields):
+            raise OSError("no space left")
+
+    (result,) = results(make_runner(measure=misbehave, journal=Full()), [fake("good")])
+    assert result.error_msg is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"timeout_sec": 0}, "timeout_sec must be above 0 but got 0"),
+        ({"timeout_sec": float("nan")}, "timeout_sec must be above 0 but got nan"),
+        ({"min_repeat_ms": -1}, "min_repeat_ms must be at least 0 but got -1"),
+        ({"max_sec": 0}, "max_sec must be above 0 but got 0"),
+        ({"device_index": -1}, "device_index must be at least 0 but got -1"),
+        ({"max_uses": 0}, "max_uses must be at least 1 but got 0"),
+        ({"rule": "best"}, "one of 'precision', 'paper', 'cv', but got 'best'"),
+    ],
+)
+def test_options_are_checked(options, message):
+    with pytest.raises(InvalidOptionError, match=message):
+        AdaptiveRunner(**options)
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        ("Traceback (most recent call last):\n  x\nValueError: no\n", "ValueError: no"),
+        ("killed\nmore", "killed"),
+        ("", ""),
+    ],
+)
+def test_essence_of_an_error(message, line):
+    assert essence(message) == line
+
+
+def test_times_of_a_faster_and_a_slower_kernel_keep_their_order(make_runner, matmul, tmp_path):
+    x = te.placeholder((N,), name="X")
+    mod = tvm.IRModule({"main": te.create_prim_func([x, te.compute((N,), lambda i: x[i] + 1.0)])})
+    target = tvm.target.Target({"kind": "llvm", "num-cores": 1})
+    path = tmp_path / "add.tar"
+    tvm.driver.build(mod, target=target).export_library(str(path), fcompile=tar)
+    add = RunnerInput(str(path), "cpu", [TensorInfo("float32", (N,))] * 2)
+    secs = [float(result.run_secs[0]) for result in results(make_runner(), [add, matmul])]
+    assert np.argmin(secs) == 0

@@ -1,0 +1,327 @@
+"""Worker processes: deadlines, deaths, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import cloudpickle
+import pytest
+
+from tvm_adaptive.errors import WorkerDiedError, WorkerTaskError, WorkerTimeoutError
+from tvm_adaptive.worker_process import Worker
+from tvm_adaptive.workers import WorkerPool
+
+# The workers cannot import this file.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+TIMEOUT_SEC = 30.0
+
+
+def double(x):
+    return 2 * x
+
+
+def fail(text):
+    raise ValueError(text)
+
+
+def die(sig):
+    os.kill(os.getpid(), sig)
+    time.sleep(100)
+
+
+def leave(code):
+    os._exit(code)
+
+
+def hold_the_lock():
+    ctypes.PyDLL(None).sleep(1000)
+
+
+def pid(*_):
+    return os.getpid()
+
+
+def start_grandchild():
+    return subprocess.Popen(["sleep", "1000"]).pid
+
+
+def fork_and_leave(note):
+    """Leave behind a process that holds the pipe of the answers open."""
+    child = os.fork()
+    if child == 0:
+        time.sleep(1000)
+    Path(note).write_text(str(child))
+    os._exit(3)
+
+
+class Unpicklable:
+    def __reduce__(self):
+        raise TypeError("cannot travel")
+
+
+class Unreadable:
+    def __reduce__(self):
+        return (fail, ("not readable",))
+
+
+@pytest.fixture
+def make_pool():
+    pools = []
+
+    def make(max_workers=1, **options):
+        pools.append(WorkerPool(max_workers, **options))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        pool.close()
+
+
+def gone(process):
+    for _ in range(100):
+        status = Path(f"/proc/{process}/status")
+        if not status.exists() or "State:\tZ" in status.read_text():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def open_files():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_values_come_in_the_order_of_the_tasks(make_pool):
+    outcomes = make_pool(2).map(double, [(i,) for i in range(9)], TIMEOUT_SEC)
+    assert [outcome.value for outcome in outcomes] == [2 * i for i in range(9)]
+
+
+def test_a_worker_stays_for_the_next_call(make_pool):
+    pool = make_pool()
+    first, second = (pool.map(pid, [()], TIMEOUT_SEC)[0].value for _ in range(2))
+    assert first == second
+
+
+def test_large_tasks_and_answers_travel(make_pool):
+    data = os.urandom(5_000_000)
+    (outcome,) = make_pool().map(bytes.upper, [(data,)], TIMEOUT_SEC)
+    assert outcome.value == data.upper()
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "error", "message"),
+    [
+        (fail, ("broken",), WorkerTaskError, "ValueError: broken"),
+        (die, (signal.SIGSEGV,), WorkerDiedError, "killed by SIGSEGV"),
+        (die, (signal.SIGKILL,), WorkerDiedError, "killed by SIGKILL"),
+        (leave, (3,), WorkerDiedError, "exit code 3"),
+        (hold_the_lock, (), WorkerTimeoutError, "killed after 1 s of running"),
+        (die, (signal.SIGSTOP,), WorkerTimeoutError, "killed after 1 s of running"),
+        (Unpicklable, (), WorkerTaskError, "cannot travel"),
+        (Unreadable, (), WorkerDiedError, "could not be read.*not readable"),
+        (double, (Unpicklable(),), WorkerTaskError, "could not be sent.*cannot travel"),
+    ],
+)
+def test_a_failure_is_one_outcome(make_pool, function, args, error, message):
+    pool = make_pool()
+    (failed,) = pool.map(function, [args], 1.0)
+    with pytest.raises(error, match=message):
+        raise failed.error
+    (good,) = pool.map(double, [(4,)], TIMEOUT_SEC)
+    assert good.value == 8
+
+
+def test_one_that_hangs_does_not_hold_up_the_others(make_pool):
+    tasks = [(signal.SIGSTOP,), (signal.SIGKILL,), (signal.SIGKILL,)]
+    outcomes = make_pool(2).map(die, tasks, 1.0)
+    kinds = [type(outcome.error) for outcome in outcomes]
+    assert kinds == [WorkerTimeoutError, WorkerDiedError, WorkerDiedError]
+
+
+@pytest.mark.parametrize("size", [10, 10_000_000])
+def test_a_stopped_worker_cannot_block_the_sender(make_pool, size):
+    pool = make_pool()
+    (stopped,) = pool.map(pid, [()], TIMEOUT_SEC)
+    os.kill(stopped.value, signal.SIGSTOP)
+    (outcome,) = pool.map(len, [(bytes(size),)], 1.0)
+    assert isinstance(outcome.error, WorkerTimeoutError)
+    assert gone(stopped.value)
+
+
+def test_a_worker_killed_while_idle_costs_one_outcome(make_pool):
+    pool = make_pool()
+    (victim,) = pool.map(pid, [()], TIMEOUT_SEC)
+    os.kill(victim.value, signal.SIGKILL)
+    assert gone(victim.value)
+    first, second = (pool.map(double, [(1,)], TIMEOUT_SEC)[0] for _ in range(2))
+    assert isinstance(first.error, WorkerDiedError)
+    assert second.value == 2
+
+
+def test_a_death_shows_although_a_forked_process_holds_the_pipe(make_pool, tmp_path):
+    note = tmp_path / "pid"
+    (outcome,) = make_pool().map(fork_and_leave, [(str(note),)], TIMEOUT_SEC)
+    with pytest.raises(WorkerDiedError, match="exit code 3"):
+        raise outcome.error
+    assert outcome.elapsed_sec < TIMEOUT_SEC / 2
+    assert gone(int(note.read_text()))
+
+
+def test_closing_kills_grandchildren(make_pool):
+    pool = make_pool()
+    (outcome,) = pool.map(start_grandchild, [()], TIMEOUT_SEC)
+    pool.close()
+    assert gone(outcome.value)
+
+
+@pytest.mark.parametrize(("replace", "same"), [(False, True), (True, False)])
+def test_replace_after_error(make_pool, replace, same):
+    pool = make_pool(replace_after_error=replace)
+    (before,) = pool.map(pid, [()], TIMEOUT_SEC)
+    pool.map(fail, [("x",)], TIMEOUT_SEC)
+    (after,) = pool.map(pid, [()], TIMEOUT_SEC)
+    assert (before.value == after.value) == same
+
+
+def test_max_uses_counts_tasks_only(make_pool):
+    pool = make_pool(max_uses=2, setup=os.getpid)
+    outcomes = pool.map(pid, [()] * 4, TIMEOUT_SEC, prepare=os.getpid)
+    pids = [outcome.value for outcome in outcomes]
+    assert pids[0] == pids[1] != pids[2] == pids[3]
+
+
+def remember():
+    os.environ["PREPARED"] = str(int(os.environ.get("PREPARED", "0")) + 1)
+
+
+def recall():
+    return os.environ["PREPARED"]
+
+
+def test_prepare_runs_before_each_task_in_its_worker(make_pool):
+    outcomes = make_pool().map(recall, [(), ()], TIMEOUT_SEC, prepare=remember)
+    assert [outcome.value for outcome in outcomes] == ["1", "2"]
+
+
+def nap():
+    time.sleep(1.5)
+
+
+def test_prepare_and_setup_do_not_count_against_the_deadline(make_pool):
+    (outcome,) = make_pool(setup=nap).map(double, [(2,)], 1.0, prepare=nap)
+    assert outcome.value == 4
+
+
+def test_prepare_has_a_deadline_of_its_own(make_pool):
+    (outcome,) = make_pool().map(
+        double, [(2,)], TIMEOUT_SEC, prepare=hold_the_lock, prepare_timeout_sec=1.0
+    )
+    with pytest.raises(WorkerTimeoutError, match="killed after 1 s of preparing"):
+        raise outcome.error
+
+
+def setup_that_fails():
+    raise ImportError("no such library")
+
+
+def test_a_setup_that_fails_is_the_error_of_each_task(make_pool):
+    outcomes = make_pool(setup=setup_that_fails).map(double, [(1,), (2,)], TIMEOUT_SEC)
+    for outcome in outcomes:
+        with pytest.raises(WorkerTaskError, match="no such library"):
+            raise outcome.error
+
+
+def test_env_reaches_the_worker(make_pool):
+    pool = make_pool(env={"GREETING": "hello"})
+    (outcome,) = pool.map(os.getenv, [("GREETING",)], TIMEOUT_SEC)
+    assert outcome.value == "hello"
+
+
+def test_a_worker_that_cannot_start_is_an_error_outcome(make_pool):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    pool = make_pool()
+    before = open_files()
+    # Room for the pool's own selector but for no pair of pipes.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before + 1, hard))
+    try:
+        (outcome,) = pool.map(double, [(1,)], TIMEOUT_SEC)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with pytest.raises(WorkerDiedError, match="could not be started.*Too many open files"):
+        raise outcome.error
+    assert open_files() == before
+    (outcome,) = pool.map(double, [(1,)], TIMEOUT_SEC)
+    assert outcome.value == 2
+
+
+def test_no_descriptor_is_left_open(make_pool):
+    pool = make_pool()
+    before = open_files()
+    for _ in range(3):
+        pool.map(leave, [(1,)], TIMEOUT_SEC)
+    pool.map(double, [(1,)], TIMEOUT_SEC)
+    pool.close()
+    assert open_files() == before
+
+
+def test_killing_twice_is_harmless():
+    worker = Worker()
+    worker.kill()
+    worker.kill()
+    assert gone(worker.pid)
+
+
+@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGTERM])
+def test_no_orphan_after_the_parent_dies(sig):
+    program = """
+        import os, time
+        from tvm_adaptive.workers import WorkerPool
+        pool = WorkerPool(1)
+        print(pool.map(os.getpid, [()], 60.0)[0].value, flush=True)
+        pool.map(time.sleep, [(1000,)], 2000.0)
+    """
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        worker = int(parent.stdout.readline())
+        assert not Path(f"/proc/{worker}/status").read_text().startswith("Z")
+        parent.send_signal(sig)
+        parent.wait()
+        assert gone(worker)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            parent.kill()
+        parent.stdout.close()
+
+
+def test_an_interrupt_kills_the_busy_workers(make_pool):
+    pool = make_pool(2)
+    signal.signal(signal.SIGALRM, _interrupt)
+    before = open_files()
+    signal.setitimer(signal.ITIMER_REAL, 2.0)
+    try:
+        with pytest.raises(KeyboardInterrupt, match="now"):
+            pool.map(time.sleep, [(1000,), (1000,)], 2000.0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    assert open_files() == before
+
+
+def _interrupt(*_):
+    raise KeyboardInterrupt("now")
+
+
+def test_a_pool_needs_a_worker():
+    with pytest.raises(ValueError, match="max_workers must be at least 1 but got 0"):
+        WorkerPool(0)

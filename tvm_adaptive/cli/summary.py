@@ -1,0 +1,80 @@
+"""The report on the screen."""
+
+from __future__ import annotations
+
+import math
+
+from rich.console import Console
+from rich.table import Table
+
+from tvm_adaptive.outcome import Comparison, TuneReport
+
+_MAX_ERRORS = 3
+
+
+def print_report(report: TuneReport, console: Console) -> None:
+    """Print a report for people.
+
+    Parameters
+    ----------
+    report : TuneReport
+    console : rich.console.Console
+    """
+    console.print(_task_table(report))
+    for line in summary_lines(report):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def summary_lines(report: TuneReport) -> list[str]:
+    """Return the report below the table of tasks, line by line."""
+    lines = [f"{report.what} on {report.target}"]
+    if report.comparison is not None:
+        lines += _comparison_lines(report.comparison)
+    elif report.interrupted:
+        lines.append("interrupted: what was found so far is in the database")
+    else:
+        lines.append("the tuned result could not be run; see the journal")
+    if math.isfinite(report.weighted_sec):
+        lines.append(f"sum of tasks  {report.weighted_sec * 1e3:.3f} ms")
+    if report.coverage:
+        lines.append(f"coverage      {report.coverage}")
+    lines.append(f"trials        {report.n_trials}, {report.n_errors} failed")
+    most = sorted(report.errors.items(), key=lambda item: -item[1])[:_MAX_ERRORS]
+    lines += [f"  {count} x {message}" for message, count in most]
+    stages = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in report.stage_secs.items())
+    lines.append(f"time          {report.elapsed_sec:.0f} s: {stages}")
+    lines.append(f"database      {report.database_dir}")
+    if report.library is not None:
+        lines.append(f"library       {report.library}")
+    return lines
+
+
+def _comparison_lines(comparison: Comparison) -> list[str]:
+    ratio = comparison.before_sec / comparison.after_sec
+    verdict = "agree" if comparison.agree else "DISAGREE: do not use this result"
+    before, after = comparison.before_sec * 1e3, comparison.after_sec * 1e3
+    apart = f"{comparison.max_abs:.2g} absolute, {comparison.max_rel:.2g} relative"
+    return [
+        f"latency       {before:.3f} ms untuned, {after:.3f} ms tuned, {ratio:.1f} x faster",
+        f"outputs       {verdict}; largest difference {apart}",
+    ]
+
+
+def _task_table(report: TuneReport) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("task")
+    for column in ("calls", "trials", "failed", "best ms", "play-off"):
+        table.add_column(column, justify="right")
+    for task in sorted(report.tasks, key=lambda task: -task.weight * _finite(task.best_sec)):
+        best = f"{task.best_sec * 1e3:.4f}" if math.isfinite(task.best_sec) else "-"
+        checked = "yes" if task.played_off else "no"
+        if task.n_disqualified:
+            checked += f", {task.n_disqualified} out"
+        table.add_row(
+            task.name, f"{task.weight:g}", str(task.n_trials), str(task.n_errors), best, checked
+        )
+    return table
+
+
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else 0.0
