@@ -256,7 +256,7 @@ def test_a_worker_that_cannot_start_is_an_error_outcome(make_pool):
         (outcome,) = pool.map(double, [(1,)], TIMEOUT_SEC)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    with pytest.raises(WorkerDiedError, match="could not be started.*Too many open files"):
+    with pytest.raises(WorkerDiedError, match=r"could not be started.*Too many open files"):
         raise outcome.error
     assert open_files() == before
     (outcome,) = pool.map(double, [(1,)], TIMEOUT_SEC)
@@ -325,3 +325,31 @@ def _interrupt(*_):
 def test_a_pool_needs_a_worker():
     with pytest.raises(ValueError, match="max_workers must be at least 1 but got 0"):
         WorkerPool(0)
+
+
+def modules():
+    return sorted(sys.modules)
+
+
+def ask_the_package():
+    import tvm_adaptive
+
+    return tvm_adaptive.__version__
+
+
+def test_a_worker_starts_without_the_whole_package(make_pool):
+    pool = make_pool()
+    (outcome,) = pool.map(modules, [()], TIMEOUT_SEC)
+    assert "tvm" not in outcome.value
+    assert "tvm_adaptive.registry" not in outcome.value
+    (outcome,) = pool.map(ask_the_package, [()], TIMEOUT_SEC)
+    assert outcome.value
+
+
+def test_a_worker_finds_modules_where_the_parent_does(make_pool, tmp_path, monkeypatch):
+    (tmp_path / "beside_the_script.py").write_text("def answer():\n    return 42\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import beside_the_script
+
+    (outcome,) = make_pool().map(beside_the_script.answer, [()], TIMEOUT_SEC)
+    assert outcome.value == 42

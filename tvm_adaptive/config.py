@@ -70,7 +70,7 @@ class ModelConfig:
     target: str = "log"
 
     def __post_init__(self) -> None:
-        _at_least("n_trees", self.n_trees, 1)
+        _at_least("n_trees", self.n_trees, 2)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -26,6 +27,13 @@ HEADER = struct.Struct("<Q")
 # driver); then we leave it behind rather than wait with it.
 KILL_WAIT_SEC = 5.0
 _READ_BYTES = 1 << 20
+# By its path, not as a module: that would import the whole package, which costs seconds.
+# The child finds modules where the parent does, whatever its working directory.
+_PROGRAM = Path(__file__).with_name("worker_main.py")
+_BOOTSTRAP = (
+    "import sys; sys.path[:] = sys.argv.pop().split('\\n'); "
+    "import runpy; runpy.run_path(sys.argv[1], run_name='__main__')"
+)
 
 
 class Worker:
@@ -158,9 +166,9 @@ class Worker:
 def _start(
     child_reads: int, child_writes: int, env: dict[str, str] | None
 ) -> subprocess.Popen[bytes]:
-    program = [sys.executable, "-m", "tvm_adaptive.worker_main"]
+    numbers = [str(number) for number in (child_reads, child_writes, os.getpid())]
     return subprocess.Popen(
-        [*program, str(child_reads), str(child_writes), str(os.getpid())],
+        [sys.executable, "-c", _BOOTSTRAP, str(_PROGRAM), *numbers, "\n".join(sys.path)],
         pass_fds=(child_reads, child_writes),
         env={**os.environ, **(env or {})},
         stdin=subprocess.DEVNULL,

@@ -68,7 +68,7 @@ class _State:
     rng: np.random.Generator
     measured: set[int]
     elites: list[tuple[float, Schedule]]
-    resumed: bool
+    returned: set[int] = dataclasses.field(default_factory=set)
     spares: list[Schedule] = dataclasses.field(default_factory=list)
     n_sent: int = 0
     n_rounds: int = 0
@@ -187,7 +187,6 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
             rng=np.random.default_rng(seed if seed >= 0 else None),
             measured=measured,
             elites=elites,
-            resumed=bool(measured),
         )
 
     def post_tuning(self) -> None:
@@ -316,12 +315,13 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         """Return up to ``n`` unmeasured candidates, the ones to exploit."""
         if n == 0:
             return []
-        # The native search does not know what an earlier process measured, so on a
-        # database that was begun earlier it is asked for more than is needed.
-        plenty = self.diversity != "none" or state.resumed
-        n_wanted = n * DIVERSITY_RATIO if plenty else n
+        # The native search knows only what it returned itself: parents that came from
+        # the random share, or from an earlier process, are among its best again.
+        n_stale = sum(key_of(schedule) not in state.returned for _, schedule in state.elites)
+        n_wanted = n_stale + (n if self.diversity == "none" else n * DIVERSITY_RATIO)
         evolved = evolve(state.inner, population, n_wanted)
-        # The native search never returns a candidate twice, so those that did not make
+        state.returned.update(key_of(schedule) for schedule in evolved)
+        # It never returns a candidate twice, so those that did not make
         # it into a batch are kept here and compete again.
         proposals = _distinct(state.spares + evolved, state.measured)
         if len(proposals) <= n:

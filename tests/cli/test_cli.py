@@ -1,0 +1,148 @@
+import argparse
+import io
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tvm_adaptive.budget import Budget
+from tvm_adaptive.cli import main, parse_duration
+from tvm_adaptive.cli.display import Display, describe
+from tvm_adaptive.cli.summary import print_report, summary_lines
+from tvm_adaptive.cli.tune import exit_code
+from tvm_adaptive.measure_callback.recorder import RunProgress, TaskProgress
+from tvm_adaptive.outcome import Comparison, TaskOutcome, TuneReport
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["resnet19"], "workload must be one of .*resnet18.*te:C2D.* but got 'resnet19'"),
+        (["te:XYZ"], "but got 'te:XYZ'"),
+        (["te:GMM", "--cost-model", "best"], "Unknown cost model 'best'; possible are rfei, xgb"),
+        (["te:GMM", "--strategy", "best"], "Unknown strategy 'best'; possible are adaptive"),
+        (["te:GMM", "--runner", "best"], "Unknown runner 'best'; possible are adaptive"),
+        (["te:GMM", "--builder", "best"], "Unknown builder 'best'; possible are persistent"),
+        (["te:GMM", "--task-scheduler", "best"], "Unknown task scheduler 'best'; .*gradient"),
+        (["te:GMM", "--preset", "fast"], "Unknown preset 'fast'; possible are default, paper"),
+        (["te:GMM", "--target", "riscv-toaster"], "target"),
+        (["te:GMM", "--target", '{"kind": "llvm"}'], "num-cores"),
+        (["te:GMM", "--target", "{"], "target"),
+        (["resnet18", "--layout", "NCHWc9"], "layout must be one of"),
+        (["te:GMM", "--budget", "soon"], "'soon' is no duration"),
+        (["te:GMM", "--trials", "0"], "'0' is no number of trials"),
+        (["te:GMM", "--speed", "9"], "unrecognized arguments: --speed"),
+    ],
+)
+def test_bad_input_gets_one_line_and_nothing_written(arguments, text, tmp_path):
+    work_dir = tmp_path / "run"
+    result = subprocess.run(
+        [sys.executable, "-m", "tvm_adaptive", "tune", *arguments, "--work-dir", str(work_dir)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+    *_, last = result.stderr.strip().splitlines()
+    assert re.search(text, last), last
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_work_dir_that_is_a_file_is_refused(tmp_path, capsys):
+    path = tmp_path / "file"
+    path.write_text("")
+    assert main(["tune", "te:GMM", "--trials", "1", "--work-dir", str(path)]) == 2
+    assert "cannot be made" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("10m", 600), ("1.5h", 5400), ("42", 42), ("0.5", 0.5)]
+)
+def test_durations(text, seconds):
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "m", "0", "-1s", "inf", "nan", "1d"])
+def test_what_is_no_duration(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="is no duration"):
+        parse_duration(text)
+
+
+def make_report(**changes):
+    fields = {
+        "what": "net",
+        "target": "llvm",
+        "work_dir": Path("w"),
+        "database_dir": Path("w/final"),
+        "library": None,
+        "tasks": (
+            TaskOutcome("conv", 2.0, 32, 1, 0.002, played_off=True, n_disqualified=1),
+            TaskOutcome("odd", 1.0, 16, 16, math.inf),
+        ),
+        "comparison": Comparison(0.5, 0.01, 1e-6, 1e-5, True),
+        "coverage": "1 of 2 functions tuned (2 of 3 calls)",
+        "weighted_sec": math.inf,
+        "errors": {"timeout": 3, "crash": 14},
+        "stage_secs": {"search": 50.0},
+        "elapsed_sec": 60.0,
+        "interrupted": False,
+    }
+    return TuneReport(**{**fields, **changes})
+
+
+def test_the_report_says_what_was_asked_for():
+    text = "\n".join(summary_lines(make_report()))
+    assert "500.000 ms untuned, 10.000 ms tuned, 50.0 x faster" in text
+    assert "agree; largest difference 1e-06 absolute" in text
+    assert "48, 17 failed" in text
+    assert text.index("14 x crash") < text.index("3 x timeout")
+    assert "w/final" in text
+    out = io.StringIO()
+    print_report(make_report(), Console(file=out, width=120))
+    assert "yes, 1 out" in out.getvalue()
+    json.dumps(make_report().as_fields())
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({}, 0),
+        ({"comparison": Comparison(0.5, 0.01, 1.0, 1.0, False)}, 1),
+        ({"comparison": None}, 1),
+        ({"interrupted": True, "comparison": None}, 130),
+    ],
+)
+def test_exit_codes(changes, code):
+    assert exit_code(make_report(**changes)) == code
+
+
+def test_the_display_is_plain_off_a_terminal_and_silent_when_quiet():
+    progress = RunProgress([TaskProgress("a", 1.0, 4, 1, 0.001), TaskProgress("b", 1.0)])
+    assert describe(progress) == "4 trials, 1 errors, 1 of 2 tasks timed, now "
+    progress.tasks[1].best_sec = 0.002
+    assert "sum of tasks 3.000 ms" in describe(progress)
+    for quiet in (False, True):
+        out = io.StringIO()
+        with Display(Console(file=out), quiet=quiet) as display:
+            display.stage("search")
+            display.round(progress, Budget(10.0))
+            display.note("a note")
+        assert ("search ..." in out.getvalue()) is not quiet
+        assert ("a note" in out.getvalue()) is not quiet
+
+
+def test_the_display_draws_a_bar_on_a_terminal():
+    out = io.StringIO()
+    progress = RunProgress([TaskProgress("a", 1.0, 4, 1, 0.001)])
+    with Display(Console(file=out, force_terminal=True, width=100)) as display:
+        display.stage("search")
+        display.round(progress, Budget(10.0))
+        display.note("a note")
+    assert "a note" in out.getvalue()

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tvm_adaptive.errors import JournalError
+from tvm_adaptive.measure_callback.journal import (
+    FORMAT_VERSION,
+    Journal,
+    NullJournal,
+    read_journal,
+)
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    journal = Journal(tmp_path / "journal.jsonl")
+    for index in range(3):
+        journal.write("timing", index=index, text="Grüße\nzwei Zeilen")
+    journal.close()
+    return journal.path
+
+
+def events_of(path: Path) -> list[str]:
+    return [event["event"] for event in read_journal(path)]
+
+
+def test_what_is_written_is_read(written: Path) -> None:
+    header, *timings = read_journal(written)
+    assert header["event"] == "journal"
+    assert header["version"] == FORMAT_VERSION
+    assert [timing["index"] for timing in timings] == [0, 1, 2]
+    assert {timing["text"] for timing in timings} == {"Grüße\nzwei Zeilen"}
+    times = [event["time_sec"] for event in (header, *timings)]
+    assert times == sorted(times)
+    assert times[0] >= 0
+
+
+def test_cut_anywhere_loses_at_most_one_line(written: Path, tmp_path: Path) -> None:
+    whole = written.read_bytes()
+    cut = tmp_path / "cut.jsonl"
+    for size in range(len(whole) + 1):
+        cut.write_bytes(whole[:size])
+        complete = whole[:size].count(b"\n")
+        # Without its newline, a last line may still be complete.
+        assert len(read_journal(cut)) - complete in (0, 1), f"cut after {size} bytes"
+
+
+def test_cut_anywhere_can_be_continued(written: Path, tmp_path: Path) -> None:
+    whole = written.read_bytes()
+    cut = tmp_path / "cut.jsonl"
+    for size in range(len(whole) + 1):
+        cut.write_bytes(whole[:size])
+        before = events_of(cut)
+        journal = Journal(cut)
+        journal.write("after")
+        journal.close()
+        assert events_of(cut) == [*before, "journal", "after"], f"cut after {size} bytes"
+
+
+def test_a_reader_sees_each_line_at_once(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.write("round")
+    assert events_of(journal.path) == ["journal", "round"]
+    journal.close()
+
+
+def test_damage_in_the_middle_is_an_error(written: Path) -> None:
+    lines = written.read_bytes().split(b"\n")
+    lines[1] = lines[1][:10]
+    written.write_bytes(b"\n".join(lines))
+    with pytest.raises(JournalError, match=r"line 2 is not valid JSON.*remove the damaged line"):
+        read_journal(written)
+
+
+def test_a_newer_version_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_text(json.dumps({"event": "journal", "version": FORMAT_VERSION + 1}) + "\n")
+    with pytest.raises(JournalError, match="Update tvm_adaptive"):
+        read_journal(path)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_numbers_that_json_lacks_become_null(tmp_path: Path, number: float) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.write("fit", alone=number, listed=[1.0, number], nested={"deep": (number,)})
+    journal.close()
+    event = read_journal(journal.path)[-1]
+    assert event["alone"] is None
+    assert event["listed"] == [1.0, None]
+    assert event["nested"] == {"deep": [None]}
+
+
+def test_values_that_json_lacks_become_text(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.write("error", where=Path("somewhere"))
+    journal.close()
+    assert read_journal(journal.path)[-1]["where"] == "somewhere"
+
+
+def test_an_empty_file_has_no_events(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.touch()
+    assert read_journal(path) == []
+
+
+def test_the_null_journal_takes_anything() -> None:
+    NullJournal().write("round", value=object())

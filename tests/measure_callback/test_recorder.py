@@ -1,0 +1,68 @@
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from tvm_adaptive.measure_callback.recorder import (
+    Recorder,
+    RunProgress,
+    TaskProgress,
+    first_line,
+)
+
+
+def built(error=None):
+    return SimpleNamespace(error_msg=error)
+
+
+def ran(*seconds, error=None):
+    return SimpleNamespace(run_secs=list(seconds) or None, error_msg=error)
+
+
+@pytest.fixture
+def progress():
+    return RunProgress([TaskProgress("a", 2.0), TaskProgress("b", 3.0)])
+
+
+def test_trials_errors_and_bests_are_counted(progress):
+    rounds = []
+    recorder = Recorder(progress, rounds.append)
+    recorder.apply(
+        None, 0, None, [built(), built("no"), built()], [ran(3.0), ran(error="x"), ran(1, 2, 9)]
+    )
+    task = progress.tasks[0]
+    assert (task.n_trials, task.n_errors, task.best_sec) == (3, 1, 2)
+    assert progress.errors == {"no": 1}
+    assert progress.weighted_sec == math.inf
+    recorder.apply(None, 1, None, [built()], [ran(0.5)])
+    assert progress.weighted_sec == pytest.approx(2 * 2 + 3 * 0.5)
+    assert (progress.n_trials, progress.n_errors, progress.current) == (4, 1, "b")
+    assert rounds == [progress, progress]
+
+
+def test_an_empty_round_changes_nothing(progress):
+    Recorder(progress).apply(None, 0, None, [], [])
+    assert progress.n_trials == 0
+
+
+def test_an_observer_that_raises_does_not_end_the_run(progress):
+    def fail(_):
+        raise RuntimeError("display broke")
+
+    events = []
+    journal = SimpleNamespace(write=lambda event, **fields: events.append((event, fields)))
+    Recorder(progress, fail, journal).apply(None, 0, None, [built()], [ran(1.0)])
+    assert events[-1][0] == "error"
+    assert "display broke" in events[-1][1]["message"]
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        ("", "unknown error"),
+        ("Runner: timeout\nmore", "Runner: timeout"),
+        ("Traceback (most recent call last):\n  File\nValueError: x\n", "ValueError: x"),
+    ],
+)
+def test_the_line_that_says_most(message, line):
+    assert first_line(message) == line

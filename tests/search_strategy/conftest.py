@@ -1,0 +1,59 @@
+import pytest
+import tvm
+from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.meta_schedule.testing.te_workload import create_te_workload
+
+from tvm_adaptive.target import resolve_target
+
+
+class Task:
+    """A small task with everything that a search needs, and results made up by a rule."""
+
+    def __init__(self, strategy, cost_model, *, seed=7, database=None, batch=16, max_trials=1000):
+        self.mod = tvm.IRModule({"main": create_te_workload("GMM", 0)})
+        self.context = ms.TuneContext(
+            self.mod,
+            target=resolve_target("cpu"),
+            space_generator="post-order-apply",
+            search_strategy=strategy,
+            task_name="gmm",
+            rand_state=seed,
+            num_threads=1,
+        )
+        self.database = database or ms.database.MemoryDatabase()
+        self.cost_model = cost_model
+        self.strategy = self.context.search_strategy
+        self.strategy.pre_tuning(
+            max_trials,
+            batch,
+            self.context.generate_design_space(),
+            self.database,
+            self.cost_model,
+        )
+
+    def round(self, fail=lambda number: False):
+        """Run one round with made-up times; commit them as MetaSchedule's callback does."""
+        batch = self.strategy.generate_measure_candidates()
+        if batch is None:
+            return None
+        workload = self.database.commit_workload(self.mod)
+        results = []
+        for number, candidate in enumerate(batch):
+            if fail(number):
+                results.append(ms.runner.RunnerResult(None, "made to fail"))
+                seconds = [1e10]
+            else:
+                seconds = [1e-3 * (1 + abs(hash(str(candidate.sch.trace))) % 97)]
+                results.append(ms.runner.RunnerResult(seconds, None))
+            record = ms.database.TuningRecord(
+                candidate.sch.trace, workload, seconds, self.context.target, candidate.args_info
+            )
+            self.database.commit_tuning_record(record)
+        self.strategy.notify_runner_results(batch, results)
+        self.cost_model.update(self.context, batch, results)
+        return batch
+
+
+@pytest.fixture
+def make_task():
+    return Task

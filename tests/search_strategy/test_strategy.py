@@ -1,0 +1,171 @@
+import logging
+
+import numpy as np
+import pytest
+from tvm.s_tir import meta_schedule as ms
+from tvm_ffi import structural_hash
+
+from tvm_adaptive import AdaptiveSearch, RFEICostModel
+from tvm_adaptive._tvm import PyCostModel, derived_object
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.search_strategy.strategy import MAX_EMPTY_ROUNDS
+
+SMALL = {"population_size": 48, "genetic_num_iters": 1, "init_min_unmeasured": 8}
+
+
+class Events:
+    """A journal in memory."""
+
+    def __init__(self):
+        self.events = []
+
+    def write(self, event, **fields):
+        self.events.append({"event": event, **fields})
+
+    def of(self, event):
+        return [each for each in self.events if each["event"] == event]
+
+
+@derived_object
+class ConstantModel(PyCostModel):
+    """A stock-like model without variance that scores all alike."""
+
+    def load(self, path):
+        pass
+
+    def save(self, path):
+        pass
+
+    def update(self, context, candidates, results):
+        pass
+
+    def predict(self, context, candidates):
+        return np.ones(len(candidates))
+
+
+def keys(batch):
+    return [structural_hash(candidate.sch.mod) for candidate in batch]
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.25, 0.3, 1.0])
+def test_a_fixed_epsilon_gives_exactly_its_share(make_task, epsilon):
+    journal = Events()
+    task = make_task(AdaptiveSearch(**SMALL, epsilon=epsilon, journal=journal), ConstantModel())
+    for _ in range(2):
+        assert len(task.round()) == 16
+    for event in journal.of("round"):
+        assert event["n_random"] == int(epsilon * 16 + 0.5)
+        assert (event["epsilon"], event["reason"]) == (epsilon, "fixed")
+
+
+def test_epsilon_comes_from_the_posterior_once_there_is_one(make_task):
+    journal = Events()
+    model = RFEICostModel(n_trees=20, seed=1, n_jobs=1)
+    task = make_task(AdaptiveSearch(**SMALL, journal=journal), model)
+    for _ in range(3):
+        task.round()
+    first, *later = journal.of("round")
+    assert first["reason"] == "untrained"
+    for event in later:
+        assert event["reason"] == "posterior"
+        assert event["epsilon"] == pytest.approx(min(1.0, event["mean_std"]))
+        assert event["n_plans"] == 20
+        assert event["n_random"] == int(event["epsilon"] * 16 + 0.5)
+
+
+def test_nothing_is_measured_twice_also_after_a_restart(make_task):
+    database = ms.database.MemoryDatabase()
+    first = make_task(AdaptiveSearch(**SMALL), ConstantModel(), database=database)
+    seen = [key for _ in range(3) for key in keys(first.round(fail=lambda n: n % 3 == 0))]
+    first.strategy.post_tuning()
+    second = make_task(AdaptiveSearch(**SMALL), ConstantModel(), database=database)
+    for _ in range(3):
+        seen += keys(second.round())
+    assert len(seen) == len(set(seen)) == 6 * 16
+
+
+def test_a_model_without_variance_fixes_epsilon_and_says_so_once(make_task, caplog):
+    journal = Events()
+    with caplog.at_level(logging.WARNING, logger="tvm_adaptive"):
+        task = make_task(AdaptiveSearch(**SMALL, journal=journal), ConstantModel())
+        task.round()
+        task.round()
+    assert [event["reason"] for event in journal.of("round")] == ["no-variance"] * 2
+    assert sum("states no variance" in record.message for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize("diversity", ["knobs", "medoids"])
+def test_diversity_keeps_what_it_does_not_use(make_task, diversity):
+    journal = Events()
+    task = make_task(
+        AdaptiveSearch(**SMALL, epsilon=0.0, diversity=diversity, journal=journal),
+        RFEICostModel(n_trees=10, seed=1, n_jobs=1),
+        batch=6,
+    )
+    seen = [key for _ in range(4) for key in keys(task.round())]
+    assert len(seen) == len(set(seen)) == 24
+    assert any(event["n_spares"] > 0 for event in journal.of("round"))
+
+
+def test_same_seed_same_candidates(make_task):
+    batches = [
+        keys(make_task(AdaptiveSearch(**SMALL), ConstantModel(), seed=11).round()) for _ in range(2)
+    ]
+    other = keys(make_task(AdaptiveSearch(**SMALL), ConstantModel(), seed=12).round())
+    assert batches[0] == batches[1] != other
+
+
+def test_the_trial_limit_cuts_the_last_batch(make_task):
+    task = make_task(AdaptiveSearch(**SMALL), ConstantModel(), batch=16, max_trials=20)
+    assert [len(task.round()), len(task.round()), task.round()] == [16, 4, None]
+
+
+def test_a_broken_round_costs_the_round_and_five_end_the_task(make_task):
+    @derived_object
+    class Broken(PyCostModel):
+        def load(self, path):
+            pass
+
+        def save(self, path):
+            pass
+
+        def update(self, context, candidates, results):
+            pass
+
+        def predict(self, context, candidates):
+            raise RuntimeError("no score today")
+
+    journal = Events()
+    task = make_task(AdaptiveSearch(**SMALL, epsilon=0.5, journal=journal), Broken())
+    batches = [task.strategy.generate_measure_candidates() for _ in range(MAX_EMPTY_ROUNDS)]
+    assert [list(batch) for batch in batches[:-1]] == [[]] * (MAX_EMPTY_ROUNDS - 1)
+    assert batches[-1] is None
+    assert "no score today" in journal.of("error")[0]["message"]
+
+
+def test_it_stops_when_told(make_task):
+    answers = iter([False, True])
+    task = make_task(AdaptiveSearch(**SMALL, should_stop=lambda: next(answers)), ConstantModel())
+    assert task.round() is not None
+    assert task.round() is None
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"population_size": 0}, "population_size must be at least 1 but got 0"),
+        ({"init_measured_ratio": 2.0}, r"init_measured_ratio must be in \[0, 1\] but got 2.0"),
+        ({"n_plans": 0}, "n_plans must be at least 1 but got 0"),
+        ({"diversity": "much"}, "diversity must be one of none, knobs, medoids but got 'much'"),
+        ({"epsilon": -1.0}, "epsilon must be None"),
+    ],
+)
+def test_options_out_of_range_are_refused(options, text):
+    with pytest.raises(InvalidOptionError, match=text):
+        AdaptiveSearch(**options)
+
+
+def test_it_needs_a_database():
+    strategy = AdaptiveSearch()
+    with pytest.raises(Exception, match="needs a tune context, a database and a cost model"):
+        strategy.pre_tuning(10, 10, [], None, None)

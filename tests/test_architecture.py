@@ -1,0 +1,242 @@
+"""The rules of README's "How it is built", read off the syntax trees."""
+
+from __future__ import annotations
+
+import ast
+import re
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "tvm_adaptive"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+STAGES = {
+    "search_strategy",
+    "builder",
+    "runner",
+    "cost_model",
+    "task_scheduler",
+    "database",
+    "measure_callback",
+}
+# The files of the stages that know TVM's classes; every other file there is pure.
+ADAPTERS = {
+    "builder/compile.py",
+    "builder/persistent.py",
+    "cost_model/model.py",
+    "database/repair.py",
+    "measure_callback/recorder.py",
+    "runner/finalist_contest.py",
+    "runner/finalist_modules.py",
+    "runner/finalist_worker.py",
+    "runner/finalists.py",
+    "runner/local.py",
+    "runner/measure.py",
+    "runner/rpc.py",
+    "search_strategy/schedules.py",
+    "search_strategy/stoppable.py",
+    "search_strategy/strategy.py",
+}
+# What any stage may use: values, errors, processes, and the door for its adapters.
+COMMON = {
+    "tvm_adaptive._tvm",
+    "tvm_adaptive.errors",
+    "tvm_adaptive.measure_callback.journal",
+    "tvm_adaptive.records",
+    "tvm_adaptive.workers",
+}
+
+MAX_FILE_LINES = 400
+MAX_MEDIAN_FILE_LINES = 150
+MAX_FUNCTION_LINES = 60
+MAX_P90_FUNCTION_LINES = 30
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), filename=str(path))
+
+
+def imports_of(tree: ast.AST) -> Iterator[str]:
+    """Yield each imported module, wherever the import stands."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide what a file depends on"
+            module = node.module or ""
+            # `from tvm_adaptive import registry` is an import of tvm_adaptive.registry.
+            yield from (
+                f"{module}.{alias.name}" if module == "tvm_adaptive" else module
+                for alias in node.names
+            )
+
+
+def stage_of(path: Path) -> str | None:
+    folder = path.relative_to(PACKAGE).parts[0]
+    return folder if folder in STAGES else None
+
+
+def functions_of(tree: ast.AST) -> Iterator[Function]:
+    for node in ast.walk(tree):
+        if isinstance(node, Function):
+            yield node
+
+
+def lines_without_docstring(node: Function) -> int:
+    lines = (node.end_lineno or node.lineno) - node.lineno + 1
+    first = node.body[0]
+    if ast.get_docstring(node) is not None:
+        lines -= (first.end_lineno or first.lineno) - first.lineno + 1
+    return lines
+
+
+def identifiers(value: Path | str) -> str:
+    return relative(value) if isinstance(value, Path) else value
+
+
+each_file = pytest.mark.parametrize("path", FILES, ids=identifiers)
+each_stage_file = pytest.mark.parametrize(
+    "path", [path for path in FILES if stage_of(path)], ids=identifiers
+)
+
+
+def test_the_lists_name_files_that_exist() -> None:
+    assert len(FILES) > len(ADAPTERS)
+    assert {name for name in ADAPTERS if not (PACKAGE / name).is_file()} == set()
+
+
+@each_file
+def test_only_the_door_imports_tvm(path: Path) -> None:
+    found = {name for name in imports_of(tree_of(path)) if name.split(".")[0] in ("tvm", "tvm_ffi")}
+    assert not found or relative(path) == "_tvm.py", (
+        f"{relative(path)} imports {sorted(found)}; bind the names in _tvm.py instead"
+    )
+
+
+@each_stage_file
+def test_only_adapters_use_the_door(path: Path) -> None:
+    uses_door = "tvm_adaptive._tvm" in set(imports_of(tree_of(path)))
+    assert uses_door == (relative(path) in ADAPTERS), (
+        f"{relative(path)}: keep the mathematics pure, or add or remove it in ADAPTERS"
+    )
+
+
+@each_stage_file
+def test_pure_files_use_pure_files_only(path: Path) -> None:
+    if relative(path) in ADAPTERS or path.name == "__init__.py":
+        return
+    modules = {f"tvm_adaptive.{name[:-3].replace('/', '.')}" for name in ADAPTERS}
+    assert modules.isdisjoint(imports_of(tree_of(path)))
+
+
+@each_stage_file
+def test_stages_do_not_import_each_other(path: Path) -> None:
+    own = f"tvm_adaptive.{stage_of(path)}"
+    foreign = {
+        name
+        for name in imports_of(tree_of(path))
+        if name.startswith("tvm_adaptive") and name not in COMMON and not name.startswith(own)
+    }
+    assert foreign == set(), "stages exchange records; what composes them stands above them"
+
+
+@each_file
+def test_nothing_imports_the_command_line(path: Path) -> None:
+    if relative(path) == "__main__.py" or relative(path).startswith("cli/"):
+        return
+    assert not any(name.startswith("tvm_adaptive.cli") for name in imports_of(tree_of(path)))
+
+
+def test_the_command_line_does_no_work() -> None:
+    for path in (PACKAGE / "cli").glob("*.py"):
+        inside = {
+            name
+            for name in imports_of(tree_of(path))
+            if name.startswith("tvm_adaptive._")
+            or (name.count(".") > 0 and name.split(".")[1] in STAGES - {"measure_callback"})
+        }
+        assert inside == set(), f"{relative(path)} reaches into {sorted(inside)}"
+
+
+@each_file
+def test_files_are_short(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= MAX_FILE_LINES
+
+
+@each_file
+def test_functions_are_short(path: Path) -> None:
+    long = {
+        node.name: lines_without_docstring(node)
+        for node in functions_of(tree_of(path))
+        if lines_without_docstring(node) > MAX_FUNCTION_LINES
+    }
+    assert long == {}
+
+
+def test_most_files_and_functions_are_shorter() -> None:
+    files = [len(path.read_text().splitlines()) for path in FILES if path.name != "__init__.py"]
+    assert statistics.median(files) <= MAX_MEDIAN_FILE_LINES
+    functions = [
+        lines_without_docstring(node) for path in FILES for node in functions_of(tree_of(path))
+    ]
+    assert statistics.quantiles(functions, n=10)[-1] <= MAX_P90_FUNCTION_LINES
+
+
+@each_file
+def test_the_library_does_not_print(path: Path) -> None:
+    if relative(path).startswith("cli/"):
+        return
+    names = {
+        node.func.id
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    assert "print" not in names
+
+
+@each_file
+def test_randomness_is_handed_in(path: Path) -> None:
+    allowed = {"Generator", "default_rng", "SeedSequence", "PCG64", "BitGenerator"}
+    tree = tree_of(path)
+    used = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("np.random", "random")
+    }
+    assert used <= allowed, f"{relative(path)} uses the global generator: {sorted(used - allowed)}"
+    assert "random" not in set(imports_of(tree))
+
+
+@each_file
+def test_the_environment_is_no_configuration(path: Path) -> None:
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("os.environ", "os.getenv"):
+            # Only to pass the environment on to a child process.
+            assert relative(path) in ("workers.py", "worker_process.py")
+
+
+@pytest.mark.parametrize(
+    "path", [*FILES, *sorted((ROOT / "tests").rglob("*.py"))], ids=lambda path: path.name
+)
+def test_nothing_is_left_for_later(path: Path) -> None:
+    marks = re.findall("TO" + "DO|FIX" + "ME|XX" + "X", path.read_text())
+    assert marks == []
+
+
+def test_the_top_level_holds_nothing_else() -> None:
+    expected = {"tvm_adaptive", "tests", "benchmarks", "pyproject.toml", "setup.cfg"}
+    expected |= {"README.md", "LICENSE", "CHANGELOG.md"}
+    # Left by building and by running; none of it is kept in version control.
+    leftovers = {"build", "dist", "runs", "tvm_adaptive.egg-info"}
+    present = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")}
+    assert present - leftovers == expected

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from importlib import metadata
+
+import tvm_adaptive
+
+PUBLIC = {
+    "AdaptiveRPCRunner",
+    "AdaptiveRunner",
+    "AdaptiveSearch",
+    "PersistentBuilder",
+    "RFEICostModel",
+    "TuneConfig",
+    "__version__",
+    "register",
+    "tune",
+    "tune_relax",
+    "tune_tir",
+    "unregister",
+}
+# More than a reader can hold at once needs sub-packages instead.
+MAX_NAMES = 12
+
+
+def test_the_public_names_are_these() -> None:
+    assert set(tvm_adaptive.__all__) == PUBLIC
+    assert len(tvm_adaptive.__all__) <= MAX_NAMES
+
+
+def test_every_public_name_is_there_and_documented() -> None:
+    for name in tvm_adaptive.__all__:
+        value = getattr(tvm_adaptive, name)
+        assert isinstance(value, str) or value.__doc__, f"{name} has no docstring"
+
+
+def test_the_version_is_the_installed_one() -> None:
+    assert tvm_adaptive.__version__ == metadata.version("tvm-adaptive")
+
+
+def test_the_names_are_listed_for_completion() -> None:
+    assert set(dir(tvm_adaptive)) >= PUBLIC
