@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import logging
 import shutil
 import subprocess
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -10,6 +12,23 @@ import pytest
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True)
+def _forget_metaschedules_loggers() -> Iterator[None]:
+    """Undo MetaSchedule's logging set-up, which cannot be done twice under pytest.
+
+    It stops its loggers from propagating; pytest then hangs handlers of its own on them,
+    and MetaSchedule's next set-up fails on a handler without a name.
+    """
+    yield
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("tvm.s_tir.meta_schedule"):
+            logger = logging.getLogger(name)
+            logger.propagate = True
+            for handler in list(logger.handlers):
+                logger.removeHandler(handler)
+                handler.close()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

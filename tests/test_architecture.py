@@ -28,7 +28,6 @@ ADAPTERS = {
     "builder/compile.py",
     "builder/persistent.py",
     "cost_model/model.py",
-    "database/repair.py",
     "measure_callback/recorder.py",
     "runner/finalist_contest.py",
     "runner/finalist_modules.py",

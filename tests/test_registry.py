@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import tvm
+import tvm_ffi
 from tvm import relax
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.testing.te_workload import CONFIGS, create_te_workload
@@ -139,9 +140,14 @@ def test_the_names_work_in_the_tuning_pass(tmp_path):
     with target, tvm.transform.PassContext(opt_level=3):
         mod = relax.get_pipeline("zero")(relax_module())
         tune = relax.transform.MetaScheduleTuneIRMod(
-            params={}, work_dir=str(tmp_path), max_trials_global=4, num_trials_per_iter=4, **NAMES
+            params={},
+            work_dir=str(tmp_path),
+            max_trials_global=4,
+            num_trials_per_iter=4,
+            builder="persistent",
+            **NAMES,
         )
-        assert tvm.ir.structural_equal(tune(mod), mod)
+        assert tvm_ffi.structural_equal(tune(mod), mod)
         applied = relax.transform.MetaScheduleApplyDatabase(str(tmp_path))(mod)
     scheduled = [
         function.attrs.get("tirx.is_scheduled", False)

@@ -7,8 +7,10 @@ apache-tvm and apache-tvm-ffi does not fail with an exception, it ends the proce
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -205,10 +207,28 @@ def contexts_of(
     Logs go to a folder ``logs`` in ``work_dir``; the same seed gives the same sampling.
     """
     # MetaSchedule's seeds are in [1, 2^31 - 1).
-    contexts, _ = extracted_tasks_to_tune_contexts(
-        list(tasks), work_dir, strategy=strategy, seed=1 + seed % (2**31 - 2)
-    )
+    with _without_nameless_handlers():
+        contexts, _ = extracted_tasks_to_tune_contexts(
+            list(tasks), work_dir, strategy=strategy, seed=1 + seed % (2**31 - 2)
+        )
     return list(contexts)
+
+
+@contextlib.contextmanager
+def _without_nameless_handlers() -> Iterator[None]:
+    """Hide handlers that an application put on MetaSchedule's logger without a name.
+
+    Its logging set-up lists the handlers by name and fails on such a one.
+    """
+    logger = logging.getLogger("tvm.s_tir.meta_schedule")
+    nameless = [handler for handler in logger.handlers if handler.get_name() is None]
+    for handler in nameless:
+        logger.removeHandler(handler)
+    try:
+        yield
+    finally:
+        for handler in nameless:
+            logger.addHandler(handler)
 
 
 def functions_as_tasks(mod: IRModule | PrimFunc, target: Target) -> list[ExtractedTask]:

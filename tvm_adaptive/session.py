@@ -21,6 +21,7 @@ from tvm_adaptive.config import TuneConfig
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import Journal
 from tvm_adaptive.measure_callback.recorder import RunProgress
+from tvm_adaptive.models.prepare import check_layout
 from tvm_adaptive.parts import check_names
 from tvm_adaptive.target import resolve_target
 
@@ -135,6 +136,7 @@ def open_session(
     """
     check_bounds(budget.seconds, trials)
     check_names(config)
+    check_layout(config.layout)
     resolved = resolve_target(target)
     path = _make_directory(Path(work_dir))
     if seed is None:

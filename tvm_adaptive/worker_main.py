@@ -56,7 +56,8 @@ def defer_package(name: str) -> None:
     package = importlib.util.module_from_spec(spec)
 
     def load(attribute: str) -> Any:
-        if attribute.startswith("__"):
+        # Python itself asks modules for names of its own, which must not load anything.
+        if attribute.startswith("__") and attribute not in ("__all__", "__version__"):
             raise AttributeError(attribute)
         del package.__dict__["__getattr__"]
         loader.exec_module(package)

@@ -35,6 +35,7 @@ START_TIMEOUT_SEC = 120.0
 # A worker that died while a process it had forked keeps its pipe open shows no end of
 # file; so often we ask whether it still lives.
 POLL_SEC = 0.5
+_STARTING = "starting"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +155,7 @@ class WorkerPool:
                     if outcome is not None:
                         outcomes[job.index] = outcome
                         del busy[worker]
-                        self._give_back(worker, outcome)
+                        self._give_back(worker, job, outcome)
         finally:
             for worker in busy:
                 self._discard(worker)
@@ -181,18 +182,20 @@ class WorkerPool:
                 text = f"a worker process could not be started: {error}"
                 return Outcome(error=WorkerDiedError(text))
             self._uses[worker] = 0
-            job.steps.insert(0, _Step("starting", self._setup, (), START_TIMEOUT_SEC))
+            job.steps.insert(0, _Step(_STARTING, self._setup, (), START_TIMEOUT_SEC))
         busy[worker] = job
         self._uses[worker] += 1
         failure = _send(worker, job)
         if failure is not None:
             del busy[worker]
-            self._give_back(worker, failure)
+            self._give_back(worker, job, failure)
         return failure
 
-    def _give_back(self, worker: Worker, outcome: Outcome) -> None:
+    def _give_back(self, worker: Worker, job: _Job, outcome: Outcome) -> None:
         broken = outcome.error is not None and (
-            self._replace_after_error or not isinstance(outcome.error, WorkerTaskError)
+            self._replace_after_error
+            or not isinstance(outcome.error, WorkerTaskError)
+            or job.steps[0].doing == _STARTING
         )
         used_up = self._max_uses is not None and self._uses[worker] >= self._max_uses
         if broken or used_up:

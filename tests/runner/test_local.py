@@ -183,7 +183,7 @@ def test_closing_ends_the_worker_and_a_later_run_starts_one(make_runner):
     runner = make_runner(measure=misbehave)
     (first,) = results(runner, [fake("good")])
     runner.close()
-    assert gone(int(first.run_secs[0]))
+    assert gone(int(float(first.run_secs[0])))
     (second,) = results(runner, [fake("good")])
     assert second.error_msg is None
 

@@ -20,7 +20,8 @@ class Task:
             rand_state=seed,
             num_threads=1,
         )
-        self.database = database or ms.database.MemoryDatabase()
+        # An empty database is false.
+        self.database = ms.database.MemoryDatabase() if database is None else database
         self.cost_model = cost_model
         self.strategy = self.context.search_strategy
         self.strategy.pre_tuning(

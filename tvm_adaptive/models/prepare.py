@@ -151,9 +151,14 @@ def is_gpu(target: Target) -> bool:
     return "gpu" in [str(key) for key in target.keys]
 
 
-def _choose_layout(layout: str, target: Target) -> str:
+def check_layout(layout: str) -> None:
+    """Raise InvalidOptionError unless ``layout`` is one that :func:`prepare` knows."""
     if layout not in LAYOUTS:
         raise InvalidOptionError(f"layout must be one of {', '.join(LAYOUTS)} but got {layout!r}.")
+
+
+def _choose_layout(layout: str, target: Target) -> str:
+    check_layout(layout)
     if layout == "auto":
         return "keep" if is_gpu(target) else "NHWC"
     return layout

@@ -1,0 +1,217 @@
+"""The RPC runner against TVM's own tracker and servers, on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import cloudpickle
+import pytest
+import tvm
+from tvm import te
+from tvm.s_tir.meta_schedule.arg_info import TensorInfo
+from tvm.s_tir.meta_schedule.runner import RPCConfig, Runner, RunnerInput
+from tvm.support.tar import tar
+
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.measure_callback.journal import Journal, read_journal
+from tvm_adaptive.records import Timing
+from tvm_adaptive.runner.rpc import AdaptiveRPCRunner
+
+pytestmark = pytest.mark.rpc
+
+# The workers cannot import this file.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+N = 64
+KEY = "board"
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Farm:
+    """A tracker and servers, each in a process group of its own."""
+
+    def __init__(self, n_servers):
+        self.port = free_port()
+        self.processes = []
+        self._start("rpc_tracker", self.port)
+        for _ in range(n_servers):
+            self._start("rpc_server", free_port(), "--tracker", f"127.0.0.1:{self.port}")
+        self.config = RPCConfig("127.0.0.1", self.port, KEY, 1, 30)
+
+    def _start(self, program, port, *options):
+        where = ["--host", "127.0.0.1", "--port", str(port), "--port-end", str(port + 1)]
+        key = ["--key", KEY] if program == "rpc_server" else []
+        self.processes.append(
+            subprocess.Popen(
+                [sys.executable, "-m", f"tvm.exec.{program}", *where, *options, *key],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        )
+        if program == "rpc_tracker":
+            self._await(port)
+
+    def _await(self, port):
+        for _ in range(600):
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                return
+            time.sleep(0.1)
+
+    def kill(self, processes):
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def kill_servers(self):
+        self.kill(self.processes[1:])
+
+    def close(self):
+        self.kill(self.processes)
+
+
+@pytest.fixture(scope="module")
+def farm():
+    farm = Farm(n_servers=2)
+    yield farm
+    farm.close()
+
+
+@pytest.fixture(scope="module")
+def matmul(tmp_path_factory):
+    a, b = (te.placeholder((N, N), name=name) for name in "AB")
+    k = te.reduce_axis((0, N))
+    c = te.compute((N, N), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k))
+    mod = tvm.IRModule({"main": te.create_prim_func([a, b, c])})
+    target = tvm.target.Target({"kind": "llvm", "num-cores": 1})
+    path = tmp_path_factory.mktemp("artifact") / "matmul.tar"
+    tvm.driver.build(mod, target=target).export_library(str(path), fcompile=tar)
+    return RunnerInput(str(path), "cpu", [TensorInfo("float32", (N, N))] * 3)
+
+
+def connect(config, **options):
+    """Make a runner; a server that starts needs a while to register."""
+    for _ in range(5):
+        with contextlib.suppress(InvalidOptionError):
+            return AdaptiveRPCRunner(config, **options)
+    return AdaptiveRPCRunner(config, **options)
+
+
+@pytest.fixture
+def make_runner(farm):
+    runners = []
+
+    def make(config=None, **options):
+        runners.append(connect(config or farm.config, **options))
+        return runners[-1]
+
+    yield make
+    for runner in runners:
+        runner.close()
+
+
+def results(runner, inputs):
+    return [future.result() for future in Runner.run(runner, inputs)]
+
+
+def hang_or_measure(artifact_path, device_type, args_info, options):
+    from tvm_adaptive.runner import measure
+
+    if artifact_path == "hang":
+        ctypes.PyDLL(None).sleep(1000)
+    if artifact_path == "slow":
+        time.sleep(1.5)
+        measure._Session.held = None
+        return Timing(1.0, 0.0, 1, 1, "precise", 1.5)
+    return measure.measure_remote(artifact_path, device_type, args_info, options)
+
+
+def test_a_batch_gets_one_time_each(make_runner, matmul, tmp_path):
+    journal = Journal(tmp_path / "journal.jsonl")
+    for result in results(make_runner(journal=journal), [matmul] * 5):
+        assert result.error_msg is None
+        assert len(result.run_secs) == 1
+        assert 1e-7 < float(result.run_secs[0]) < 0.1
+    events = [event for event in read_journal(journal.path) if event["event"] == "timing"]
+    assert [event["index"] for event in events] == [0, 1, 2, 3, 4]
+
+
+def test_a_missing_artifact_and_a_hang_cost_one_result_each(make_runner, matmul):
+    inputs = [RunnerInput(path, "cpu", []) for path in ("missing.tar", "hang")]
+    runner = make_runner(measure=hang_or_measure, timeout_sec=10.0)
+    missing, hang, good = results(runner, [*inputs, matmul])
+    assert "missing.tar" in missing.error_msg
+    assert "Timeout: timeout: killed after 10 s of running" in hang.error_msg
+    assert good.error_msg is None
+
+
+def test_queueing_for_a_device_does_not_count(make_runner):
+    # Three workers, two devices: the third waits 1.5 s and may run for 2 s only.
+    runner = make_runner(measure=hang_or_measure, timeout_sec=2.5, max_workers=3)
+    outcomes = results(runner, [RunnerInput("slow", "cpu", [])] * 3)
+    assert [outcome.error_msg for outcome in outcomes] == [None] * 3
+
+
+def test_a_key_that_nobody_serves_is_named(farm):
+    config = farm.config._replace(tracker_key="none")
+    message = (
+        f"no server with the key 'none'.*query_rpc_tracker --host 127.0.0.1 --port {farm.port}"
+    )
+    with pytest.raises(InvalidOptionError, match=message):
+        AdaptiveRPCRunner(config)
+
+
+def test_a_tracker_that_is_not_there_is_named():
+    port = free_port()
+    with pytest.raises(InvalidOptionError, match=f"127.0.0.1:{port} cannot be reached.*refused"):
+        AdaptiveRPCRunner(RPCConfig("127.0.0.1", port, KEY, 1, 10))
+
+
+def test_an_incomplete_configuration_is_named(monkeypatch):
+    monkeypatch.delenv("TVM_TRACKER_HOST", raising=False)
+    with pytest.raises(InvalidOptionError, match=r"not complete.*tracker_host"):
+        AdaptiveRPCRunner(RPCConfig(None, 1, KEY))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_workers": 0}, "max_workers must be at least 1 but got 0"),
+        ({"timeout_sec": -1}, "timeout_sec must be above 0 but got -1"),
+        ({"queue_timeout_sec": 0}, "above 0 but got 0"),
+        ({"rule": "best"}, "but got 'best'"),
+    ],
+)
+def test_options_are_checked(options, message):
+    with pytest.raises(InvalidOptionError, match=message):
+        AdaptiveRPCRunner(RPCConfig("127.0.0.1", 1, KEY), **options)
+
+
+def test_servers_that_die_give_error_results_and_no_hang(matmul):
+    farm = Farm(n_servers=1)
+    try:
+        runner = connect(farm.config)
+        (before,) = results(runner, [matmul])
+        farm.kill_servers()
+        after = results(runner, [matmul] * 6)
+        runner.close()
+    finally:
+        farm.close()
+    assert before.error_msg is None
+    for result in after:
+        assert result.run_secs is None
+        assert "server with the key" in result.error_msg or "rpc" in result.error_msg.lower()
