@@ -6,8 +6,9 @@ import os
 import pytest
 
 from tvm_adaptive._tvm import Target, device
+from tvm_adaptive.cores import usable_physical_cores
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.target import describe_target, resolve_target, usable_physical_cores
+from tvm_adaptive.target import describe_target, resolve_target
 
 
 @pytest.mark.parametrize("spec", [None, "cpu", "auto", " cpu "])

@@ -19,7 +19,7 @@ from tvm_adaptive.runner.finalists import (
     play_off,
 )
 from tvm_adaptive.session import Session
-from tvm_adaptive.target import describe_target
+from tvm_adaptive.target import describe_target, n_cores_of
 
 FINAL_DIR = "final"
 # Building three finalists and the untuned function and checking them, per task.
@@ -66,7 +66,7 @@ def decide(
         contextlib.closing(
             make_builder(session.config, session.target, session.work_dir)
         ) as builder,
-        contextlib.closing(finalist_pool()) as pool,
+        contextlib.closing(finalist_pool(n_cores_of(session.target))) as pool,
     ):
         for n_done, index in enumerate(order):
             task = tasks[index]

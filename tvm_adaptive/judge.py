@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from tvm_adaptive._tvm import Database, ExtractedTask, args_info_of
+from tvm_adaptive.cores import thread_env
 from tvm_adaptive.models import (
     Network,
     Prepared,
@@ -31,6 +32,7 @@ from tvm_adaptive.models.compile import device_kind
 from tvm_adaptive.models.operator import try_function
 from tvm_adaptive.outcome import Comparison
 from tvm_adaptive.session import Session
+from tvm_adaptive.target import n_cores_of
 from tvm_adaptive.workers import WorkerPool
 
 # Untuned networks are slow: a few inferences of ten seconds each have to fit.
@@ -69,7 +71,7 @@ class NetworkJudge:
         self._session = session
         self._prepared = prepared
         self._inputs = network.random_inputs(session.seed)
-        self._pool = WorkerPool(1)
+        self._pool = WorkerPool(1, env=thread_env(n_cores_of(session.target)))
         self._before: Whole | None = None
         self._build_sec = 0.0
         self.library: Path | None = None
@@ -171,7 +173,7 @@ class FunctionJudge:
     def __init__(self, session: Session, tasks: Sequence[ExtractedTask]) -> None:
         self._session = session
         self._tasks = tasks
-        self._pool = WorkerPool(1)
+        self._pool = WorkerPool(1, env=thread_env(n_cores_of(session.target)))
         self._before: list[Whole | None] = []
         self._build_sec = 0.0
         self.library: Path | None = None
@@ -240,7 +242,10 @@ class FunctionJudge:
 
     def _measure(self, task: ExtractedTask, database: Database | None) -> Whole | None:
         mod = task.dispatched[0]
-        path = self._session.work_dir / f"{task.task_name}.so"
+        # Not the same name twice: a worker that has loaded a library would find the old
+        # one under it.
+        suffix = "untuned.so" if database is None else "so"
+        path = self._session.work_dir / f"{task.task_name}.{suffix}"
         compile_tir(mod, self._session.target, database).export_library(str(path))
         args = [(tuple(int(n) for n in arg.shape), str(arg.dtype)) for arg in args_info_of(mod)]
         job = (str(path), args, device_kind(self._session.target), self._session.seed)

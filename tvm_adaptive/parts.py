@@ -15,6 +15,7 @@ from tvm_adaptive.config import TuneConfig
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import JournalWriter
 from tvm_adaptive.search_strategy.stoppable import StoppableSearch
+from tvm_adaptive.target import n_cores_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,17 +81,18 @@ def make_parts(
     should_stop : callable
         Asked before each round.
     """
-    n_cores = _n_cores(target)
+    n_cores = n_cores_of(target)
     stock_cores = {} if n_cores is None else {"max_workers": n_cores}
     model = dataclasses.asdict(config.model)
     search = dataclasses.asdict(config.search)
     del search["n_trials_per_round"]  # MetaSchedule's own option
     measure = {"rule": config.measure.rule, "timeout_sec": config.measure.timeout_sec}
+    threads = {"n_threads": n_cores} if config.runner == "adaptive" else {}
     build = _build_options(config, target, work_dir)
     ours: dict[str, dict[str, Any]] = {
         "cost_model": {**model, "seed": seed, "journal": journal, "n_jobs": n_cores},
         "strategy": {**search, "journal": journal},
-        "runner": {**measure, "journal": journal},
+        "runner": {**measure, **threads, "journal": journal},
         "builder": {**build, "journal": journal},
         "task_scheduler": {},
     }
@@ -128,9 +130,5 @@ def _build_options(config: TuneConfig, target: Target, work_dir: Path) -> dict[s
     return {
         "timeout_sec": config.measure.build_timeout_sec,
         "artifact_dir": work_dir / "artifacts",
-        "max_workers": _n_cores(target),
+        "max_workers": n_cores_of(target),
     }
-
-
-def _n_cores(target: Target) -> int | None:
-    return int(target.attrs.get("num-cores", 0)) or None

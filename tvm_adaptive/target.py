@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from tvm_adaptive._tvm import Target, device, llvm_get_system_cpu
+from tvm_adaptive.cores import usable_physical_cores
 from tvm_adaptive.errors import InvalidOptionError
 
 _THIS_CPU = (None, "cpu", "auto")
@@ -62,23 +61,9 @@ def describe_target(target: Target) -> str:
     return ", ".join(parts)
 
 
-def usable_physical_cores() -> int:
-    """Count the physical cores behind the processors that this process may run on.
-
-    Two hardware threads of one core count once: tuned kernels are bound by arithmetic
-    and by cache, which the threads share.
-    """
-    if not hasattr(os, "sched_getaffinity"):
-        return os.cpu_count() or 1
-    return len({_siblings(cpu) for cpu in os.sched_getaffinity(0)})
-
-
-def _siblings(cpu: int) -> str:
-    path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-    try:
-        return path.read_text().strip()
-    except OSError:  # some containers hide the topology: every processor counts
-        return str(cpu)
+def n_cores_of(target: Target) -> int | None:
+    """Return a target's ``num-cores``, or None where it has none, as a GPU's."""
+    return int(target.attrs.get("num-cores", 0)) or None
 
 
 def _this_cpu() -> Target:

@@ -18,7 +18,8 @@ from tvm.s_tir.meta_schedule.builder import BuilderInput
 from tvm.target import Target
 
 from tvm_adaptive.builder.compile import build_candidate
-from tvm_adaptive.builder.persistent import PersistentBuilder, usable_cores
+from tvm_adaptive.builder.persistent import PersistentBuilder
+from tvm_adaptive.cores import usable_physical_cores
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import Journal, read_journal
 
@@ -225,5 +226,5 @@ def test_options_are_checked(options: dict[str, Any], message: str) -> None:
         PersistentBuilder(**options)
 
 
-def test_usable_cores_respects_affinity() -> None:
-    assert 1 <= usable_cores() <= len(os.sched_getaffinity(0))
+def test_usable_physical_cores_respects_affinity() -> None:
+    assert 1 <= usable_physical_cores() <= len(os.sched_getaffinity(0))

@@ -7,15 +7,12 @@ intrinsic of every backend before it compiles anything.
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import tempfile
 import time
 import weakref
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from tvm_adaptive._tvm import BuilderInput, BuilderResult, PyBuilder, derived_object
 from tvm_adaptive.builder.compile import (
@@ -25,6 +22,7 @@ from tvm_adaptive.builder.compile import (
     compile_task,
     warm_up,
 )
+from tvm_adaptive.cores import usable_physical_cores
 from tvm_adaptive.errors import InvalidOptionError, WorkerTimeoutError
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
 from tvm_adaptive.workers import Outcome, WorkerPool
@@ -74,7 +72,7 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         if max_workers is None:
-            max_workers = usable_cores()
+            max_workers = usable_physical_cores()
         _check_options(max_workers, timeout_sec, max_uses)
         self.max_workers = max_workers
         self.timeout_sec = timeout_sec
@@ -157,14 +155,6 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
             params=build_input.params,
             build_function=self._build_function,
         )
-
-
-def usable_cores() -> int:
-    """Return the number of physical cores that this process may use, at least 1."""
-    physical = psutil.cpu_count(logical=False) or os.cpu_count() or 1
-    if not hasattr(os, "sched_getaffinity"):
-        return physical
-    return max(1, min(physical, len(os.sched_getaffinity(0))))
 
 
 def _make_root(artifact_dir: str | Path | None) -> Path:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_adaptive._tvm import Builder, Database, IRModule, Target, TuningRecord, ms
+from tvm_adaptive.cores import thread_env
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
 from tvm_adaptive.runner.finalist_contest import Contest, ContestOptions, Finalist, as_recorded
@@ -55,9 +56,15 @@ class FinalistReport:
         return None
 
 
-def finalist_pool() -> WorkerPool:
-    """Return the worker that play-offs run in; one can serve all tasks of a run."""
-    return WorkerPool(1, setup=warm_up, replace_after_error=True)
+def finalist_pool(n_threads: int | None = None) -> WorkerPool:
+    """Return the worker that play-offs run in; one can serve all tasks of a run.
+
+    Parameters
+    ----------
+    n_threads : int or None, default None
+        Threads of a CPU kernel; None for the physical cores that this process may use.
+    """
+    return WorkerPool(1, setup=warm_up, replace_after_error=True, env=thread_env(n_threads))
 
 
 def play_off(

@@ -15,6 +15,7 @@ from tvm_adaptive._tvm import (
     RunnerResult,
     derived_object,
 )
+from tvm_adaptive.cores import thread_env
 from tvm_adaptive.errors import InvalidOptionError, WorkerTimeoutError
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
 from tvm_adaptive.records import Timing
@@ -82,6 +83,9 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
         Which device of the candidates' type. Default 0.
     cpu_cache_flush : bool
         Flush the CPU's caches before each single run. Default False.
+    n_threads : int or None
+        Threads of a CPU kernel; None (default) for the physical cores that this process
+        may use. TVM's own choice is half the processors.
     max_uses : int
         Candidates after which the worker is replaced, which bounds what loaded
         artifacts keep in memory. Default 256.
@@ -107,6 +111,7 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
         max_sec: float | None = None,
         device_index: int = 0,
         cpu_cache_flush: bool = False,
+        n_threads: int | None = None,
         max_uses: int = 256,
         measure: MeasureFunction = measure_artifact,
         journal: JournalWriter | None = None,
@@ -124,7 +129,13 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
             raise InvalidOptionError(f"max_uses must be at least 1 but got {max_uses}.")
         self._measure = measure
         self._log = TimingLog("AdaptiveRunner", journal)
-        self._pool = WorkerPool(1, setup=warm_up, max_uses=max_uses, replace_after_error=True)
+        self._pool = WorkerPool(
+            1,
+            setup=warm_up,
+            max_uses=max_uses,
+            replace_after_error=True,
+            env=thread_env(n_threads),
+        )
 
     def run(self, runner_inputs: list[RunnerInput]) -> list[FinishedFuture]:
         """Measure a batch; never raises for what a candidate does.
