@@ -102,7 +102,7 @@ class FinishConfig:
     ----------
     top_k : int, default 3
         Candidates per task that are checked and measured again at length.
-    max_share : float, default 0.1
+    max_share : float, default 0.05
         Of a wall-clock budget, the share that the play-offs may take.
     max_task_sec : float, default 8.0
         Seconds that one task's play-off may take.
@@ -111,7 +111,7 @@ class FinishConfig:
     """
 
     top_k: int = 3
-    max_share: float = 0.1
+    max_share: float = 0.05
     max_task_sec: float = 8.0
     rtol: float = 1e-3
 

@@ -23,7 +23,7 @@ from tvm_adaptive.target import describe_target, n_cores_of
 
 FINAL_DIR = "final"
 # Building three finalists and the untuned function and checking them, per task.
-_CHECK_SEC = 2.0
+_CHECK_SEC = 1.0
 # Timings of a play-off that are worth the name take at least this long.
 _LEAST_TIMING_SEC = 0.2
 

@@ -27,6 +27,7 @@ from tvm.s_tir.meta_schedule.testing.te_workload import create_te_workload
 from tvm.target.codegen import llvm_get_system_cpu
 
 from tvm_adaptive import _tvm
+from tvm_adaptive.cores import thread_env
 from tvm_adaptive.workers import Outcome, WorkerPool
 
 # Random schedules of a small space repeat themselves; after so many rounds without
@@ -125,7 +126,10 @@ def measure(
     folder = Path(tempfile.mkdtemp(prefix="record_pool_"))
     seconds = np.full(len(schedules), np.nan)
     try:
-        builders, runner = WorkerPool(cores, setup=import_tvm), WorkerPool(1, setup=import_tvm)
+        builders, runner = (
+            WorkerPool(cores, setup=import_tvm),
+            WorkerPool(1, setup=import_tvm, env=thread_env(cores)),
+        )
         tasks = [
             (schedule.mod, target, str(folder / f"{i}.tar")) for i, schedule in enumerate(schedules)
         ]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.runner import EvaluatorConfig, LocalRunner, RunnerInput
 from tvm.s_tir.meta_schedule.testing.te_workload import create_te_workload
 from tvm.target import Target
+from tvm.target.codegen import llvm_get_system_cpu
 
 from tvm_adaptive.builder import PersistentBuilder
 from tvm_adaptive.runner.local import AdaptiveRunner
@@ -137,7 +139,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args(arguments)
-    target = Target({"kind": "llvm", "num-cores": options.cores})
+    # Stock takes its threads from the environment; both runners get the same number.
+    os.environ["TVM_NUM_THREADS"] = str(options.cores)
+    target = Target({"kind": "llvm", "mcpu": llvm_get_system_cpu(), "num-cores": options.cores})
     report = {}
     for name in options.workloads:
         inputs = random_candidates(name, options.candidates, target, options.seed + 1)

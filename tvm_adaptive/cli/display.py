@@ -56,7 +56,7 @@ class Display:
         if self._live:
             self._bar.update(self._task, description=name)
         elif not self._quiet:
-            self._console.print(f"{name} ...", highlight=False)
+            self._print(f"{name} ...")
 
     def round(self, progress: RunProgress, budget: Budget) -> None:
         """Show what a round brought."""
@@ -68,12 +68,15 @@ class Display:
             )
         elif not self._quiet and budget.elapsed_sec >= self._last_line_sec + _PLAIN_LINE_SEC:
             self._last_line_sec = budget.elapsed_sec
-            self._console.print(f"{budget.elapsed_sec:6.0f} s  {text}", highlight=False)
+            self._print(f"{budget.elapsed_sec:6.0f} s  {text}")
 
     def note(self, text: str) -> None:
         """Show a line."""
         if not self._quiet:
-            self._console.print(text, highlight=False)
+            self._print(text)
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     @property
     def _live(self) -> bool:

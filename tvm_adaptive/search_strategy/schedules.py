@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from tvm_adaptive._tvm import (
     Database,
@@ -18,6 +21,7 @@ from tvm_adaptive._tvm import (
     handle,
     structural_hash,
 )
+from tvm_adaptive.records import FloatArray
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +81,65 @@ def measured_schedules(
         if 0 < mean_sec < FAILED_SEC:
             elites.append((mean_sec, schedule))
     return keys, sorted(elites, key=lambda elite: elite[0])
+
+
+def distinct(schedules: Sequence[Schedule], measured: set[int]) -> list[Schedule]:
+    """Drop schedules whose module is measured or was seen earlier in the list.
+
+    Parameters
+    ----------
+    schedules : sequence of Schedule
+    measured : set of int
+        Keys; not changed.
+    """
+    seen = set(measured)
+    kept = []
+    for schedule in schedules:
+        key = key_of(schedule)
+        if key not in seen:
+            seen.add(key)
+            kept.append(schedule)
+    return kept
+
+
+def mix(
+    exploit: list[Schedule], randoms: list[Schedule], explore: int, size: int
+) -> list[Schedule]:
+    """Put a batch together: the best to exploit, then random ones.
+
+    Parameters
+    ----------
+    exploit : list of Schedule
+        Best first.
+    randoms : list of Schedule
+        Fill the batch, also where ``exploit`` runs short.
+    explore : int
+        Places for random ones.
+    size : int
+        Places in all.
+    """
+    batch = exploit[: size - explore]
+    seen = {key_of(schedule) for schedule in batch}
+    for schedule in randoms:
+        if len(batch) == size:
+            break
+        if key_of(schedule) not in seen:
+            seen.add(key_of(schedule))
+            batch.append(schedule)
+    return batch
+
+
+def vectors_of(schedules: list[Schedule]) -> FloatArray:
+    """Place schedules in a space: log2 of their numeric knobs, one block per knob."""
+    rows = [
+        np.concatenate(
+            [np.log2(1.0 + np.abs(np.asarray(knob, dtype=float))) for knob in knobs_of(schedule)]
+            or [np.zeros(1)]
+        )
+        for schedule in schedules
+    ]
+    width = max(len(row) for row in rows)
+    return np.stack([np.pad(row, (0, width - len(row))) for row in rows])
 
 
 def _replay(mod: IRModule, record: Any) -> Schedule | None:

@@ -41,9 +41,12 @@ from tvm_adaptive.search_strategy.exploration import (
 from tvm_adaptive.search_strategy.picking import pick_best, pick_diverse, pick_medoids
 from tvm_adaptive.search_strategy.schedules import (
     candidate_of,
+    distinct,
     key_of,
     knobs_of,
     measured_schedules,
+    mix,
+    vectors_of,
 )
 
 logger = logging.getLogger(__name__)
@@ -262,7 +265,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         if len(randoms) < self.options["init_min_unmeasured"]:
             logger.info("%s: the space is exhausted", self._task_name())
             return None
-        fresh = _distinct(randoms, state.measured)
+        fresh = distinct(randoms, state.measured)
         order = state.rng.permutation(len(fresh))
         clock.append(time.perf_counter())
         exploration = self._exploration(state, [fresh[i] for i in order[: self.n_plans]])
@@ -270,7 +273,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         explore = min(n_random(exploration.epsilon, size), len(fresh))
         exploit = self._evolved(state, parents + randoms, size - explore)
         clock.append(time.perf_counter())
-        batch = _mix(exploit, [fresh[i] for i in order], explore, size)
+        batch = mix(exploit, [fresh[i] for i in order], explore, size)
         state.measured.update(key_of(schedule) for schedule in batch)
         state.n_rounds += 1
         sample_sec, posterior_sec, evolve_sec = np.diff(clock).tolist()
@@ -323,7 +326,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         state.returned.update(key_of(schedule) for schedule in evolved)
         # It never returns a candidate twice, so those that did not make
         # it into a batch are kept here and compete again.
-        proposals = _distinct(state.spares + evolved, state.measured)
+        proposals = distinct(state.spares + evolved, state.measured)
         if len(proposals) <= n:
             state.spares = []
             return proposals
@@ -339,7 +342,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         if self.diversity == "knobs":
             return pick_diverse(scores, [knobs_of(schedule) for schedule in proposals], n)
         if self.diversity == "medoids":
-            return pick_medoids(scores, _vectors(proposals), n, rng)
+            return pick_medoids(scores, vectors_of(proposals), n, rng)
         return pick_best(scores, n)
 
     def _scores(self, state: _State, schedules: list[Schedule]) -> FloatArray:
@@ -363,43 +366,3 @@ def _check_options(
         raise InvalidOptionError(
             f"diversity must be one of {', '.join(DIVERSITY)} but got {diversity!r}."
         )
-
-
-def _distinct(schedules: Sequence[Schedule], measured: set[int]) -> list[Schedule]:
-    """Drop schedules whose module is measured or was seen earlier in the list."""
-    seen = set(measured)
-    kept = []
-    for schedule in schedules:
-        key = key_of(schedule)
-        if key not in seen:
-            seen.add(key)
-            kept.append(schedule)
-    return kept
-
-
-def _mix(
-    exploit: list[Schedule], randoms: list[Schedule], explore: int, size: int
-) -> list[Schedule]:
-    """Put the batch together; where the evolved run short, random ones fill it."""
-    batch = exploit[: size - explore]
-    seen = {key_of(schedule) for schedule in batch}
-    for schedule in randoms:
-        if len(batch) == size:
-            break
-        if key_of(schedule) not in seen:
-            seen.add(key_of(schedule))
-            batch.append(schedule)
-    return batch
-
-
-def _vectors(schedules: list[Schedule]) -> FloatArray:
-    """Place schedules in a space: log2 of their numeric knobs, one block per knob."""
-    rows = [
-        np.concatenate(
-            [np.log2(1.0 + np.abs(np.asarray(knob, dtype=float))) for knob in knobs_of(schedule)]
-            or [np.zeros(1)]
-        )
-        for schedule in schedules
-    ]
-    width = max(len(row) for row in rows)
-    return np.stack([np.pad(row, (0, width - len(row))) for row in rows])

@@ -1,0 +1,180 @@
+import json
+import math
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import tvm
+from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.meta_schedule.testing.te_workload import create_te_workload
+
+from tvm_adaptive import TuneConfig, tune, tune_relax, tune_tir
+from tvm_adaptive.config import FinishConfig, SearchConfig
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.measure_callback import read_journal
+from tvm_adaptive.models import resnet18
+from tvm_adaptive.models.compare import run_exported
+from tvm_adaptive.parts import check_names
+
+QUICK = TuneConfig(
+    search=SearchConfig(n_trials_per_round=4, population_size=64, genetic_num_iters=1),
+    finish=FinishConfig(top_k=2, max_task_sec=0.5),
+)
+
+
+def gmm():
+    return tvm.IRModule({"main": create_te_workload("GMM", 0)})
+
+
+def test_the_whole_job_on_an_operator(tmp_path):
+    report = tune_tir(gmm(), work_dir=tmp_path / "run", trials=8, seed=3, config=QUICK)
+    (task,) = report.tasks
+    assert (task.n_trials, task.n_errors, task.played_off) == (8, 0, True)
+    assert report.comparison is not None
+    assert report.comparison.agree
+    assert report.comparison.after_sec < report.comparison.before_sec
+    assert report.coverage == "1 of 1 functions tuned"
+    assert not report.interrupted
+    assert math.isclose(report.weighted_sec, task.best_sec)
+
+    final = ms.database.JSONDatabase(work_dir=str(report.database_dir))
+    (record,) = final.get_all_tuning_records()
+    assert [float(sec) for sec in record.run_secs] == [pytest.approx(task.best_sec)]
+
+    events = [event["event"] for event in read_journal(tmp_path / "run" / "journal.jsonl")]
+    assert events[:2] == ["journal", "run"]
+    assert events[-1] == "end"
+    assert {"round", "build", "timing", "fit", "measured", "playoff", "comparison", "report"} <= {
+        *events
+    }
+    assert events.count("timing") == 8
+
+
+def test_a_second_run_goes_on_and_measures_nothing_twice(tmp_path):
+    for seed in (1, 1):
+        tune_tir(gmm(), work_dir=tmp_path, trials=8, seed=seed, config=QUICK)
+    database = ms.database.JSONDatabase(work_dir=str(tmp_path))
+    keys = set()
+    for record in database.get_all_tuning_records():
+        schedule = tvm.s_tir.Schedule(record.workload.mod)
+        record.trace.apply_to_schedule(schedule, remove_postproc=False)
+        keys.add(schedule.mod.script())
+    assert len(database) == len(keys) == 16
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, "Give a budget in seconds, a number of trials, or both"),
+        ({"budget_sec": -1.0}, "The budget must be above 0 s but got -1"),
+        ({"trials": 0}, "trials must be at least 1 but got 0"),
+        ({"trials": 1, "target": {"kind": "llvm"}}, "num-cores"),
+        ({"trials": 1, "config": TuneConfig(runner="fast")}, "Unknown runner 'fast'; possible are"),
+        ({"trials": 1, "config": TuneConfig(layout="odd")}, "layout must be one of"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_is_written(tmp_path, options, text):
+    with pytest.raises(InvalidOptionError, match=text):
+        tune("te:GMM", work_dir=tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_module_without_main_is_refused(tmp_path):
+    with pytest.raises(InvalidOptionError, match="must have a Relax function main"):
+        tune_relax(gmm(), work_dir=tmp_path / "run", trials=1)
+
+
+def test_every_name_of_every_part_passes_the_check():
+    check_names(TuneConfig())
+    check_names(
+        TuneConfig(
+            cost_model="xgb",
+            strategy="replay-trace",
+            runner="rpc",
+            builder="local",
+            task_scheduler="round-robin",
+        )
+    )
+
+
+def wait_for(path, text, timeout_sec=120):
+    end = time.monotonic() + timeout_sec
+    while time.monotonic() < end:
+        if path.exists() and text in path.read_text():
+            return
+        time.sleep(0.2)
+    pytest.fail(f"{path} never said {text}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_keeps_what_was_found(tmp_path, number):
+    work_dir = tmp_path / "run"
+    arguments = ["tune", "te:GMM", "--budget", "30m", "--work-dir", str(work_dir), "--seed", "1"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tvm_adaptive", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        wait_for(work_dir / "journal.jsonl", '"event":"fit"')  # now the search is native
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 130, output
+    assert "interrupted" in output
+    assert "Traceback" not in output
+    assert len(ms.database.JSONDatabase(work_dir=str(work_dir))) >= 16
+    assert len(ms.database.JSONDatabase(work_dir=str(work_dir / "final"))) == 1
+    assert read_journal(work_dir / "journal.jsonl")[-1]["interrupted"] is True
+
+
+@pytest.mark.slow
+def test_a_budget_is_kept_within_a_batch(tmp_path):
+    start = time.monotonic()
+    report = tune("te:C2D", work_dir=tmp_path, budget_sec=90, seed=1)
+    rounds = [e for e in read_journal(tmp_path / "journal.jsonl") if e["event"] == "measured"]
+    longest = max(np.diff([e["time_sec"] for e in rounds], prepend=0.0)[1:], default=0.0)
+    assert time.monotonic() - start <= 90 + longest + 5
+    assert report.comparison is not None
+    assert report.comparison.agree
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("prepack", [False, True])
+def test_the_whole_job_on_a_network(tmp_path, prepack):
+    network = resnet18(image_size=32, width=16, classes=10)
+    config = QUICK.replace(prepack=prepack)
+    report = tune_relax(
+        network.mod, network.params, work_dir=tmp_path, trials=100, seed=1, config=config
+    )
+    assert report.comparison is not None
+    assert report.comparison.agree
+    assert report.comparison.after_sec < report.comparison.before_sec
+    assert all(task.played_off for task in report.tasks)
+    n_functions = len(report.tasks)
+    assert report.coverage.startswith(f"{n_functions} of {n_functions} functions tuned")
+    (scores,) = run_exported(report.library, network.random_inputs())
+    assert scores.shape == (1, 10)
+    json.dumps(report.as_fields())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_whole_job_with_stock_parts(tmp_path):
+    config = QUICK.replace(
+        cost_model="xgb",
+        strategy="evolutionary",
+        runner="local",
+        builder="local",
+        task_scheduler="round-robin",
+    )
+    report = tune_tir(gmm(), work_dir=tmp_path, trials=8, seed=1, config=config)
+    assert report.tasks[0].n_trials == 8
+    assert report.comparison is not None
+    assert report.comparison.agree
