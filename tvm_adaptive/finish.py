@@ -85,6 +85,7 @@ def decide(
                 journal=session.journal,
                 task_name=name,
                 pool=pool,
+                scratch_dir=session.work_dir,
             )
     database = final_database(
         session.work_dir, "structural", [reports[i] for i in range(len(tasks))]

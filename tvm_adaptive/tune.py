@@ -23,7 +23,7 @@ from tvm_adaptive.database.repair import repair_database
 from tvm_adaptive.finish import decide, playoff_reserve_sec, report_of
 from tvm_adaptive.judge import FunctionJudge, NetworkJudge
 from tvm_adaptive.measure_callback.recorder import Recorder, RunProgress, TaskProgress
-from tvm_adaptive.models import Network, TIRWorkload, extract, load_workload, prepare
+from tvm_adaptive.models import Network, TIRWorkload, extract, is_gpu, load_workload, prepare
 from tvm_adaptive.models.network import network_of_relax
 from tvm_adaptive.outcome import TuneReport
 from tvm_adaptive.parts import Parts, make_parts
@@ -192,11 +192,12 @@ def tune_tir(
 def _tune_network(session: Session, network: Network) -> TuneReport:
     config = session.config
     with session.stage("prepare"):
-        prepared = prepare(network, session.target, config.layout, prepack=config.prepack)
+        prepack = not is_gpu(session.target) if config.prepack is None else config.prepack
+        prepared = prepare(network, session.target, config.layout, prepack=prepack)
         tasks = extract(prepared, session.target)
         session.observer.note(
             f"{network.name} on {describe_target(session.target)}: {len(tasks)} tasks, "
-            f"layout {prepared.layout}"
+            f"layout {prepared.layout}{', weights packed' if prepack else ''}"
         )
     with NetworkJudge(session, network, prepared) as judge:
         return _tune_tasks(session, network.name, tasks, judge)

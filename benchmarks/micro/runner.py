@@ -20,14 +20,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import tvm
+from tvm.runtime import load_module
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.runner import EvaluatorConfig, LocalRunner, RunnerInput
+from tvm.s_tir.meta_schedule.runner.utils import alloc_argument_common
 from tvm.s_tir.meta_schedule.testing.te_workload import create_te_workload
 from tvm.target import Target
 from tvm.target.codegen import llvm_get_system_cpu
 
 from tvm_adaptive.builder import PersistentBuilder
+from tvm_adaptive.records import Timing
 from tvm_adaptive.runner.local import AdaptiveRunner
+from tvm_adaptive.runner.measure import RANDOM_FILL, MeasureOptions
 
 WORKLOADS = ("GMM", "C2D", "SFM")
 # Ten repeats of 100 ms: a median over a second, at twenty times the adaptive effort.
@@ -73,7 +78,13 @@ def measure(runner: Any, runner_input: RunnerInput) -> tuple[float, float]:
 
 def compare(inputs: Sequence[RunnerInput]) -> dict[str, dict[str, float]]:
     """Measure every candidate with both runners and at length."""
-    runners: dict[str, Any] = {"stock": LocalRunner(), "adaptive": AdaptiveRunner()}
+    runners: dict[str, Any] = {
+        "stock": LocalRunner(),
+        "adaptive": AdaptiveRunner(),
+        # The same without running the kernel: what loading it costs either of them.
+        "stock loading": LocalRunner(f_run_evaluator=no_run),
+        "adaptive loading": AdaptiveRunner(measure=load_only),
+    }
     reference = LocalRunner(timeout_sec=REFERENCE_TIMEOUT_SEC, evaluator_config=REFERENCE)
     for runner in (*runners.values(), reference):
         measure(runner, inputs[0])  # starts the workers
@@ -86,11 +97,32 @@ def compare(inputs: Sequence[RunnerInput]) -> dict[str, dict[str, float]]:
             times[name].append(seconds)
             costs[name] += cost
         times["reference"].append(measure(reference, runner_input)[0])
-    runners["adaptive"].close()
     truth = np.array(times["reference"])
     return {
-        name: {"seconds": costs[name], **accuracy(np.array(times[name]), truth)} for name in runners
+        name: {
+            "seconds": costs[name],
+            "measuring": costs[name] - costs[f"{name} loading"],
+            **accuracy(np.array(times[name]), truth),
+        }
+        for name in ("stock", "adaptive")
     }
+
+
+def no_run(
+    _module: Any, _device: Any, _config: EvaluatorConfig, _repeated_args: Any
+) -> list[float]:
+    """Take the evaluator's place in the stock runner and measure nothing."""
+    return [1.0]
+
+
+def load_only(
+    artifact_path: str, device_type: str, args_info: Sequence[Any], _options: MeasureOptions
+) -> Timing:
+    """Do all that the adaptive runner's worker does but run the kernel."""
+    load_module(artifact_path)
+    fill = tvm.get_global_func(RANDOM_FILL)
+    alloc_argument_common(fill, tvm.runtime.device(device_type, 0), args_info, 1)
+    return Timing(1.0, float("nan"), 0, 0, "not-run", 0.0)
 
 
 def accuracy(measured: np.ndarray, truth: np.ndarray) -> dict[str, float]:
@@ -117,16 +149,15 @@ def accuracy(measured: np.ndarray, truth: np.ndarray) -> dict[str, float]:
 
 def as_markdown(report: dict[str, dict[str, dict[str, float]]]) -> str:
     """Return the report as a table."""
-    lines = [
-        "| workload | runner | candidates | seconds | median error | 90 % error | regret |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    columns = ["workload", "runner", "candidates", "seconds", "of these measuring"]
+    columns += ["median error", "90 % error", "regret"]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for workload, rows in report.items():
         for runner, row in rows.items():
-            lines.append(
-                f"| {workload} | {runner} | {row['n']:.0f} | {row['seconds']:.2f} "
-                f"| {row['median_error']:.2%} | {row['error_90']:.2%} | {row['regret']:.2%} |"
-            )
+            cells = [workload, runner, f"{row['n']:.0f}"]
+            cells += [f"{row[key]:.2f}" for key in ("seconds", "measuring")]
+            cells += [f"{row[key]:.2%}" for key in ("median_error", "error_90", "regret")]
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

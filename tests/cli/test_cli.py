@@ -50,7 +50,7 @@ def test_bad_input_gets_one_line_and_nothing_written(arguments, text, tmp_path):
     )
     assert result.returncode == 2
     assert "Traceback" not in result.stderr
-    *_, last = result.stderr.strip().splitlines()
+    (last,) = result.stderr.strip().splitlines()
     assert re.search(text, last), last
     assert list(tmp_path.iterdir()) == []
 
@@ -146,3 +146,9 @@ def test_the_display_draws_a_bar_on_a_terminal():
         display.round(progress, Budget(10.0))
         display.note("a note")
     assert "a note" in out.getvalue()
+
+
+def test_the_version_is_told(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out.startswith("tvm-adaptive ")

@@ -6,7 +6,9 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
+from tvm_adaptive import __version__
 from tvm_adaptive.cli.codes import EXIT_BAD_INPUT, EXIT_INTERRUPTED
 from tvm_adaptive.cli.tune import run
 from tvm_adaptive.errors import AdaptiveError
@@ -65,10 +67,17 @@ def _parse_count(text: str) -> int:
     return int(text)
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that says in one line what is wrong, without the whole usage before it."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message and leave with exit code 2."""
+        self.exit(EXIT_BAD_INPUT, f"{self.prog}: error: {message}; see {self.prog} --help\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="tvm-adaptive", description="Adaptive auto-tuning for Apache TVM."
-    )
+    parser = _Parser(prog="tvm-adaptive", description="Adaptive auto-tuning for Apache TVM.")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     tune = commands.add_parser(
         "tune",
@@ -94,6 +103,11 @@ def _parser() -> argparse.ArgumentParser:
     tune.add_argument("--seed", type=int, metavar="N", help="makes the search repeatable")
     tune.add_argument("--preset", default="default", metavar="NAME", help="default or paper")
     tune.add_argument("--layout", metavar="NAME", help="auto, keep or NHWC")
+    tune.add_argument(
+        "--prepack",
+        action=argparse.BooleanOptionalAction,
+        help="let schedules choose the layout of weights (default: on CPUs)",
+    )
     for part in ("cost-model", "strategy", "runner", "builder", "task-scheduler"):
         tune.add_argument(f"--{part}", metavar="NAME", help=f"{part.replace('-', ' ')}, by name")
     tune.add_argument("-q", "--quiet", action="store_true", help="print the result only")

@@ -65,6 +65,7 @@ def config_of(options: argparse.Namespace) -> TuneConfig:
         builder=options.builder,
         task_scheduler=options.task_scheduler,
         layout=options.layout,
+        prepack=options.prepack,
     )
 
 

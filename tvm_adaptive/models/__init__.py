@@ -19,6 +19,7 @@ from tvm_adaptive.models.prepare import (
     call_counts,
     constant_only_calls,
     extract,
+    is_gpu,
     prepare,
 )
 from tvm_adaptive.models.resnet import resnet18
@@ -37,6 +38,7 @@ __all__ = [
     "constant_only_calls",
     "export",
     "extract",
+    "is_gpu",
     "largest_difference",
     "load_workload",
     "outputs_agree",

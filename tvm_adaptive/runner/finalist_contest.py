@@ -79,6 +79,7 @@ class ContestOptions:
     repeat_ms: float
     seed: int
     device_index: int
+    scratch_dir: str | None
 
 
 @dataclasses.dataclass
@@ -113,7 +114,7 @@ class Contest:
         self._target = target
         self._builder = builder
         self._options = options
-        self._folder = tempfile.mkdtemp(prefix="tvm-adaptive-playoff-")
+        self._folder = tempfile.mkdtemp(prefix="tvm-adaptive-playoff-", dir=options.scratch_dir)
         self._artifacts: list[str] = []
         self._reference = os.path.join(self._folder, "reference")
         self._no_reference = ""

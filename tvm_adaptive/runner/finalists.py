@@ -84,6 +84,7 @@ def play_off(
     journal: JournalWriter | None = None,
     task_name: str = "main",
     pool: WorkerPool | None = None,
+    scratch_dir: str | Path | None = None,
 ) -> FinalistReport:
     """Check and time a task's best records again.
 
@@ -117,6 +118,9 @@ def play_off(
         For the journal.
     pool : WorkerPool or None
         From :func:`finalist_pool`; None starts a worker for this call.
+    scratch_dir : str, Path or None
+        Exists; files that are needed meanwhile go to a folder in it. None for the
+        system's place for temporary files.
 
     Returns
     -------
@@ -131,7 +135,10 @@ def play_off(
         raise InvalidOptionError(f"top_k must be at least 1 but got {top_k}.")
     start_sec = time.monotonic()
     journal = journal or NullJournal()
-    options = ContestOptions(timeout_sec, rtol, atol, max_sec, repeat_ms, seed, device_index)
+    scratch = None if scratch_dir is None else str(scratch_dir)
+    options = ContestOptions(
+        timeout_sec, rtol, atol, max_sec, repeat_ms, seed, device_index, scratch
+    )
     records: list[TuningRecord] = []
     contest = Contest(target, builder, pool or finalist_pool(), options)
     try:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from scipy import stats
+from scipy.special import stdtrit
 
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.records import FloatArray
@@ -255,7 +255,7 @@ def _play(field: _Field, options: _Options) -> str:
         if not field.alive:
             return "failed"
         if played >= options.min_rounds:
-            quantile = float(stats.t.ppf(1.0 - options.significance, df=played - 1))
+            quantile = float(stdtrit(played - 1, 1.0 - options.significance))
             field.drop_slower(quantile)
             if len(field.alive) == 1:
                 return "separated"

@@ -23,7 +23,7 @@ import math
 from typing import Any, Protocol
 
 import numpy as np
-from scipy import stats
+from scipy.special import stdtrit
 
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.records import FloatArray, StopDecision
@@ -191,7 +191,7 @@ class PrecisionRule:
     def _is_precise(self, batch_means_sec: FloatArray) -> bool:
         summary = summarize(batch_means_sec)
         error = (1.0 - self.confidence) / len(looks(self))
-        t = float(stats.t.ppf(1.0 - error / 2.0, summary.dof))
+        t = float(stdtrit(summary.dof, 1.0 - error / 2.0))
         return t * summary.stderr_sec <= self.relative_half_width * summary.mean_sec
 
 

@@ -90,7 +90,8 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
     Parameters
     ----------
     population_size : int, default 256
-        Schedules per generation; half of TVM's, see ``README``.
+        Schedules per generation. Half of TVM's: mutation and features are the largest
+        share of a small batch's price, and grow with it.
     genetic_num_iters : int, default 3
         Generations per round.
     init_measured_ratio : float, default 0.2
