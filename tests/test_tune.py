@@ -109,7 +109,9 @@ def wait_for(path, text, timeout_sec=120):
     pytest.fail(f"{path} never said {text}")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_an_interrupt_keeps_what_was_found(tmp_path, number):
     work_dir = tmp_path / "run"
     arguments = ["tune", "te:GMM", "--budget", "30m", "--work-dir", str(work_dir), "--seed", "1"]

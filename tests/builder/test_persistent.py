@@ -124,6 +124,7 @@ def _with_pid(mod: Any, target: Any, params: Any) -> Any:
     return build_candidate(mod, target, params)
 
 
+@pytest.mark.slow
 def test_a_tensorized_schedule_builds_without_importing_the_intrinsics() -> None:
     builder = PersistentBuilder(max_workers=1, timeout_sec=60, build_function=_no_intrinsics)
     try:

@@ -4,11 +4,16 @@ from types import SimpleNamespace
 import pytest
 
 from tvm_adaptive.measure_callback.recorder import (
-    Recorder,
+    Recorder as TVMRecorder,
+)
+from tvm_adaptive.measure_callback.recorder import (
     RunProgress,
     TaskProgress,
     first_line,
 )
+
+# C++ hands over lists of its own; the Python side takes any.
+Recorder = TVMRecorder._cls
 
 
 def built(error=None):

@@ -201,6 +201,7 @@ def test_options_are_checked(options, message):
         AdaptiveRPCRunner(RPCConfig("127.0.0.1", 1, KEY), **options)
 
 
+@pytest.mark.slow
 def test_servers_that_die_give_error_results_and_no_hang(matmul):
     farm = Farm(n_servers=1)
     try:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from tvm_adaptive import __version__
+import tvm_adaptive
 from tvm_adaptive.cli.codes import EXIT_BAD_INPUT, EXIT_INTERRUPTED
 from tvm_adaptive.cli.tune import run
 from tvm_adaptive.errors import AdaptiveError
@@ -77,7 +77,9 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="tvm-adaptive", description="Adaptive auto-tuning for Apache TVM.")
-    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    parser.add_argument(
+        "--version", action="version", version=f"%(prog)s {tvm_adaptive.__version__}"
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     tune = commands.add_parser(
         "tune",
