@@ -25,6 +25,8 @@ from tvm_adaptive.workers import WorkerPool
 
 ROUND_SEC = 1.0
 RUN_TIMEOUT_SEC = 120.0
+# Threads of the one before spin for a while after their last inference.
+SETTLE_SEC = 1.0
 
 
 def library_timer(path: str, cores: int) -> Callable[[], float]:
@@ -119,6 +121,7 @@ def main(arguments: Sequence[str]) -> int:
     samples: dict[str, list[float]] = {name: [] for name in timers}
     for number in range(options.rounds):
         for name in list(timers) if number % 2 == 0 else list(timers)[::-1]:
+            time.sleep(SETTLE_SEC)
             samples[name].append(timers[name]())
     first = next(iter(samples))
     base = float(np.median(samples[first]))

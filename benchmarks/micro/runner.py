@@ -41,6 +41,11 @@ REFERENCE = EvaluatorConfig(number=1, repeat=10, min_repeat_ms=100)
 REFERENCE_TIMEOUT_SEC = 120.0
 
 
+# TVM's threads go on spinning for a while after a kernel, in every process that has run
+# one; measuring in another process meanwhile shares the cores with them.
+SETTLE_SEC = 0.4
+
+
 def random_candidates(name: str, n: int, target: Target, seed: int) -> list[RunnerInput]:
     """Build n random schedules of a testing workload; fewer if some do not build."""
     context = ms.TuneContext(
@@ -67,6 +72,7 @@ def random_candidates(name: str, n: int, target: Target, seed: int) -> list[Runn
 
 def measure(runner: Any, runner_input: RunnerInput) -> tuple[float, float]:
     """Return the median seconds of one run (nan for a failure) and the seconds it cost."""
+    time.sleep(SETTLE_SEC)
     start = time.perf_counter()
     (future,) = runner.run([runner_input])
     result = future.result()
