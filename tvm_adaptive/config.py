@@ -82,12 +82,14 @@ class MeasureConfig:
     rule : {"precision", "paper", "cv"}, default "precision"
     timeout_sec : float, default 10.0
         Deadline for one candidate's runs; a kernel that needs longer has lost anyway.
-    build_timeout_sec : float, default 30.0
+    build_timeout_sec : float, default 15.0
+        Most candidates compile in a fifth of a second; one that unrolls without end
+        must not eat a twentieth of a ten-minute budget.
     """
 
     rule: str = "precision"
     timeout_sec: float = 10.0
-    build_timeout_sec: float = 30.0
+    build_timeout_sec: float = 15.0
 
     def __post_init__(self) -> None:
         _above("timeout_sec", self.timeout_sec, 0)

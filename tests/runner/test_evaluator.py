@@ -40,14 +40,15 @@ class Kernel:
 def test_a_quiet_kernel_takes_a_first_run_and_one_call():
     kernel = Kernel(1e-4)
     timing = kernel.measure()
-    assert kernel.calls == [(1, 1), (20, 3)]  # 20 runs of 0.1 ms fill 2 ms
+    # 15 ms of warm-up; 20 runs of 0.1 ms fill 2 ms.
+    assert kernel.calls == [(1, 1), (150, 1), (20, 3)]
     assert timing.mean_sec == pytest.approx(1e-4)
     assert (timing.n_runs, timing.n_batches, timing.reason) == (60, 3, "precise")
     assert timing.elapsed_sec == pytest.approx(kernel.now_sec)
 
 
 def test_the_first_run_counts_when_micro_batches_are_single_runs():
-    kernel = Kernel(5e-3)
+    kernel = Kernel(20e-3)
     timing = kernel.measure()
     assert kernel.calls == [(1, 1), (1, 2)]
     assert timing.n_runs == 3
@@ -56,13 +57,13 @@ def test_the_first_run_counts_when_micro_batches_are_single_runs():
 def test_the_number_of_runs_is_chosen_once():
     kernel = Kernel(3e-5, noise=0.2)
     kernel.measure()
-    assert len({number for number, _ in kernel.calls[1:]}) == 1
+    assert len({number for number, _ in kernel.calls[2:]}) == 1
 
 
 def test_an_interrupted_first_run_is_mended_once():
     kernel = Kernel(1e-5, first_sec=4e-3)
     timing = kernel.measure()
-    assert kernel.calls == [(1, 1), (1, 2), (200, 3)]
+    assert kernel.calls == [(1, 1), (3, 1), (200, 3)]
     assert (timing.n_runs, timing.n_batches) == (600, 3)
 
 
@@ -88,7 +89,7 @@ def test_the_cap_on_seconds_holds_past_the_minimum(run_sec, noise, seed):
         assert kernel.calls == [(1, 1)]
         return
     # Past the minimum, one micro-batch of misjudged noise may go over.
-    minimum = (kernel.calls[1][0] * kernel.calls[1][1] + 4) * run_sec
+    minimum = (sum(number * repeat for number, repeat in kernel.calls[:3]) + 4) * run_sec
     assert timing.elapsed_sec <= 3 * max(PRECISION_MAX_SEC, minimum)
     assert timing.reason in {"precise", "exhausted", "out-of-time"}
     assert timing.n_batches >= 2
@@ -156,5 +157,5 @@ def test_looks_are_asked_at_the_announced_counts():
     kernel = Kernel(1e-5, noise=0.5)
     rule = make_rule("precision")
     kernel.measure(max_sec=10.0)
-    counts = np.cumsum([repeat for _, repeat in kernel.calls[1:]])
+    counts = np.cumsum([repeat for _, repeat in kernel.calls[2:]])
     assert counts.tolist() == looks(rule)

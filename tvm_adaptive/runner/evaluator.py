@@ -22,6 +22,9 @@ from tvm_adaptive.runner.summary import summarize
 BATCH_MS = 2.0
 # What stock spends at the least on any candidate: past the minimum, never more than it.
 PRECISION_MAX_SEC = 0.1
+# Until a kernel has run this long, threads that sleep have to be woken, clocks rise and
+# caches fill: short kernels look slower, all of them alike, so that no rule notices.
+WARM_UP_SEC = 0.015
 # Rules with a fixed number of runs are there to compare with the published tables, so
 # their cap is only a guard: 500 runs of a kernel of 10 ms.
 FIXED_MAX_SEC = 5.0
@@ -56,7 +59,8 @@ def evaluate(
 ) -> Timing:
     """Measure a candidate.
 
-    A first single run tells how long a run takes. A candidate so slow that the rule's
+    A first single run tells how long a run takes. Unless the rule fixes its runs, the
+    kernel then runs for 15 ms that do not count. A candidate so slow that the rule's
     minimum does not fit into ``max_sec``, or whose run takes 0.1 s or more, ends there
     (reason ``"slow"``): a warm-up and one long run. Otherwise the number of runs per
     micro-batch is chosen once (2 ms worth of them, or the rule's own number), the
@@ -96,10 +100,13 @@ def evaluate(
     run_sec = _ask(timer, 1, 1)[0]
     if run_sec >= min(SLOW_RUN_SEC, max_sec / rule.min_batches):
         return Timing(run_sec, math.nan, 1, 1, "slow", clock() - start)
+    adjustable = rule.runs_per_batch is None and not single_runs
+    warm = not adjustable or run_sec >= WARM_UP_SEC
+    if not warm:
+        run_sec = _ask(timer, min(int(WARM_UP_SEC / run_sec), MAX_RUNS_PER_BATCH), 1)[0]
     number = 1 if single_runs else _choose_number(run_sec, rule, min_repeat_ms, max_sec)
     # The first run is a micro-batch like the others only if they are single runs, too.
-    batches = [run_sec] if number == 1 else []
-    adjustable = rule.runs_per_batch is None and not single_runs
+    batches = [run_sec] if number == 1 and warm else []
     while True:
         wanted = _next_look(rule, len(batches)) - len(batches)
         if len(batches) >= rule.min_batches:
