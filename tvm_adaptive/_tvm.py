@@ -29,6 +29,7 @@ from tvm.ir import load_json, save_json
 from tvm.ir.transform import PassContext, Sequential, module_pass
 from tvm.ir.utils import derived_object as _derived_object
 from tvm.relax import backend as relax_backend
+from tvm.relax import dpl as relax_patterns
 from tvm.relax import transform as relax_transform
 from tvm.relax.frontend import nn
 from tvm.runtime import (

@@ -51,7 +51,8 @@ def tune(
     Parameters
     ----------
     what : str
-        ``"resnet18"``, or ``"te:C2D"`` and its like.
+        A name in :data:`~tvm_adaptive.models.BUILTIN`, such as ``"resnet18"``, or
+        ``"te:C2D"`` and its like.
     work_dir : str or Path
         Everything that is written lies in it. A database in it is continued; what was
         measured for it is not measured again.

@@ -8,13 +8,13 @@ import pytest
 
 from tvm_adaptive._tvm import Database, Schedule, TuneContext, TuningRecord, ms
 from tvm_adaptive.models import (
+    BUILTIN,
     Compiled,
     Network,
     Prepared,
     compile_network,
     extract,
     prepare,
-    resnet18,
     run_network,
 )
 from tvm_adaptive.target import resolve_target
@@ -23,11 +23,27 @@ from tvm_adaptive.target import resolve_target
 # little; fifty in a row never fail.
 ATTEMPTS = 50
 MAX_UNROLL = 16
+SMALL_IMAGES: dict[str, Any] = {"image_size": 32, "width": 8, "classes": 10}
+SMALL_ENCODER: dict[str, Any] = {
+    "sequence": 16,
+    "layers": 2,
+    "hidden": 32,
+    "heads": 4,
+    "inner": 64,
+}
+SMALL: dict[str, dict[str, Any]] = {
+    "resnet18": SMALL_IMAGES,
+    "squeezenet1_1": SMALL_IMAGES | {"image_size": 63, "width": 16},
+    "mobilenet_v2": SMALL_IMAGES | {"image_size": 64},
+    "vgg16": SMALL_IMAGES | {"hidden": 32},
+    "transformer": SMALL_ENCODER,
+    "bert_base": SMALL_ENCODER,
+}
 WAYS = {"keep": ("keep", False), "NHWC": ("NHWC", False), "prepack": ("NHWC", True)}
 
 
 class Lazily(dict):
-    """Values that are made when first asked for: building a tuned network takes seconds."""
+    """Values that are made when first asked for: preparing or building a network takes seconds."""
 
     def __init__(self, make):
         super().__init__()
@@ -52,18 +68,83 @@ class Case:
 
 
 @pytest.fixture(scope="session")
-def case() -> Case:
+def case(cases) -> Case:
+    return cases["resnet18"]
+
+
+@pytest.fixture(scope="session")
+def cases() -> dict[str, Case]:
+    """The built-in networks, small."""
+    return Lazily(lambda name: case_of(small_network(name)))
+
+
+@pytest.fixture(scope="session")
+def small():
+    return small_network
+
+
+def small_network(name: str, **options: int) -> Network:
+    return BUILTIN[name](**{**SMALL[name], **options})
+
+
+def case_of(network: Network) -> Case:
     target = resolve_target("cpu")
-    network = resnet18(image_size=32, width=8, classes=10)
     inputs = network.random_inputs(seed=3)
-    prepared = {
-        way: prepare(network, target, layout, prepack=prepack)
-        for way, (layout, prepack) in WAYS.items()
-    }
+
+    def prepare_in(way: str) -> Prepared:
+        layout, prepack = WAYS[way]
+        return prepare(network, target, layout, prepack=prepack)
+
+    prepared = Lazily(prepare_in)
     databases = Lazily(lambda way: random_records(extract(prepared[way], target), target))
     tuned = Lazily(lambda way: compile_network(prepared[way], databases[way], target))
     reference = run_network(compile_network(prepared["keep"], None, target), inputs)
     return Case(target, network, inputs, reference, prepared, databases, tuned)
+
+
+@pytest.fixture
+def torch_params():
+    """A function that gives a network's weights to torch."""
+    torch = pytest.importorskip("torch")
+    return lambda network: {
+        name: torch.from_numpy(value.numpy()) for name, value in network.params.items()
+    }
+
+
+@pytest.fixture
+def torch_encoder(torch_params):
+    """A function that gives a network's weights to torch's own encoder layers."""
+    return lambda network, **how: encoder_in_torch(torch_params(network), **how)
+
+
+def encoder_in_torch(p, *, heads, activation, epsilon):
+    torch = pytest.importorskip("torch")
+    same = {"inner": "linear1", "outer": "linear2", "norm1": "norm1", "norm2": "norm2"}
+    same["attention.output"] = "self_attn.out_proj"
+    layers = []
+    for index in range(sum(name.endswith("inner.weight") for name in p)):
+        weights = {
+            f"{theirs}.{kind}": p[f"layers.{index}.{ours}.{kind}"]
+            for ours, theirs in same.items()
+            for kind in ("weight", "bias")
+        }
+        for kind in ("weight", "bias"):
+            weights[f"self_attn.in_proj_{kind}"] = torch.cat(
+                [p[f"layers.{index}.attention.{part}.{kind}"] for part in ("query", "key", "value")]
+            )
+        inner, hidden = weights["linear1.weight"].shape
+        layer = torch.nn.TransformerEncoderLayer(
+            hidden, heads, inner, 0.0, activation, epsilon, batch_first=True
+        )
+        layer.load_state_dict(weights)
+        layers.append(layer.eval())
+    network = torch.nn.Sequential(*layers)
+
+    def run(inputs):
+        with torch.no_grad():
+            return [network(torch.from_numpy(inputs[0])).numpy()]
+
+    return run
 
 
 @pytest.fixture

@@ -87,7 +87,12 @@ def _parser() -> argparse.ArgumentParser:
         description="Tune WHAT until the budget or the trials are spent, then compile, check "
         "and time it. Exit code 0, 1 if outputs disagree, 2 for bad input, 130 after Ctrl-C.",
     )
-    tune.add_argument("what", metavar="WHAT", help="resnet18, or te:C2D and its like")
+    tune.add_argument(
+        "what",
+        metavar="WHAT",
+        help="resnet18, squeezenet1_1, mobilenet_v2, vgg16, transformer or bert_base, "
+        "or te:C2D and its like",
+    )
     tune.add_argument(
         "--budget",
         type=parse_duration,

@@ -1,5 +1,6 @@
 """Networks to tune: built-in ones, their preparation, compilation and comparison."""
 
+from tvm_adaptive.models.bert import bert_base
 from tvm_adaptive.models.builtin import BUILTIN, TIRWorkload, load_workload
 from tvm_adaptive.models.compare import (
     Difference,
@@ -13,6 +14,8 @@ from tvm_adaptive.models.compare import (
     try_exported,
 )
 from tvm_adaptive.models.compile import Compiled, Coverage, compile_network, compile_tir
+from tvm_adaptive.models.encoder import transformer
+from tvm_adaptive.models.mobilenet import mobilenet_v2
 from tvm_adaptive.models.network import Network
 from tvm_adaptive.models.prepare import (
     Prepared,
@@ -23,6 +26,8 @@ from tvm_adaptive.models.prepare import (
     prepare,
 )
 from tvm_adaptive.models.resnet import resnet18
+from tvm_adaptive.models.squeezenet import squeezenet1_1
+from tvm_adaptive.models.vgg import vgg16
 
 __all__ = [
     "BUILTIN",
@@ -32,6 +37,7 @@ __all__ = [
     "Network",
     "Prepared",
     "TIRWorkload",
+    "bert_base",
     "call_counts",
     "compile_network",
     "compile_tir",
@@ -41,12 +47,16 @@ __all__ = [
     "is_gpu",
     "largest_difference",
     "load_workload",
+    "mobilenet_v2",
     "outputs_agree",
     "prepare",
     "resnet18",
     "run_exported",
     "run_network",
+    "squeezenet1_1",
     "time_exported",
     "time_network",
+    "transformer",
     "try_exported",
+    "vgg16",
 ]

@@ -7,11 +7,23 @@ from collections.abc import Callable
 
 from tvm_adaptive._tvm import IRModule, te_workload, te_workload_names
 from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.models.bert import bert_base
+from tvm_adaptive.models.encoder import transformer
+from tvm_adaptive.models.mobilenet import mobilenet_v2
 from tvm_adaptive.models.network import Network
 from tvm_adaptive.models.resnet import resnet18
+from tvm_adaptive.models.squeezenet import squeezenet1_1
+from tvm_adaptive.models.vgg import vgg16
 
 # To add a network, write its factory in a file of its own and name it here.
-BUILTIN: dict[str, Callable[[], Network]] = {"resnet18": resnet18}
+BUILTIN: dict[str, Callable[[], Network]] = {
+    "resnet18": resnet18,
+    "squeezenet1_1": squeezenet1_1,
+    "mobilenet_v2": mobilenet_v2,
+    "vgg16": vgg16,
+    "transformer": transformer,
+    "bert_base": bert_base,
+}
 _TE = "te:"
 
 

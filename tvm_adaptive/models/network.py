@@ -99,7 +99,7 @@ def network_of_relax(name: str, mod: IRModule, params: dict[str, Any]) -> Networ
         raise InvalidOptionError(
             f"The module must have a Relax function main but has {', '.join(names) or 'none'}."
         )
-    parameters = {str(variable.name_hint): variable for variable in mod["main"].params}
+    parameters = {str(variable.name): variable for variable in mod["main"].params}
     if unknown := sorted(set(params) - set(parameters)):
         raise InvalidOptionError(
             f"params must name parameters of main but got {', '.join(unknown)}; main has "
@@ -110,8 +110,8 @@ def network_of_relax(name: str, mod: IRModule, params: dict[str, Any]) -> Networ
     for key, variable in parameters.items():
         if key in params:
             continue
-        info = variable.struct_info
-        if not isinstance(info, relax.TensorStructInfo) or info.shape is None:
+        info = variable.ty
+        if not isinstance(info, relax.TensorType) or info.shape is None:
             raise InvalidOptionError(f"Input {key} of main must be a tensor of known shape.")
         try:
             shapes[key] = tuple(int(extent) for extent in info.shape)

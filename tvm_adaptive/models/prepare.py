@@ -26,6 +26,7 @@ from tvm_adaptive._tvm import (
 )
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.network import Network
+from tvm_adaptive.models.rewrites import split_clips
 
 logger = logging.getLogger(__name__)
 
@@ -181,6 +182,7 @@ def _lower(mod: IRModule, target: Target, layout: str, prepack: bool) -> IRModul
         t.DeadCodeElimination(),
     ]
     if layout == "NHWC":
+        mod = split_clips(mod)
         passes += [t.ConvertLayout(_CHANNELS_LAST), t.Normalize(), t.CanonicalizeBindings()]
     passes += [
         relax_backend.DispatchSampling(),

@@ -10,7 +10,8 @@ import math
 
 import numpy as np
 
-from tvm_adaptive._tvm import nn, relax
+from tvm_adaptive._tvm import nn
+from tvm_adaptive.models.layers import BIAS_STD, flatten, global_average_pool, max_pool
 from tvm_adaptive.models.network import Network, check_positive, network_of_module
 
 STAGES = 4
@@ -18,7 +19,6 @@ BLOCKS_PER_STAGE = 2
 # A sum adds the variances of its branches; halving what the convolutions bring keeps
 # activations within one order of magnitude over the eight blocks.
 _RESIDUAL_SCALE = math.sqrt(0.5)
-_BIAS_STD = 0.1  # small against activations of unit scale, yet an omitted bias shows
 
 
 class BasicBlock(nn.Module):  # type: ignore[misc]
@@ -63,25 +63,7 @@ class ResNet18(nn.Module):  # type: ignore[misc]
         x = max_pool(nn.op.relu(self.stem(image)), size=3, stride=2, padding=1)
         for block in self.blocks:
             x = block(x)
-        x = global_average_pool(x)
-        return self.classifier(nn.op.reshape(x, (x.shape[0], x.shape[1])))
-
-
-def max_pool(x: nn.Tensor, size: int, stride: int, padding: int) -> nn.Tensor:
-    """Pool (n, c, h, w) over windows of ``size`` x ``size``."""
-    return nn.wrap_nested(
-        relax.op.nn.max_pool2d(
-            x._expr, (size, size), (stride, stride), (padding, padding), layout="NCHW"
-        ),
-        "max_pool2d",
-    )
-
-
-def global_average_pool(x: nn.Tensor) -> nn.Tensor:
-    """Average (n, c, h, w) over its pixels to (n, c, 1, 1)."""
-    return nn.wrap_nested(
-        relax.op.nn.adaptive_avg_pool2d(x._expr, (1, 1), layout="NCHW"), "global_average_pool"
-    )
+        return self.classifier(flatten(global_average_pool(x)))
 
 
 def resnet18(
@@ -142,7 +124,7 @@ def draw_parameter(
         (outputs, inputs, ...) for a weight, (outputs,) for a bias.
     """
     if len(shape) == 1:
-        return (rng.standard_normal(shape) * _BIAS_STD).astype(np.float32)
+        return (rng.standard_normal(shape) * BIAS_STD).astype(np.float32)
     fan_in = math.prod(shape[1:])
     std = math.sqrt(2.0 / fan_in)
     if name.endswith(("conv2.weight", "shortcut.weight")):

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import pytest
+from tvm import relax, tirx
+
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.models.network import network_of_relax
+
+
+def identity(ty):
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", ty)
+    with builder.function("main", [x]):
+        builder.emit_func_output(x)
+    return builder.get()
+
+
+def test_what_has_no_weight_is_an_input(small):
+    network = small("resnet18")
+    again = network_of_relax("again", network.mod, network.params)
+    assert again.input_shapes == network.input_shapes
+    assert again.input_dtypes == network.input_dtypes
+
+
+def test_without_weights_every_parameter_is_an_input(small):
+    network = small("vgg16")
+    again = network_of_relax("again", network.mod, {})
+    assert list(again.input_shapes) == ["image", *network.params]
+    assert again.input_shapes["classifier.bias"] == (10,)
+
+
+def test_weights_must_be_parameters():
+    mod = identity(relax.TensorType((2,), "int64"))
+    assert network_of_relax("net", mod, {}).input_dtypes == {"x": "int64"}
+    with pytest.raises(InvalidOptionError, match="params must name parameters of main but got w"):
+        network_of_relax("net", mod, {"w": None})
+
+
+@pytest.mark.parametrize(
+    ("ty", "text"),
+    [
+        (relax.TensorType(ndim=2, dtype="float32"), "x of main must be a tensor of known shape"),
+        (relax.ShapeType(ndim=2), "x of main must be a tensor of known shape"),
+        (
+            relax.TensorType((tirx.Var("n", "int64"), 4), "float32"),
+            r"x of main has the dynamic shape .*n, 4.*BindSymbolicVars",
+        ),
+    ],
+)
+def test_shapes_of_inputs_must_be_known(ty, text):
+    with pytest.raises(InvalidOptionError, match=text):
+        network_of_relax("net", identity(ty), {})

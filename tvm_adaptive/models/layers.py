@@ -1,0 +1,81 @@
+"""What several built-in networks share: pooling, and weights drawn at random.
+
+Tuning depends on shapes, not on what a network has learnt, so weights are random. They
+still have to keep activations finite and to tell inputs apart, or a wrong schedule would
+go unnoticed: outputs that have died out, or that are the same for every input, agree
+with anything.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_adaptive._tvm import nn, relax
+
+Array = npt.NDArray[np.float32]
+
+BIAS_STD = 0.1  # small against activations of unit scale, yet an omitted bias shows
+# Variance that a weight of mean zero needs, times its inputs, to turn ReLU(z) back into
+# the variance of z: ReLU of a standard normal has variance 1/2 - 1/(2 pi).
+GAIN_AFTER_RELU = 1 / (1 / 2 - 1 / (2 * math.pi))
+
+
+def max_pool(x: nn.Tensor, size: int, stride: int, padding: int) -> nn.Tensor:
+    """Pool (n, c, h, w) over windows of ``size`` x ``size``."""
+    return nn.wrap_nested(
+        relax.op.nn.max_pool2d(
+            x._expr, (size, size), (stride, stride), (padding, padding), layout="NCHW"
+        ),
+        "max_pool2d",
+    )
+
+
+def global_average_pool(x: nn.Tensor) -> nn.Tensor:
+    """Average (n, c, h, w) over its pixels to (n, c, 1, 1)."""
+    return nn.wrap_nested(
+        relax.op.nn.adaptive_avg_pool2d(x._expr, (1, 1), layout="NCHW"), "global_average_pool"
+    )
+
+
+def flatten(x: nn.Tensor) -> nn.Tensor:
+    """Reshape (n, ...) to (n, the product of the others)."""
+    return nn.op.reshape(x, (x.shape[0], -1))
+
+
+def draw_bias(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Draw a bias: normal with standard deviation 0.1."""
+    bias = rng.standard_normal(shape, dtype=np.float32)
+    bias *= np.float32(BIAS_STD)
+    return bias
+
+
+def draw_weight(
+    rng: np.random.Generator, shape: tuple[int, ...], gain: float, *, centred: bool = True
+) -> Array:
+    """Draw a weight of variance ``gain / inputs``, normal.
+
+    Parameters
+    ----------
+    rng : numpy.random.Generator
+    shape : tuple of int
+        (outputs, inputs, ...), where the inputs of an output are all axes but the first.
+    gain : float
+        Variance of the outputs over that of the inputs.
+    centred : bool, default True
+        Give each output weights of mean zero: without that, the mean of the activations,
+        which is the same for every input, would drown the rest. Not for the few taps of
+        a depthwise convolution, which would see no more than edges.
+    """
+    weight = rng.standard_normal(shape, dtype=np.float32)
+    if centred:
+        weight -= weight.mean(axis=tuple(range(1, len(shape))), keepdims=True)
+    weight *= np.float32(math.sqrt(gain / math.prod(shape[1:])))
+    return weight
+
+
+def draw_for_relu(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Draw a weight or, if ``shape`` has one axis, a bias of a layer between two ReLUs."""
+    return draw_bias(rng, shape) if len(shape) == 1 else draw_weight(rng, shape, GAIN_AFTER_RELU)
