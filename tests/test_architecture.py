@@ -39,6 +39,8 @@ ADAPTERS = {
     "search_strategy/schedules.py",
     "search_strategy/stoppable.py",
     "search_strategy/strategy.py",
+    "task_scheduler/callback_guard.py",
+    "task_scheduler/scheduler.py",
 }
 # What any stage may use: values, errors, processes, and the door for its adapters.
 COMMON = {

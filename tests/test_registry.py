@@ -15,6 +15,7 @@ OURS = {
     ms.SearchStrategy: ("adaptive", tvm_adaptive.AdaptiveSearch),
     ms.Builder: ("persistent", tvm_adaptive.PersistentBuilder),
     ms.Runner: ("adaptive", tvm_adaptive.AdaptiveRunner),
+    ms.TaskScheduler: ("dynatune", tvm_adaptive.AdaptiveScheduler),
 }
 NAMES = {"cost_model": "rfei", "strategy": "adaptive", "runner": "adaptive"}
 

@@ -12,7 +12,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.testing.te_workload import create_te_workload
 
 from tvm_adaptive import TuneConfig, tune, tune_relax, tune_tir
-from tvm_adaptive.config import FinishConfig, SearchConfig
+from tvm_adaptive.config import FinishConfig, SchedulerConfig, SearchConfig
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback import read_journal
 from tvm_adaptive.models import resnet18
@@ -51,6 +51,24 @@ def test_the_whole_job_on_an_operator(tmp_path):
         *events
     }
     assert events.count("timing") == 8
+
+
+def test_a_task_scheduler_of_ours_shares_the_trials(tmp_path):
+    mod = tvm.IRModule({name: create_te_workload(name, 0) for name in ("GMM", "SFM")})
+    config = QUICK.replace(
+        task_scheduler="dynatune", scheduler=SchedulerConfig(warm_up_trials=1, slot_rounds=2)
+    )
+    report = tune_tir(mod, work_dir=tmp_path, trials=15, seed=3, config=config)
+    assert sum(task.n_trials for task in report.tasks) == 15
+    assert all(task.n_trials > 0 for task in report.tasks)
+    events = read_journal(tmp_path / "journal.jsonl")
+    slots = [event for event in events if event["event"] == "slot"]
+    assert [(slot["reason"], slot["n_asked"]) for slot in slots[:2]] == [("warm-up", 1)] * 2
+    assert {slot["task"] for slot in slots[:2]} == {"GMM", "SFM"}
+    spent = [event["seconds"] for event in events if event["event"] == "slot-end"]
+    (search_sec,) = [event["seconds"] for event in events if event.get("stage") == "search"]
+    assert len(spent) == len(slots)
+    assert sum(spent) <= search_sec
 
 
 def test_a_second_run_goes_on_and_measures_nothing_twice(tmp_path):

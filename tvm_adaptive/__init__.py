@@ -1,7 +1,7 @@
 """Adaptive auto-tuning for Apache TVM's MetaSchedule.
 
 Importing this package makes its names (``"rfei"``, ``"adaptive"``, ``"adaptive-rpc"``,
-``"persistent"``) work as strings in MetaSchedule's own functions; :func:`unregister`
+``"persistent"``, ``"dynatune"``) work as strings in MetaSchedule's own functions; :func:`unregister`
 takes them back.
 """
 
@@ -12,6 +12,7 @@ from tvm_adaptive.cost_model import RFEICostModel
 from tvm_adaptive.registry import register, unregister
 from tvm_adaptive.runner import AdaptiveRPCRunner, AdaptiveRunner
 from tvm_adaptive.search_strategy import AdaptiveSearch
+from tvm_adaptive.task_scheduler import AdaptiveScheduler
 from tvm_adaptive.tune import tune, tune_relax, tune_tir
 
 __version__ = installed_version("tvm-adaptive") or "unknown"
@@ -19,6 +20,7 @@ __version__ = installed_version("tvm-adaptive") or "unknown"
 __all__ = [
     "AdaptiveRPCRunner",
     "AdaptiveRunner",
+    "AdaptiveScheduler",
     "AdaptiveSearch",
     "PersistentBuilder",
     "RFEICostModel",

@@ -97,6 +97,48 @@ class MeasureConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class SchedulerConfig:
+    """How tuning time is shared among the tasks, by a task scheduler of ours.
+
+    Attributes
+    ----------
+    preset : {"default", "paper"}, default "default"
+        What ``"dynatune"`` means: ours, or as published.
+    slot_rounds : int, default 1
+        Batches per decision. A decision costs milliseconds, a batch seconds.
+    slot_sec : float or None, default None
+        Seconds per decision instead, as in the paper.
+    warm_up_trials : int, default 4
+        Trials of a task before the first decision on it; the paper gives a whole slot.
+    plateau_slots : int or None, default None
+        Ends the search when as many slots saved no more than ``plateau_share``.
+    plateau_share : float, default 0.005
+        Of the network's latency; less than that is hard to measure again.
+    """
+
+    preset: str = "default"
+    slot_rounds: int = 1
+    slot_sec: float | None = None
+    warm_up_trials: int = 4
+    plateau_slots: int | None = None
+    plateau_share: float = 0.005
+
+    def __post_init__(self) -> None:
+        if self.preset not in ("default", "paper"):
+            raise InvalidOptionError(f"preset must be default or paper but got {self.preset!r}.")
+        _at_least("slot_rounds", self.slot_rounds, 1)
+        _at_least("warm_up_trials", self.warm_up_trials, 1)
+        if self.slot_sec is not None:
+            _above("slot_sec", self.slot_sec, 0)
+        if self.plateau_slots is not None:
+            _at_least("plateau_slots", self.plateau_slots, 1)
+        if not 0.0 <= self.plateau_share < 1.0:
+            raise InvalidOptionError(
+                f"plateau_share must be in [0, 1) but got {self.plateau_share}."
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class FinishConfig:
     """How the winner is decided at the end.
 
@@ -135,6 +177,8 @@ class TuneConfig:
     search : SearchConfig
     model : ModelConfig
     measure : MeasureConfig
+    scheduler : SchedulerConfig
+        Used when ``task_scheduler`` is one of ours.
     finish : FinishConfig
     layout : {"auto", "keep", "NHWC"}, default "auto"
         What becomes of a network's convolutions before tuning.
@@ -152,6 +196,7 @@ class TuneConfig:
     search: SearchConfig = SearchConfig()
     model: ModelConfig = ModelConfig()
     measure: MeasureConfig = MeasureConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
     finish: FinishConfig = FinishConfig()
     layout: str = "auto"
     prepack: bool | None = None
@@ -178,6 +223,8 @@ PAPER = TuneConfig(
     search=SearchConfig(n_trials_per_round=32, population_size=512, genetic_num_iters=4),
     model=ModelConfig(n_trees=10, std="between-tree", target="throughput"),
     measure=MeasureConfig(rule="paper", timeout_sec=100.0),
+    # The slot of DynaTune's released example.
+    scheduler=SchedulerConfig(preset="paper", slot_sec=20.0),
     prepack=False,
 )
 PRESETS: dict[str, TuneConfig] = {"default": DEFAULT, "paper": PAPER}

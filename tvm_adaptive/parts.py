@@ -86,6 +86,7 @@ def make_parts(
     model = dataclasses.asdict(config.model)
     search = dataclasses.asdict(config.search)
     del search["n_trials_per_round"]  # MetaSchedule's own option
+    scheduler = dataclasses.asdict(config.scheduler)
     measure = {"rule": config.measure.rule, "timeout_sec": config.measure.timeout_sec}
     threads = {"n_threads": n_cores} if config.runner == "adaptive" else {}
     build = _build_options(config, target, work_dir)
@@ -94,7 +95,7 @@ def make_parts(
         "strategy": {**search, "journal": journal},
         "runner": {**measure, **threads, "journal": journal},
         "builder": {**build, "journal": journal},
-        "task_scheduler": {},
+        "task_scheduler": {**scheduler, "seed": seed, "journal": journal},
     }
     stock: dict[str, dict[str, Any]] = {
         "cost_model": {} if n_cores is None else {"num_tuning_cores": n_cores},
@@ -117,7 +118,7 @@ def make_parts(
             made[part] = registry.create(part, name, **ours[part])
         else:
             made[part] = base.create(name, **stock[part])
-    made["strategy"] = StoppableSearch(made["strategy"], should_stop)
+    made["strategy"] = StoppableSearch(made["strategy"], should_stop, journal)
     return Parts(**made)
 
 

@@ -99,7 +99,8 @@ class Exploration:
     epsilon : float
         In [0, 1].
     reason : str
-        ``"posterior"``, ``"fixed"``, ``"no-success-yet"`` or ``"no-variance"``.
+        ``"posterior"``, ``"fixed"``, ``"untrained"``, ``"small-batch"``,
+        ``"no-success-yet"`` or ``"no-variance"``.
     mean_std : float
         Mean posterior standard deviation of the random plans (normalised
         throughput); ``nan`` unless ``reason`` is ``"posterior"``.

@@ -81,12 +81,26 @@ def _builder(**options: Any) -> Any:
     return PersistentBuilder(**options)
 
 
+def _scheduler(policy: str) -> Constructor:
+    def make(*, preset: str | None = None, **options: Any) -> Any:
+        from tvm_adaptive.task_scheduler import AdaptiveScheduler
+
+        # A preset says which DynaTune is meant; the baselines have none.
+        name = preset or "default" if policy == "dynatune" else policy
+        return AdaptiveScheduler(name, **options)
+
+    return make
+
+
+# "round-robin" stays stock's.
+_SCHEDULERS = ("dynatune", "random", "linear", "epsilon-greedy", "softmax")
+
 PARTS: dict[str, Part] = {
     "cost_model": Part(CostModel, {"rfei": _rfei}),
     "strategy": Part(SearchStrategy, {"adaptive": _search}),
     "runner": Part(Runner, {"adaptive": _local_runner, "adaptive-rpc": _rpc_runner}),
     "builder": Part(Builder, {"persistent": _builder}),
-    "task_scheduler": Part(TaskScheduler, {}),
+    "task_scheduler": Part(TaskScheduler, {name: _scheduler(name) for name in _SCHEDULERS}),
 }
 STOCK_NAMES: dict[str, tuple[str, ...]] = {
     "cost_model": ("xgb", "mlp", "random"),

@@ -58,6 +58,35 @@ def test_a_fixed_epsilon_gives_exactly_its_share(make_task, epsilon):
         assert (event["epsilon"], event["reason"]) == (epsilon, "fixed")
 
 
+@pytest.mark.parametrize(
+    ("limit", "n_given", "reason"),
+    [(1, 1, "small-batch"), (8, 8, "small-batch"), (9, 9, "fixed"), (99, 16, "fixed")],
+)
+def test_a_limit_holds_for_the_next_batch_only(make_task, limit, n_given, reason):
+    journal = Events()
+    strategy = AdaptiveSearch(**SMALL, epsilon=0.25, journal=journal)
+    task = make_task(strategy, ConstantModel())
+    task.round()
+    strategy.limit_next_batch(limit)
+    assert len(task.round()) == n_given
+    assert len(task.round()) == 16
+    strategy.limit_next_batch(limit)
+    strategy.limit_next_batch(None)
+    assert len(task.round()) == 16
+    assert [event["reason"] for event in journal.of("round")][1:3] == [reason, "fixed"]
+    small = journal.of("round")[1]
+    assert small["n_random"] == (n_given if reason == "small-batch" else int(n_given / 4 + 0.5))
+
+
+def test_a_limit_does_not_reach_beyond_the_trials_left(make_task):
+    strategy = AdaptiveSearch(**SMALL)
+    task = make_task(strategy, ConstantModel(), max_trials=6)
+    for limit, n_given in ((4, 4), (4, 2)):
+        strategy.limit_next_batch(limit)
+        assert len(task.round()) == n_given
+    assert task.round() is None
+
+
 def test_epsilon_comes_from_the_posterior_once_there_is_one(make_task):
     journal = Events()
     model = RFEICostModel(n_trees=20, seed=1, n_jobs=1)

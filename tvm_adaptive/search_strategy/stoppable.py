@@ -6,6 +6,7 @@ that is the one place between two rounds where every task passes.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,11 @@ from tvm_adaptive._tvm import (
     Schedule,
     TuneContext,
     derived_object,
+    python_side,
 )
+from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
+
+logger = logging.getLogger(__name__)
 
 
 @derived_object
@@ -30,15 +35,22 @@ class StoppableSearch(PySearchStrategy):  # type: ignore[misc]
         Stock or ours.
     should_stop : callable
         Asked before each round; True ends the task.
+    journal : JournalWriter or None, default None
+        Gets an ``"error"`` event when ``inner`` raises, which ends its task only.
     """
 
-    def __init__(self, inner: Any, should_stop: Callable[[], bool]) -> None:
+    def __init__(
+        self, inner: Any, should_stop: Callable[[], bool], journal: JournalWriter | None = None
+    ) -> None:
         super().__init__()
         self.inner = inner
         self.should_stop = should_stop
+        self.journal: JournalWriter = journal or NullJournal()
+        self.task_name = "?"
 
     def _initialize_with_tune_context(self, context: TuneContext) -> None:
         """Hand the task on."""
+        self.task_name = str(context.task_name)
         self.inner._initialize_with_tune_context(context)
 
     def pre_tuning(
@@ -56,19 +68,37 @@ class StoppableSearch(PySearchStrategy):  # type: ignore[misc]
         """End the inner strategy."""
         self.inner.post_tuning()
 
+    def limit_next_batch(self, n_trials: int | None) -> None:
+        """Pass a scheduler's wish on, if the inner strategy can follow it."""
+        limit = getattr(python_side(self.inner), "limit_next_batch", None)
+        if limit is not None:
+            limit(n_trials)
+
     def generate_measure_candidates(self) -> list[MeasureCandidate] | None:
         """Return the inner strategy's next batch, or None when told to stop."""
         if self.should_stop():
             return None
-        batch: list[MeasureCandidate] | None = self.inner.generate_measure_candidates()
+        try:
+            batch: list[MeasureCandidate] | None = self.inner.generate_measure_candidates()
+        except Exception as error:
+            # MetaSchedule would end the run, and with it every other task.
+            self._report(error, "this task ends")
+            return None
         return batch
 
     def notify_runner_results(
         self, measure_candidates: list[MeasureCandidate], results: list[RunnerResult]
     ) -> None:
         """Hand the results on."""
-        self.inner.notify_runner_results(measure_candidates, results)
+        try:
+            self.inner.notify_runner_results(measure_candidates, results)
+        except Exception as error:
+            self._report(error, "it learns nothing from this round")
 
     def clone(self) -> Any:
         """Return the same around a clone of the inner strategy."""
-        return StoppableSearch(self.inner.clone(), self.should_stop)
+        return StoppableSearch(self.inner.clone(), self.should_stop, self.journal)
+
+    def _report(self, error: Exception, consequence: str) -> None:
+        logger.exception("%s: the search failed; %s", self.task_name, consequence)
+        self.journal.write("error", task=self.task_name, where="search", message=repr(error))

@@ -156,6 +156,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         self.should_stop = should_stop
         self.context: TuneContext | None = None
         self.state: _State | None = None
+        self._limit: int | None = None
 
     def _initialize_with_tune_context(self, context: TuneContext) -> None:
         """Remember the task; TVM calls this whenever a context takes the strategy in."""
@@ -211,6 +212,19 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
             should_stop=self.should_stop,
         )
 
+    def limit_next_batch(self, n_trials: int | None) -> None:
+        """Let the next batch, and only that, have at most ``n_trials`` candidates.
+
+        A limit of at most half a batch makes the round cheap, too: its candidates are
+        drawn at random, without evolution, whose price does not fall with their number.
+
+        Parameters
+        ----------
+        n_trials : int or None
+            At least 1; None for a full batch.
+        """
+        self._limit = None if n_trials is None else max(1, n_trials)
+
     def generate_measure_candidates(self) -> list[MeasureCandidate] | None:
         """Return the next batch; None ends the task.
 
@@ -218,10 +232,14 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         after ``MAX_EMPTY_ROUNDS`` such rounds the task ends.
         """
         state = self._live_state()
+        limit, self._limit = self._limit, None
         if state.n_sent >= state.max_trials or (self.should_stop and self.should_stop()):
             return None
         try:
-            batch = self._next_batch(state, min(state.batch, state.max_trials - state.n_sent))
+            size = min(state.batch, state.max_trials - state.n_sent, limit or state.batch)
+            batch = self._next_batch(
+                state, size, cheap=limit is not None and 2 * limit <= state.batch
+            )
         except Exception as error:
             logger.exception("%s: a search round failed and is skipped", self._task_name())
             self.journal.write("error", task=self._task_name(), where="search", message=repr(error))
@@ -257,19 +275,26 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
     def _n_elites(self) -> int:
         return int(self.options["population_size"] * self.options["init_measured_ratio"])
 
-    def _next_batch(self, state: _State, size: int) -> list[Schedule] | None:
+    def _next_batch(
+        self, state: _State, size: int, *, cheap: bool = False
+    ) -> list[Schedule] | None:
         clock = [time.perf_counter()]
         parents = [schedule for _, schedule in state.elites[: self._n_elites()]]
-        randoms = sample_population(
-            state.inner, int(self.options["population_size"]) - len(parents)
-        )
+        n_samples = int(self.options["population_size"]) - len(parents)
+        if cheap:
+            n_samples = min(n_samples, int(self.options["init_min_unmeasured"]))
+        randoms = sample_population(state.inner, n_samples)
         if len(randoms) < self.options["init_min_unmeasured"]:
             logger.info("%s: the space is exhausted", self._task_name())
             return None
         fresh = distinct(randoms, state.measured)
         order = state.rng.permutation(len(fresh))
         clock.append(time.perf_counter())
-        exploration = self._exploration(state, [fresh[i] for i in order[: self.n_plans]])
+        exploration = (
+            Exploration(1.0, "small-batch")
+            if cheap
+            else self._exploration(state, [fresh[i] for i in order[: self.n_plans]])
+        )
         clock.append(time.perf_counter())
         explore = min(n_random(exploration.epsilon, size), len(fresh))
         exploit = self._evolved(state, parents + randoms, size - explore)

@@ -1,0 +1,100 @@
+import pytest
+from tvm.s_tir import meta_schedule as ms
+
+from tvm_adaptive import AdaptiveSearch
+from tvm_adaptive._tvm import PySearchStrategy, derived_object, python_side
+from tvm_adaptive.search_strategy.stoppable import StoppableSearch
+
+SMALL = {"population_size": 48, "genetic_num_iters": 1, "init_min_unmeasured": 8}
+
+
+class Events:
+    """A journal in memory."""
+
+    def __init__(self):
+        self.events = []
+
+    def write(self, event, **fields):
+        self.events.append({"event": event, **fields})
+
+
+@derived_object
+class FailingSearch(PySearchStrategy):
+    """Random candidates; raises at the stage that it is given."""
+
+    def __init__(self, stage):
+        super().__init__()
+        self.stage = stage
+        self.inner = ms.search_strategy.ReplayTrace()
+
+    def _initialize_with_tune_context(self, context):
+        self.inner._initialize_with_tune_context(context)
+
+    def pre_tuning(self, *args):
+        self.inner.pre_tuning(*args)
+
+    def post_tuning(self):
+        self.inner.post_tuning()
+
+    def generate_measure_candidates(self):
+        if self.stage == "generate":
+            raise ValueError("made to fail")
+        return self.inner.generate_measure_candidates()
+
+    def notify_runner_results(self, candidates, results):
+        if self.stage == "notify":
+            raise ValueError("made to fail")
+        self.inner.notify_runner_results(candidates, results)
+
+    def clone(self):
+        return FailingSearch(self.stage)
+
+
+def test_it_stops_when_told_to(make_task):
+    told = []
+    task = make_task(
+        StoppableSearch(ms.search_strategy.ReplayTrace(), lambda: bool(told)),
+        ms.cost_model.RandomModel(),
+    )
+    assert len(task.round()) == 16
+    told.append("stop")
+    assert task.round() is None
+
+
+@pytest.mark.parametrize("n_given", [4, 16])
+def test_a_limit_goes_through_to_a_search_that_can_follow_it(make_task, n_given):
+    strategy = StoppableSearch(AdaptiveSearch(**SMALL), lambda: False)
+    task = make_task(strategy, ms.cost_model.RandomModel())
+    python_side(task.context.search_strategy).limit_next_batch(n_given)
+    assert len(task.round()) == n_given
+    assert len(task.round()) == 16
+
+
+def test_a_search_that_cannot_follow_a_limit_is_left_alone(make_task):
+    task = make_task(
+        StoppableSearch(ms.search_strategy.ReplayTrace(), lambda: False),
+        ms.cost_model.RandomModel(),
+    )
+    python_side(task.strategy).limit_next_batch(4)
+    assert len(task.round()) == 16
+
+
+@pytest.mark.parametrize(
+    ("stage", "consequence"),
+    [("generate", "this task ends"), ("notify", "it learns nothing from this round")],
+)
+def test_what_the_search_raises_is_told_and_goes_no_further(make_task, caplog, stage, consequence):
+    journal = Events()
+    pattern = StoppableSearch(FailingSearch(stage), lambda: False, journal)
+    task = make_task(pattern.clone(), ms.cost_model.RandomModel())
+    batch = task.round()
+    assert (batch is None) == (stage == "generate")
+    assert f"gmm: the search failed; {consequence}" in caplog.text
+    assert journal.events == [
+        {
+            "event": "error",
+            "task": "gmm",
+            "where": "search",
+            "message": "ValueError('made to fail')",
+        }
+    ]

@@ -1,0 +1,145 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.task_scheduler import index
+
+positive = st.floats(1e-3, 1e3)
+draws = st.lists(positive, min_size=1, max_size=30)
+
+
+def test_one_gflop_at_100_gflops_takes_10_ms():
+    assert index.latency_ms(1e9, [100.0, 200.0]) == pytest.approx([10.0, 5.0])
+    assert index.throughput_gflops(1e9, [10.0, 5.0]) == pytest.approx([100.0, 200.0])
+    assert index.expected_gain_ms([200.0], 100.0, 10.0, weight=3.0) == pytest.approx(15.0)
+    assert index.latency_ms(1e9, 0.0) == math.inf
+    assert index.throughput_gflops(1e9, math.inf) == 0.0
+
+
+@given(draws, positive, positive, positive)
+def test_the_unit_of_throughput_cancels_also_without_flop(samples, incumbent, best_ms, weight):
+    own_scale = index.gain_samples_ms(np.divide(samples, incumbent), 1.0, best_ms, weight)
+    assert index.gain_samples_ms(samples, incumbent, best_ms, weight) == pytest.approx(own_scale)
+    # A task that only moves data has one flop: throughput is then one over latency.
+    incumbent_of_one = float(index.throughput_gflops(1.0, best_ms))
+    scaled = np.multiply(np.divide(samples, incumbent), incumbent_of_one)
+    of_one_flop = index.gain_samples_ms(scaled, incumbent_of_one, best_ms, weight)
+    assert of_one_flop == pytest.approx(own_scale)
+
+
+@given(draws, positive, positive, positive)
+def test_a_gain_is_never_negative_nor_above_the_whole_latency(samples, incumbent, best_ms, weight):
+    gains = index.gain_samples_ms(samples, incumbent, best_ms, weight)
+    assert (gains >= 0).all()
+    assert (gains <= weight * best_ms).all()
+
+
+@given(draws, positive)
+def test_the_mean_throughput_promises_more_than_there_is(samples, best_ms):
+    above = np.maximum(samples, 1.0)
+    jensen = index.published_gain_ms(float(above.mean()), 1.0, best_ms, 1.0)
+    assert index.expected_gain_ms(above, 1.0, best_ms, 1.0) <= jensen * (1 + 1e-9) + 1e-9
+
+
+def test_jensen_by_hand():
+    # Stays, or doubles its throughput: half of 10 ms in half of the cases.
+    assert index.expected_gain_ms([1.0, 2.0], 1.0, 10.0, 1.0) == pytest.approx(2.5)
+    assert index.published_gain_ms(1.5, 1.0, 10.0, 1.0) == pytest.approx(10.0 / 3.0)
+
+
+def test_gain_per_second():
+    assert index.gain_per_sec([6.0, 6.0], [2.0, 12.0]) == pytest.approx([3.0, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("c", "total", "played", "bonus"),
+    [(2.0, 12, 1, 2.2293), (2.0, 35, 3, 1.5396), (2.0, 200, 10, 1.0294), (0.2, 12, 1, 0.7050)],
+)
+def test_the_papers_bonus(c, total, played, bonus):
+    assert index.ucb([1.0], [played], total, c) == pytest.approx([1.0 + bonus], abs=1e-4)
+
+
+def test_an_arm_never_played_comes_first_and_the_first_slot_has_no_logarithm_of_zero():
+    assert index.ucb([5.0, 0.0], [3, 0], 3, 2.0)[1] == math.inf
+    assert index.ucb([0.0], [0], 0, 2.0) == [math.inf]
+    assert index.ucb([0.0], [1], 1, 2.0) == [0.0]
+
+
+@pytest.mark.parametrize(("initial_ms", "c"), [(0.99, 0.2), (1.0, 2.0), (30.0, 2.0)])
+def test_small_networks_explore_less(initial_ms, c):
+    assert index.exploration_constant(initial_ms) == c
+
+
+def test_bayes_ucb_looks_further_out_as_slots_go_by():
+    assert index.bayes_ucb_level(0) == 0.0
+    assert index.bayes_ucb_level(99) == pytest.approx(0.99)
+    assert index.bayes_ucb(np.arange(101.0), 0.9) == pytest.approx(90.0)
+
+
+def test_expected_improvement_by_hand_and_without_variance():
+    # At z = 0 it is std / sqrt(2 pi).
+    assert index.expected_improvement_ms(10.0, 2.0, 10.0) == pytest.approx(2.0 * 0.3989423)
+    assert index.expected_improvement_ms(9.0, 2.0, 10.0) == pytest.approx(2.0 * 0.6977965, rel=1e-5)
+    assert index.expected_improvement_ms(9.0, 0.0, 10.0) == 1.0
+    assert index.expected_improvement_ms(10.0, 0.0, 10.0) == 0.0
+
+
+@given(st.floats(-50, 50), st.floats(0, 50), st.floats(-50, 50), st.floats(0.01, 10))
+def test_laws_of_expected_improvement(mean, std, best, scale):
+    value = index.expected_improvement_ms(mean, std, best)
+    assert value >= max(0.0, best - mean)
+    assert index.expected_improvement_ms(mean, std + 1.0, best) >= value
+    assert index.expected_improvement_ms(mean - 1.0, std, best) >= value
+    scaled = index.expected_improvement_ms(scale * mean, scale * std, scale * best)
+    assert scaled == pytest.approx(scale * value, abs=1e-9)
+
+
+def test_epsilon_is_the_share_of_chance(rng):
+    scores = np.array([0.0, 2.0, np.nan, 1.0])
+    picks = [index.epsilon_greedy(scores, 0.3, rng) for _ in range(3000)]
+    # Three standard deviations of a share of 0.3 among 3000.
+    assert np.mean([by_chance for _, by_chance in picks]) == pytest.approx(0.3, abs=0.026)
+    assert {arm for arm, by_chance in picks if not by_chance} == {1}
+    assert {arm for arm, by_chance in picks if by_chance} == {0, 1, 3}
+
+
+def test_softmax_at_the_mean_gain():
+    chances = index.softmax_probabilities(np.array([3.0, np.nan, 1.0]))
+    assert chances == pytest.approx([math.e / (math.e + 1), 0.0, 1 / (math.e + 1)])
+    cold = index.softmax_probabilities(np.array([3.0, np.nan, 1.0]), temperature=1e-3)
+    assert cold == pytest.approx([1.0, 0.0, 0.0])
+
+
+@pytest.mark.parametrize("scores", [[0.0, 0.0], [1e300, 1e300], [math.inf, math.inf]])
+def test_softmax_of_equal_scores_is_even(scores):
+    assert index.softmax_probabilities(np.array([*scores, np.nan])) == pytest.approx([0.5, 0.5, 0])
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=20))
+def test_softmax_sums_to_one(scores):
+    chances = index.softmax_probabilities(np.array([*scores, np.nan]))
+    assert chances.sum() == pytest.approx(1.0)
+    assert (chances >= 0).all()
+
+
+def test_ties_are_broken_evenly(rng):
+    scores = np.array([1.0, 2.0, np.nan, 2.0])
+    counts = np.bincount([index.argmax(scores, rng) for _ in range(1000)], minlength=4)
+    assert counts[[0, 2]].tolist() == [0, 0]
+    assert counts[1] == pytest.approx(500, abs=50)
+
+
+def test_infinite_scores_are_scores(rng):
+    assert index.argmax(np.array([1.0, np.inf, np.nan]), rng) == 1
+
+
+def test_without_a_choice_there_is_an_error(rng):
+    nothing = np.array([np.nan, np.nan])
+    with pytest.raises(InvalidOptionError, match="argmax needs at least one score"):
+        index.argmax(nothing, rng)
+    with pytest.raises(InvalidOptionError, match="softmax needs at least one score"):
+        index.softmax_probabilities(nothing)

@@ -1,0 +1,56 @@
+import math
+
+import numpy as np
+import pytest
+
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.task_scheduler.arms import Arm
+from tvm_adaptive.task_scheduler.warmup import WarmUp, is_trivial
+
+
+def arm(latencies=(), *, weight=1.0, flop=1e9, n_slots=0):
+    return Arm("arm", weight, flop, np.array(latencies, dtype=float), n_slots, 1.0)
+
+
+def test_big_ones_first_until_each_has_a_result():
+    arms = [arm(), arm(flop=2e9), arm(weight=3.0), arm([1.0], flop=1e12)]
+    assert WarmUp().next_arm(arms, [0, 1, 2, 3]) == 2
+    assert WarmUp().next_arm(arms, [0, 1, 3]) == 1
+    assert WarmUp().next_arm(arms, [3]) is None
+    assert WarmUp().next_arm(arms, []) is None
+
+
+def test_the_first_slot_is_small_and_later_ones_are_full():
+    fresh, failed = arm(), arm([math.nan] * 4, n_slots=1)
+    assert WarmUp(n_trials=4).trials_of([fresh, failed], 0) == 4
+    assert WarmUp(n_trials=4).trials_of([fresh, failed], 1) is None
+    assert WarmUp(n_trials=None).trials_of([fresh, failed], 0) is None
+
+
+def test_a_trivial_task_gets_fewer_trials():
+    arms = [arm([10.0], flop=1e9), arm(flop=1.0), arm(flop=1e8)]
+    assert is_trivial(arms, 1)
+    assert not is_trivial(arms, 2)
+    assert not is_trivial([arm(flop=1.0)], 0)
+    assert [WarmUp().trials_of(arms, k) for k in (1, 2)] == [2, 4]
+    assert WarmUp(n_trials=1).trials_of(arms, 1) == 1
+
+
+@pytest.mark.parametrize(
+    ("latencies", "n_slots", "hopeless"),
+    [
+        ([math.nan] * 63, 5, False),
+        ([math.nan] * 64, 5, True),
+        ([math.nan] * 63 + [1.0] + [math.nan] * 64, 5, False),
+        ([], 7, False),
+        ([], 8, True),
+    ],
+)
+def test_who_never_succeeds_is_given_up(latencies, n_slots, hopeless):
+    assert WarmUp().is_hopeless(arm(latencies, n_slots=n_slots)) is hopeless
+
+
+@pytest.mark.parametrize("name", ["n_trials", "give_up_trials", "give_up_slots"])
+def test_bad_options_are_refused(name):
+    with pytest.raises(InvalidOptionError, match=f"{name} must be at least 1.*got 0"):
+        WarmUp(**{name: 0})

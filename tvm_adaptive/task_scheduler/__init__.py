@@ -1,0 +1,6 @@
+"""Which task gets the next seconds."""
+
+from tvm_adaptive.task_scheduler.arms import Arm, Decision, Policy
+from tvm_adaptive.task_scheduler.scheduler import AdaptiveScheduler
+
+__all__ = ["AdaptiveScheduler", "Arm", "Decision", "Policy"]

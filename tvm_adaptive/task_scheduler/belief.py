@@ -1,0 +1,90 @@
+"""Belief: the posterior of a task's best throughput at the end of its next slot."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.task_scheduler import belief_emcee, belief_quadrature, belief_records
+from tvm_adaptive.task_scheduler.belief_emcee import forecast_emcee
+from tvm_adaptive.task_scheduler.belief_quadrature import forecast_quadrature
+from tvm_adaptive.task_scheduler.belief_records import forecast_records
+from tvm_adaptive.task_scheduler.belief_result import Forecast, History, unchanged
+from tvm_adaptive.task_scheduler.curve import curve_family
+from tvm_adaptive.task_scheduler.curve_fit import MIN_SEGMENT_POINTS, NoFitError, last_segment
+
+__all__ = ["METHODS", "Forecast", "forecast"]
+
+METHODS = (belief_quadrature.METHOD, belief_emcee.METHOD, belief_records.METHOD)
+
+logger = logging.getLogger(__name__)
+
+
+def forecast(
+    best_throughput_history: npt.ArrayLike,
+    horizon_trials: int,
+    *,
+    method: str = "quadrature",
+    family: str = "log-power",
+    peak: float | None = None,
+    rng: np.random.Generator,
+) -> Forecast:
+    """Forecast a task's best throughput at the end of its next slot.
+
+    ``"quadrature"`` is calibrated and takes about a millisecond; ``"emcee"`` is DynaTune
+    as published, on the last segment of the history; ``"records"`` needs no curve and
+    stands in for either with fewer than 8 trials or without a fit.
+
+    Parameters
+    ----------
+    best_throughput_history : array_like of shape (n,)
+        Best throughput after each trial, any unit, higher is better, never falling;
+        zeros for the trials before the first success.
+    horizon_trials : int
+        Trials in the slot; not negative.
+    method : str, default "quadrature"
+        One of ``METHODS``.
+    family : str, default "log-power"
+        A key of :data:`tvm_adaptive.task_scheduler.curve.FAMILIES`.
+    peak : float or None, default None
+        What the hardware can reach at most, same unit as the history. One that was
+        already reached is ignored.
+    rng : numpy.random.Generator
+
+    Returns
+    -------
+    Forecast
+        Same unit as the history.
+
+    Raises
+    ------
+    InvalidOptionError
+        If there is no such method or family, or ``peak`` is not positive.
+    ValueError
+        If the history is not one, or the horizon is negative.
+    """
+    if method not in METHODS:
+        known = ", ".join(f'"{known}"' for known in METHODS)
+        raise InvalidOptionError(f'There is no belief named "{method}"; choose among {known}.')
+    curves = curve_family(family)
+    history = History(np.asarray(best_throughput_history, dtype=np.float64), peak)
+    if horizon_trials < 0:
+        raise ValueError(f"horizon_trials must not be negative but got {horizon_trials}.")
+    if method == belief_records.METHOD or history.incumbent <= 0:
+        return forecast_records(history, horizon_trials, rng)
+    if len(history) < MIN_SEGMENT_POINTS:
+        reason = f"{len(history)} trials are too few for a curve"
+        return forecast_records(history, horizon_trials, rng, warning=reason)
+    if horizon_trials == 0:
+        return unchanged(history, horizon_trials, method)
+    try:
+        if method == belief_quadrature.METHOD:
+            return forecast_quadrature(history, horizon_trials, rng, curves)
+        start = last_segment(history.best)
+        return forecast_emcee(history, horizon_trials, rng, curves, start)
+    except NoFitError as error:
+        logger.info("Forecasting from records instead of by %s: %s", method, error)
+        return forecast_records(history, horizon_trials, rng, warning=str(error))

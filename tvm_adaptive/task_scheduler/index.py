@@ -1,0 +1,236 @@
+r"""How much is a slot of an arm worth: action functions on arrays.
+
+==============  =====================================================  =========
+symbol          meaning                                                unit
+==============  =====================================================  =========
+flop / f        latency of one run at throughput f                     ms
+r               drop of the network's latency that a slot brings       ms
+L               seconds that the slot takes                            s
+n_k, T          slots of arm k, and of all arms together               1
+==============  =====================================================  =========
+
+UCB, epsilon-greedy and softmax are those of DynaTune (Wang et al., ICLR 2021, section 4
+and appendix A). Expected gain per second ranks like the fractional knapsack: for concave
+gains, greedy by gain per second is optimal (Fox, "Discrete Optimization via Marginal
+Analysis", 1966). Bayes-UCB is Kaufmann, Cappe and Garivier (AISTATS 2012).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import ndtr
+
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.records import FloatArray
+
+# Auer et al. (2002); the paper found it robust.
+EXPLORATION = 2.0
+# The paper's for small networks: a bonus of a millisecond would drown their gains.
+EXPLORATION_BELOW_1_MS = 0.2
+# The paper's, appendix A.
+EPSILON = 0.05
+_FLOP_PER_MS_AT_1_GFLOPS = 1e6
+
+
+def latency_ms(flop: npt.ArrayLike, gflops: npt.ArrayLike) -> FloatArray:
+    """Return the milliseconds of ``flop`` operations at ``gflops``; ``inf`` at 0.
+
+    1 GFLOP takes 10 ms at 100 GFLOPS.
+    """
+    with np.errstate(divide="ignore"):
+        ms = np.asarray(flop, dtype=np.float64) / (
+            np.asarray(gflops, dtype=np.float64) * _FLOP_PER_MS_AT_1_GFLOPS
+        )
+    return np.asarray(ms, dtype=np.float64)
+
+
+def throughput_gflops(flop: npt.ArrayLike, ms: npt.ArrayLike) -> FloatArray:
+    """Return the inverse of :func:`latency_ms`; 0 where ``ms`` is infinite."""
+    return np.asarray(
+        np.asarray(flop, dtype=np.float64)
+        / (np.asarray(ms, dtype=np.float64) * _FLOP_PER_MS_AT_1_GFLOPS),
+        dtype=np.float64,
+    )
+
+
+def gain_samples_ms(
+    samples: npt.ArrayLike, incumbent: float, best_ms: float, weight: float
+) -> FloatArray:
+    """Convert draws of throughput into draws of the drop of end-to-end latency.
+
+    Draw by draw, because 1/f is convex: E[flop/f] is above flop/E[f], so the mean
+    throughput promises more milliseconds than there are. As latency is flop/f, flop
+    cancels against the incumbent, and the throughput may be in any unit.
+
+    Parameters
+    ----------
+    samples : array_like of shape (s,)
+        Throughput at the end of the slot, higher is better.
+    incumbent : float
+        Throughput now, same unit, above 0.
+    best_ms : float
+        Milliseconds of one run of the incumbent.
+    weight : float
+        How often the task occurs in the network.
+
+    Returns
+    -------
+    ndarray of shape (s,)
+        Milliseconds, never negative, at most ``weight * best_ms``.
+    """
+    ratio = incumbent / np.maximum(np.asarray(samples, dtype=np.float64), incumbent)
+    return np.asarray(weight * best_ms * (1.0 - ratio), dtype=np.float64)
+
+
+def expected_gain_ms(
+    samples: npt.ArrayLike, incumbent: float, best_ms: float, weight: float
+) -> float:
+    """Return the mean of :func:`gain_samples_ms`: E[weight (flop/best - flop/f)]."""
+    return float(gain_samples_ms(samples, incumbent, best_ms, weight).mean())
+
+
+def published_gain_ms(mean: float, incumbent: float, best_ms: float, weight: float) -> float:
+    """Return the paper's r: the latency drop at the mean of the forecast throughput.
+
+    The draws are never below the incumbent, so the incumbent plus the expected
+    improvement in throughput is their mean.
+    """
+    return float(gain_samples_ms([mean], incumbent, best_ms, weight)[0])
+
+
+def gain_per_sec(gains_ms: npt.ArrayLike, slot_sec: npt.ArrayLike) -> FloatArray:
+    """Return milliseconds of end-to-end latency gained per second of slot, ms/s.
+
+    Parameters
+    ----------
+    gains_ms, slot_sec : array_like of shape (k,)
+        ``slot_sec`` above 0.
+    """
+    gains = np.asarray(gains_ms, dtype=np.float64)
+    return np.asarray(gains / np.asarray(slot_sec, dtype=np.float64), dtype=np.float64)
+
+
+def exploration_constant(initial_ms: float) -> float:
+    """Return the paper's C for a network that starts at ``initial_ms``: 2, or 0.2 under 1 ms."""
+    return EXPLORATION_BELOW_1_MS if initial_ms < 1.0 else EXPLORATION
+
+
+def ucb(
+    gains_ms: npt.ArrayLike, n_slots: npt.ArrayLike, n_slots_total: int, c: float
+) -> FloatArray:
+    """Return the paper's upper confidence bound, gain + sqrt(C ln T / n), in ms.
+
+    Parameters
+    ----------
+    gains_ms : array_like of shape (k,)
+        Expected gain of the next slot, the occurrence weight included.
+    n_slots : array_like of shape (k,)
+        Slots that each arm has had.
+    n_slots_total : int
+        Slots of all arms ever, finished ones and the warm-up included.
+    c : float
+        See :func:`exploration_constant`.
+
+    Returns
+    -------
+    ndarray of shape (k,)
+        ``inf`` for an arm that was never played.
+    """
+    played = np.asarray(n_slots, dtype=np.float64)
+    log_total = np.log(max(n_slots_total, 1))
+    bonus = np.sqrt(c * log_total / np.maximum(played, 1.0))
+    return np.where(played > 0, np.asarray(gains_ms, dtype=np.float64) + bonus, np.inf)
+
+
+def bayes_ucb_level(n_slots_total: int) -> float:
+    """Return the quantile 1 - 1/(T + 1) that Bayes-UCB looks at after T slots."""
+    return 1.0 - 1.0 / (max(n_slots_total, 0) + 1.0)
+
+
+def bayes_ucb(gains_ms: npt.ArrayLike, level: float) -> float:
+    """Return a quantile of the posterior gain, in ms.
+
+    Parameters
+    ----------
+    gains_ms : array_like of shape (s,)
+        Draws of the gain.
+    level : float
+        In [0, 1].
+    """
+    return float(np.quantile(np.asarray(gains_ms, dtype=np.float64), level))
+
+
+def expected_improvement_ms(mean_ms: float, std_ms: float, best_ms: float) -> float:
+    """Return E[max(0, best - latency)] for a normal posterior of the latency, in ms.
+
+    ``(best - mean) Phi(z) + std phi(z)`` with ``z = (best - mean) / std`` (Jones et al.,
+    1998, for a value to be minimised); ``max(0, best - mean)`` where ``std`` is 0.
+    """
+    gain = best_ms - mean_ms
+    if std_ms <= 0.0:
+        return max(0.0, gain)
+    z = gain / std_ms
+    density = np.exp(-0.5 * z * z) / np.sqrt(2.0 * np.pi)
+    # Rounding may take it a hair below its own lower bound.
+    return float(max(gain * ndtr(z) + std_ms * density, gain, 0.0))
+
+
+def epsilon_greedy(
+    scores: FloatArray, epsilon: float, rng: np.random.Generator
+) -> tuple[int, bool]:
+    """Return the best arm, or with probability ``epsilon`` any; and whether it was chance.
+
+    Parameters
+    ----------
+    scores : ndarray of shape (k,)
+        Higher is better; ``nan`` for an arm that is not a choice.
+    epsilon : float
+        In [0, 1].
+    rng : numpy.random.Generator
+    """
+    if rng.random() < epsilon:
+        return int(rng.choice(np.flatnonzero(~np.isnan(scores)))), True
+    return argmax(scores, rng), False
+
+
+def softmax_probabilities(scores: FloatArray, temperature: float | None = None) -> FloatArray:
+    """Return the chance of each arm, proportional to exp(score / temperature).
+
+    Parameters
+    ----------
+    scores : ndarray of shape (k,)
+        ``nan`` for an arm that is not a choice: its chance is 0.
+    temperature : float or None, default None
+        In the unit of the scores; None takes their mean, which the paper leaves open.
+        At 0 all choices are alike.
+
+    Returns
+    -------
+    ndarray of shape (k,)
+        Sums to 1.
+    """
+    choice = ~np.isnan(scores)
+    if not choice.any():
+        raise InvalidOptionError("softmax needs at least one score that is not nan; found none.")
+    scale = float(np.mean(scores[choice])) if temperature is None else temperature
+    if not np.isfinite(scale) or scale <= 0.0:
+        return np.where(choice, 1.0 / choice.sum(), 0.0)
+    with np.errstate(over="ignore"):
+        above = (scores - np.nanmax(scores)) / scale
+    weights = np.where(choice, np.exp(np.where(choice, above, -np.inf)), 0.0)
+    return np.asarray(weights / weights.sum(), dtype=np.float64)
+
+
+def argmax(scores: FloatArray, rng: np.random.Generator) -> int:
+    """Return the index of the highest score, ties by ``rng``; ``nan`` is no choice.
+
+    Raises
+    ------
+    InvalidOptionError
+        When no arm is a choice.
+    """
+    if np.isnan(scores).all():
+        raise InvalidOptionError("argmax needs at least one score that is not nan; found none.")
+    best = np.flatnonzero(scores == np.nanmax(scores))
+    return int(best[0]) if len(best) == 1 else int(rng.choice(best))

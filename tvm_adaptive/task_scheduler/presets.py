@@ -1,0 +1,89 @@
+"""Policies by name."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.task_scheduler.arms import Policy
+
+# The default's belief and economy under another action function.
+_INDICES = ("epsilon-greedy", "softmax")
+POLICIES = ("default", "paper", "random", "linear", "round-robin", *_INDICES)
+# TVM's own batch, for a run that does not say its own.
+_BATCH = 64
+
+
+def check_policy_name(name: str) -> None:
+    """Raise unless a policy has this name.
+
+    Raises
+    ------
+    InvalidOptionError
+        Says what is possible.
+    """
+    if name not in POLICIES:
+        raise InvalidOptionError(
+            f"Unknown policy {name!r}; possible are {', '.join(POLICIES)}, or an object with a "
+            "method choose(arms, rng)."
+        )
+
+
+def make_policy(
+    name: str,
+    *,
+    batch: int | None = None,
+    slot_rounds: int = 1,
+    slot_sec: float | None = None,
+    warm_up_trials: int | None = None,
+    **options: Any,
+) -> Policy:
+    """Return a new policy, fitted to the slots that it decides on.
+
+    Parameters
+    ----------
+    name : str
+        ``"default"``, ``"paper"``, ``"random"``, ``"linear"``, ``"round-robin"``,
+        ``"epsilon-greedy"`` or ``"softmax"``.
+    batch : int or None, default None
+        Trials of a batch; None takes TVM's.
+    slot_rounds : int, default 1
+        Batches of a slot.
+    slot_sec : float or None, default None
+        Seconds of a slot instead.
+    warm_up_trials : int or None, default None
+        Trials of an arm's first slot; None keeps the policy's own. The baselines and
+        ``"paper"`` warm up with whole slots whatever is given.
+    **options : Any
+        Further fields of :class:`~.policy.PolicyOptions`; not for the baselines.
+
+    Raises
+    ------
+    InvalidOptionError
+        When the name is unknown or an option is out of its range.
+    """
+    # Imported here: forecasting wants libraries that the baselines can do without.
+    from tvm_adaptive.task_scheduler import baselines
+
+    check_policy_name(name)
+    if name == "random":
+        return baselines.at_random(**options)
+    if name == "linear":
+        return baselines.linear(**options)
+    if name == "round-robin":
+        return baselines.round_robin(**options)
+    from tvm_adaptive.task_scheduler.policy import PRESETS, DynaTunePolicy
+
+    chosen = PRESETS.get(name, PRESETS["default"])
+    warm_up = chosen.warm_up
+    if warm_up_trials is not None and warm_up.n_trials is not None:
+        warm_up = dataclasses.replace(warm_up, n_trials=warm_up_trials)
+    changes: dict[str, Any] = {
+        "slot_trials": slot_rounds * (batch or _BATCH),
+        "slot_sec": slot_sec,
+        "warm_up": warm_up,
+        **({"index": name} if name in _INDICES else {}),
+        **options,
+    }
+    return DynaTunePolicy(dataclasses.replace(chosen, **changes))

@@ -1,0 +1,86 @@
+"""When an arm has had enough, and when it has waited too long."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from tvm_adaptive.task_scheduler.arms import Arm
+
+# A forecast after a short lull may be wrong, and to retire is for good: wait for as many
+# trials as stock takes in one batch.
+STUCK_TRIALS = 64
+# End-to-end timings repeat to some 0.1 %: a tenth of that is not seen even if it vanishes.
+NEGLIGIBLE_SHARE = 1e-4
+
+
+def end_to_end_ms(arms: Sequence[Arm]) -> float:
+    """Return the weighted sum of the incumbents' milliseconds, of arms that have one."""
+    return math.fsum(arm.weight * arm.best_ms for arm in arms if math.isfinite(arm.best_ms))
+
+
+def trials_since_improvement(arm: Arm) -> int:
+    """Return the trials since the incumbent was found; all of them without an incumbent."""
+    if math.isinf(arm.best_ms):
+        return arm.n_trials
+    return arm.n_trials - 1 - int(np.nanargmin(arm.latencies_ms))
+
+
+def out_of_patience(arm: Arm, patience_trials: int | None) -> bool:
+    """Say whether the paper's early termination applies; never with None."""
+    return patience_trials is not None and trials_since_improvement(arm) >= patience_trials
+
+
+def not_worth_a_slot(arm: Arm, gain_ms: float, total_ms: float, share: float) -> bool:
+    """Say whether an arm has so little left to gain that it is retired.
+
+    Parameters
+    ----------
+    arm : Arm
+        With a valid result.
+    gain_ms : float
+        End-to-end milliseconds that its next slot is expected to bring.
+    total_ms : float
+        The end-to-end latency.
+    share : float
+        Gains below this share of it are not worth a slot, once the arm has not improved
+        for ``STUCK_TRIALS``; an arm whose whole latency is negligible need not wait for
+        that. 0 retires none.
+    """
+    if arm.weight * arm.best_ms < NEGLIGIBLE_SHARE * total_ms:
+        return share > 0.0
+    is_stuck = trials_since_improvement(arm) >= STUCK_TRIALS
+    return is_stuck and gain_ms < share * total_ms
+
+
+class Waiting:
+    """For how many slots each arm has not been played.
+
+    Slots are counted over all arms, so that what an arm waits for is the others.
+    """
+
+    def __init__(self) -> None:
+        self._n_slots: list[int] = []
+        self._last: list[int] = []
+
+    def observe(self, arms: Sequence[Arm]) -> None:
+        """Take in the counts; arms that became fewer slots belong to a new run."""
+        counts = [arm.n_slots for arm in arms]
+        total = sum(counts)
+        if len(counts) != len(self._n_slots) or any(
+            now < before for now, before in zip(counts, self._n_slots, strict=True)
+        ):
+            self._last = [total] * len(counts)
+        else:
+            self._last = [
+                total if now > before else last
+                for now, before, last in zip(counts, self._n_slots, self._last, strict=True)
+            ]
+        self._n_slots = counts
+
+    def longest(self, live: Sequence[int]) -> tuple[int, int]:
+        """Return the live arm that has waited longest, and its slots of waiting."""
+        k = min(live, key=lambda each: self._last[each])
+        return k, sum(self._n_slots) - self._last[k]

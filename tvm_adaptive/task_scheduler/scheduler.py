@@ -1,0 +1,377 @@
+"""``task_scheduler="dynatune"`` and its like: a policy in MetaSchedule's loop.
+
+MetaSchedule asks for the next task between two batches. There the batch that ran is
+joined and charged to its arm, and, when its slot is over, a :class:`Policy` decides.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tvm_adaptive._tvm import (
+    PyTaskScheduler,
+    RunnerResult,
+    TaskScheduler,
+    derived_object,
+    handle,
+    python_side,
+)
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
+from tvm_adaptive.task_scheduler.arms import Arm, Decision, Policy
+from tvm_adaptive.task_scheduler.callback_guard import CallbackGuard
+from tvm_adaptive.task_scheduler.decisions import (
+    check_decision,
+    decision_fields,
+    latency_ms_of,
+    slot_fields,
+)
+from tvm_adaptive.task_scheduler.ledger import Ledger
+from tvm_adaptive.task_scheduler.presets import check_policy_name, make_policy
+from tvm_adaptive.task_scheduler.slots import Plateau, Slot, SlotLength
+
+logger = logging.getLogger(__name__)
+
+# Twice what TVM's own search allows itself: a strategy that brings empty batches without
+# end would never use up a trial, nor give up its task.
+MAX_EMPTY_ROUNDS = 10
+
+
+@dataclasses.dataclass
+class _Run:
+    """What one call of ``tune`` knows."""
+
+    records: list[Any]
+    ledger: Ledger
+    policy: Policy
+    plateau: Plateau
+    rng: np.random.Generator
+    start_sec: float
+    mark_sec: float  # up to here the seconds are charged
+    slot: Slot | None = None
+    arrived: tuple[int, list[RunnerResult]] | None = None
+    n_sent: int = 0
+    n_empty: dict[int, int] = dataclasses.field(default_factory=dict)
+
+
+@derived_object
+class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
+    """Give each slot of tuning time to the task that a policy chooses.
+
+    The policy sees each task as an :class:`Arm`: latencies in the order measured and
+    the wall-clock seconds they cost, search and this scheduler's own thinking included.
+    An exception in a measure callback is reported with the task's name and the run goes
+    on; so it does without a task whose results can't be taken in, or when the policy
+    itself fails (then the least-played task is next).
+
+    Parameters
+    ----------
+    policy : Policy or str, default "default"
+        ``"default"`` or ``"paper"`` (DynaTune, ICLR 2021), ``"random"``, ``"linear"``,
+        ``"epsilon-greedy"``, ``"softmax"``, ``"round-robin"``, or an object of your own.
+        Each run has a copy of it, to start from the same state; one that has a method
+        ``reset()`` is not copied, but reset.
+    slot_rounds : int, default 1
+        Batches per slot.
+    slot_sec : float or None, default None
+        Wall-clock seconds per slot instead; looked at between batches.
+    warm_up_trials : int, default 4
+        Trials per task and attempt before the first valid result, where a policy by name
+        warms up. Strategies that have no ``limit_next_batch`` give whole batches.
+    budget_sec : float or None, default None
+        Ends the run after as many seconds, to the batch that is running then.
+    plateau_slots : int or None, default None
+        Ends the run when as many slots in a row saved no more than ``plateau_share``.
+    plateau_share : float, default 0.005
+        Of the network's latency, in [0, 1).
+    seed : int or None, default None
+        Of the policy's randomness; None draws one.
+    journal : JournalWriter or None, default None
+        Gets a ``"slot"`` event per decision, ``"slot-end"`` with what it brought, and
+        ``"stop"`` when the scheduler ends the run.
+    clock : callable, default ``time.monotonic``
+        Monotonic seconds.
+
+    Attributes
+    ----------
+    arms : tuple of Arm
+        The tasks after the last call of ``tune``, or up to now during one.
+
+    Raises
+    ------
+    InvalidOptionError
+        When an option is unknown or out of its range.
+    """
+
+    def __init__(
+        self,
+        policy: Policy | str = "default",
+        *,
+        slot_rounds: int = 1,
+        slot_sec: float | None = None,
+        warm_up_trials: int = 4,
+        budget_sec: float | None = None,
+        plateau_slots: int | None = None,
+        plateau_share: float = 0.005,
+        seed: int | None = None,
+        journal: JournalWriter | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__()
+        if isinstance(policy, str):
+            check_policy_name(policy)
+        if budget_sec is not None and not budget_sec > 0:
+            raise InvalidOptionError(f"budget_sec must be above 0 but got {budget_sec}.")
+        if warm_up_trials < 1:
+            raise InvalidOptionError(f"warm_up_trials must be at least 1 but got {warm_up_trials}.")
+        Plateau(plateau_slots, plateau_share)
+        self.policy = policy
+        self.length = SlotLength(slot_rounds, slot_sec)
+        self.warm_up_trials = warm_up_trials
+        self.budget_sec = budget_sec
+        self.plateau_slots = plateau_slots
+        self.plateau_share = plateau_share
+        self.seed = seed
+        self.journal: JournalWriter = journal or NullJournal()
+        self.clock = clock
+        self.arms: tuple[Arm, ...] = ()
+        # Not bounded where ``tune`` was not entered through Python.
+        self._max_trials: float = math.inf
+        self._batch: int | None = None
+        self._run: _Run | None = None
+
+    def next_task_id(self) -> int:
+        """Take in what ran and return the index of the task that runs next, or -1."""
+        try:
+            return self._next_task_id(self._current_run())
+        except Exception as error:
+            # Raising here would lose the batches that are still to be joined.
+            logger.exception("the task scheduler failed; the run ends with what was found")
+            self.journal.write("error", where="scheduler", message=repr(error))
+            return -1
+
+    def begin(self, max_trials: int, batch: int) -> None:
+        """Forget an earlier run; ``tune`` calls this first."""
+        self._run = None
+        self._max_trials = max_trials
+        self._batch = batch
+        self.arms = ()
+
+    def end(self) -> None:
+        """Close the books; ``tune`` calls this last."""
+        run, self._run = self._run, None
+        if run is not None and run.slot is not None:
+            # MetaSchedule itself joins the last batch when the trials are used up.
+            if run.arrived is not None and run.arrived[0] == run.slot.arm:
+                self._take(run, *run.arrived)
+            self._charge(run, run.slot)
+            self._close_slot(run, run.slot)
+
+    def results_in(self, index: int, results: list[RunnerResult]) -> None:
+        """Remember a batch that is being joined; the callbacks' guard calls this."""
+        if self._run is not None:
+            self._run.arrived = (index, results)
+
+    def task_name(self, index: int | None = None) -> str:
+        """Return the name of a task; with None, of the one being played."""
+        if index is None and self._run is not None and self._run.slot is not None:
+            index = self._run.slot.arm
+        return "?" if index is None or index >= len(self.arms) else self.arms[index].name
+
+    def _current_run(self) -> _Run:
+        records = list(self._outer().tasks_)
+        # Held records can't share an address with new ones.
+        run = self._run
+        if run is None or [*map(handle, run.records)] != [*map(handle, records)]:
+            run = self._run = self._new_run(records)
+            self.arms = run.ledger.arms
+        return run
+
+    def _new_run(self, records: list[Any]) -> _Run:
+        policy = self.policy
+        if isinstance(policy, str):
+            policy = make_policy(
+                policy,
+                batch=self._batch,
+                slot_rounds=self.length.rounds,
+                slot_sec=self.length.sec,
+                warm_up_trials=self.warm_up_trials,
+            )
+        elif hasattr(policy, "reset"):
+            policy.reset()
+        else:
+            policy = _copy_of(policy)
+        ledger = Ledger(
+            [str(record.ctx.task_name) for record in records],
+            [float(record.task_weight) for record in records],
+            [float(record.flop) for record in records],
+        )
+        plateau = Plateau(self.plateau_slots, self.plateau_share)
+        now = self.clock()
+        return _Run(records, ledger, policy, plateau, np.random.default_rng(self.seed), now, now)
+
+    def _next_task_id(self, run: _Run) -> int:
+        self._join(run)
+        slot = run.slot
+        if slot is not None:
+            self._charge(run, slot)
+            is_finished = run.ledger.arms[slot.arm].finished or self._is_budget_spent(run)
+            if not is_finished and not slot.is_over(self.length, run.mark_sec):
+                return self._play(run, slot)
+            self._close_slot(run, slot)
+        if reason := self._reason_to_stop(run):
+            return self._stop(run, reason)
+        decision = self._decide(run)
+        if decision.arm is None:
+            return self._stop(run, decision.reason)
+        run.slot = Slot(decision.arm, run.mark_sec, decision.n_trials)
+        run.ledger.open_slot(decision.arm)
+        return self._play(run, run.slot)
+
+    def _join(self, run: _Run) -> None:
+        """Take in the results of every batch that was sent, and see which tasks ended."""
+        for index, record in enumerate(run.records):
+            if not record.is_terminated and record.runner_futures is not None:
+                run.n_sent += len(record.measure_candidates or ())
+                try:
+                    results = self._outer().join_running_task(index)
+                except Exception as error:
+                    # MetaSchedule can't run a task again whose results it did not take.
+                    self.report(index, "join", error, "this task ends")
+                    self._terminate(run, index)
+                else:
+                    self._take(run, index, results)
+            if record.is_terminated and not run.ledger.arms[index].finished:
+                run.ledger.finish(index)
+
+    def _take(self, run: _Run, index: int, results: Sequence[RunnerResult]) -> None:
+        run.arrived = None
+        latencies_ms = [latency_ms_of(result.run_secs, result.error_msg) for result in results]
+        run.ledger.add_trials(index, latencies_ms)
+        if run.slot is not None and run.slot.arm == index:
+            run.slot.add_round(len(results))
+        run.n_empty[index] = 0 if results else run.n_empty.get(index, 0) + 1
+        if run.n_empty[index] >= MAX_EMPTY_ROUNDS:
+            logger.info("%s: nothing new to try", self.task_name(index))
+            self._terminate(run, index)
+
+    def _terminate(self, run: _Run, index: int) -> None:
+        if not run.records[index].is_terminated:
+            self._outer().terminate_task(index)
+        run.ledger.finish(index)
+
+    def _charge(self, run: _Run, slot: Slot) -> None:
+        now = self.clock()
+        run.ledger.charge(slot.arm, now - run.mark_sec)
+        run.mark_sec = now
+        self.arms = run.ledger.arms
+
+    def _close_slot(self, run: _Run, slot: Slot) -> None:
+        run.slot = None
+        run.plateau.add(run.ledger.weighted_ms)
+        fields = slot_fields(slot, run.ledger.arms, run.mark_sec, run.ledger.weighted_ms)
+        self.journal.write("slot-end", **fields)
+
+    def _is_budget_spent(self, run: _Run) -> bool:
+        return self.budget_sec is not None and run.mark_sec - run.start_sec >= self.budget_sec
+
+    def _reason_to_stop(self, run: _Run) -> str:
+        if not run.ledger.live:
+            return "all-finished"
+        if self._is_budget_spent(run):
+            return "budget"
+        return "plateau" if run.plateau.is_reached() else ""
+
+    def _stop(self, run: _Run, reason: str) -> int:
+        logger.info("the task scheduler ends the run: %s", reason)
+        self.journal.write(
+            "stop", reason=reason, n_trials=run.n_sent, weighted_ms=run.ledger.weighted_ms
+        )
+        return -1
+
+    def _decide(self, run: _Run) -> Decision:
+        start_sec = self.clock()
+        arms = run.ledger.arms
+        try:
+            decision = run.policy.choose(arms, run.rng)
+            check_decision(decision, arms)
+        except Exception as error:
+            logger.exception("the policy failed; the least-played task is next")
+            self.journal.write("error", where="policy", message=repr(error))
+            decision = Decision(run.ledger.least_played(), "policy-failed")
+        for index in decision.retired:
+            if not arms[index].finished:
+                self._terminate(run, index)
+        self.arms = run.ledger.arms
+        self.journal.write(
+            "slot", **decision_fields(decision, arms), decide_sec=self.clock() - start_sec
+        )
+        return decision
+
+    def _play(self, run: _Run, slot: Slot) -> int:
+        """Ask the search for a batch of the right size, as far as it can be asked."""
+        limit = slot.left()
+        trials_left = self._max_trials - run.n_sent
+        if self._batch is not None and trials_left < (limit or self._batch):
+            limit = max(1, int(trials_left))
+        strategy = python_side(run.records[slot.arm].ctx.search_strategy)
+        limit_next_batch = getattr(strategy, "limit_next_batch", None)
+        if limit_next_batch is not None:
+            try:
+                limit_next_batch(limit)
+            except Exception as error:
+                self.report(slot.arm, "search", error, "its batch is a full one")
+        return slot.arm
+
+    def report(self, index: int | None, where: str, error: Exception, consequence: str) -> None:
+        """Log and journal an error with the name of its task, None for the one played."""
+        name = self.task_name(index)
+        logger.error("%s: %s failed; %s", name, where, consequence, exc_info=error)
+        self.journal.write("error", task=name, where=where, message=repr(error))
+
+
+def _tune(self: Any, *args: Any, **options: Any) -> None:
+    """Tune, as TVM's own ``TaskScheduler.tune``; the same object can be used again.
+
+    Raises
+    ------
+    Exception
+        What a strategy, builder or runner raised, after it was logged with the task's
+        name. Callbacks and results that fail do not get here.
+    """
+    scheduler = self._inst
+    call = _SIGNATURE.bind(self, *args, **options)
+    given = call.arguments
+    guard = CallbackGuard(given["measure_callbacks"], scheduler.results_in, scheduler.report)
+    call.arguments["measure_callbacks"] = [guard]
+    scheduler.begin(given["max_trials_global"], given["num_trials_per_iter"])
+    try:
+        TaskScheduler.tune(*call.args, **call.kwargs)
+    except Exception as error:
+        scheduler.report(None, "tuning", error, "the run ends")
+        raise
+    finally:
+        scheduler.end()
+
+
+def _copy_of(policy: Policy) -> Policy:
+    try:
+        return copy.deepcopy(policy)
+    except Exception:  # whatever a __deepcopy__ of a user's raises
+        logger.warning("%s can't be copied; a second run goes on with its state", policy)
+        return policy
+
+
+_SIGNATURE = inspect.signature(TaskScheduler.tune)
+# On the object that Python's doors call, not among the methods handed to C++: an override
+# there is called by its own base, without end.
+AdaptiveScheduler.tune = _tune

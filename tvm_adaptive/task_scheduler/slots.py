@@ -1,0 +1,117 @@
+"""How long a slot lasts, and when the run has spent or gained enough."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from tvm_adaptive.errors import InvalidOptionError
+
+
+@dataclasses.dataclass(frozen=True)
+class SlotLength:
+    """How long a slot lasts unless the policy asks for a number of trials.
+
+    Attributes
+    ----------
+    rounds : int, default 1
+        Batches of the search. Not used when ``sec`` is given.
+    sec : float or None, default None
+        Wall-clock seconds. Looked at between batches, so a slot ends with the batch
+        during which they run out; what it really took is charged.
+    """
+
+    rounds: int = 1
+    sec: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise InvalidOptionError(f"slot_rounds must be at least 1 but got {self.rounds}.")
+        if self.sec is not None and not self.sec > 0:
+            raise InvalidOptionError(f"slot_sec must be above 0 but got {self.sec}.")
+
+
+@dataclasses.dataclass
+class Slot:
+    """A slot that is being played.
+
+    Attributes
+    ----------
+    arm : int
+    start_sec : float
+        Monotonic time; deciding on the slot belongs to it.
+    n_asked : int or None
+        Trials that the policy asked for; None to leave the length to the options.
+    n_rounds, n_trials : int
+        Played so far.
+    is_dry : bool
+        Whether the last batch was empty.
+    """
+
+    arm: int
+    start_sec: float
+    n_asked: int | None = None
+    n_rounds: int = 0
+    n_trials: int = 0
+    is_dry: bool = False
+
+    def add_round(self, n_trials: int) -> None:
+        """Count a batch that was measured."""
+        self.n_rounds += 1
+        self.n_trials += n_trials
+        self.is_dry = n_trials == 0
+
+    def left(self) -> int | None:
+        """Return the trials that are missing of those asked for; None without a number."""
+        return None if self.n_asked is None else max(1, self.n_asked - self.n_trials)
+
+    def is_over(self, length: SlotLength, now_sec: float) -> bool:
+        """Say whether the slot has had what it was given."""
+        if self.n_asked is not None:
+            # An empty batch would be asked for again and again.
+            return self.is_dry or self.n_trials >= self.n_asked
+        if length.sec is not None:
+            return now_sec - self.start_sec >= length.sec
+        return self.n_rounds >= length.rounds
+
+
+class Plateau:
+    """Says when a run of slots has brought too little to go on.
+
+    Parameters
+    ----------
+    n_slots : int or None
+        Slots looked back on; None never stops. A multiple of the number of tasks gives
+        each of them its chance.
+    share : float
+        Of the network's latency, what these slots must have saved in all; in [0, 1).
+
+    Raises
+    ------
+    InvalidOptionError
+        When an option is out of its range.
+    """
+
+    def __init__(self, n_slots: int | None, share: float) -> None:
+        if n_slots is not None and n_slots < 1:
+            raise InvalidOptionError(f"plateau_slots must be at least 1 but got {n_slots}.")
+        if not 0.0 <= share < 1.0:
+            raise InvalidOptionError(f"plateau_share must be in [0, 1) but got {share}.")
+        self.n_slots = n_slots
+        self.share = share
+        self._history_ms: list[float] = []
+
+    def add(self, weighted_ms: float) -> None:
+        """Note the network's milliseconds after a slot.
+
+        Slots before each task has a result (infinite milliseconds) count for nothing.
+        """
+        if math.isfinite(weighted_ms):
+            self._history_ms.append(weighted_ms)
+
+    def is_reached(self) -> bool:
+        """Say whether the last ``n_slots`` slots saved no more than the share."""
+        if self.n_slots is None or len(self._history_ms) <= self.n_slots:
+            return False
+        before_ms = self._history_ms[-1 - self.n_slots]
+        return before_ms - self._history_ms[-1] <= self.share * before_ms

@@ -1,0 +1,86 @@
+"""The warm-up: a first valid result for each arm, at the least cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.task_scheduler.arms import Arm
+
+# A task forecast to be below this share of the network's latency is trivial: halving
+# its latency would not show in an end-to-end timing, which repeats to some 0.1 %.
+TRIVIAL_SHARE = 1e-3
+# One candidate may fail for a reason of its own; two are the least that tell anything.
+TRIVIAL_TRIALS = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmUp:
+    """Plays arms without a valid result, big ones first, until each has one or is given up.
+
+    Attributes
+    ----------
+    n_trials : int or None, default 4
+        Trials of an arm's first slot; None for a full batch. Where these have all
+        failed, full batches follow: random candidates of a GPU fail more often than not.
+    give_up_trials : int, default 64
+        An arm with as many trials and no valid result is given up. Stock's own batch.
+    give_up_slots : int, default 8
+        The same for slots, as a search may return fewer trials than asked for, or none.
+    """
+
+    n_trials: int | None = 4
+    give_up_trials: int = 64
+    give_up_slots: int = 8
+
+    def __post_init__(self) -> None:
+        if self.n_trials is not None and self.n_trials < 1:
+            raise InvalidOptionError(
+                f"The warm-up's n_trials must be at least 1 or None but got {self.n_trials}."
+            )
+        for name in ("give_up_trials", "give_up_slots"):
+            if getattr(self, name) < 1:
+                raise InvalidOptionError(
+                    f"The warm-up's {name} must be at least 1 but got {getattr(self, name)}."
+                )
+
+    def is_hopeless(self, arm: Arm) -> bool:
+        """Say whether the arm has no valid result and shall get no further chance."""
+        tried = arm.n_trials >= self.give_up_trials or arm.n_slots >= self.give_up_slots
+        return tried and math.isinf(arm.best_ms)
+
+    def next_arm(self, arms: Sequence[Arm], live: Sequence[int]) -> int | None:
+        """Return the arm to warm up next, None when all are.
+
+        Parameters
+        ----------
+        arms : sequence of Arm
+        live : sequence of int
+            Arms that may be played; hopeless ones are not among them.
+        """
+        cold = [k for k in live if math.isinf(arms[k].best_ms)]
+        return max(cold, key=lambda k: (arms[k].weight * arms[k].flop, -k), default=None)
+
+    def trials_of(self, arms: Sequence[Arm], k: int) -> int | None:
+        """Return how many trials arm k's slot shall have; None for a full batch."""
+        if self.n_trials is None or arms[k].n_trials > 0:
+            return None
+        return min(TRIVIAL_TRIALS, self.n_trials) if is_trivial(arms, k) else self.n_trials
+
+
+def is_trivial(arms: Sequence[Arm], k: int) -> bool:
+    """Say whether an arm without a result will be negligible end to end.
+
+    Its latency is guessed from its flop, at the median throughput of the arms that have
+    results; while there is none, no arm is trivial.
+    """
+    known = [arm for arm in arms if math.isfinite(arm.best_ms)]
+    if not known:
+        return False
+    flop_per_ms = float(np.median([arm.flop / arm.best_ms for arm in known]))
+    total_ms = sum(arm.weight * arm.best_ms for arm in known)
+    return arms[k].weight * arms[k].flop / flop_per_ms < TRIVIAL_SHARE * total_ms
