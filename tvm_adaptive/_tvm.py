@@ -161,6 +161,11 @@ def evolve(strategy: EvolutionarySearch, population: list[Schedule], n: int) -> 
     )
 
 
+def start_thread_pool() -> int:
+    """Start the threads that this thread's CPU kernels share; return how many compute."""
+    return int(tvm.get_global_func("runtime.NumThreads")())
+
+
 def import_tensor_intrinsics() -> None:
     """Register every tensor intrinsic of every backend; costs some 12 s of CPU, once."""
     import tvm.s_tir.tensor_intrin

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 from pathlib import Path
 
 from tvm_adaptive.errors import InvalidOptionError
@@ -41,6 +43,29 @@ def thread_env(n_threads: int | None = None) -> dict[str, str]:
     if n_threads < 1:
         raise InvalidOptionError(f"n_threads must be at least 1 but got {n_threads}.")
     return {"TVM_NUM_THREADS": str(n_threads)}
+
+
+def take_free_core() -> None:
+    """Bind this thread to the cores that no other thread of the process is bound to.
+
+    TVM's runtime binds each thread of its pool to a core of its own but leaves the one
+    that calls the kernel, and computes a share of it, free to run anywhere. Where the
+    system puts it beside one of the others, the same kernel takes twice as long for as
+    long as that lasts. Call it after the pool has started. Does nothing where the
+    system has no such bindings, or where no core is left.
+    """
+    threads = Path("/proc/self/task")
+    if not (hasattr(os, "sched_setaffinity") and threads.is_dir()):
+        return
+    free = os.sched_getaffinity(0)
+    for thread in threads.iterdir():
+        if int(thread.name) == threading.get_native_id():
+            continue
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            bound = os.sched_getaffinity(int(thread.name))
+            free -= bound if len(bound) == 1 else set()
+    if free:
+        os.sched_setaffinity(0, free)
 
 
 def _siblings(cpu: int) -> str:

@@ -11,10 +11,10 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm_adaptive._tvm import Database, ExtractedTask, args_info_of
 from tvm_adaptive.cores import thread_env
@@ -34,6 +34,9 @@ from tvm_adaptive.outcome import Comparison
 from tvm_adaptive.session import Session
 from tvm_adaptive.target import n_cores_of
 from tvm_adaptive.workers import WorkerPool
+
+if TYPE_CHECKING:  # in typing from Python 3.11 on
+    from typing_extensions import Self
 
 # Untuned networks are slow: a few inferences of ten seconds each have to fit.
 _RUN_TIMEOUT_SEC = 120.0
@@ -57,7 +60,50 @@ class Whole:
     latency_sec: float
 
 
-class NetworkJudge:
+class _Judge:
+    """What both judges have: a worker to run things in, and what they found.
+
+    Parameters
+    ----------
+    session : Session
+
+    Attributes
+    ----------
+    library : Path or None
+        The tuned library, once there is one.
+    coverage : str
+        How much of what was compiled is tuned; empty until then.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._pool = WorkerPool(1, env=thread_env(n_cores_of(session.target)))
+        self._build_sec = 0.0
+        self.library: Path | None = None
+        self.coverage = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._pool.close()
+
+    def _run(self, function: Callable[..., Any], task: tuple[Any, ...], path: Path) -> Any:
+        """Run a library in the worker; an error is told to those who watch, and None."""
+        (outcome,) = self._pool.map(function, [task], _RUN_TIMEOUT_SEC)
+        if outcome.error is None:
+            return outcome.value
+        self._session.observer.note(f"{path.name} could not be run: {outcome.error}")
+        self._session.journal.write("error", where=path.name, message=str(outcome.error))
+        return None
+
+
+class NetworkJudge(_Judge):
     """Compile, run and time a network before and after its search.
 
     Parameters
@@ -68,25 +114,10 @@ class NetworkJudge:
     """
 
     def __init__(self, session: Session, network: Network, prepared: Prepared) -> None:
-        self._session = session
+        super().__init__(session)
         self._prepared = prepared
         self._inputs = network.random_inputs(session.seed)
-        self._pool = WorkerPool(1, env=thread_env(n_cores_of(session.target)))
         self._before: Whole | None = None
-        self._build_sec = 0.0
-        self.library: Path | None = None
-        self.coverage = ""
-
-    def __enter__(self) -> NetworkJudge:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._pool.close()
 
     @property
     def reserve_sec(self) -> float:
@@ -152,16 +183,14 @@ class NetworkJudge:
     def _measure(self, path: Path, *, min_seconds: float) -> Whole | None:
         run = functools.partial(try_exported, min_seconds=min_seconds)
         task = (str(path), self._inputs, self._device_kind)
-        (outcome,) = self._pool.map(run, [task], _RUN_TIMEOUT_SEC)
-        if outcome.error is not None:
-            self._session.observer.note(f"{path.name} could not be run: {outcome.error}")
-            self._session.journal.write("error", where=path.name, message=str(outcome.error))
+        found = self._run(run, task, path)
+        if found is None:
             return None
-        outputs, latency_sec = outcome.value
+        outputs, latency_sec = found
         return Whole(outputs, latency_sec if latency_sec > 0 else math.nan)
 
 
-class FunctionJudge:
+class FunctionJudge(_Judge):
     """Compile, run and time single functions before and after their search.
 
     Parameters
@@ -171,24 +200,9 @@ class FunctionJudge:
     """
 
     def __init__(self, session: Session, tasks: Sequence[ExtractedTask]) -> None:
-        self._session = session
+        super().__init__(session)
         self._tasks = tasks
-        self._pool = WorkerPool(1, env=thread_env(n_cores_of(session.target)))
         self._before: list[Whole | None] = []
-        self._build_sec = 0.0
-        self.library: Path | None = None
-        self.coverage = ""
-
-    def __enter__(self) -> FunctionJudge:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._pool.close()
 
     @property
     def reserve_sec(self) -> float:
@@ -249,9 +263,5 @@ class FunctionJudge:
         compile_tir(mod, self._session.target, database).export_library(str(path))
         args = [(tuple(int(n) for n in arg.shape), str(arg.dtype)) for arg in args_info_of(mod)]
         job = (str(path), args, device_kind(self._session.target), self._session.seed)
-        (outcome,) = self._pool.map(try_function, [job], _RUN_TIMEOUT_SEC)
-        if outcome.error is not None:
-            self._session.observer.note(f"{task.task_name} could not be run: {outcome.error}")
-            self._session.journal.write("error", where=path.name, message=str(outcome.error))
-            return None
-        return Whole(*outcome.value)
+        found = self._run(try_function, job, path)
+        return None if found is None else Whole(*found)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -41,10 +42,10 @@ class Pool(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """Scores of the test candidates (higher is faster) and their calibration."""
+    """Scores of the test candidates (higher is faster), and how calibrated they are."""
 
     scores: np.ndarray
-    z_rms: float
+    calibration: Callable[[], float]
 
 
 Method = Callable[[Pool, np.ndarray, np.ndarray], Answer]
@@ -105,7 +106,7 @@ def judge(method: Method, pool: Pool, train: np.ndarray, test: np.ndarray) -> tu
     chosen = np.argsort(-answer.scores, kind="stable")[:TOP]
     regret = seconds[chosen].min() / seconds.min() - 1.0
     spearman = rank_correlation(answer.scores, -seconds)
-    return spearman, float(regret), elapsed_sec, answer.z_rms
+    return spearman, float(regret), elapsed_sec, answer.calibration()
 
 
 def forest(pool: Pool, train: np.ndarray, test: np.ndarray, **options: Any) -> Answer:
@@ -116,10 +117,14 @@ def forest(pool: Pool, train: np.ndarray, test: np.ndarray, **options: Any) -> A
     surrogate.refit_if_due()
     rows = to_rows([pool.blocks[i] for i in test])
     scores = surrogate.scores(pool.name, rows)
-    quality = surrogate.judge(pool.name, rows, pool.seconds[test])
     assert scores is not None
-    assert quality is not None
-    return Answer(scores, quality.z_rms)
+
+    def calibration() -> float:
+        quality = surrogate.judge(pool.name, rows, pool.seconds[test])
+        assert quality is not None
+        return quality.z_rms
+
+    return Answer(scores, calibration)
 
 
 def forest_total(pool: Pool, train: np.ndarray, test: np.ndarray) -> Answer:
@@ -136,7 +141,7 @@ def stock_xgb(pool: Pool, train: np.ndarray, test: np.ndarray) -> Answer:
     model = XGBModel()._inst
     seconds = pool.seconds[train].astype(np.float32)
     model._train(xs=[pool.blocks[i] for i in train], ys=seconds.min() / seconds)
-    return Answer(model._predict(xs=[pool.blocks[i] for i in test]), float("nan"))
+    return Answer(model._predict(xs=[pool.blocks[i] for i in test]), lambda: math.nan)
 
 
 METHODS: dict[str, Method] = {

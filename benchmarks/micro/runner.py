@@ -1,7 +1,11 @@
 """Compare the adaptive runner with stock's on the same random candidates.
 
-Candidates are measured by both runners one after the other, in alternating order, and
-then at length for a reference. Prints a table in Markdown, or JSON with --json.
+Two passes. *Cost*: both runners measure the candidates in blocks, in alternating order.
+*Accuracy*: in one process, each candidate is measured as stock does it, as the adaptive
+runner does it (in alternating order), and at length just before and just after. A host
+moves virtual cores about, which changes the time of a kernel by up to a half for
+seconds; a reference of another minute would charge that to the runner. Prints a table
+in Markdown, or JSON with --json.
 
     python benchmarks/micro/runner.py --candidates 32
 """
@@ -10,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import contextlib
 import json
 import os
 import shutil
@@ -24,26 +29,38 @@ import tvm
 from tvm.runtime import load_module
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.runner import EvaluatorConfig, LocalRunner, RunnerInput
-from tvm.s_tir.meta_schedule.runner.utils import alloc_argument_common
+from tvm.s_tir.meta_schedule.runner.utils import alloc_argument_common, run_evaluator_common
 from tvm.s_tir.meta_schedule.testing.te_workload import create_te_workload
 from tvm.target import Target
 from tvm.target.codegen import llvm_get_system_cpu
 
 from tvm_adaptive.builder import PersistentBuilder
+from tvm_adaptive.cores import thread_env
 from tvm_adaptive.records import Timing
 from tvm_adaptive.runner.local import AdaptiveRunner
-from tvm_adaptive.runner.measure import RANDOM_FILL, MeasureOptions
+from tvm_adaptive.runner.measure import (
+    RANDOM_FILL,
+    MeasureOptions,
+    give_threads_cores,
+    measure_module,
+)
+from tvm_adaptive.runner.stopping import make_rule
+from tvm_adaptive.workers import WorkerPool
 
 WORKLOADS = ("GMM", "C2D", "SFM")
-# Ten repeats of 100 ms: a median over a second, at twenty times the adaptive effort.
-REFERENCE = EvaluatorConfig(number=1, repeat=10, min_repeat_ms=100)
+# Before a candidate and again after it, half a second each; their median is the truth.
+REFERENCE = EvaluatorConfig(number=1, repeat=5, min_repeat_ms=100)
 # One candidate of a second per run would take eleven in the reference.
 REFERENCE_TIMEOUT_SEC = 120.0
-
-
+STOCK = EvaluatorConfig()
+# Halves of the reference that differ by more saw two states of the machine.
+STEADY = 0.03
 # TVM's threads go on spinning for a while after a kernel, in every process that has run
 # one; measuring in another process meanwhile shares the cores with them.
 SETTLE_SEC = 0.4
+# Long enough that the pause between two blocks does not count, short enough that both
+# runners see the same hour.
+BLOCK = 8
 
 
 def random_candidates(name: str, n: int, target: Target, seed: int) -> list[RunnerInput]:
@@ -70,20 +87,14 @@ def random_candidates(name: str, n: int, target: Target, seed: int) -> list[Runn
     ]
 
 
-def measure(runner: Any, runner_input: RunnerInput) -> tuple[float, float]:
-    """Return the median seconds of one run (nan for a failure) and the seconds it cost."""
-    time.sleep(SETTLE_SEC)
-    start = time.perf_counter()
-    (future,) = runner.run([runner_input])
-    result = future.result()
-    cost = time.perf_counter() - start
-    if result.run_secs is None:
-        return float("nan"), cost
-    return float(np.median([float(value) for value in result.run_secs])), cost
+def compare(inputs: Sequence[RunnerInput], cores: int) -> dict[str, dict[str, float]]:
+    """Return cost and accuracy of both runners."""
+    costs, errors = measure_costs(inputs), measure_accuracy(inputs, cores)
+    return {name: {**costs[name], **errors[name]} for name in ("stock", "adaptive")}
 
 
-def compare(inputs: Sequence[RunnerInput]) -> dict[str, dict[str, float]]:
-    """Measure every candidate with both runners and at length."""
+def measure_costs(inputs: Sequence[RunnerInput]) -> dict[str, dict[str, float]]:
+    """Return the seconds of both runners, and how many of them are not spent on loading."""
     runners: dict[str, Any] = {
         "stock": LocalRunner(),
         "adaptive": AdaptiveRunner(),
@@ -91,27 +102,77 @@ def compare(inputs: Sequence[RunnerInput]) -> dict[str, dict[str, float]]:
         "stock loading": LocalRunner(f_run_evaluator=no_run),
         "adaptive loading": AdaptiveRunner(measure=load_only),
     }
-    reference = LocalRunner(timeout_sec=REFERENCE_TIMEOUT_SEC, evaluator_config=REFERENCE)
-    for runner in (*runners.values(), reference):
-        measure(runner, inputs[0])  # starts the workers
-    times: dict[str, list[float]] = {name: [] for name in (*runners, "reference")}
-    costs: dict[str, float] = dict.fromkeys(runners, 0.0)
-    for index, runner_input in enumerate(inputs):
-        order = list(runners) if index % 2 == 0 else list(runners)[::-1]
-        for name in order:
-            seconds, cost = measure(runners[name], runner_input)
-            times[name].append(seconds)
-            costs[name] += cost
-        times["reference"].append(measure(reference, runner_input)[0])
-    truth = np.array(times["reference"])
+    for runner in runners.values():
+        run_block(runner, inputs[:1])  # starts the workers
+    seconds = dict.fromkeys(runners, 0.0)
+    blocks = [inputs[i : i + BLOCK] for i in range(0, len(inputs), BLOCK)]
+    for index, block in enumerate(blocks):
+        for name in list(runners) if index % 2 == 0 else list(runners)[::-1]:
+            seconds[name] += run_block(runners[name], block)
     return {
-        name: {
-            "seconds": costs[name],
-            "measuring": costs[name] - costs[f"{name} loading"],
-            **accuracy(np.array(times[name]), truth),
-        }
+        name: {"seconds": seconds[name], "measuring": seconds[name] - seconds[f"{name} loading"]}
         for name in ("stock", "adaptive")
     }
+
+
+def run_block(runner: Any, inputs: Sequence[RunnerInput]) -> float:
+    """Measure candidates and return the seconds it took."""
+    time.sleep(SETTLE_SEC)
+    start = time.perf_counter()
+    for future in runner.run(list(inputs)):
+        future.result()
+    return time.perf_counter() - start
+
+
+def measure_accuracy(inputs: Sequence[RunnerInput], cores: int) -> dict[str, dict[str, float]]:
+    """Return how far both ways of measuring are from a reference of a second."""
+    found = []
+    with contextlib.closing(WorkerPool(1, env=thread_env(cores))) as pool:
+        for index, each in enumerate(inputs):
+            args_info = [info.as_json() for info in each.args_info]
+            task = (str(each.artifact_path), args_info, index % 2 == 0)
+            (outcome,) = pool.map(measure_in_place, [task], REFERENCE_TIMEOUT_SEC)
+            if outcome.error is None:
+                found.append(outcome.value)
+    before, after = (np.array([each[name] for each in found]) for name in ("before", "after"))
+    truth = (before + after) / 2
+    steady = float(np.mean(np.abs(before - after) <= STEADY * truth))
+    return {
+        name: {"steady": steady, **accuracy(np.array([each[name] for each in found]), truth)}
+        for name in ("stock", "adaptive")
+    }
+
+
+def measure_in_place(
+    artifact_path: str, args_info: Sequence[Any], stock_first: bool
+) -> dict[str, float]:
+    """Measure one candidate in both ways, between two halves of its reference."""
+    all_cores = os.sched_getaffinity(0)
+    give_threads_cores()
+    own_core = os.sched_getaffinity(0)
+    module, dev = load_module(artifact_path), tvm.runtime.device("cpu", 0)
+    fill = tvm.get_global_func(RANDOM_FILL)
+    (args,) = alloc_argument_common(fill, dev, args_info, 1)
+
+    def as_stock(config: EvaluatorConfig) -> float:
+        return float(np.median(run_evaluator_common(module, dev, config, [args])))
+
+    def stock() -> float:
+        os.sched_setaffinity(0, all_cores)  # stock binds nothing
+        return as_stock(STOCK)
+
+    def adaptive() -> float:
+        os.sched_setaffinity(0, own_core)
+        options = MeasureOptions(rule=make_rule("precision"))
+        return measure_module(module, dev, fill, args_info, options).mean_sec
+
+    before = as_stock(REFERENCE)
+    ways = {"stock": stock, "adaptive": adaptive}
+    found = {name: ways[name]() for name in (ways if stock_first else reversed(ways))}
+    os.sched_setaffinity(0, own_core)
+    after = as_stock(REFERENCE)
+    os.sched_setaffinity(0, all_cores)
+    return {**found, "before": before, "after": after}
 
 
 def no_run(
@@ -156,13 +217,13 @@ def accuracy(measured: np.ndarray, truth: np.ndarray) -> dict[str, float]:
 def as_markdown(report: dict[str, dict[str, dict[str, float]]]) -> str:
     """Return the report as a table."""
     columns = ["workload", "runner", "candidates", "seconds", "of these measuring"]
-    columns += ["median error", "90 % error", "regret"]
+    columns += ["median error", "90 % error", "regret", "steady"]
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for workload, rows in report.items():
         for runner, row in rows.items():
             cells = [workload, runner, f"{row['n']:.0f}"]
             cells += [f"{row[key]:.2f}" for key in ("seconds", "measuring")]
-            cells += [f"{row[key]:.2%}" for key in ("median_error", "error_90", "regret")]
+            cells += [f"{row[key]:.2%}" for key in ("median_error", "error_90", "regret", "steady")]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -183,7 +244,7 @@ def main(arguments: Sequence[str]) -> int:
     for name in options.workloads:
         inputs = random_candidates(name, options.candidates, target, options.seed + 1)
         if inputs:
-            report[name] = compare(inputs)
+            report[name] = compare(inputs, options.cores)
     print(json.dumps(report, indent=1) if options.json else as_markdown(report))
     return 0
 

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from tvm_adaptive.cost_model.forest import STDS, Forest
+from tvm_adaptive.cost_model.forest import STDS, Forest, distinct_columns, n_draws
 
 
 def data(n=80, d=12, seed=0):
@@ -15,20 +15,27 @@ def data(n=80, d=12, seed=0):
     return X, 2.0 * X[:, 0] + np.sin(X[:, 1]) + rng.normal(0, 0.1, n)
 
 
+def oob_error(forest, predictions, y):
+    """Mean squared error of each sample's forecast by the trees that had not seen it."""
+    errors = [
+        (predictions[i, forest._inbag[i] == 0].mean() - y[i]) ** 2
+        for i in range(len(y))
+        if (forest._inbag[i] == 0).any()
+    ]
+    return np.mean(errors)
+
+
 def test_trees_are_those_of_the_naive_loop():
     X, y = data()
     forest = Forest(n_trees=20).fit(X, y, seed=1)
     naive = np.array(
-        [
-            [tree.predict(row[None, :])[0] for tree in forest._regressor.estimators_]
-            for row in X[:, forest._columns]
-        ]
+        [[tree.predict(row[None, :])[0] for tree in forest._trees] for row in X[:, forest._columns]]
     )
     np.testing.assert_array_equal(forest.tree_predictions(X), naive)
     mean, std = forest.predict(X)
     np.testing.assert_allclose(mean, naive.mean(axis=1), rtol=1e-12)
-    np.testing.assert_allclose(std, naive.std(axis=1), rtol=1e-12)
-    np.testing.assert_allclose(mean, forest._regressor.predict(X[:, forest._columns]), rtol=1e-12)
+    expected = (20 * naive.var(axis=1) + 2 * oob_error(forest, naive, y)) / 22
+    np.testing.assert_allclose(std, np.sqrt(expected), rtol=1e-12)
 
 
 def test_total_variance_is_the_naive_sum_over_leaves():
@@ -36,10 +43,11 @@ def test_total_variance_is_the_naive_sum_over_leaves():
     forest = Forest(n_trees=15, std="total").fit(X, y, seed=1)
     view = X[:, forest._columns]
     within = np.zeros(len(X))
-    for estimator in forest._regressor.estimators_:
+    for estimator in forest._trees:
         leaves = estimator.apply(view)
         within += [estimator.tree_.impurity[leaf] for leaf in leaves]
     between = forest.tree_predictions(X).var(axis=1)
+    between = (15 * between + 2 * oob_error(forest, forest.tree_predictions(X), y)) / 17
     np.testing.assert_allclose(forest.predict(X)[1] ** 2, within / 15 + between, rtol=1e-9)
     assert within.max() > 0
 
@@ -137,3 +145,17 @@ def test_another_process_gives_the_same_bits():
     }
     assert len(answers) == 1
     assert answers.pop().strip()
+
+
+def test_columns_that_repeat_another_in_other_units_are_left_out():
+    X, y = data(n=60)
+    repeated = np.column_stack([X, 3 * X[:, 1], 2 - X[:, 5], np.ones(60)]).astype(np.float32)
+    assert set(distinct_columns(repeated)) == set(range(12)) - {3}
+    assert list(distinct_columns(np.ones((5, 4), dtype=np.float32))) == [0]
+    alone, beside = (Forest(n_trees=8).fit(matrix, y, seed=0) for matrix in (X, repeated))
+    np.testing.assert_array_equal(alone.predict(X)[0], beside.predict(repeated)[0])
+
+
+@pytest.mark.parametrize(("n", "expected"), [(1, 1), (320, 320), (512, 320), (4000, 2400)])
+def test_bags_of_many_samples_are_smaller(n, expected):
+    assert n_draws(n) == expected

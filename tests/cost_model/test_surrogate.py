@@ -19,7 +19,7 @@ def candidates(n=60, seed=0, scale=1e-3):
 
 
 def trained(n=60, **options):
-    surrogate = Surrogate(SurrogateOptions(n_trees=30, **options), seed=0)
+    surrogate = Surrogate(SurrogateOptions(**{"n_trees": 30, **options}), seed=0)
     surrogate.dataset.add("a", *candidates(n))
     assert surrogate.refit_if_due() is not None
     return surrogate
@@ -47,14 +47,14 @@ def test_options_out_of_range(options, message):
 @pytest.mark.parametrize("std", ["between-tree", "total", "jackknife"])
 @pytest.mark.parametrize("acquisition", ["ei", "mean"])
 def test_fast_candidates_score_higher(target, std, acquisition):
-    surrogate = trained(target=target, std=std, acquisition=acquisition)
+    # With few trees most of the jackknife's variances are clipped to 0.
+    n_trees = 400 if std == "jackknife" else 30
+    surrogate = trained(target=target, std=std, acquisition=acquisition, n_trees=n_trees)
     rows, seconds = candidates(40, seed=1)
     scores = surrogate.scores("a", rows)
     assert (scores > 0).all()
     assert np.isfinite(scores).all()
-    # With so few trees most of the jackknife's variances are clipped to 0.
-    least = 0.5 if std == "jackknife" else 0.8
-    assert rank_correlation(scores, -seconds) > least
+    assert rank_correlation(scores, -seconds) > 0.8
 
 
 @pytest.mark.parametrize("acquisition", ["ei", "mean"])

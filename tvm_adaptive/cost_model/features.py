@@ -60,16 +60,20 @@ def to_rows(
         Missing stores are zeros; NaN and infinities become finite.
     """
     rows = np.zeros((len(blocks), max_stores, feature_length), dtype=np.float32)
-    for row, block in zip(rows, blocks, strict=True):
-        if block.ndim != 2 or block.size == 0:
-            continue
-        kept = block[heaviest_first(block)[:max_stores], :feature_length]
-        row[: kept.shape[0], : kept.shape[1]] = kept
+    by_shape: dict[tuple[int, ...], list[int]] = {}
+    for i, block in enumerate(blocks):
+        if block.ndim == 2 and block.size:
+            by_shape.setdefault(block.shape, []).append(i)
+    for same in by_shape.values():
+        stacked = np.stack([blocks[i] for i in same])
+        order = heaviest_first(stacked)[:, :max_stores]
+        kept = np.take_along_axis(stacked, order[:, :, None], axis=1)[:, :, :feature_length]
+        rows[same, : kept.shape[1], : kept.shape[2]] = kept
     return np.nan_to_num(rows.reshape(len(blocks), max_stores * feature_length), copy=False)
 
 
-def heaviest_first(block: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
-    """Order the stores of one candidate by what they compute.
+def heaviest_first(blocks: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
+    """Order the stores of each candidate by what they compute.
 
     The order of the program is of no use: inlining a block shifts all later stores to
     another slot. What a store computes stays the same under scheduling, so stores are
@@ -78,14 +82,13 @@ def heaviest_first(block: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
 
     Parameters
     ----------
-    block : ndarray of shape (n_stores, length)
+    blocks : ndarray of shape (n, n_stores, length)
 
     Returns
     -------
-    ndarray of shape (n_stores,), indices
+    ndarray of shape (n, n_stores), indices of stores
     """
-    counts = block[:, :_N_FLOAT_COUNTS]
+    keys = -np.moveaxis(blocks, 2, 0)
     # Counts are logarithms of exact integers, yet rounding may differ in the last digits.
-    keys = [np.round(counts[:, i], 6) for i in range(counts.shape[1])]
-    keys += [block[:, i] for i in range(counts.shape[1], block.shape[1])]
-    return np.lexsort([-key for key in reversed(keys)])
+    keys[:_N_FLOAT_COUNTS] = np.round(keys[:_N_FLOAT_COUNTS], 6)
+    return np.lexsort(keys[::-1], axis=-1)

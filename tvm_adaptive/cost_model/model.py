@@ -46,7 +46,7 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
     Parameters
     ----------
     n_trees : int
-        Trees of the forest, at least 2. Default 100.
+        Trees of the forest, at least 2. Default 24.
     std : str
         Standard deviation of a forecast: ``"between-tree"``, ``"total"`` or
         ``"jackknife"``; see :mod:`tvm_adaptive.cost_model.forest`.
@@ -76,7 +76,7 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
     def __init__(
         self,
         *,
-        n_trees: int = 100,
+        n_trees: int = 24,
         std: Std = "between-tree",
         target: TargetKind = "log",
         acquisition: Acquisition = "ei",

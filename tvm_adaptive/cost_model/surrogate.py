@@ -37,7 +37,7 @@ _REFIT_GROWTH = 0.05
 # Fewer failures, or fewer successes, teach nothing about where the border is.
 _MIN_OF_EACH_CLASS = 4
 # Only an average is wanted of this forest, no spread.
-_N_VALIDITY_TREES = 50
+_N_VALIDITY_TREES = 24
 # A throughput of 0 would end a candidate's chances in the evolution for good.
 _MIN_SCORE = 1e-6
 # A rank correlation of two values is always 1 or -1.
@@ -48,7 +48,7 @@ _MIN_FOR_QUALITY = 3
 class SurrogateOptions:
     """How the surrogate learns; see :class:`tvm_adaptive.cost_model.RFEICostModel`."""
 
-    n_trees: int = 100
+    n_trees: int = 24
     std: Std = "between-tree"
     target: TargetKind = "log"
     acquisition: Acquisition = "ei"

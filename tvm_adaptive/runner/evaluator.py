@@ -24,7 +24,7 @@ BATCH_MS = 2.0
 PRECISION_MAX_SEC = 0.1
 # Until a kernel has run this long, threads that sleep have to be woken, clocks rise and
 # caches fill: short kernels look slower, all of them alike, so that no rule notices.
-WARM_UP_SEC = 0.015
+WARM_UP_SEC = 0.005
 # Rules with a fixed number of runs are there to compare with the published tables, so
 # their cap is only a guard: 500 runs of a kernel of 10 ms.
 FIXED_MAX_SEC = 5.0
@@ -60,7 +60,7 @@ def evaluate(
     """Measure a candidate.
 
     A first single run tells how long a run takes. Unless the rule fixes its runs, the
-    kernel then runs for 15 ms that do not count. A candidate so slow that the rule's
+    kernel then runs for 5 ms that do not count. A candidate so slow that the rule's
     minimum does not fit into ``max_sec``, or whose run takes 0.1 s or more, ends there
     (reason ``"slow"``): a warm-up and one long run. Otherwise the number of runs per
     micro-batch is chosen once (2 ms worth of them, or the rule's own number), the

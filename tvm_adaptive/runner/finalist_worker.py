@@ -12,6 +12,7 @@ import numpy as np
 
 from tvm_adaptive._tvm import device, load_module, tensor
 from tvm_adaptive.runner.agreement import Array, disagreement, random_array, tells_nothing
+from tvm_adaptive.runner.measure import give_threads_cores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +108,8 @@ def time_once(kernel: Kernel, seed: int, repeat_ms: float) -> float:
     repeat_ms : float
     """
     if kernel not in _loaded:
+        if kernel.device_type == "cpu":
+            give_threads_cores()
         _loaded[kernel] = _load(kernel, _start_values(kernel, seed, False))
     loaded = _loaded[kernel]
     if loaded.n_runs == 0:

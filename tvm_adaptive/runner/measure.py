@@ -12,7 +12,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tvm_adaptive._tvm import RPCConfig, alloc_argument_common, device, load_module, tvm
+from tvm_adaptive._tvm import (
+    RPCConfig,
+    alloc_argument_common,
+    device,
+    load_module,
+    start_thread_pool,
+    tvm,
+)
+from tvm_adaptive.cores import take_free_core
 from tvm_adaptive.errors import AdaptiveError
 from tvm_adaptive.records import Timing
 from tvm_adaptive.runner.evaluator import Timer, evaluate
@@ -75,10 +83,18 @@ def measure_artifact(
     -------
     Timing
     """
+    if device_type == "cpu":
+        give_threads_cores()
     module = load_module(artifact_path)
     dev = device(device_type, options.device_index)
     fill = tvm.get_global_func(RANDOM_FILL)
     return measure_module(module, dev, fill, args_info, options)
+
+
+def give_threads_cores() -> None:
+    """Start TVM's pool of threads in this process, each thread with a core of its own."""
+    start_thread_pool()
+    take_free_core()
 
 
 def measure_module(
