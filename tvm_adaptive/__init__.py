@@ -1,8 +1,8 @@
 """Adaptive auto-tuning for Apache TVM's MetaSchedule.
 
 Importing this package makes its names (``"rfei"``, ``"adaptive"``, ``"adaptive-rpc"``,
-``"persistent"``, ``"dynatune"``) work as strings in MetaSchedule's own functions; :func:`unregister`
-takes them back.
+``"persistent"``, ``"dynatune"``) work as strings in MetaSchedule's own functions;
+:func:`unregister` takes them back.
 """
 
 from tvm_adaptive._versions import installed_version

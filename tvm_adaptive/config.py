@@ -193,7 +193,7 @@ class TuneConfig:
     strategy: str = "adaptive"
     runner: str = "adaptive"
     builder: str = "persistent"
-    task_scheduler: str = "gradient"
+    task_scheduler: str = "dynatune"
     search: SearchConfig = SearchConfig()
     model: ModelConfig = ModelConfig()
     measure: MeasureConfig = MeasureConfig()

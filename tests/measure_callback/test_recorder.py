@@ -45,6 +45,25 @@ def test_trials_errors_and_bests_are_counted(progress):
     assert rounds == [progress, progress]
 
 
+def test_the_journal_gets_every_trial_in_order(progress):
+    events = []
+    journal = SimpleNamespace(write=lambda event, **fields: events.append((event, fields)))
+    scheduler = SimpleNamespace(tasks_=[SimpleNamespace(flop=1e9), SimpleNamespace(flop=5)])
+    results = [ran(2e-3, 1e-3, 9e-3), ran(error="x"), ran(4e-3)]
+    Recorder(progress, journal=journal).apply(scheduler, 1, None, [built()] * 3, results)
+    ((event, fields),) = events
+    assert event == "measured"
+    assert fields["latencies_ms"] == pytest.approx([2.0, None, 4.0])
+    assert (fields["task"], fields["weight"], fields["flop"]) == ("b", 3.0, 5.0)
+
+
+def test_a_scheduler_that_tells_no_flop_is_no_error(progress):
+    events = []
+    journal = SimpleNamespace(write=lambda event, **fields: events.append((event, fields)))
+    Recorder(progress, journal=journal).apply(None, 0, None, [built()], [ran(1.0)])
+    assert events[0][1]["flop"] is None
+
+
 def test_an_empty_round_changes_nothing(progress):
     Recorder(progress).apply(None, 0, None, [], [])
     assert progress.n_trials == 0

@@ -82,7 +82,8 @@ class Recorder(PyMeasureCallback):  # type: ignore[misc]
     on_round : callable or None, default None
         Called with ``progress`` after each round.
     journal : JournalWriter or None, default None
-        Gets one ``"measured"`` event per round.
+        Gets one ``"measured"`` event per round, with the milliseconds of each trial in
+        the order measured (None for a failed one) and the task's weight and flop.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class Recorder(PyMeasureCallback):  # type: ignore[misc]
 
     def apply(
         self,
-        _task_scheduler: Any,
+        task_scheduler: Any,
         task_id: int,
         _measure_candidates: Any,
         builder_results: Sequence[Any],
@@ -106,28 +107,40 @@ class Recorder(PyMeasureCallback):  # type: ignore[misc]
     ) -> None:
         """Take in one round; whatever goes wrong here must not end the run."""
         try:
-            self._take(self.progress.tasks[task_id], builder_results, runner_results)
+            flop = _flop_of(task_scheduler, task_id)
+            self._take(self.progress.tasks[task_id], flop, builder_results, runner_results)
         except Exception as error:
             logger.exception("the record of a round is incomplete")
             self.journal.write("error", where="recorder", task_id=task_id, message=repr(error))
 
     def _take(
-        self, task: TaskProgress, builder_results: Sequence[Any], runner_results: Sequence[Any]
+        self,
+        task: TaskProgress,
+        flop: float | None,
+        builder_results: Sequence[Any],
+        runner_results: Sequence[Any],
     ) -> None:
         best_before = task.best_sec
+        latencies_ms: list[float | None] = []
         for built, run in zip(builder_results, runner_results, strict=True):
             task.n_trials += 1
             message = built.error_msg or run.error_msg
             if message is not None:
                 task.n_errors += 1
                 self.progress.errors[first_line(str(message))] += 1
+                latencies_ms.append(None)
                 continue
-            task.best_sec = min(task.best_sec, _median([float(sec) for sec in run.run_secs]))
+            median_sec = _median([float(sec) for sec in run.run_secs])
+            latencies_ms.append(median_sec * 1e3)
+            task.best_sec = min(task.best_sec, median_sec)
         self.progress.current = task.name
         self.journal.write(
             "measured",
             task=task.name,
+            weight=task.weight,
+            flop=flop,
             n_candidates=len(runner_results),
+            latencies_ms=latencies_ms,
             n_trials=task.n_trials,
             n_errors=task.n_errors,
             best_ms=task.best_sec * 1e3,
@@ -147,6 +160,12 @@ def first_line(message: str) -> str:
     if any(line.startswith("Traceback") for line in lines):
         return lines[-1]
     return lines[0]
+
+
+def _flop_of(task_scheduler: Any, task_id: int) -> float | None:
+    """Return what TVM counted of the task; None for a scheduler that does not tell."""
+    records = getattr(task_scheduler, "tasks_", None)
+    return None if records is None else float(records[task_id].flop)
 
 
 def _median(values: list[float]) -> float:

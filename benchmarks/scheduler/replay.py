@@ -1,0 +1,286 @@
+"""Replay recorded tunings under each scheduler: who brings the latency down soonest.
+
+    python benchmarks/scheduler/replay.py benchmarks/data/*.npz --seeds 20 --out result
+
+Writes ``result.json`` (every run), ``result.md`` (tables) and ``result.png`` (curves; only
+with matplotlib). Files of the same network are replayed together: each seed draws, for
+each task, one of its recordings. All policies see the same course of events per seed.
+
+Per network: median seconds to within 5 % and 1 % of the final latency (the best of the
+full recordings), how many seeds did not get there (they count with the horizon, 1.25 times
+the recording's seconds), and the area under the latency curve (mean latency over the
+horizon, relative to the final one). Across networks: geometric means of the paired ratios
+to the reference, per network their median over seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import platform
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvm_adaptive.task_scheduler.arms import Policy
+from tvm_adaptive.task_scheduler.baselines import at_random, linear, round_robin
+from tvm_adaptive.task_scheduler.gradient import GradientPolicy
+from tvm_adaptive.task_scheduler.policy import DEFAULT, PAPER, DynaTunePolicy, PolicyOptions
+from tvm_adaptive.testing.metrics import (
+    geometric_mean,
+    latency_at,
+    mean_latency_ms,
+    time_to_within,
+)
+from tvm_adaptive.testing.oracle import OraclePolicy
+from tvm_adaptive.testing.recording import Recording, load_recording
+from tvm_adaptive.testing.replay import ReplayRun, replay
+
+# A policy may spend longer than the recording did: small batches search more often.
+HORIZON = 1.25
+CURVE_POINTS = 120
+SHARES = {"to_5": 0.05, "to_1": 0.01}
+
+# Recordings, seed, batch -> a fresh policy.
+Maker = Callable[[Sequence[Recording], int, int], Policy]
+
+
+def tuned(preset: PolicyOptions, **changes: Any) -> Maker:
+    return lambda _recordings, _seed, batch: DynaTunePolicy(
+        dataclasses.replace(preset, slot_trials=batch, **changes)
+    )
+
+
+def static(make: Callable[..., Policy]) -> Maker:
+    return lambda recordings, _seed, batch: make(
+        reallocate=False, total_slots=recordings[0].n_trials // batch
+    )
+
+
+POLICIES: dict[str, Maker] = {
+    "default": tuned(DEFAULT),
+    "paper": tuned(PAPER),
+    "gradient": lambda *_: GradientPolicy(),
+    "round-robin": lambda *_: round_robin(),
+    "random": lambda *_: at_random(),
+    "linear": lambda *_: linear(),
+    "round-robin, patience": lambda *_: round_robin(patience_trials=200),
+    "random, patience": lambda *_: at_random(patience_trials=200),
+    "round-robin, static": static(round_robin),
+    "random, static": static(at_random),
+    "linear, static": static(linear),
+    "epsilon-greedy": tuned(DEFAULT, index="epsilon-greedy"),
+    "softmax": tuned(DEFAULT, index="softmax"),
+    "oracle": lambda recordings, seed, batch: OraclePolicy(recordings, seed, batch=batch),
+    # Ablations: one knob at a time.
+    "default, records": tuned(DEFAULT, method="records"),
+    "default, emcee": tuned(DEFAULT, method="emcee"),
+    "default, never retires": tuned(DEFAULT, retire_share=0.0),
+    "default, lets wait": tuned(DEFAULT, starve_after=float("inf")),
+    "default, full warm-up": tuned(DEFAULT, warm_up=PAPER.warm_up),
+    "bayes-ucb": tuned(DEFAULT, index="bayes-ucb"),
+    "ucb": tuned(DEFAULT, index="ucb"),
+    "ei": tuned(DEFAULT, index="ei"),
+    "paper, quadrature": tuned(PAPER, method="quadrature"),
+}
+STANDARD = [name for name in list(POLICIES)[:14] if name != "paper"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("recordings", type=Path, nargs="+")
+    parser.add_argument("--policies", nargs="+", choices=list(POLICIES), default=STANDARD)
+    parser.add_argument("--paper", action="store_true", help="add the paper preset (slow)")
+    parser.add_argument("--reference", choices=list(POLICIES), default="gradient")
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--batch", type=int, help="default: the recording's")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--out", type=Path, required=True, help="without a suffix")
+    options = parser.parse_args()
+    names = [*options.policies, *(["paper"] if options.paper else [])]
+    if options.reference not in names:
+        parser.error(f"the reference, {options.reference}, must be among the policies")
+    networks = by_network(options.recordings)
+    rows = run_all(networks, names, options)
+    summary = summarise(rows, options.reference)
+    write(options, networks, rows, summary)
+    print(options.out.with_suffix(".md").read_text())
+
+
+def by_network(paths: Sequence[Path]) -> dict[str, list[Path]]:
+    networks: dict[str, list[Path]] = defaultdict(list)
+    for path in paths:
+        networks[load_recording(path).network].append(path)
+    return dict(networks)
+
+
+def run_all(
+    networks: dict[str, list[Path]], names: Sequence[str], options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    jobs = [
+        (network, tuple(paths), name, seed, options.batch)
+        for network, paths in networks.items()
+        for name in names
+        for seed in range(options.seeds)
+    ]
+    if options.jobs == 1:
+        return [one_run(*job) for job in jobs]
+    with ProcessPoolExecutor(options.jobs) as pool:
+        return list(pool.map(one_run, *zip(*jobs, strict=True), chunksize=4))
+
+
+def one_run(
+    network: str, paths: Sequence[Path], name: str, seed: int, batch: int | None
+) -> dict[str, Any]:
+    recordings = [load_recording(path) for path in paths]
+    size = batch or recordings[0].batch
+    run = replay(recordings, POLICIES[name](recordings, seed, size), seed, batch=size)
+    horizon = HORIZON * max(recording.total_sec for recording in recordings)
+    row: dict[str, Any] = {"network": network, "policy": name, "seed": seed, "ended": run.ended}
+    for key, share in SHARES.items():
+        reached = time_to_within(run, share, horizon)
+        row[f"{key}_sec"], row[f"{key}_censored"] = reached.sec, reached.censored
+    row["area"] = mean_latency_ms(run, horizon) / run.final_ms
+    row["covered_sec"] = min(run.covered_sec, horizon)
+    row["end_sec"] = float(run.times_sec[-1])
+    row["decision_ms"] = float(run.decide_sec.mean() * 1e3)
+    row["deciding_share"] = float(run.decide_sec.sum() / run.times_sec[-1])
+    row["curve"] = curve(run, horizon)
+    row["horizon_sec"] = horizon
+    return row
+
+
+def curve(run: ReplayRun, horizon: float) -> list[float]:
+    times = np.linspace(0.0, horizon, CURVE_POINTS)
+    return [round(latency_at(run, float(time)) / run.final_ms, 4) for time in times]
+
+
+def summarise(rows: Sequence[dict[str, Any]], reference: str) -> dict[str, Any]:
+    cells: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        cells[row["network"], row["policy"]].append(row)
+    networks = list(dict.fromkeys(row["network"] for row in rows))
+    names = list(dict.fromkeys(row["policy"] for row in rows))
+    table = {
+        network: {name: cell_of(cells[network, name], cells[network, reference]) for name in names}
+        for network in networks
+    }
+    overall = {
+        name: {
+            key: geometric_mean([table[network][name][key] for network in networks])
+            for key in ("to_5_speedup", "to_1_speedup", "area")
+        }
+        | {"worst_to_5_speedup": min(table[network][name]["to_5_speedup"] for network in networks)}
+        for name in names
+    }
+    return {"reference": reference, "networks": table, "overall": overall}
+
+
+def cell_of(own: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> dict[str, float]:
+    cell: dict[str, float] = {}
+    for key in SHARES:
+        cell[f"{key}_sec"] = statistics.median(row[f"{key}_sec"] for row in own)
+        cell[f"{key}_censored"] = sum(row[f"{key}_censored"] for row in own)
+        # The same seed is the same course of events, so pairs are compared.
+        cell[f"{key}_speedup"] = statistics.median(
+            theirs[f"{key}_sec"] / ours[f"{key}_sec"]
+            for ours, theirs in zip(own, other, strict=True)
+        )
+    for key in ("area", "covered_sec", "end_sec", "decision_ms", "deciding_share"):
+        cell[key] = statistics.median(row[key] for row in own)
+    return cell
+
+
+def write(
+    options: argparse.Namespace,
+    networks: dict[str, list[Path]],
+    rows: Sequence[dict[str, Any]],
+    summary: dict[str, Any],
+) -> None:
+    about = {
+        "recordings": {
+            network: [
+                {
+                    "file": path.name,
+                    "machine": load_recording(path).machine,
+                    "tvm": load_recording(path).tvm,
+                    "seconds": load_recording(path).total_sec,
+                    "trials": load_recording(path).n_trials,
+                }
+                for path in paths
+            ]
+            for network, paths in networks.items()
+        },
+        "replayed_on": platform.platform(),
+        "seeds": options.seeds,
+    }
+    slim = [{key: value for key, value in row.items() if key != "curve"} for row in rows]
+    text = json.dumps({"about": about, "summary": summary, "runs": slim}, indent=1)
+    options.out.with_suffix(".json").write_text(text)
+    options.out.with_suffix(".md").write_text("\n".join(tables(summary)) + "\n")
+    try:
+        plot(rows, options.out.with_suffix(".png"))
+    except ImportError as error:
+        print(f"no plot: {error}")
+
+
+def tables(summary: dict[str, Any]) -> list[str]:
+    reference = summary["reference"]
+    lines = [
+        f"| policy | to 5 %, x faster than {reference} | worst network | to 1 %, x | area |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {name} | {row['to_5_speedup']:.2f} | {row['worst_to_5_speedup']:.2f} "
+        f"| {row['to_1_speedup']:.2f} | {row['area']:.3f} |"
+        for name, row in summary["overall"].items()
+    ]
+    for network, cells in summary["networks"].items():
+        lines += [
+            "",
+            f"**{network}**",
+            "",
+            "| policy | to 5 %, s | not reached | to 1 %, s | not reached | area | decision, ms |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        lines += [
+            f"| {name} | {cell['to_5_sec']:.0f} | {cell['to_5_censored']} | {cell['to_1_sec']:.0f} "
+            f"| {cell['to_1_censored']} | {cell['area']:.3f} | {cell['decision_ms']:.2f} |"
+            for name, cell in cells.items()
+        ]
+    return lines
+
+
+def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    networks = list(dict.fromkeys(row["network"] for row in rows))
+    figure, axes = plt.subplots(
+        1, len(networks), figsize=(5.5 * len(networks), 4.5), squeeze=False, layout="constrained"
+    )
+    for axis, network in zip(axes[0], networks, strict=True):
+        here = [row for row in rows if row["network"] == network]
+        for name in dict.fromkeys(row["policy"] for row in here):
+            curves = np.array([row["curve"] for row in here if row["policy"] == name])
+            times = np.linspace(0.0, here[0]["horizon_sec"], CURVE_POINTS)
+            style = {"default": 2.5, "oracle": 2.0}.get(name, 1.0)
+            axis.step(times, np.median(curves, axis=0), where="post", label=name, linewidth=style)
+        axis.set(
+            title=network, xlabel="seconds of tuning", ylabel="latency / final", ylim=(0.98, 3)
+        )
+        axis.axhline(1.05, color="grey", linewidth=0.5)
+    axes[0][-1].legend(fontsize="small")
+    figure.savefig(path, dpi=110)
+
+
+if __name__ == "__main__":
+    main()

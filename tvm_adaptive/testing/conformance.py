@@ -1,0 +1,197 @@
+"""What every task scheduler must keep to; for one's own policies as for the package's.
+
+    from tvm_adaptive.testing.conformance import check_policy
+    check_policy(lambda: MyPolicy())
+
+Each check raises AssertionError with what was expected and what the policy did.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.task_scheduler.arms import Arm, Decision, Policy
+from tvm_adaptive.task_scheduler.decisions import check_decision
+from tvm_adaptive.testing.recording import Recording
+from tvm_adaptive.testing.replay import ReplayRun, replay
+from tvm_adaptive.testing.synthetic import SyntheticArm, record_arms
+
+MakePolicy = Callable[[], Policy]
+
+_BATCH = 8
+_N_ARMS = 4
+# Enough that a policy which plays each arm now and then has shown it.
+_N_TRIALS = 50 * _BATCH
+# With a chance of 1 in 20 slots for any arm (epsilon-greedy's), one of four is missed
+# for so many slots only once in some 10^4 runs.
+_PATIENCE_SLOTS = 150
+# The paper's patience of 200 trials, in batches, and a few more.
+_STALL_SLOTS = 30
+# Per arm; fifty full batches are recorded, so a policy that takes smaller ones for ever
+# is not the one that a network wants.
+_MANY_SLOTS = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyReport:
+    """What a policy that passed was seen to cost.
+
+    Attributes
+    ----------
+    median_decision_sec, max_decision_sec : float
+        On this machine, with four arms.
+    n_decisions : int
+    """
+
+    median_decision_sec: float
+    max_decision_sec: float
+    n_decisions: int
+
+
+def check_policy(make_policy: MakePolicy, *, seed: int = 0) -> PolicyReport:
+    """Run all checks.
+
+    Parameters
+    ----------
+    make_policy : callable
+        Returns a fresh policy each time.
+    seed : int, default 0
+
+    Returns
+    -------
+    PolicyReport
+        Cost is reported, not judged: machines differ.
+
+    Raises
+    ------
+    AssertionError
+        Says which rule is broken, and how.
+    """
+    check_choices(make_policy, seed)
+    check_single_arm(make_policy, seed)
+    check_failing_arms(make_policy, seed)
+    check_nothing_left(make_policy, seed)
+    check_same_seed(make_policy, seed)
+    run = check_no_arm_starves(make_policy, seed)
+    return PolicyReport(
+        median_decision_sec=float(np.median(run.decide_sec)),
+        max_decision_sec=float(run.decide_sec.max()),
+        n_decisions=len(run.decide_sec),
+    )
+
+
+def check_choices(make_policy: MakePolicy, seed: int) -> None:
+    """Require live arms, well-formed decisions, and histories that are left alone."""
+    _replayed(make_policy, _arms_alike(failing=0.2), seed)
+
+
+def check_single_arm(make_policy: MakePolicy, seed: int) -> None:
+    """Tune a network of one task."""
+    recording = record_arms((_arm("only"),), n_trials=_N_TRIALS, batch=_BATCH, seed=seed)
+    run = _replayed(make_policy, recording, seed)
+    assert len(run.choices) > 0, "with one arm, the policy ended the run without playing it"
+
+
+def check_failing_arms(make_policy: MakePolicy, seed: int) -> None:
+    """Require that arms that always fail keep neither the run nor other arms from going on."""
+    broken = _arm("broken", failing=1.0, flop=1e12)
+    recording = record_arms((broken, _arm("good")), n_trials=_N_TRIALS, batch=_BATCH, seed=seed)
+    run = _replayed(make_policy, recording, seed)
+    assert 1 in run.choices[:_STALL_SLOTS], (
+        f"an arm that always fails kept the policy from the other one for {_STALL_SLOTS} slots"
+    )
+    assert run.latency_ms[-1] < run.latency_ms[0], "the arm that can be tuned was not"
+    every = record_arms((broken,), n_trials=_N_TRIALS, batch=_BATCH, seed=seed)
+    _replayed(make_policy, every, seed)
+
+
+def check_nothing_left(make_policy: MakePolicy, seed: int) -> None:
+    """Require that a run ends with all arms finished, also before any was played."""
+    arms = [Arm(f"arm{k}", 1.0, 1e9, np.empty(0), 0, 0.0, finished=True) for k in range(_N_ARMS)]
+    decision = make_policy().choose(arms, np.random.default_rng(seed))
+    assert decision.arm is None, f"all arms are finished, but the policy chose {decision.arm}"
+
+
+def check_same_seed(make_policy: MakePolicy, seed: int) -> None:
+    """Require the same choices from the same generator, the only source of randomness."""
+    recording = _arms_alike()
+    first, second = (_replayed(make_policy, recording, seed) for _ in range(2))
+    assert first.choices == second.choices, "the same seed led to different choices"
+
+
+def check_no_arm_starves(make_policy: MakePolicy, seed: int) -> ReplayRun:
+    """Require that of several arms much alike each is played until it is finished."""
+    recording = _arms_alike()
+    watched = _Watched(make_policy())
+    run = replay(recording, watched, seed)
+    for k, longest in enumerate(watched.longest_wait):
+        assert longest <= _PATIENCE_SLOTS, (
+            f"arm {k} was neither finished nor retired and waited for {longest} slots"
+        )
+    return run
+
+
+class _Watched:
+    """A policy under watch: its decisions are checked, its arms cannot be written to."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.n_decisions = 0
+        self.longest_wait: list[int] = []
+        self._waits: list[int] = []
+
+    def choose(self, arms: Sequence[Arm], rng: np.random.Generator) -> Decision:
+        """Pass the question on, and look at the answer."""
+        for arm in arms:
+            arm.latencies_ms.flags.writeable = False
+        decision = self.policy.choose(arms, rng)
+        self.n_decisions += 1
+        assert isinstance(decision, Decision), f"expected a Decision but got {decision!r}"
+        try:
+            check_decision(decision, arms)
+        except InvalidOptionError as error:
+            raise AssertionError(str(error)) from error
+        if decision.scores is not None:
+            shape = np.shape(decision.scores)
+            assert shape == (len(arms),), f"expected one score per arm but got shape {shape}"
+        limit = _MANY_SLOTS * len(arms)
+        assert self.n_decisions < limit, f"the policy had not ended the run after {limit} slots"
+        self._count_waits(arms, decision)
+        return decision
+
+    def _count_waits(self, arms: Sequence[Arm], decision: Decision) -> None:
+        self._waits = self._waits or [0] * len(arms)
+        self.longest_wait = self.longest_wait or [0] * len(arms)
+        if decision.arm is None:
+            playable = {k for k, arm in enumerate(arms) if not arm.finished}
+            missed = [k for k in playable - set(decision.retired) if arms[k].n_slots == 0]
+            assert not missed, f"the policy ended the run before arms {missed} were played"
+            return
+        for k, arm in enumerate(arms):
+            waits = not arm.finished and k not in decision.retired and k != decision.arm
+            self._waits[k] = self._waits[k] + 1 if waits else 0
+            self.longest_wait[k] = max(self.longest_wait[k], self._waits[k])
+
+
+def _replayed(make_policy: MakePolicy, recording: Recording, seed: int) -> ReplayRun:
+    return replay(recording, _Watched(make_policy()), seed)
+
+
+def _arms_alike(failing: float = 0.0) -> Recording:
+    arms = tuple(
+        _arm(f"arm{k}", start_ms=4.0 + k, flop=1e9 * (1 + k), failing=failing)
+        for k in range(_N_ARMS)
+    )
+    return record_arms(arms, n_trials=_N_TRIALS, batch=_BATCH)
+
+
+def _arm(
+    name: str, *, start_ms: float = 5.0, flop: float = 1e9, failing: float = 0.0
+) -> SyntheticArm:
+    return SyntheticArm(
+        name, start_ms, 1.0, tau_trials=100.0, flop=flop, spread=0.2, failing=failing
+    )

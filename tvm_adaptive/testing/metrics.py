@@ -1,0 +1,82 @@
+"""How good was a schedule: area under the latency curve, and time to a quality."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.testing.replay import ReplayRun
+
+
+@dataclasses.dataclass(frozen=True)
+class TimeToQuality:
+    """Seconds until a latency was reached.
+
+    Attributes
+    ----------
+    sec : float
+        Lower is better; where ``censored``, the seconds after which it was given up.
+    censored : bool
+        Whether the latency was not reached: the truth is above ``sec``.
+    """
+
+    sec: float
+    censored: bool
+
+
+def latency_at(run: ReplayRun, time_sec: float) -> float:
+    """Return the end-to-end milliseconds at a time; what a slot brings counts from its end."""
+    if time_sec < 0:
+        raise InvalidOptionError(f"time_sec must not be negative but got {time_sec}.")
+    return float(run.latency_ms[np.searchsorted(run.times_sec, time_sec, side="right") - 1])
+
+
+def mean_latency_ms(run: ReplayRun, horizon_sec: float) -> float:
+    """Return the area under the latency curve over the seconds it covers; lower is better.
+
+    Parameters
+    ----------
+    run : ReplayRun
+    horizon_sec : float
+        The same for all runs that are compared. A run that ends earlier keeps what it
+        had reached.
+
+    Returns
+    -------
+    float
+        Milliseconds, the mean over time from 0 to ``horizon_sec``.
+    """
+    if not horizon_sec > 0:
+        raise InvalidOptionError(f"horizon_sec must be above 0 but got {horizon_sec}.")
+    edges = np.append(np.minimum(run.times_sec, horizon_sec), horizon_sec)
+    return float(np.sum(run.latency_ms * np.diff(edges)) / horizon_sec)
+
+
+def time_to_within(run: ReplayRun, share: float, horizon_sec: float) -> TimeToQuality:
+    """Return the seconds until the latency is within ``share`` of the final one.
+
+    Parameters
+    ----------
+    run : ReplayRun
+        Its ``final_ms`` is the best of the full recordings.
+    share : float
+        E.g. 0.05 for at most 1.05 times the final latency.
+    horizon_sec : float
+        Reported, as censored, for a run that does not get there: not the run's own end,
+        which would reward giving up early.
+    """
+    reached = np.flatnonzero(run.latency_ms <= (1.0 + share) * run.final_ms)
+    if len(reached) == 0 or run.times_sec[reached[0]] > horizon_sec:
+        return TimeToQuality(horizon_sec, censored=True)
+    return TimeToQuality(float(run.times_sec[reached[0]]), censored=False)
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """Return the geometric mean of positive values, the right one for ratios."""
+    if len(values) == 0 or not all(value > 0 for value in values):
+        raise InvalidOptionError("A geometric mean needs values above 0, and at least one.")
+    return math.exp(math.fsum(math.log(value) for value in values) / len(values))

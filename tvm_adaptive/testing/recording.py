@@ -1,0 +1,270 @@
+"""Recorded tunings: what every trial of every task of a network cost and brought.
+
+A recording is one compressed ``.npz`` file: the arrays of all tasks joined end to end,
+and a JSON header with everything else. It holds no pickled objects.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.records import FloatArray
+
+FORMAT_VERSION = 1
+_HEADER = "header"
+_PER_TRIAL = ("latencies_ms", "trial_sec")
+_PER_ROUND = ("round_sizes", "overhead_sec")
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskRecording:
+    """One task's tuning, trial by trial.
+
+    Attributes
+    ----------
+    name : str
+    weight : float
+        How often the task occurs in the network.
+    flop : float
+        Of one run; at least 1.
+    latencies_ms : ndarray of shape (n,)
+        Milliseconds of one run, in the order measured; ``nan`` for a failed trial.
+    trial_sec : ndarray of shape (n,)
+        Wall-clock seconds that each trial cost by itself: build, measuring, its share
+        of learning.
+    round_sizes : ndarray of int of shape (r,)
+        Trials of each round of the search; they sum to n.
+    overhead_sec : ndarray of shape (r,)
+        Seconds that each round cost whatever its size: the search for candidates.
+
+    Raises
+    ------
+    InvalidOptionError
+        When shapes or values contradict each other.
+    """
+
+    name: str
+    weight: float
+    flop: float
+    latencies_ms: FloatArray
+    trial_sec: FloatArray
+    round_sizes: IntArray
+    overhead_sec: FloatArray
+
+    def __post_init__(self) -> None:
+        n = len(self.latencies_ms)
+        _check(
+            self.trial_sec.shape == (n,), self.name, "trial_sec and latencies_ms differ in length"
+        )
+        _check(
+            self.overhead_sec.shape == self.round_sizes.shape,
+            self.name,
+            "overhead_sec and round_sizes differ in length",
+        )
+        _check(int(self.round_sizes.sum()) == n, self.name, "round_sizes do not sum to the trials")
+        _check(bool((self.round_sizes > 0).all()), self.name, "a round has no trials")
+        valid = self.latencies_ms[~np.isnan(self.latencies_ms)]
+        _check(
+            bool((valid > 0).all() and np.isfinite(valid).all()), self.name, "a latency is not > 0"
+        )
+        seconds = np.concatenate([self.trial_sec, self.overhead_sec])
+        _check(
+            bool((seconds >= 0).all() and np.isfinite(seconds).all()),
+            self.name,
+            "seconds are negative or not finite",
+        )
+        _check(self.weight > 0 and self.flop >= 1, self.name, "weight must be > 0 and flop >= 1")
+
+    @property
+    def n_trials(self) -> int:
+        """Trials, failed ones included."""
+        return len(self.latencies_ms)
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether any trial succeeded."""
+        return bool(np.isfinite(self.latencies_ms).any())
+
+    @property
+    def final_ms(self) -> float:
+        """Milliseconds of the fastest trial; ``nan`` where all failed."""
+        return float(np.nanmin(self.latencies_ms)) if self.is_valid else math.nan
+
+    @property
+    def slowest_ms(self) -> float:
+        """Milliseconds of the slowest trial; ``nan`` where all failed."""
+        return float(np.nanmax(self.latencies_ms)) if self.is_valid else math.nan
+
+    @property
+    def total_sec(self) -> float:
+        """Seconds of the whole tuning of this task."""
+        return float(self.trial_sec.sum() + self.overhead_sec.sum())
+
+    def round_of(self, trial: int) -> int:
+        """Return the round in which a trial (counted from 0) was measured."""
+        return int(np.searchsorted(np.cumsum(self.round_sizes), trial, side="right"))
+
+    def slot_sec(self, start: int, stop: int) -> float:
+        """Return what a batch of the trials from ``start`` up to ``stop`` costs.
+
+        One search, however small the batch, plus the trials themselves.
+        """
+        if stop <= start:
+            return 0.0
+        return float(self.overhead_sec[self.round_of(start)] + self.trial_sec[start:stop].sum())
+
+
+@dataclasses.dataclass(frozen=True)
+class Recording:
+    """The tuning of a network, every task well past its knee.
+
+    Attributes
+    ----------
+    network : str
+    tasks : tuple of TaskRecording
+        In the scheduler's order.
+    batch : int
+        Trials that the search was asked for per round.
+    machine : str
+        The machine in words: without it, seconds and milliseconds mean nothing.
+    tvm : str
+        Version of TVM.
+    seed : int
+    """
+
+    network: str
+    tasks: tuple[TaskRecording, ...]
+    batch: int
+    machine: str
+    tvm: str
+    seed: int
+
+    def __post_init__(self) -> None:
+        _check(len(self.tasks) > 0, self.network, "it has no tasks")
+        names = [task.name for task in self.tasks]
+        _check(len(set(names)) == len(names), self.network, "two tasks have the same name")
+        _check(self.batch >= 1, self.network, "batch must be at least 1")
+
+    @property
+    def final_ms(self) -> float:
+        """End-to-end milliseconds with each task at its fastest; failed tasks left out."""
+        return math.fsum(task.weight * task.final_ms for task in self.tasks if task.is_valid)
+
+    @property
+    def total_sec(self) -> float:
+        """Seconds to replay everything in the rounds that were recorded."""
+        return math.fsum(task.total_sec for task in self.tasks)
+
+    @property
+    def n_trials(self) -> int:
+        """Trials of all tasks."""
+        return sum(task.n_trials for task in self.tasks)
+
+
+def save_recording(recording: Recording, path: Path) -> None:
+    """Write a recording; milliseconds and seconds keep seven digits.
+
+    Parameters
+    ----------
+    recording : Recording
+    path : Path
+        Should end in ``.npz``; overwritten if it exists.
+    """
+    tasks = recording.tasks
+    header = {
+        "version": FORMAT_VERSION,
+        **{
+            name: getattr(recording, name)
+            for name in ("network", "batch", "machine", "tvm", "seed")
+        },
+        "tasks": [
+            {
+                "name": task.name,
+                "weight": task.weight,
+                "flop": task.flop,
+                "n_trials": task.n_trials,
+                "n_rounds": len(task.round_sizes),
+            }
+            for task in tasks
+        ],
+    }
+    arrays: dict[str, Any] = {
+        name: np.concatenate([getattr(task, name) for task in tasks])
+        for name in (*_PER_TRIAL, *_PER_ROUND)
+    }
+    arrays = {
+        name: array.astype(np.int32 if name == "round_sizes" else np.float32)
+        for name, array in arrays.items()
+    }
+    arrays[_HEADER] = np.array(json.dumps(header))
+    with open(path, "wb") as file:
+        np.savez_compressed(file, allow_pickle=False, **arrays)
+
+
+def load_recording(path: Path) -> Recording:
+    """Read a recording.
+
+    Raises
+    ------
+    InvalidOptionError
+        When the file is missing, no recording, damaged, or of a newer version.
+    """
+    if not path.is_file():
+        raise InvalidOptionError(f"There is no recording at {path}; check the path.")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            header = json.loads(str(file[_HEADER]))
+            arrays = {name: file[name] for name in (*_PER_TRIAL, *_PER_ROUND)}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise InvalidOptionError(
+            f"{path} is no recording, or is damaged ({error}). Record it again, or fetch it "
+            "again if it was copied."
+        ) from error
+    version = header.get("version")
+    if version != FORMAT_VERSION:
+        raise InvalidOptionError(
+            f"{path} has format version {version}, this package reads {FORMAT_VERSION}. "
+            "Use the version of tvm_adaptive that wrote it."
+        )
+    try:
+        return _from_arrays(header, arrays)
+    except (KeyError, TypeError, InvalidOptionError) as error:
+        raise InvalidOptionError(f"{path} contradicts itself: {error} Record it again.") from error
+
+
+def _from_arrays(header: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]) -> Recording:
+    tasks = []
+    trial = first_round = 0
+    for about in header["tasks"]:
+        trials = slice(trial, trial + about["n_trials"])
+        rounds = slice(first_round, first_round + about["n_rounds"])
+        tasks.append(
+            TaskRecording(
+                name=about["name"],
+                weight=about["weight"],
+                flop=about["flop"],
+                latencies_ms=arrays["latencies_ms"][trials].astype(np.float64),
+                trial_sec=arrays["trial_sec"][trials].astype(np.float64),
+                round_sizes=arrays["round_sizes"][rounds].astype(np.int64),
+                overhead_sec=arrays["overhead_sec"][rounds].astype(np.float64),
+            )
+        )
+        trial, first_round = trials.stop, rounds.stop
+    about = {name: header[name] for name in ("network", "batch", "machine", "tvm", "seed")}
+    return Recording(tasks=tuple(tasks), **about)
+
+
+def _check(holds: bool, name: str, problem: str) -> None:
+    if not holds:
+        raise InvalidOptionError(f"The recording of {name} cannot be used: {problem}.")

@@ -1,0 +1,200 @@
+"""Run a scheduler on recorded tunings: no hardware, many seeds in seconds."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.records import FloatArray
+from tvm_adaptive.task_scheduler.arms import Decision, Policy
+from tvm_adaptive.task_scheduler.decisions import check_decision
+from tvm_adaptive.task_scheduler.ledger import Ledger
+from tvm_adaptive.testing.draw import draw
+from tvm_adaptive.testing.recording import Recording
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayRun:
+    """What a policy made of a recording.
+
+    Attributes
+    ----------
+    times_sec : ndarray of shape (s + 1,)
+        Seconds of tuning at the start (0) and after each slot. Deciding costs nothing
+        here, so that the same seed gives the same run; see ``decide_sec``.
+    latency_ms : ndarray of shape (s + 1,)
+        End-to-end milliseconds at these times. A task without a result counts with its
+        slowest recorded trial, which is what an unlucky first one brings; a task that
+        never succeeds in the recording is left out.
+    choices : tuple of int
+        The arm of each slot, s of them.
+    reasons : tuple of str
+        Why, s of them.
+    n_trials : tuple of int
+        Trials that each slot had.
+    decide_sec : ndarray of shape (d,)
+        Seconds that each decision took on this machine; one more than slots when the
+        policy ended the run.
+    covered_sec : float
+        When each task that can had its first valid result; ``inf`` if never.
+    final_ms : float
+        End-to-end milliseconds with each task at the best of its full recording.
+    ended : str
+        ``"exhausted"`` (nothing recorded is left), ``"policy"`` or ``"budget"``.
+    """
+
+    times_sec: FloatArray
+    latency_ms: FloatArray
+    choices: tuple[int, ...]
+    reasons: tuple[str, ...]
+    n_trials: tuple[int, ...]
+    decide_sec: FloatArray
+    covered_sec: float
+    final_ms: float
+    ended: str
+
+
+def replay(
+    recording: Recording | Sequence[Recording],
+    policy: Policy,
+    seed: int,
+    *,
+    budget_sec: float | None = None,
+    batch: int | None = None,
+    slot_sec: float | None = None,
+) -> ReplayRun:
+    """Let a policy schedule a recorded tuning.
+
+    Parameters
+    ----------
+    recording : Recording or sequence of Recording
+        Several are recordings of the same network.
+    policy : Policy
+        A fresh one: it may remember.
+    seed : int
+        Of the course of events (see :mod:`~tvm_adaptive.testing.draw`) and of the
+        policy's generator.
+    budget_sec : float or None, default None
+        Ends the run; the slot that is being played is finished. None replays all.
+    batch : int or None, default None
+        Trials of a full batch; None takes the recording's.
+    slot_sec : float or None, default None
+        Seconds of a slot that the policy gives no number of trials; looked at between
+        batches. None makes a slot one batch.
+
+    Raises
+    ------
+    InvalidOptionError
+        When an option cannot be used, or the policy's decision cannot be carried out.
+    """
+    for name, value in (("budget_sec", budget_sec), ("batch", batch), ("slot_sec", slot_sec)):
+        if value is not None and not value > 0:
+            raise InvalidOptionError(f"{name} must be above 0 but got {value}.")
+    instance = draw(recording, seed)
+    stage = _Stage(instance, batch or instance.batch, slot_sec)
+    rng = np.random.default_rng(seed)
+    ended = "exhausted"
+    while stage.ledger.live:
+        if budget_sec is not None and stage.times_sec[-1] >= budget_sec:
+            ended = "budget"
+            break
+        start = time.perf_counter()
+        decision = policy.choose(stage.ledger.arms, rng)
+        stage.decide_sec.append(time.perf_counter() - start)
+        check_decision(decision, stage.ledger.arms)
+        for arm in decision.retired:
+            stage.ledger.finish(arm)
+        if decision.arm is None:
+            ended = "policy"
+            break
+        stage.play(decision)
+    return stage.result(ended)
+
+
+class _Stage:
+    """The replayed state of all arms, and the run's record so far."""
+
+    def __init__(self, instance: Recording, batch: int, slot_sec: float | None) -> None:
+        tasks = instance.tasks
+        self.instance = instance
+        self.batch = batch
+        self.slot_sec = slot_sec
+        self.ledger = Ledger(
+            [task.name for task in tasks],
+            [task.weight for task in tasks],
+            [task.flop for task in tasks],
+        )
+        self._now_ms = np.array([task.weight * task.slowest_ms for task in tasks])
+        self._is_cold = np.array([task.is_valid for task in tasks])
+        self.times_sec = [0.0]
+        self._latency_ms = [self._end_to_end_ms()]
+        self._choices: list[int] = []
+        self._reasons: list[str] = []
+        self._n_trials: list[int] = []
+        self.decide_sec: list[float] = []
+        self._covered_sec = math.inf
+        for k, task in enumerate(tasks):
+            if task.n_trials == 0:
+                self.ledger.finish(k)
+
+    def play(self, decision: Decision) -> None:
+        """Play a slot: batches until its trials or seconds are used up."""
+        assert decision.arm is not None
+        k = decision.arm
+        task = self.instance.tasks[k]
+        self.ledger.open_slot(k)
+        start = stop = self.ledger.arms[k].n_trials
+        seconds = 0.0
+        while True:
+            left = None if decision.n_trials is None else decision.n_trials - (stop - start)
+            size = self.batch if left is None else min(left, self.batch)
+            before, stop = stop, min(stop + size, task.n_trials)
+            seconds += task.slot_sec(before, stop)
+            if stop == task.n_trials or self._is_over(left, size, seconds):
+                break
+        self.ledger.add_trials(k, task.latencies_ms[start:stop])
+        self.ledger.charge(k, seconds)
+        if stop == task.n_trials:
+            self.ledger.finish(k)
+        self._note(k, decision.reason, stop - start, seconds)
+
+    def _is_over(self, left: int | None, size: int, seconds: float) -> bool:
+        if left is not None:
+            return left <= size
+        return self.slot_sec is None or seconds >= self.slot_sec
+
+    def _note(self, k: int, reason: str, n_trials: int, seconds: float) -> None:
+        self.times_sec.append(self.times_sec[-1] + seconds)
+        arm = self.ledger.arms[k]
+        if math.isfinite(arm.best_ms):
+            self._now_ms[k] = arm.weight * arm.best_ms
+            was_cold = self._is_cold.any()
+            self._is_cold[k] = False
+            if was_cold and not self._is_cold.any():
+                self._covered_sec = self.times_sec[-1]
+        self._latency_ms.append(self._end_to_end_ms())
+        self._choices.append(k)
+        self._reasons.append(reason)
+        self._n_trials.append(n_trials)
+
+    def _end_to_end_ms(self) -> float:
+        return math.fsum(self._now_ms[~np.isnan(self._now_ms)])
+
+    def result(self, ended: str) -> ReplayRun:
+        """Return the record."""
+        return ReplayRun(
+            times_sec=np.array(self.times_sec),
+            latency_ms=np.array(self._latency_ms),
+            choices=tuple(self._choices),
+            reasons=tuple(self._reasons),
+            n_trials=tuple(self._n_trials),
+            decide_sec=np.array(self.decide_sec),
+            covered_sec=self._covered_sec,
+            final_ms=self.instance.final_ms,
+            ended=ended,
+        )

@@ -1,0 +1,142 @@
+"""Recordings made up from known curves, where the right order of arms is known."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.records import FloatArray
+from tvm_adaptive.testing.recording import Recording, TaskRecording
+
+
+@dataclasses.dataclass(frozen=True)
+class SyntheticArm:
+    """A task whose latency falls as ``floor + (start - floor) exp(-n / tau)``.
+
+    Without noise the best latency is exactly this curve, whose gains diminish.
+
+    Attributes
+    ----------
+    name : str
+    start_ms, floor_ms : float
+        Milliseconds of the first trial, and of infinitely many.
+    tau_trials : float
+        Trials after which a share 1/e of what can be gained is left.
+    weight : float, default 1.0
+    flop : float, default 1e9
+    sec_per_trial : float, default 0.5
+    overhead_sec : float, default 0.0
+        Of each round.
+    spread : float, default 0.0
+        Candidates are slower than the curve by an exponential with this mean, relative.
+    failing : float, default 0.0
+        Share of trials that fail.
+    """
+
+    name: str
+    start_ms: float
+    floor_ms: float
+    tau_trials: float
+    weight: float = 1.0
+    flop: float = 1e9
+    sec_per_trial: float = 0.5
+    overhead_sec: float = 0.0
+    spread: float = 0.0
+    failing: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.floor_ms <= self.start_ms:
+            raise InvalidOptionError(
+                "A synthetic arm needs 0 < floor_ms <= start_ms but got "
+                f"{self.floor_ms} and {self.start_ms}."
+            )
+        if not self.tau_trials > 0:
+            raise InvalidOptionError(f"tau_trials must be above 0 but got {self.tau_trials}.")
+
+    def curve_ms(self, n_trials: FloatArray) -> FloatArray:
+        """Return the milliseconds of the curve after so many trials."""
+        decay = np.exp(-np.asarray(n_trials, dtype=np.float64) / self.tau_trials)
+        return np.asarray(self.floor_ms + (self.start_ms - self.floor_ms) * decay, dtype=np.float64)
+
+
+def record_arms(
+    arms: tuple[SyntheticArm, ...], *, n_trials: int = 256, batch: int = 16, seed: int = 0
+) -> Recording:
+    """Return a recording of synthetic arms.
+
+    Parameters
+    ----------
+    arms : tuple of SyntheticArm
+    n_trials : int, default 256
+        Of each arm.
+    batch : int, default 16
+    seed : int, default 0
+        Of spread and failures.
+    """
+    rng = np.random.default_rng(seed)
+    return Recording(
+        network="synthetic",
+        tasks=tuple(_record_arm(arm, n_trials, batch, rng) for arm in arms),
+        batch=batch,
+        machine="none",
+        tvm="none",
+        seed=seed,
+    )
+
+
+def varied_arms(
+    n_arms: int, seed: int, *, spread: float = 0.3, failing: float = 0.05
+) -> tuple[SyntheticArm, ...]:
+    """Return arms as a network has them: few dear ones, many cheap ones, unlike in pace.
+
+    Parameters
+    ----------
+    n_arms : int
+    seed : int
+    spread : float, default 0.3
+        See :class:`SyntheticArm`.
+    failing : float, default 0.05
+        See :class:`SyntheticArm`.
+    """
+    rng = np.random.default_rng(seed)
+    arms = []
+    for k in range(n_arms):
+        # Latencies of a network's tasks span two to three decades, what tuning gains one.
+        floor_ms = 10.0 ** rng.uniform(-2.0, 0.5)
+        start_ms = floor_ms * 10.0 ** rng.uniform(0.1, 1.0)
+        arms.append(
+            SyntheticArm(
+                name=f"arm{k}",
+                start_ms=start_ms,
+                floor_ms=floor_ms,
+                tau_trials=float(rng.uniform(10.0, 80.0)),
+                weight=float(rng.integers(1, 5)),
+                flop=floor_ms * 10.0 ** rng.uniform(7.5, 8.5),
+                sec_per_trial=float(rng.uniform(0.2, 0.6)),
+                overhead_sec=float(rng.uniform(1.0, 3.0)),
+                spread=spread,
+                failing=failing,
+            )
+        )
+    return tuple(arms)
+
+
+def _record_arm(
+    arm: SyntheticArm, n_trials: int, batch: int, rng: np.random.Generator
+) -> TaskRecording:
+    latencies = arm.curve_ms(np.arange(n_trials, dtype=np.float64))
+    latencies *= 1.0 + arm.spread * rng.exponential(size=n_trials)
+    latencies[rng.random(n_trials) < arm.failing] = np.nan
+    full, rest = divmod(n_trials, batch)
+    sizes = np.array([batch] * full + [rest] * (rest > 0), dtype=np.int64)
+    return TaskRecording(
+        name=arm.name,
+        weight=arm.weight,
+        flop=arm.flop,
+        latencies_ms=latencies,
+        trial_sec=np.full(n_trials, arm.sec_per_trial),
+        round_sizes=sizes,
+        overhead_sec=np.full(len(sizes), arm.overhead_sec),
+    )
