@@ -99,7 +99,7 @@ class Exploration:
     epsilon : float
         In [0, 1].
     reason : str
-        ``"posterior"``, ``"fixed"``, ``"untrained"``, ``"small-batch"``,
+        ``"posterior"``, ``"fixed"``, ``"untrained"``, ``"initial"``,
         ``"no-success-yet"`` or ``"no-variance"``.
     mean_std : float
         Mean posterior standard deviation of the random plans (normalised

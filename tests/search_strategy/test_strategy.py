@@ -59,10 +59,9 @@ def test_a_fixed_epsilon_gives_exactly_its_share(make_task, epsilon):
 
 
 @pytest.mark.parametrize(
-    ("limit", "n_given", "reason"),
-    [(1, 1, "small-batch"), (8, 8, "small-batch"), (9, 9, "fixed"), (99, 16, "fixed")],
+    ("limit", "n_given", "evolves"), [(1, 1, False), (8, 8, False), (9, 9, True), (99, 16, True)]
 )
-def test_a_limit_holds_for_the_next_batch_only(make_task, limit, n_given, reason):
+def test_a_limit_holds_for_the_next_batch_only(make_task, limit, n_given, evolves):
     journal = Events()
     strategy = AdaptiveSearch(**SMALL, epsilon=0.25, journal=journal)
     task = make_task(strategy, ConstantModel())
@@ -73,9 +72,36 @@ def test_a_limit_holds_for_the_next_batch_only(make_task, limit, n_given, reason
     strategy.limit_next_batch(limit)
     strategy.limit_next_batch(None)
     assert len(task.round()) == 16
-    assert [event["reason"] for event in journal.of("round")][1:3] == [reason, "fixed"]
     small = journal.of("round")[1]
-    assert small["n_random"] == (n_given if reason == "small-batch" else int(n_given / 4 + 0.5))
+    assert small["n_random"] == int(n_given / 4 + 0.5)
+    assert small["is_evolved"] is evolves
+
+
+def test_the_first_trials_are_screened_and_not_evolved(make_task):
+    journal = Events()
+    model = RFEICostModel(n_trees=20, seed=1, n_jobs=1)
+    task = make_task(AdaptiveSearch(**SMALL, n_initial=40, journal=journal), model)
+    for _ in range(4):
+        assert len(task.round()) == 16
+    rounds = journal.of("round")
+    assert [event["reason"] for event in rounds] == ["untrained", "initial", "initial", "posterior"]
+    assert [event["n_random"] for event in rounds[:3]] == [16, 8, 8]
+    assert [event["is_evolved"] for event in rounds] == [False, False, False, True]
+
+
+def test_screening_takes_what_the_model_prefers(make_task):
+    class Preference(ConstantModel._cls):
+        """Scores by position: the last is the best."""
+
+        def predict(self, context, candidates):
+            self.asked = list(candidates)
+            return np.arange(1.0, len(candidates) + 1)
+
+    preference = derived_object(Preference)()
+    task = make_task(AdaptiveSearch(**SMALL, epsilon=0.0), preference)
+    batch = task.round()
+    best = keys(preference._inst.asked)[-len(batch) :]
+    assert sorted(keys(batch)) == sorted(best)
 
 
 def test_a_limit_does_not_reach_beyond_the_trials_left(make_task):

@@ -56,6 +56,10 @@ MAX_EMPTY_ROUNDS = 5
 # Evolved candidates per place in the batch where some will be dropped. Evolution costs
 # the same for any number, and what is not used competes again in the next round.
 DIVERSITY_RATIO = 3
+# Of a task's initial trials: half teach the model of the whole space, half follow it.
+INITIAL_EPSILON = 0.5
+# Random schedules per place, where the model chooses among them without evolution.
+CHEAP_SAMPLES_PER_TRIAL = 3
 DIVERSITY = ("none", "knobs", "medoids")
 
 
@@ -104,6 +108,12 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
     genetic_max_fail_count : int, default 10
     epsilon : float or None, default None
         Fixed share of random candidates in [0, 1]; None lets the posterior decide.
+    n_initial : int, default 16
+        Trials of a task before its candidates are evolved. Until then half of a batch
+        is random, and half are those of some 50 random schedules that the model, which
+        may know other tasks, prefers; a fixed epsilon stays as it is. Evolution costs
+        more than building and measuring a batch, and before a task's first results its
+        scores are hardly worth that.
     n_plans : int, default 20
         Random plans that the posterior's standard deviation is averaged over.
     diversity : {"none", "knobs", "medoids"}, default "none"
@@ -132,6 +142,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         genetic_mutate_prob: float = 0.85,
         genetic_max_fail_count: int = 10,
         epsilon: float | None = None,
+        n_initial: int = 16,
         n_plans: int = N_PLANS,
         diversity: str = "none",
         journal: JournalWriter | None = None,
@@ -139,7 +150,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         check_epsilon(epsilon)
-        _check_options(population_size, init_measured_ratio, n_plans, diversity)
+        _check_options(population_size, init_measured_ratio, n_initial, n_plans, diversity)
         self.options: dict[str, Any] = {
             "population_size": population_size,
             "genetic_num_iters": genetic_num_iters,
@@ -150,6 +161,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
             "genetic_max_fail_count": genetic_max_fail_count,
         }
         self.epsilon = epsilon
+        self.n_initial = n_initial
         self.n_plans = n_plans
         self.diversity = diversity
         self.journal: JournalWriter = journal or NullJournal()
@@ -206,6 +218,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         return AdaptiveSearch(
             **self.options,
             epsilon=self.epsilon,
+            n_initial=self.n_initial,
             n_plans=self.n_plans,
             diversity=self.diversity,
             journal=self.journal,
@@ -215,8 +228,8 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
     def limit_next_batch(self, n_trials: int | None) -> None:
         """Let the next batch, and only that, have at most ``n_trials`` candidates.
 
-        A limit of at most half a batch makes the round cheap, too: its candidates are
-        drawn at random, without evolution, whose price does not fall with their number.
+        A limit of at most half a batch makes the round cheap, too: like a task's initial
+        ones it does without evolution, whose price does not fall with their number.
 
         Parameters
         ----------
@@ -237,9 +250,9 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
             return None
         try:
             size = min(state.batch, state.max_trials - state.n_sent, limit or state.batch)
-            batch = self._next_batch(
-                state, size, cheap=limit is not None and 2 * limit <= state.batch
-            )
+            small = limit is not None and 2 * limit <= state.batch
+            initial = len(state.measured) < self.n_initial
+            batch = self._next_batch(state, size, cheap=small or initial)
         except Exception as error:
             logger.exception("%s: a search round failed and is skipped", self._task_name())
             self.journal.write("error", task=self._task_name(), where="search", message=repr(error))
@@ -282,7 +295,8 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         parents = [schedule for _, schedule in state.elites[: self._n_elites()]]
         n_samples = int(self.options["population_size"]) - len(parents)
         if cheap:
-            n_samples = min(n_samples, int(self.options["init_min_unmeasured"]))
+            enough = max(int(self.options["init_min_unmeasured"]), CHEAP_SAMPLES_PER_TRIAL * size)
+            n_samples = min(n_samples, enough)
         randoms = sample_population(state.inner, n_samples)
         if len(randoms) < self.options["init_min_unmeasured"]:
             logger.info("%s: the space is exhausted", self._task_name())
@@ -290,16 +304,18 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         fresh = distinct(randoms, state.measured)
         order = state.rng.permutation(len(fresh))
         clock.append(time.perf_counter())
-        exploration = (
-            Exploration(1.0, "small-batch")
-            if cheap
-            else self._exploration(state, [fresh[i] for i in order[: self.n_plans]])
-        )
+        shuffled = [fresh[i] for i in order]
+        exploration = self._exploration(state, shuffled[: self.n_plans])
+        if cheap and exploration.reason in ("posterior", "no-success-yet"):
+            exploration = Exploration(INITIAL_EPSILON, "initial")
         clock.append(time.perf_counter())
         explore = min(n_random(exploration.epsilon, size), len(fresh))
-        exploit = self._evolved(state, parents + randoms, size - explore)
+        if cheap:
+            exploit = self._screened(state, shuffled, size - explore)
+        else:
+            exploit = self._evolved(state, parents + randoms, size - explore)
         clock.append(time.perf_counter())
-        batch = mix(exploit, [fresh[i] for i in order], explore, size)
+        batch = mix(exploit, shuffled, explore, size)
         state.measured.update(key_of(schedule) for schedule in batch)
         state.n_rounds += 1
         sample_sec, posterior_sec, evolve_sec = np.diff(clock).tolist()
@@ -311,6 +327,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
             n_random=len(batch) - min(len(exploit), size - explore),
             **dataclasses.asdict(exploration),
             n_population=len(parents) + len(randoms),
+            is_evolved=not cheap,
             n_spares=len(state.spares),
             sample_sec=sample_sec,
             posterior_sec=posterior_sec,
@@ -339,6 +356,13 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         if prediction is None or len(prediction) == 0:
             return Exploration(FALLBACK_EPSILON, "no-success-yet")
         return posterior_epsilon(prediction)
+
+    def _screened(self, state: _State, randoms: list[Schedule], n: int) -> list[Schedule]:
+        """Return the ``n`` random candidates that the model prefers."""
+        if n == 0 or len(randoms) <= n:
+            return randoms[:n]
+        picked = self._pick(randoms, self._scores(state, randoms), n, state.rng)
+        return [randoms[i] for i in picked]
 
     def _evolved(self, state: _State, population: list[Schedule], n: int) -> list[Schedule]:
         """Return up to ``n`` unmeasured candidates, the ones to exploit."""
@@ -378,7 +402,11 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
 
 
 def _check_options(
-    population_size: int, init_measured_ratio: float, n_plans: int, diversity: str
+    population_size: int,
+    init_measured_ratio: float,
+    n_initial: int,
+    n_plans: int,
+    diversity: str,
 ) -> None:
     if population_size < 1:
         raise InvalidOptionError(f"population_size must be at least 1 but got {population_size}.")
@@ -386,6 +414,8 @@ def _check_options(
         raise InvalidOptionError(
             f"init_measured_ratio must be in [0, 1] but got {init_measured_ratio}."
         )
+    if n_initial < 0:
+        raise InvalidOptionError(f"n_initial must be at least 0 but got {n_initial}.")
     if n_plans < 1:
         raise InvalidOptionError(f"n_plans must be at least 1 but got {n_plans}.")
     if diversity not in DIVERSITY:

@@ -1,0 +1,1 @@
+"""Benchmarks: what is compared, the runs, and what is made of their journals."""

@@ -1,0 +1,145 @@
+"""What is compared: each method is data, an entry of one table.
+
+A method is either stock MetaSchedule, called by its own function with its own defaults,
+or ``tvm_adaptive.tune`` with some options changed. Options are written as in
+``tvm_adaptive.config``, those of a stage with a dot: ``"search.epsilon"``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+STOCK = "stock"
+TUNE = "tune"
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """One way of tuning.
+
+    Attributes
+    ----------
+    name : str
+        For the command line, tables and folders.
+    what : str
+        In a few words, for the reader of a table.
+    door : {"tune", "stock"}
+        ``tvm_adaptive.tune``, or MetaSchedule's own ``tune_tasks``.
+    preset : str
+        Of ``tvm_adaptive.config``; what ``changes`` start from.
+    changes : mapping of str to value
+        Options that differ from the preset. Stock takes ``layout`` and ``prepack`` only.
+    """
+
+    name: str
+    what: str
+    door: str = TUNE
+    preset: str = "default"
+    changes: Mapping[str, Any] = MappingProxyType({})
+
+
+# Stock's parts and sizes, through our door: what the ladder starts from.
+STOCK_PARTS: dict[str, Any] = {
+    "cost_model": "xgb",
+    "strategy": "evolutionary",
+    "runner": "local",
+    "builder": "local",
+    "task_scheduler": "gradient",
+    "search.n_trials_per_round": 64,
+    "search.population_size": 512,
+    "search.genetic_num_iters": 4,
+}
+# AdaTune, section 5.3, then our own two; each rung keeps what the ones before changed.
+LADDER: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("ladder-0", "stock's parts through our door", {}),
+    ("ladder-1", "+ rfei", {"cost_model": "rfei"}),
+    ("ladder-2", "+ adaptive epsilon", {"strategy": "adaptive"}),
+    ("ladder-3", "+ adaptive runner", {"runner": "adaptive"}),
+    ("ladder-4", "+ persistent builder", {"builder": "persistent"}),
+    ("ladder-5", "+ dynatune", {"task_scheduler": "dynatune"}),
+)
+EPSILONS = (0.01, 0.05, 0.2, 0.5)
+# In batches of 16 a share of 0.01 is no candidate at all.
+EPSILON_BATCH: dict[str, Any] = {"search.n_trials_per_round": 64}
+
+
+def _ladder() -> list[Method]:
+    changes = dict(STOCK_PARTS)
+    rungs = []
+    for name, what, step in LADDER:
+        changes = {**changes, **step}
+        rungs.append(Method(name, what, changes=MappingProxyType(changes)))
+    return rungs
+
+
+def _with(name: str, what: str, **changes: Any) -> Method:
+    dotted = {key.replace("__", "."): value for key, value in changes.items()}
+    return Method(name, what, changes=MappingProxyType(dotted))
+
+
+# To add a method, add an entry.
+_ALL: tuple[Method, ...] = (
+    Method("stock", "MetaSchedule as it comes", door=STOCK),
+    Method("default", "ours"),
+    Method("paper", "AdaTune and DynaTune as published", preset="paper"),
+    *_ladder(),
+    _with("epsilon-adaptive", "adaptive epsilon, batches of 64", **EPSILON_BATCH),
+    *(
+        _with(f"epsilon-{share:g}", f"epsilon {share:g}", search__epsilon=share, **EPSILON_BATCH)
+        for share in EPSILONS
+    ),
+    _with("no-rfei", "ours with xgb", cost_model="xgb"),
+    _with("no-adaptive-search", "ours with evolutionary search", strategy="evolutionary"),
+    _with("no-adaptive-runner", "ours with stock's runner", runner="local"),
+    _with("no-persistent-builder", "ours with stock's builder", builder="local"),
+    _with("no-dynatune", "ours with the gradient scheduler", task_scheduler="gradient"),
+    _with("round-robin", "ours, round robin", task_scheduler="round-robin"),
+    _with("as-it-is", "ours, network as it is", layout="keep", prepack=False),
+    _with("nhwc", "ours, NHWC, weights not packed", layout="NHWC", prepack=False),
+    Method(
+        "stock-as-it-is",
+        "stock, network as it is",
+        door=STOCK,
+        changes=MappingProxyType({"layout": "keep", "prepack": False}),
+    ),
+)
+METHODS: dict[str, Method] = {method.name: method for method in _ALL}
+
+METHOD_SETS: dict[str, tuple[str, ...]] = {
+    "main": ("stock", "default"),
+    "presets": ("stock", "default", "paper"),
+    "ladder": ("stock", *(name for name, _, _ in LADDER), "default"),
+    "epsilon": ("epsilon-adaptive", *(f"epsilon-{share:g}" for share in EPSILONS)),
+    "without": (
+        "default",
+        "no-rfei",
+        "no-adaptive-search",
+        "no-adaptive-runner",
+        "no-persistent-builder",
+        "no-dynatune",
+    ),
+    "schedulers": ("default", "no-dynatune", "round-robin"),
+    "preparation": ("default", "nhwc", "as-it-is", "stock", "stock-as-it-is"),
+}
+
+
+def choose_methods(words: Sequence[str]) -> tuple[Method, ...]:
+    """Return the methods that names of methods and of sets stand for, each once.
+
+    Raises
+    ------
+    ValueError
+        For a word that is neither.
+    """
+    names: list[str] = []
+    for word in words:
+        if word not in METHOD_SETS and word not in METHODS:
+            raise ValueError(
+                f"There is no method {word!r}; methods are {', '.join(METHODS)}, sets of them "
+                f"{', '.join(METHOD_SETS)}."
+            )
+        names += METHOD_SETS.get(word, (word,))
+    return tuple(METHODS[name] for name in dict.fromkeys(names))

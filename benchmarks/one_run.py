@@ -1,0 +1,88 @@
+"""One run in a process of its own: `python -m benchmarks.one_run FOLDER`, see run.py."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import resource
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tvm.s_tir.meta_schedule import Profiler
+
+import tvm_adaptive
+from benchmarks.methods import METHODS, STOCK, Method
+from benchmarks.plan import RunSpec, write_outcome
+from benchmarks.stock import tune_stock
+from tvm_adaptive.config import TuneConfig, preset
+
+SPEC_FILE = "spec.json"
+
+
+def config_of(method: Method) -> TuneConfig:
+    """Return the configuration that a method stands for.
+
+    Raises
+    ------
+    InvalidOptionError
+        For an option that does not exist.
+    """
+    config = preset(method.preset)
+    stages: dict[str, dict[str, Any]] = {}
+    plain: dict[str, Any] = {}
+    for key, value in method.changes.items():
+        stage, _, option = key.rpartition(".")
+        if stage:
+            stages.setdefault(stage, {})[option] = value
+        else:
+            plain[key] = value
+    for stage, changes in stages.items():
+        plain[stage] = dataclasses.replace(getattr(config, stage), **changes)
+    return config.replace(**plain)
+
+
+def main(folder: Path) -> int:
+    """Do the run that the folder's specification asks for."""
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    logging.getLogger("tvm.s_tir.meta_schedule").setLevel(logging.ERROR)
+    spec = RunSpec(**json.loads((folder / SPEC_FILE).read_text()))
+    method = METHODS[spec.method]
+    start_sec = time.monotonic()
+    profiler = Profiler()
+    with profiler:
+        if method.door == STOCK:
+            tune_stock(spec, method, folder)
+        else:
+            tvm_adaptive.tune(
+                spec.workload,
+                work_dir=folder,
+                target=spec.target,
+                budget_sec=spec.budget_sec,
+                trials=spec.trials,
+                seed=spec.seed,
+                config=config_of(method),
+            )
+    write_outcome(
+        folder,
+        spec,
+        status="done",
+        seconds=time.monotonic() - start_sec,
+        scopes={name: float(seconds) for name, seconds in profiler.get().items()},
+        **_peak_memory(),
+    )
+    return 0
+
+
+def _peak_memory() -> Mapping[str, float]:
+    """Return the megabytes of the tuner and of the largest process that it started."""
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    return {"peak_mb": own / 1024, "peak_child_mb": child / 1024}
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

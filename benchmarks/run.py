@@ -1,0 +1,170 @@
+"""Tune what x with what x seeds, side by side, each run in a process of its own.
+
+    python -m benchmarks.run --size small --out runs/small
+    python -m benchmarks.compare runs/small
+
+Killed or interrupted, the same command goes on where it stood: finished runs are kept,
+the one that was running starts again. At the end all winners are timed anew, by one
+neutral measurement (``benchmarks/remeasure.py``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import describe_machine, measure_noise
+from benchmarks.methods import Method, choose_methods
+from benchmarks.one_run import SPEC_FILE
+from benchmarks.plan import RunSpec, interleaved, is_finished, write_outcome
+from benchmarks.remeasure import remeasure_all
+from benchmarks.workloads import SIZES, Size, Workload, choose_workloads
+from tvm_adaptive.cli import parse_duration
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.measure_callback.journal import Journal
+from tvm_adaptive.target import n_cores_of, resolve_target
+
+BENCH_JOURNAL = "bench.jsonl"
+LOG_FILE = "log.txt"
+# A run that takes so many times its budget, or this long without one, hangs.
+_HANGS_FACTOR = 3.0
+_HANGS_SEC = 6 * 3600.0
+# Threads of the run before spin on for a while.
+_SETTLE_SEC = 1.0
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.run", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--size", choices=list(SIZES), default="smoke")
+    parser.add_argument("--out", type=Path, required=True, help="folder of this benchmark")
+    parser.add_argument("--workloads", nargs="+", metavar="NAME", help="names or sets of them")
+    parser.add_argument("--methods", nargs="+", metavar="NAME", help="names or sets of them")
+    parser.add_argument("--seeds", type=int, metavar="N")
+    parser.add_argument("--trials", type=int, metavar="N", help="of each operator's run")
+    parser.add_argument("--budget", type=parse_duration, metavar="TIME", help="of every run")
+    parser.add_argument("--network-budget", type=parse_duration, metavar="TIME")
+    parser.add_argument("--target", default="cpu", help="cpu, cuda or JSON")
+    parser.add_argument("--noise", type=float, metavar="SEC", help="measure noise for so long")
+    parser.add_argument("--no-remeasure", action="store_true", help="leave that for later")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    size = SIZES[options.size]
+    try:
+        workloads = choose_workloads(options.workloads or size.workloads)
+        methods = choose_methods(options.methods or size.methods)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if reason := why_not(options.target):
+        print(f"skipped: {reason}")
+        return 0
+    n_threads = n_cores_of(resolve_target(options.target))
+    n_seeds = options.seeds or size.n_seeds
+    specs = [
+        make_spec(workload, method, seed, size, options, n_threads)
+        for workload, method, seed in interleaved(workloads, methods, n_seeds)
+    ]
+    options.out.mkdir(parents=True, exist_ok=True)
+    with contextlib.closing(Journal(options.out / BENCH_JOURNAL)) as journal:
+        journal.write("bench", size=options.size, target=options.target, **describe_machine())
+        noise_sec = size.noise_sec if options.noise is None else options.noise
+        journal.write("noise", when="before", **measure_noise(noise_sec, n_threads))
+        for number, spec in enumerate(specs, start=1):
+            do_run(options.out, spec, journal, f"{number} of {len(specs)}")
+        journal.write("noise", when="after", **measure_noise(noise_sec, n_threads))
+        if not options.no_remeasure:
+            remeasure_all(options.out, rounds=size.rounds)
+    return 0
+
+
+def make_spec(
+    workload: Workload,
+    method: Method,
+    seed: int,
+    size: Size,
+    options: argparse.Namespace,
+    n_threads: int | None,
+) -> RunSpec:
+    """Return a run; networks are bounded by seconds, operators by trials."""
+    budget_sec: float | None = options.budget
+    trials: int | None = options.trials
+    if workload.is_network:
+        budget_sec = options.network_budget or budget_sec or size.network_sec
+        trials = None
+    elif budget_sec is None:
+        trials = trials or size.trials
+    return RunSpec(
+        workload.name, method.name, seed, trials, budget_sec, options.target, n_threads
+    )
+
+
+def why_not(target: str) -> str:
+    """Return why nothing can run for a target here; empty if it can."""
+    try:
+        resolved = resolve_target(target)
+    except InvalidOptionError as error:
+        return str(error)
+    if resolved.kind.name == "cuda" and shutil.which("nvcc") is None:
+        return "target cuda needs nvcc on PATH, which is not there."
+    return ""
+
+
+def do_run(out: Path, spec: RunSpec, journal: Journal, count: str) -> None:
+    """Do a run in a fresh process, unless it is finished already."""
+    title = f"[{count}] {spec.workload}, {spec.method}, seed {spec.seed}"
+    if is_finished(out, spec):
+        print(f"{title}: finished before")
+        return
+    folder = out / spec.folder
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
+    folder.mkdir(parents=True)
+    fields: dict[str, Any] = dataclasses.asdict(spec)
+    (folder / SPEC_FILE).write_text(json.dumps(fields))
+    time.sleep(_SETTLE_SEC)
+    journal.write("run-start", **fields)
+    start_sec = time.monotonic()
+    failure = _run_process(folder, spec)
+    seconds = time.monotonic() - start_sec
+    if failure:
+        write_outcome(folder, spec, status="failed", message=failure, seconds=seconds)
+    journal.write("run-end", **fields, seconds=seconds, failure=failure)
+    print(f"{title}: {failure or 'done'} after {seconds:.0f} s", flush=True)
+
+
+def _run_process(folder: Path, spec: RunSpec) -> str:
+    """Return what went wrong, or nothing."""
+    env = dict(os.environ)
+    if spec.n_threads is not None:
+        env["TVM_NUM_THREADS"] = str(spec.n_threads)
+    command = [sys.executable, "-m", "benchmarks.one_run", str(folder)]
+    limit_sec = _HANGS_SEC if spec.budget_sec is None else _HANGS_FACTOR * spec.budget_sec + 600.0
+    with open(folder / LOG_FILE, "wb") as log:
+        try:
+            done = subprocess.run(
+                command, stdout=log, stderr=log, env=env, timeout=limit_sec, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return f"killed after {limit_sec:.0f} s"
+    if done.returncode == 0:
+        return ""
+    lines = (folder / LOG_FILE).read_text(errors="replace").strip().splitlines()
+    return f"exit code {done.returncode}: {lines[-1] if lines else 'no message'}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

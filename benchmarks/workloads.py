@@ -1,0 +1,112 @@
+"""What is tuned, and how long: tables."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """Something to tune.
+
+    Attributes
+    ----------
+    name : str
+        As ``tvm_adaptive.tune`` takes it.
+    what : str
+        In a few words.
+    is_network : bool
+    """
+
+    name: str
+    what: str
+    is_network: bool = False
+
+
+# To add a workload, add an entry.
+_ALL: tuple[Workload, ...] = (
+    Workload("te:C1D", "1-D convolution"),
+    Workload("te:C2D", "2-D convolution"),
+    Workload("te:C3D", "3-D convolution"),
+    Workload("te:GMM", "matrix product"),
+    Workload("te:GRP", "grouped convolution"),
+    Workload("te:DIL", "dilated convolution"),
+    Workload("te:DEP", "depthwise convolution"),
+    Workload("te:T2D", "transposed convolution"),
+    Workload("te:CAP", "capsule convolution"),
+    Workload("te:NRM", "norm of a matrix"),
+    Workload("te:SFM", "softmax"),
+    Workload("te:CBR", "convolution, batch norm, ReLU"),
+    Workload("te:TBG", "batched product of transposed matrices"),
+    Workload("resnet18", "ResNet-18", is_network=True),
+    Workload("vgg16", "VGG-16", is_network=True),
+    Workload("squeezenet1_1", "SqueezeNet 1.1", is_network=True),
+    Workload("transformer", "Transformer encoder", is_network=True),
+    Workload("mobilenet_v2", "MobileNet-V2", is_network=True),
+    Workload("bert_base", "BERT-base encoder", is_network=True),
+)
+WORKLOADS: dict[str, Workload] = {workload.name: workload for workload in _ALL}
+
+WORKLOAD_SETS: dict[str, tuple[str, ...]] = {
+    "operators": tuple(each.name for each in _ALL if not each.is_network),
+    "networks": tuple(each.name for each in _ALL if each.is_network),
+    "paper-networks": ("resnet18", "vgg16", "squeezenet1_1", "transformer"),
+    "core": ("te:C2D", "te:GMM", "te:DEP", "te:T2D", "te:TBG", "te:C1D"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """How much of everything.
+
+    Attributes
+    ----------
+    workloads, methods : tuple of str
+        Names or sets.
+    n_seeds : int
+    trials : int
+        Of each run of an operator.
+    network_sec : float
+        Wall-clock seconds of each run of a network.
+    noise_sec : float
+        Seconds that the machine's noise is measured for.
+    rounds : int
+        Rounds of the neutral re-measurement.
+    """
+
+    workloads: tuple[str, ...]
+    methods: tuple[str, ...]
+    n_seeds: int
+    trials: int
+    network_sec: float
+    noise_sec: float
+    rounds: int
+
+
+SIZES: dict[str, Size] = {
+    # Shows that the harness works, and nothing else.
+    "smoke": Size(("te:GMM",), ("main",), 1, 8, 60.0, 2.0, 3),
+    "small": Size(("core", "resnet18"), ("main",), 3, 256, 600.0, 60.0, 15),
+    # 15 seeds as in AdaTune's figure 6.
+    "full": Size(("operators", "networks"), ("main",), 15, 1000, 3600.0, 60.0, 31),
+}
+
+
+def choose_workloads(words: Sequence[str]) -> tuple[Workload, ...]:
+    """Return the workloads that names of workloads and of sets stand for, each once.
+
+    Raises
+    ------
+    ValueError
+        For a word that is neither.
+    """
+    names: list[str] = []
+    for word in words:
+        if word not in WORKLOAD_SETS and word not in WORKLOADS:
+            raise ValueError(
+                f"There is no workload {word!r}; workloads are {', '.join(WORKLOADS)}, sets of "
+                f"them {', '.join(WORKLOAD_SETS)}."
+            )
+        names += WORKLOAD_SETS.get(word, (word,))
+    return tuple(WORKLOADS[name] for name in dict.fromkeys(names))
