@@ -38,7 +38,7 @@ class Method:
     what: str
     door: str = TUNE
     preset: str = "default"
-    changes: Mapping[str, Any] = MappingProxyType({})
+    changes: Mapping[str, Any] = dataclasses.field(default_factory=lambda: MappingProxyType({}))
 
 
 # Stock's parts and sizes, through our door: what the ladder starts from.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import json
 import logging
 import resource
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -21,6 +23,7 @@ from benchmarks.stock import tune_stock
 from tvm_adaptive.config import TuneConfig, preset
 
 SPEC_FILE = "spec.json"
+_PR_SET_PDEATHSIG = 1  # Linux <sys/prctl.h>
 
 
 def config_of(method: Method) -> TuneConfig:
@@ -47,6 +50,7 @@ def config_of(method: Method) -> TuneConfig:
 
 def main(folder: Path) -> int:
     """Do the run that the folder's specification asks for."""
+    die_with_parent()
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     logging.getLogger("tvm.s_tir.meta_schedule").setLevel(logging.ERROR)
     spec = RunSpec(**json.loads((folder / SPEC_FILE).read_text()))
@@ -57,7 +61,7 @@ def main(folder: Path) -> int:
         if method.door == STOCK:
             tune_stock(spec, method, folder)
         else:
-            tvm_adaptive.tune(
+            report = tvm_adaptive.tune(
                 spec.workload,
                 work_dir=folder,
                 target=spec.target,
@@ -66,6 +70,8 @@ def main(folder: Path) -> int:
                 seed=spec.seed,
                 config=config_of(method),
             )
+            if report.interrupted:
+                return 130
     write_outcome(
         folder,
         spec,
@@ -75,6 +81,12 @@ def main(folder: Path) -> int:
         **_peak_memory(),
     )
     return 0
+
+
+def die_with_parent() -> None:
+    """End this process with the one that started it: nobody would wait for its result."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _peak_memory() -> Mapping[str, float]:

@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     n_threads = n_cores_of(resolve_target(options.target))
     n_seeds = options.seeds or size.n_seeds
     specs = [
-        make_spec(workload, method, seed, size, options, n_threads)
+        make_spec(workload, method, seed, size=size, options=options, n_threads=n_threads)
         for workload, method, seed in interleaved(workloads, methods, n_seeds)
     ]
     options.out.mkdir(parents=True, exist_ok=True)
@@ -96,6 +96,7 @@ def make_spec(
     workload: Workload,
     method: Method,
     seed: int,
+    *,
     size: Size,
     options: argparse.Namespace,
     n_threads: int | None,
@@ -108,9 +109,7 @@ def make_spec(
         trials = None
     elif budget_sec is None:
         trials = trials or size.trials
-    return RunSpec(
-        workload.name, method.name, seed, trials, budget_sec, options.target, n_threads
-    )
+    return RunSpec(workload.name, method.name, seed, trials, budget_sec, options.target, n_threads)
 
 
 def why_not(target: str) -> str:

@@ -21,7 +21,6 @@ from tvm.s_tir.meta_schedule.relax_integration import extracted_tasks_to_tune_co
 from benchmarks.methods import Method
 from benchmarks.plan import RunSpec
 from tvm_adaptive._tvm import functions_as_tasks
-from tvm_adaptive.cores import usable_physical_cores
 from tvm_adaptive.measure_callback.journal import Journal
 from tvm_adaptive.measure_callback.recorder import Recorder, RunProgress, TaskProgress
 from tvm_adaptive.models import TIRWorkload, extract, is_gpu, load_workload, prepare
@@ -85,7 +84,6 @@ def tune_stock(spec: RunSpec, method: Method, work_dir: Path) -> None:
             tasks,
             str(work_dir),
             strategy=strategy,
-            num_tuning_cores=spec.n_threads or usable_physical_cores(),
             seed=spec.seed + 1,
         )
         with stages.stage("search"):

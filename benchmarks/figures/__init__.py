@@ -1,0 +1,1 @@
+"""The papers' figures, made anew: one small file each, from journals or recordings."""

@@ -1,0 +1,37 @@
+"""AdaTune, figures 10 and 11: one part after the other, by trials and by seconds."""
+
+from __future__ import annotations
+
+from benchmarks.charts import Figure
+from benchmarks.figures.common import best_chart
+from benchmarks.journals import Bench
+from benchmarks.methods import METHOD_SETS
+
+_CAPTION = (
+    "Best latency against {axis}, one part added after the other to stock's. AdaTune's figure "
+    "{number} has XGBoost with simulated annealing and a deterministic evaluator, then the "
+    "forest, the contextual search and the adaptive evaluator; here the search is "
+    "evolutionary, and two rungs follow that the paper does not have: the persistent builder "
+    "and DynaTune's scheduler."
+)
+
+
+def ablation_by_trials(bench: Bench) -> Figure:
+    """Return figure 10."""
+    return _ablation(bench, "ablation-by-trials", "trials", 10)
+
+
+def ablation_by_seconds(bench: Bench) -> Figure:
+    """Return figure 11."""
+    return _ablation(bench, "ablation-by-seconds", "seconds", 11)
+
+
+def _ablation(bench: Bench, name: str, axis: str, number: int) -> Figure:
+    methods = [each for each in METHOD_SETS["ladder"] if each in bench.methods]
+    panels = tuple(
+        best_chart(bench, workload, methods, by_trials=axis == "trials")
+        for workload in bench.workloads
+        # A ladder has more than its two ends.
+        if sum(bool(bench.of(workload, method)) for method in methods) > 2
+    )
+    return Figure(name, _CAPTION.format(axis=axis, number=number), panels)

@@ -1,0 +1,123 @@
+"""DynaTune, figures 4, 13 and 19: tuning curves, the fit of one, and a chain's trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from benchmarks.charts import Chart, Figure, Line
+from tvm_adaptive.records import FloatArray
+from tvm_adaptive.task_scheduler.belief_emcee import Posterior, run_chain
+from tvm_adaptive.task_scheduler.curve import LOG_POWER
+from tvm_adaptive.task_scheduler.curve_fit import NoFitError, fit_least_squares, last_segment
+from tvm_adaptive.testing.recording import Recording, TaskRecording
+
+# Fits are shown after these shares of a recording, and go on to its end.
+FIT_SHARES = (0.25, 0.5)
+# In multiples of the best so far; nothing in a history tells where its curve ends.
+_CEILING = 2.0
+# Enough trials for a fit to mean something.
+_LEAST_TRIALS = 32
+_SEED = 0
+
+
+def tuning_curves(recordings: Sequence[Recording]) -> Figure:
+    """Return DynaTune's figure 4: one line per operator."""
+    panels = []
+    for recording in recordings:
+        lines = []
+        for task in recording.tasks:
+            if task.is_valid:
+                x, best = history(task)
+                label = "operators"
+                lines.append(Line(label, tuple(x), tuple(best / best[-1]), thick=False, steps=True))
+        panels.append(Chart(recording.network, "trials", "best throughput / final", tuple(lines)))
+    caption = (
+        "Best throughput of each operator against its trials, relative to its end. DynaTune's "
+        "figure 4 has four operators of ResNet-18 under AutoTVM, in GFLOP/s."
+    )
+    return Figure("tuning-curves", caption, tuple(panels))
+
+
+def curve_fits(recordings: Sequence[Recording]) -> Figure:
+    """Return DynaTune's figure 13: the heaviest operator and curves fitted to its start."""
+    panels = []
+    for recording in recordings:
+        task = heaviest(recording)
+        if task is None:
+            continue
+        x, best = history(task)
+        lines = [Line("measured", tuple(x), tuple(best), steps=True)]
+        for share in FIT_SHARES:
+            known = int(share * len(x))
+            start = last_segment(best[:known])
+            steps = np.arange(1.0, known - start + 1)
+            try:
+                fit = fit_least_squares(
+                    LOG_POWER, steps, best[start:known] / best[known - 1], ceiling=_CEILING
+                )
+            except NoFitError:
+                continue
+            ahead = np.arange(1.0, len(x) - start + 1)
+            y = LOG_POWER.evaluate(ahead, fit.theta) * best[known - 1]
+            lines.append(Line(f"fit to {share:.0%}", tuple(x[start:]), tuple(y)))
+        panels.append(
+            Chart(f"{recording.network}: {task.name}", "trials", "runs per ms", tuple(lines))
+        )
+    caption = (
+        "The best throughput of the operator with the largest share of the network's time, and "
+        f"the curve {LOG_POWER.formula} fitted to its first trials. DynaTune's figure 13 shows "
+        "one operator of its own measurements in GFLOP/s."
+    )
+    return Figure("curve-fits", caption, tuple(panels))
+
+
+def chain_traces(recordings: Sequence[Recording]) -> Figure:
+    """Return DynaTune's figure 19: the walkers' places against steps."""
+    panels: list[Chart] = []
+    for recording in recordings[:1]:
+        task = heaviest(recording)
+        if task is None:
+            continue
+        x, best = history(task)
+        known = int(FIT_SHARES[-1] * len(x))
+        start = last_segment(best[:known])
+        steps = np.arange(1.0, known - start + 1)
+        posterior = Posterior(LOG_POWER, steps, best[start:known] / best[known - 1], _CEILING)
+        try:
+            chain = run_chain(posterior, np.random.default_rng(_SEED))
+        except NoFitError:
+            continue
+        names = ["amplitude", *(parameter.name for parameter in LOG_POWER.parameters)]
+        panels += [
+            _trace(f"{recording.network}: {name}", chain[:, :, column])
+            for column, name in enumerate(names)
+        ]
+    caption = (
+        "Ten walkers of the ensemble sampler, which the preset paper uses, against steps. As "
+        "DynaTune's figure 19, on a recording of this machine; the chains start 0.05 of each "
+        "parameter's range apart, where the paper's start almost in one point."
+    )
+    return Figure("chain-traces", caption, tuple(panels))
+
+
+def history(task: TaskRecording) -> tuple[FloatArray, FloatArray]:
+    """Return trials from the first success on, counted from 1, and the best runs per ms."""
+    valid = np.isfinite(task.latencies_ms)
+    first = int(np.argmax(valid))
+    filled = np.where(valid, task.latencies_ms, np.inf)[first:]
+    best = 1.0 / np.minimum.accumulate(filled)
+    return np.arange(1.0, len(best) + 1), best
+
+
+def heaviest(recording: Recording) -> TaskRecording | None:
+    """Return the operator with the most milliseconds among those with trials enough."""
+    fit_for = [t for t in recording.tasks if t.is_valid and t.n_trials >= _LEAST_TRIALS]
+    return max(fit_for, key=lambda task: task.weight * task.final_ms, default=None)
+
+
+def _trace(title: str, places: FloatArray) -> Chart:
+    steps = tuple(map(float, range(len(places))))
+    lines = tuple(Line("walkers", steps, tuple(column), thick=False) for column in places.T)
+    return Chart(title, "step", "", lines)

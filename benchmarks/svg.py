@@ -1,0 +1,173 @@
+"""Draw charts as SVG, so that a page needs nothing but a browser."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from html import escape
+
+from benchmarks.charts import Bars, Chart, Line
+
+WIDTH, HEIGHT = 460, 320
+LEFT, RIGHT, TOP, BOTTOM = 62, 12, 28, 46
+# Okabe and Ito's colours, which people who are colour-blind can tell apart.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
+_LEGEND_ROW = 15
+_N_TICKS = 5
+
+Scale = Callable[[float], float]
+
+
+def draw(panel: Chart | Bars) -> str:
+    """Return an ``<svg>`` element."""
+    return _bars(panel) if isinstance(panel, Bars) else _chart(panel)
+
+
+def colour_of(labels: Iterable[str]) -> dict[str, str]:
+    """Return one colour per label, in their order."""
+    return {label: COLOURS[n % len(COLOURS)] for n, label in enumerate(dict.fromkeys(labels))}
+
+
+def ticks(low: float, high: float, log: bool = False) -> list[float]:
+    """Return round numbers between two values, at least one."""
+    if log:
+        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        found = [m * 10.0**p for p in powers for m in (1, 2, 5) if low <= m * 10.0**p <= high]
+        return found or [low, high]
+    step = 10.0 ** math.floor(math.log10((high - low) / _N_TICKS))
+    step *= next(m for m in (1, 2, 5, 10) if (high - low) / (step * m) <= _N_TICKS)
+    first = math.ceil(low / step - 1e-9)
+    return [n * step for n in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def _chart(chart: Chart) -> str:
+    points = [(line, _finite(line, chart)) for line in chart.lines]
+    xs = [x for _, pairs in points for x, _ in pairs]
+    ys = [y for _, pairs in points for _, y in pairs]
+    if not xs:
+        return _frame(chart.title, [_text(WIDTH / 2, HEIGHT / 2, "no data")])
+    x_low, x_high = _limits(xs, chart.log_x, from_zero=not chart.log_x)
+    y_low, y_high = _limits(ys, chart.log_y, from_zero=False)
+    to_x = _scale(x_low, x_high, LEFT, WIDTH - RIGHT, chart.log_x)
+    to_y = _scale(y_low, y_high, HEIGHT - BOTTOM, TOP, chart.log_y)
+    colours = colour_of(line.label for line in chart.lines)
+    parts = _axes(chart.x_label, chart.y_label)
+    parts += [_tick_x(to_x(x), x) for x in ticks(x_low, x_high, chart.log_x)]
+    parts += [_tick_y(to_y(y), y) for y in ticks(y_low, y_high, chart.log_y)]
+    for line, pairs in sorted(points, key=lambda each: each[0].thick):
+        parts += _line(line, [(to_x(x), to_y(y)) for x, y in pairs], colours[line.label])
+    return _frame(chart.title, parts + _legend(colours))
+
+
+def _line(line: Line, points: Sequence[tuple[float, float]], colour: str) -> list[str]:
+    if line.markers:
+        return [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in points]
+    if not points:
+        return []
+    path = f"M{points[0][0]:.1f} {points[0][1]:.1f}"
+    for x, y in points[1:]:
+        path += f"H{x:.1f}V{y:.1f}" if line.steps else f"L{x:.1f} {y:.1f}"
+    width, opacity = (2.5, 1.0) if line.thick else (1.0, 0.4)
+    style = f'fill="none" stroke="{colour}" stroke-width="{width}" opacity="{opacity}"'
+    return [f'<path d="{path}" {style}/>']
+
+
+def _bars(bars: Bars) -> str:
+    columns = range(len(bars.groups))
+    sums = [sum(_or_zero(part[n]) for part in bars.parts.values()) for n in columns]
+    tallest = sums if bars.stacked else [_or_zero(y) for part in bars.parts.values() for y in part]
+    high = max([*tallest, 0.0]) or 1.0
+    to_y = _scale(0.0, high, HEIGHT - BOTTOM, TOP, False)
+    slot = (WIDTH - LEFT - RIGHT) / max(1, len(bars.groups))
+    share = 0.7 if bars.stacked else 0.7 / max(1, len(bars.parts))
+    colours = colour_of(bars.parts)
+    parts = _axes("", bars.y_label)
+    parts += [_tick_y(to_y(y), y) for y in ticks(0.0, high)]
+    for n, group in enumerate(bars.groups):
+        base = 0.0
+        for k, (label, values) in enumerate(bars.parts.items()):
+            value = _or_zero(values[n])
+            x = LEFT + slot * (n + 0.15 + (0.0 if bars.stacked else k * share))
+            y = to_y(base + value)
+            height = to_y(base) - y
+            parts.append(
+                f'<rect x="{x:.1f}" y="{y:.1f}" width="{slot * share:.1f}" '
+                f'height="{height:.1f}" fill="{colours[label]}">'
+                f"<title>{escape(f'{group}, {label}: {value:.4g}')}</title></rect>"
+            )
+            base += value if bars.stacked else 0.0
+        parts.append(_text(LEFT + slot * (n + 0.5), HEIGHT - BOTTOM + 14, group))
+    return _frame(bars.title, parts + _legend(colours))
+
+
+def _finite(line: Line, chart: Chart) -> list[tuple[float, float]]:
+    return [
+        (x, y)
+        for x, y in zip(line.x, line.y, strict=True)
+        if math.isfinite(x)
+        and math.isfinite(y)
+        and not (chart.log_x and x <= 0)
+        and not (chart.log_y and y <= 0)
+    ]
+
+
+def _limits(values: Sequence[float], log: bool, *, from_zero: bool) -> tuple[float, float]:
+    low, high = min(values), max(values)
+    low = min(low, 0.0) if from_zero else low
+    if log:
+        return low / 1.05, high * 1.05
+    margin = 0.05 * (high - low) or abs(high) * 0.1 or 1.0
+    return (low if from_zero else low - margin), high + margin
+
+
+def _scale(low: float, high: float, start: float, end: float, log: bool) -> Scale:
+    if log:
+        return lambda v: start + (end - start) * math.log(v / low) / math.log(high / low)
+    return lambda v: start + (end - start) * (v - low) / (high - low)
+
+
+def _or_zero(value: float) -> float:
+    return value if math.isfinite(value) else 0.0
+
+
+def _text(x: float, y: float, text: str, anchor: str = "middle", more: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {more}>{escape(text)}</text>'
+
+
+def _axes(x_label: str, y_label: str) -> list[str]:
+    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
+    middle = (TOP + bottom) / 2
+    return [
+        f'<path d="M{LEFT} {TOP}V{bottom}H{right}" fill="none" stroke="#444"/>',
+        _text((LEFT + right) / 2, HEIGHT - 8, x_label),
+        _text(14, middle, y_label, more=f'transform="rotate(-90 14 {middle})"'),
+    ]
+
+
+def _tick_x(x: float, value: float) -> str:
+    bottom = HEIGHT - BOTTOM
+    mark = f'<path d="M{x:.1f} {bottom}v4" stroke="#444"/>'
+    return mark + _text(x, bottom + 16, f"{value:g}")
+
+
+def _tick_y(y: float, value: float) -> str:
+    grid = f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="#ddd"/>'
+    return grid + _text(LEFT - 6, y + 4, f"{value:g}", "end")
+
+
+def _legend(colours: dict[str, str]) -> list[str]:
+    parts = []
+    for n, (label, colour) in enumerate(colours.items()):
+        y = TOP + 8 + n * _LEGEND_ROW
+        parts.append(f'<rect x="{WIDTH - 26}" y="{y - 5}" width="12" height="5" fill="{colour}"/>')
+        parts.append(_text(WIDTH - 32, y, label, "end"))
+    return parts
+
+
+def _frame(title: str, parts: Sequence[str]) -> str:
+    head = _text(WIDTH / 2, 16, title, more='font-weight="bold"')
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        f'width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif" font-size="11">'
+        f"{head}{''.join(parts)}</svg>"
+    )

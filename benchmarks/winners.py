@@ -1,0 +1,117 @@
+"""Build winners into libraries to be timed: `python -m benchmarks.winners PLAN`.
+
+A process of its own: what it imports and compiles must not stay while others are timed.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.methods import METHODS, STOCK
+from benchmarks.one_run import config_of
+from tvm_adaptive._tvm import args_info_of, functions_as_tasks, json_database
+from tvm_adaptive.database.repair import RECORD_FILE, WORKLOAD_FILE
+from tvm_adaptive.models import (
+    TIRWorkload,
+    compile_network,
+    compile_tir,
+    export,
+    is_gpu,
+    load_workload,
+    prepare,
+)
+from tvm_adaptive.models.compile import device_kind
+from tvm_adaptive.target import resolve_target
+
+# MetaSchedule records a failed trial as 1e10 s, and would take it for want of another.
+_FAILED_SEC = 1e9
+
+
+def main(plan_path: Path) -> int:
+    """Build all entries of a plan; what became of each goes to ``built.json`` beside it."""
+    plan = json.loads(plan_path.read_text())
+    target = resolve_target(plan["target"])
+    workload = load_workload(plan["workload"])
+    built: dict[str, Any] = {"device": device_kind(target), "entries": {}}
+    for number, (name, entry) in enumerate(plan["entries"].items()):
+        path = plan_path.parent / f"{number}.so"
+        try:
+            with tempfile.TemporaryDirectory() as scratch:
+                database = _database(entry, Path(scratch))
+                if isinstance(workload, TIRWorkload):
+                    task = functions_as_tasks(workload.mod, target)[0]
+                    mod = task.dispatched[0]
+                    compile_tir(mod, target, database).export_library(str(path))
+                    built["buffers"] = [
+                        [str(arg.dtype), [int(n) for n in arg.shape]] for arg in args_info_of(mod)
+                    ]
+                else:
+                    layout, prepack = _preparation(entry["method"], is_gpu(target))
+                    prepared = prepare(workload, target, layout, prepack=prepack)
+                    export(compile_network(prepared, database, target), path)
+            built["entries"][name] = {"path": str(path)}
+        except Exception as error:  # one winner that cannot be built must not cost the others
+            message = (str(error).strip() or repr(error)).splitlines()[-1]
+            built["entries"][name] = {"error": message}
+    (plan_path.parent / "built.json").write_text(json.dumps(built, indent=1))
+    return 0
+
+
+def cut_database(source: Path, copy: Path, n_records: int | None) -> int:
+    """Copy a JSON database as it was after so many trials, failed ones left out.
+
+    Parameters
+    ----------
+    source, copy : Path
+        Folders; ``copy`` exists.
+    n_records : int or None
+        MetaSchedule writes one record per trial, in order. None for all.
+
+    Returns
+    -------
+    int
+        Records that were copied.
+    """
+    shutil.copy(source / WORKLOAD_FILE, copy / WORKLOAD_FILE)
+    lines = (source / RECORD_FILE).read_text().splitlines()[:n_records]
+    good = [line for line in lines if line.strip() and _seconds_of(line) < _FAILED_SEC]
+    (copy / RECORD_FILE).write_text("".join(f"{line}\n" for line in good))
+    return len(good)
+
+
+def _seconds_of(line: str) -> float:
+    seconds = json.loads(line)[1][1]
+    return float(sum(seconds) / len(seconds)) if seconds else _FAILED_SEC
+
+
+def _database(entry: Mapping[str, Any], scratch: Path) -> Any:
+    if entry["folder"] is None:
+        return None
+    folder, n_records = Path(entry["folder"]), entry["n_trials"]
+    final = folder / "final"
+    # Stock has no play-off: its winner is its fastest record.
+    if n_records is None and final.is_dir():
+        return json_database(final)
+    if cut_database(folder, scratch, n_records) == 0:
+        return None
+    return json_database(scratch)
+
+
+def _preparation(method_name: str | None, gpu: bool) -> tuple[str, bool]:
+    """Return the layout and whether weights are packed; the default's without a method."""
+    method = METHODS[method_name or "default"]
+    if method.door == STOCK:
+        changes = dict(method.changes)
+        return changes.get("layout", "auto"), changes.get("prepack", not gpu)
+    config = config_of(method)
+    return config.layout, not gpu if config.prepack is None else config.prepack
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
