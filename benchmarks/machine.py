@@ -71,22 +71,24 @@ def time_fixed_kernel(seconds: float) -> list[float]:
     import tvm
     from tvm.s_tir import Schedule
     from tvm.s_tir.meta_schedule.testing.te_workload import matmul
-    from tvm.target import Target
     from tvm.te import create_prim_func
 
+    from tvm_adaptive.models import compile_tir
     from tvm_adaptive.runner.measure import give_threads_cores
+    from tvm_adaptive.target import resolve_target
 
-    size = 256
+    size = 128
     schedule = Schedule(create_prim_func(matmul(n=size, m=size, k=size)))
     (block,) = schedule.get_child_blocks(schedule.get_sblock("root"))
     # All cores take part, as in what is tuned: their disturbances count.
     schedule.parallel(schedule.get_loops(block)[0])
-    module = tvm.compile(schedule.mod, target=Target({"kind": "llvm"}))
+    module = compile_tir(schedule.mod, resolve_target("cpu"))
     device = tvm.runtime.device("cpu", 0)
     rng = np.random.default_rng(0)
     args = [tvm.runtime.tensor(rng.random((size, size), np.float32), device) for _ in range(3)]
     give_threads_cores()
-    evaluator = module.time_evaluator("main", device, number=1, repeat=1, min_repeat_ms=SAMPLE_MS)
+    name = module.entry_name
+    evaluator = module.time_evaluator(name, device, number=1, repeat=1, min_repeat_ms=SAMPLE_MS)
     evaluator(*args)
     samples = []
     end = time.monotonic() + seconds

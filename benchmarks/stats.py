@@ -116,7 +116,8 @@ def quality_of(curve: Curve, share: float) -> float:
     """
     if not math.isfinite(curve.final_ms):
         return math.inf
-    return curve.first_ms - share * (curve.first_ms - curve.final_ms)
+    # Rounding must not place a run above its own quality.
+    return max(curve.final_ms, (1.0 - share) * curve.first_ms + share * curve.final_ms)
 
 
 def time_ratio(baseline: Curve, other: Curve, share: float) -> Reached | None:
@@ -129,8 +130,6 @@ def time_ratio(baseline: Curve, other: Curve, share: float) -> Reached | None:
     quality_ms = quality_of(baseline, share)
     if not math.isfinite(quality_ms):
         return None
-    # Rounding must not place the baseline above its own quality.
-    quality_ms *= 1.0 + 1e-12
     base = time_to(baseline, quality_ms)
     reached = time_to(other, quality_ms)
     return Reached(reached.value / base.value, reached.censored)

@@ -80,13 +80,10 @@ def tune_stock(spec: RunSpec, method: Method, work_dir: Path) -> None:
 
         inner = ms.search_strategy.EvolutionarySearch()
         strategy = inner if spec.budget_sec is None else StoppableSearch(inner, is_over, journal)
-        contexts, weights = extracted_tasks_to_tune_contexts(
-            tasks,
-            str(work_dir),
-            strategy=strategy,
-            seed=spec.seed + 1,
-        )
         with stages.stage("search"):
+            contexts, weights = extracted_tasks_to_tune_contexts(
+                tasks, str(work_dir), strategy=strategy, seed=spec.seed + 1
+            )
             ms.tune_tasks(
                 tasks=contexts,
                 task_weights=weights,

@@ -20,7 +20,8 @@ Standard deviations on offer:
 - ``"jackknife"``: infinitesimal jackknife (Wager, Hastie and Efron 2014), by forestci.
   The sampling variance of the forest's *mean*, which is smaller than the spread of a new
   measurement; good for asking whether more trees or data would move the mean. Unbiased
-  values can be negative with few trees; they are clipped to 0.
+  values are negative for most candidates with a few dozen trees and are clipped to 0;
+  give it some hundreds.
 """
 
 from __future__ import annotations

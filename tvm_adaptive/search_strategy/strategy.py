@@ -38,6 +38,7 @@ from tvm_adaptive.search_strategy.exploration import (
     n_random,
     posterior_epsilon,
 )
+from tvm_adaptive.search_strategy.options import check_options
 from tvm_adaptive.search_strategy.picking import pick_best, pick_diverse, pick_medoids
 from tvm_adaptive.search_strategy.schedules import (
     candidate_of,
@@ -60,7 +61,6 @@ DIVERSITY_RATIO = 3
 INITIAL_EPSILON = 0.5
 # Random schedules per place, where the model chooses among them without evolution.
 CHEAP_SAMPLES_PER_TRIAL = 3
-DIVERSITY = ("none", "knobs", "medoids")
 
 
 @dataclasses.dataclass
@@ -150,7 +150,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         check_epsilon(epsilon)
-        _check_options(population_size, init_measured_ratio, n_initial, n_plans, diversity)
+        check_options(population_size, init_measured_ratio, n_initial, n_plans, diversity)
         self.options: dict[str, Any] = {
             "population_size": population_size,
             "genetic_num_iters": genetic_num_iters,
@@ -399,26 +399,3 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         candidates = [candidate_of(schedule) for schedule in schedules]
         scores = np.asarray(state.cost_model.predict(self.context, candidates), dtype=np.float64)
         return np.clip(scores, 0.0, None)
-
-
-def _check_options(
-    population_size: int,
-    init_measured_ratio: float,
-    n_initial: int,
-    n_plans: int,
-    diversity: str,
-) -> None:
-    if population_size < 1:
-        raise InvalidOptionError(f"population_size must be at least 1 but got {population_size}.")
-    if not 0.0 <= init_measured_ratio <= 1.0:
-        raise InvalidOptionError(
-            f"init_measured_ratio must be in [0, 1] but got {init_measured_ratio}."
-        )
-    if n_initial < 0:
-        raise InvalidOptionError(f"n_initial must be at least 0 but got {n_initial}.")
-    if n_plans < 1:
-        raise InvalidOptionError(f"n_plans must be at least 1 but got {n_plans}.")
-    if diversity not in DIVERSITY:
-        raise InvalidOptionError(
-            f"diversity must be one of {', '.join(DIVERSITY)} but got {diversity!r}."
-        )

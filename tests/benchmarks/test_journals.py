@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks.journals import load_bench, median_of, stage_seconds
+from benchmarks.pack import pack
+from benchmarks.plan import RunSpec, write_outcome
+
+Spec = Callable[..., RunSpec]
+Write = Callable[..., Path]
+
+
+def test_a_run_is_read_from_its_journal(spec: Spec, write_run: Write, write_bench: Write) -> None:
+    write_run(spec(), [(10.0, None, 16), (20.0, 4.0, 32), (30.0, 2.0, 48)], finish_sec=40.0)
+    (run,) = load_bench(write_bench()).runs
+    assert run.spec == spec()
+    assert run.curve.best_ms == (math.inf, 4.0, 2.0)
+    assert run.curve.trials == (16, 32, 48)
+    assert (run.curve.end_sec, run.finish_sec) == (31.0, 40.0)
+    assert (run.n_trials, run.n_errors, run.peak_mb) == (48, 1, 100.0)
+    assert run.stages["build"] == 3.0
+
+
+def test_what_continued_a_journal_later_does_not_count(
+    spec: Spec, write_run: Write, write_bench: Write
+) -> None:
+    folder = write_run(spec(), [(10.0, 4.0, 16)], finish_sec=12.0)
+    with open(folder / "journal.jsonl", "a") as file:
+        file.write('{"event":"journal","time_sec":0,"version":1}\n')
+        file.write('{"event":"measured","time_sec":1,"task":"main","weighted_ms":1}\n')
+    (run,) = load_bench(write_bench()).runs
+    assert run.curve.best_ms == (4.0,)
+
+
+def test_trials_of_several_tasks_add_up(spec: Spec, write_run: Write, write_bench: Write) -> None:
+    folder = write_run(spec(), [(10.0, None, 16), (20.0, 4.0, 16)], finish_sec=30.0)
+    text = (folder / "journal.jsonl").read_text()
+    (folder / "journal.jsonl").write_text(text.replace('"task": "main"', '"task": "one"', 1))
+    (run,) = load_bench(write_bench()).runs
+    assert run.curve.trials == (16, 32)
+    assert run.n_errors == 2
+
+
+def test_a_failed_run_says_why(tmp_path: Path, spec: Spec, write_bench: Write) -> None:
+    folder = tmp_path / spec().folder
+    folder.mkdir(parents=True)
+    write_outcome(folder, spec(), status="failed", message="exit code 1", seconds=3.0)
+    bench = load_bench(write_bench())
+    assert bench.runs[0].failure == "exit code 1"
+    assert bench.of("te:C2D", "stock") == []
+
+
+def test_curves_are_in_the_unit_of_the_neutral_measurement(
+    spec: Spec, write_run: Write, write_bench: Write
+) -> None:
+    write_run(spec(), [(10.0, 4.0, 16), (20.0, 2.0, 32)], finish_sec=30.0)
+    bench = load_bench(write_bench({"stock/0/final": [2.9, 3.0, 3.1], "stock/0/16": [5.0]}))
+    assert bench.neutral_ms(bench.runs[0]) == 3.0
+    assert bench.neutral_ms(bench.runs[0], "16") == 5.0
+    assert bench.curve(bench.runs[0]).best_ms == (6.0, 3.0)
+    bare = load_bench(write_bench({}))
+    assert bare.curve(bare.runs[0]).best_ms == (4.0, 2.0)
+
+
+def test_a_packed_benchmark_reads_alike(
+    tmp_path: Path, spec: Spec, write_run: Write, write_bench: Write
+) -> None:
+    folder = write_run(spec(), [(10.0, 4.0, 16)], finish_sec=30.0)
+    (folder / "library.so").write_text("large")
+    source = write_bench({"stock/0/final": [3.0]})
+    target = tmp_path.with_name(tmp_path.name + "-packed")
+    assert pack(source, target) == 1
+    assert load_bench(target) == load_bench(source)
+    assert not list(target.rglob("*.so"))
+    with pytest.raises(FileExistsError, match="packed"):
+        pack(source, target)
+
+
+def test_a_folder_without_a_benchmark_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"bench\.jsonl"):
+        load_bench(tmp_path)
+
+
+def test_stages_do_not_overlap() -> None:
+    scopes = {
+        "InitializeTask": 1.0,
+        "SendToBuilder": 2.0,
+        "SendToRunner": 3.0,
+        "JoinRunnerFutures": 1.0,
+        "MeasureCallback/UpdateCostModel": 1.5,
+        "Total": 99.0,
+    }
+    found = stage_seconds({"prepare": 4.0, "search": 10.0}, scopes)
+    expected = {"start": 1.0, "build": 2.0, "measure": 4.0, "learn": 1.5, "propose": 1.5}
+    assert found == {**expected, "prepare": 4.0}
+    assert sum(found.values()) == 14.0
+
+
+def test_the_median_of_nothing_is_nan() -> None:
+    assert math.isnan(median_of(None))
+    assert median_of([3.0, 1.0, 2.0]) == 2.0
+    assert median_of([1.0, 2.0]) == 1.5

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from benchmarks.methods import LADDER, METHOD_SETS, METHODS, STOCK, Method, choose_methods
+from benchmarks.one_run import config_of
+from benchmarks.torch_models import TORCH_MODELS
+from benchmarks.workloads import (
+    SIZES,
+    WORKLOAD_SETS,
+    WORKLOADS,
+    choose_workloads,
+)
+from tvm_adaptive._tvm import te_workload_names
+from tvm_adaptive.config import DEFAULT, PAPER
+from tvm_adaptive.models import BUILTIN
+from tvm_adaptive.parts import check_names
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS.values() if m.door != STOCK])
+def test_every_method_is_a_configuration(method: Method) -> None:
+    check_names(config_of(method))
+
+
+def test_methods_say_what_they_are() -> None:
+    assert config_of(METHODS["default"]) == DEFAULT
+    assert config_of(METHODS["paper"]) == PAPER
+    assert config_of(METHODS["epsilon-0.2"]).search.epsilon == 0.2
+    assert config_of(METHODS["ladder-0"]).search.n_trials_per_round == 64
+
+
+def test_each_rung_of_the_ladder_changes_one_option_more() -> None:
+    rungs = [dict(METHODS[name].changes) for name, _, _ in LADDER]
+    for before, after in itertools.pairwise(rungs):
+        assert len(before.items() ^ after.items()) == 2
+    last = config_of(METHODS[LADDER[-1][0]])
+    parts = ("cost_model", "strategy", "runner", "builder", "task_scheduler")
+    assert [getattr(last, part) for part in parts] == [getattr(DEFAULT, part) for part in parts]
+
+
+def test_stock_can_be_told_only_how_a_network_is_prepared() -> None:
+    for method in METHODS.values():
+        if method.door == STOCK:
+            assert set(method.changes) <= {"layout", "prepack"}
+
+
+def test_sets_name_methods_and_workloads_that_are_there() -> None:
+    assert {name for names in METHOD_SETS.values() for name in names} <= set(METHODS)
+    assert {name for names in WORKLOAD_SETS.values() for name in names} <= set(WORKLOADS)
+    for size in SIZES.values():
+        assert choose_methods(size.methods)
+        assert choose_workloads(size.workloads)
+
+
+def test_all_that_can_be_tuned_by_name_is_a_workload() -> None:
+    assert {"te:" + name for name in te_workload_names()} >= set(WORKLOAD_SETS["operators"])
+    assert set(WORKLOAD_SETS["networks"]) == set(BUILTIN) == set(TORCH_MODELS)
+
+
+def test_words_may_repeat() -> None:
+    names = [method.name for method in choose_methods(["main", "default", "ladder"])]
+    assert names[:2] == ["stock", "default"]
+    assert len(names) == len(set(names))
+
+
+def test_an_unknown_word_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"no method 'best'; methods are stock, .*ladder"):
+        choose_methods(["best"])
+    with pytest.raises(ValueError, match=r"no workload 'C2D'; workloads are te:C1D, .*networks"):
+        choose_workloads(["C2D"])

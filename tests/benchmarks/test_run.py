@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.journals import BENCH_JOURNAL, load_bench, read_events
+from benchmarks.methods import METHODS
+from benchmarks.plan import RunSpec, is_finished, read_outcome
+from benchmarks.run import do_run, main, make_spec, parse, why_not
+from benchmarks.workloads import SIZES, WORKLOADS
+from tvm_adaptive.measure_callback.journal import Journal
+
+ROOT = Path(__file__).parents[2]
+Spec = Callable[..., RunSpec]
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    with contextlib.closing(Journal(tmp_path / BENCH_JOURNAL)) as journal:
+        yield journal
+
+
+@pytest.mark.parametrize(
+    ("workload", "words", "trials", "budget_sec"),
+    [
+        ("te:C2D", [], 256, None),
+        ("te:C2D", ["--trials", "8"], 8, None),
+        ("te:C2D", ["--budget", "5m"], None, 300.0),
+        ("te:C2D", ["--budget", "5m", "--trials", "8"], 8, 300.0),
+        ("resnet18", [], None, 600.0),
+        ("resnet18", ["--trials", "8"], None, 600.0),
+        ("resnet18", ["--budget", "5m"], None, 300.0),
+        ("resnet18", ["--budget", "5m", "--network-budget", "1h"], None, 3600.0),
+    ],
+)
+def test_operators_are_bounded_by_trials_and_networks_by_seconds(
+    workload: str, words: list[str], trials: int | None, budget_sec: float | None
+) -> None:
+    options = parse(["--size", "small", "--out", "somewhere", *words])
+    made = make_spec(
+        WORKLOADS[workload],
+        METHODS["stock"],
+        1,
+        size=SIZES["small"],
+        options=options,
+        n_threads=2,
+    )
+    assert (made.trials, made.budget_sec) == (trials, budget_sec)
+    assert (made.seed, made.target, made.n_threads) == (1, "cpu", 2)
+
+
+def test_a_target_that_is_not_there_is_skipped_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "kind" in why_not('{"kind": "abacus"}')
+    assert main(["--out", str(tmp_path / "out"), "--target", '{"kind": "abacus"}']) == 0
+    assert capsys.readouterr().out.startswith("skipped: target kind must be one of")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_name_is_told_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--out", str(tmp_path / "out"), "--methods", "best"]) == 2
+    assert "methods are stock" in capsys.readouterr().err
+
+
+def test_a_run_that_fails_is_a_result_and_one_that_was_killed_starts_again(
+    tmp_path: Path, journal: Journal, spec: Spec, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = spec(workload="te:NONE")
+    folder = tmp_path / run.folder
+    folder.mkdir(parents=True)
+    (folder / "journal.jsonl").write_text("of a run that was killed\n")
+    do_run(tmp_path, run, journal, "1 of 1")
+    assert not (folder / "journal.jsonl").exists()
+    outcome = read_outcome(folder)
+    assert outcome is not None
+    assert outcome["status"] == "failed"
+    assert "workload must be one of" in outcome["message"]
+    assert is_finished(tmp_path, run)
+    do_run(tmp_path, run, journal, "1 of 1")
+    assert "finished before" in capsys.readouterr().out
+    events = [event["event"] for event in read_events(tmp_path / BENCH_JOURNAL)]
+    assert events == ["journal", "run-start", "run-end"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_smallest_size_goes_from_tuning_to_tables(tmp_path: Path) -> None:
+    out = tmp_path / "smoke"
+    for module, words in (
+        ("benchmarks.run", ["--size", "smoke", "--out", str(out)]),
+        ("benchmarks.compare", [str(out)]),
+    ):
+        command = [sys.executable, "-m", module, *words]
+        subprocess.run(command, cwd=ROOT, env=dict(os.environ), check=True)
+    bench = load_bench(out)
+    assert {run.key for run in bench.runs} == {"stock/0", "default/0"}
+    assert [run.failure for run in bench.runs] == ["", ""]
+    assert {"stock/0/final", "default/0/final"} <= set(bench.neutral["te:GMM"])
+    assert set(bench.noise) == {"before", "after"}
+    assert "| te:GMM | default | 1 |" in (out / "report" / "tables.md").read_text()

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.machine import describe_machine, describe_noise
+from benchmarks.winners import cut_database
+from tvm_adaptive.database.repair import RECORD_FILE, WORKLOAD_FILE
+
+
+@pytest.mark.parametrize(("n_records", "kept"), [(None, [0, 2, 3]), (2, [0]), (3, [0, 2])])
+def test_a_database_is_cut_after_so_many_trials_and_without_failures(
+    tmp_path: Path, n_records: int | None, kept: list[int]
+) -> None:
+    source, copy = tmp_path / "source", tmp_path / "copy"
+    source.mkdir()
+    copy.mkdir()
+    (source / WORKLOAD_FILE).write_text('["workload"]\n')
+    seconds = [[0.5], [1e10], [0.25, 0.75], [0.1]]
+    records = [[0, [f"trace {n}", each, {}, []]] for n, each in enumerate(seconds)]
+    (source / RECORD_FILE).write_text("".join(json.dumps(each) + "\n" for each in records))
+    assert cut_database(source, copy, n_records) == len(kept)
+    lines = (copy / RECORD_FILE).read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [records[n] for n in kept]
+    assert (copy / WORKLOAD_FILE).read_text() == '["workload"]\n'
+
+
+def test_the_machine_is_described() -> None:
+    about = describe_machine()
+    assert about["n_processors"] >= 1
+    assert about["packages"]["apache-tvm"]
+    json.dumps(about)
+
+
+@pytest.mark.parametrize(("samples", "noisy"), [([1.0, 1.01] * 9, False), ([1.0, 1.3] * 9, True)])
+def test_a_wide_spread_is_noise(samples: list[float], noisy: bool) -> None:
+    assert describe_noise(samples)["noisy"] is noisy
