@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.search_strategy.exploration import check_epsilon
 
 DIVERSITY = ("none", "knobs", "medoids")
 
 
 def check_options(
-    population_size: int,
-    init_measured_ratio: float,
+    native: Mapping[str, Any],
+    epsilon: float | None,
     n_initial: int,
     n_plans: int,
     diversity: str,
 ) -> None:
     """Check what :class:`~tvm_adaptive.search_strategy.AdaptiveSearch` was given.
 
+    Parameters
+    ----------
+    native : mapping
+        Options of MetaSchedule's own evolutionary search.
+    epsilon, n_initial, n_plans, diversity
+        Its own, see there.
+
     Raises
     ------
     InvalidOptionError
         Names the option, its rule and what was given.
     """
+    check_epsilon(epsilon)
+    population_size, ratio = native["population_size"], native["init_measured_ratio"]
     if population_size < 1:
         raise InvalidOptionError(f"population_size must be at least 1 but got {population_size}.")
-    if not 0.0 <= init_measured_ratio <= 1.0:
-        raise InvalidOptionError(
-            f"init_measured_ratio must be in [0, 1] but got {init_measured_ratio}."
-        )
+    if not 0.0 <= ratio <= 1.0:
+        raise InvalidOptionError(f"init_measured_ratio must be in [0, 1] but got {ratio}.")
     if n_initial < 0:
         raise InvalidOptionError(f"n_initial must be at least 0 but got {n_initial}.")
     if n_plans < 1:

@@ -34,7 +34,6 @@ from tvm_adaptive.records import Exploration, FloatArray, Prediction
 from tvm_adaptive.search_strategy.exploration import (
     FALLBACK_EPSILON,
     N_PLANS,
-    check_epsilon,
     n_random,
     posterior_epsilon,
 )
@@ -149,8 +148,6 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
         super().__init__()
-        check_epsilon(epsilon)
-        check_options(population_size, init_measured_ratio, n_initial, n_plans, diversity)
         self.options: dict[str, Any] = {
             "population_size": population_size,
             "genetic_num_iters": genetic_num_iters,
@@ -160,6 +157,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
             "genetic_mutate_prob": genetic_mutate_prob,
             "genetic_max_fail_count": genetic_max_fail_count,
         }
+        check_options(self.options, epsilon, n_initial, n_plans, diversity)
         self.epsilon = epsilon
         self.n_initial = n_initial
         self.n_plans = n_plans
