@@ -21,8 +21,6 @@ class Line:
         Each value holds until the next one.
     markers : bool
         Points without a line between them.
-    errors : tuple of float or None
-        Half lengths of vertical bars.
     """
 
     label: str
@@ -31,7 +29,6 @@ class Line:
     thick: bool = True
     steps: bool = False
     markers: bool = False
-    errors: tuple[float, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

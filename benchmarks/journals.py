@@ -42,8 +42,6 @@ class Run:
     n_trials, n_errors : int
     peak_mb : float
         Of the tuner's own process.
-    peak_child_mb : float
-        Of the largest process that it started.
     failure : str
         Why it failed, or empty.
     """
@@ -55,7 +53,6 @@ class Run:
     n_trials: int
     n_errors: int
     peak_mb: float
-    peak_child_mb: float
     failure: str = ""
 
     @property
@@ -176,7 +173,7 @@ def load_run(folder: Path) -> Run:
     spec = RunSpec(**outcome["spec"])
     if outcome["status"] != "done":
         empty = make_curve([], [], [], 0.0)
-        return Run(spec, empty, math.nan, {}, 0, 0, math.nan, math.nan, outcome["message"])
+        return Run(spec, empty, math.nan, {}, 0, 0, math.nan, outcome["message"])
     events = read_events(folder / JOURNAL_FILE)
     # One journal per run: whatever continued it later is not part of it.
     later = [n for n, event in enumerate(events) if event["event"] == "journal"][1:]
@@ -211,7 +208,6 @@ def run_of(spec: RunSpec, events: list[Event], outcome: Mapping[str, Any]) -> Ru
         trials[-1] if trials else 0,
         sum(n for _, n in counts.values()),
         float(outcome.get("peak_mb", math.nan)),
-        float(outcome.get("peak_child_mb", math.nan)),
     )
 
 
@@ -235,7 +231,7 @@ def stage_seconds(stages: Mapping[str, float], scopes: Mapping[str, float]) -> d
     """
     searching = float(stages.get("search", 0.0))
     parts = {
-        "start": scopes.get("InitializeTask", 0.0),
+        "start": scopes.get("CreateContexts", 0.0) + scopes.get("InitializeTask", 0.0),
         "build": scopes.get("SendToBuilder", 0.0),
         "measure": scopes.get("SendToRunner", 0.0) + scopes.get("JoinRunnerFutures", 0.0),
         "learn": scopes.get("MeasureCallback/UpdateCostModel", 0.0),

@@ -6,11 +6,9 @@ import ctypes
 import dataclasses
 import json
 import logging
-import resource
 import signal
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from tvm.s_tir.meta_schedule import Profiler
 import tvm_adaptive
 from benchmarks.methods import METHODS, STOCK, Method
 from benchmarks.plan import RunSpec, write_outcome
-from benchmarks.stock import tune_stock
+from benchmarks.stock import SET_UP_SCOPE, tune_stock
 from tvm_adaptive.config import TuneConfig, preset
 
 SPEC_FILE = "spec.json"
@@ -56,6 +54,7 @@ def main(folder: Path) -> int:
     spec = RunSpec(**json.loads((folder / SPEC_FILE).read_text()))
     method = METHODS[spec.method]
     start_sec = time.monotonic()
+    _time_contexts()
     profiler = Profiler()
     with profiler:
         if method.door == STOCK:
@@ -78,7 +77,7 @@ def main(folder: Path) -> int:
         status="done",
         seconds=time.monotonic() - start_sec,
         scopes={name: float(seconds) for name, seconds in profiler.get().items()},
-        **_peak_memory(),
+        peak_mb=_peak_mb(),
     )
     return 0
 
@@ -89,11 +88,27 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _peak_memory() -> Mapping[str, float]:
-    """Return the megabytes of the tuner and of the largest process that it started."""
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    return {"peak_mb": own / 1024, "peak_child_mb": child / 1024}
+def _peak_mb() -> float:
+    """Return the megabytes that this process had at most.
+
+    Not ``getrusage``, which remembers those of the process that started this one.
+    """
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) / 1024
+    return float("nan")
+
+
+def _time_contexts() -> None:
+    """Let MetaSchedule's profiler see what it costs to set the tasks up, ours included."""
+    module = sys.modules["tvm_adaptive.tune"]
+    create = module.contexts_of
+
+    def timed(*args: Any) -> Any:
+        with Profiler.timeit(SET_UP_SCOPE):
+            return create(*args)
+
+    module.contexts_of = timed  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":

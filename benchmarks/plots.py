@@ -55,9 +55,7 @@ def _chart(axis: Any, chart: Chart) -> None:
             named.add(line.label)
         if line.markers:
             style |= {"linestyle": "", "marker": "o", "markersize": 4}
-        if line.errors is not None:
-            axis.errorbar(line.x, line.y, yerr=line.errors, capsize=3, **style)
-        elif line.steps:
+        if line.steps:
             axis.step(line.x, line.y, where="post", **style)
         else:
             axis.plot(line.x, line.y, **style)

@@ -166,4 +166,8 @@ def _run_process(folder: Path, spec: RunSpec) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on from here", file=sys.stderr)
+        sys.exit(130)

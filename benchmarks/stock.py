@@ -28,6 +28,8 @@ from tvm_adaptive.search_strategy.stoppable import StoppableSearch
 from tvm_adaptive.target import resolve_target
 
 JOURNAL_FILE = "journal.jsonl"
+# In MetaSchedule's profiler, which has no name for it: most of it are imports.
+SET_UP_SCOPE = "CreateContexts"
 # Of tune_tasks, whose search ends by seconds then; it counts in 32 bits.
 _UNLIMITED = 10**8
 
@@ -81,9 +83,10 @@ def tune_stock(spec: RunSpec, method: Method, work_dir: Path) -> None:
         inner = ms.search_strategy.EvolutionarySearch()
         strategy = inner if spec.budget_sec is None else StoppableSearch(inner, is_over, journal)
         with stages.stage("search"):
-            contexts, weights = extracted_tasks_to_tune_contexts(
-                tasks, str(work_dir), strategy=strategy, seed=spec.seed + 1
-            )
+            with ms.Profiler.timeit(SET_UP_SCOPE):
+                contexts, weights = extracted_tasks_to_tune_contexts(
+                    tasks, str(work_dir), strategy=strategy, seed=spec.seed + 1
+                )
             ms.tune_tasks(
                 tasks=contexts,
                 task_weights=weights,

@@ -75,7 +75,7 @@ def loss_list(bench: Bench, baseline: str) -> str:
 def latency_table(bench: Bench) -> str:
     """Return what was found, after how long: timed anew and as recorded."""
     head = ["workload", "method", "seeds", "ms, timed anew", "range", "ms, as recorded"]
-    head += ["seconds", "trials", "failed", "tuner, MB", "largest worker, MB"]
+    head += ["seconds", "trials", "failed", "tuner, MB"]
     rows = []
     for workload, method, runs in _groups(bench):
         anew = [ms for run in runs if math.isfinite(ms := bench.neutral_ms(run))]
@@ -92,7 +92,6 @@ def latency_table(bench: Bench) -> str:
                 f"{median_of(run.n_trials for run in runs):.0f}",
                 f"{median_of(run.n_errors for run in runs):.0f}",
                 f"{median_of(run.peak_mb for run in runs):.0f}",
-                f"{median_of(run.peak_child_mb for run in runs):.0f}",
             ]
         )
     return markdown(head, rows)

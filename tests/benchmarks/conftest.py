@@ -57,7 +57,7 @@ def write_run(tmp_path: Path) -> Callable[..., Path]:
             ],
         )
         scopes = {"SendToBuilder": 3.0, "SendToRunner": 2.0, "InitializeTask": 1.0}
-        write_outcome(folder, spec, status="done", scopes=scopes, peak_mb=100.0, peak_child_mb=50.0)
+        write_outcome(folder, spec, status="done", scopes=scopes, peak_mb=100.0)
         return folder
 
     return write

@@ -20,6 +20,7 @@ from benchmarks.journals import load_bench
 from benchmarks.methods import METHODS
 from benchmarks.page import make_page, to_html
 from benchmarks.plan import RunSpec
+from benchmarks.plots import save_png, why_no_plots
 from benchmarks.svg import draw, ticks
 from tvm_adaptive.task_scheduler.arms import Arm
 from tvm_adaptive.testing.recording import Recording, TaskRecording, save_recording
@@ -68,6 +69,14 @@ def test_figures_of_a_benchmark(
     figure = FIGURES[name].make(load_bench(write_bench(timed, "resnet18")))
     check(figure)
     assert figure.panels[0].title == "resnet18"
+
+
+def test_figures_can_be_drawn_as_png(tmp_path: Path, recording: Recording) -> None:
+    if reason := why_no_plots():
+        pytest.skip(reason)
+    for name in ("dynatune-2", "dynatune-4"):
+        path = save_png(FIGURES[name].make([recording]), tmp_path)
+        assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_variance_of_means_falls_with_their_length(rng: np.random.Generator) -> None:

@@ -49,6 +49,11 @@ def test_builtin_networks_are_named_where_users_look(name, capsys):
         load_workload("nothing")
 
 
+def test_an_operator_that_tvm_cannot_make_is_named():
+    with pytest.raises(InvalidOptionError, match=r"cannot make its own workload te:C2D_WIN_NHWC"):
+        load_workload("te:C2D_WIN_NHWC")
+
+
 @each_network
 def test_seeds_decide_the_weights(name, small):
     first, again, other = (small(name, seed=seed).params for seed in (0, 0, 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from tvm_adaptive._tvm import IRModule, te_workload, te_workload_names
+from tvm_adaptive._tvm import TVM_VERSION, IRModule, te_workload, te_workload_names
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.bert import bert_base
 from tvm_adaptive.models.encoder import transformer
@@ -54,11 +54,18 @@ def load_workload(what: str) -> Network | TIRWorkload:
     Raises
     ------
     InvalidOptionError
-        When there is no such workload; the message lists those there are.
+        When there is no such workload, the message lists those there are; or when this
+        TVM cannot make it.
     """
     if what in BUILTIN:
         return BUILTIN[what]()
     if what.startswith(_TE) and what[len(_TE) :] in te_workload_names():
-        return TIRWorkload(what, te_workload(what[len(_TE) :]))
+        try:
+            return TIRWorkload(what, te_workload(what[len(_TE) :]))
+        except RuntimeError as error:  # its Winograd convolution needs what TVM has removed
+            raise InvalidOptionError(
+                f"TVM {TVM_VERSION} cannot make its own workload {what} any more ({error}); "
+                "choose another."
+            ) from error
     names = [*BUILTIN, *(_TE + name for name in te_workload_names())]
     raise InvalidOptionError(f"workload must be one of {', '.join(names)} but got {what!r}.")
