@@ -22,7 +22,7 @@ class Comparison:
     ----------
     workload, method : str
     n_pairs : int
-        Seeds that both have.
+        Seeds that both have and of which the baseline found something.
     speedup : dict of float to Spread or None
         Per share of the baseline's improvement: its seconds to that quality over the
         method's. Censored where the method never got there: the truth is below.
@@ -105,6 +105,8 @@ def _compare(
         ratios = [time_ratio(bench.curve(base), bench.curve(run), share) for base, run in pairs]
         found = spread([each for each in ratios if each is not None])
         speedup[share] = None if found is None else inverse(found)
+    # Better than a baseline that found nothing is no merit; tables name such runs.
+    pairs = [(base, run) for base, run in pairs if math.isfinite(base.curve.final_ms)]
     times = [_equal_time(bench, base, run) for base, run in pairs]
     same = [
         _latency_ratio(bench.neutral_ms(base), bench.neutral_ms(run))

@@ -41,7 +41,8 @@ def cell(value: Spread | None, bound: str = _BELOW) -> str:
     if value.n > 1:
         text += f" ({value.low:.2f} to {value.high:.2f})"
     if value.n_censored:
-        text += f", {value.n_censored} of {value.n} never"
+        word = "never" if bound == _BELOW else "had nothing to compare with yet"
+        text += f", {value.n_censored} of {value.n} {word}"
     return text
 
 
@@ -67,9 +68,16 @@ def loss_list(bench: Bench, baseline: str) -> str:
         for method, workload, name, value in sorted(found, key=lambda each: each[3])
     ]
     failed = [
-        f"- {run.spec.workload}, {run.key}: {run.failure}" for run in bench.runs if run.failure
+        f"- {run.spec.workload}, {run.key}: {run.failure or nothing_found(run)}"
+        for run in bench.runs
+        if run.failure or not math.isfinite(run.curve.final_ms)
     ]
     return "\n".join(lines + failed) or "None."
+
+
+def nothing_found(run: Run) -> str:
+    """Return what is said of a run without a success."""
+    return f"found nothing; {run.n_errors} of {run.n_trials} trials failed"
 
 
 def latency_table(bench: Bench) -> str:

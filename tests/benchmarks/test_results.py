@@ -76,6 +76,17 @@ def test_a_baseline_without_a_result_in_time_is_a_bound(
     assert found.equal_time.median.value == 2.0
 
 
+def test_better_than_a_baseline_that_found_nothing_is_no_merit(
+    spec: Spec, write_run: Write, write_bench: Write
+) -> None:
+    write_run(spec("stock"), [(80.0, None, 64)], 90.0)
+    write_run(spec("default"), [(5.0, 1.0, 64)], 10.0)
+    bench = load_bench(write_bench({"stock/0/final": [50.0], "default/0/final": [1.0]}))
+    (found,) = comparisons(bench)
+    assert (found.n_pairs, found.equal_time, found.equal_trials) == (0, None, None)
+    assert loss_list(bench, "stock") == "- te:C2D, stock/0: found nothing; 1 of 64 trials failed"
+
+
 def test_without_the_neutral_measurement_no_latencies_are_compared(
     spec: Spec, write_run: Write, write_bench: Write
 ) -> None:
