@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from benchmarks.choosing import choose
+
 STOCK = "stock"
 TUNE = "tune"
 
@@ -134,12 +136,4 @@ def choose_methods(words: Sequence[str]) -> tuple[Method, ...]:
     ValueError
         For a word that is neither.
     """
-    names: list[str] = []
-    for word in words:
-        if word not in METHOD_SETS and word not in METHODS:
-            raise ValueError(
-                f"There is no method {word!r}; methods are {', '.join(METHODS)}, sets of them "
-                f"{', '.join(METHOD_SETS)}."
-            )
-        names += METHOD_SETS.get(word, (word,))
-    return tuple(METHODS[name] for name in dict.fromkeys(names))
+    return choose("method", words, METHODS, METHOD_SETS)

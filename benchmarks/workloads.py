@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from benchmarks.choosing import choose
+
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
@@ -101,12 +103,4 @@ def choose_workloads(words: Sequence[str]) -> tuple[Workload, ...]:
     ValueError
         For a word that is neither.
     """
-    names: list[str] = []
-    for word in words:
-        if word not in WORKLOAD_SETS and word not in WORKLOADS:
-            raise ValueError(
-                f"There is no workload {word!r}; workloads are {', '.join(WORKLOADS)}, sets of "
-                f"them {', '.join(WORKLOAD_SETS)}."
-            )
-        names += WORKLOAD_SETS.get(word, (word,))
-    return tuple(WORKLOADS[name] for name in dict.fromkeys(names))
+    return choose("workload", words, WORKLOADS, WORKLOAD_SETS)
