@@ -303,9 +303,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         order = state.rng.permutation(len(fresh))
         clock.append(time.perf_counter())
         shuffled = [fresh[i] for i in order]
-        exploration = self._exploration(state, shuffled[: self.n_plans])
-        if cheap and exploration.reason in ("posterior", "no-success-yet"):
-            exploration = Exploration(INITIAL_EPSILON, "initial")
+        exploration = self._exploration(state, shuffled[: self.n_plans], cheap=cheap)
         clock.append(time.perf_counter())
         explore = min(n_random(exploration.epsilon, size), len(fresh))
         if cheap:
@@ -333,7 +331,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         )
         return batch
 
-    def _exploration(self, state: _State, plans: Sequence[Schedule]) -> Exploration:
+    def _exploration(self, state: _State, plans: Sequence[Schedule], *, cheap: bool) -> Exploration:
         if self.epsilon is not None:
             return Exploration(self.epsilon, "fixed")
         if not hasattr(state.model, "posterior"):
@@ -348,6 +346,8 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
             # Scores of an untrained model rank nothing: evolving them would cost a
             # search and bring random candidates all the same.
             return Exploration(1.0, "untrained")
+        if cheap:
+            return Exploration(INITIAL_EPSILON, "initial")
         prediction: Prediction | None = state.model.posterior(
             self.context, [candidate_of(plan) for plan in plans]
         )
