@@ -48,6 +48,7 @@ def test_replace_ignores_none_and_refuses_unknown():
         (lambda: SchedulerConfig(slot_rounds=0), "slot_rounds must be at least 1"),
         (lambda: SchedulerConfig(slot_sec=0), "slot_sec must be above 0"),
         (lambda: SchedulerConfig(warm_up_trials=0), "warm_up_trials must be at least 1"),
+        (lambda: SchedulerConfig(patience_trials=0), "patience_trials must be at least 1"),
         (lambda: SchedulerConfig(plateau_slots=0), "plateau_slots must be at least 1"),
         (lambda: SchedulerConfig(plateau_share=1.0), r"plateau_share must be in \[0, 1\)"),
         (lambda: FinishConfig(top_k=0), "top_k must be at least 1"),

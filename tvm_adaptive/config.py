@@ -111,6 +111,9 @@ class SchedulerConfig:
         Seconds per decision instead, as in the paper.
     warm_up_trials : int, default 4
         Trials of a task before the first decision on it; the paper gives a whole slot.
+    patience_trials : int or None, default None
+        A task without improvement for so many trials gets no more; None leaves that to
+        the scheduler (as published: 200).
     plateau_slots : int or None, default None
         Ends the search when as many slots saved no more than ``plateau_share``.
     plateau_share : float, default 0.005
@@ -121,6 +124,7 @@ class SchedulerConfig:
     slot_rounds: int = 1
     slot_sec: float | None = None
     warm_up_trials: int = 4
+    patience_trials: int | None = None
     plateau_slots: int | None = None
     plateau_share: float = 0.005
 
@@ -131,6 +135,8 @@ class SchedulerConfig:
         _at_least("warm_up_trials", self.warm_up_trials, 1)
         if self.slot_sec is not None:
             _above("slot_sec", self.slot_sec, 0)
+        if self.patience_trials is not None:
+            _at_least("patience_trials", self.patience_trials, 1)
         if self.plateau_slots is not None:
             _at_least("plateau_slots", self.plateau_slots, 1)
         if not 0.0 <= self.plateau_share < 1.0:

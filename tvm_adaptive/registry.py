@@ -92,15 +92,18 @@ def _scheduler(policy: str) -> Constructor:
     return make
 
 
+_POLICIES = {name: name for name in ("dynatune", "random", "linear", "epsilon-greedy", "softmax")}
 # "round-robin" stays stock's.
-_SCHEDULERS = ("dynatune", "random", "linear", "epsilon-greedy", "softmax")
+_POLICIES["adaptive-round-robin"] = "round-robin"
 
 PARTS: dict[str, Part] = {
     "cost_model": Part(CostModel, {"rfei": _rfei}),
     "strategy": Part(SearchStrategy, {"adaptive": _search}),
     "runner": Part(Runner, {"adaptive": _local_runner, "adaptive-rpc": _rpc_runner}),
     "builder": Part(Builder, {"persistent": _builder}),
-    "task_scheduler": Part(TaskScheduler, {name: _scheduler(name) for name in _SCHEDULERS}),
+    "task_scheduler": Part(
+        TaskScheduler, {name: _scheduler(policy) for name, policy in _POLICIES.items()}
+    ),
 }
 STOCK_NAMES: dict[str, tuple[str, ...]] = {
     "cost_model": ("xgb", "mlp", "random"),

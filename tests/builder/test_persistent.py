@@ -152,7 +152,7 @@ def test_a_build_that_needs_an_intrinsic_gets_it() -> None:
 
 
 def _needs_intrinsic(mod: Any, target: Any, params: Any) -> Any:
-    tvm.tirx.TensorIntrin.get("dot_16x4_vnni")
+    tvm.s_tir.TensorIntrin.get("dot_16x4_vnni")
     return build_candidate(mod, target, params)
 
 

@@ -76,8 +76,10 @@ def test_without_a_success_nothing_is_known(method, best):
     assert belief.warning == "no success yet"
 
 
-@pytest.mark.parametrize("method", ["quadrature", "emcee"])
-@pytest.mark.parametrize("best", [[3.0], [0.0] * 3 + [1.0, 1.5]])
+@pytest.mark.parametrize(
+    ("method", "best"),
+    [("quadrature", [3.0]), ("emcee", [3.0]), ("emcee", [0.0] * 3 + [1.0, 1.5])],
+)
 def test_few_trials_are_left_to_the_records(method, best):
     belief = believe(best, method=method)
     assert belief.method == "records"
@@ -92,6 +94,35 @@ def test_awkward_histories_get_a_forecast(method, best):
     assert isinstance(belief, Forecast)
     assert belief.mean >= best[-1]
     assert (belief.samples >= best[-1]).all()
+
+
+@pytest.mark.parametrize("best", [[1.0, 1.0], [0.0, 2.0], [1.0, 1.5, 1.5, 3.0]])
+def test_the_grid_needs_two_trials_only(best):
+    belief = believe(best, 16)
+    assert belief.method == "quadrature"
+    assert 0.0 < belief.expected_drop < 0.5
+
+
+SATURATING = [name for name in FAMILIES if FAMILIES[name].saturates]
+
+
+@pytest.mark.parametrize("family", SATURATING)
+def test_what_is_expected_at_most_lowers_the_forecast_and_caps_no_draw(family):
+    best = np.where(np.arange(20) < 3, 1.9, 2.0)
+    free = believe(best, family=family)
+    close = believe(best, family=family, expected_peak=2.1)
+    assert 0.0 < close.expected_drop < 0.5 * free.expected_drop
+    assert close.mean < 2.1 < close.samples.max()
+    # Once it was reached, it was wrong.
+    assert believe(best, family=family, expected_peak=1.9).mean == free.mean
+
+
+@pytest.mark.parametrize("family", SATURATING)
+def test_data_overrule_what_was_expected(family):
+    steep = np.linspace(1.0, 2.0, 20)
+    free = believe(steep, family=family)
+    close = believe(steep, family=family, expected_peak=2.1)
+    assert 0.8 * free.expected_drop < close.expected_drop < free.expected_drop
 
 
 @pytest.mark.parametrize("method", METHODS)

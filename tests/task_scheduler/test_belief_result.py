@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import numpy as np
@@ -44,11 +45,34 @@ def test_what_is_no_peak(peak):
         history([1.0], peak)
 
 
+def test_what_is_expected_is_a_ceiling_until_it_is_reached():
+    def expecting(expected_peak, peak=None):
+        return History(np.array([4.0]), peak, expected_peak)
+
+    assert expecting(6.0).expected_ceiling(2.0) == 1.5
+    assert expecting(6.0).ceiling(2.0) == 2.0
+    assert expecting(4.0).expected_ceiling(2.0) == 2.0
+    assert expecting(6.0, peak=5.0).expected_ceiling(2.0) == 1.25
+    # It caps no draw: it may be wrong.
+    assert expecting(6.0).capped(7.0) == 7.0
+    with pytest.raises(InvalidOptionError, match="expected_peak must be positive and finite"):
+        expecting(0.0)
+
+
 @pytest.mark.parametrize(
     ("peak", "ceiling"), [(None, 2.0), (100.0, 2.0), (6.0, 1.5), (4.0, 2.0), (1.0, 2.0)]
 )
 def test_the_ceiling_is_the_peak_unless_it_was_reached(peak, ceiling):
     assert history([4.0], peak).ceiling(2.0) == ceiling
+
+
+def test_the_expected_drop_is_converted_draw_by_draw():
+    # Stays, or doubles its throughput: half of the latency in half of the cases.
+    drawn = Forecast(3.0, 1.0, np.array([2.0, 4.0]), "records", incumbent=2.0)
+    assert drawn.expected_drop == pytest.approx(0.25)
+    assert dataclasses.replace(drawn, exact_drop=0.2).expected_drop == 0.2
+    assert unchanged(history([3.0]), 8, "records").expected_drop == 0.0
+    assert unchanged(history([0.0]), 8, "records").expected_drop == 0.0
 
 
 def test_quantiles_and_the_chance_of_an_improvement():

@@ -24,6 +24,10 @@ class Belief(NamedTuple):
     mean: float
     samples: np.ndarray
 
+    @property
+    def expected_drop(self):
+        return float((1.0 - 1.0 / self.samples).mean())
+
 
 class Script:
     """Forecasts a fixed speed-up for each length of history, and keeps what it was asked."""
@@ -32,8 +36,8 @@ class Script:
         self.ratios = ratios
         self.asked = []
 
-    def __call__(self, history, horizon, peak, rng):
-        self.asked.append((history, horizon, peak))
+    def __call__(self, history, horizon, rng):
+        self.asked.append((history, horizon))
         samples = np.atleast_1d(self.ratios[len(history)]).astype(float)
         return Belief(float(samples.mean()), samples)
 
@@ -88,13 +92,13 @@ def test_only_the_arm_that_ran_is_forecast_again(rng):
     tuner.choose([arm([4.0]), arm([5.0, 4.0])], rng)
     tuner.choose([arm([4.0]), arm([5.0, 4.0, 4.0], n_slots=2)], rng)
     assert [len(history) for history, *_ in script.asked] == [1, 2, 3]
-    assert script.asked[1][0] == pytest.approx([0.8, 1.0])
+    assert script.asked[1][0].best == pytest.approx([0.8, 1.0])
 
 
 def test_the_history_is_the_best_so_far_on_the_arms_own_scale(rng):
     script = Script({4: 2.0})
     DynaTunePolicy("default", script).choose([arm([NAN, 4.0, 8.0, 2.0])], rng)
-    assert script.asked[0][0] == pytest.approx([0.0, 0.5, 0.5, 1.0])
+    assert script.asked[0][0].best == pytest.approx([0.0, 0.5, 0.5, 1.0])
 
 
 @pytest.mark.parametrize(
@@ -113,8 +117,28 @@ def test_horizon_and_peak(options, horizon, peak, rng):
     script = Script({2: 2.0})
     arms = [arm([11.0, 10.0], sec=4.0)]
     DynaTunePolicy(PolicyOptions(**options), script).choose(arms, rng)
-    _, asked_horizon, asked_peak = script.asked[0]
-    assert (asked_horizon, asked_peak) == (horizon, peak)
+    history, asked_horizon = script.asked[0]
+    assert (asked_horizon, history.peak) == (horizon, peak)
+
+
+def test_what_the_best_arm_reached_is_expected_of_all(rng):
+    # 100, 200 and 50 GFLOPS.
+    arms = [arm([10.0]), arm([5.0, 5.0], sec=2.0), arm([20.0] * 3, sec=3.0)]
+    script = Script({1: 1.5, 2: 1.5, 3: 1.5, 4: 1.5})
+    DynaTunePolicy(PolicyOptions(peer_margin=0.1), script).choose(arms, rng)
+    assert [history.expected_peak for history, _ in script.asked] == pytest.approx([2.2, 1.1, 4.4])
+    unasked = Script({1: 1.5, 2: 1.5, 3: 1.5})
+    DynaTunePolicy(PolicyOptions(peer_margin=None), unasked).choose(arms, rng)
+    assert {history.expected_peak for history, _ in unasked.asked} == {None}
+
+
+@pytest.mark.parametrize(("now_ms", "n_forecasts"), [(4.9, 3), (4.0, 4)])
+def test_forecasts_are_made_anew_when_the_peers_have_become_much_better(now_ms, n_forecasts, rng):
+    script = Script({1: 1.5, 2: 1.5, 3: 1.5})
+    tuner = DynaTunePolicy("default", script)
+    tuner.choose([arm([10.0]), arm([6.0, 5.0])], rng)
+    tuner.choose([arm([10.0]), arm([6.0, 5.0, now_ms], n_slots=2)], rng)
+    assert len(script.asked) == n_forecasts
 
 
 def test_warm_up_comes_first_and_reports_who_was_given_up(rng):
@@ -220,6 +244,7 @@ def test_the_presets():
         ({"slot_sec": 0.0}, "slot_sec must be above 0"),
         ({"starve_after": NAN}, "starve_after must be above 0"),
         ({"peak_gflops": -1.0}, "peak_gflops must be above 0"),
+        ({"peer_margin": 0.0}, "peer_margin must be above 0"),
     ],
 )
 def test_bad_options_are_refused(options, match):

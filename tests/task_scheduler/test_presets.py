@@ -49,6 +49,20 @@ def test_the_paper_warms_up_with_whole_slots_whatever_is_given():
     assert (paper.warm_up.n_trials, paper.slot_sec) == (None, 20.0)
 
 
+@pytest.mark.parametrize(("name", "own"), [("default", None), ("paper", 200)])
+def test_patience_is_the_policys_own_unless_given(name, own):
+    assert make_policy(name).options.patience_trials == own
+    assert make_policy(name, patience_trials=64).options.patience_trials == 64
+
+
+@pytest.mark.parametrize("name", ["random", "linear", "round-robin"])
+def test_a_baseline_retires_an_arm_out_of_patience(name):
+    stuck = Arm("stuck", 1.0, 1e6, np.array([1.0, 2.0, 2.0, 2.0]), 1, 1.0)
+    fresh = Arm("fresh", 1.0, 1e6, np.array([1.0]), 1, 1.0)
+    decision = make_policy(name, patience_trials=3).choose([stuck, fresh], np.random.default_rng(0))
+    assert (decision.arm, decision.retired) == (1, (0,))
+
+
 @pytest.mark.parametrize("name", ["epsilon-greedy", "softmax"])
 def test_other_action_functions_share_the_default_belief(name):
     options = make_policy(name).options

@@ -389,6 +389,7 @@ def test_the_names_work_in_stock_tune_tasks(world, name, strategy):
         ({"slot_rounds": 0}, "slot_rounds must be at least 1 but got 0"),
         ({"slot_sec": 0.0}, "slot_sec must be above 0 but got 0.0"),
         ({"warm_up_trials": 0}, "warm_up_trials must be at least 1 but got 0"),
+        ({"patience_trials": 0}, "patience_trials must be at least 1 but got 0"),
         ({"budget_sec": -1.0}, "budget_sec must be above 0 but got -1.0"),
         ({"plateau_slots": 0}, "plateau_slots must be at least 1 but got 0"),
         ({"plateau_share": 1.0}, r"plateau_share must be in \[0, 1\) but got 1.0"),

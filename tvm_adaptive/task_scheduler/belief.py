@@ -20,6 +20,10 @@ __all__ = ["METHODS", "Forecast", "forecast"]
 
 METHODS = (belief_quadrature.METHOD, belief_emcee.METHOD, belief_records.METHOD)
 
+# The grid's prior needs no data to be sensible, only a slope; sampled from flat priors,
+# a curve needs as many points as a segment.
+_MIN_TRIALS = {belief_quadrature.METHOD: 2, belief_emcee.METHOD: MIN_SEGMENT_POINTS}
+
 logger = logging.getLogger(__name__)
 
 
@@ -30,13 +34,14 @@ def forecast(
     method: str = "quadrature",
     family: str = "log-power",
     peak: float | None = None,
+    expected_peak: float | None = None,
     rng: np.random.Generator,
 ) -> Forecast:
     """Forecast a task's best throughput at the end of its next slot.
 
     ``"quadrature"`` is calibrated and takes about a millisecond; ``"emcee"`` is DynaTune
     as published, on the last segment of the history; ``"records"`` needs no curve and
-    stands in for either with fewer than 8 trials or without a fit.
+    stands in for either without a fit or with too few trials (2 and 8).
 
     Parameters
     ----------
@@ -52,6 +57,9 @@ def forecast(
     peak : float or None, default None
         What the hardware can reach at most, same unit as the history. One that was
         already reached is ignored.
+    expected_peak : float or None, default None
+        What the task is expected to reach at most; ``"quadrature"`` only. It may be
+        wrong, so draws may exceed it.
     rng : numpy.random.Generator
 
     Returns
@@ -62,7 +70,7 @@ def forecast(
     Raises
     ------
     InvalidOptionError
-        If there is no such method or family, or ``peak`` is not positive.
+        If there is no such method or family, or a peak is not positive.
     ValueError
         If the history is not one, or the horizon is negative.
     """
@@ -70,12 +78,12 @@ def forecast(
         known = ", ".join(f'"{known}"' for known in METHODS)
         raise InvalidOptionError(f'There is no belief named "{method}"; choose among {known}.')
     curves = curve_family(family)
-    history = History(np.asarray(best_throughput_history, dtype=np.float64), peak)
+    history = History(np.asarray(best_throughput_history, dtype=np.float64), peak, expected_peak)
     if horizon_trials < 0:
         raise ValueError(f"horizon_trials must not be negative but got {horizon_trials}.")
     if method == belief_records.METHOD or history.incumbent <= 0:
         return forecast_records(history, horizon_trials, rng)
-    if len(history) < MIN_SEGMENT_POINTS:
+    if len(history) < _MIN_TRIALS[method]:
         reason = f"{len(history)} trials are too few for a curve"
         return forecast_records(history, horizon_trials, rng, warning=reason)
     if horizon_trials == 0:

@@ -30,6 +30,8 @@ class Forecast:
         Best throughput so far; 0 before the first success.
     horizon_trials : int
         Trials in the slot.
+    exact_drop : float or None
+        ``expected_drop`` where the method knows better than its samples.
     """
 
     mean: float
@@ -39,6 +41,18 @@ class Forecast:
     warning: str = ""
     incumbent: float = 0.0
     horizon_trials: int = 0
+    exact_drop: float | None = None
+
+    @property
+    def expected_drop(self) -> float:
+        """Share of its latency that the task is expected to lose in the slot, in [0, 1).
+
+        E[1 - incumbent / f], converted draw by draw: latency is convex in the throughput
+        f, so the mean throughput promises a larger drop than there is.
+        """
+        if self.exact_drop is not None:
+            return self.exact_drop
+        return float(1.0 - (self.incumbent / self.samples).mean()) if self.incumbent > 0 else 0.0
 
     def quantile(self, p: npt.ArrayLike) -> FloatArray:
         """Return quantiles of the samples.
@@ -71,10 +85,14 @@ class History:
         Any unit, higher is better, not decreasing; zeros until the first success.
     peak : float or None
         What the hardware can reach at most, same unit; None if unknown.
+    expected_peak : float or None
+        What the task is expected to reach at most, same unit. A guess: curves tend to
+        no more, but draws may exceed it, and it is ignored once it was reached.
     """
 
     best: FloatArray
     peak: float | None = None
+    expected_peak: float | None = None
 
     def __post_init__(self) -> None:
         if self.best.ndim != 1:
@@ -83,8 +101,10 @@ class History:
             raise ValueError("A throughput is finite and not negative; give failed trials as 0.")
         if (np.diff(self.best) < 0).any():
             raise ValueError("The best so far never falls; accumulate the maximum first.")
-        if self.peak is not None and not 0 < self.peak < np.inf:
-            raise InvalidOptionError(f"peak must be positive and finite but got {self.peak}.")
+        for name in ("peak", "expected_peak"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < np.inf:
+                raise InvalidOptionError(f"{name} must be positive and finite but got {value}.")
 
     def __len__(self) -> int:
         return len(self.best)
@@ -109,6 +129,11 @@ class History:
         """Whether a trial has reached the peak already."""
         return self.peak is not None and self.incumbent >= self.peak
 
+    @property
+    def expects_more(self) -> bool:
+        """Whether there is an expected peak that was not reached yet."""
+        return self.expected_peak is not None and self.expected_peak > self.incumbent
+
     def ceiling(self, headroom: float) -> float:
         """Return the most that a curve may tend to.
 
@@ -125,6 +150,12 @@ class History:
         if self.peak is None or self.peak_is_wrong:
             return headroom
         return min(headroom, self.peak / self.incumbent)
+
+    def expected_ceiling(self, headroom: float) -> float:
+        """Return the same for a curve that stays below the expected peak, too."""
+        if self.expected_peak is None or not self.expects_more:
+            return self.ceiling(headroom)
+        return min(self.ceiling(headroom), self.expected_peak / self.incumbent)
 
     def capped(self, throughput: npt.ArrayLike) -> FloatArray:
         """Return the throughputs, those above the peak lowered to it."""

@@ -83,13 +83,6 @@ def gain_samples_ms(
     return np.asarray(weight * best_ms * (1.0 - ratio), dtype=np.float64)
 
 
-def expected_gain_ms(
-    samples: npt.ArrayLike, incumbent: float, best_ms: float, weight: float
-) -> float:
-    """Return the mean of :func:`gain_samples_ms`: E[weight (flop/best - flop/f)]."""
-    return float(gain_samples_ms(samples, incumbent, best_ms, weight).mean())
-
-
 def published_gain_ms(mean: float, incumbent: float, best_ms: float, weight: float) -> float:
     """Return the paper's r: the latency drop at the mean of the forecast throughput.
 
@@ -97,18 +90,6 @@ def published_gain_ms(mean: float, incumbent: float, best_ms: float, weight: flo
     improvement in throughput is their mean.
     """
     return float(gain_samples_ms([mean], incumbent, best_ms, weight)[0])
-
-
-def gain_per_sec(gains_ms: npt.ArrayLike, slot_sec: npt.ArrayLike) -> FloatArray:
-    """Return milliseconds of end-to-end latency gained per second of slot, ms/s.
-
-    Parameters
-    ----------
-    gains_ms, slot_sec : array_like of shape (k,)
-        ``slot_sec`` above 0.
-    """
-    gains = np.asarray(gains_ms, dtype=np.float64)
-    return np.asarray(gains / np.asarray(slot_sec, dtype=np.float64), dtype=np.float64)
 
 
 def exploration_constant(initial_ms: float) -> float:

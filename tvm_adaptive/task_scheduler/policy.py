@@ -18,6 +18,7 @@ from tvm_adaptive.records import FloatArray
 from tvm_adaptive.task_scheduler import index, retire
 from tvm_adaptive.task_scheduler.arms import Arm, Decision
 from tvm_adaptive.task_scheduler.belief import METHODS, forecast
+from tvm_adaptive.task_scheduler.belief_result import History
 from tvm_adaptive.task_scheduler.curve import curve_family
 from tvm_adaptive.task_scheduler.index import EPSILON
 from tvm_adaptive.task_scheduler.warmup import WarmUp
@@ -38,10 +39,15 @@ class Belief(Protocol):
     def samples(self) -> FloatArray:
         """Draws of shape (s,), none below the incumbent."""
 
+    @property
+    def expected_drop(self) -> float:
+        """Share of its latency that the task is expected to lose, in [0, 1)."""
 
-# Of the best throughput after each trial (shape (n,), the incumbent is 1), the trials of
-# the slot, the hardware's peak in the same unit if it is known, and a generator.
-Forecaster = Callable[[FloatArray, int, float | None, np.random.Generator], Belief]
+
+# Of an arm's history (the incumbent is 1), the trials of the slot, and a generator.
+Forecaster = Callable[[History, int, np.random.Generator], Belief]
+# Peers that have become better by no more than this leave a forecast as it was.
+_PEER_TOLERANCE = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +82,11 @@ class PolicyOptions:
         it wait.
     peak_gflops : float or None, default None
         The target's peak; None scales by each arm's own best.
+    peer_margin : float or None, default 0.05
+        An arm is expected to reach at most so much more, relatively, than the best
+        throughput of any arm: what the network's other tasks have reached is what this
+        machine can do, and an arm that is there has little left to gain. None expects
+        nothing of the kind.
     exploration : float or None, default None
         C of ``"ucb"``; None takes the paper's, by the first end-to-end latency.
     epsilon : float, default 0.05
@@ -94,6 +105,7 @@ class PolicyOptions:
     retire_share: float = 1e-5
     starve_after: float = 10.0
     peak_gflops: float | None = None
+    peer_margin: float | None = 0.05
     exploration: float | None = None
     epsilon: float = EPSILON
     temperature_ms: float | None = None
@@ -116,7 +128,14 @@ class PolicyOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidOptionError(f"{name} must be at least 1 but got {value}.")
-        for name in ("slot_sec", "starve_after", "peak_gflops", "exploration", "temperature_ms"):
+        for name in (
+            "slot_sec",
+            "starve_after",
+            "peak_gflops",
+            "peer_margin",
+            "exploration",
+            "temperature_ms",
+        ):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise InvalidOptionError(f"{name} must be above 0 but got {value}.")
@@ -132,15 +151,21 @@ PAPER = PolicyOptions(
     patience_trials=200,
     retire_share=0.0,
     starve_after=math.inf,
+    peer_margin=None,
 )
 PRESETS = {"default": DEFAULT, "paper": PAPER}
 
 
 @dataclasses.dataclass(frozen=True)
 class _Outlook:
-    """The forecast of one arm, converted; it stays true until the arm is played again."""
+    """The forecast of one arm, converted.
+
+    It stays true until the arm is played again or its peers have become much better.
+    """
 
     n_trials: int
+    peer_gflops: float
+    gain_ms: float
     gains_ms: FloatArray
     published_gain_ms: float
     slot_sec: float
@@ -218,7 +243,7 @@ class DynaTunePolicy:
         ]
 
     def _is_worthless(self, arms: Sequence[Arm], k: int) -> bool:
-        gain_ms = float(self._outlooks[k].gains_ms.mean())
+        gain_ms = self._outlooks[k].gain_ms
         return retire.not_worth_a_slot(
             arms[k], gain_ms, retire.end_to_end_ms(arms), self.options.retire_share
         )
@@ -229,12 +254,17 @@ class DynaTunePolicy:
         """Forecast anew the arms that were played since; the others rest as they were."""
         if self._initial_ms is None:
             self._initial_ms = retire.end_to_end_ms(arms)
+        peer_gflops = max(map(best_gflops, arms), default=0.0)
         for k in live:
             known = self._outlooks.get(k)
-            if known is None or known.n_trials != arms[k].n_trials:
-                self._outlooks[k] = self._outlook(arms[k], rng)
+            if (
+                known is None
+                or known.n_trials != arms[k].n_trials
+                or known.peer_gflops * (1.0 + _PEER_TOLERANCE) < peer_gflops
+            ):
+                self._outlooks[k] = self._outlook(arms[k], peer_gflops, rng)
 
-    def _outlook(self, arm: Arm, rng: np.random.Generator) -> _Outlook:
+    def _outlook(self, arm: Arm, peer_gflops: float, rng: np.random.Generator) -> _Outlook:
         options = self.options
         sec_per_trial = arm.sec_per_trial
         if not sec_per_trial > 0:
@@ -243,14 +273,19 @@ class DynaTunePolicy:
             horizon = options.slot_trials
         else:
             horizon = max(1, math.floor(options.slot_sec / sec_per_trial))
-        peak = None
+        own_gflops = best_gflops(arm)
+        peak = expected_peak = None
         if options.peak_gflops is not None:
-            own_best = float(index.throughput_gflops(arm.flop, arm.best_ms))
             # A measured throughput above the stated peak proves the statement wrong.
-            peak = max(options.peak_gflops / own_best, 1.0)
-        belief = self._forecast(arm.best_ms / arm.best_history_ms(), horizon, peak, rng)
+            peak = max(options.peak_gflops / own_gflops, 1.0)
+        if options.peer_margin is not None:
+            expected_peak = (1.0 + options.peer_margin) * peer_gflops / own_gflops
+        history = History(arm.best_ms / arm.best_history_ms(), peak, expected_peak)
+        belief = self._forecast(history, horizon, rng)
         return _Outlook(
             n_trials=arm.n_trials,
+            peer_gflops=peer_gflops,
+            gain_ms=arm.weight * arm.best_ms * belief.expected_drop,
             gains_ms=index.gain_samples_ms(belief.samples, 1.0, arm.best_ms, arm.weight),
             published_gain_ms=index.published_gain_ms(belief.mean, 1.0, arm.best_ms, arm.weight),
             slot_sec=horizon * sec_per_trial,
@@ -277,8 +312,8 @@ class DynaTunePolicy:
         if kind == "bayes-ucb":
             level = index.bayes_ucb_level(sum(arm.n_slots for arm in arms))
             return index.bayes_ucb(outlook.gains_ms, level) / outlook.slot_sec
-        gain_ms = float(outlook.gains_ms.mean())
-        return gain_ms / outlook.slot_sec if kind == "gain-per-sec" else gain_ms
+        per_sec = kind == "gain-per-sec"
+        return outlook.gain_ms / outlook.slot_sec if per_sec else outlook.gain_ms
 
     def _pick(self, scores: FloatArray, rng: np.random.Generator) -> tuple[int, str]:
         if self.options.index == "epsilon-greedy":
@@ -291,6 +326,11 @@ class DynaTunePolicy:
 
     def _unit(self) -> str:
         return "ms/s" if self.options.index in ("gain-per-sec", "bayes-ucb") else "ms"
+
+
+def best_gflops(arm: Arm) -> float:
+    """Return the throughput of an arm's incumbent; 0 before the first success."""
+    return float(index.throughput_gflops(arm.flop, arm.best_ms))
 
 
 def resolve_options(options: PolicyOptions | str) -> PolicyOptions:
@@ -313,11 +353,15 @@ def resolve_options(options: PolicyOptions | str) -> PolicyOptions:
 def default_forecaster(options: PolicyOptions) -> Forecaster:
     """Return the package's own forecast, by ``options.method`` and ``options.family``."""
 
-    def own(
-        history: FloatArray, horizon: int, peak: float | None, rng: np.random.Generator
-    ) -> Belief:
+    def own(history: History, horizon: int, rng: np.random.Generator) -> Belief:
         return forecast(
-            history, horizon, method=options.method, family=options.family, peak=peak, rng=rng
+            history.best,
+            horizon,
+            method=options.method,
+            family=options.family,
+            peak=history.peak,
+            expected_peak=history.expected_peak,
+            rng=rng,
         )
 
     return own

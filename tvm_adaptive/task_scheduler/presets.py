@@ -37,6 +37,7 @@ def make_policy(
     slot_rounds: int = 1,
     slot_sec: float | None = None,
     warm_up_trials: int | None = None,
+    patience_trials: int | None = None,
     **options: Any,
 ) -> Policy:
     """Return a new policy, fitted to the slots that it decides on.
@@ -55,6 +56,9 @@ def make_policy(
     warm_up_trials : int or None, default None
         Trials of an arm's first slot; None keeps the policy's own. The baselines and
         ``"paper"`` warm up with whole slots whatever is given.
+    patience_trials : int or None, default None
+        An arm without improvement for so many trials is retired; None keeps the
+        policy's own.
     **options : Any
         Further fields of :class:`~.policy.PolicyOptions`; not for the baselines.
 
@@ -67,6 +71,8 @@ def make_policy(
     from tvm_adaptive.task_scheduler import baselines
 
     check_policy_name(name)
+    if patience_trials is not None:
+        options["patience_trials"] = patience_trials
     if name == "random":
         return baselines.at_random(**options)
     if name == "linear":

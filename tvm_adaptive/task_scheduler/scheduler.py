@@ -87,6 +87,9 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
     warm_up_trials : int, default 4
         Trials per task and attempt before the first valid result, where a policy by name
         warms up. Strategies that have no ``limit_next_batch`` give whole batches.
+    patience_trials : int or None, default None
+        Where the policy is given by name, a task without improvement for so many trials
+        is retired; None leaves that to the policy (``"paper"``: 200, the others never).
     budget_sec : float or None, default None
         Ends the run after as many seconds, to the batch that is running then.
     plateau_slots : int or None, default None
@@ -119,6 +122,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         slot_rounds: int = 1,
         slot_sec: float | None = None,
         warm_up_trials: int = 4,
+        patience_trials: int | None = None,
         budget_sec: float | None = None,
         plateau_slots: int | None = None,
         plateau_share: float = 0.005,
@@ -133,10 +137,15 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
             raise InvalidOptionError(f"budget_sec must be above 0 but got {budget_sec}.")
         if warm_up_trials < 1:
             raise InvalidOptionError(f"warm_up_trials must be at least 1 but got {warm_up_trials}.")
+        if patience_trials is not None and patience_trials < 1:
+            raise InvalidOptionError(
+                f"patience_trials must be at least 1 but got {patience_trials}."
+            )
         Plateau(plateau_slots, plateau_share)
         self.policy = policy
         self.length = SlotLength(slot_rounds, slot_sec)
         self.warm_up_trials = warm_up_trials
+        self.patience_trials = patience_trials
         self.budget_sec = budget_sec
         self.plateau_slots = plateau_slots
         self.plateau_share = plateau_share
@@ -205,6 +214,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
                 slot_rounds=self.length.rounds,
                 slot_sec=self.length.sec,
                 warm_up_trials=self.warm_up_trials,
+                patience_trials=self.patience_trials,
             )
         elif hasattr(policy, "reset"):
             policy.reset()
