@@ -81,6 +81,7 @@ POLICIES: dict[str, Maker] = {
     # Ablations: one knob at a time.
     "default, records": tuned(DEFAULT, method="records"),
     "default, emcee": tuned(DEFAULT, method="emcee"),
+    "default, blind to peers": tuned(DEFAULT, peer_margin=None),
     "default, never retires": tuned(DEFAULT, retire_share=0.0),
     "default, lets wait": tuned(DEFAULT, starve_after=float("inf")),
     "default, full warm-up": tuned(DEFAULT, warm_up=PAPER.warm_up),
