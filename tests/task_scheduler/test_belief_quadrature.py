@@ -79,6 +79,50 @@ def test_fewer_effective_points_are_less_certain():
     assert spread[0] > spread[1] > spread[2]
 
 
+def test_a_mixture_follows_chance_and_evidence():
+    x, y = noisy_curve(2)
+    low, high = (curve_posterior(LOG_POWER, x, y, ceiling=ceiling) for ceiling in (1.1, 2.0))
+    # The truth tends to 1.4 / 0.95 or so.
+    assert high.log_evidence > low.log_evidence
+    bayes_factor = np.exp(high.log_evidence - low.log_evidence)
+    share = 0.2 * bayes_factor / (0.2 * bayes_factor + 0.8)
+    mixed = low.mixed_with(high, 0.2)
+    np.testing.assert_allclose(mixed.weights, (1 - share) * low.weights + share * high.weights)
+    # Whatever the data say, up to the chance of it.
+    assert low.mixed_with(dataclasses.replace(high, log_evidence=1e4), 0.01).weights == (
+        pytest.approx(high.weights)
+    )
+    assert low.mixed_with(dataclasses.replace(high, log_evidence=-1e4), 0.99).weights == (
+        pytest.approx(low.weights)
+    )
+
+
+def test_the_evidence_is_that_of_the_curves_summed_by_hand():
+    x, y = np.array([1.0, 2.0, 4.0, 8.0]), np.array([0.5, 0.7, 0.9, 1.0])
+    noise = 0.05
+
+    def by_hand(ceiling):
+        # Over the same shapes, the amplitude on a fine grid of its own, sigma integrated:
+        # p(y | a, shape) ~ rss^(-(n - 1) / 2) under a uniform prior of sigma.
+        grid = LOG_POWER.grid(8)
+        total = 0.0
+        for shape, log_prior in zip(grid.shapes, grid.log_prior, strict=True):
+            g = LOG_POWER.basis(x, shape)
+            low, high = 1.0 / g[-1], ceiling
+            if low < high:
+                a = np.linspace(low, high, 2001)
+                rss = ((a[:, None] * g - y) ** 2).sum(axis=1) + len(x) * noise**2
+                total += np.exp(log_prior) * (rss ** (-(len(x) - 1) / 2)).mean()
+        return np.log(total)
+
+    ours = [
+        curve_posterior(LOG_POWER, x, y, ceiling=ceiling, noise_floor=noise).log_evidence
+        for ceiling in (1.2, 1.6, 3.0)
+    ]
+    expected = [by_hand(ceiling) for ceiling in (1.2, 1.6, 3.0)]
+    np.testing.assert_allclose(np.diff(ours), np.diff(expected), atol=0.02)
+
+
 def test_mean_and_std_are_those_of_the_samples():
     best = np.maximum.accumulate(np.random.default_rng(5).gamma(2.0, size=60))
     forecast = forecast_quadrature(

@@ -11,7 +11,8 @@ nu         degrees of freedom of a's Student t, given the shape            count
 Given the shape, y ~ N(a g, sigma^2) is a regression on one column. With a uniform prior
 on a and on sigma its posterior is a Student t with nu = n - 2, cut to the amplitudes with
 which the curve has reached the incumbent and stays below the ceiling; the mass left of it
-is the shape's evidence.
+is the shape's evidence. What a task is expected to reach is such a ceiling with a small chance
+of being wrong: two posteriors, mixed by that chance and their evidence.
 
 References
 ----------
@@ -26,7 +27,7 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import stdtr, stdtrit
+from scipy.special import expit, logit, stdtr, stdtrit
 
 from tvm_adaptive.records import FloatArray
 from tvm_adaptive.task_scheduler.belief_jumps import jump_samples, learned_chance, strata
@@ -104,8 +105,7 @@ class CurvePosterior:
         chance : float
             Prior probability that the other's ceiling is the right one, in (0, 1).
         """
-        odds = chance / (1.0 - chance) * np.exp(other.log_evidence - self.log_evidence)
-        share = float(odds / (1.0 + odds)) if np.isfinite(odds) else 1.0
+        share = expit(logit(chance) + other.log_evidence - self.log_evidence)
         weights = (1.0 - share) * self.weights + share * other.weights
         return dataclasses.replace(self, weights=weights)
 
