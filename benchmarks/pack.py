@@ -31,7 +31,7 @@ def pack(source: Path, target: Path) -> int:
     """
     read_events(source / BENCH_JOURNAL)
     target.mkdir(parents=True)
-    _compress(source / BENCH_JOURNAL, target)
+    _compress(source / BENCH_JOURNAL, target, source)
     for path in sorted(source.glob(f"*/{NEUTRAL_FILE}")):
         copy = target / path.relative_to(source)
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -42,14 +42,16 @@ def pack(source: Path, target: Path) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, folder / OUTCOME_FILE)
         if (path.parent / JOURNAL_FILE).exists():
-            _compress(path.parent / JOURNAL_FILE, folder)
+            _compress(path.parent / JOURNAL_FILE, folder, source)
     return len(outcomes)
 
 
-def _compress(journal: Path, folder: Path) -> None:
+def _compress(journal: Path, folder: Path, source: Path) -> None:
+    # Where the benchmark lay on its machine is of no interest anywhere else.
+    root = json.dumps(f"{source.resolve()}/")[1:-1]
     with lzma.open(folder / (journal.name + PACKED), "wt") as file:
         for event in read_events(journal):
-            file.write(json.dumps(event, separators=(",", ":")) + "\n")
+            file.write(json.dumps(event, separators=(",", ":")).replace(root, "") + "\n")
 
 
 if __name__ == "__main__":

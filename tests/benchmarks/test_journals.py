@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import lzma
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -78,6 +80,21 @@ def test_a_packed_benchmark_reads_alike(
     assert not list(target.rglob("*.so"))
     with pytest.raises(FileExistsError, match="packed"):
         pack(source, target)
+
+
+def test_where_a_benchmark_lay_is_left_out(
+    tmp_path: Path, spec: Spec, write_run: Write, write_bench: Write
+) -> None:
+    folder = write_run(spec(), [(10.0, 4.0, 16)], finish_sec=30.0)
+    source = write_bench({"stock/0/final": [3.0]})
+    with open(folder / "journal.jsonl", "a") as file:
+        file.write(json.dumps({"event": "note", "time_sec": 31.0, "at": f"{source}/x.so"}) + "\n")
+    target = tmp_path.with_name(tmp_path.name + "-packed")
+    pack(source, target)
+    (packed,) = target.glob("*/*/*/journal.jsonl.xz")
+    text = lzma.decompress(packed.read_bytes()).decode()
+    assert '"x.so"' in text
+    assert str(source) not in text
 
 
 def test_a_folder_without_a_benchmark_is_refused(tmp_path: Path) -> None:
