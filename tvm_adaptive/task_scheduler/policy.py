@@ -273,15 +273,7 @@ class DynaTunePolicy:
             horizon = options.slot_trials
         else:
             horizon = max(1, math.floor(options.slot_sec / sec_per_trial))
-        own_gflops = best_gflops(arm)
-        peak = expected_peak = None
-        if options.peak_gflops is not None:
-            # A measured throughput above the stated peak proves the statement wrong.
-            peak = max(options.peak_gflops / own_gflops, 1.0)
-        if options.peer_margin is not None:
-            expected_peak = (1.0 + options.peer_margin) * peer_gflops / own_gflops
-        history = History(arm.best_ms / arm.best_history_ms(), peak, expected_peak)
-        belief = self._forecast(history, horizon, rng)
+        belief = self._forecast(self._history(arm, peer_gflops), horizon, rng)
         return _Outlook(
             n_trials=arm.n_trials,
             peer_gflops=peer_gflops,
@@ -290,6 +282,18 @@ class DynaTunePolicy:
             published_gain_ms=index.published_gain_ms(belief.mean, 1.0, arm.best_ms, arm.weight),
             slot_sec=horizon * sec_per_trial,
         )
+
+    def _history(self, arm: Arm, peer_gflops: float) -> History:
+        """Return an arm's throughput and its limits, in multiples of the incumbent."""
+        options = self.options
+        own_gflops = best_gflops(arm)
+        peak = expected_peak = None
+        if options.peak_gflops is not None:
+            # A measured throughput above the stated peak proves the statement wrong.
+            peak = max(options.peak_gflops / own_gflops, 1.0)
+        if options.peer_margin is not None:
+            expected_peak = (1.0 + options.peer_margin) * peer_gflops / own_gflops
+        return History(arm.best_ms / arm.best_history_ms(), peak, expected_peak)
 
     def _scores(self, arms: Sequence[Arm], live: Sequence[int]) -> FloatArray:
         scores = np.full(len(arms), np.nan)
