@@ -47,6 +47,11 @@ HORIZON = 1.25
 CURVE_POINTS = 120
 SHARES = {"to_5": 0.05, "to_1": 0.01}
 
+STYLES: dict[str, dict[str, Any]] = {
+    "default": {"linewidth": 2.5, "color": "black"},
+    "oracle": {"linewidth": 2.0, "color": "black", "linestyle": ":"},
+}
+
 # Recordings, seed, batch -> a fresh policy.
 Maker = Callable[[Sequence[Recording], int, int], Policy]
 
@@ -265,6 +270,7 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     networks = list(dict.fromkeys(row["network"] for row in rows))
+    mpl.rcParams["axes.prop_cycle"] = mpl.cycler(color=mpl.colormaps["tab20"].colors)
     figure, axes = plt.subplots(
         1, len(networks), figsize=(5.5 * len(networks), 4.5), squeeze=False, layout="constrained"
     )
@@ -273,10 +279,11 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
         for name in dict.fromkeys(row["policy"] for row in here):
             curves = np.array([row["curve"] for row in here if row["policy"] == name])
             times = np.linspace(0.0, here[0]["horizon_sec"], CURVE_POINTS)
-            style = {"default": 2.5, "oracle": 2.0}.get(name, 1.0)
-            axis.step(times, np.median(curves, axis=0), where="post", label=name, linewidth=style)
+            style = STYLES.get(name, {"linewidth": 1.0})
+            axis.step(times, np.median(curves, axis=0), where="post", label=name, **style)
+        # What comes before is the warm-up, which the tables tell of.
         axis.set(
-            title=network, xlabel="seconds of tuning", ylabel="latency / final", ylim=(0.98, 3)
+            title=network, xlabel="seconds of tuning", ylabel="latency / final", ylim=(0.99, 1.5)
         )
         axis.axhline(1.05, color="grey", linewidth=0.5)
     axes[0][-1].legend(fontsize="small")
