@@ -21,11 +21,10 @@ import numpy as np
 import tvm_adaptive
 from tvm_adaptive.cli import parse_duration
 from tvm_adaptive.config import DEFAULT, TuneConfig
+from tvm_adaptive.task_scheduler.retire import STUCK_TRIALS
 from tvm_adaptive.testing.record import record_from_journal
 from tvm_adaptive.testing.recording import Recording, save_recording
 
-# Stock's own batch: what stock gives a task before it looks at it again.
-PATIENCE_TRIALS = 64
 BATCH = 32
 
 
@@ -33,7 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("network", help="a built-in network")
     parser.add_argument("--budget", type=parse_duration, default="14m", help="e.g. 14m")
-    parser.add_argument("--patience", type=int, default=PATIENCE_TRIALS)
+    parser.add_argument("--patience", type=int, default=STUCK_TRIALS)
     parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--journal", type=Path, help="of a run that was made already")
