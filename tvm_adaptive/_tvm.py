@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tvm_adaptive._intrinsics import backends_for, only_intrinsics
 from tvm_adaptive._versions import check_versions, installed_version
 
 TVM_VERSION = installed_version("apache-tvm")
@@ -211,13 +212,25 @@ def contexts_of(
     """Return one tuning context per task, each with a clone of ``strategy``.
 
     Logs go to a folder ``logs`` in ``work_dir``; the same seed gives the same sampling.
+    Tensor intrinsics are imported for the tasks' own targets only.
     """
     # MetaSchedule's seeds are in [1, 2^31 - 1).
-    with _without_nameless_handlers():
+    with _without_nameless_handlers(), only_intrinsics(_backends_of(tasks)):
         contexts, _ = extracted_tasks_to_tune_contexts(
             list(tasks), work_dir, strategy=strategy, seed=1 + seed % (2**31 - 2)
         )
     return list(contexts)
+
+
+def _backends_of(tasks: Sequence[ExtractedTask]) -> tuple[str, ...] | None:
+    found: dict[str, None] = {}
+    for task in tasks:
+        triple = task.target.attrs.get("mtriple")
+        backends = backends_for(str(task.target.kind.name), triple and str(triple))
+        if backends is None:
+            return None
+        found.update(dict.fromkeys(backends))
+    return tuple(found)
 
 
 @contextlib.contextmanager

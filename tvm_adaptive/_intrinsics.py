@@ -1,0 +1,79 @@
+"""Import the tensor intrinsics that a target's schedules may name, and no others.
+
+MetaSchedule imports its package of tensor intrinsics when a task is set up. The package
+parses the intrinsics of every backend, which takes 12 to 20 s of CPU, nearly all of it
+CUDA's and AMD's; those of x86 take 0.2 s. Imports only; TVM itself is not touched here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import platform
+import sys
+import types
+from collections.abc import Iterator
+
+PACKAGE = "tvm.s_tir.tensor_intrin"
+
+# The modules that MetaSchedule's default schedule rules for an architecture take their
+# intrinsics from. Whatever is not listed gets all of them.
+_OF_ARCHITECTURE = {
+    "x86_64": ("x86",),
+    "amd64": ("x86",),
+    "aarch64": ("dot_product_common", "arm_cpu"),
+    "arm64": ("dot_product_common", "arm_cpu"),
+    "riscv64": ("riscv_cpu",),
+}
+_OF_KIND = {"cuda": ("dot_product_common", "cuda"), "hexagon": ("hexagon",)}
+
+
+def backends_for(kind: str, triple: str | None = None) -> tuple[str, ...] | None:
+    """Return the modules of intrinsics that a target needs; None for all of them.
+
+    Parameters
+    ----------
+    kind : str
+        Of the target, e.g. ``"llvm"``.
+    triple : str or None, default None
+        LLVM's, e.g. ``"aarch64-linux-gnu"``; None or empty for this machine.
+    """
+    if kind != "llvm":
+        return _OF_KIND.get(kind)
+    architecture = (triple or platform.machine()).partition("-")[0].lower()
+    return _OF_ARCHITECTURE.get(architecture)
+
+
+@contextlib.contextmanager
+def only_intrinsics(backends: tuple[str, ...] | None) -> Iterator[None]:
+    """Let an import of the whole package bring just these backends meanwhile.
+
+    Afterwards the package is as if it had not been imported: a later import brings the
+    rest, without what is there already.
+
+    Parameters
+    ----------
+    backends : tuple of str or None
+        Modules of the package; None leaves everything as it is, and so does a package
+        that is imported already or lacks one of them.
+    """
+    spec = None if PACKAGE in sys.modules else importlib.util.find_spec(PACKAGE)
+    if backends is None or spec is None or spec.submodule_search_locations is None:
+        yield
+        return
+    stand_in = types.ModuleType(PACKAGE)
+    stand_in.__path__ = list(spec.submodule_search_locations)
+    sys.modules[PACKAGE] = stand_in
+    try:
+        for backend in backends:
+            importlib.import_module(f"{PACKAGE}.{backend}")
+    except ImportError:
+        del sys.modules[PACKAGE]
+        yield
+        return
+    try:
+        yield
+    finally:
+        if sys.modules.get(PACKAGE) is stand_in:
+            del sys.modules[PACKAGE]
