@@ -51,10 +51,12 @@ STOCK_PARTS: dict[str, Any] = {
     "builder": "local",
     "task_scheduler": "gradient",
     "search.n_trials_per_round": 64,
+    "search.proposer": "evolution",
+    "search.diversity": "none",
     "search.population_size": 512,
     "search.genetic_num_iters": 4,
 }
-# AdaTune, section 5.3, then our own two; each rung keeps what the ones before changed.
+# AdaTune, section 5.3, then our own three; each rung keeps what the ones before changed.
 LADDER: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("ladder-0", "stock's parts through our door", {}),
     ("ladder-1", "+ rfei", {"cost_model": "rfei"}),
@@ -62,6 +64,7 @@ LADDER: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("ladder-3", "+ adaptive runner", {"runner": "adaptive"}),
     ("ladder-4", "+ persistent builder", {"builder": "persistent"}),
     ("ladder-5", "+ dynatune", {"task_scheduler": "dynatune"}),
+    ("ladder-6", "+ search on knobs", {"search.proposer": "distilled"}),
 )
 EPSILONS = (0.01, 0.05, 0.2, 0.5)
 # In batches of 16 a share of 0.01 is no candidate at all.
@@ -97,6 +100,7 @@ _ALL: tuple[Method, ...] = (
     _with("no-adaptive-search", "ours with evolutionary search", strategy="evolutionary"),
     _with("no-adaptive-runner", "ours with stock's runner", runner="local"),
     _with("no-persistent-builder", "ours with stock's builder", builder="local"),
+    _with("no-distilled", "ours with evolution of programs", search__proposer="evolution"),
     _with("no-dynatune", "ours with the gradient scheduler", task_scheduler="gradient"),
     _with("round-robin", "ours, round robin", task_scheduler="round-robin"),
     _with("as-it-is", "ours, network as it is", layout="keep", prepack=False),
@@ -121,6 +125,7 @@ METHOD_SETS: dict[str, tuple[str, ...]] = {
         "no-adaptive-search",
         "no-adaptive-runner",
         "no-persistent-builder",
+        "no-distilled",
         "no-dynatune",
     ),
     "schedulers": ("default", "no-dynatune", "round-robin"),

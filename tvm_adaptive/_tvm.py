@@ -43,7 +43,7 @@ from tvm.runtime import (
     tensor,
 )
 from tvm.runtime.vm import VirtualMachine
-from tvm.s_tir import Schedule
+from tvm.s_tir import Schedule, Trace
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 from tvm.s_tir.meta_schedule.builder import Builder, BuilderInput, BuilderResult, PyBuilder

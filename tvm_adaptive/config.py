@@ -31,20 +31,26 @@ class SearchConfig:
     n_trials_per_round : int, default 16
         Candidates per batch. Small batches let the model learn sooner; below 16 the
         fixed price of a search round outweighs that.
+    proposer : {"distilled", "evolution"}, default "distilled"
+        Where candidates come from: a search on the decisions that a schedule leaves
+        open, or stock's evolution of whole programs, which costs several times as much.
     population_size : int, default 128
         Schedules per generation. Of a round of 16 trials, stock's 512 spend more
         seconds on mutation and features than on building and measuring.
     genetic_num_iters : int, default 3
     epsilon : float or None, default None
         Share of random candidates; None lets the posterior decide.
-    diversity : {"none", "knobs", "medoids"}, default "none"
+    diversity : {"none", "knobs", "medoids"}, default "medoids"
+        How a batch is kept from being one bet made many times: the best candidates of a
+        forest are often twins. See :mod:`tvm_adaptive.search_strategy.picking`.
     """
 
     n_trials_per_round: int = 16
+    proposer: str = "distilled"
     population_size: int = 128
     genetic_num_iters: int = 3
     epsilon: float | None = None
-    diversity: str = "none"
+    diversity: str = "medoids"
 
     def __post_init__(self) -> None:
         _at_least("n_trials_per_round", self.n_trials_per_round, 1)
@@ -227,7 +233,13 @@ class TuneConfig:
 DEFAULT = TuneConfig()
 PAPER = TuneConfig(
     # 32 per plan and 10 trees: AdaTune's released code; stock's population otherwise.
-    search=SearchConfig(n_trials_per_round=32, population_size=512, genetic_num_iters=4),
+    search=SearchConfig(
+        n_trials_per_round=32,
+        proposer="evolution",
+        population_size=512,
+        genetic_num_iters=4,
+        diversity="none",
+    ),
     model=ModelConfig(n_trees=10, std="between-tree", target="throughput"),
     measure=MeasureConfig(rule="paper", timeout_sec=100.0),
     # The slot of DynaTune's released example.

@@ -79,7 +79,7 @@ def failure():
 
 def results_for(model, context, candidates):
     """Times that two features decide, so that there is something to learn."""
-    rows = model._rows(context, candidates).astype(float)
+    rows = model.describe(context, candidates).astype(float)
     widest = np.argsort(-rows.std(axis=0), kind="stable")[:2]
     speed = (rows[:, widest] - rows[:, widest].mean(axis=0)).sum(axis=1)
     return [result(1e-3 * math.exp(-value)) for value in speed / speed.std()]
@@ -182,7 +182,7 @@ def test_candidates_without_stores(task):
     schedule = _tvm.Schedule(module_without_stores())
     candidate = _tvm.MeasureCandidate(schedule, [])
     model = RFEICostModel(n_trees=5, seed=0)
-    assert not model._rows(context, [candidate] * 2).any()
+    assert not model.describe(context, [candidate] * 2).any()
     model.update(context, [candidate] * 2, [result(1e-3), result(2e-3)])
     assert np.isfinite(model.predict(context, [candidate] * 2)).all()
     assert model.posterior(context, [candidate]).mean.shape == (1,)
@@ -239,7 +239,7 @@ def test_a_hook_never_raises(task, caplog, monkeypatch, hook):
     def broken(*_):
         raise RuntimeError("no features today")
 
-    monkeypatch.setattr(model._inst, "_rows", broken)
+    monkeypatch.setattr(model._inst, "describe", broken)
     with caplog.at_level(logging.ERROR):
         if hook == "update":
             _tvm.CostModel.update(model, context, candidates[:1], [failure()])

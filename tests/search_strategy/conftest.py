@@ -3,23 +3,28 @@ import tvm
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.testing.te_workload import create_te_workload
 
+from tvm_adaptive._tvm import python_side
 from tvm_adaptive.target import resolve_target
+
+
+def context_of(name, strategy=None, *, seed=7, num_threads=1):
+    return ms.TuneContext(
+        tvm.IRModule({"main": create_te_workload(name, 0)}),
+        target=resolve_target("cpu"),
+        space_generator="post-order-apply",
+        search_strategy=strategy,
+        task_name=name.lower(),
+        rand_state=seed,
+        num_threads=num_threads,
+    )
 
 
 class Task:
     """A small task with everything that a search needs, and results made up by a rule."""
 
     def __init__(self, strategy, cost_model, *, seed=7, database=None, batch=16, max_trials=1000):
-        self.mod = tvm.IRModule({"main": create_te_workload("GMM", 0)})
-        self.context = ms.TuneContext(
-            self.mod,
-            target=resolve_target("cpu"),
-            space_generator="post-order-apply",
-            search_strategy=strategy,
-            task_name="gmm",
-            rand_state=seed,
-            num_threads=1,
-        )
+        self.context = context_of("GMM", strategy, seed=seed)
+        self.mod = self.context.mod
         # An empty database is false.
         self.database = ms.database.MemoryDatabase() if database is None else database
         self.cost_model = cost_model
@@ -53,6 +58,15 @@ class Task:
         self.strategy.notify_runner_results(batch, results)
         self.cost_model.update(self.context, batch, results)
         return batch
+
+    @property
+    def proposer(self):
+        return python_side(self.strategy).state.proposer
+
+
+@pytest.fixture(scope="session")
+def make_context():
+    return context_of
 
 
 @pytest.fixture

@@ -98,7 +98,7 @@ def test_screening_takes_what_the_model_prefers(make_task):
             return np.arange(1.0, len(candidates) + 1)
 
     preference = derived_object(Preference)()
-    task = make_task(AdaptiveSearch(**SMALL, epsilon=0.0), preference)
+    task = make_task(AdaptiveSearch(**SMALL, epsilon=0.0, diversity="none"), preference)
     batch = task.round()
     best = keys(preference._inst.asked)[-len(batch) :]
     assert sorted(keys(batch)) == sorted(best)
@@ -149,17 +149,21 @@ def test_a_model_without_variance_fixes_epsilon_and_says_so_once(make_task, capl
     assert sum("states no variance" in record.message for record in caplog.records) == 1
 
 
-@pytest.mark.parametrize("diversity", ["knobs", "medoids"])
-def test_diversity_keeps_what_it_does_not_use(make_task, diversity):
+@pytest.mark.parametrize("proposer", ["distilled", "evolution"])
+@pytest.mark.parametrize("diversity", ["none", "knobs", "medoids"])
+def test_what_is_not_used_competes_again(make_task, proposer, diversity):
     journal = Events()
+    options = {**SMALL, "n_samples": 24, "proposer": proposer, "diversity": diversity}
     task = make_task(
-        AdaptiveSearch(**SMALL, epsilon=0.0, diversity=diversity, journal=journal),
+        AdaptiveSearch(**options, epsilon=0.0, n_initial=0, journal=journal),
         RFEICostModel(n_trees=10, seed=1, n_jobs=1),
         batch=6,
     )
     seen = [key for _ in range(4) for key in keys(task.round())]
     assert len(seen) == len(set(seen)) == 24
-    assert any(event["n_spares"] > 0 for event in journal.of("round"))
+    # Evolution without diversity is asked for no more than a batch.
+    spares = [event["n_spares"] > 0 for event in journal.of("round")]
+    assert any(spares) is not ((proposer, diversity) == ("evolution", "none"))
 
 
 def test_same_seed_same_candidates(make_task):
@@ -168,6 +172,52 @@ def test_same_seed_same_candidates(make_task):
     ]
     other = keys(make_task(AdaptiveSearch(**SMALL), ConstantModel(), seed=12).round())
     assert batches[0] == batches[1] != other
+
+
+def test_a_search_on_knobs_repeats_for_the_same_seed(make_task):
+    def batches(seed):
+        model = RFEICostModel(n_trees=8, seed=1, n_jobs=1)
+        task = make_task(AdaptiveSearch(n_samples=16, n_initial=0), model, seed=seed)
+        return [keys(task.round()) for _ in range(3)]
+
+    assert batches(11) == batches(11) != batches(12)
+
+
+def test_a_search_on_knobs_never_measures_twice_also_after_a_restart(make_task):
+    database = ms.database.MemoryDatabase()
+    seen = []
+    for seed in (1, 2):
+        model = RFEICostModel(n_trees=8, seed=1, n_jobs=1)
+        strategy = AdaptiveSearch(n_samples=16, n_initial=0)
+        task = make_task(strategy, model, database=database, seed=seed)
+        for _ in range(3):
+            seen += keys(task.round(fail=lambda n: n % 3 == 0))
+        task.strategy.post_tuning()
+    assert len(seen) == len(set(seen)) == 6 * 16
+
+
+def test_half_of_a_searched_batch_is_near_the_best(make_task):
+    model = RFEICostModel(n_trees=8, seed=1, n_jobs=1)
+    task = make_task(AdaptiveSearch(n_samples=24, n_initial=0, epsilon=0.0), model)
+    for _ in range(3):
+        task.round()
+    centres = [point for _, point in task.proposer._elites[:4]]
+    batch = task.strategy.generate_measure_candidates()
+    space = task.proposer._sketches.space
+    points = [task.proposer._points[key] for key in keys(batch)]
+    near = [min(space.distance(point, centre) for centre in centres) <= 2 for point in points]
+    assert len(near) == 16
+    assert sum(near) >= 8
+
+
+def test_a_model_of_stock_is_served_by_evolution(make_task):
+    task = make_task(AdaptiveSearch(**SMALL, proposer="distilled"), ConstantModel())
+    assert type(task.proposer).__name__ == "NativeProposer"
+    model = RFEICostModel(n_trees=8, seed=1, n_jobs=1)
+    task = make_task(AdaptiveSearch(**SMALL, proposer="evolution"), model)
+    assert type(task.proposer).__name__ == "NativeProposer"
+    task = make_task(AdaptiveSearch(**SMALL), model)
+    assert type(task.proposer).__name__ == "DistilledProposer"
 
 
 def test_the_trial_limit_cuts_the_last_batch(make_task):
@@ -211,6 +261,8 @@ def test_it_stops_when_told(make_task):
         ({"population_size": 0}, "population_size must be at least 1 but got 0"),
         ({"init_measured_ratio": 2.0}, r"init_measured_ratio must be in \[0, 1\] but got 2.0"),
         ({"n_plans": 0}, "n_plans must be at least 1 but got 0"),
+        ({"n_samples": 0}, "n_samples must be at least 1 but got 0"),
+        ({"proposer": "oracle"}, "proposer must be one of distilled, evolution but got 'oracle'"),
         ({"diversity": "much"}, "diversity must be one of none, knobs, medoids but got 'much'"),
         ({"epsilon": -1.0}, "epsilon must be None"),
     ],

@@ -143,7 +143,7 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
         """
         n = len(candidates)
         try:
-            scores = self._scores(context, candidates) if n else None
+            scores = self.scores_of(context, self.describe(context, candidates)) if n else None
         except Exception as error:
             self._report("predict", context, error)
             return np.ones(n)
@@ -168,14 +168,65 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
             to say: no success in this task, no candidates, or an error, which is logged.
         """
         try:
-            if not len(candidates):
-                return None
-            self._refit_if_due(context)
-            key = _task_key(context)
-            return self._surrogate.posterior(key, self._rows(context, candidates))
+            return self.posterior_of(context, self.describe(context, candidates))
         except Exception as error:
             self._report("posterior", context, error)
             return None
+
+    def describe(self, context: TuneContext, candidates: list[MeasureCandidate]) -> Rows:
+        """Return the features of candidates, for :meth:`scores_of` and :meth:`posterior_of`.
+
+        Extracting them costs milliseconds each, and scoring them again microseconds.
+
+        Parameters
+        ----------
+        context : TuneContext
+        candidates : list
+
+        Returns
+        -------
+        ndarray of shape (n, d), float32
+        """
+        if not len(candidates):
+            return to_rows([])
+        tensors = self._extractor.extract_from(context, candidates)
+        return to_rows([tensor.numpy() for tensor in tensors])
+
+    def scores_of(self, context: TuneContext, rows: Rows) -> FloatArray | None:
+        """Score candidates by their features, as :meth:`predict` does.
+
+        Parameters
+        ----------
+        context : TuneContext
+        rows : ndarray of shape (n, d)
+
+        Returns
+        -------
+        ndarray of shape (n,), or None before the first success
+            Positive, higher is better.
+        """
+        self._refit_if_due(context)
+        if not self._surrogate.is_fitted:
+            return None
+        return self._surrogate.scores(_task_key(context), rows)
+
+    def posterior_of(self, context: TuneContext, rows: Rows) -> Prediction | None:
+        """Return what is believed of candidates by their features, as :meth:`posterior` does.
+
+        Parameters
+        ----------
+        context : TuneContext
+        rows : ndarray of shape (n, d)
+
+        Returns
+        -------
+        Prediction or None
+            None without rows, or before the task's first success.
+        """
+        if not len(rows):
+            return None
+        self._refit_if_due(context)
+        return self._surrogate.posterior(_task_key(context), rows)
 
     def save(self, path: str) -> None:
         """Write all samples to a file, atomically.
@@ -215,29 +266,17 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
         results: list[RunnerResult],
     ) -> None:
         key = _task_key(context)
-        rows = self._rows(context, candidates)
+        rows = self.describe(context, candidates)
         seconds = np.array([_median_sec(result) for result in results])
         quality = self._surrogate.judge(key, rows, seconds)
         self._surrogate.dataset.add(key, rows, seconds)
         if quality is not None:
             self._journal.write("forecast", task=context.task_name, **dataclasses.asdict(quality))
 
-    def _scores(
-        self, context: TuneContext, candidates: list[MeasureCandidate]
-    ) -> FloatArray | None:
-        self._refit_if_due(context)
-        if not self._surrogate.is_fitted:
-            return None
-        return self._surrogate.scores(_task_key(context), self._rows(context, candidates))
-
     def _refit_if_due(self, context: TuneContext) -> None:
         report = self._surrogate.refit_if_due()
         if report is not None:
             self._journal.write("fit", task=context.task_name, **dataclasses.asdict(report))
-
-    def _rows(self, context: TuneContext, candidates: list[MeasureCandidate]) -> Rows:
-        tensors = self._extractor.extract_from(context, candidates)
-        return to_rows([tensor.numpy() for tensor in tensors])
 
     def _report(self, hook: str, context: TuneContext, error: Exception) -> None:
         task: Any = getattr(context, "task_name", None)

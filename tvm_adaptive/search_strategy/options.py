@@ -8,11 +8,15 @@ from typing import Any
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.search_strategy.exploration import check_epsilon
 
+PROPOSERS = ("distilled", "evolution")
 DIVERSITY = ("none", "knobs", "medoids")
 
 
 def check_options(
     native: Mapping[str, Any],
+    *,
+    proposer: str,
+    n_samples: int,
     epsilon: float | None,
     n_initial: int,
     n_plans: int,
@@ -24,7 +28,7 @@ def check_options(
     ----------
     native : mapping
         Options of MetaSchedule's own evolutionary search.
-    epsilon, n_initial, n_plans, diversity
+    proposer, n_samples, epsilon, n_initial, n_plans, diversity
         Its own, see there.
 
     Raises
@@ -38,6 +42,12 @@ def check_options(
         raise InvalidOptionError(f"population_size must be at least 1 but got {population_size}.")
     if not 0.0 <= ratio <= 1.0:
         raise InvalidOptionError(f"init_measured_ratio must be in [0, 1] but got {ratio}.")
+    if proposer not in PROPOSERS:
+        raise InvalidOptionError(
+            f"proposer must be one of {', '.join(PROPOSERS)} but got {proposer!r}."
+        )
+    if n_samples < 1:
+        raise InvalidOptionError(f"n_samples must be at least 1 but got {n_samples}.")
     if n_initial < 0:
         raise InvalidOptionError(f"n_initial must be at least 0 but got {n_initial}.")
     if n_plans < 1:

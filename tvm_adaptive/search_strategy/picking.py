@@ -18,7 +18,7 @@ References
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -28,10 +28,46 @@ from tvm_adaptive.records import FloatArray
 # Weight of one candidate's share of unseen knob values against a score scaled to [0, 1]:
 # at 1 a candidate that is new in every knob may outrank the best, and no more.
 DIVERSITY_WEIGHT = 1.0
+# Proposals per place in the batch where some will be dropped for the sake of diversity.
+DIVERSITY_RATIO = 3
 # Restarts of k-means; from a single random start the clusters are too noisy to use.
 _KMEANS_RESTARTS = 3
 
 IndexArray = npt.NDArray[np.intp]
+
+
+def pick(
+    scores: FloatArray,
+    n: int,
+    diversity: str,
+    *,
+    knobs: Callable[[], Sequence[Sequence[Hashable]]],
+    vectors: Callable[[], FloatArray],
+    rng: np.random.Generator,
+) -> list[int]:
+    """Pick ``n`` candidates by score, and by diversity if it is asked for.
+
+    Parameters
+    ----------
+    scores : ndarray of shape (m,), higher is better
+    n : int
+    diversity : {"none", "knobs", "medoids"}
+    knobs, vectors : callable
+        What :func:`pick_diverse` and :func:`pick_medoids` compare; called only if needed.
+    rng : numpy.random.Generator
+
+    Returns
+    -------
+    list of int
+        At most ``n`` indices, in the order they were picked.
+    """
+    if diversity == "knobs":
+        picked = pick_diverse(scores, knobs(), n)
+    elif diversity == "medoids":
+        picked = pick_medoids(scores, vectors(), n, rng)
+    else:
+        picked = pick_best(scores, n)
+    return [int(i) for i in picked]
 
 
 def pick_best(scores: FloatArray, n: int) -> IndexArray:

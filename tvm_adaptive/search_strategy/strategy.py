@@ -1,8 +1,9 @@
-"""``strategy="adaptive"``: native evolutionary search, epsilon from the posterior.
+"""``strategy="adaptive"``: what of a batch is searched, what is random, and how much of each.
 
-The heavy half of a round (sampling, mutation, trace replay) stays in TVM's C++; what is
-decided here is how much of the batch is drawn at random, which of the evolved
-candidates fill the rest, and that nothing is measured twice.
+Where candidates come from is a proposer's business: a search on the knobs
+(:mod:`tvm_adaptive.search_strategy.distilled`) or MetaSchedule's native evolution
+(:mod:`tvm_adaptive.search_strategy.native`). What is decided here is how much of the batch
+is drawn at random, and that nothing is measured twice.
 """
 
 from __future__ import annotations
@@ -10,52 +11,40 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from tvm_adaptive._tvm import (
     Database,
-    EvolutionarySearch,
     MeasureCandidate,
     PySearchStrategy,
     RunnerResult,
     Schedule,
     TuneContext,
     derived_object,
-    evolve,
     python_side,
-    sample_population,
 )
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
-from tvm_adaptive.records import Exploration, FloatArray, Prediction
+from tvm_adaptive.records import Exploration
+from tvm_adaptive.search_strategy.distilled import DistilledProposer, can_distill
 from tvm_adaptive.search_strategy.exploration import (
     FALLBACK_EPSILON,
     N_PLANS,
     n_random,
     posterior_epsilon,
 )
+from tvm_adaptive.search_strategy.native import NativeProposer
 from tvm_adaptive.search_strategy.options import check_options
-from tvm_adaptive.search_strategy.picking import pick_best, pick_diverse, pick_medoids
-from tvm_adaptive.search_strategy.schedules import (
-    candidate_of,
-    distinct,
-    key_of,
-    knobs_of,
-    measured_schedules,
-    mix,
-    vectors_of,
-)
+from tvm_adaptive.search_strategy.proposer import Proposer
+from tvm_adaptive.search_strategy.schedules import candidate_of, mix
 
 logger = logging.getLogger(__name__)
 
 # Stock TVM ends a task after as many rounds that brought nothing new.
 MAX_EMPTY_ROUNDS = 5
-# Evolved candidates per place in the batch where some will be dropped. Evolution costs
-# the same for any number, and what is not used competes again in the next round.
-DIVERSITY_RATIO = 3
 # Of a task's initial trials: half teach the model of the whole space, half follow it.
 INITIAL_EPSILON = 0.5
 # Random schedules per place, where the model chooses among them without evolution.
@@ -66,16 +55,10 @@ CHEAP_SAMPLES_PER_TRIAL = 3
 class _State:
     """What a task's search knows between its rounds."""
 
-    inner: Any
-    cost_model: Any
+    proposer: Proposer
     model: Any  # the cost model's Python side, None for a stock one
     max_trials: int
     batch: int
-    rng: np.random.Generator
-    measured: set[int]
-    elites: list[tuple[float, Schedule]]
-    returned: set[int] = dataclasses.field(default_factory=set)
-    spares: list[Schedule] = dataclasses.field(default_factory=list)
     n_sent: int = 0
     n_rounds: int = 0
     n_empty: int = 0
@@ -83,24 +66,32 @@ class _State:
 
 @derived_object
 class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
-    """Evolutionary search whose exploration rate follows the posterior's uncertainty.
+    """A search whose exploration rate follows the posterior's uncertainty.
 
     Every round ``round(epsilon * batch)`` candidates are random plans and the rest the
-    best evolved ones; epsilon is the mean posterior standard deviation of ``n_plans``
+    best that were found; epsilon is the mean posterior standard deviation of ``n_plans``
     random plans over the incumbent's throughput (AdaTune, NeurIPS 2020, Eq. 3). With a
     cost model that states no variance epsilon stays at TVM's 0.05, which is logged once.
 
     Parameters
     ----------
+    proposer : {"distilled", "evolution"}, default "distilled"
+        ``"distilled"`` searches the decisions that sketches leave open on a forest that
+        learns, round by round, what the cost model says of programs, and so has some
+        hundred programs to make per round; ``"evolution"`` is MetaSchedule's own, which
+        makes a thousand. A cost model that cannot score features alone, as all of
+        stock's, is always asked by evolution.
+    n_samples : int, default 48
+        Random candidates that a round of ``"distilled"`` looks at.
     population_size : int, default 256
-        Schedules per generation. Half of TVM's: mutation and features are the largest
-        share of a small batch's price, and grow with it.
+        Schedules per generation of the evolution. Half of TVM's: mutation and features
+        are the largest share of a small batch's price, and grow with it.
     genetic_num_iters : int, default 3
-        Generations per round.
+        Generations per round of the evolution.
     init_measured_ratio : float, default 0.2
         Share of the first generation that are the best measured schedules.
     init_min_unmeasured : int, default 50
-        Fewer random schedules than this and the task ends: its space is exhausted.
+        Fewer random schedules than this and the evolution ends: its space is exhausted.
     max_fail_count : int, default 5
         Rounds of sampling without a valid schedule before it gives up.
     genetic_mutate_prob : float, default 0.85
@@ -108,14 +99,13 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
     epsilon : float or None, default None
         Fixed share of random candidates in [0, 1]; None lets the posterior decide.
     n_initial : int, default 16
-        Trials of a task before its candidates are evolved. Until then half of a batch
+        Trials of a task before its candidates are searched for. Until then half of a batch
         is random, and half are those of some 50 random schedules that the model, which
-        may know other tasks, prefers; a fixed epsilon stays as it is. Evolution costs
-        more than building and measuring a batch, and before a task's first results its
-        scores are hardly worth that.
+        may know other tasks, prefers; a fixed epsilon stays as it is. Before a task's
+        first results scores are hardly worth a search.
     n_plans : int, default 20
         Random plans that the posterior's standard deviation is averaged over.
-    diversity : {"none", "knobs", "medoids"}, default "none"
+    diversity : {"none", "knobs", "medoids"}, default "medoids"
         ``"knobs"`` trades score against unseen knob values (AutoTVM's objective with
         normalised scores), ``"medoids"`` takes the best of each k-means cluster
         (Chameleon).
@@ -133,6 +123,8 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
     def __init__(
         self,
         *,
+        proposer: str = "distilled",
+        n_samples: int = 48,
         population_size: int = 256,
         genetic_num_iters: int = 3,
         init_measured_ratio: float = 0.2,
@@ -143,7 +135,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         epsilon: float | None = None,
         n_initial: int = 16,
         n_plans: int = N_PLANS,
-        diversity: str = "none",
+        diversity: str = "medoids",
         journal: JournalWriter | None = None,
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
@@ -157,7 +149,17 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
             "genetic_mutate_prob": genetic_mutate_prob,
             "genetic_max_fail_count": genetic_max_fail_count,
         }
-        check_options(self.options, epsilon, n_initial, n_plans, diversity)
+        check_options(
+            self.options,
+            proposer=proposer,
+            n_samples=n_samples,
+            epsilon=epsilon,
+            n_initial=n_initial,
+            n_plans=n_plans,
+            diversity=diversity,
+        )
+        self.proposer = proposer
+        self.n_samples = n_samples
         self.epsilon = epsilon
         self.n_initial = n_initial
         self.n_plans = n_plans
@@ -181,33 +183,21 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         database: Database | None = None,
         cost_model: Any = None,
     ) -> None:
-        """Start the native search and read what the database knows of the task."""
+        """Read what the database knows of the task."""
         if self.context is None or database is None or cost_model is None:
             raise InvalidOptionError(
                 "AdaptiveSearch needs a tune context, a database and a cost model; pass "
                 "database=ms.database.MemoryDatabase() if nothing is to be kept."
             )
-        # numpy wants no negative seed; TVM writes -1 for "any".
-        seed = self.context.rand_state
-        inner = EvolutionarySearch(**self.options)
-        inner._initialize_with_tune_context(self.context)
-        inner.pre_tuning(max_trials, num_trials_per_iter, design_spaces, database, cost_model)
-        measured, elites = measured_schedules(database, self.context.mod)
-        self.state = _State(
-            inner=inner,
-            cost_model=cost_model,
-            model=python_side(cost_model),
-            max_trials=max_trials,
-            batch=num_trials_per_iter,
-            rng=np.random.default_rng(seed if seed >= 0 else None),
-            measured=measured,
-            elites=elites,
-        )
+        model = python_side(cost_model)
+        proposer = self._new_proposer(self.context, cost_model, model, num_trials_per_iter)
+        proposer.start(max_trials, list(design_spaces), database)
+        self.state = _State(proposer, model, max_trials, num_trials_per_iter)
 
     def post_tuning(self) -> None:
         """End the search and let go of the task, which owns this object in turn."""
         if self.state is not None:
-            self.state.inner.post_tuning()
+            self.state.proposer.end()
         self.state = None
         self.context = None
 
@@ -215,6 +205,8 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         """Return a strategy of the same options for another task."""
         return AdaptiveSearch(
             **self.options,
+            proposer=self.proposer,
+            n_samples=self.n_samples,
             epsilon=self.epsilon,
             n_initial=self.n_initial,
             n_plans=self.n_plans,
@@ -249,7 +241,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         try:
             size = min(state.batch, state.max_trials - state.n_sent, limit or state.batch)
             small = limit is not None and 2 * limit <= state.batch
-            initial = len(state.measured) < self.n_initial
+            initial = len(state.proposer.measured) < self.n_initial
             batch = self._next_batch(state, size, cheap=small or initial)
         except Exception as error:
             logger.exception("%s: a search round failed and is skipped", self._task_name())
@@ -265,15 +257,11 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
     def notify_runner_results(
         self, measure_candidates: list[MeasureCandidate], results: list[RunnerResult]
     ) -> None:
-        """Count the trials and keep the fastest as parents."""
+        """Count the trials and learn what they took."""
         state = self._live_state()
         state.n_sent += len(results)
-        for candidate, result in zip(measure_candidates, results, strict=True):
-            seconds = [float(sec) for sec in result.run_secs or ()]
-            if seconds and np.isfinite(seconds).all():
-                state.elites.append((float(np.median(seconds)), candidate.sch))
-        state.elites.sort(key=lambda elite: elite[0])
-        del state.elites[self._n_elites() :]
+        schedules = [candidate.sch for candidate in measure_candidates]
+        state.proposer.learned(schedules, [_median_sec(result) for result in results])
 
     def _live_state(self) -> _State:
         if self.state is None:
@@ -283,55 +271,62 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
     def _task_name(self) -> str:
         return str(self.context.task_name) if self.context is not None else "?"
 
-    def _n_elites(self) -> int:
-        return int(self.options["population_size"] * self.options["init_measured_ratio"])
+    def _new_proposer(
+        self, context: TuneContext, cost_model: Any, model: Any, batch: int
+    ) -> Proposer:
+        # numpy wants no negative seed; TVM writes -1 for "any".
+        seed = int(context.rand_state)
+        rng = np.random.default_rng(seed if seed >= 0 else None)
+        if self.proposer == "distilled" and can_distill(model):
+            return DistilledProposer(
+                context,
+                model,
+                diversity=self.diversity,
+                # Enough for a batch of nothing but random candidates.
+                n_samples=max(self.n_samples, 2 * batch),
+                max_fail_count=int(self.options["max_fail_count"]),
+                rng=rng,
+            )
+        return NativeProposer(context, cost_model, self.options, self.diversity, batch, rng)
 
     def _next_batch(
         self, state: _State, size: int, *, cheap: bool = False
     ) -> list[Schedule] | None:
         clock = [time.perf_counter()]
-        parents = [schedule for _, schedule in state.elites[: self._n_elites()]]
-        n_samples = int(self.options["population_size"]) - len(parents)
-        if cheap:
-            enough = max(int(self.options["init_min_unmeasured"]), CHEAP_SAMPLES_PER_TRIAL * size)
-            n_samples = min(n_samples, enough)
-        randoms = sample_population(state.inner, n_samples)
-        if len(randoms) < self.options["init_min_unmeasured"]:
+        least = int(self.options["init_min_unmeasured"])
+        proposer = state.proposer
+        randoms = proposer.sample(max(least, CHEAP_SAMPLES_PER_TRIAL * size) if cheap else None)
+        if randoms is None:
             logger.info("%s: the space is exhausted", self._task_name())
             return None
-        fresh = distinct(randoms, state.measured)
-        order = state.rng.permutation(len(fresh))
         clock.append(time.perf_counter())
-        shuffled = [fresh[i] for i in order]
-        exploration = self._exploration(state, shuffled[: self.n_plans], cheap=cheap)
+        exploration = self._exploration(state, cheap=cheap)
         clock.append(time.perf_counter())
-        explore = min(n_random(exploration.epsilon, size), len(fresh))
-        if cheap:
-            exploit = self._screened(state, shuffled, size - explore)
-        else:
-            exploit = self._evolved(state, parents + randoms, size - explore)
+        explore = min(n_random(exploration.epsilon, size), len(randoms))
+        wanted = size - explore
+        exploit = proposer.screened(wanted) if cheap else proposer.searched(wanted)
         clock.append(time.perf_counter())
-        batch = mix(exploit, shuffled, explore, size)
-        state.measured.update(key_of(schedule) for schedule in batch)
+        batch = mix(exploit, randoms, explore, size)
+        proposer.sent(batch)
         state.n_rounds += 1
-        sample_sec, posterior_sec, evolve_sec = np.diff(clock).tolist()
+        sample_sec, posterior_sec, search_sec = np.diff(clock).tolist()
         self.journal.write(
             "round",
             task=self._task_name(),
             round=state.n_rounds,
             n_candidates=len(batch),
-            n_random=len(batch) - min(len(exploit), size - explore),
+            n_random=len(batch) - min(len(exploit), wanted),
             **dataclasses.asdict(exploration),
-            n_population=len(parents) + len(randoms),
+            n_population=proposer.n_population,
             is_evolved=not cheap,
-            n_spares=len(state.spares),
+            n_spares=proposer.n_spares,
             sample_sec=sample_sec,
             posterior_sec=posterior_sec,
-            evolve_sec=evolve_sec,
+            evolve_sec=search_sec,
         )
         return batch
 
-    def _exploration(self, state: _State, plans: Sequence[Schedule], *, cheap: bool) -> Exploration:
+    def _exploration(self, state: _State, *, cheap: bool) -> Exploration:
         if self.epsilon is not None:
             return Exploration(self.epsilon, "fixed")
         if not hasattr(state.model, "posterior"):
@@ -343,57 +338,19 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
                 )
             return Exploration(FALLBACK_EPSILON, "no-variance")
         if not getattr(state.model, "is_trained", True):
-            # Scores of an untrained model rank nothing: evolving them would cost a
-            # search and bring random candidates all the same.
+            # Scores of an untrained model rank nothing: a search would cost its price
+            # and bring random candidates all the same.
             return Exploration(1.0, "untrained")
         if cheap:
             return Exploration(INITIAL_EPSILON, "initial")
-        prediction: Prediction | None = state.model.posterior(
-            self.context, [candidate_of(plan) for plan in plans]
-        )
+        prediction = state.proposer.posterior(self.n_plans)
         if prediction is None or len(prediction) == 0:
             return Exploration(FALLBACK_EPSILON, "no-success-yet")
         return posterior_epsilon(prediction)
 
-    def _screened(self, state: _State, randoms: list[Schedule], n: int) -> list[Schedule]:
-        """Return the ``n`` random candidates that the model prefers."""
-        if n == 0 or len(randoms) <= n:
-            return randoms[:n]
-        picked = self._pick(randoms, self._scores(state, randoms), n, state.rng)
-        return [randoms[i] for i in picked]
 
-    def _evolved(self, state: _State, population: list[Schedule], n: int) -> list[Schedule]:
-        """Return up to ``n`` unmeasured candidates, the ones to exploit."""
-        if n == 0:
-            return []
-        # The native search knows only what it returned itself: parents that came from
-        # the random share, or from an earlier process, are among its best again.
-        n_stale = sum(key_of(schedule) not in state.returned for _, schedule in state.elites)
-        n_wanted = n_stale + (n if self.diversity == "none" else n * DIVERSITY_RATIO)
-        evolved = evolve(state.inner, population, n_wanted)
-        state.returned.update(key_of(schedule) for schedule in evolved)
-        # It never returns a candidate twice, so those that did not make
-        # it into a batch are kept here and compete again.
-        proposals = distinct(state.spares + evolved, state.measured)
-        if len(proposals) <= n:
-            state.spares = []
-            return proposals
-        picked = self._pick(proposals, self._scores(state, proposals), n, state.rng)
-        chosen = set(picked.tolist())
-        spares = [proposals[i] for i in range(len(proposals)) if i not in chosen]
-        state.spares = spares[: state.batch * DIVERSITY_RATIO]
-        return [proposals[i] for i in picked]
-
-    def _pick(
-        self, proposals: list[Schedule], scores: FloatArray, n: int, rng: np.random.Generator
-    ) -> Any:
-        if self.diversity == "knobs":
-            return pick_diverse(scores, [knobs_of(schedule) for schedule in proposals], n)
-        if self.diversity == "medoids":
-            return pick_medoids(scores, vectors_of(proposals), n, rng)
-        return pick_best(scores, n)
-
-    def _scores(self, state: _State, schedules: list[Schedule]) -> FloatArray:
-        candidates = [candidate_of(schedule) for schedule in schedules]
-        scores = np.asarray(state.cost_model.predict(self.context, candidates), dtype=np.float64)
-        return np.clip(scores, 0.0, None)
+def _median_sec(result: RunnerResult) -> float | None:
+    seconds = [float(sec) for sec in result.run_secs or ()]
+    if not seconds or not np.isfinite(seconds).all():
+        return None
+    return float(np.median(seconds))

@@ -1,0 +1,186 @@
+"""The space of decisions: draws are valid, variations stay valid, encodings tell points apart."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tvm_adaptive.search_strategy.knobs import (
+    OPEN,
+    Choice,
+    KnobSpace,
+    Point,
+    Tile,
+    Undrawn,
+    divisors,
+    prime_factors,
+)
+
+tiles = st.builds(
+    Tile,
+    extent=st.integers(1, 4096),
+    n_parts=st.integers(2, 5),
+    max_innermost=st.sampled_from([-1, 1, 16, 64]),
+)
+seeds = st.integers(0, 2**32 - 1)
+
+
+def is_valid(tile: Tile, parts: tuple[int, ...]) -> bool:
+    within = tile.max_innermost < 0 or parts[-1] <= tile.max_innermost
+    return len(parts) == tile.n_parts and math.prod(parts) == tile.extent and within
+
+
+@given(tiles, seeds)
+def test_every_split_that_is_drawn_or_varied_is_perfect_and_within_bounds(
+    tile: Tile, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    parts = tile.draw(rng)
+    assert is_valid(tile, parts)
+    for _ in range(8):
+        parts = tile.vary(parts, rng)
+        assert is_valid(tile, parts)
+
+
+def test_a_variation_moves_one_factor_between_two_parts() -> None:
+    rng = np.random.default_rng(1)
+    tile = Tile(64, 4)
+    parts = (4, 4, 2, 2)
+    for _ in range(50):
+        other = tile.vary(parts, rng)
+        assert sum(a != b for a, b in zip(parts, other, strict=True)) == 2
+
+
+def test_variations_reach_the_whole_space() -> None:
+    rng = np.random.default_rng(2)
+    tile = Tile(12, 3, 4)
+    seen, parts = set(), (12, 1, 1)
+    for _ in range(3000):
+        parts = tile.vary(parts, rng)
+        seen.add(parts)
+    every = {
+        (a, b, 12 // a // b) for a in divisors(12) for b in divisors(12 // a) if 12 // a // b <= 4
+    }
+    assert seen == every
+
+
+@pytest.mark.parametrize(("tile", "only"), [(Tile(1, 4), (1, 1, 1, 1)), (Tile(7, 2, 1), (7, 1))])
+def test_a_split_without_alternative_stays(tile: Tile, only: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(3)
+    assert tile.draw(rng) == only
+    assert tile.vary(only, rng) == only
+
+
+def test_draws_of_a_split_are_spread_over_its_parts() -> None:
+    rng = np.random.default_rng(4)
+    draws = np.array([Tile(64, 4).draw(rng) for _ in range(2000)])
+    # Each of the six factors goes to each of four parts alike: 1.5 of them on average.
+    assert np.log2(draws).mean(axis=0) == pytest.approx([1.5] * 4, abs=0.1)
+
+
+def test_a_choice_is_drawn_by_weight_and_varied_to_another() -> None:
+    rng = np.random.default_rng(5)
+    choice = Choice((0.1, 0.6, 0.3))
+    counts = np.bincount([choice.draw(rng)[0] for _ in range(3000)], minlength=3)
+    assert counts / 3000 == pytest.approx([0.1, 0.6, 0.3], abs=0.03)
+    for index in range(3):
+        others = {choice.vary((index,), rng)[0] for _ in range(50)}
+        assert others == {0, 1, 2} - {index}
+    assert Choice((1.0,)).vary((0,), rng) == (0,)
+
+
+def test_what_only_the_compiler_can_draw_is_left_open() -> None:
+    rng = np.random.default_rng(6)
+    assert Undrawn(2).draw(rng) == (OPEN, OPEN)
+    assert Undrawn().vary((5,), rng) == (OPEN,)
+
+
+@pytest.fixture
+def space() -> KnobSpace:
+    return KnobSpace(
+        [
+            [Tile(64, 4, 64), Tile(48, 4, 64), Tile(32, 2, 64), Choice((0.5, 0.5)), Undrawn()],
+            [Tile(64, 4, 64), Choice((0.25,) * 4)],
+        ]
+    )
+
+
+def test_points_are_as_long_as_their_sketch(space: KnobSpace) -> None:
+    rng = np.random.default_rng(7)
+    lengths = {(point.sketch, len(point.vector)) for point in (space.draw(rng) for _ in range(99))}
+    assert lengths == {(0, 12), (1, 5)}
+
+
+def test_a_variation_of_a_point_changes_few_knobs(space: KnobSpace) -> None:
+    rng = np.random.default_rng(8)
+    distances = [
+        space.distance(p, space.vary(p, rng)) for p in (space.draw(rng) for _ in range(400))
+    ]
+    assert max(distances) <= 5
+    assert np.mean([d <= 1 for d in distances]) > 0.5
+
+
+def test_a_cross_takes_every_knob_from_one_of_two(space: KnobSpace) -> None:
+    rng = np.random.default_rng(9)
+    one = Point(0, (64, 1, 1, 1, 48, 1, 1, 1, 32, 1, 0, 3))
+    other = Point(0, (1, 1, 1, 64, 1, 1, 1, 48, 1, 32, 1, 5))
+    seen = set()
+    for _ in range(100):
+        child = space.cross(one, other, rng)
+        assert all(
+            child.vector[a:b] in (one.vector[a:b], other.vector[a:b])
+            for a, b in ((0, 4), (4, 8), (8, 10), (10, 11), (11, 12))
+        )
+        seen.add(child.vector)
+    assert len(seen) > 20
+    elsewhere = Point(1, (64, 1, 1, 1, 2))
+    assert space.cross(one, elsewhere, rng) == one
+
+
+def test_distance_counts_knobs_not_numbers(space: KnobSpace) -> None:
+    one = Point(0, (64, 1, 1, 1, 48, 1, 1, 1, 32, 1, 0, 3))
+    assert space.distance(one, one) == 0
+    assert space.distance(one, Point(0, (8, 8, 1, 1, 48, 1, 1, 1, 32, 1, 0, 3))) == 1
+    assert space.distance(one, Point(1, (64, 1, 1, 1, 0))) == 6
+
+
+def test_encodings_are_logs_and_how_much_lies_within_each_level(space: KnobSpace) -> None:
+    point = Point(0, (2, 4, 8, 1, 3, 2, 8, 1, 16, 2, 1, 3))
+    (row,) = space.encode([point])
+    assert row[0] == 0
+    logs = np.log2([2, 4, 8, 1, 3, 2, 8, 1, 16, 2])
+    assert row[1:13] == pytest.approx([*logs, 1, 3])
+    # Splits into two: within level 1. Splits into four: within levels 1, 2 and 3.
+    within = np.log2([2, 4 * 8 * 1 * 2 * 8 * 1, 8 * 8, 1])
+    assert row[13:] == pytest.approx(within)
+
+
+def test_encodings_of_all_points_fit_together_and_differ(space: KnobSpace) -> None:
+    rng = np.random.default_rng(10)
+    points = list({space.draw(rng): None for _ in range(200)})
+    rows = space.encode(points)
+    assert rows.shape == (len(points), 17)
+    assert np.isfinite(rows).all()
+    assert len(np.unique(rows, axis=0)) == len(points)
+    assert space.encode([]).shape == (0, 17)
+
+
+def test_a_space_without_knobs_has_one_point() -> None:
+    rng = np.random.default_rng(11)
+    space = KnobSpace([[]])
+    point = space.draw(rng)
+    assert point == Point(0, ())
+    assert space.vary(point, rng) == point
+    assert space.encode([point]).shape == (1, 1)
+
+
+@given(st.integers(1, 10**6))
+def test_prime_factors_and_divisors(n: int) -> None:
+    assert math.prod(prime_factors(n)) == n
+    assert all(len(divisors(p)) == 2 for p in prime_factors(n))
+    assert all(n % d == 0 for d in divisors(n))
+    assert list(divisors(n)) == sorted(set(divisors(n)))

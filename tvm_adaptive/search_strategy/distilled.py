@@ -1,0 +1,228 @@
+"""Candidates by a search on the knobs, for cost models that can score features alone.
+
+An adapter, like :mod:`tvm_adaptive.search_strategy.strategy`; the search itself is in
+:mod:`tvm_adaptive.search_strategy.distill`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tvm_adaptive._tvm import Database, Schedule, TuneContext
+from tvm_adaptive.records import FloatArray, Prediction
+from tvm_adaptive.search_strategy.distill import (
+    NEAR_RATIO,
+    DistillOptions,
+    Pool,
+    neighbours,
+    refine,
+    within,
+)
+from tvm_adaptive.search_strategy.knobs import Point
+from tvm_adaptive.search_strategy.picking import DIVERSITY_RATIO, IndexArray, pick
+from tvm_adaptive.search_strategy.schedules import candidate_of, key_of, measured_schedules
+from tvm_adaptive.search_strategy.sketches import Sketches
+
+# Some 4 kB each, per task of a network.
+POOL_CAPACITY = 600
+# Measured candidates that the search starts from, beside the best of the pool.
+N_ELITES = 16
+
+
+def can_distill(model: Any) -> bool:
+    """Say whether a cost model can score candidates again by their features."""
+    return all(hasattr(model, name) for name in ("describe", "scores_of", "posterior_of"))
+
+
+class DistilledProposer:
+    """One task's candidates, found on a model of the cost model.
+
+    Parameters
+    ----------
+    context : TuneContext
+    model : object
+        The cost model's Python side; see :func:`can_distill`.
+    diversity : str
+    n_samples : int
+        Random candidates per round.
+    max_fail_count : int
+        Draws of so many without a single valid program before it gives up.
+    rng : numpy.random.Generator
+    options : DistillOptions or None, default None
+    """
+
+    def __init__(
+        self,
+        context: TuneContext,
+        model: Any,
+        *,
+        diversity: str,
+        n_samples: int,
+        max_fail_count: int,
+        rng: np.random.Generator,
+        options: DistillOptions | None = None,
+    ) -> None:
+        self.context = context
+        self.measured: set[int] = set()
+        self.n_population = 0
+        self._model = model
+        self._diversity = diversity
+        self._n_samples = n_samples
+        self._max_fail_count = max_fail_count
+        self._rng = rng
+        self._options = options or DistillOptions()
+        self._pool = Pool(POOL_CAPACITY)
+        self._sketches: Any = None
+        self._elites: list[tuple[float, Point]] = []
+        self._points: dict[int, Point] = {}  # of everything that was sent
+        self._programs: dict[int, Schedule] = {}  # of this round
+        self._randoms: IndexArray = np.zeros(0, dtype=np.intp)
+
+    def start(self, max_trials: int, design_spaces: list[Schedule], database: Database) -> None:
+        """Open the sketches up and read what the database knows of the task."""
+        del max_trials
+        self._sketches = Sketches(self.context, design_spaces)
+        self.measured, elites = measured_schedules(database, self.context.mod)
+        for seconds, schedule in elites:
+            point = self._sketches.point_of(schedule)
+            if point is not None:
+                self._elites.append((seconds, point))
+        self._pool.remember([point for _, point in self._elites], self.measured)
+        del self._elites[N_ELITES:]
+
+    def end(self) -> None:
+        """Let go of all programs."""
+        self._programs = {}
+        self._sketches = None
+
+    @property
+    def n_spares(self) -> int:
+        """Candidates of earlier rounds that still compete."""
+        return len(self._pool)
+
+    def sample(self, n: int | None) -> list[Schedule] | None:
+        """Return up to ``n`` random candidates, unmeasured and new, in random order."""
+        self._programs = {}
+        wanted = self._n_samples if n is None else min(n, self._n_samples)
+        n_before = len(self._pool)
+        n_valid = 0
+        for _ in range(self._max_fail_count):
+            points = [self._sketches.space.draw(self._rng) for _ in range(wanted)]
+            n_valid += self._look(points)
+            if 2 * n_valid >= wanted:
+                break
+        if n_valid == 0:
+            return None
+        self.n_population = n_valid
+        self._randoms = np.arange(n_before, len(self._pool))
+        return [self._programs[self._pool.keys[i]] for i in self._randoms]
+
+    def posterior(self, n_plans: int) -> Prediction | None:
+        """Return what the cost model believes of the first random candidates."""
+        plans = self._randoms[:n_plans]
+        prediction: Prediction | None = self._model.posterior_of(
+            self.context, self._pool.rows[plans]
+        )
+        return prediction
+
+    def screened(self, n: int) -> list[Schedule]:
+        """Return the ``n`` candidates that the model prefers, without a search for more."""
+        return self._schedules(self._best(np.arange(len(self._pool)), n))
+
+    def searched(self, n: int) -> list[Schedule]:
+        """Return up to ``n`` unmeasured candidates, the best that a search found."""
+        if n == 0:
+            return []
+        elites = [point for _, point in self._elites]
+        refine(
+            self._pool,
+            self._sketches.space,
+            elites,
+            value=lambda: self._scores(np.arange(len(self._pool))),
+            look=self._look,
+            options=self._options,
+            rng=self._rng,
+        )
+        near = self._near(round(self._options.local_share * n))
+        far = np.setdiff1d(np.arange(len(self._pool)), near)
+        return self._schedules(near + self._best(far, n - len(near)))
+
+    def _near(self, n: int) -> list[int]:
+        """Look around the best that were measured and return the ``n`` best found there."""
+        centres = [point for _, point in self._elites[: self._options.n_centres]]
+        if not centres or n == 0:
+            return []
+        space = self._sketches.space
+        self._look(neighbours(self._pool, space, centres, NEAR_RATIO * n, self._rng))
+        return self._best(within(self._pool, space, centres, self._options.radius), n)
+
+    def sent(self, batch: Sequence[Schedule]) -> None:
+        """Never propose these again, and forget the least of what does not fit."""
+        keys = {key_of(schedule) for schedule in batch}
+        self.measured |= keys
+        gone = [i for i, key in enumerate(self._pool.keys) if key in keys]
+        gone_keys = [self._pool.keys[i] for i in gone]
+        self._points.update(zip(gone_keys, self._pool.take(gone), strict=True))
+        if len(self._pool) > self._pool.capacity:
+            self._pool.trim(self._scores(np.arange(len(self._pool))))
+        self._programs = {}
+
+    def learned(self, schedules: Sequence[Schedule], seconds: Sequence[float | None]) -> None:
+        """Keep the fastest as parents; None is a failure."""
+        pairs = zip(seconds, (self._points.get(key_of(each)) for each in schedules), strict=True)
+        self._elites += [(sec, point) for sec, point in pairs if sec is not None and point]
+        self._elites.sort(key=lambda elite: elite[0])
+        del self._elites[N_ELITES:]
+
+    def _look(self, points: Sequence[Point]) -> int:
+        """Make the programs of points, add the new ones to the pool; return how many are valid."""
+        self._pool.remember(points)
+        found = [each for each in self._sketches.replay(points, self._rng) if each is not None]
+        new: dict[int, Point] = {}
+        for point, schedule in found:
+            key = key_of(schedule)
+            if not self._pool.knows_key(key) and key not in new:
+                new[key] = point
+                self._programs[key] = schedule
+        if new:
+            candidates = [candidate_of(self._programs[key]) for key in new]
+            rows = self._model.describe(self.context, candidates)
+            self._pool.add(list(new.values()), list(new), rows)
+        return len(found)
+
+    def _best(self, among: IndexArray, n: int) -> list[int]:
+        """Return the ``n`` best of some of the pool, as indices of the pool."""
+        if n == 0 or not len(among):
+            return []
+        scores = self._scores(among)
+        # Diversity chooses among the good ones.
+        order = np.argsort(-scores, kind="stable")[: n * DIVERSITY_RATIO]
+        space, points = self._sketches.space, [self._pool.points[among[i]] for i in order]
+        picked = pick(
+            scores[order],
+            n,
+            self._diversity,
+            knobs=lambda: [point.vector for point in points],
+            vectors=lambda: space.encode(points).astype(np.float64),
+            rng=self._rng,
+        )
+        return [int(among[order[i]]) for i in picked]
+
+    def _schedules(self, indices: Sequence[int]) -> list[Schedule]:
+        """Return programs of the pool; those of earlier rounds are made again."""
+        missing = [i for i in indices if self._pool.keys[i] not in self._programs]
+        points = [self._pool.points[i] for i in missing]
+        for i, again in zip(missing, self._sketches.replay(points, self._rng), strict=True):
+            if again is not None and key_of(again[1]) == self._pool.keys[i]:
+                self._programs[self._pool.keys[i]] = again[1]
+        keys = [self._pool.keys[i] for i in indices]
+        return [self._programs[key] for key in keys if key in self._programs]
+
+    def _scores(self, among: IndexArray) -> FloatArray:
+        """Return the cost model's acquisition of some of the pool, higher is better."""
+        scores = self._model.scores_of(self.context, self._pool.rows[among])
+        # Before any success of the run there is nothing to tell candidates apart by.
+        return self._rng.random(len(among)) if scores is None else np.asarray(scores)

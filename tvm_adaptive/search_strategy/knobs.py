@@ -1,0 +1,291 @@
+"""The decisions that a task's sketches leave open, as vectors: draw, vary, cross, encode.
+
+To replay a schedule and extract its features takes milliseconds; to move in this space
+takes microseconds.
+
+========  ====================================================================  =========
+symbol    meaning                                                               shape
+========  ====================================================================  =========
+sketch    a program whose decisions are open; a task has one to a few
+knob      one decision: how to split a loop, or which of some values to take
+vector    all decisions of one candidate, knob after knob                       (width,)
+part      extent of one loop of a split, outermost first; their product is      >= 1
+          the extent of the loop that is split
+========  ====================================================================  =========
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Vector = tuple[int, ...]
+Encoded = npt.NDArray[np.float32]
+
+# Of a knob whose value only the compiler can draw: do so. TVM's own values are -2 (inline),
+# -1 (at the root) and numbers of loops.
+OPEN = -(10**6)
+# More changes at once than one, by this chance each: a single changed knob leaves most of
+# what was good, and cannot leave a valley.
+_MORE_CHANGES = 0.4
+
+
+class Knob(Protocol):
+    """One decision of a sketch; it takes ``width`` places of a vector."""
+
+    @property
+    def width(self) -> int:
+        """Places in a vector."""
+
+    def draw(self, rng: np.random.Generator) -> Vector:
+        """Return a random decision."""
+
+    def vary(self, decision: Vector, rng: np.random.Generator) -> Vector:
+        """Return another decision near a given one; the same if there is no other."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """Split a loop of ``extent`` into ``n_parts`` without remainder.
+
+    Attributes
+    ----------
+    extent : int
+        At least 1.
+    n_parts : int
+        At least 2.
+    max_innermost : int
+        Bound of the last part; -1 for none.
+    """
+
+    extent: int
+    n_parts: int
+    max_innermost: int = -1
+
+    @property
+    def width(self) -> int:
+        """Places in a vector: one per part."""
+        return self.n_parts
+
+    def draw(self, rng: np.random.Generator) -> Vector:
+        """Hand each prime factor of the extent to a random part that may take it."""
+        parts = [1] * self.n_parts
+        for prime in prime_factors(self.extent):
+            y = int(rng.integers(self.n_parts if self._takes(parts, prime) else self.n_parts - 1))
+            parts[y] *= prime
+        return tuple(parts)
+
+    def vary(self, decision: Vector, rng: np.random.Generator) -> Vector:
+        """Move a factor from one part to another, as MetaSchedule's own mutation does."""
+        parts = list(decision)
+        movable = [x for x, part in enumerate(parts) if part > 1]
+        # An innermost part that is full leaves some moves impossible: try another.
+        for _ in range(2 * self.n_parts):
+            if not movable:
+                break
+            x = movable[int(rng.integers(len(movable)))]
+            y = int(rng.integers(self.n_parts - 1))
+            y += y >= x
+            factors = [
+                f for f in divisors(parts[x])[1:] if y < len(parts) - 1 or self._takes(parts, f)
+            ]
+            if factors:
+                factor = factors[int(rng.integers(len(factors)))]
+                parts[x] //= factor
+                parts[y] *= factor
+                break
+        return tuple(parts)
+
+    def _takes(self, parts: Sequence[int], factor: int) -> bool:
+        return self.max_innermost < 0 or parts[-1] * factor <= self.max_innermost
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """Take one of some values; the decision is its index.
+
+    Attributes
+    ----------
+    weights : tuple of float
+        Chances of the values in a random draw; one per value.
+    """
+
+    weights: tuple[float, ...]
+
+    @property
+    def width(self) -> int:
+        """One place: the index."""
+        return 1
+
+    def draw(self, rng: np.random.Generator) -> Vector:
+        """Draw by the weights."""
+        weights = np.asarray(self.weights)
+        return (int(rng.choice(len(weights), p=weights / weights.sum())),)
+
+    def vary(self, decision: Vector, rng: np.random.Generator) -> Vector:
+        """Return any other value."""
+        if len(self.weights) < 2:
+            return decision
+        other = int(rng.integers(len(self.weights) - 1))
+        return (other + (other >= decision[0]),)
+
+
+@dataclasses.dataclass(frozen=True)
+class Undrawn:
+    """A decision whose possible values depend on others: the compiler draws it.
+
+    Attributes
+    ----------
+    width : int, default 1
+        Places in a vector.
+    """
+
+    width: int = 1
+
+    def draw(self, rng: np.random.Generator) -> Vector:
+        """Leave it to the compiler."""
+        del rng
+        return (OPEN,) * self.width
+
+    def vary(self, decision: Vector, rng: np.random.Generator) -> Vector:
+        """Have it drawn anew."""
+        del decision, rng
+        return (OPEN,) * self.width
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """A candidate: which sketch, and its decisions."""
+
+    sketch: int
+    vector: Vector
+
+
+class KnobSpace:
+    """All sketches of a task.
+
+    Parameters
+    ----------
+    sketches : sequence of sequence of Knob
+        The knobs of each sketch, in the order of its trace.
+    """
+
+    def __init__(self, sketches: Sequence[Sequence[Knob]]) -> None:
+        self.sketches = [tuple(knobs) for knobs in sketches]
+        self._slices = [_slices(knobs) for knobs in self.sketches]
+        self._width = max((sum(k.width for k in knobs) for knobs in self.sketches), default=0)
+
+    def draw(self, rng: np.random.Generator) -> Point:
+        """Draw a sketch, and every knob of it."""
+        sketch = int(rng.integers(len(self.sketches)))
+        parts = [knob.draw(rng) for knob in self.sketches[sketch]]
+        return Point(sketch, tuple(value for part in parts for value in part))
+
+    def vary(self, point: Point, rng: np.random.Generator) -> Point:
+        """Change one knob, and with a falling chance more of them."""
+        knobs, slices = self.sketches[point.sketch], self._slices[point.sketch]
+        if not knobs:
+            return point
+        vector = list(point.vector)
+        while True:
+            j = int(rng.integers(len(knobs)))
+            vector[slices[j]] = knobs[j].vary(tuple(vector[slices[j]]), rng)
+            if rng.random() >= _MORE_CHANGES:
+                return Point(point.sketch, tuple(vector))
+
+    def distance(self, one: Point, other: Point) -> int:
+        """Return how many knobs differ; of different sketches, all of them and one more."""
+        slices = self._slices[one.sketch]
+        if one.sketch != other.sketch:
+            return max(len(slices), len(self._slices[other.sketch])) + 1
+        return sum(one.vector[where] != other.vector[where] for where in slices)
+
+    def cross(self, one: Point, other: Point, rng: np.random.Generator) -> Point:
+        """Take each knob from either of two points; from the first if sketches differ."""
+        if one.sketch != other.sketch:
+            return one
+        vector = list(one.vector)
+        for where in self._slices[one.sketch]:
+            if rng.random() < 0.5:
+                vector[where] = other.vector[where]
+        return Point(one.sketch, tuple(vector))
+
+    def encode(self, points: Sequence[Point]) -> Encoded:
+        """Describe points by numbers that a tree can split on.
+
+        Parameters
+        ----------
+        points : sequence of Point
+
+        Returns
+        -------
+        ndarray of shape (n, d), float32
+            Which sketch; log2 of every part of a split, and every other value as it is;
+            and for each number of parts the log2 of the products over all splits, from
+            each level to the innermost: how much lies within it.
+        """
+        splits = [_is_split(knobs) for knobs in self.sketches]
+        levels = sorted({key for knobs in self.sketches for key in _levels(knobs)})
+        encoded = np.zeros((len(points), 1 + self._width + len(levels)), dtype=np.float32)
+        by_sketch: dict[int, list[int]] = {}
+        for i, point in enumerate(points):
+            by_sketch.setdefault(point.sketch, []).append(i)
+        for sketch, rows in by_sketch.items():
+            values = np.array([points[i].vector for i in rows], dtype=np.float64)
+            logs = np.where(splits[sketch], np.log2(np.maximum(values, 1.0)), values)
+            logs[values == OPEN] = 0.0
+            encoded[rows, 0] = sketch
+            encoded[rows, 1 : 1 + values.shape[1]] = logs
+            members = _levels(self.sketches[sketch])
+            for column, key in enumerate(levels):
+                if key in members:
+                    encoded[rows, 1 + self._width + column] = logs[:, members[key]].sum(axis=1)
+        return encoded
+
+
+@functools.lru_cache(maxsize=4096)
+def divisors(n: int) -> tuple[int, ...]:
+    """Return the divisors of a positive integer, ascending."""
+    small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
+    return tuple(sorted({*small, *(n // d for d in small)}))
+
+
+@functools.lru_cache(maxsize=4096)
+def prime_factors(n: int) -> tuple[int, ...]:
+    """Return the prime factors of a positive integer, ascending, each as often as it is one."""
+    found = []
+    factor = 2
+    while factor * factor <= n:
+        while n % factor == 0:
+            found.append(factor)
+            n //= factor
+        factor += 1
+    return (*found, n) if n > 1 else tuple(found)
+
+
+def _slices(knobs: Sequence[Knob]) -> list[slice]:
+    ends = itertools.accumulate((knob.width for knob in knobs), initial=0)
+    return [slice(a, b) for a, b in itertools.pairwise(ends)]
+
+
+def _is_split(knobs: Sequence[Knob]) -> npt.NDArray[np.bool_]:
+    """Say of each place of a vector whether it is a part of a split."""
+    return np.array([isinstance(knob, Tile) for knob in knobs for _ in range(knob.width)], bool)
+
+
+def _levels(knobs: Sequence[Knob]) -> dict[tuple[int, int], list[int]]:
+    """Return the places of all parts at a level or further in, by (parts of split, level)."""
+    found: dict[tuple[int, int], list[int]] = {}
+    for knob, where in zip(knobs, _slices(knobs), strict=True):
+        if isinstance(knob, Tile):
+            for level in range(1, knob.n_parts):
+                inner = range(where.start + level, where.stop)
+                found.setdefault((knob.n_parts, level), []).extend(inner)
+    return found

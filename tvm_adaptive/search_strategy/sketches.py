@@ -1,0 +1,144 @@
+"""From points in the space of knobs to schedules and back.
+
+An adapter, like :mod:`tvm_adaptive.search_strategy.strategy`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from tvm_adaptive._tvm import Schedule, Trace, TuneContext, load_json, save_json
+from tvm_adaptive.search_strategy.knobs import OPEN, Choice, Knob, KnobSpace, Point, Tile, Undrawn
+from tvm_adaptive.search_strategy.schedules import knobs_of
+
+logger = logging.getLogger(__name__)
+
+# Seeds of TVM's schedules are in [1, 2^31).
+_SEEDS = 2**31 - 1
+
+
+class Sketches:
+    """The design spaces of a task, opened up.
+
+    Parameters
+    ----------
+    context : TuneContext
+        With a module and a space generator that has postprocessors.
+    design_spaces : sequence of Schedule
+        As the space generator made them.
+    """
+
+    def __init__(self, context: TuneContext, design_spaces: Sequence[Schedule]) -> None:
+        self._traces = [space.trace.simplified(True) for space in design_spaces]
+        self._decided = [[i for i in t.insts if i in t.decisions] for t in self._traces]
+        self._postprocs = list(context.space_generator.postprocs or ())
+        self._n_threads = max(1, int(context.num_threads))
+        # Schedules copy a module on write, which is not safe from several threads.
+        self._mods = [load_json(save_json(context.mod)) for _ in range(self._n_threads)]
+        self._signatures: dict[str, int] | None = None
+        self.space = KnobSpace(
+            [
+                [_knob_of(inst, trace.decisions[inst]) for inst in decided]
+                for trace, decided in zip(self._traces, self._decided, strict=True)
+            ]
+        )
+
+    def replay(
+        self, points: Sequence[Point], rng: np.random.Generator
+    ) -> list[tuple[Point, Schedule] | None]:
+        """Apply the decisions of points, and the postprocessors.
+
+        Parameters
+        ----------
+        points : sequence of Point
+        rng : numpy.random.Generator
+            For decisions that are open.
+
+        Returns
+        -------
+        list of (Point, Schedule) or None
+            As long as ``points``; None where they lead to no valid program. Decisions
+            are those that were really taken: TVM corrects impossible ones and draws
+            those that are open.
+        """
+        seeds = rng.integers(1, _SEEDS, size=len(points)).tolist()
+        found: list[tuple[Point, Schedule] | None] = [None] * len(points)
+
+        def work(thread: int) -> None:
+            for i in range(thread, len(points), self._n_threads):
+                found[i] = self._replay(points[i], self._mods[thread], seeds[i])
+
+        if self._n_threads == 1 or len(points) < 2:
+            for thread in range(self._n_threads):
+                work(thread)
+        else:
+            with ThreadPoolExecutor(self._n_threads) as threads:
+                list(threads.map(work, range(self._n_threads)))
+        return found
+
+    def point_of(self, schedule: Schedule) -> Point | None:
+        """Return where a schedule lies that came from elsewhere, e.g. from a database.
+
+        None where it stems from none of these sketches.
+        """
+        if self._signatures is None:
+            self._signatures = {_signature(trace): i for i, trace in enumerate(self._traces)}
+        sketch = self._signatures.get(_signature(schedule.trace))
+        return None if sketch is None else self._point(sketch, schedule)
+
+    def _replay(self, point: Point, mod: Any, seed: int) -> tuple[Point, Schedule] | None:
+        schedule = Schedule(mod, seed=seed, error_render_level="none")
+        trace = Trace(self._traces[point.sketch].insts, self._decisions(point))
+        try:
+            trace.apply_to_schedule(schedule, remove_postproc=True)
+            schedule.enter_postproc()
+            if not all(postproc.apply(schedule) for postproc in self._postprocs):
+                return None
+        except Exception:
+            logger.debug("a point of the space leads to no valid schedule", exc_info=True)
+            return None
+        return self._point(point.sketch, schedule), schedule
+
+    def _decisions(self, point: Point) -> dict[Any, Any]:
+        decisions: dict[Any, Any] = {}
+        start = 0
+        knobs = self.space.sketches[point.sketch]
+        for inst, knob in zip(self._decided[point.sketch], knobs, strict=True):
+            part = point.vector[start : start + knob.width]
+            start += knob.width
+            if OPEN in part and isinstance(knob, Undrawn):
+                continue
+            decisions[inst] = list(part) if knob.width > 1 else part[0]
+        return decisions
+
+    def _point(self, sketch: int, schedule: Schedule) -> Point:
+        n_knobs = len(self._decided[sketch])
+        decisions = knobs_of(schedule)[:n_knobs]
+        return Point(sketch, tuple(value for part in decisions for value in part))
+
+
+def _knob_of(inst: Any, decision: Any) -> Knob:
+    """Return the knob that an instruction is; its decision says what it splits."""
+    kind = str(inst.kind.name)
+    if kind == "SamplePerfectTile":
+        parts = [int(part) for part in decision]
+        return Tile(int(np.prod(parts)), len(parts), int(inst.attrs[1]))
+    if kind == "SampleCategorical":
+        return Choice(tuple(float(weight.value) for weight in inst.attrs[1]))
+    try:
+        return Undrawn(len(decision))
+    except TypeError:
+        return Undrawn(1)
+
+
+def _signature(trace: Any) -> str:
+    """Return what two traces share exactly if they differ in decisions only."""
+    instructions, _ = trace.as_json(remove_postproc=True)
+    # Numbers are constants of TVM here, and plain ones in a trace that came from a file.
+    return json.dumps(instructions, default=lambda constant: constant.value)
