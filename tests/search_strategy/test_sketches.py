@@ -103,3 +103,15 @@ def test_the_search_finds_what_the_database_knew(make_task):
     batch = second.round()
     assert batch
     assert not {key_of(candidate.sch) for candidate in batch} & before
+
+
+def test_a_point_with_an_open_decision_may_be_tried_again(make_task):
+    task = make_task(AdaptiveSearch(n_samples=12), RFEICostModel(n_trees=8, seed=1, n_jobs=1))
+    space = task.proposer._sketches.space
+    closed = space.draw(np.random.default_rng(6))
+    assert task.proposer._look([closed]) == 1
+    assert task.proposer._pool.knows(closed)
+    # GMM has no such knob: one in place of its last.
+    still_open = Point(closed.sketch, (*closed.vector[:-1], OPEN))
+    task.proposer._look([still_open])
+    assert not task.proposer._pool.knows(still_open)

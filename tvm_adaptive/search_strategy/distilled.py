@@ -21,7 +21,7 @@ from tvm_adaptive.search_strategy.distill import (
     refine,
     within,
 )
-from tvm_adaptive.search_strategy.knobs import Point
+from tvm_adaptive.search_strategy.knobs import OPEN, Point
 from tvm_adaptive.search_strategy.picking import DIVERSITY_RATIO, IndexArray, pick
 from tvm_adaptive.search_strategy.schedules import candidate_of, key_of, measured_schedules
 from tvm_adaptive.search_strategy.sketches import Sketches
@@ -179,7 +179,8 @@ class DistilledProposer:
 
     def _look(self, points: Sequence[Point]) -> int:
         """Make the programs of points, add the new ones to the pool; return how many are valid."""
-        self._pool.remember(points)
+        # What the compiler draws may come out otherwise the next time.
+        self._pool.remember(point for point in points if OPEN not in point.vector)
         found = [each for each in self._sketches.replay(points, self._rng) if each is not None]
         new: dict[int, Point] = {}
         for point, schedule in found:
