@@ -151,7 +151,12 @@ def load_bench(folder: Path) -> Bench:
     """
     events = read_events(folder / BENCH_JOURNAL)
     machine = next((event for event in events if event["event"] == "bench"), {})
-    noise = {event["when"]: event for event in events if event["event"] == "noise"}
+    # Of several sittings, the noisiest is told.
+    sittings = sorted(
+        (event for event in events if event["event"] == "noise"),
+        key=lambda event: float(event.get("spread", math.inf)),
+    )
+    noise = {event["when"]: event for event in sittings}
     outcomes = sorted(folder.glob(f"*/*/*/{OUTCOME_FILE}"))
     order = {
         _key_of(event): number for number, event in enumerate(events) if event["event"] == "run-end"

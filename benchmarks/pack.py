@@ -3,7 +3,8 @@
     python -m benchmarks.pack runs/small benchmarks/results/small
 
 Journals are compressed, databases and libraries left out; ``compare.py`` reads the
-packed folder as it reads the one of the run.
+packed folder as it reads the one of the run. A benchmark may be packed to where another
+one lies: its runs, other workloads or other seeds, join that one's.
 """
 
 from __future__ import annotations
@@ -13,9 +14,17 @@ import json
 import lzma
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.journals import BENCH_JOURNAL, JOURNAL_FILE, NEUTRAL_FILE, PACKED, read_events
+from benchmarks.journals import (
+    BENCH_JOURNAL,
+    JOURNAL_FILE,
+    NEUTRAL_FILE,
+    PACKED,
+    Event,
+    read_events,
+)
 from benchmarks.plan import OUTCOME_FILE
 
 
@@ -27,30 +36,52 @@ def pack(source: Path, target: Path) -> int:
     FileNotFoundError
         When ``source`` is none.
     FileExistsError
-        When ``target`` is there already.
+        When ``target`` holds one of the runs already; nothing is written then.
     """
-    read_events(source / BENCH_JOURNAL)
-    target.mkdir(parents=True)
-    _compress(source / BENCH_JOURNAL, target, source)
-    for path in sorted(source.glob(f"*/{NEUTRAL_FILE}")):
-        copy = target / path.relative_to(source)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, copy)
+    events = read_events(source / BENCH_JOURNAL)
     outcomes = sorted(source.glob(f"*/*/*/{OUTCOME_FILE}"))
-    for path in outcomes:
-        folder = target / path.parent.relative_to(source)
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, folder / OUTCOME_FILE)
-        if (path.parent / JOURNAL_FILE).exists():
-            _compress(path.parent / JOURNAL_FILE, folder, source)
-    return len(outcomes)
+    folders = [path.parent.relative_to(source) for path in outcomes]
+    if there := [str(folder) for folder in folders if (target / folder).exists()]:
+        raise FileExistsError(
+            f"{target} holds {', '.join(there)} already. Pack to another folder, or remove "
+            "what is to be replaced."
+        )
+    packed = target / (BENCH_JOURNAL + PACKED)
+    earlier = read_events(target / BENCH_JOURNAL) if packed.exists() else []
+    target.mkdir(parents=True, exist_ok=True)
+    _compress([*earlier, *events], packed, source)
+    for path in sorted(source.glob(f"*/{NEUTRAL_FILE}")):
+        _add_neutral(path, target / path.relative_to(source))
+    for folder in folders:
+        (target / folder).mkdir(parents=True)
+        shutil.copy(source / folder / OUTCOME_FILE, target / folder / OUTCOME_FILE)
+        journal = source / folder / JOURNAL_FILE
+        if journal.exists():
+            copy = target / folder / (JOURNAL_FILE + PACKED)
+            _compress(read_events(journal), copy, source)
+    return len(folders)
 
 
-def _compress(journal: Path, folder: Path, source: Path) -> None:
+def _add_neutral(path: Path, copy: Path) -> None:
+    """Copy a neutral measurement, or add its entries to those that are there.
+
+    Methods are compared within a seed only, and a seed's winners are timed together, so
+    that entries of different hours do not meet.
+    """
+    found = json.loads(path.read_text())
+    if copy.exists():
+        earlier = json.loads(copy.read_text())
+        for key in ("entries", "errors"):
+            found[key] = {**earlier.get(key, {}), **found.get(key, {})}
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    copy.write_text(json.dumps(found, indent=1))
+
+
+def _compress(events: Sequence[Event], path: Path, source: Path) -> None:
     # Where the benchmark lay on its machine is of no interest anywhere else.
     root = json.dumps(f"{source.resolve()}/")[1:-1]
-    with lzma.open(folder / (journal.name + PACKED), "wt") as file:
-        for event in read_events(journal):
+    with lzma.open(path, "wt") as file:
+        for event in events:
             file.write(json.dumps(event, separators=(",", ":")).replace(root, "") + "\n")
 
 

@@ -26,6 +26,7 @@ STAGES = {
 # The files of the stages that know TVM's classes; every other file there is pure.
 ADAPTERS = {
     "builder/compile.py",
+    "builder/link.py",
     "builder/persistent.py",
     "cost_model/model.py",
     "measure_callback/recorder.py",

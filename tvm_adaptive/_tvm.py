@@ -76,6 +76,7 @@ from tvm.s_tir.meta_schedule.task_scheduler import PyTaskScheduler, TaskSchedule
 from tvm.s_tir.meta_schedule.tune_context import TuneContext
 from tvm.s_tir.meta_schedule.tune_context import _normalize_mod as normalize_mod
 from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
+from tvm.support.cc import create_shared
 from tvm.support.tar import tar
 from tvm.target import Target
 from tvm.target.codegen import llvm_get_system_cpu

@@ -17,6 +17,9 @@ from tvm_adaptive.measure_callback.journal import JournalWriter
 from tvm_adaptive.search_strategy.stoppable import StoppableSearch
 from tvm_adaptive.target import n_cores_of
 
+# Those that measure on the machine that builds.
+LOCAL_RUNNERS = ("adaptive", "local")
+
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
@@ -89,7 +92,7 @@ def make_parts(
     scheduler = dataclasses.asdict(config.scheduler)
     measure = {"rule": config.measure.rule, "timeout_sec": config.measure.timeout_sec}
     threads = {"n_threads": n_cores} if config.runner == "adaptive" else {}
-    build = _build_options(config, target, work_dir)
+    build = {**_build_options(config, target, work_dir), "link": config.runner in LOCAL_RUNNERS}
     ours: dict[str, dict[str, Any]] = {
         "cost_model": {**model, "seed": seed, "journal": journal, "n_jobs": n_cores},
         "strategy": {**search, "journal": journal},
@@ -123,8 +126,8 @@ def make_parts(
 
 
 def make_builder(config: TuneConfig, target: Target, work_dir: Path) -> PersistentBuilder:
-    """Construct our builder, whatever the configuration names; for the play-offs."""
-    return PersistentBuilder(**_build_options(config, target, work_dir))
+    """Construct our builder, whatever the configuration names; for the play-offs, held here."""
+    return PersistentBuilder(**_build_options(config, target, work_dir), link=True)
 
 
 def _build_options(config: TuneConfig, target: Target, work_dir: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import lzma
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,8 +79,35 @@ def test_a_packed_benchmark_reads_alike(
     assert pack(source, target) == 1
     assert load_bench(target) == load_bench(source)
     assert not list(target.rglob("*.so"))
-    with pytest.raises(FileExistsError, match="packed"):
+    with pytest.raises(FileExistsError, match=r"packed holds .*stock.0 already"):
         pack(source, target)
+
+
+def test_runs_that_are_packed_later_join_those_that_are_there(
+    tmp_path: Path, spec: Spec, write_run: Write, write_bench: Write
+) -> None:
+    first = write_run(spec(), [(10.0, 4.0, 16)], finish_sec=30.0)
+    source = write_bench({"stock/0/final": [3.0]})
+    target = tmp_path.with_name(tmp_path.name + "-packed")
+    pack(source, target)
+    shutil.rmtree(first)
+    write_run(spec(seed=1), [(10.0, 6.0, 16)], finish_sec=20.0)
+    assert pack(write_bench({"stock/1/final": [5.0]}), target) == 1
+    bench = load_bench(target)
+    assert sorted(run.spec.seed for run in bench.runs) == [0, 1]
+    assert [bench.neutral_ms(run) for run in bench.of(spec().workload, "stock")] == [3.0, 5.0]
+
+
+def test_of_several_sittings_the_noisiest_is_told(
+    tmp_path: Path, spec: Spec, write_run: Write, write_bench: Write
+) -> None:
+    write_run(spec(), [(10.0, 4.0, 16)], finish_sec=30.0)
+    folder = write_bench()
+    with open(folder / "bench.jsonl", "a") as file:
+        for spread in (0.3, 0.1):
+            noise = {"event": "noise", "time_sec": 2.0, "when": "before", "spread": spread}
+            file.write(json.dumps({**noise, "drift": 0.0, "noisy": spread > 0.1}) + "\n")
+    assert load_bench(folder).noise["before"]["spread"] == 0.3
 
 
 def test_where_a_benchmark_lay_is_left_out(

@@ -20,11 +20,13 @@ from tvm_adaptive._tvm import (
     save_param_dict,
     tar,
 )
+from tvm_adaptive.builder.link import link_shared
 
 BuildFunction = Callable[[IRModule, Target, dict[str, Tensor] | None], Module]
 # Task in the form that crosses the process border.
-CompileTask = tuple[str, str, bytes | None, str, BuildFunction | None]
-ARTIFACT_NAME = "candidate.tar"  # a .tar is linked where it is loaded, so RPC works, too
+CompileTask = tuple[str, str, bytes | None, str, BuildFunction | None, bool]
+ARCHIVE_NAME = "candidate.tar"  # linked where it is loaded, so another machine may do it
+LIBRARY_NAME = "candidate.so"
 
 
 def warm_up() -> None:
@@ -38,6 +40,7 @@ def compile_task(
     *,
     params: Any | None = None,
     build_function: BuildFunction | None = None,
+    link: bool = False,
 ) -> CompileTask:
     """Pack the arguments of :func:`compile_candidate`.
 
@@ -51,9 +54,11 @@ def compile_task(
         Handed to ``build_function``; the default build has no use for them.
     build_function : callable or None
         ``(mod, target, params) -> Module``; None for :func:`build_candidate`.
+    link : bool, default False
+        To a shared library, which only a process of this machine can load.
     """
     packed = None if params is None else bytes(save_param_dict(dict(params)))
-    return save_json(mod), save_json(target), packed, directory, build_function
+    return save_json(mod), save_json(target), packed, directory, build_function, link
 
 
 def compile_candidate(
@@ -62,6 +67,7 @@ def compile_candidate(
     params: bytes | None,
     directory: str,
     build_function: BuildFunction | None,
+    link: bool,
 ) -> str:
     """Compile a module and export it; runs in a worker.
 
@@ -79,8 +85,8 @@ def compile_candidate(
             raise
         import_tensor_intrinsics()
         built = (build_function or build_candidate)(mod, target, tensors)
-    path = os.path.join(directory, ARTIFACT_NAME)
-    built.export_library(path, fcompile=tar)
+    path = os.path.join(directory, LIBRARY_NAME if link else ARCHIVE_NAME)
+    built.export_library(path, fcompile=link_shared if link else tar)
     return path
 
 
