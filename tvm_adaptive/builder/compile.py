@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
-from typing import Any
 
 from tvm_adaptive._tvm import (
+    BuilderInput,
     IRModule,
     Module,
     RemoveWeightLayoutRewriteBlock,
@@ -23,8 +24,6 @@ from tvm_adaptive._tvm import (
 from tvm_adaptive.builder.link import link_shared
 
 BuildFunction = Callable[[IRModule, Target, dict[str, Tensor] | None], Module]
-# Task in the form that crosses the process border.
-CompileTask = tuple[str, str, bytes | None, str, BuildFunction | None, bool]
 ARCHIVE_NAME = "candidate.tar"  # linked where it is loaded, so another machine may do it
 LIBRARY_NAME = "candidate.so"
 
@@ -33,60 +32,66 @@ def warm_up() -> None:
     """Do nothing; to find this function, the worker has imported all it needs."""
 
 
-def compile_task(
-    mod: IRModule,
-    target: Target,
-    directory: str,
-    *,
-    params: Any | None = None,
-    build_function: BuildFunction | None = None,
-    link: bool = False,
-) -> CompileTask:
-    """Pack the arguments of :func:`compile_candidate`.
+@dataclasses.dataclass(frozen=True)
+class CompileTask:
+    """What to compile, in a form that crosses the border to another process.
 
-    Parameters
+    Attributes
     ----------
-    mod : IRModule
-    target : Target
+    mod_json, target_json : str
+    params : bytes or None
+        Handed to ``build_function``; the default build has no use for them.
     directory : str
         Where the artifact goes; must exist.
-    params : mapping of str to Tensor, or None
-        Handed to ``build_function``; the default build has no use for them.
     build_function : callable or None
         ``(mod, target, params) -> Module``; None for :func:`build_candidate`.
-    link : bool, default False
+    link : bool
         To a shared library, which only a process of this machine can load.
     """
-    packed = None if params is None else bytes(save_param_dict(dict(params)))
-    return save_json(mod), save_json(target), packed, directory, build_function, link
+
+    mod_json: str
+    target_json: str
+    params: bytes | None
+    directory: str
+    build_function: BuildFunction | None
+    link: bool
 
 
-def compile_candidate(
-    mod_json: str,
-    target_json: str,
-    params: bytes | None,
-    directory: str,
-    build_function: BuildFunction | None,
-    link: bool,
-) -> str:
+def compile_task(
+    build_input: BuilderInput, directory: str, build_function: BuildFunction | None, *, link: bool
+) -> CompileTask:
+    """Pack what MetaSchedule asks a builder for."""
+    params = build_input.params
+    return CompileTask(
+        mod_json=save_json(build_input.mod),
+        target_json=save_json(build_input.target),
+        params=None if params is None else bytes(save_param_dict(dict(params))),
+        directory=directory,
+        build_function=build_function,
+        link=link,
+    )
+
+
+def compile_candidate(task: CompileTask) -> str:
     """Compile a module and export it; runs in a worker.
 
     Returns
     -------
     str
-        Path of the artifact, alone in ``directory``.
+        Path of the artifact, alone in the task's directory.
     """
-    mod, target = load_json(mod_json), load_json(target_json)
-    tensors = None if params is None else load_param_dict(params)
+    mod, target = load_json(task.mod_json), load_json(task.target_json)
+    params = None if task.params is None else load_param_dict(task.params)
+    build = task.build_function or build_candidate
     try:
-        built = (build_function or build_candidate)(mod, target, tensors)
+        built = build(mod, target, params)
     except Exception as error:
         if not _lacks_intrinsic(error):
             raise
         import_tensor_intrinsics()
-        built = (build_function or build_candidate)(mod, target, tensors)
-    path = os.path.join(directory, LIBRARY_NAME if link else ARCHIVE_NAME)
-    built.export_library(path, fcompile=link_shared if link else tar)
+        built = build(mod, target, params)
+    path = os.path.join(task.directory, LIBRARY_NAME if task.link else ARCHIVE_NAME)
+    built.export_library(path, fcompile=link_shared if task.link else tar)
     return path
 
 

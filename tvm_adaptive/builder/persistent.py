@@ -139,11 +139,12 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
             except Exception as error:
                 text = f"PersistentBuilder: the input could not be prepared: {error!r}"
                 results[index] = BuilderResult(None, text)
-        outcomes = self._pool.map(compile_candidate, tasks.values(), self.timeout_sec)
+        arguments = [(task,) for task in tasks.values()]
+        outcomes = self._pool.map(compile_candidate, arguments, self.timeout_sec)
         for (index, task), outcome in zip(tasks.items(), outcomes, strict=True):
             results[index] = _result(outcome)
             if outcome.error is not None:
-                shutil.rmtree(task[3], ignore_errors=True)
+                shutil.rmtree(task.directory, ignore_errors=True)
         return results
 
     def _write(self, event: str, **fields: Any) -> None:
@@ -154,14 +155,7 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
 
     def _task(self, build_input: BuilderInput) -> CompileTask:
         directory = tempfile.mkdtemp(prefix="candidate-", dir=self._root)
-        return compile_task(
-            build_input.mod,
-            build_input.target,
-            directory,
-            params=build_input.params,
-            build_function=self._build_function,
-            link=self._link,
-        )
+        return compile_task(build_input, directory, self._build_function, link=self._link)
 
 
 def _make_root(artifact_dir: str | Path | None) -> Path:
