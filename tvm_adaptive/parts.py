@@ -14,6 +14,7 @@ from tvm_adaptive.builder.persistent import PersistentBuilder
 from tvm_adaptive.config import TuneConfig
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import JournalWriter
+from tvm_adaptive.records import BuildTimes
 from tvm_adaptive.search_strategy.stoppable import StoppableSearch
 from tvm_adaptive.target import n_cores_of
 
@@ -93,11 +94,12 @@ def make_parts(
     measure = {"rule": config.measure.rule, "timeout_sec": config.measure.timeout_sec}
     threads = {"n_threads": n_cores} if config.runner == "adaptive" else {}
     build = {**_build_options(config, target, work_dir), "link": config.runner in LOCAL_RUNNERS}
+    build_times = BuildTimes()
     ours: dict[str, dict[str, Any]] = {
         "cost_model": {**model, "seed": seed, "journal": journal, "n_jobs": n_cores},
-        "strategy": {**search, "journal": journal},
+        "strategy": {**search, "build_times": build_times, "journal": journal},
         "runner": {**measure, **threads, "journal": journal},
-        "builder": {**build, "journal": journal},
+        "builder": {**build, "build_times": build_times, "journal": journal},
         "task_scheduler": {**scheduler, "seed": seed, "journal": journal},
     }
     stock: dict[str, dict[str, Any]] = {

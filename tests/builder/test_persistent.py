@@ -16,12 +16,14 @@ from tvm import te
 from tvm.s_tir import Schedule
 from tvm.s_tir.meta_schedule.builder import BuilderInput
 from tvm.target import Target
+from tvm_ffi import structural_hash
 
 from tvm_adaptive.builder.compile import build_candidate
 from tvm_adaptive.builder.persistent import PersistentBuilder
 from tvm_adaptive.cores import usable_physical_cores
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import Journal, read_journal
+from tvm_adaptive.records import BuildTimes
 
 # Workers cannot import this file; its functions travel whole.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -229,3 +231,25 @@ def test_options_are_checked(options: dict[str, Any], message: str) -> None:
 
 def test_usable_physical_cores_respects_affinity() -> None:
     assert 1 <= usable_physical_cores() <= len(os.sched_getaffinity(0))
+
+
+def test_it_says_what_each_build_took() -> None:
+    times = BuildTimes()
+    builder = PersistentBuilder(
+        max_workers=2,
+        build_times=times,
+        timeout_sec=3.0,
+        build_function=functools.partial(misbehave, "hang", 8),
+    )
+    mods = [tiled(16, 2), tiled(8, 2)]
+    try:
+        good, hung = builder.build([BuilderInput(mod, LLVM) for mod in mods])
+    finally:
+        builder.close()
+    assert good.error_msg is None
+    assert hung.error_msg is not None
+    first, second = (times.take(int(structural_hash(mod))) for mod in mods)
+    assert first is not None
+    assert 0 < first < 1.5
+    # A failure costs its seconds like any other build; two workers share them.
+    assert second == pytest.approx(1.5, rel=0.3)

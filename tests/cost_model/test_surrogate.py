@@ -217,3 +217,26 @@ def test_rank_correlation(a, b, expected):
 
 def test_rank_correlation_of_a_constant():
     assert math.isnan(rank_correlation(np.ones(3), np.arange(3.0)))
+
+
+def test_of_equals_the_cheaper_scores_higher():
+    surrogate = trained()
+    rows, _ = candidates(30, seed=3)
+    plain = surrogate.scores("a", rows)
+    same = surrogate.scores("a", rows, np.full(30, 0.7))
+    assert np.argsort(same).tolist() == np.argsort(plain).tolist()
+    cost_sec = np.where(np.arange(30) % 2 == 0, 0.3, 3.0)
+    per_second = surrogate.scores("a", rows, cost_sec)
+    twice = surrogate.scores("a", np.repeat(rows, 2, axis=0), np.tile([0.3, 3.0], 30))
+    assert (twice[0::2] > twice[1::2]).all()
+    assert np.isfinite(per_second).all()
+    assert (per_second > 0).all()
+
+
+def test_a_great_improvement_is_worth_a_dear_build():
+    surrogate = trained()
+    rows, seconds = candidates(200, seed=3)
+    order = np.argsort(seconds)
+    pair = rows[[order[0], order[-1]]]
+    fast, slow = surrogate.scores("a", pair, np.array([3.0, 0.3]))
+    assert fast > slow

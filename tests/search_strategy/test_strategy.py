@@ -8,6 +8,8 @@ from tvm_ffi import structural_hash
 from tvm_adaptive import AdaptiveSearch, RFEICostModel
 from tvm_adaptive._tvm import PyCostModel, derived_object
 from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.records import BuildTimes
+from tvm_adaptive.search_strategy.schedules import knobs_of
 from tvm_adaptive.search_strategy.strategy import MAX_EMPTY_ROUNDS
 
 SMALL = {"population_size": 48, "genetic_num_iters": 1, "init_min_unmeasured": 8}
@@ -208,6 +210,29 @@ def test_half_of_a_searched_batch_is_near_the_best(make_task):
     near = [min(space.distance(point, centre) for centre in centres) <= 2 for point in points]
     assert len(near) == 16
     assert sum(near) >= 8
+
+
+def test_builds_that_cost_much_are_avoided(make_task):
+    """Where one decision makes builds ten times as dear and changes nothing else."""
+
+    def share_of_dear(build_times):
+        model = RFEICostModel(n_trees=8, seed=1, n_jobs=1)
+        strategy = AdaptiveSearch(n_samples=24, n_initial=0, build_times=build_times)
+        task = make_task(strategy, model)
+        unrolls = []
+        for _ in range(5):
+            batch = task.strategy.generate_measure_candidates()
+            dear = [knobs_of(candidate.sch)[-1] == (3,) for candidate in batch]
+            unrolls += dear
+            if build_times is not None:
+                for key, is_dear in zip(keys(batch), dear, strict=True):
+                    build_times.note(int(key), 5.0 if is_dear else 0.1)
+            results = [ms.runner.RunnerResult([1e-3 * (1 + n % 5)], None) for n in range(16)]
+            task.strategy.notify_runner_results(batch, results)
+            task.cost_model.update(task.context, batch, results)
+        return np.mean(unrolls[32:])
+
+    assert share_of_dear(BuildTimes()) < 0.5 * share_of_dear(None)
 
 
 def test_a_model_of_stock_is_served_by_evolution(make_task):

@@ -14,7 +14,13 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from tvm_adaptive._tvm import BuilderInput, BuilderResult, PyBuilder, derived_object
+from tvm_adaptive._tvm import (
+    BuilderInput,
+    BuilderResult,
+    PyBuilder,
+    derived_object,
+    structural_hash,
+)
 from tvm_adaptive.builder.compile import (
     BuildFunction,
     CompileTask,
@@ -25,6 +31,7 @@ from tvm_adaptive.builder.compile import (
 from tvm_adaptive.cores import usable_physical_cores
 from tvm_adaptive.errors import InvalidOptionError, WorkerTimeoutError
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
+from tvm_adaptive.records import BuildTimes
 from tvm_adaptive.workers import Outcome, WorkerPool
 
 logger = logging.getLogger(__name__)
@@ -55,6 +62,8 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
     build_function : callable or None
         ``(mod, target, params) -> runtime Module``, run in the worker; must be
         picklable by cloudpickle. None builds as TVM's own builder does.
+    build_times : BuildTimes or None
+        Is told the seconds of each build, divided by the number of workers.
     journal : JournalWriter or None
         Gets one ``"build"`` event per batch: ``n``, ``n_errors``, ``seconds``.
 
@@ -73,6 +82,7 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
         artifact_dir: str | Path | None = None,
         link: bool = False,
         build_function: BuildFunction | None = None,
+        build_times: BuildTimes | None = None,
         journal: JournalWriter | None = None,
     ) -> None:
         super().__init__()
@@ -83,6 +93,7 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
         self.timeout_sec = timeout_sec
         self.journal: JournalWriter = journal or NullJournal()
         self._link = link
+        self._build_times = build_times
         self._build_function = build_function
         self._root = _make_root(artifact_dir)
         # What a killed compilation leaves in the temporary folder goes with ours.
@@ -143,6 +154,9 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
         outcomes = self._pool.map(compile_candidate, arguments, self.timeout_sec)
         for (index, task), outcome in zip(tasks.items(), outcomes, strict=True):
             results[index] = _result(outcome)
+            if self._build_times is not None:
+                key = int(structural_hash(build_inputs[index].mod))
+                self._build_times.note(key, outcome.elapsed_sec / self.max_workers)
             if outcome.error is not None:
                 shutil.rmtree(task.directory, ignore_errors=True)
         return results

@@ -192,13 +192,17 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
         tensors = self._extractor.extract_from(context, candidates)
         return to_rows([tensor.numpy() for tensor in tensors])
 
-    def scores_of(self, context: TuneContext, rows: Rows) -> FloatArray | None:
+    def scores_of(
+        self, context: TuneContext, rows: Rows, cost_sec: FloatArray | None = None
+    ) -> FloatArray | None:
         """Score candidates by their features, as :meth:`predict` does.
 
         Parameters
         ----------
         context : TuneContext
         rows : ndarray of shape (n, d)
+        cost_sec : ndarray of shape (n,) or None, default None
+            What it takes to build and measure each; None where it is the same for all.
 
         Returns
         -------
@@ -208,7 +212,7 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
         self._refit_if_due(context)
         if not self._surrogate.is_fitted:
             return None
-        return self._surrogate.scores(_task_key(context), rows)
+        return self._surrogate.scores(_task_key(context), rows, cost_sec)
 
     def posterior_of(self, context: TuneContext, rows: Rows) -> Prediction | None:
         """Return what is believed of candidates by their features, as :meth:`posterior` does.

@@ -162,7 +162,7 @@ class Surrogate:
             seconds=time.perf_counter() - start_sec,
         )
 
-    def scores(self, key: str, rows: Rows) -> FloatArray | None:
+    def scores(self, key: str, rows: Rows, cost_sec: FloatArray | None = None) -> FloatArray | None:
         """Return what native evolution draws parents with.
 
         The incumbent of a task that nothing is known of is that of the others: the
@@ -174,6 +174,9 @@ class Surrogate:
         key : str
             The task.
         rows : ndarray of shape (n, d)
+        cost_sec : ndarray of shape (n,) or None, default None
+            What each costs: improvement then counts per second. Ignored where scores
+            are forecasts of the throughput (``acquisition="mean"``).
 
         Returns
         -------
@@ -191,7 +194,8 @@ class Surrogate:
         incumbent = self._incumbent(key)
         log_ei = log_expected_improvement(mean, np.maximum(std, _MIN_STD), incumbent)
         # Constrained EI (Gelbart et al. 2014): improvement counts only if it runs.
-        return selection_score(log_ei + np.log(valid))
+        log_ei = log_ei + np.log(valid)
+        return selection_score(log_ei if cost_sec is None else log_ei - np.log(cost_sec))
 
     def posterior(self, key: str, rows: Rows) -> Prediction | None:
         """Return mean and standard deviation of the normalised throughput.

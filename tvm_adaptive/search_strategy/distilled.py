@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from tvm_adaptive._tvm import Database, Schedule, TuneContext
-from tvm_adaptive.records import FloatArray, Prediction
+from tvm_adaptive.records import BuildTimes, FloatArray, Prediction
+from tvm_adaptive.search_strategy.build_cost import BuildCost
 from tvm_adaptive.search_strategy.distill import (
     NEAR_RATIO,
     DistillOptions,
@@ -52,6 +53,7 @@ class DistilledProposer:
         Draws of so many without a single valid program before it gives up.
     rng : numpy.random.Generator
     options : DistillOptions or None, default None
+    build_times : BuildTimes or None, default None
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class DistilledProposer:
         max_fail_count: int,
         rng: np.random.Generator,
         options: DistillOptions | None = None,
+        build_times: BuildTimes | None = None,
     ) -> None:
         self.context = context
         self.measured: set[int] = set()
@@ -75,6 +78,8 @@ class DistilledProposer:
         self._rng = rng
         self._options = options or DistillOptions()
         self._pool = Pool(POOL_CAPACITY)
+        self._build_times = build_times or BuildTimes()
+        self._cost: Any = None
         self._sketches: Any = None
         self._elites: list[tuple[float, Point]] = []
         self._points: dict[int, Point] = {}  # of everything that was sent
@@ -85,6 +90,7 @@ class DistilledProposer:
         """Open the sketches up and read what the database knows of the task."""
         del max_trials
         self._sketches = Sketches(self.context, design_spaces)
+        self._cost = BuildCost(self._sketches.space)
         self.measured, elites = measured_schedules(database, self.context.mod)
         for seconds, schedule in elites:
             point = self._sketches.point_of(schedule)
@@ -172,6 +178,11 @@ class DistilledProposer:
 
     def learned(self, schedules: Sequence[Schedule], seconds: Sequence[float | None]) -> None:
         """Keep the fastest as parents; None is a failure."""
+        for schedule in schedules:
+            key = key_of(schedule)
+            build_sec = self._build_times.take(key)
+            if build_sec is not None and key in self._points:
+                self._cost.add(self._points[key], build_sec)
         pairs = zip(seconds, (self._points.get(key_of(each)) for each in schedules), strict=True)
         self._elites += [(sec, point) for sec, point in pairs if sec is not None and point]
         self._elites.sort(key=lambda elite: elite[0])
@@ -224,6 +235,7 @@ class DistilledProposer:
 
     def _scores(self, among: IndexArray) -> FloatArray:
         """Return the cost model's acquisition of some of the pool, higher is better."""
-        scores = self._model.scores_of(self.context, self._pool.rows[among])
+        cost_sec = self._cost.seconds([self._pool.points[i] for i in among])
+        scores = self._model.scores_of(self.context, self._pool.rows[among], cost_sec)
         # Before any success of the run there is nothing to tell candidates apart by.
         return self._rng.random(len(among)) if scores is None else np.asarray(scores)

@@ -28,7 +28,7 @@ from tvm_adaptive._tvm import (
 )
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
-from tvm_adaptive.records import Exploration
+from tvm_adaptive.records import BuildTimes, Exploration
 from tvm_adaptive.search_strategy.distilled import DistilledProposer, can_distill
 from tvm_adaptive.search_strategy.exploration import (
     FALLBACK_EPSILON,
@@ -109,6 +109,9 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         ``"knobs"`` trades score against unseen knob values (AutoTVM's objective with
         normalised scores), ``"medoids"`` takes the best of each k-means cluster
         (Chameleon).
+    build_times : BuildTimes or None, default None
+        What builds took, if the builder says so: candidates are then worth their expected
+        improvement per second. Used by ``"distilled"`` only.
     journal : JournalWriter or None, default None
         Gets one ``"round"`` event per round.
     should_stop : callable or None, default None
@@ -136,6 +139,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         n_initial: int = 16,
         n_plans: int = N_PLANS,
         diversity: str = "medoids",
+        build_times: BuildTimes | None = None,
         journal: JournalWriter | None = None,
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
@@ -164,6 +168,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         self.n_initial = n_initial
         self.n_plans = n_plans
         self.diversity = diversity
+        self.build_times = build_times
         self.journal: JournalWriter = journal or NullJournal()
         self.should_stop = should_stop
         self.context: TuneContext | None = None
@@ -211,6 +216,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
             n_initial=self.n_initial,
             n_plans=self.n_plans,
             diversity=self.diversity,
+            build_times=self.build_times,
             journal=self.journal,
             should_stop=self.should_stop,
         )
@@ -286,6 +292,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
                 n_samples=max(self.n_samples, 2 * batch),
                 max_fail_count=int(self.options["max_fail_count"]),
                 rng=rng,
+                build_times=self.build_times,
             )
         return NativeProposer(context, cost_model, self.options, self.diversity, batch, rng)
 

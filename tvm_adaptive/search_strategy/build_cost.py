@@ -1,0 +1,64 @@
+"""What a candidate costs before anything is learnt of it, forecast from its decisions.
+
+Candidates of one task take from a tenth of a second to several seconds to build: those
+that unroll much. Improvement is worth what it costs (expected improvement per second:
+Snoek et al., "Practical Bayesian Optimization", NeurIPS 2012, section 3.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tvm_adaptive.records import FloatArray
+from tvm_adaptive.search_strategy.knobs import KnobSpace, Point
+
+# Proposing, loading and measuring one candidate, on operators and networks alike.
+OTHER_SEC = 0.2
+# From fewer builds nothing is forecast.
+_MIN_BUILDS = 8
+_N_TREES = 16
+
+
+class BuildCost:
+    """One task's seconds per build.
+
+    Parameters
+    ----------
+    space : KnobSpace
+    """
+
+    def __init__(self, space: KnobSpace) -> None:
+        self._space = space
+        self._points: list[Point] = []
+        self._seconds: list[float] = []
+        self._forest: Any = None
+
+    def add(self, point: Point, seconds: float) -> None:
+        """Learn what a build took of a batch's time."""
+        self._points.append(point)
+        self._seconds.append(seconds)
+        self._forest = None
+
+    def seconds(self, points: Sequence[Point]) -> FloatArray | None:
+        """Return what candidates are expected to cost, all in all; None while unknown.
+
+        Parameters
+        ----------
+        points : sequence of Point
+
+        Returns
+        -------
+        ndarray of shape (n,), seconds
+        """
+        if len(self._seconds) < _MIN_BUILDS or not len(points):
+            return None
+        if self._forest is None:
+            from sklearn.ensemble import ExtraTreesRegressor  # takes a second to import
+
+            # Fixed: what a build costs is no random choice of the search.
+            forest = ExtraTreesRegressor(_N_TREES, min_samples_leaf=2, random_state=0)
+            self._forest = forest.fit(self._space.encode(self._points), np.log(self._seconds))
+        return np.asarray(OTHER_SEC + np.exp(self._forest.predict(self._space.encode(points))))
