@@ -59,15 +59,18 @@ def test_a_linked_candidate_computes_what_an_archive_computes(name: str) -> None
     np.testing.assert_array_equal(*outputs)
 
 
+def export_linked(path: Path) -> None:
+    built = build_candidate(KERNELS["libm"][0], TARGET, None)
+    built.export_library(str(path), fcompile=link_shared)
+
+
 def test_the_linker_alone_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("the driver is not needed")
 
     monkeypatch.setattr(link, "create_shared", refuse)
     path = tmp_path / "alone.so"
-    build_candidate(KERNELS["libm"][0], TARGET, None).export_library(
-        str(path), fcompile=link_shared
-    )
+    export_linked(path)
     assert tvm.runtime.load_module(str(path))["main"] is not None
 
 
@@ -76,9 +79,7 @@ def test_without_a_linker_the_driver_does_it(
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     path = tmp_path / "driver.so"
-    build_candidate(KERNELS["libm"][0], TARGET, None).export_library(
-        str(path), fcompile=link_shared
-    )
+    export_linked(path)
     assert tvm.runtime.load_module(str(path))["main"] is not None
 
 

@@ -142,8 +142,11 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
             should scoring fail.
         """
         n = len(candidates)
+        scores = None
         try:
-            scores = self.scores_of(context, self.describe(context, candidates)) if n else None
+            # Features cost milliseconds each, and nothing could score them yet.
+            if n and self.is_trained:
+                scores = self.scores_of(context, self.describe(context, candidates))
         except Exception as error:
             self._report("predict", context, error)
             return np.ones(n)
@@ -210,8 +213,6 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
             Positive, higher is better.
         """
         self._refit_if_due(context)
-        if not self._surrogate.is_fitted:
-            return None
         return self._surrogate.scores(_task_key(context), rows, cost_sec)
 
     def posterior_of(self, context: TuneContext, rows: Rows) -> Prediction | None:

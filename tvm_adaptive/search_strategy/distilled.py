@@ -82,7 +82,7 @@ class DistilledProposer:
         self._cost: Any = None
         self._sketches: Any = None
         self._elites: list[tuple[float, Point]] = []
-        self._points: dict[int, Point] = {}  # of everything that was sent
+        self._points: dict[int, Point] = {}  # of what was sent and has no result yet
         self._programs: dict[int, Schedule] = {}  # of this round
         self._randoms: IndexArray = np.zeros(0, dtype=np.intp)
 
@@ -178,13 +178,13 @@ class DistilledProposer:
 
     def learned(self, schedules: Sequence[Schedule], seconds: Sequence[float | None]) -> None:
         """Keep the fastest as parents; None is a failure."""
-        for schedule in schedules:
+        for schedule, sec in zip(schedules, seconds, strict=True):
             key = key_of(schedule)
-            build_sec = self._build_times.take(key)
-            if build_sec is not None and key in self._points:
-                self._cost.add(self._points[key], build_sec)
-        pairs = zip(seconds, (self._points.get(key_of(each)) for each in schedules), strict=True)
-        self._elites += [(sec, point) for sec, point in pairs if sec is not None and point]
+            point, build_sec = self._points.pop(key, None), self._build_times.take(key)
+            if point is not None and build_sec is not None:
+                self._cost.add(point, build_sec)
+            if point is not None and sec is not None:
+                self._elites.append((sec, point))
         self._elites.sort(key=lambda elite: elite[0])
         del self._elites[N_ELITES:]
 

@@ -225,7 +225,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         """Let the next batch, and only that, have at most ``n_trials`` candidates.
 
         A limit of at most half a batch makes the round cheap, too: like a task's initial
-        ones it does without evolution, whose price does not fall with their number.
+        ones it does without a search, whose price does not fall with their number.
 
         Parameters
         ----------
