@@ -54,6 +54,7 @@ COMMON = {
     "tvm_adaptive.errors",
     "tvm_adaptive.measure_callback.journal",
     "tvm_adaptive.records",
+    "tvm_adaptive.fork_server",
     "tvm_adaptive.workers",
 }
 
@@ -229,7 +230,7 @@ def test_the_environment_is_no_configuration(path: Path) -> None:
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Attribute) and ast.unparse(node) in ("os.environ", "os.getenv"):
             # Only to pass the environment on to a child process.
-            assert relative(path) in ("workers.py", "worker_process.py")
+            assert relative(path) in ("fork_server.py", "worker_main.py")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import cloudpickle
 import pytest
 
 from tvm_adaptive.errors import WorkerDiedError, WorkerTaskError, WorkerTimeoutError
+from tvm_adaptive.fork_server import ForkServer
 from tvm_adaptive.worker_process import Worker
 from tvm_adaptive.workers import WorkerPool
 
@@ -74,17 +75,22 @@ class Unreadable:
         return (fail, ("not readable",))
 
 
-@pytest.fixture
-def make_pool():
+@pytest.fixture(params=["program", "forked"])
+def make_pool(request):
     pools = []
+    server = ForkServer() if request.param == "forked" else None
 
     def make(max_workers=1, **options):
-        pools.append(WorkerPool(max_workers, **options))
+        if server is not None:
+            server.start()
+        pools.append(WorkerPool(max_workers, server=server, **options))
         return pools[-1]
 
     yield make
     for pool in pools:
         pool.close()
+    if server is not None:
+        server.close()
 
 
 def gone(process):
@@ -281,11 +287,13 @@ def test_killing_twice_is_harmless():
 
 
 @pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGTERM])
-def test_no_orphan_after_the_parent_dies(sig):
-    program = """
+@pytest.mark.parametrize("server", ["None", "ForkServer()"])
+def test_no_orphan_after_the_parent_dies(sig, server):
+    program = f"""
         import os, time
+        from tvm_adaptive.fork_server import ForkServer
         from tvm_adaptive.workers import WorkerPool
-        pool = WorkerPool(1)
+        pool = WorkerPool(1, server={server})
         print(pool.map(os.getpid, [()], 60.0)[0].value, flush=True)
         pool.map(time.sleep, [(1000,)], 2000.0)
     """

@@ -64,9 +64,9 @@ def decide(
     with (
         session.stage("play-off"),
         contextlib.closing(
-            make_builder(session.config, session.target, session.work_dir)
+            make_builder(session.config, session.target, session.work_dir, server=session.server)
         ) as builder,
-        contextlib.closing(finalist_pool(n_cores_of(session.target))) as pool,
+        contextlib.closing(finalist_pool(n_cores_of(session.target), session.server)) as pool,
     ):
         for n_done, index in enumerate(order):
             task = tasks[index]

@@ -77,7 +77,9 @@ class _Judge:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._pool = WorkerPool(1, env=thread_env(n_cores_of(session.target)))
+        self._pool = WorkerPool(
+            1, env=thread_env(n_cores_of(session.target)), server=session.server
+        )
         self._build_sec = 0.0
         self.library: Path | None = None
         self.coverage = ""

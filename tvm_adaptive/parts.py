@@ -13,6 +13,7 @@ from tvm_adaptive._tvm import Builder, CostModel, Runner, SearchStrategy, Target
 from tvm_adaptive.builder.persistent import PersistentBuilder
 from tvm_adaptive.config import TuneConfig
 from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.fork_server import ForkServer
 from tvm_adaptive.measure_callback.journal import JournalWriter
 from tvm_adaptive.records import BuildTimes
 from tvm_adaptive.search_strategy.stoppable import StoppableSearch
@@ -70,6 +71,7 @@ def make_parts(
     seed: int,
     journal: JournalWriter,
     should_stop: Callable[[], bool],
+    server: ForkServer | None = None,
 ) -> Parts:
     """Construct the parts that a configuration names.
 
@@ -84,6 +86,8 @@ def make_parts(
     journal : JournalWriter
     should_stop : callable
         Asked before each round.
+    server : ForkServer or None, default None
+        Forks the workers of our builder and our local runner.
     """
     n_cores = n_cores_of(target)
     stock_cores = {} if n_cores is None else {"max_workers": n_cores}
@@ -92,13 +96,14 @@ def make_parts(
     del search["n_trials_per_round"]  # MetaSchedule's own option
     scheduler = dataclasses.asdict(config.scheduler)
     measure = {"rule": config.measure.rule, "timeout_sec": config.measure.timeout_sec}
-    threads = {"n_threads": n_cores} if config.runner == "adaptive" else {}
-    build = {**_build_options(config, target, work_dir), "link": config.runner in LOCAL_RUNNERS}
+    here = {"n_threads": n_cores, "server": server} if config.runner == "adaptive" else {}
+    build = _build_options(config, target, work_dir, server)
+    build["link"] = config.runner in LOCAL_RUNNERS
     build_times = BuildTimes()
     ours: dict[str, dict[str, Any]] = {
         "cost_model": {**model, "seed": seed, "journal": journal, "n_jobs": n_cores},
         "strategy": {**search, "build_times": build_times, "journal": journal},
-        "runner": {**measure, **threads, "journal": journal},
+        "runner": {**measure, **here, "journal": journal},
         "builder": {**build, "build_times": build_times, "journal": journal},
         "task_scheduler": {**scheduler, "seed": seed, "journal": journal},
     }
@@ -127,14 +132,19 @@ def make_parts(
     return Parts(**made)
 
 
-def make_builder(config: TuneConfig, target: Target, work_dir: Path) -> PersistentBuilder:
+def make_builder(
+    config: TuneConfig, target: Target, work_dir: Path, *, server: ForkServer | None = None
+) -> PersistentBuilder:
     """Construct our builder, whatever the configuration names; for the play-offs, held here."""
-    return PersistentBuilder(**_build_options(config, target, work_dir), link=True)
+    return PersistentBuilder(**_build_options(config, target, work_dir, server), link=True)
 
 
-def _build_options(config: TuneConfig, target: Target, work_dir: Path) -> dict[str, Any]:
+def _build_options(
+    config: TuneConfig, target: Target, work_dir: Path, server: ForkServer | None
+) -> dict[str, Any]:
     return {
         "timeout_sec": config.measure.build_timeout_sec,
         "artifact_dir": work_dir / "artifacts",
         "max_workers": n_cores_of(target),
+        "server": server,
     }

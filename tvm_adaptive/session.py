@@ -19,6 +19,7 @@ from tvm_adaptive._versions import installed_version
 from tvm_adaptive.budget import Budget
 from tvm_adaptive.config import TuneConfig
 from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.fork_server import ForkServer, new_fork_server
 from tvm_adaptive.measure_callback.journal import Journal
 from tvm_adaptive.measure_callback.recorder import RunProgress
 from tvm_adaptive.models.prepare import check_layout
@@ -28,6 +29,13 @@ from tvm_adaptive.target import resolve_target
 logger = logging.getLogger(__name__)
 
 JOURNAL_FILE = "journal.jsonl"
+# Where the functions are that workers are given, by stage: untuned, search, play-off, compare.
+_WORKER_MODULES = (
+    "tvm_adaptive.models",
+    "tvm_adaptive.builder.compile",
+    "tvm_adaptive.runner.measure",
+    "tvm_adaptive.runner.finalist_worker",
+)
 
 
 class Observer(Protocol):
@@ -72,6 +80,8 @@ class Session:
     budget : Budget
     journal : Journal
     observer : Observer
+    server : ForkServer or None
+        Forks the run's workers; None where there is no such thing.
     stage_secs : dict of str to float
         Seconds that each stage took, in their order.
     """
@@ -84,6 +94,7 @@ class Session:
     budget: Budget
     journal: Journal
     observer: Observer
+    server: ForkServer | None
     stage_secs: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @contextlib.contextmanager
@@ -139,9 +150,10 @@ def open_session(
     check_layout(config.layout)
     resolved = resolve_target(target)
     path = _make_directory(Path(work_dir))
+    server = new_fork_server(_WORKER_MODULES)
     if seed is None:
         seed = time.time_ns() % 2**31
-    with contextlib.closing(Journal(path / JOURNAL_FILE)) as journal:
+    with contextlib.closing(Journal(path / JOURNAL_FILE)) as journal, _started(server):
         journal.write(
             "run",
             what=what,
@@ -155,7 +167,15 @@ def open_session(
             tvm_adaptive=installed_version("tvm-adaptive"),
         )
         session = Session(
-            config, resolved, path, seed, trials, budget, journal, observer or NoObserver()
+            config=config,
+            target=resolved,
+            work_dir=path,
+            seed=seed,
+            trials=trials,
+            budget=budget,
+            journal=journal,
+            observer=observer or NoObserver(),
+            server=server,
         )
         with _flag_instead_of_interrupt(session):
             yield session
@@ -175,6 +195,17 @@ def check_bounds(budget_sec: float | None, trials: int | None) -> None:
         raise InvalidOptionError(f"The budget must be above 0 s but got {budget_sec:g}.")
     if trials is not None and trials < 1:
         raise InvalidOptionError(f"trials must be at least 1 but got {trials}.")
+
+
+@contextlib.contextmanager
+def _started(server: ForkServer | None) -> Iterator[None]:
+    """Let a server import its modules while the run begins."""
+    if server is None:
+        yield
+        return
+    with contextlib.closing(server):
+        server.start()
+        yield
 
 
 @contextlib.contextmanager

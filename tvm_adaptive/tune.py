@@ -266,6 +266,7 @@ def _parts(session: Session) -> Iterator[Parts]:
         seed=session.seed,
         journal=session.journal,
         should_stop=session.should_stop,
+        server=session.server,
     )
     with closing(parts):
         yield parts

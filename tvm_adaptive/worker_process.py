@@ -12,28 +12,20 @@ import selectors
 import signal
 import struct
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
 from tvm_adaptive.errors import WorkerDiedError
+from tvm_adaptive.fork_server import ForkedProcess, ForkServer, start_program
 
 HEADER = struct.Struct("<Q")
 # A killed process is gone within milliseconds unless the kernel holds it (a hung device
 # driver); then we leave it behind rather than wait with it.
 KILL_WAIT_SEC = 5.0
 _READ_BYTES = 1 << 20
-# By its path, not as a module: that would import the whole package, which costs seconds.
-# The child finds modules where the parent does, whatever its working directory.
-_PROGRAM = Path(__file__).with_name("worker_main.py")
-_BOOTSTRAP = (
-    "import sys; sys.path[:] = sys.argv.pop().split('\\n'); "
-    "import runpy; runpy.run_path(sys.argv[1], run_name='__main__')"
-)
 
 
 class Worker:
@@ -46,6 +38,8 @@ class Worker:
         does not count against a task's deadline.
     env : dict of str to str, or None
         Variables added to the child's environment.
+    server : ForkServer or None
+        Forks the child; None starts a new program.
 
     Raises
     ------
@@ -54,13 +48,21 @@ class Worker:
     """
 
     def __init__(
-        self, setup: Callable[[], Any] | None = None, env: dict[str, str] | None = None
+        self,
+        setup: Callable[[], Any] | None = None,
+        env: dict[str, str] | None = None,
+        server: ForkServer | None = None,
     ) -> None:
         with contextlib.ExitStack() as on_failure:
             child_reads, self._to_child = _pipe(on_failure)
             self._from_child, child_writes = _pipe(on_failure)
             os.set_blocking(self._to_child, False)
-            self._process = _start(child_reads, child_writes, env)
+            descriptors = (child_reads, child_writes)
+            self._process: subprocess.Popen[bytes] | ForkedProcess = (
+                start_program("worker", descriptors, env)
+                if server is None
+                else server.fork(descriptors, env)
+            )
             on_failure.pop_all()
         os.close(child_reads)
         os.close(child_writes)
@@ -161,21 +163,6 @@ class Worker:
             return _describe_exit(self._process.wait(KILL_WAIT_SEC))
         except subprocess.TimeoutExpired:
             return "it closed its pipe and goes on"
-
-
-def _start(
-    child_reads: int, child_writes: int, env: dict[str, str] | None
-) -> subprocess.Popen[bytes]:
-    numbers = [str(number) for number in (child_reads, child_writes, os.getpid())]
-    return subprocess.Popen(
-        [sys.executable, "-c", _BOOTSTRAP, str(_PROGRAM), *numbers, "\n".join(sys.path)],
-        pass_fds=(child_reads, child_writes),
-        env={**os.environ, **(env or {})},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
 
 
 def _pipe(on_failure: contextlib.ExitStack) -> tuple[int, int]:

@@ -25,6 +25,7 @@ from tvm_adaptive.errors import (
     WorkerTaskError,
     WorkerTimeoutError,
 )
+from tvm_adaptive.fork_server import ForkServer
 from tvm_adaptive.worker_process import HEADER, Worker
 
 __all__ = ["HEADER", "START_TIMEOUT_SEC", "Outcome", "Worker", "WorkerPool"]
@@ -85,6 +86,9 @@ class WorkerPool:
         process can no longer be trusted.
     env : dict of str to str, or None
         Variables added to the workers' environment.
+    server : ForkServer or None
+        Forks the workers, in milliseconds; it outlives the pool. None starts each as
+        a new program, which imports what it needs itself.
     """
 
     def __init__(
@@ -95,6 +99,7 @@ class WorkerPool:
         max_uses: int | None = None,
         replace_after_error: bool = False,
         env: dict[str, str] | None = None,
+        server: ForkServer | None = None,
     ) -> None:
         self._idle: list[Worker] = []
         if max_workers < 1:
@@ -104,6 +109,7 @@ class WorkerPool:
         self._max_uses = max_uses
         self._replace_after_error = replace_after_error
         self._env = env
+        self._server = server
         self._uses: dict[Worker, int] = {}
 
     def map(
@@ -177,7 +183,7 @@ class WorkerPool:
             worker = self._idle.pop()
         else:
             try:
-                worker = Worker(env=self._env)
+                worker = Worker(env=self._env, server=self._server)
             except OSError as error:
                 text = f"a worker process could not be started: {error}"
                 return Outcome(error=WorkerDiedError(text))

@@ -30,11 +30,14 @@ from tvm_adaptive.builder.compile import (
 )
 from tvm_adaptive.cores import usable_physical_cores
 from tvm_adaptive.errors import InvalidOptionError, WorkerTimeoutError
+from tvm_adaptive.fork_server import ForkServer, new_fork_server
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
 from tvm_adaptive.records import BuildTimes
 from tvm_adaptive.workers import Outcome, WorkerPool
 
 logger = logging.getLogger(__name__)
+
+_WORKER_MODULES = ("tvm_adaptive.builder.compile",)
 
 
 @derived_object
@@ -64,6 +67,8 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
         picklable by cloudpickle. None builds as TVM's own builder does.
     build_times : BuildTimes or None
         Is told the seconds of each build, divided by the number of workers.
+    server : ForkServer or None
+        Forks the workers; None for one of its own.
     journal : JournalWriter or None
         Gets one ``"build"`` event per batch: ``n``, ``n_errors``, ``seconds``.
 
@@ -83,6 +88,7 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
         link: bool = False,
         build_function: BuildFunction | None = None,
         build_times: BuildTimes | None = None,
+        server: ForkServer | None = None,
         journal: JournalWriter | None = None,
     ) -> None:
         super().__init__()
@@ -98,10 +104,12 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
         self._root = _make_root(artifact_dir)
         # What a killed compilation leaves in the temporary folder goes with ours.
         self._scratch = Path(tempfile.mkdtemp(prefix="scratch-", dir=self._root))
+        self._own_server = None if server else new_fork_server(_WORKER_MODULES)
         self._pool = WorkerPool(
             max_workers,
             setup=warm_up,
             max_uses=max_uses,
+            server=server or self._own_server,
             env={"TMPDIR": str(self._scratch)},
         )
         removed_at_end = self._root if artifact_dir is None else self._scratch
@@ -139,6 +147,8 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
         error.
         """
         self._pool.close()
+        if self._own_server is not None:
+            self._own_server.close()
         self._cleanup()
 
     def _build(self, build_inputs: list[BuilderInput]) -> list[BuilderResult]:

@@ -18,6 +18,7 @@ from typing import Any
 from tvm_adaptive._tvm import Builder, Database, IRModule, Target, TuningRecord, ms
 from tvm_adaptive.cores import thread_env
 from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.fork_server import ForkServer
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
 from tvm_adaptive.runner.finalist_contest import Contest, ContestOptions, Finalist, as_recorded
 from tvm_adaptive.runner.finalist_modules import sane_records
@@ -56,15 +57,19 @@ class FinalistReport:
         return None
 
 
-def finalist_pool(n_threads: int | None = None) -> WorkerPool:
+def finalist_pool(n_threads: int | None = None, server: ForkServer | None = None) -> WorkerPool:
     """Return the worker that play-offs run in; one can serve all tasks of a run.
 
     Parameters
     ----------
     n_threads : int or None, default None
         Threads of a CPU kernel; None for the physical cores that this process may use.
+    server : ForkServer or None, default None
+        Forks the worker.
     """
-    return WorkerPool(1, setup=warm_up, replace_after_error=True, env=thread_env(n_threads))
+    return WorkerPool(
+        1, setup=warm_up, replace_after_error=True, env=thread_env(n_threads), server=server
+    )
 
 
 def play_off(

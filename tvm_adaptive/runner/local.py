@@ -17,6 +17,7 @@ from tvm_adaptive._tvm import (
 )
 from tvm_adaptive.cores import thread_env
 from tvm_adaptive.errors import InvalidOptionError, WorkerTimeoutError
+from tvm_adaptive.fork_server import ForkServer, new_fork_server
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
 from tvm_adaptive.records import Timing
 from tvm_adaptive.runner.measure import (
@@ -29,6 +30,8 @@ from tvm_adaptive.runner.stopping import StoppingRule, make_rule
 from tvm_adaptive.workers import Outcome, WorkerPool
 
 logger = logging.getLogger(__name__)
+
+_WORKER_MODULES = ("tvm_adaptive.runner.measure",)
 
 
 @derived_object
@@ -92,6 +95,8 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
     measure : callable
         ``(artifact_path, device_type, args_info, options) -> Timing``, called in the
         worker; a module-level function, picklable by cloudpickle.
+    server : ForkServer or None
+        Forks the worker; None for one of its own.
     journal : JournalWriter or None
         Gets one ``"timing"`` event per candidate: ``index`` (counted from 0 over the
         runner's life), ``error``, and the fields of :class:`~tvm_adaptive.Timing`.
@@ -114,6 +119,7 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
         n_threads: int | None = None,
         max_uses: int = 256,
         measure: MeasureFunction = measure_artifact,
+        server: ForkServer | None = None,
         journal: JournalWriter | None = None,
     ) -> None:
         super().__init__()
@@ -129,10 +135,12 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
             raise InvalidOptionError(f"max_uses must be at least 1 but got {max_uses}.")
         self._measure = measure
         self._log = TimingLog("AdaptiveRunner", journal)
+        self._own_server = None if server else new_fork_server(_WORKER_MODULES)
         self._pool = WorkerPool(
             1,
             setup=warm_up,
             max_uses=max_uses,
+            server=server or self._own_server,
             replace_after_error=True,
             env=thread_env(n_threads),
         )
@@ -157,6 +165,8 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
     def close(self) -> None:
         """End the worker; a later :meth:`run` starts a new one."""
         self._pool.close()
+        if self._own_server is not None:
+            self._own_server.close()
 
     def _run(self, runner_input: RunnerInput) -> list[FinishedFuture]:
         task = (*as_task(runner_input), self.options)
