@@ -50,6 +50,7 @@ ADAPTERS = {
 # What any stage may use: values, errors, processes, and the door for its adapters.
 COMMON = {
     "tvm_adaptive._tvm",
+    "tvm_adaptive.asides",
     "tvm_adaptive.cores",
     "tvm_adaptive.errors",
     "tvm_adaptive.measure_callback.journal",

@@ -92,11 +92,15 @@ class MeasureConfig:
     build_timeout_sec : float, default 15.0
         Most candidates compile in a fifth of a second; one that unrolls without end
         must not eat a twentieth of a ten-minute budget.
+    race : bool, default True
+        Whether candidates that are clearly slower than the fastest of their task are
+        dropped after a few runs.
     """
 
     rule: str = "precision"
     timeout_sec: float = 10.0
     build_timeout_sec: float = 15.0
+    race: bool = True
 
     def __post_init__(self) -> None:
         _above("timeout_sec", self.timeout_sec, 0)
@@ -241,7 +245,7 @@ PAPER = TuneConfig(
         diversity="none",
     ),
     model=ModelConfig(n_trees=10, std="between-tree", target="throughput"),
-    measure=MeasureConfig(rule="paper", timeout_sec=100.0),
+    measure=MeasureConfig(rule="paper", timeout_sec=100.0, race=False),
     # The slot of DynaTune's released example.
     scheduler=SchedulerConfig(preset="paper", slot_sec=20.0),
     prepack=False,

@@ -10,12 +10,12 @@ from typing import Any
 
 from tvm_adaptive import registry
 from tvm_adaptive._tvm import Builder, CostModel, Runner, SearchStrategy, Target, TaskScheduler
+from tvm_adaptive.asides import BuildTimes, Incumbent, TimingErrors
 from tvm_adaptive.builder.persistent import PersistentBuilder
 from tvm_adaptive.config import TuneConfig
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.fork_server import ForkServer
 from tvm_adaptive.measure_callback.journal import JournalWriter
-from tvm_adaptive.records import BuildTimes
 from tvm_adaptive.search_strategy.stoppable import StoppableSearch
 from tvm_adaptive.target import n_cores_of
 
@@ -89,31 +89,10 @@ def make_parts(
     server : ForkServer or None, default None
         Forks the workers of our builder and our local runner.
     """
-    n_cores = n_cores_of(target)
-    stock_cores = {} if n_cores is None else {"max_workers": n_cores}
-    model = dataclasses.asdict(config.model)
-    search = dataclasses.asdict(config.search)
-    del search["n_trials_per_round"]  # MetaSchedule's own option
-    scheduler = dataclasses.asdict(config.scheduler)
-    measure = {"rule": config.measure.rule, "timeout_sec": config.measure.timeout_sec}
-    here = {"n_threads": n_cores, "server": server} if config.runner == "adaptive" else {}
-    build = _build_options(config, target, work_dir, server)
-    build["link"] = config.runner in LOCAL_RUNNERS
-    build_times = BuildTimes()
-    ours: dict[str, dict[str, Any]] = {
-        "cost_model": {**model, "seed": seed, "journal": journal, "n_jobs": n_cores},
-        "strategy": {**search, "build_times": build_times, "journal": journal},
-        "runner": {**measure, **here, "journal": journal},
-        "builder": {**build, "build_times": build_times, "journal": journal},
-        "task_scheduler": {**scheduler, "seed": seed, "journal": journal},
-    }
-    stock: dict[str, dict[str, Any]] = {
-        "cost_model": {} if n_cores is None else {"num_tuning_cores": n_cores},
-        "strategy": {},
-        "runner": {},
-        "builder": stock_cores,
-        "task_scheduler": {},
-    }
+    ours = _our_options(
+        config, target, work_dir=work_dir, seed=seed, journal=journal, server=server
+    )
+    stock = _stock_options(n_cores_of(target))
     bases = {
         "cost_model": CostModel,
         "strategy": SearchStrategy,
@@ -147,4 +126,63 @@ def _build_options(
         "artifact_dir": work_dir / "artifacts",
         "max_workers": n_cores_of(target),
         "server": server,
+    }
+
+
+def _our_options(
+    config: TuneConfig,
+    target: Target,
+    *,
+    work_dir: Path,
+    seed: int,
+    journal: JournalWriter,
+    server: ForkServer | None,
+) -> dict[str, dict[str, Any]]:
+    n_cores = n_cores_of(target)
+    build_times, incumbent, timing_errors = BuildTimes(), Incumbent(), TimingErrors()
+    search = dataclasses.asdict(config.search)
+    del search["n_trials_per_round"]  # MetaSchedule's own option
+    runner: dict[str, Any] = {
+        "rule": config.measure.rule,
+        "timeout_sec": config.measure.timeout_sec,
+    }
+    if config.runner == "adaptive":
+        runner |= {"n_threads": n_cores, "server": server, "timing_errors": timing_errors}
+        runner["incumbent"] = incumbent if config.measure.race else None
+    return {
+        "cost_model": {
+            **dataclasses.asdict(config.model),
+            "seed": seed,
+            "n_jobs": n_cores,
+            "timing_errors": timing_errors,
+            "journal": journal,
+        },
+        "strategy": {
+            **search,
+            "build_times": build_times,
+            "incumbent": incumbent,
+            "journal": journal,
+        },
+        "runner": {**runner, "journal": journal},
+        "builder": {
+            **_build_options(config, target, work_dir, server),
+            "link": config.runner in LOCAL_RUNNERS,
+            "build_times": build_times,
+            "journal": journal,
+        },
+        "task_scheduler": {
+            **dataclasses.asdict(config.scheduler),
+            "seed": seed,
+            "journal": journal,
+        },
+    }
+
+
+def _stock_options(n_cores: int | None) -> dict[str, dict[str, Any]]:
+    return {
+        "cost_model": {} if n_cores is None else {"num_tuning_cores": n_cores},
+        "strategy": {},
+        "runner": {},
+        "builder": {} if n_cores is None else {"max_workers": n_cores},
+        "task_scheduler": {},
     }

@@ -116,18 +116,3 @@ class Exploration:
     def __post_init__(self) -> None:
         if not 0.0 <= self.epsilon <= 1.0:
             raise ValueError(f"epsilon must be in [0, 1] but got {self.epsilon}.")
-
-
-class BuildTimes:
-    """How long candidates took to build, by module: a builder writes, a search reads."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[int, float] = {}
-
-    def note(self, key: int, seconds: float) -> None:
-        """Remember a build's share of its batch's seconds."""
-        self._seconds[key] = seconds
-
-    def take(self, key: int) -> float | None:
-        """Return and forget what was noted; None if nothing was."""
-        return self._seconds.pop(key, None)

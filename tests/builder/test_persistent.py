@@ -18,12 +18,12 @@ from tvm.s_tir.meta_schedule.builder import BuilderInput
 from tvm.target import Target
 from tvm_ffi import structural_hash
 
+from tvm_adaptive.asides import BuildTimes
 from tvm_adaptive.builder.compile import build_candidate
 from tvm_adaptive.builder.persistent import PersistentBuilder
 from tvm_adaptive.cores import usable_physical_cores
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import Journal, read_journal
-from tvm_adaptive.records import BuildTimes
 
 # Workers cannot import this file; its functions travel whole.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -92,3 +92,22 @@ def test_the_best_is_at_the_top(seconds):
     _, y = filled(a=seconds).training_set("log")
     assert y.max() == 0
     assert np.argmax(y) == np.argmin(seconds)
+
+
+@pytest.mark.parametrize("target", ["log", "throughput"])
+def test_weights_fit_the_training_set(target):
+    dataset = filled(b=[1.0, math.nan, 3.0], c=[math.nan])
+    seconds = np.array([2.0, math.nan, 8.0, 4.0])
+    dataset.add("a", rows(4), seconds, np.array([0.0, 0.5, 0.3, math.nan]))
+    _, y = dataset.training_set(target)
+    weights = dataset.training_weights(0.3, target)
+    assert weights.shape == y.shape
+    # The sample of 8 s, whose time may be off by 30 %, or by 0.3 * 2 / 8 as a throughput.
+    error = {"log": 0.3, "throughput": 0.075}[target]
+    assert (weights < 1).sum() == 1
+    assert weights.min() == pytest.approx(0.09 / (0.09 + error**2))
+    assert y[weights.argmin()] == pytest.approx({"log": -math.log(4), "throughput": 0.25}[target])
+
+
+def test_no_samples_no_weights():
+    assert Dataset().training_weights(0.3).shape == (0,)

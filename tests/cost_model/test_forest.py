@@ -159,3 +159,19 @@ def test_columns_that_repeat_another_in_other_units_are_left_out():
 @pytest.mark.parametrize(("n", "expected"), [(1, 1), (320, 320), (512, 320), (4000, 2400)])
 def test_bags_of_many_samples_are_smaller(n, expected):
     assert n_draws(n) == expected
+
+
+def test_samples_that_count_less_decide_less():
+    X = np.repeat(np.array([[0.0], [1.0]], dtype=np.float32), 40, axis=0)
+    y = np.tile([0.0, 1.0], 40)  # two truths for every row
+    weights = np.where(y == 1.0, 0.25, 1.0)
+    plain, _ = Forest(n_trees=200).fit(X, y, seed=0).predict(X[:1])
+    weighted, _ = Forest(n_trees=200).fit(X, y, seed=0, weights=weights).predict(X[:1])
+    assert plain[0] == pytest.approx(0.5, abs=0.05)
+    assert weighted[0] == pytest.approx(0.2, abs=0.05)
+
+
+def test_equal_weights_change_nothing():
+    X = np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32)
+    forests = [Forest(n_trees=5).fit(X, X[:, 0] * 1.0, 1, w) for w in (None, np.ones(50))]
+    np.testing.assert_array_equal(*(forest.tree_predictions(X) for forest in forests))

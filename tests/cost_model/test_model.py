@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tvm_adaptive import _tvm
+from tvm_adaptive.asides import TimingErrors
 from tvm_adaptive.cost_model import RFEICostModel
 from tvm_adaptive.cost_model.dataset import Dataset
 from tvm_adaptive.cost_model.storage import write_dataset
@@ -307,3 +308,15 @@ def test_a_bad_file_leaves_the_model_as_it_was(task, tmp_path, kind):
 def test_bad_options(options):
     with pytest.raises(InvalidOptionError, match=next(iter(options))):
         RFEICostModel(**options)
+
+
+def test_it_learns_how_far_off_times_may_be(task):
+    context, candidates = task
+    errors = TimingErrors()
+    model = RFEICostModel(n_trees=5, seed=0, timing_errors=errors)
+    results = results_for(model, context, candidates)
+    errors.note(float(results[1].run_secs[0]), 0.2 * float(results[1].run_secs[0]))
+    model.update(context, candidates, results)
+    ((_, samples),) = model._surrogate.dataset
+    assert samples.errors[1] == pytest.approx(0.2)
+    assert np.count_nonzero(samples.errors) == 1

@@ -16,7 +16,8 @@ def example():
     for key, n in (("a", 7), ("b", 3)):
         seconds = rng.uniform(1e-4, 1e-2, n)
         seconds[1] = math.nan
-        dataset.add(key, rng.normal(size=(n, 5)).astype(np.float32), seconds)
+        rows = rng.normal(size=(n, 5)).astype(np.float32)
+        dataset.add(key, rows, seconds, rng.uniform(0, 0.1, n))
     return dataset
 
 
@@ -25,6 +26,7 @@ def assert_same(one, other):
     for (_, a), (_, b) in zip(one, other, strict=True):
         np.testing.assert_array_equal(a.rows, b.rows)
         np.testing.assert_array_equal(a.seconds, b.seconds)
+        np.testing.assert_array_equal(a.errors, b.errors)
 
 
 def test_round_trip(tmp_path):
@@ -34,6 +36,18 @@ def test_round_trip(tmp_path):
     assert_same(dataset, example())
     assert options == {"n_trees": 3}
     assert [entry.name for entry in tmp_path.iterdir()] == ["model.bin"]
+
+
+def test_a_file_without_errors_is_read(tmp_path):
+    write_dataset(tmp_path / "new", example(), {})
+    with np.load(tmp_path / "new") as archive:
+        kept = {name: archive[name] for name in archive.files if not name.startswith("errors")}
+    with open(tmp_path / "old", "wb") as file:
+        np.savez_compressed(file, **kept)
+    dataset, _ = read_dataset(tmp_path / "old")
+    for (_, old), (_, new) in zip(dataset, example(), strict=True):
+        np.testing.assert_array_equal(old.seconds, new.seconds)
+        assert (old.errors == 0).all()
 
 
 def test_empty_round_trip(tmp_path):

@@ -20,6 +20,7 @@ from tvm.s_tir.meta_schedule.arg_info import TensorInfo
 from tvm.s_tir.meta_schedule.runner import Runner, RunnerInput
 from tvm.support.tar import tar
 
+from tvm_adaptive.asides import Incumbent, TimingErrors
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import Journal, read_journal
 from tvm_adaptive.records import Timing
@@ -255,3 +256,29 @@ def test_times_of_a_faster_and_a_slower_kernel_keep_their_order(make_runner, mat
     add = RunnerInput(str(path), "cpu", [TensorInfo("float32", (N,))] * 2)
     secs = [float(result.run_secs[0]) for result in results(make_runner(), [add, matmul])]
     assert np.argmin(secs) == 0
+
+
+def tell_the_race(artifact_path, device_type, args_info, options):
+    """Take the artifact's name for a time, and the race's incumbent for its error."""
+    raced = options.race is not None
+    incumbent_sec = options.race.incumbent_sec if raced else 0.0
+    return Timing(float(artifact_path), incumbent_sec, 1, 1, "precise", 0.1)
+
+
+def test_candidates_race_against_the_best_so_far(make_runner):
+    incumbent, errors = Incumbent(), TimingErrors()
+    runner = make_runner(measure=tell_the_race, incumbent=incumbent, timing_errors=errors)
+    results(runner, [fake(name) for name in ("4.0", "2.0", "3.0", "1.0")])
+    assert incumbent.seconds == 1.0
+    found = [errors.take(sec) * sec for sec in (4.0, 2.0, 3.0, 1.0)]
+    assert found == [0.0, 4.0, 2.0, 2.0]
+    incumbent.seconds = None  # another task
+    results(runner, [fake("5.0")])
+    assert errors.take(5.0) == 0.0
+
+
+def test_without_an_incumbent_there_is_no_race(make_runner):
+    errors = TimingErrors()
+    runner = make_runner(measure=tell_the_race, timing_errors=errors)
+    results(runner, [fake("4.0"), fake("2.0")])
+    assert errors.take(2.0) == 0.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tvm_adaptive.records import BuildTimes
 from tvm_adaptive.search_strategy.build_cost import OTHER_SEC, BuildCost
 from tvm_adaptive.search_strategy.knobs import Choice, KnobSpace, Point, Tile
 
@@ -52,10 +51,3 @@ def test_later_builds_change_the_forecast() -> None:
     assert before is not None
     assert after is not None
     assert after[0] > 3 * before[0]
-
-
-def test_a_build_time_is_taken_once() -> None:
-    times = BuildTimes()
-    times.note(5, 0.5)
-    assert times.take(5) == 0.5
-    assert times.take(5) is None

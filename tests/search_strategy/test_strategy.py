@@ -7,8 +7,8 @@ from tvm_ffi import structural_hash
 
 from tvm_adaptive import AdaptiveSearch, RFEICostModel
 from tvm_adaptive._tvm import PyCostModel, derived_object
+from tvm_adaptive.asides import BuildTimes, Incumbent
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.records import BuildTimes
 from tvm_adaptive.search_strategy.schedules import knobs_of
 from tvm_adaptive.search_strategy.strategy import MAX_EMPTY_ROUNDS
 
@@ -233,6 +233,20 @@ def test_builds_that_cost_much_are_avoided(make_task):
         return np.mean(unrolls[32:])
 
     assert share_of_dear(BuildTimes()) < 0.5 * share_of_dear(None)
+
+
+@pytest.mark.parametrize("proposer", ["distilled", "evolution"])
+def test_the_incumbent_is_the_best_of_the_task(make_task, proposer):
+    incumbent = Incumbent()
+    incumbent.seconds = 1e-9  # of the task before
+    model = RFEICostModel(n_trees=8, seed=1, n_jobs=1)
+    task = make_task(AdaptiveSearch(**SMALL, proposer=proposer, incumbent=incumbent), model)
+    task.strategy.generate_measure_candidates()
+    assert incumbent.seconds is None
+    task.round()
+    recorded = [float(each.run_secs[0]) for each in task.database.get_all_tuning_records()]
+    task.strategy.generate_measure_candidates()
+    assert incumbent.seconds == min(recorded)
 
 
 def test_a_model_of_stock_is_served_by_evolution(make_task):

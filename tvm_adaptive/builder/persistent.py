@@ -21,6 +21,7 @@ from tvm_adaptive._tvm import (
     derived_object,
     structural_hash,
 )
+from tvm_adaptive.asides import BuildTimes
 from tvm_adaptive.builder.compile import (
     BuildFunction,
     CompileTask,
@@ -32,7 +33,6 @@ from tvm_adaptive.cores import usable_physical_cores
 from tvm_adaptive.errors import InvalidOptionError, WorkerTimeoutError
 from tvm_adaptive.fork_server import ForkServer, new_fork_server
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
-from tvm_adaptive.records import BuildTimes
 from tvm_adaptive.workers import Outcome, WorkerPool
 
 logger = logging.getLogger(__name__)

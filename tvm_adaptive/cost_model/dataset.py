@@ -36,10 +36,13 @@ class TaskSamples:
     ----------
     rows : ndarray of shape (n, d)
     seconds : ndarray of shape (n,), NaN where the candidate failed, lower is better
+    errors : ndarray of shape (n,)
+        Relative standard errors of ``seconds``; 0 where none is known.
     """
 
     rows: Rows
     seconds: FloatArray
+    errors: FloatArray
 
     @property
     def succeeded(self) -> np.ndarray:
@@ -83,7 +86,9 @@ class Dataset:
         """Features of a row; None while empty."""
         return next((task.rows.shape[1] for task in self._tasks.values()), None)
 
-    def add(self, key: str, rows: Rows, seconds: FloatArray) -> None:
+    def add(
+        self, key: str, rows: Rows, seconds: FloatArray, errors: FloatArray | None = None
+    ) -> None:
         """Append samples of one task.
 
         Parameters
@@ -93,6 +98,8 @@ class Dataset:
         rows : ndarray of shape (n, d)
         seconds : ndarray of shape (n,)
             Anything but a positive finite number is a failure.
+        errors : ndarray of shape (n,) or None, default None
+            Relative standard errors of ``seconds``; NaN where unknown.
 
         Raises
         ------
@@ -114,11 +121,13 @@ class Dataset:
         with np.errstate(invalid="ignore"):
             usable = np.isfinite(seconds) & (seconds > 0)
         clean = np.where(usable, seconds, np.nan)
+        known = np.zeros(len(seconds)) if errors is None else np.nan_to_num(errors, nan=0.0)
         old = self._tasks.get(key)
         if old is not None:
             rows = np.concatenate([old.rows, rows])
             clean = np.concatenate([old.seconds, clean])
-        self._tasks[key] = TaskSamples(np.asarray(rows, dtype=np.float32), clean)
+            known = np.concatenate([old.errors, known])
+        self._tasks[key] = TaskSamples(np.asarray(rows, dtype=np.float32), clean, known)
 
     def best_sec(self, key: str) -> float:
         """Return the seconds of a task's fastest sample; NaN if there is none."""
@@ -152,6 +161,29 @@ class Dataset:
         rows, y = zip(*parts, strict=True)
         return np.concatenate(rows), np.concatenate(y)
 
+    def training_weights(self, noise: float, target: TargetKind = "log") -> FloatArray:
+        """Return how much each sample of :meth:`training_set` counts.
+
+        A sample's target is off by what the model cannot express and by what the timer
+        got wrong: its weight is the inverse of the sum of both variances, relative to
+        that of a sample without error.
+
+        Parameters
+        ----------
+        noise : float
+            Standard deviation of what the model cannot express, unit of the target.
+        target : str
+
+        Returns
+        -------
+        ndarray of shape (n,), in (0, 1]
+        """
+        parts = [_errors(task, target) for _, task in self if math.isfinite(task.best_sec)]
+        if not parts:
+            return np.zeros(0)
+        variance = noise**2
+        return np.asarray(variance / (variance + np.concatenate(parts) ** 2))
+
     def validity_set(self) -> tuple[Rows, FloatArray]:
         """Return all samples with 1.0 for a success and 0.0 for a failure."""
         if not self._tasks:
@@ -166,3 +198,10 @@ def _targets(task: TaskSamples, target: TargetKind) -> tuple[Rows, FloatArray]:
         return task.rows, np.nan_to_num(task.best_sec / task.seconds, nan=0.0)
     ok = task.succeeded
     return task.rows[ok], np.log(task.best_sec / task.seconds[ok])
+
+
+def _errors(task: TaskSamples, target: TargetKind) -> FloatArray:
+    """Return the standard errors of the targets; those of failures are 0."""
+    if target == "throughput":
+        return np.nan_to_num(task.errors * task.best_sec / task.seconds, nan=0.0)
+    return np.asarray(task.errors[task.succeeded])

@@ -98,7 +98,18 @@ class Forest:
         self._inbag: FloatArray = np.zeros((0, 0))
         self._oob_error = 0.0
 
-    def fit(self, X: npt.NDArray[np.float32], y: FloatArray, seed: int) -> Forest:
+    @property
+    def oob_rms(self) -> float:
+        """Root mean squared error on samples, by the trees that had not seen them."""
+        return math.sqrt(self._oob_error)
+
+    def fit(
+        self,
+        X: npt.NDArray[np.float32],
+        y: FloatArray,
+        seed: int,
+        weights: FloatArray | None = None,
+    ) -> Forest:
         """Grow the trees from scratch.
 
         Parameters
@@ -108,6 +119,8 @@ class Forest:
             Finite; higher is better.
         seed : int
             Same seed and data give the same forest, in any process.
+        weights : ndarray of shape (n,) or None, default None
+            How much each sample counts, above 0; None for all alike.
 
         Returns
         -------
@@ -123,9 +136,10 @@ class Forest:
         self._inbag = np.stack(counts, axis=1).astype(np.float64)
         seeds = rng.integers(0, 2**31, size=self.n_trees)
         view = self._view(X)
+        bags = self._inbag if weights is None else self._inbag * weights[:, None]
 
         def grow(b: int) -> Tree:
-            return self._grow(view, y, self._inbag[:, b], int(seeds[b]))
+            return self._grow(view, y, bags[:, b], int(seeds[b]))
 
         if self.n_jobs == 1 or view.size < _MIN_SIZE_FOR_THREADS:
             self._trees = [grow(b) for b in range(self.n_trees)]

@@ -19,6 +19,7 @@ from tvm_adaptive._tvm import (
     register_error,
     structural_hash,
 )
+from tvm_adaptive.asides import TimingErrors
 from tvm_adaptive.cost_model.dataset import TargetKind
 from tvm_adaptive.cost_model.features import Rows, to_rows
 from tvm_adaptive.cost_model.forest import Std
@@ -64,6 +65,9 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
         Same seed and measurements give the same scores; None draws one. Default None.
     n_jobs : int
         Threads that fit the forest. Default 2.
+    timing_errors : TimingErrors or None
+        How far off times may be, if the runner says so: a candidate that was timed
+        roughly counts less. Default None.
     journal : JournalWriter or None
         Receives ``"fit"``, ``"forecast"`` and ``"error"`` events. Default None.
 
@@ -83,6 +87,7 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
         max_features: float = 1 / 3,
         seed: int | None = None,
         n_jobs: int = 2,
+        timing_errors: TimingErrors | None = None,
         journal: JournalWriter | None = None,
     ) -> None:
         super().__init__()
@@ -98,6 +103,7 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
             seed = int(np.random.default_rng().integers(2**31))
         self._surrogate = Surrogate(options, seed)
         self._rng = np.random.default_rng(seed)
+        self._timing_errors = timing_errors
         self._journal: JournalWriter = journal or NullJournal()
         self._extractor = PerStoreFeature()
 
@@ -274,9 +280,14 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
         rows = self.describe(context, candidates)
         seconds = np.array([_median_sec(result) for result in results])
         quality = self._surrogate.judge(key, rows, seconds)
-        self._surrogate.dataset.add(key, rows, seconds)
+        self._surrogate.dataset.add(key, rows, seconds, self._errors_of(seconds))
         if quality is not None:
             self._journal.write("forecast", task=context.task_name, **dataclasses.asdict(quality))
+
+    def _errors_of(self, seconds: FloatArray) -> FloatArray | None:
+        if self._timing_errors is None:
+            return None
+        return np.array([self._timing_errors.take(float(sec)) for sec in seconds])
 
     def _refit_if_due(self, context: TuneContext) -> None:
         report = self._surrogate.refit_if_due()

@@ -1,9 +1,10 @@
 """A dataset on disk: one ``.npz`` file without pickles.
 
 Entries: ``header`` (JSON in UTF-8 bytes: format version, options, keys of the tasks in
-order) and for task i ``rows_i`` (float32, (n, d)) and ``seconds_i`` (float64, (n,), NaN
-for failures). The forest itself is not stored: it is grown again from the data, which
-is faster than reading it and cannot disagree with them.
+order) and for task i ``rows_i`` (float32, (n, d)), ``seconds_i`` (float64, (n,), NaN for
+failures) and ``errors_i`` (float64, (n,), relative standard errors of the seconds; missing
+in older files). The forest itself is not stored: it is grown again from the data, which is
+faster than reading it and cannot disagree with them.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ def write_dataset(path: Path, dataset: Dataset, options: dict[str, Any]) -> None
     for i, (_, task) in enumerate(dataset):
         arrays[f"rows_{i}"] = task.rows
         arrays[f"seconds_{i}"] = task.seconds
+        arrays[f"errors_{i}"] = task.errors
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -71,7 +73,8 @@ def read_dataset(path: Path) -> tuple[Dataset, dict[str, Any]]:
             dataset = Dataset()
             for i, key in enumerate(header["keys"]):
                 rows, seconds = archive[f"rows_{i}"], archive[f"seconds_{i}"]
-                dataset.add(str(key), rows.astype(np.float32), seconds.astype(np.float64))
+                errors = archive.get(f"errors_{i}")
+                dataset.add(str(key), rows.astype(np.float32), seconds.astype(np.float64), errors)
             return dataset, dict(header["options"])
     except ModelFileError:
         raise

@@ -29,6 +29,9 @@ from tvm_adaptive.records import FloatArray, Prediction
 Acquisition = Literal["ei", "mean"]
 ACQUISITIONS: tuple[str, ...] = get_args(Acquisition)
 
+# What a forest of few samples is off by, in either unit of the target (see "Ranking" in
+# benchmarks/README.md); the first fit tells.
+_FIRST_NOISE = 0.3
 # No forecast is surer than the timer: repeated measurements differ by about 1 %.
 _MIN_STD = 0.01
 # A refit costs the more the larger the data are, and teaches the less the smaller its
@@ -151,7 +154,9 @@ class Surrogate:
         self._n_fitted = len(self.dataset)
         if not len(y):
             return None
-        self._forest = self._new_forest(self.options.n_trees).fit(rows, y, self.seed)
+        noise = _FIRST_NOISE if self._forest is None else self._forest.oob_rms
+        weights = self.dataset.training_weights(max(noise, _MIN_STD), self.options.target)
+        self._forest = self._new_forest(self.options.n_trees).fit(rows, y, self.seed, weights)
         self._fit_bests = self.dataset.best_secs()
         self._validity = self._fit_validity()
         return FitReport(

@@ -13,7 +13,8 @@ from typing import Protocol
 import numpy as np
 
 from tvm_adaptive.errors import AdaptiveError
-from tvm_adaptive.records import Timing
+from tvm_adaptive.records import FloatArray, Timing
+from tvm_adaptive.runner.racing import RACED, Race
 from tvm_adaptive.runner.stopping import StoppingRule, looks
 from tvm_adaptive.runner.summary import summarize
 
@@ -55,6 +56,7 @@ def evaluate(
     min_repeat_ms: float = 0.0,
     max_sec: float | None = None,
     single_runs: bool = False,
+    race: Race | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Timing:
     """Measure a candidate.
@@ -67,6 +69,10 @@ def evaluate(
     rule's minimum is measured in one call of the timer, then the rule is asked, and so
     on until it stops or the next micro-batch does not fit into ``max_sec`` (reason
     ``"out-of-time"``, never before the rule's minimum).
+
+    A candidate that clearly loses its race ends before (reason ``"raced"``): after one
+    run of 5 ms or more, after the 5 ms of warm-up, or after the rule's minimum. A rule
+    that fixes its runs is published as it is and knows no races.
 
     Parameters
     ----------
@@ -81,6 +87,8 @@ def evaluate(
     single_runs : bool
         Put one run into each micro-batch whatever the rule says, as is needed when
         something is done before each micro-batch (a cache flush). Default False.
+    race : Race or None
+        Against the fastest known candidate. Default None.
     clock : callable
         Returns seconds.
 
@@ -101,9 +109,13 @@ def evaluate(
     if run_sec >= min(SLOW_RUN_SEC, max_sec / rule.min_batches):
         return Timing(run_sec, math.nan, 1, 1, "slow", clock() - start)
     adjustable = rule.runs_per_batch is None and not single_runs
+    race = race if adjustable else None
     warm = not adjustable or run_sec >= WARM_UP_SEC
+    n_runs = 1 if warm else min(int(WARM_UP_SEC / run_sec), MAX_RUNS_PER_BATCH)
     if not warm:
-        run_sec = _ask(timer, min(int(WARM_UP_SEC / run_sec), MAX_RUNS_PER_BATCH), 1)[0]
+        run_sec = _ask(timer, n_runs, 1)[0]
+    if race is not None and race.is_hopeless(run_sec):
+        return Timing(run_sec, math.nan, n_runs, 1, RACED, clock() - start)
     number = 1 if single_runs else _choose_number(run_sec, rule, min_repeat_ms, max_sec)
     # The first run is a micro-batch like the others only if they are single runs, too.
     batches = [run_sec] if number == 1 and warm else []
@@ -124,9 +136,8 @@ def evaluate(
             if fitting > MISJUDGED_FACTOR * number:
                 number, batches = fitting, []
                 continue
-        decision = rule.decide(np.array(batches))
-        if decision.stop or len(batches) >= rule.max_batches:
-            reason = decision.reason
+        reason = _verdict(rule, race, np.array(batches))
+        if reason:
             break
     summary = summarize(np.array(batches))
     return Timing(
@@ -137,6 +148,14 @@ def evaluate(
         reason=reason,
         elapsed_sec=clock() - start,
     )
+
+
+def _verdict(rule: StoppingRule, race: Race | None, batches: FloatArray) -> str:
+    """Return why measuring ends, or an empty string while it goes on."""
+    if race is not None and race.is_behind(batches):
+        return RACED
+    decision = rule.decide(batches)
+    return decision.reason if decision.stop or len(batches) >= rule.max_batches else ""
 
 
 def _next_look(rule: StoppingRule, n_batches: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import math
@@ -15,6 +16,7 @@ from tvm_adaptive._tvm import (
     RunnerResult,
     derived_object,
 )
+from tvm_adaptive.asides import Incumbent, TimingErrors
 from tvm_adaptive.cores import thread_env
 from tvm_adaptive.errors import InvalidOptionError, WorkerTimeoutError
 from tvm_adaptive.fork_server import ForkServer, new_fork_server
@@ -26,6 +28,7 @@ from tvm_adaptive.runner.measure import (
     measure_artifact,
     warm_up,
 )
+from tvm_adaptive.runner.racing import Race
 from tvm_adaptive.runner.stopping import StoppingRule, make_rule
 from tvm_adaptive.workers import Outcome, WorkerPool
 
@@ -48,7 +51,7 @@ class FinishedFuture(PyRunnerFuture):  # type: ignore[misc]
 
     def __init__(self, run_sec: float | None, error_msg: str | None) -> None:
         super().__init__()
-        self._run_secs = None if run_sec is None else [run_sec]
+        self.run_sec = run_sec
         self._error_msg = error_msg
 
     def done(self) -> bool:
@@ -57,7 +60,7 @@ class FinishedFuture(PyRunnerFuture):  # type: ignore[misc]
 
     def result(self) -> RunnerResult:
         """Return exactly one robust time, or an error."""
-        return RunnerResult(self._run_secs, self._error_msg)
+        return RunnerResult(None if self.run_sec is None else [self.run_sec], self._error_msg)
 
 
 @derived_object
@@ -95,6 +98,10 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
     measure : callable
         ``(artifact_path, device_type, args_info, options) -> Timing``, called in the
         worker; a module-level function, picklable by cloudpickle.
+    incumbent : Incumbent or None
+        Candidates are raced against it; a search has to keep it. None measures all alike.
+    timing_errors : TimingErrors or None
+        Is told the standard error of each time.
     server : ForkServer or None
         Forks the worker; None for one of its own.
     journal : JournalWriter or None
@@ -119,6 +126,8 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
         n_threads: int | None = None,
         max_uses: int = 256,
         measure: MeasureFunction = measure_artifact,
+        incumbent: Incumbent | None = None,
+        timing_errors: TimingErrors | None = None,
         server: ForkServer | None = None,
         journal: JournalWriter | None = None,
     ) -> None:
@@ -134,7 +143,8 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
         if max_uses < 1:
             raise InvalidOptionError(f"max_uses must be at least 1 but got {max_uses}.")
         self._measure = measure
-        self._log = TimingLog("AdaptiveRunner", journal)
+        self._incumbent = incumbent
+        self._log = TimingLog("AdaptiveRunner", journal, timing_errors)
         self._own_server = None if server else new_fork_server(_WORKER_MODULES)
         self._pool = WorkerPool(
             1,
@@ -169,9 +179,15 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
             self._own_server.close()
 
     def _run(self, runner_input: RunnerInput) -> list[FinishedFuture]:
-        task = (*as_task(runner_input), self.options)
-        outcomes = self._pool.map(self._measure, [task], self.timeout_sec)
-        return [self._log.finish(outcome) for outcome in outcomes]
+        options = self.options
+        if self._incumbent is not None and self._incumbent.seconds is not None:
+            options = dataclasses.replace(options, race=Race(self._incumbent.seconds))
+        task = (*as_task(runner_input), options)
+        (outcome,) = self._pool.map(self._measure, [task], self.timeout_sec)
+        future = self._log.finish(outcome)
+        if self._incumbent is not None and future.run_sec is not None:
+            self._incumbent.offer(future.run_sec)
+        return [future]
 
 
 class TimingLog:
@@ -182,10 +198,18 @@ class TimingLog:
     name : str
         The runner's, for messages.
     journal : JournalWriter or None
+    timing_errors : TimingErrors or None, default None
+        Is told the standard error of each time.
     """
 
-    def __init__(self, name: str, journal: JournalWriter | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        journal: JournalWriter | None,
+        timing_errors: TimingErrors | None = None,
+    ) -> None:
         self._name = name
+        self._timing_errors = timing_errors
         self._journal: JournalWriter = journal or NullJournal()
         self._n_measured = 0
 
@@ -210,6 +234,8 @@ class TimingLog:
         if not (math.isfinite(timing.mean_sec) and timing.mean_sec > 0):
             return self.fail(f"Error: measured {timing.mean_sec} s, which is no time")
         self._write("timing", index=self._next_index(), error=None, **timing.as_fields())
+        if self._timing_errors is not None:
+            self._timing_errors.note(float(timing.mean_sec), timing.stderr_sec)
         return FinishedFuture(float(timing.mean_sec), None)
 
     def fail(self, message: str, short: str | None = None) -> FinishedFuture:

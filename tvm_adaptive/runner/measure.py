@@ -24,6 +24,7 @@ from tvm_adaptive.cores import take_free_core
 from tvm_adaptive.errors import AdaptiveError
 from tvm_adaptive.records import Timing
 from tvm_adaptive.runner.evaluator import Timer, evaluate
+from tvm_adaptive.runner.racing import Race
 from tvm_adaptive.runner.stopping import StoppingRule
 
 RANDOM_FILL = "tvm.contrib.random.random_fill_for_measure"
@@ -47,6 +48,8 @@ class MeasureOptions:
     device_index : int
     cpu_cache_flush : bool
         Flush the CPU's caches before each micro-batch, which then is a single run.
+    race : Race or None
+        Against the fastest known candidate of the task.
     """
 
     rule: StoppingRule
@@ -54,6 +57,7 @@ class MeasureOptions:
     max_sec: float | None = None
     device_index: int = 0
     cpu_cache_flush: bool = False
+    race: Race | None = None
 
 
 # (artifact_path, device_type, args_info as JSON objects, options) -> Timing
@@ -130,6 +134,7 @@ def measure_module(
         min_repeat_ms=options.min_repeat_ms,
         max_sec=options.max_sec,
         single_runs=options.cpu_cache_flush,
+        race=options.race,
     )
 
 

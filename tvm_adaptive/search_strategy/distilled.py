@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from tvm_adaptive._tvm import Database, Schedule, TuneContext
-from tvm_adaptive.records import BuildTimes, FloatArray, Prediction
+from tvm_adaptive.asides import BuildTimes
+from tvm_adaptive.records import FloatArray, Prediction
 from tvm_adaptive.search_strategy.build_cost import BuildCost
 from tvm_adaptive.search_strategy.distill import (
     NEAR_RATIO,
@@ -103,6 +104,11 @@ class DistilledProposer:
         """Let go of all programs."""
         self._programs = {}
         self._sketches = None
+
+    @property
+    def best_sec(self) -> float | None:
+        """Seconds of the fastest that was measured; None before the first success."""
+        return self._elites[0][0] if self._elites else None
 
     @property
     def n_spares(self) -> int:

@@ -83,6 +83,11 @@ class NativeProposer:
         return len(self._population)
 
     @property
+    def best_sec(self) -> float | None:
+        """Seconds of the fastest that was measured; None before the first success."""
+        return self._elites[0][0] if self._elites else None
+
+    @property
     def n_spares(self) -> int:
         """Proposals of earlier rounds that still compete."""
         return len(self._spares)

@@ -15,6 +15,10 @@ class Proposer(Protocol):
     measured: set[int]
 
     @property
+    def best_sec(self) -> float | None:
+        """Seconds of the fastest that was measured, lower is better."""
+
+    @property
     def n_population(self) -> int:
         """Programs that the round looked at before its search."""
 

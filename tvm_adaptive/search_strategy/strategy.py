@@ -26,9 +26,10 @@ from tvm_adaptive._tvm import (
     derived_object,
     python_side,
 )
+from tvm_adaptive.asides import BuildTimes, Incumbent
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
-from tvm_adaptive.records import BuildTimes, Exploration
+from tvm_adaptive.records import Exploration
 from tvm_adaptive.search_strategy.distilled import DistilledProposer, can_distill
 from tvm_adaptive.search_strategy.exploration import (
     FALLBACK_EPSILON,
@@ -112,6 +113,8 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
     build_times : BuildTimes or None, default None
         What builds took, if the builder says so: candidates are then worth their expected
         improvement per second. Used by ``"distilled"`` only.
+    incumbent : Incumbent or None, default None
+        Is set to the fastest of the task at each batch, for a runner that races.
     journal : JournalWriter or None, default None
         Gets one ``"round"`` event per round.
     should_stop : callable or None, default None
@@ -140,6 +143,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         n_plans: int = N_PLANS,
         diversity: str = "medoids",
         build_times: BuildTimes | None = None,
+        incumbent: Incumbent | None = None,
         journal: JournalWriter | None = None,
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
@@ -169,6 +173,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         self.n_plans = n_plans
         self.diversity = diversity
         self.build_times = build_times
+        self.incumbent = incumbent
         self.journal: JournalWriter = journal or NullJournal()
         self.should_stop = should_stop
         self.context: TuneContext | None = None
@@ -217,6 +222,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
             n_plans=self.n_plans,
             diversity=self.diversity,
             build_times=self.build_times,
+            incumbent=self.incumbent,
             journal=self.journal,
             should_stop=self.should_stop,
         )
@@ -255,6 +261,8 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
             batch = []
         if batch is None:
             return None
+        if self.incumbent is not None:
+            self.incumbent.seconds = state.proposer.best_sec
         state.n_empty = 0 if batch else state.n_empty + 1
         if state.n_empty >= MAX_EMPTY_ROUNDS:
             return None

@@ -1,0 +1,34 @@
+"""What parts of a run tell each other beside MetaSchedule."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tvm_adaptive.asides import ONE_LOOK_ERROR, BuildTimes, Incumbent, TimingErrors
+
+
+def test_a_build_time_is_taken_once() -> None:
+    times = BuildTimes()
+    times.note(5, 0.5)
+    assert times.take(5) == 0.5
+    assert times.take(5) is None
+
+
+def test_the_incumbent_is_the_fastest_offered() -> None:
+    incumbent = Incumbent()
+    assert incumbent.seconds is None
+    for seconds, best in ((3.0, 3.0), (4.0, 3.0), (1.0, 1.0)):
+        incumbent.offer(seconds)
+        assert incumbent.seconds == best
+
+
+def test_errors_are_relative_and_taken_once() -> None:
+    errors = TimingErrors()
+    errors.note(2e-3, 1e-4)
+    errors.note(7e-3, math.nan)
+    assert errors.take(2e-3) == pytest.approx(0.05)
+    assert errors.take(7e-3) == ONE_LOOK_ERROR
+    assert math.isnan(errors.take(2e-3))
+    assert math.isnan(errors.take(1.0))

@@ -1,0 +1,66 @@
+"""What parts of a run tell each other that MetaSchedule's interfaces have no field for.
+
+Each is optional: a part that is given none works without, as beside stock parts. One is
+shared by the parts of one run and used from one thread.
+"""
+
+from __future__ import annotations
+
+import math
+
+# Single micro-batches of one kernel differ so much on a virtual machine.
+ONE_LOOK_ERROR = 0.1
+
+
+class BuildTimes:
+    """How long candidates took to build, by module: a builder writes, a search reads."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}
+
+    def note(self, key: int, seconds: float) -> None:
+        """Remember a build's share of its batch's seconds."""
+        self._seconds[key] = seconds
+
+    def take(self, key: int) -> float | None:
+        """Return and forget what was noted; None if nothing was."""
+        return self._seconds.pop(key, None)
+
+
+class Incumbent:
+    """The fastest known of the task whose batch is under way.
+
+    A search says at each batch whose turn it is; the runner races candidates against it,
+    and tells of new bests at once, so that the rest of the batch is raced against those.
+
+    Attributes
+    ----------
+    seconds : float or None
+        Of one run, lower is better; None before a task's first success.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: float | None = None
+
+    def offer(self, seconds: float) -> None:
+        """Take a time that was measured if it is the best."""
+        self.seconds = seconds if self.seconds is None else min(self.seconds, seconds)
+
+
+class TimingErrors:
+    """How far off measured times may be: a runner writes, a cost model reads.
+
+    Times pass through MetaSchedule unchanged to the last bit, so they are their own keys.
+    """
+
+    def __init__(self) -> None:
+        self._relative: dict[float, float] = {}
+
+    def note(self, seconds: float, stderr_sec: float) -> None:
+        """Remember the standard error of a time; NaN where a single look gives none."""
+        known = math.isfinite(stderr_sec)
+        self._relative[seconds] = stderr_sec / seconds if known else ONE_LOOK_ERROR
+
+    def take(self, seconds: float) -> float:
+        """Return and forget the relative standard error of a time; NaN if not known."""
+        return self._relative.pop(seconds, math.nan)
