@@ -34,6 +34,7 @@ from tvm.s_tir.meta_schedule.testing.te_workload import create_te_workload
 from tvm.target import Target
 from tvm.target.codegen import llvm_get_system_cpu
 
+from tvm_adaptive._tvm import MeasureCandidate
 from tvm_adaptive.builder import PersistentBuilder
 from tvm_adaptive.cores import thread_env
 from tvm_adaptive.records import Timing
@@ -65,15 +66,7 @@ BLOCK = 8
 
 def random_candidates(name: str, n: int, target: Target, seed: int) -> list[RunnerInput]:
     """Build n random schedules of a testing workload; fewer if some do not build."""
-    context = ms.TuneContext(
-        mod=create_te_workload(name, 0),
-        target=target,
-        space_generator="post-order-apply",
-        search_strategy="replay-trace",
-        rand_state=seed,
-    )
-    context.pre_tuning(max_trials=n, num_trials_per_iter=n)
-    candidates = list(context.generate_measure_candidates() or [])
+    candidates = drawn_candidates(name, n, target, seed)
     inputs = [ms.builder.BuilderInput(each.sch.mod, target) for each in candidates]
     # Kept until the process ends: the artifacts are measured later.
     directory = tempfile.mkdtemp(prefix=f"runner-benchmark-{name}-")
@@ -85,6 +78,19 @@ def random_candidates(name: str, n: int, target: Target, seed: int) -> list[Runn
         for each, result in zip(candidates, built, strict=True)
         if result.artifact_path is not None
     ]
+
+
+def drawn_candidates(name: str, n: int, target: Target, seed: int) -> list[MeasureCandidate]:
+    """Draw n random schedules of a testing workload."""
+    context = ms.TuneContext(
+        mod=create_te_workload(name, 0),
+        target=target,
+        space_generator="post-order-apply",
+        search_strategy="replay-trace",
+        rand_state=seed,
+    )
+    context.pre_tuning(max_trials=n, num_trials_per_iter=n)
+    return list(context.generate_measure_candidates() or [])
 
 
 def compare(inputs: Sequence[RunnerInput], cores: int) -> dict[str, dict[str, float]]:

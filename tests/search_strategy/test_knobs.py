@@ -148,6 +148,38 @@ def test_distance_counts_knobs_not_numbers(space: KnobSpace) -> None:
     assert space.distance(one, Point(1, (64, 1, 1, 1, 0))) == 6
 
 
+@pytest.fixture
+def alike() -> KnobSpace:
+    """Two sketches with the same knobs and one with others."""
+    knobs = (Tile(64, 3), Choice((0.5, 0.5)), Undrawn())
+    return KnobSpace([knobs, (Tile(64, 2),), knobs])
+
+
+def test_variations_change_to_a_sketch_with_the_same_knobs(alike: KnobSpace) -> None:
+    rng = np.random.default_rng(0)
+    start = Point(0, (4, 4, 4, 1, 7))
+    found = [alike.vary(start, rng) for _ in range(300)]
+    assert {point.sketch for point in found} == {0, 2}
+    assert any(point == Point(2, start.vector) for point in found)
+    lonely = [alike.vary(Point(1, (8, 8)), rng) for _ in range(50)]
+    assert {point.sketch for point in lonely} == {1}
+
+
+def test_a_cross_of_sketches_with_the_same_knobs_mixes_them(alike: KnobSpace) -> None:
+    rng = np.random.default_rng(0)
+    one, other = Point(0, (64, 1, 1, 0, 1)), Point(2, (1, 1, 64, 1, 5))
+    found = {alike.cross(one, other, rng) for _ in range(200)}
+    assert len(found) == 16  # two sketches, three knobs
+    assert alike.cross(one, Point(1, (8, 8)), rng) == one
+
+
+def test_another_sketch_is_one_difference_if_its_knobs_are_the_same(alike: KnobSpace) -> None:
+    one = Point(0, (64, 1, 1, 0, 1))
+    assert alike.distance(one, Point(2, one.vector)) == 1
+    assert alike.distance(one, Point(2, (1, 1, 64, 0, 1))) == 2
+    assert alike.distance(one, Point(1, (8, 8))) == 4
+
+
 def test_encodings_are_logs_and_how_much_lies_within_each_level(space: KnobSpace) -> None:
     point = Point(0, (2, 4, 8, 1, 3, 2, 8, 1, 16, 2, 1, 3))
     (row,) = space.encode([point])

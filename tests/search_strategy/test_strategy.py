@@ -249,6 +249,24 @@ def test_the_incumbent_is_the_best_of_the_task(make_task, proposer):
     assert incumbent.seconds == min(recorded)
 
 
+def test_random_candidates_are_the_rarer_the_dearer_their_build(make_task):
+    """The same, where all candidates are random: none is out of the question."""
+    strategy = AdaptiveSearch(n_samples=48, n_initial=0, epsilon=1.0, build_times=BuildTimes())
+    task = make_task(strategy, RFEICostModel(n_trees=8, seed=1, n_jobs=1))
+    shares = []
+    for _ in range(10):
+        batch = task.strategy.generate_measure_candidates()
+        dear = [knobs_of(candidate.sch)[-1] == (3,) for candidate in batch]
+        shares.append(np.mean(dear))
+        for key, is_dear in zip(keys(batch), dear, strict=True):
+            strategy.build_times.note(int(key), 3.0 if is_dear else 0.1)
+        results = [ms.runner.RunnerResult([1e-3], None) for _ in batch]
+        task.strategy.notify_runner_results(batch, results)
+        task.cost_model.update(task.context, batch, results)
+    # One of four is dear before that is known.
+    assert 0.0 < np.mean(shares[2:]) < 0.15
+
+
 def test_a_model_of_stock_is_served_by_evolution(make_task):
     task = make_task(AdaptiveSearch(**SMALL, proposer="distilled"), ConstantModel())
     assert type(task.proposer).__name__ == "NativeProposer"

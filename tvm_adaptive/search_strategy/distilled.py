@@ -130,7 +130,18 @@ class DistilledProposer:
             return None
         self.n_population = n_valid
         self._randoms = np.arange(n_before, len(self._pool))
-        return [self._programs[self._pool.keys[i]] for i in self._randoms]
+        return [self._programs[self._pool.keys[i]] for i in self._cheap_first(self._randoms)]
+
+    def _cheap_first(self, randoms: IndexArray) -> IndexArray:
+        """Shuffle; of two, the one that builds in half the time comes first two times in three.
+
+        So a share of random candidates costs what it teaches: as many as possible per
+        second, and none is out of the question.
+        """
+        cost_sec = self._cost.seconds([self._pool.points[i] for i in randoms])
+        # The smallest of exponential variables is each one in proportion to its rate.
+        waits = self._rng.exponential(1.0 if cost_sec is None else cost_sec, len(randoms))
+        return np.asarray(randoms[np.argsort(waits)])
 
     def posterior(self, n_plans: int) -> Prediction | None:
         """Return what the cost model believes of the first random candidates."""

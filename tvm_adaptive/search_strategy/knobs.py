@@ -181,6 +181,12 @@ class KnobSpace:
         self.sketches = [tuple(knobs) for knobs in sketches]
         self._slices = [_slices(knobs) for knobs in self.sketches]
         self._width = max((sum(k.width for k in knobs) for knobs in self.sketches), default=0)
+        # MetaSchedule's sketches often differ in where one buffer is written and have all
+        # knobs in common: what is good in one is mostly good in the others.
+        self._alike = [
+            [i for i, other in enumerate(self.sketches) if other == knobs]
+            for knobs in self.sketches
+        ]
 
     def draw(self, rng: np.random.Generator) -> Point:
         """Draw a sketch, and every knob of it."""
@@ -189,33 +195,45 @@ class KnobSpace:
         return Point(sketch, tuple(value for part in parts for value in part))
 
     def vary(self, point: Point, rng: np.random.Generator) -> Point:
-        """Change one knob, and with a falling chance more of them."""
+        """Change one knob, and with a falling chance more of them.
+
+        Which of the sketches with the same knobs it is counts as a knob, too.
+        """
         knobs, slices = self.sketches[point.sketch], self._slices[point.sketch]
         if not knobs:
             return point
-        vector = list(point.vector)
+        sketch, vector = point.sketch, list(point.vector)
+        others = [other for other in self._alike[sketch] if other != sketch]
         while True:
-            j = int(rng.integers(len(knobs)))
-            vector[slices[j]] = knobs[j].vary(tuple(vector[slices[j]]), rng)
+            j = int(rng.integers(len(knobs) + bool(others)))
+            if j == len(knobs):
+                sketch = others[int(rng.integers(len(others)))]
+            else:
+                vector[slices[j]] = knobs[j].vary(tuple(vector[slices[j]]), rng)
             if rng.random() >= _MORE_CHANGES:
-                return Point(point.sketch, tuple(vector))
+                return Point(sketch, tuple(vector))
 
     def distance(self, one: Point, other: Point) -> int:
-        """Return how many knobs differ; of different sketches, all of them and one more."""
+        """Return how many knobs differ, and one more if sketches do.
+
+        Of sketches with different knobs, all of them differ.
+        """
         slices = self._slices[one.sketch]
-        if one.sketch != other.sketch:
+        if other.sketch not in self._alike[one.sketch]:
             return max(len(slices), len(self._slices[other.sketch])) + 1
-        return sum(one.vector[where] != other.vector[where] for where in slices)
+        n_different = sum(one.vector[where] != other.vector[where] for where in slices)
+        return n_different + (one.sketch != other.sketch)
 
     def cross(self, one: Point, other: Point, rng: np.random.Generator) -> Point:
-        """Take each knob from either of two points; from the first if sketches differ."""
-        if one.sketch != other.sketch:
+        """Take each knob from either of two points; all from the first if they do not fit."""
+        if other.sketch not in self._alike[one.sketch]:
             return one
         vector = list(one.vector)
         for where in self._slices[one.sketch]:
             if rng.random() < 0.5:
                 vector[where] = other.vector[where]
-        return Point(one.sketch, tuple(vector))
+        sketch = one.sketch if rng.random() < 0.5 else other.sketch
+        return Point(sketch, tuple(vector))
 
     def encode(self, points: Sequence[Point]) -> Encoded:
         """Describe points by numbers that a tree can split on.
