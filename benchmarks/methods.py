@@ -55,8 +55,9 @@ STOCK_PARTS: dict[str, Any] = {
     "search.diversity": "none",
     "search.population_size": 512,
     "search.genetic_num_iters": 4,
+    "measure.race": False,
 }
-# AdaTune, section 5.3, then our own three; each rung keeps what the ones before changed.
+# AdaTune, section 5.3, then our own; each rung keeps what the ones before changed.
 LADDER: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("ladder-0", "stock's parts through our door", {}),
     ("ladder-1", "+ rfei", {"cost_model": "rfei"}),
@@ -65,6 +66,7 @@ LADDER: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("ladder-4", "+ persistent builder", {"builder": "persistent"}),
     ("ladder-5", "+ dynatune", {"task_scheduler": "dynatune"}),
     ("ladder-6", "+ search on knobs", {"search.proposer": "distilled"}),
+    ("ladder-7", "+ races", {"measure.race": True}),
 )
 EPSILONS = (0.01, 0.05, 0.2, 0.5)
 # In batches of 16 a share of 0.01 is no candidate at all.
@@ -101,6 +103,7 @@ _ALL: tuple[Method, ...] = (
     _with("no-adaptive-runner", "ours with stock's runner", runner="local"),
     _with("no-persistent-builder", "ours with stock's builder", builder="local"),
     _with("no-distilled", "ours with evolution of programs", search__proposer="evolution"),
+    _with("no-race", "ours, every candidate measured in full", measure__race=False),
     _with("no-dynatune", "ours with the gradient scheduler", task_scheduler="gradient"),
     _with("round-robin", "ours, round robin", task_scheduler="round-robin"),
     _with("as-it-is", "ours, network as it is", layout="keep", prepack=False),
@@ -126,6 +129,7 @@ METHOD_SETS: dict[str, tuple[str, ...]] = {
         "no-adaptive-runner",
         "no-persistent-builder",
         "no-distilled",
+        "no-race",
         "no-dynatune",
     ),
     "schedulers": ("default", "no-dynatune", "round-robin"),

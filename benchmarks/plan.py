@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +47,14 @@ class RunSpec:
 
 
 def interleaved(
-    workloads: Sequence[Workload], methods: Sequence[Method], n_seeds: int
+    workloads: Sequence[Workload], methods: Sequence[Method], seeds: Iterable[int]
 ) -> Iterator[tuple[Workload, Method, int]]:
     """Yield all runs so that drift of the machine meets all methods alike.
 
     The methods of one workload and seed follow one another; which of them comes first
     goes round with the seed.
     """
-    for seed in range(n_seeds):
+    for seed in seeds:
         start = seed % max(1, len(methods))
         order = [*methods[start:], *methods[:start]]
         for workload in workloads:

@@ -51,7 +51,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="folder of this benchmark")
     parser.add_argument("--workloads", nargs="+", metavar="NAME", help="names or sets of them")
     parser.add_argument("--methods", nargs="+", metavar="NAME", help="names or sets of them")
-    parser.add_argument("--seeds", type=int, metavar="N")
+    parser.add_argument("--seeds", type=int, metavar="N", help="how many")
+    parser.add_argument("--first-seed", type=int, default=0, metavar="N")
     parser.add_argument("--trials", type=int, metavar="N", help="of each operator's run")
     parser.add_argument("--budget", type=parse_duration, metavar="TIME", help="of every run")
     parser.add_argument("--network-budget", type=parse_duration, metavar="TIME")
@@ -74,10 +75,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"skipped: {reason}")
         return 0
     n_threads = n_cores_of(resolve_target(options.target))
-    n_seeds = options.seeds or size.n_seeds
+    seeds = range(options.first_seed, options.first_seed + (options.seeds or size.n_seeds))
     specs = [
         make_spec(workload, method, seed, size=size, options=options, n_threads=n_threads)
-        for workload, method, seed in interleaved(workloads, methods, n_seeds)
+        for workload, method, seed in interleaved(workloads, methods, seeds)
     ]
     options.out.mkdir(parents=True, exist_ok=True)
     with contextlib.closing(Journal(options.out / BENCH_JOURNAL)) as journal:

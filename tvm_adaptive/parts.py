@@ -147,8 +147,7 @@ def _our_options(
         "timeout_sec": config.measure.timeout_sec,
     }
     if config.runner == "adaptive":
-        runner |= {"n_threads": n_cores, "server": server, "timing_errors": timing_errors}
-        runner["incumbent"] = incumbent if config.measure.race else None
+        runner |= {"n_threads": n_cores, "server": server}
     return {
         "cost_model": {
             **dataclasses.asdict(config.model),
@@ -163,7 +162,12 @@ def _our_options(
             "incumbent": incumbent,
             "journal": journal,
         },
-        "runner": {**runner, "journal": journal},
+        "runner": {
+            **runner,
+            "incumbent": incumbent if config.measure.race else None,
+            "timing_errors": timing_errors,
+            "journal": journal,
+        },
         "builder": {
             **_build_options(config, target, work_dir, server),
             "link": config.runner in LOCAL_RUNNERS,

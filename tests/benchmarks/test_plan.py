@@ -22,7 +22,7 @@ Spec = Callable[..., RunSpec]
 def test_methods_take_turns_at_being_first() -> None:
     methods = choose_methods(["stock", "default", "paper"])
     workloads = choose_workloads(["te:C2D", "te:GMM"])
-    order = [(w.name, m.name, s) for w, m, s in interleaved(workloads, methods, 3)]
+    order = [(w.name, m.name, s) for w, m, s in interleaved(workloads, methods, range(3))]
     assert len(order) == len(set(order)) == 18
     firsts = [order[n][1] for n in range(0, 18, 6)]
     assert firsts == ["stock", "default", "paper"]

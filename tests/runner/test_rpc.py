@@ -19,6 +19,7 @@ from tvm.s_tir.meta_schedule.arg_info import TensorInfo
 from tvm.s_tir.meta_schedule.runner import RPCConfig, Runner, RunnerInput
 from tvm.support.tar import tar
 
+from tvm_adaptive.asides import Incumbent, TimingErrors
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import Journal, read_journal
 from tvm_adaptive.records import Timing
@@ -199,6 +200,19 @@ def test_an_incomplete_configuration_is_named(monkeypatch):
 def test_options_are_checked(options, message):
     with pytest.raises(InvalidOptionError, match=message):
         AdaptiveRPCRunner(RPCConfig("127.0.0.1", 1, KEY), **options)
+
+
+def test_candidates_race_against_the_incumbent(make_runner, matmul, tmp_path):
+    journal = Journal(tmp_path / "journal.jsonl")
+    incumbent, errors = Incumbent(), TimingErrors()
+    runner = make_runner(journal=journal, incumbent=incumbent, timing_errors=errors)
+    (alone,) = results(runner, [matmul])
+    assert incumbent.seconds == float(alone.run_secs[0])
+    incumbent.seconds /= 10
+    (raced,) = results(runner, [matmul])
+    assert raced.error_msg is None
+    assert read_journal(journal.path)[-1]["reason"] == "raced"
+    assert errors.take(float(raced.run_secs[0])) > 0
 
 
 @pytest.mark.slow

@@ -63,7 +63,7 @@ def test_it_stops_when_told_to(make_task):
 
 @pytest.mark.parametrize("n_given", [4, 16])
 def test_a_limit_goes_through_to_a_search_that_can_follow_it(make_task, n_given):
-    strategy = StoppableSearch(AdaptiveSearch(**SMALL), lambda: False)
+    strategy = StoppableSearch(AdaptiveSearch(**SMALL, n_initial=0), lambda: False)
     task = make_task(strategy, ms.cost_model.RandomModel())
     python_side(task.context.search_strategy).limit_next_batch(n_given)
     assert len(task.round()) == n_given

@@ -51,7 +51,7 @@ class FinishedFuture(PyRunnerFuture):  # type: ignore[misc]
 
     def __init__(self, run_sec: float | None, error_msg: str | None) -> None:
         super().__init__()
-        self.run_sec = run_sec
+        self._run_secs = None if run_sec is None else [run_sec]
         self._error_msg = error_msg
 
     def done(self) -> bool:
@@ -60,7 +60,7 @@ class FinishedFuture(PyRunnerFuture):  # type: ignore[misc]
 
     def result(self) -> RunnerResult:
         """Return exactly one robust time, or an error."""
-        return RunnerResult(None if self.run_sec is None else [self.run_sec], self._error_msg)
+        return RunnerResult(self._run_secs, self._error_msg)
 
 
 @derived_object
@@ -144,7 +144,7 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
             raise InvalidOptionError(f"max_uses must be at least 1 but got {max_uses}.")
         self._measure = measure
         self._incumbent = incumbent
-        self._log = TimingLog("AdaptiveRunner", journal, timing_errors)
+        self._log = TimingLog("AdaptiveRunner", journal, timing_errors, incumbent)
         self._own_server = None if server else new_fork_server(_WORKER_MODULES)
         self._pool = WorkerPool(
             1,
@@ -179,15 +179,9 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
             self._own_server.close()
 
     def _run(self, runner_input: RunnerInput) -> list[FinishedFuture]:
-        options = self.options
-        if self._incumbent is not None and self._incumbent.seconds is not None:
-            options = dataclasses.replace(options, race=Race(self._incumbent.seconds))
-        task = (*as_task(runner_input), options)
-        (outcome,) = self._pool.map(self._measure, [task], self.timeout_sec)
-        future = self._log.finish(outcome)
-        if self._incumbent is not None and future.run_sec is not None:
-            self._incumbent.offer(future.run_sec)
-        return [future]
+        task = (*as_task(runner_input), with_race(self.options, self._incumbent))
+        outcomes = self._pool.map(self._measure, [task], self.timeout_sec)
+        return [self._log.finish(outcome) for outcome in outcomes]
 
 
 class TimingLog:
@@ -200,6 +194,8 @@ class TimingLog:
     journal : JournalWriter or None
     timing_errors : TimingErrors or None, default None
         Is told the standard error of each time.
+    incumbent : Incumbent or None, default None
+        Is offered each time.
     """
 
     def __init__(
@@ -207,9 +203,11 @@ class TimingLog:
         name: str,
         journal: JournalWriter | None,
         timing_errors: TimingErrors | None = None,
+        incumbent: Incumbent | None = None,
     ) -> None:
         self._name = name
         self._timing_errors = timing_errors
+        self._incumbent = incumbent
         self._journal: JournalWriter = journal or NullJournal()
         self._n_measured = 0
 
@@ -236,6 +234,8 @@ class TimingLog:
         self._write("timing", index=self._next_index(), error=None, **timing.as_fields())
         if self._timing_errors is not None:
             self._timing_errors.note(float(timing.mean_sec), timing.stderr_sec)
+        if self._incumbent is not None:
+            self._incumbent.offer(float(timing.mean_sec))
         return FinishedFuture(float(timing.mean_sec), None)
 
     def fail(self, message: str, short: str | None = None) -> FinishedFuture:
@@ -286,6 +286,13 @@ def make_options(
         device_index=device_index,
         cpu_cache_flush=cpu_cache_flush,
     )
+
+
+def with_race(options: MeasureOptions, incumbent: Incumbent | None) -> MeasureOptions:
+    """Return the options with a race against the incumbent, where there is one."""
+    if incumbent is None or incumbent.seconds is None:
+        return options
+    return dataclasses.replace(options, race=Race(incumbent.seconds))
 
 
 def checked_timeout(timeout_sec: float) -> float:

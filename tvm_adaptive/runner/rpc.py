@@ -6,6 +6,7 @@ import functools
 import math
 
 from tvm_adaptive._tvm import PyRunner, RPCConfig, RunnerInput, derived_object
+from tvm_adaptive.asides import Incumbent, TimingErrors
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import JournalWriter
 from tvm_adaptive.runner.local import (
@@ -15,6 +16,7 @@ from tvm_adaptive.runner.local import (
     checked_timeout,
     essence,
     make_options,
+    with_race,
 )
 from tvm_adaptive.runner.measure import (
     MeasureFunction,
@@ -75,6 +77,10 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
     measure : callable
         As for :class:`~tvm_adaptive.runner.local.AdaptiveRunner`; called in a worker
         that holds a session.
+    incumbent : Incumbent or None
+        Candidates are raced against it; a search has to keep it. None measures all alike.
+    timing_errors : TimingErrors or None
+        Is told the standard error of each time.
     journal : JournalWriter or None
         Gets one ``"timing"`` event per candidate.
 
@@ -98,6 +104,8 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         cpu_cache_flush: bool = False,
         max_workers: int | None = None,
         measure: MeasureFunction = measure_remote,
+        incumbent: Incumbent | None = None,
+        timing_errors: TimingErrors | None = None,
         journal: JournalWriter | None = None,
     ) -> None:
         super().__init__()
@@ -120,7 +128,8 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
             )
         self.max_workers = max_workers
         self._measure = measure
-        self._log = TimingLog("AdaptiveRPCRunner", journal)
+        self._incumbent = incumbent
+        self._log = TimingLog("AdaptiveRPCRunner", journal, timing_errors, incumbent)
         self._pool = WorkerPool(1, setup=warm_up, replace_after_error=True)
         problem = self._look_at_tracker()
         if problem is not None:
@@ -158,10 +167,11 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         return futures
 
     def _run_share(self, runner_inputs: list[RunnerInput]) -> list[FinishedFuture]:
+        options = with_race(self.options, self._incumbent)
         session_timeout_sec = math.ceil(self.timeout_sec) + SESSION_GRACE_SEC
         outcomes = self._pool.map(
             self._measure,
-            [(*as_task(each), self.options) for each in runner_inputs],
+            [(*as_task(each), options) for each in runner_inputs],
             self.timeout_sec,
             prepare=functools.partial(
                 acquire_session, self.rpc_config, session_timeout_sec, QUEUED_SERVER_WAIT_SEC

@@ -82,8 +82,9 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         hundred programs to make per round; ``"evolution"`` is MetaSchedule's own, which
         makes a thousand. A cost model that cannot score features alone, as all of
         stock's, is always asked by evolution.
-    n_samples : int, default 48
-        Random candidates that a round of ``"distilled"`` looks at.
+    n_samples : int, default 24
+        Random candidates that a round of ``"distilled"`` looks at, those of earlier
+        rounds compete on. At least one and a half per place of a batch.
     population_size : int, default 256
         Schedules per generation of the evolution. Half of TVM's: mutation and features
         are the largest share of a small batch's price, and grow with it.
@@ -101,7 +102,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         Fixed share of random candidates in [0, 1]; None lets the posterior decide.
     n_initial : int, default 16
         Trials of a task before its candidates are searched for. Until then half of a batch
-        is random, and half are those of some 50 random schedules that the model, which
+        is random, and half are those of some 25 random schedules that the model, which
         may know other tasks, prefers; a fixed epsilon stays as it is. Before a task's
         first results scores are hardly worth a search.
     n_plans : int, default 20
@@ -130,7 +131,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         self,
         *,
         proposer: str = "distilled",
-        n_samples: int = 48,
+        n_samples: int = 24,
         population_size: int = 256,
         genetic_num_iters: int = 3,
         init_measured_ratio: float = 0.2,
@@ -253,7 +254,10 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         try:
             size = min(state.batch, state.max_trials - state.n_sent, limit or state.batch)
             small = limit is not None and 2 * limit <= state.batch
-            initial = len(state.proposer.measured) < self.n_initial
+            n_measured = len(state.proposer.measured)
+            initial = n_measured < self.n_initial
+            if initial and n_measured:  # a warm-up began them: no more than are missing
+                size = min(size, self.n_initial - n_measured)
             batch = self._next_batch(state, size, cheap=small or initial)
         except Exception as error:
             logger.exception("%s: a search round failed and is skipped", self._task_name())
@@ -296,8 +300,8 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
                 context,
                 model,
                 diversity=self.diversity,
-                # Enough for a batch of nothing but random candidates.
-                n_samples=max(self.n_samples, 2 * batch),
+                # Enough for a batch of nothing but random candidates, some of which fail.
+                n_samples=max(self.n_samples, batch + batch // 2),
                 max_fail_count=int(self.options["max_fail_count"]),
                 rng=rng,
                 build_times=self.build_times,
