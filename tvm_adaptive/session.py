@@ -204,7 +204,8 @@ def _started(server: ForkServer | None) -> Iterator[None]:
         yield
         return
     with contextlib.closing(server):
-        server.start()
+        with contextlib.suppress(OSError):  # it is tried again when a worker is needed
+            server.start()
         yield
 
 

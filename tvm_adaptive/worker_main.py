@@ -168,7 +168,10 @@ def _work_after_fork(server: int, descriptors: Sequence[int], env: dict[str, str
 
 
 def _exit_code(pid: int) -> int | None:
-    ended, status = os.waitpid(pid, os.WNOHANG)
+    try:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:  # told before
+        return 0
     return os.waitstatus_to_exitcode(status) if ended else None
 
 
