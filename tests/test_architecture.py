@@ -30,6 +30,7 @@ ADAPTERS = {
     "builder/persistent.py",
     "cost_model/model.py",
     "measure_callback/recorder.py",
+    "runner/background.py",
     "runner/finalist_contest.py",
     "runner/finalist_modules.py",
     "runner/finalist_worker.py",

@@ -30,8 +30,12 @@ class BuildTimes:
 class Incumbent:
     """The fastest known of the task whose batch is under way.
 
-    A search says at each batch whose turn it is; the runner races candidates against it,
-    and tells of new bests at once, so that the rest of the batch is raced against those.
+    A search says at each batch whose turn it is, and a runner races candidates against
+    it, or against the best of the batch so far.
+
+    Parameters
+    ----------
+    seconds : float or None, default None
 
     Attributes
     ----------
@@ -39,8 +43,8 @@ class Incumbent:
         Of one run, lower is better; None before a task's first success.
     """
 
-    def __init__(self) -> None:
-        self.seconds: float | None = None
+    def __init__(self, seconds: float | None = None) -> None:
+        self.seconds = seconds
 
     def offer(self, seconds: float) -> None:
         """Take a time that was measured if it is the best."""

@@ -269,12 +269,14 @@ def test_candidates_race_against_the_best_so_far(make_runner):
     incumbent, errors = Incumbent(), TimingErrors()
     runner = make_runner(measure=tell_the_race, incumbent=incumbent, timing_errors=errors)
     results(runner, [fake(name) for name in ("4.0", "2.0", "3.0", "1.0")])
-    assert incumbent.seconds == 1.0
     found = [errors.take(sec) * sec for sec in (4.0, 2.0, 3.0, 1.0)]
     assert found == [0.0, 4.0, 2.0, 2.0]
-    incumbent.seconds = None  # another task
-    results(runner, [fake("5.0")])
+    results(runner, [fake("5.0")])  # another task, without any time
     assert errors.take(5.0) == 0.0
+    incumbent.seconds = 3.0
+    results(runner, [fake("5.0"), fake("2.0"), fake("4.0")])
+    assert [errors.take(sec) * sec for sec in (5.0, 2.0, 4.0)] == [3.0, 3.0, 2.0]
+    assert incumbent.seconds == 3.0  # the search's to change
 
 
 def test_without_an_incumbent_there_is_no_race(make_runner):
@@ -282,3 +284,34 @@ def test_without_an_incumbent_there_is_no_race(make_runner):
     runner = make_runner(measure=tell_the_race, timing_errors=errors)
     results(runner, [fake("4.0"), fake("2.0")])
     assert errors.take(2.0) == 0.0
+
+
+def slow_race(artifact_path, device_type, args_info, options):
+    time.sleep(0.5)
+    return tell_the_race(artifact_path, device_type, args_info, options)
+
+
+def test_in_the_background_the_caller_goes_on(make_runner):
+    incumbent, errors = Incumbent(8.0), TimingErrors()
+    runner = make_runner(measure=slow_race, overlap=True, incumbent=incumbent, timing_errors=errors)
+    first = Runner.run(runner, [fake("4.0"), fake("5.0")])
+    incumbent.seconds = 1.0  # the next batch is another task's
+    second = Runner.run(runner, [fake("2.0"), fake("failing")])
+    assert not any(future.done() for future in (*first, *second))
+    assert [float(future.result().run_secs[0]) for future in first] == [4.0, 5.0]
+    assert all(future.done() for future in first)
+    good, failed = (future.result() for future in second)
+    assert float(good.run_secs[0]) == 2.0
+    assert "could not convert" in failed.error_msg
+    assert [errors.take(sec) * sec for sec in (4.0, 5.0, 2.0)] == [8.0, 4.0, 1.0]
+
+
+def test_closing_lets_the_batch_in_the_background_end(make_runner):
+    runner = make_runner(measure=slow_race, overlap=True)
+    first, second = (Runner.run(runner, [fake("4.0")]) for _ in range(2))
+    runner.close()
+    assert first[0].done()
+    assert float(first[0].result().run_secs[0]) == 4.0
+    assert "could not be measured" in second[0].result().error_msg
+    (again,) = Runner.run(runner, [fake("4.0")])
+    assert float(again.result().run_secs[0]) == 4.0

@@ -117,17 +117,52 @@ class FakeFuture(PyRunnerFuture):
 
 
 @derived_object
-class FakeRunner(PyRunner):
-    """Tells milliseconds by a rule of size and trial number; each trial takes a second."""
+class LateFuture(PyRunnerFuture):
+    """Is measured only when somebody asks for the result, and notes that."""
 
-    def __init__(self, clock, latency_ms):
+    def __init__(self, measure, note):
+        super().__init__()
+        self._measure = measure
+        self._note = note
+        self._future = None
+
+    def done(self):
+        return self._future is not None
+
+    def result(self):
+        self._note()
+        self._future = self._measure()
+        return self._future.result()
+
+
+@derived_object
+class FakeRunner(PyRunner):
+    """Tells milliseconds by a rule of size and trial number; each trial takes a second.
+
+    ``is_late``: only when it is asked for them. ``log`` says in which order batches came
+    and results were asked for.
+    """
+
+    def __init__(self, clock, latency_ms, is_late=False):
         super().__init__()
         self.clock = clock
         self.latency_ms = latency_ms
+        self.is_late = is_late
         self.counts = {}
+        self.log = []
 
     def run(self, runner_inputs):
-        return [self._one(int(each.artifact_path.rsplit("-")[-1])) for each in runner_inputs]
+        sizes = [int(each.artifact_path.rsplit("-")[-1]) for each in runner_inputs]
+        if sizes:
+            self._note("run", sizes[0])
+        return [self._late(size) if self.is_late else self._one(size) for size in sizes]
+
+    def _late(self, size):
+        return LateFuture(lambda: self._one(size), lambda: self._note("result", size))
+
+    def _note(self, what, size):
+        if self.log[-1:] != [(what, size)]:
+            self.log.append((what, size))
 
     def _one(self, size):
         number = self.counts[size] = self.counts.get(size, 0) + 1
@@ -177,6 +212,7 @@ class World:
         self.callback = FakeCallback()
         self.database = ms.database.MemoryDatabase()
         self.latency_ms = lambda size, number: size / number
+        self.is_late = False
         self.contexts = []
 
     def tune(
@@ -202,7 +238,7 @@ class World:
             )
             for size in sizes
         ]
-        self.runner = FakeRunner(self.clock, self.latency_ms)
+        self.runner = FakeRunner(self.clock, self.latency_ms, self.is_late)
         ms.tune.tune_tasks(
             tasks=self.contexts,
             task_weights=[1.0 + k for k in range(len(sizes))],

@@ -11,9 +11,7 @@ from typing import Any
 
 from tvm_adaptive._tvm import (
     PyRunner,
-    PyRunnerFuture,
     RunnerInput,
-    RunnerResult,
     derived_object,
 )
 from tvm_adaptive.asides import Incumbent, TimingErrors
@@ -22,6 +20,7 @@ from tvm_adaptive.errors import InvalidOptionError, WorkerTimeoutError
 from tvm_adaptive.fork_server import ForkServer, new_fork_server
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
 from tvm_adaptive.records import Timing
+from tvm_adaptive.runner.background import Background, FinishedFuture, PendingFuture
 from tvm_adaptive.runner.measure import (
     MeasureFunction,
     MeasureOptions,
@@ -35,32 +34,6 @@ from tvm_adaptive.workers import Outcome, WorkerPool
 logger = logging.getLogger(__name__)
 
 _WORKER_MODULES = ("tvm_adaptive.runner.measure",)
-
-
-@derived_object
-class FinishedFuture(PyRunnerFuture):  # type: ignore[misc]
-    """A result that is there already.
-
-    Parameters
-    ----------
-    run_sec : float or None
-        Seconds of one run, lower is better; None for a failure.
-    error_msg : str or None
-        What failed; None for a success.
-    """
-
-    def __init__(self, run_sec: float | None, error_msg: str | None) -> None:
-        super().__init__()
-        self._run_secs = None if run_sec is None else [run_sec]
-        self._error_msg = error_msg
-
-    def done(self) -> bool:
-        """Return True."""
-        return True
-
-    def result(self) -> RunnerResult:
-        """Return exactly one robust time, or an error."""
-        return RunnerResult(self._run_secs, self._error_msg)
 
 
 @derived_object
@@ -102,6 +75,9 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
         Candidates are raced against it; a search has to keep it. None measures all alike.
     timing_errors : TimingErrors or None
         Is told the standard error of each time.
+    overlap : bool
+        Measure in the background: :meth:`run` returns at once, and the next batch may be
+        made meanwhile. Not for the CPU that also builds. Default False.
     server : ForkServer or None
         Forks the worker; None for one of its own.
     journal : JournalWriter or None
@@ -128,6 +104,7 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
         measure: MeasureFunction = measure_artifact,
         incumbent: Incumbent | None = None,
         timing_errors: TimingErrors | None = None,
+        overlap: bool = False,
         server: ForkServer | None = None,
         journal: JournalWriter | None = None,
     ) -> None:
@@ -144,7 +121,8 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
             raise InvalidOptionError(f"max_uses must be at least 1 but got {max_uses}.")
         self._measure = measure
         self._incumbent = incumbent
-        self._log = TimingLog("AdaptiveRunner", journal, timing_errors, incumbent)
+        self._log = TimingLog("AdaptiveRunner", journal, timing_errors)
+        self._background = Background() if overlap else None
         self._own_server = None if server else new_fork_server(_WORKER_MODULES)
         self._pool = WorkerPool(
             1,
@@ -155,7 +133,7 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
             env=thread_env(n_threads),
         )
 
-    def run(self, runner_inputs: list[RunnerInput]) -> list[FinishedFuture]:
+    def run(self, runner_inputs: list[RunnerInput]) -> list[FinishedFuture] | list[PendingFuture]:
         """Measure a batch; never raises for what a candidate does.
 
         Parameters
@@ -164,24 +142,37 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
 
         Returns
         -------
-        list of FinishedFuture
-            In the order of ``runner_inputs``, all done.
+        list of FinishedFuture or PendingFuture
+            In the order of ``runner_inputs``; all done unless measured in the background.
         """
-        futures: list[FinishedFuture] = []
-        for runner_input in runner_inputs:
-            futures += self._log.guard(functools.partial(self._run, runner_input), 1)
-        return futures
+        inputs = list(runner_inputs)
+        # Another task's by the time that a batch in the background is measured.
+        best = Incumbent(None if self._incumbent is None else self._incumbent.seconds)
+        measure = functools.partial(self._run, inputs, best)
+        if self._background is None:
+            return measure()
+        return self._background.submit(measure, len(inputs))
 
     def close(self) -> None:
         """End the worker; a later :meth:`run` starts a new one."""
+        if self._background is not None:
+            self._background.close()
+            self._background = Background()
         self._pool.close()
         if self._own_server is not None:
             self._own_server.close()
 
-    def _run(self, runner_input: RunnerInput) -> list[FinishedFuture]:
-        task = (*as_task(runner_input), with_race(self.options, self._incumbent))
+    def _run(self, runner_inputs: list[RunnerInput], best: Incumbent) -> list[FinishedFuture]:
+        futures: list[FinishedFuture] = []
+        for runner_input in runner_inputs:
+            futures += self._log.guard(functools.partial(self._run_one, runner_input, best), 1)
+        return futures
+
+    def _run_one(self, runner_input: RunnerInput, best: Incumbent) -> list[FinishedFuture]:
+        options = self.options if self._incumbent is None else with_race(self.options, best)
+        task = (*as_task(runner_input), options)
         outcomes = self._pool.map(self._measure, [task], self.timeout_sec)
-        return [self._log.finish(outcome) for outcome in outcomes]
+        return [self._log.finish(outcome, best) for outcome in outcomes]
 
 
 class TimingLog:
@@ -194,8 +185,6 @@ class TimingLog:
     journal : JournalWriter or None
     timing_errors : TimingErrors or None, default None
         Is told the standard error of each time.
-    incumbent : Incumbent or None, default None
-        Is offered each time.
     """
 
     def __init__(
@@ -203,11 +192,9 @@ class TimingLog:
         name: str,
         journal: JournalWriter | None,
         timing_errors: TimingErrors | None = None,
-        incumbent: Incumbent | None = None,
     ) -> None:
         self._name = name
         self._timing_errors = timing_errors
-        self._incumbent = incumbent
         self._journal: JournalWriter = journal or NullJournal()
         self._n_measured = 0
 
@@ -221,8 +208,8 @@ class TimingLog:
             message = f"{self._name}: could not measure: {error!r}"
             return [FinishedFuture(None, message) for _ in range(n)]
 
-    def finish(self, outcome: Outcome) -> FinishedFuture:
-        """Return the future of one outcome and write its ``"timing"`` event."""
+    def finish(self, outcome: Outcome, best: Incumbent) -> FinishedFuture:
+        """Return the future of one outcome, offer its time, write its ``"timing"`` event."""
         timing = outcome.value
         if outcome.error is not None:
             cause = "Timeout" if isinstance(outcome.error, WorkerTimeoutError) else "Error"
@@ -234,8 +221,7 @@ class TimingLog:
         self._write("timing", index=self._next_index(), error=None, **timing.as_fields())
         if self._timing_errors is not None:
             self._timing_errors.note(float(timing.mean_sec), timing.stderr_sec)
-        if self._incumbent is not None:
-            self._incumbent.offer(float(timing.mean_sec))
+        best.offer(float(timing.mean_sec))
         return FinishedFuture(float(timing.mean_sec), None)
 
     def fail(self, message: str, short: str | None = None) -> FinishedFuture:
@@ -288,9 +274,9 @@ def make_options(
     )
 
 
-def with_race(options: MeasureOptions, incumbent: Incumbent | None) -> MeasureOptions:
+def with_race(options: MeasureOptions, incumbent: Incumbent) -> MeasureOptions:
     """Return the options with a race against the incumbent, where there is one."""
-    if incumbent is None or incumbent.seconds is None:
+    if incumbent.seconds is None:
         return options
     return dataclasses.replace(options, race=Race(incumbent.seconds))
 

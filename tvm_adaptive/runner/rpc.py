@@ -9,8 +9,8 @@ from tvm_adaptive._tvm import PyRunner, RPCConfig, RunnerInput, derived_object
 from tvm_adaptive.asides import Incumbent, TimingErrors
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import JournalWriter
+from tvm_adaptive.runner.background import Background, FinishedFuture, PendingFuture
 from tvm_adaptive.runner.local import (
-    FinishedFuture,
     TimingLog,
     as_task,
     checked_timeout,
@@ -81,6 +81,9 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         Candidates are raced against it; a search has to keep it. None measures all alike.
     timing_errors : TimingErrors or None
         Is told the standard error of each time.
+    overlap : bool
+        Measure in the background: :meth:`run` returns at once, and the next batch may be
+        made meanwhile. Default False; not where the devices are this machine.
     journal : JournalWriter or None
         Gets one ``"timing"`` event per candidate.
 
@@ -106,6 +109,7 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         measure: MeasureFunction = measure_remote,
         incumbent: Incumbent | None = None,
         timing_errors: TimingErrors | None = None,
+        overlap: bool = False,
         journal: JournalWriter | None = None,
     ) -> None:
         super().__init__()
@@ -129,13 +133,14 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         self.max_workers = max_workers
         self._measure = measure
         self._incumbent = incumbent
-        self._log = TimingLog("AdaptiveRPCRunner", journal, timing_errors, incumbent)
+        self._log = TimingLog("AdaptiveRPCRunner", journal, timing_errors)
+        self._background = Background() if overlap else None
         self._pool = WorkerPool(1, setup=warm_up, replace_after_error=True)
         problem = self._look_at_tracker()
         if problem is not None:
             raise InvalidOptionError(problem)
 
-    def run(self, runner_inputs: list[RunnerInput]) -> list[FinishedFuture]:
+    def run(self, runner_inputs: list[RunnerInput]) -> list[FinishedFuture] | list[PendingFuture]:
         """Measure a batch; never raises for what a candidate or a device does.
 
         Parameters
@@ -144,17 +149,26 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
 
         Returns
         -------
-        list of FinishedFuture
-            In the order of ``runner_inputs``, all done.
+        list of FinishedFuture or PendingFuture
+            In the order of ``runner_inputs``; all done unless measured in the background.
         """
         inputs = list(runner_inputs)
-        return self._log.guard(functools.partial(self._run, inputs), len(inputs))
+        # Another task's by the time that a batch in the background is measured.
+        best = Incumbent(None if self._incumbent is None else self._incumbent.seconds)
+        run = functools.partial(self._run, inputs, best)
+        measure = functools.partial(self._log.guard, run, len(inputs))
+        if self._background is None:
+            return measure()
+        return self._background.submit(measure, len(inputs))
 
     def close(self) -> None:
         """End the workers; a later :meth:`run` starts new ones."""
+        if self._background is not None:
+            self._background.close()
+            self._background = Background()
         self._pool.close()
 
-    def _run(self, runner_inputs: list[RunnerInput]) -> list[FinishedFuture]:
+    def _run(self, runner_inputs: list[RunnerInput], best: Incumbent) -> list[FinishedFuture]:
         left = runner_inputs
         futures: list[FinishedFuture] = []
         while left:
@@ -163,11 +177,12 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
                 return futures + [self._log.fail(problem) for _ in left]
             n = SHARE_PER_WORKER * self._pool.max_workers
             share, left = left[:n], left[n:]
-            futures += self._log.guard(functools.partial(self._run_share, share), len(share))
+            measure = functools.partial(self._run_share, share, best)
+            futures += self._log.guard(measure, len(share))
         return futures
 
-    def _run_share(self, runner_inputs: list[RunnerInput]) -> list[FinishedFuture]:
-        options = with_race(self.options, self._incumbent)
+    def _run_share(self, runner_inputs: list[RunnerInput], best: Incumbent) -> list[FinishedFuture]:
+        options = self.options if self._incumbent is None else with_race(self.options, best)
         session_timeout_sec = math.ceil(self.timeout_sec) + SESSION_GRACE_SEC
         outcomes = self._pool.map(
             self._measure,
@@ -178,7 +193,7 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
             ),
             prepare_timeout_sec=self.queue_timeout_sec,
         )
-        return [self._log.finish(outcome) for outcome in outcomes]
+        return [self._log.finish(outcome, best) for outcome in outcomes]
 
     def _look_at_tracker(self) -> str | None:
         """Set the number of workers to that of devices; return what is wrong, or None."""

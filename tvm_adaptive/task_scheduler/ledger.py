@@ -68,15 +68,5 @@ class Ledger:
         """Take an arm out of the choice for good."""
         self._change(index, finished=True)
 
-    def least_played(self) -> int:
-        """Return the live arm with the fewest slots, the first of several.
-
-        Raises
-        ------
-        ValueError
-            When no arm is live.
-        """
-        return min(self.live, key=lambda index: self._arms[index].n_slots)
-
     def _change(self, index: int, **changes: object) -> None:
         self._arms[index] = dataclasses.replace(self._arms[index], **changes)  # type: ignore[arg-type]

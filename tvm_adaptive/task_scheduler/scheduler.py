@@ -6,8 +6,6 @@ joined and charged to its arm, and, when its slot is over, a :class:`Policy` dec
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import inspect
 import logging
 import math
@@ -37,6 +35,7 @@ from tvm_adaptive.task_scheduler.decisions import (
 )
 from tvm_adaptive.task_scheduler.ledger import Ledger
 from tvm_adaptive.task_scheduler.presets import check_policy_name, make_policy
+from tvm_adaptive.task_scheduler.run_state import RunState, fresh_copy, least_played
 from tvm_adaptive.task_scheduler.slots import Plateau, Slot, SlotLength
 
 logger = logging.getLogger(__name__)
@@ -44,23 +43,6 @@ logger = logging.getLogger(__name__)
 # Twice what TVM's own search allows itself: a strategy that brings empty batches without
 # end would never use up a trial, nor give up its task.
 MAX_EMPTY_ROUNDS = 10
-
-
-@dataclasses.dataclass
-class _Run:
-    """What one call of ``tune`` knows."""
-
-    records: list[Any]
-    ledger: Ledger
-    policy: Policy
-    plateau: Plateau
-    rng: np.random.Generator
-    start_sec: float
-    mark_sec: float  # up to here the seconds are charged
-    slot: Slot | None = None
-    arrived: tuple[int, list[RunnerResult]] | None = None
-    n_sent: int = 0
-    n_empty: dict[int, int] = dataclasses.field(default_factory=dict)
 
 
 @derived_object
@@ -156,7 +138,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         # Not bounded where ``tune`` was not entered through Python.
         self._max_trials: float = math.inf
         self._batch: int | None = None
-        self._run: _Run | None = None
+        self._run: RunState | None = None
 
     def next_task_id(self) -> int:
         """Take in what ran and return the index of the task that runs next, or -1."""
@@ -178,17 +160,20 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
     def end(self) -> None:
         """Close the books; ``tune`` calls this last."""
         run, self._run = self._run, None
-        if run is not None and run.slot is not None:
-            # MetaSchedule itself joins the last batch when the trials are used up.
-            if run.arrived is not None and run.arrived[0] == run.slot.arm:
-                self._take(run, *run.arrived)
+        if run is None:
+            return
+        # MetaSchedule itself joins the last batches when the trials are used up.
+        for index, results in list(run.arrived.items()):
+            self._take(run, index, results)
+        if run.slot is not None:
             self._charge(run, run.slot)
-            self._close_slot(run, run.slot)
+        for slot in run.open_slots():
+            self._close_slot(run, slot)
 
     def results_in(self, index: int, results: list[RunnerResult]) -> None:
         """Remember a batch that is being joined; the callbacks' guard calls this."""
         if self._run is not None:
-            self._run.arrived = (index, results)
+            self._run.arrived[index] = results
 
     def task_name(self, index: int | None = None) -> str:
         """Return the name of a task; with None, of the one being played."""
@@ -196,7 +181,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
             index = self._run.slot.arm
         return "?" if index is None or index >= len(self.arms) else self.arms[index].name
 
-    def _current_run(self) -> _Run:
+    def _current_run(self) -> RunState:
         records = list(self._outer().tasks_)
         # Held records can't share an address with new ones.
         run = self._run
@@ -205,7 +190,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
             self.arms = run.ledger.arms
         return run
 
-    def _new_run(self, records: list[Any]) -> _Run:
+    def _new_run(self, records: list[Any]) -> RunState:
         policy = self.policy
         if isinstance(policy, str):
             policy = make_policy(
@@ -216,10 +201,8 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
                 warm_up_trials=self.warm_up_trials,
                 patience_trials=self.patience_trials,
             )
-        elif hasattr(policy, "reset"):
-            policy.reset()
         else:
-            policy = _copy_of(policy)
+            policy = fresh_copy(policy)
         ledger = Ledger(
             [str(record.ctx.task_name) for record in records],
             [float(record.task_weight) for record in records],
@@ -227,9 +210,11 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         )
         plateau = Plateau(self.plateau_slots, self.plateau_share)
         now = self.clock()
-        return _Run(records, ledger, policy, plateau, np.random.default_rng(self.seed), now, now)
+        return RunState(
+            records, ledger, policy, plateau, np.random.default_rng(self.seed), now, now
+        )
 
-    def _next_task_id(self, run: _Run) -> int:
+    def _next_task_id(self, run: RunState) -> int:
         self._join(run)
         slot = run.slot
         if slot is not None:
@@ -237,87 +222,120 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
             is_finished = run.ledger.arms[slot.arm].finished or self._is_budget_spent(run)
             if not is_finished and not slot.is_over(self.length, run.mark_sec):
                 return self._play(run, slot)
+            run.slot = None
             self._close_slot(run, slot)
         if reason := self._reason_to_stop(run):
             return self._stop(run, reason)
         decision = self._decide(run)
+        if decision.arm is None and run.waiting is not None:
+            self._join_waiting(run)
+            decision = self._decide(run)
         if decision.arm is None:
             return self._stop(run, decision.reason)
         run.slot = Slot(decision.arm, run.mark_sec, decision.n_trials)
         run.ledger.open_slot(decision.arm)
         return self._play(run, run.slot)
 
-    def _join(self, run: _Run) -> None:
-        """Take in the results of every batch that was sent, and see which tasks ended."""
+    def _join(self, run: RunState) -> None:
+        """Take in the results of batches that were sent, and see which tasks ended.
+
+        Where the runner does not wait for them either, those of the last batch are left
+        to come while another task's batch is searched and built.
+        """
+        self._join_waiting(run)
         for index, record in enumerate(run.records):
             if not record.is_terminated and record.runner_futures is not None:
-                run.n_sent += len(record.measure_candidates or ())
-                try:
-                    results = self._outer().join_running_task(index)
-                except Exception as error:
-                    # MetaSchedule can't run a task again whose results it did not take.
-                    self.report(index, "join", error, "this task ends")
-                    self._terminate(run, index)
+                n_trials = len(record.measure_candidates or ())
+                run.n_sent += n_trials
+                if self._may_wait(run, index, n_trials):
+                    run.waiting = run.slot
                 else:
-                    self._take(run, index, results)
+                    self._join_task(run, index)
             if record.is_terminated and not run.ledger.arms[index].finished:
                 run.ledger.finish(index)
+        if run.waiting is not None:
+            self._charge(run, run.waiting)
+            run.slot = None
 
-    def _take(self, run: _Run, index: int, results: Sequence[RunnerResult]) -> None:
-        run.arrived = None
+    def _join_waiting(self, run: RunState) -> None:
+        if run.waiting is not None:
+            self._join_task(run, run.waiting.arm)
+            slot, run.waiting = run.waiting, None
+            self._close_slot(run, slot)
+
+    def _may_wait(self, run: RunState, index: int, n_trials: int) -> bool:
+        slot = run.slot
+        if slot is None or slot.arm != index or not slot.ends_with(n_trials, self.length):
+            return False
+        if run.ledger.live == [index] or self._is_budget_spent(run):
+            return False
+        return not all(future.done() for future in run.records[index].runner_futures)
+
+    def _join_task(self, run: RunState, index: int) -> None:
+        try:
+            results = self._outer().join_running_task(index)
+        except Exception as error:
+            # MetaSchedule can't run a task again whose results it did not take.
+            self.report(index, "join", error, "this task ends")
+            self._terminate(run, index)
+        else:
+            self._take(run, index, results)
+
+    def _take(self, run: RunState, index: int, results: Sequence[RunnerResult]) -> None:
+        run.arrived.pop(index, None)
         latencies_ms = [latency_ms_of(result.run_secs, result.error_msg) for result in results]
         run.ledger.add_trials(index, latencies_ms)
-        if run.slot is not None and run.slot.arm == index:
-            run.slot.add_round(len(results))
+        for slot in run.open_slots():
+            if slot.arm == index:
+                slot.add_round(len(results))
         run.n_empty[index] = 0 if results else run.n_empty.get(index, 0) + 1
         if run.n_empty[index] >= MAX_EMPTY_ROUNDS:
             logger.info("%s: nothing new to try", self.task_name(index))
             self._terminate(run, index)
 
-    def _terminate(self, run: _Run, index: int) -> None:
+    def _terminate(self, run: RunState, index: int) -> None:
         if not run.records[index].is_terminated:
             self._outer().terminate_task(index)
         run.ledger.finish(index)
 
-    def _charge(self, run: _Run, slot: Slot) -> None:
+    def _charge(self, run: RunState, slot: Slot) -> None:
         now = self.clock()
         run.ledger.charge(slot.arm, now - run.mark_sec)
         run.mark_sec = now
         self.arms = run.ledger.arms
 
-    def _close_slot(self, run: _Run, slot: Slot) -> None:
-        run.slot = None
+    def _close_slot(self, run: RunState, slot: Slot) -> None:
         run.plateau.add(run.ledger.weighted_ms)
         fields = slot_fields(slot, run.ledger.arms, run.mark_sec, run.ledger.weighted_ms)
         self.journal.write("slot-end", **fields)
 
-    def _is_budget_spent(self, run: _Run) -> bool:
+    def _is_budget_spent(self, run: RunState) -> bool:
         return self.budget_sec is not None and run.mark_sec - run.start_sec >= self.budget_sec
 
-    def _reason_to_stop(self, run: _Run) -> str:
+    def _reason_to_stop(self, run: RunState) -> str:
         if not run.ledger.live:
             return "all-finished"
         if self._is_budget_spent(run):
             return "budget"
         return "plateau" if run.plateau.is_reached() else ""
 
-    def _stop(self, run: _Run, reason: str) -> int:
+    def _stop(self, run: RunState, reason: str) -> int:
         logger.info("the task scheduler ends the run: %s", reason)
         self.journal.write(
             "stop", reason=reason, n_trials=run.n_sent, weighted_ms=run.ledger.weighted_ms
         )
         return -1
 
-    def _decide(self, run: _Run) -> Decision:
+    def _decide(self, run: RunState) -> Decision:
         start_sec = self.clock()
-        arms = run.ledger.arms
+        arms = run.choosable
         try:
             decision = run.policy.choose(arms, run.rng)
             check_decision(decision, arms)
         except Exception as error:
             logger.exception("the policy failed; the least-played task is next")
             self.journal.write("error", where="policy", message=repr(error))
-            decision = Decision(run.ledger.least_played(), "policy-failed")
+            decision = Decision(least_played(arms), "policy-failed")
         for index in decision.retired:
             if not arms[index].finished:
                 self._terminate(run, index)
@@ -327,7 +345,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         )
         return decision
 
-    def _play(self, run: _Run, slot: Slot) -> int:
+    def _play(self, run: RunState, slot: Slot) -> int:
         """Ask the search for a batch of the right size, as far as it can be asked."""
         limit = slot.left()
         trials_left = self._max_trials - run.n_sent
@@ -371,14 +389,6 @@ def _tune(self: Any, *args: Any, **options: Any) -> None:
         raise
     finally:
         scheduler.end()
-
-
-def _copy_of(policy: Policy) -> Policy:
-    try:
-        return copy.deepcopy(policy)
-    except Exception:  # whatever a __deepcopy__ of a user's raises
-        logger.warning("%s can't be copied; a second run goes on with its state", policy)
-        return policy
 
 
 _SIGNATURE = inspect.signature(TaskScheduler.tune)

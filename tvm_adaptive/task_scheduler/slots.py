@@ -65,6 +65,12 @@ class Slot:
         """Return the trials that are missing of those asked for; None without a number."""
         return None if self.n_asked is None else max(1, self.n_asked - self.n_trials)
 
+    def ends_with(self, n_trials: int, length: SlotLength) -> bool:
+        """Say whether a batch that was sent is the last, whatever its results will be."""
+        if self.n_asked is not None:
+            return self.n_trials + n_trials >= self.n_asked
+        return length.sec is None and self.n_rounds + 1 >= length.rounds
+
     def is_over(self, length: SlotLength, now_sec: float) -> bool:
         """Say whether the slot has had what it was given."""
         if self.n_asked is not None:

@@ -1,0 +1,97 @@
+"""What a scheduler knows during one call of ``tune``."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tvm_adaptive.task_scheduler.arms import Arm, Policy
+from tvm_adaptive.task_scheduler.ledger import Ledger
+from tvm_adaptive.task_scheduler.slots import Plateau, Slot
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass
+class RunState:
+    """One call of ``tune``.
+
+    Attributes
+    ----------
+    records : list
+        MetaSchedule's, one per task.
+    ledger : Ledger
+    policy : Policy
+    plateau : Plateau
+    rng : numpy.random.Generator
+        Of the policy.
+    start_sec : float
+        Monotonic time.
+    mark_sec : float
+        Up to here the seconds are charged.
+    slot : Slot or None
+        Being played.
+    waiting : Slot or None
+        Over but for its results: they are still being measured while the batch of
+        another task is searched and built.
+    arrived : dict of int to list
+        Results by task that MetaSchedule has joined and the books do not have yet.
+    n_sent : int
+        Trials that were sent, their results in or not.
+    n_empty : dict of int to int
+        Empty batches in a row, by task.
+    """
+
+    records: list[Any]
+    ledger: Ledger
+    policy: Policy
+    plateau: Plateau
+    rng: np.random.Generator
+    start_sec: float
+    mark_sec: float
+    slot: Slot | None = None
+    waiting: Slot | None = None
+    arrived: dict[int, list[Any]] = dataclasses.field(default_factory=dict)
+    n_sent: int = 0
+    n_empty: dict[int, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def choosable(self) -> tuple[Arm, ...]:
+        """All arms; the one whose results are still to come counts as finished for now."""
+        arms = list(self.ledger.arms)
+        if self.waiting is not None:
+            arms[self.waiting.arm] = dataclasses.replace(arms[self.waiting.arm], finished=True)
+        return tuple(arms)
+
+    def open_slots(self) -> list[Slot]:
+        """Return the slots that are not closed, in the order they began."""
+        return [slot for slot in (self.waiting, self.slot) if slot is not None]
+
+
+def least_played(arms: Sequence[Arm]) -> int:
+    """Return the arm with the fewest slots that is not finished, the first of several.
+
+    Raises
+    ------
+    ValueError
+        When all are finished.
+    """
+    live = [index for index, arm in enumerate(arms) if not arm.finished]
+    return min(live, key=lambda index: arms[index].n_slots)
+
+
+def fresh_copy(policy: Policy) -> Policy:
+    """Return a policy in the state in which it was handed over, for a run of its own."""
+    if hasattr(policy, "reset"):
+        policy.reset()
+        return policy
+    try:
+        return copy.deepcopy(policy)
+    except Exception:  # whatever a __deepcopy__ of a user's raises
+        logger.warning("%s can't be copied; a second run goes on with its state", policy)
+        return policy
