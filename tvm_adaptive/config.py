@@ -12,7 +12,7 @@ from typing import Any
 from tvm_adaptive.errors import InvalidOptionError
 
 
-def _at_least(name: str, value: int, low: int) -> None:
+def _at_least(name: str, value: float, low: int) -> None:
     if value < low:
         raise InvalidOptionError(f"{name} must be at least {low} but got {value}.")
 
@@ -92,19 +92,30 @@ class MeasureConfig:
     build_timeout_sec : float, default 15.0
         Most candidates compile in a fifth of a second; one that unrolls without end
         must not eat a twentieth of a ten-minute budget.
+    build_patience : float or None, default 10.0
+        A build that takes so many times as long as the median is given up; see
+        :class:`~tvm_adaptive.PersistentBuilder`.
     race : bool, default True
         Whether candidates that are clearly slower than the fastest of their task are
         dropped after a few runs.
+    overlap : bool or None, default None
+        Whether the next batch, of another task, is searched and built while one is
+        measured; None means where that happens on another device or machine: on GPUs and
+        by RPC.
     """
 
     rule: str = "precision"
     timeout_sec: float = 10.0
     build_timeout_sec: float = 15.0
+    build_patience: float | None = 10.0
     race: bool = True
+    overlap: bool | None = None
 
     def __post_init__(self) -> None:
         _above("timeout_sec", self.timeout_sec, 0)
         _above("build_timeout_sec", self.build_timeout_sec, 0)
+        if self.build_patience is not None:
+            _at_least("build_patience", self.build_patience, 1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -245,7 +256,9 @@ PAPER = TuneConfig(
         diversity="none",
     ),
     model=ModelConfig(n_trees=10, std="between-tree", target="throughput"),
-    measure=MeasureConfig(rule="paper", timeout_sec=100.0, race=False),
+    measure=MeasureConfig(
+        rule="paper", timeout_sec=100.0, build_patience=None, race=False, overlap=False
+    ),
     # The slot of DynaTune's released example.
     scheduler=SchedulerConfig(preset="paper", slot_sec=20.0),
     prepack=False,

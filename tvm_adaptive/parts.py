@@ -16,6 +16,7 @@ from tvm_adaptive.config import TuneConfig
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.fork_server import ForkServer
 from tvm_adaptive.measure_callback.journal import JournalWriter
+from tvm_adaptive.models import is_gpu
 from tvm_adaptive.search_strategy.stoppable import StoppableSearch
 from tvm_adaptive.target import n_cores_of
 
@@ -115,7 +116,9 @@ def make_builder(
     config: TuneConfig, target: Target, work_dir: Path, *, server: ForkServer | None = None
 ) -> PersistentBuilder:
     """Construct our builder, whatever the configuration names; for the play-offs, held here."""
-    return PersistentBuilder(**_build_options(config, target, work_dir, server), link=True)
+    options = _build_options(config, target, work_dir, server)
+    # What is built here is known to build, and may be the best there is.
+    return PersistentBuilder(**{**options, "patience": None}, link=True)
 
 
 def _build_options(
@@ -123,6 +126,7 @@ def _build_options(
 ) -> dict[str, Any]:
     return {
         "timeout_sec": config.measure.build_timeout_sec,
+        "patience": config.measure.build_patience,
         "artifact_dir": work_dir / "artifacts",
         "max_workers": n_cores_of(target),
         "server": server,
@@ -148,6 +152,9 @@ def _our_options(
     }
     if config.runner == "adaptive":
         runner |= {"n_threads": n_cores, "server": server}
+    overlap = config.measure.overlap
+    if overlap is None:
+        overlap = config.runner not in LOCAL_RUNNERS or is_gpu(target)
     return {
         "cost_model": {
             **dataclasses.asdict(config.model),
@@ -166,6 +173,7 @@ def _our_options(
             **runner,
             "incumbent": incumbent if config.measure.race else None,
             "timing_errors": timing_errors,
+            "overlap": overlap,
             "journal": journal,
         },
         "builder": {

@@ -222,6 +222,7 @@ def test_a_closed_builder_answers_with_errors(tmp_path: Path) -> None:
         ({"max_uses": 0}, "max_uses must be at least 1 but got 0"),
         ({"timeout_sec": 0.0}, "timeout_sec must be above 0 but got 0.0"),
         ({"timeout_sec": float("nan")}, "timeout_sec must be above 0 but got nan"),
+        ({"patience": 0.5}, "patience must be at least 1 but got 0.5"),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], message: str) -> None:
@@ -253,3 +254,34 @@ def test_it_says_what_each_build_took() -> None:
     assert 0 < first < 1.5
     # A failure costs its seconds like any other build; two workers share them.
     assert second == pytest.approx(1.5, rel=0.3)
+
+
+@pytest.mark.parametrize(("n_before", "given_up"), [(3, False), (4, True)])
+def test_a_build_without_end_is_given_up_once_others_are_known(
+    n_before: int, given_up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tvm_adaptive.builder.persistent._LEAST_PATIENCE_SEC", 1.0)
+    builder = PersistentBuilder(
+        max_workers=1,
+        timeout_sec=6.0,
+        patience=2.0,
+        build_function=functools.partial(misbehave, "hang", 8),
+    )
+    try:
+        before = builder.build([BuilderInput(tiled(16, 2), LLVM)] * n_before)
+        (hung,) = builder.build([BuilderInput(tiled(8, 2), LLVM)])
+    finally:
+        builder.close()
+    assert all(result.error_msg is None for result in before)
+    assert ("killed after 6 s" in hung.error_msg) is not given_up
+
+
+def test_patience_follows_what_builds_take() -> None:
+    builder = PersistentBuilder(timeout_sec=30.0, patience=10.0)
+    builder._recent_sec.extend([0.1, 0.1, 0.1, 5.0])
+    assert builder._deadline_sec() == 3.0  # the least
+    builder._recent_sec.extend([0.7] * 5)
+    assert builder._deadline_sec() == pytest.approx(7.0)
+    builder._recent_sec.extend([20.0] * 20)
+    assert builder._deadline_sec() == 30.0
+    builder.close()

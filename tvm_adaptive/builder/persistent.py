@@ -6,8 +6,10 @@ intrinsic of every backend before it compiles anything.
 
 from __future__ import annotations
 
+import collections
 import logging
 import shutil
+import statistics
 import tempfile
 import time
 import weakref
@@ -37,6 +39,13 @@ from tvm_adaptive.workers import Outcome, WorkerPool
 
 logger = logging.getLogger(__name__)
 
+# Fewer compilations tell nothing of the next; the warm-up of a task has four.
+_MIN_RECENT = 4
+# Tasks differ, and a run goes from one to the other.
+_N_RECENT = 256
+# Nothing is gained by giving up sooner, and a moment of load on the machine must not look
+# like a candidate without end.
+_LEAST_PATIENCE_SEC = 3.0
 _WORKER_MODULES = ("tvm_adaptive.builder.compile",)
 
 
@@ -52,6 +61,11 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
         Worker processes at the most; None for the physical cores this process may use.
     timeout_sec : float
         Deadline of one compilation; the start of a worker does not count.
+    patience : float or None
+        A compilation that takes so many times as long as the median of those before, and
+        3 s at the least, is given up. A few candidates that unroll without measure take
+        as long as all others of a batch together, and are hardly ever among the best.
+        Default None: only ``timeout_sec`` ends it.
     max_uses : int
         Compilations after which a worker is replaced. TVM's compiler leaks memory;
         500 keeps the leak small and the cost of a new worker below 1 %.
@@ -83,6 +97,7 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
         *,
         max_workers: int | None = None,
         timeout_sec: float = 30.0,
+        patience: float | None = None,
         max_uses: int = 500,
         artifact_dir: str | Path | None = None,
         link: bool = False,
@@ -95,8 +110,15 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
         if max_workers is None:
             max_workers = usable_physical_cores()
         _check_options(max_workers, timeout_sec, max_uses)
+        if patience is not None and not patience >= 1:
+            raise InvalidOptionError(
+                f"patience must be at least 1 but got {patience}. Leave it out to wait for "
+                "timeout_sec."
+            )
         self.max_workers = max_workers
         self.timeout_sec = timeout_sec
+        self.patience = patience
+        self._recent_sec: collections.deque[float] = collections.deque(maxlen=_N_RECENT)
         self.journal: JournalWriter = journal or NullJournal()
         self._link = link
         self._build_times = build_times
@@ -161,15 +183,23 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
                 text = f"PersistentBuilder: the input could not be prepared: {error!r}"
                 results[index] = BuilderResult(None, text)
         arguments = [(task,) for task in tasks.values()]
-        outcomes = self._pool.map(compile_candidate, arguments, self.timeout_sec)
+        outcomes = self._pool.map(compile_candidate, arguments, self._deadline_sec())
         for (index, task), outcome in zip(tasks.items(), outcomes, strict=True):
             results[index] = _result(outcome)
+            self._recent_sec.append(outcome.elapsed_sec)
             if self._build_times is not None:
                 key = int(structural_hash(build_inputs[index].mod))
                 self._build_times.note(key, outcome.elapsed_sec / self.max_workers)
             if outcome.error is not None:
                 shutil.rmtree(task.directory, ignore_errors=True)
         return results
+
+    def _deadline_sec(self) -> float:
+        """Return what a compilation of the next batch may take."""
+        if self.patience is None or len(self._recent_sec) < _MIN_RECENT:
+            return self.timeout_sec
+        patience_sec = self.patience * statistics.median(self._recent_sec)
+        return min(self.timeout_sec, max(_LEAST_PATIENCE_SEC, patience_sec))
 
     def _write(self, event: str, **fields: Any) -> None:
         try:
