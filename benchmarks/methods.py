@@ -56,6 +56,7 @@ STOCK_PARTS: dict[str, Any] = {
     "search.population_size": 512,
     "search.genetic_num_iters": 4,
     "measure.race": False,
+    "measure.build_patience": None,
 }
 # AdaTune, section 5.3, then our own; each rung keeps what the ones before changed.
 LADDER: tuple[tuple[str, str, dict[str, Any]], ...] = (
@@ -67,6 +68,7 @@ LADDER: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("ladder-5", "+ dynatune", {"task_scheduler": "dynatune"}),
     ("ladder-6", "+ search on knobs", {"search.proposer": "distilled"}),
     ("ladder-7", "+ races", {"measure.race": True}),
+    ("ladder-8", "+ patience with builds", {"measure.build_patience": 10.0}),
 )
 EPSILONS = (0.01, 0.05, 0.2, 0.5)
 # In batches of 16 a share of 0.01 is no candidate at all.
