@@ -109,12 +109,7 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
         super().__init__()
         if max_workers is None:
             max_workers = usable_physical_cores()
-        _check_options(max_workers, timeout_sec, max_uses)
-        if patience is not None and not patience >= 1:
-            raise InvalidOptionError(
-                f"patience must be at least 1 but got {patience}. Leave it out to wait for "
-                "timeout_sec."
-            )
+        _check_options(max_workers, timeout_sec, max_uses, patience)
         self.max_workers = max_workers
         self.timeout_sec = timeout_sec
         self.patience = patience
@@ -220,7 +215,9 @@ def _make_root(artifact_dir: str | Path | None) -> Path:
     return root
 
 
-def _check_options(max_workers: int, timeout_sec: float, max_uses: int) -> None:
+def _check_options(
+    max_workers: int, timeout_sec: float, max_uses: int, patience: float | None
+) -> None:
     for name, value in (("max_workers", max_workers), ("max_uses", max_uses)):
         if value < 1:
             raise InvalidOptionError(
@@ -230,6 +227,10 @@ def _check_options(max_workers: int, timeout_sec: float, max_uses: int) -> None:
         raise InvalidOptionError(
             f"timeout_sec must be above 0 but got {timeout_sec}. Give the seconds that one "
             "compilation may take."
+        )
+    if patience is not None and not patience >= 1:
+        raise InvalidOptionError(
+            f"patience must be at least 1 but got {patience}. Leave it out to wait for timeout_sec."
         )
 
 

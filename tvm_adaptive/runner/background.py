@@ -7,7 +7,7 @@ the times.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from tvm_adaptive._tvm import PyRunnerFuture, RunnerResult, derived_object
@@ -50,7 +50,7 @@ class PendingFuture(PyRunnerFuture):  # type: ignore[misc]
     index : int
     """
 
-    def __init__(self, batch: Future[Sequence[FinishedFuture]], index: int) -> None:
+    def __init__(self, batch: Future[list[FinishedFuture]], index: int) -> None:
         super().__init__()
         self._batch = batch
         self._index = index
@@ -69,18 +69,31 @@ class PendingFuture(PyRunnerFuture):  # type: ignore[misc]
 
 
 class Background:
-    """One thread that measures batches one after the other."""
+    """Measures batches one after the other: where they are asked for, or in a thread.
 
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(1, thread_name_prefix="tvm-adaptive-runner")
+    Parameters
+    ----------
+    overlap : bool
+        In a thread, while the caller goes on.
+    """
 
-    def submit(
-        self, measure: Callable[[], Sequence[FinishedFuture]], n: int
-    ) -> list[PendingFuture]:
-        """Return the futures of ``n`` candidates that ``measure`` will give results of."""
+    def __init__(self, overlap: bool) -> None:
+        self._overlap = overlap
+        self._threads: ThreadPoolExecutor | None = None
+
+    def run(
+        self, measure: Callable[[], list[FinishedFuture]], n: int
+    ) -> list[FinishedFuture] | list[PendingFuture]:
+        """Return the futures of ``n`` candidates that ``measure`` gives results of."""
+        if not self._overlap:
+            return measure()
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(1, thread_name_prefix="tvm-adaptive-runner")
         batch = self._threads.submit(measure)
         return [PendingFuture(batch, index) for index in range(n)]
 
     def close(self) -> None:
         """Wait for the batch that is being measured; what comes after it is not begun."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.shutdown(wait=True, cancel_futures=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import logging
@@ -122,7 +123,7 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
         self._measure = measure
         self._incumbent = incumbent
         self._log = TimingLog("AdaptiveRunner", journal, timing_errors)
-        self._background = Background() if overlap else None
+        self._background = Background(overlap)
         self._own_server = None if server else new_fork_server(_WORKER_MODULES)
         self._pool = WorkerPool(
             1,
@@ -147,29 +148,27 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
         """
         inputs = list(runner_inputs)
         # Another task's by the time that a batch in the background is measured.
-        best = Incumbent(None if self._incumbent is None else self._incumbent.seconds)
+        best = copy.copy(self._incumbent)
         measure = functools.partial(self._run, inputs, best)
-        if self._background is None:
-            return measure()
-        return self._background.submit(measure, len(inputs))
+        return self._background.run(measure, len(inputs))
 
     def close(self) -> None:
         """End the worker; a later :meth:`run` starts a new one."""
-        if self._background is not None:
-            self._background.close()
-            self._background = Background()
+        self._background.close()
         self._pool.close()
         if self._own_server is not None:
             self._own_server.close()
 
-    def _run(self, runner_inputs: list[RunnerInput], best: Incumbent) -> list[FinishedFuture]:
+    def _run(
+        self, runner_inputs: list[RunnerInput], best: Incumbent | None
+    ) -> list[FinishedFuture]:
         futures: list[FinishedFuture] = []
         for runner_input in runner_inputs:
             futures += self._log.guard(functools.partial(self._run_one, runner_input, best), 1)
         return futures
 
-    def _run_one(self, runner_input: RunnerInput, best: Incumbent) -> list[FinishedFuture]:
-        options = self.options if self._incumbent is None else with_race(self.options, best)
+    def _run_one(self, runner_input: RunnerInput, best: Incumbent | None) -> list[FinishedFuture]:
+        options = with_race(self.options, best)
         task = (*as_task(runner_input), options)
         outcomes = self._pool.map(self._measure, [task], self.timeout_sec)
         return [self._log.finish(outcome, best) for outcome in outcomes]
@@ -208,7 +207,7 @@ class TimingLog:
             message = f"{self._name}: could not measure: {error!r}"
             return [FinishedFuture(None, message) for _ in range(n)]
 
-    def finish(self, outcome: Outcome, best: Incumbent) -> FinishedFuture:
+    def finish(self, outcome: Outcome, best: Incumbent | None) -> FinishedFuture:
         """Return the future of one outcome, offer its time, write its ``"timing"`` event."""
         timing = outcome.value
         if outcome.error is not None:
@@ -221,7 +220,8 @@ class TimingLog:
         self._write("timing", index=self._next_index(), error=None, **timing.as_fields())
         if self._timing_errors is not None:
             self._timing_errors.note(float(timing.mean_sec), timing.stderr_sec)
-        best.offer(float(timing.mean_sec))
+        if best is not None:
+            best.offer(float(timing.mean_sec))
         return FinishedFuture(float(timing.mean_sec), None)
 
     def fail(self, message: str, short: str | None = None) -> FinishedFuture:
@@ -274,9 +274,9 @@ def make_options(
     )
 
 
-def with_race(options: MeasureOptions, incumbent: Incumbent) -> MeasureOptions:
+def with_race(options: MeasureOptions, incumbent: Incumbent | None) -> MeasureOptions:
     """Return the options with a race against the incumbent, where there is one."""
-    if incumbent.seconds is None:
+    if incumbent is None or incumbent.seconds is None:
         return options
     return dataclasses.replace(options, race=Race(incumbent.seconds))
 

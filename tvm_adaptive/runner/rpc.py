@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 
@@ -134,7 +135,7 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         self._measure = measure
         self._incumbent = incumbent
         self._log = TimingLog("AdaptiveRPCRunner", journal, timing_errors)
-        self._background = Background() if overlap else None
+        self._background = Background(overlap)
         self._pool = WorkerPool(1, setup=warm_up, replace_after_error=True)
         problem = self._look_at_tracker()
         if problem is not None:
@@ -154,21 +155,19 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         """
         inputs = list(runner_inputs)
         # Another task's by the time that a batch in the background is measured.
-        best = Incumbent(None if self._incumbent is None else self._incumbent.seconds)
+        best = copy.copy(self._incumbent)
         run = functools.partial(self._run, inputs, best)
         measure = functools.partial(self._log.guard, run, len(inputs))
-        if self._background is None:
-            return measure()
-        return self._background.submit(measure, len(inputs))
+        return self._background.run(measure, len(inputs))
 
     def close(self) -> None:
         """End the workers; a later :meth:`run` starts new ones."""
-        if self._background is not None:
-            self._background.close()
-            self._background = Background()
+        self._background.close()
         self._pool.close()
 
-    def _run(self, runner_inputs: list[RunnerInput], best: Incumbent) -> list[FinishedFuture]:
+    def _run(
+        self, runner_inputs: list[RunnerInput], best: Incumbent | None
+    ) -> list[FinishedFuture]:
         left = runner_inputs
         futures: list[FinishedFuture] = []
         while left:
@@ -181,8 +180,10 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
             futures += self._log.guard(measure, len(share))
         return futures
 
-    def _run_share(self, runner_inputs: list[RunnerInput], best: Incumbent) -> list[FinishedFuture]:
-        options = self.options if self._incumbent is None else with_race(self.options, best)
+    def _run_share(
+        self, runner_inputs: list[RunnerInput], best: Incumbent | None
+    ) -> list[FinishedFuture]:
+        options = with_race(self.options, best)
         session_timeout_sec = math.ceil(self.timeout_sec) + SESSION_GRACE_SEC
         outcomes = self._pool.map(
             self._measure,
