@@ -35,8 +35,8 @@ baseline's seconds to that share of its own improvement (from the best of its fi
 its final best) over the method's seconds to the same latency; "never": the method did not
 get there before its end, and the truth is below the bound. *Latency, equal time*: the
 baseline's latency over the method's when the shorter of the two runs was done, timed anew;
-*equal trials*: at the end of both, where they made the same number of trials. Medians over
-seeds and their range (from six seeds on, a 95 % bootstrap interval).""".replace("\n", " ")
+*equal trials*: after as many trials as the baseline made. Medians over seeds and their range
+(from six seeds on, a 95 % bootstrap interval).""".replace("\n", " ")
 FOUND = """\
 *Timed anew*: winners of all methods in one interleaved measurement, the median of its
 rounds. *As recorded*: what the run itself took its winner for. *Seconds*: until the run had

@@ -36,7 +36,8 @@ def entries_of(out: Path, runs: Sequence[Run]) -> list[Entry]:
     """Return what to time of one workload's runs.
 
     Of each run its winner; of each run that is compared with the baseline of the same
-    seed, also what the one that took longer had found when the other was done.
+    seed, also what the one that took longer had found when the other was done, and what
+    the run had found with the baseline's number of trials if it went on after them.
     """
     entries: dict[str, Entry] = {}
 
@@ -55,7 +56,14 @@ def entries_of(out: Path, runs: Sequence[Run]) -> list[Entry]:
             longer, n_trials = equal_time_cut(base, run)
             if n_trials:
                 add(longer, n_trials)
+            if n_trials := equal_trials_cut(base, run):
+                add(run, n_trials)
     return list(entries.values())
+
+
+def equal_trials_cut(base: Run, run: Run) -> int | None:
+    """Return the baseline's number of trials if a run went on after them, else None."""
+    return base.n_trials if 0 < base.n_trials < run.n_trials else None
 
 
 def equal_time_cut(one: Run, other: Run) -> tuple[Run, int]:

@@ -6,8 +6,8 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
-from benchmarks.entries import BASELINE, equal_time_cut
-from benchmarks.journals import Bench, Run
+from benchmarks.entries import BASELINE, equal_time_cut, equal_trials_cut
+from benchmarks.journals import FINAL, Bench, Run
 from benchmarks.stats import Reached, Spread, geometric_mean, inverse, spread, time_ratio
 
 # Shares of the baseline's improvement.
@@ -30,7 +30,7 @@ class Comparison:
         The baseline's latency over the method's after the same seconds, timed anew.
         Censored where the baseline had none yet: the truth is above.
     equal_trials : Spread or None
-        The same after the same number of trials, where both made the same number.
+        The same after the baseline's number of trials, where the method made as many.
     """
 
     workload: str
@@ -108,11 +108,7 @@ def _compare(
     # Better than a baseline that found nothing is no merit; tables name such runs.
     pairs = [(base, run) for base, run in pairs if math.isfinite(base.curve.final_ms)]
     times = [_equal_time(bench, base, run) for base, run in pairs]
-    same = [
-        _latency_ratio(bench.neutral_ms(base), bench.neutral_ms(run))
-        for base, run in pairs
-        if base.n_trials == run.n_trials
-    ]
+    same = [_equal_trials(bench, base, run) for base, run in pairs]
     return Comparison(
         workload,
         method,
@@ -134,6 +130,14 @@ def _equal_time(bench: Bench, base: Run, run: Run) -> Reached | None:
     if longer is base:
         return _latency_ratio(cut_ms, bench.neutral_ms(run))
     return _latency_ratio(bench.neutral_ms(base), cut_ms)
+
+
+def _equal_trials(bench: Bench, base: Run, run: Run) -> Reached | None:
+    if run.n_trials < base.n_trials:
+        return None
+    n_trials = equal_trials_cut(base, run)
+    cut = FINAL if n_trials is None else str(n_trials)
+    return _latency_ratio(bench.neutral_ms(base), bench.neutral_ms(run, cut))
 
 
 def _latency_ratio(base_ms: float, other_ms: float) -> Reached | None:

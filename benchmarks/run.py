@@ -110,6 +110,8 @@ def make_spec(
         trials = None
     elif budget_sec is None:
         trials = trials or size.trials
+    if trials is not None:
+        trials *= method.trials_factor
     return RunSpec(workload.name, method.name, seed, trials, budget_sec, options.target, n_threads)
 
 

@@ -89,7 +89,7 @@ class Size:
 SIZES: dict[str, Size] = {
     # Shows that the harness works, and nothing else.
     "smoke": Size(("te:GMM",), ("main",), 1, 8, 60.0, 2.0, 3),
-    "small": Size(("core", "resnet18"), ("main",), 3, 256, 600.0, 60.0, 15),
+    "small": Size(("core", "resnet18"), ("equal-time",), 3, 256, 600.0, 60.0, 15),
     # 15 seeds as in AdaTune's figure 6.
     "full": Size(("operators", "networks"), ("main",), 15, 1000, 3600.0, 60.0, 31),
 }

@@ -63,6 +63,32 @@ def test_losses_are_listed(bench: Bench) -> None:
     assert loss_list(bench, "stock") == "- default on te:C2D, latency, equal trials: 0.80"
 
 
+def test_a_method_that_goes_on_is_also_compared_at_the_baselines_trials(
+    tmp_path: Path, spec: Spec, write_run: Write, write_bench: Write
+) -> None:
+    write_run(spec("stock"), [(20.0, 8.0, 32), (80.0, 2.0, 96)], 90.0)
+    write_run(spec("long"), [(20.0, 2.5, 96), (60.0, 1.0, 384)], 85.0)
+    timed = {"stock/0/final": [2.0], "stock/0/96": [2.2], "long/0/final": [1.1]}
+    bench = load_bench(write_bench({**timed, "long/0/96": [2.5]}))
+    assert {entry.name for entry in entries_of(tmp_path, bench.runs)} == {*timed, "long/0/96"}
+    (found,) = comparisons(bench)
+    assert found.equal_time is not None
+    assert found.equal_time.median.value == pytest.approx(2.2 / 1.1)
+    assert found.equal_trials is not None
+    assert found.equal_trials.median.value == pytest.approx(2.0 / 2.5)
+
+
+def test_fewer_trials_than_the_baselines_are_not_compared_as_equal(
+    spec: Spec, write_run: Write, write_bench: Write
+) -> None:
+    write_run(spec("stock"), [(80.0, 2.0, 96)], 90.0)
+    write_run(spec("default"), [(20.0, 1.0, 64)], 30.0)
+    (found,) = comparisons(
+        load_bench(write_bench({"stock/0/final": [2.0], "default/0/final": [1.0]}))
+    )
+    assert found.equal_trials is None
+
+
 def test_a_baseline_without_a_result_in_time_is_a_bound(
     spec: Spec, write_run: Write, write_bench: Write
 ) -> None:

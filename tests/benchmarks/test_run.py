@@ -55,6 +55,18 @@ def test_operators_are_bounded_by_trials_and_networks_by_seconds(
     assert (made.seed, made.target, made.n_threads) == (1, "cpu", 2)
 
 
+def test_a_method_may_make_more_trials_of_an_operator() -> None:
+    def made(workload: str) -> RunSpec:
+        options = parse(["--size", "small", "--out", "somewhere"])
+        method = METHODS["long"]
+        return make_spec(
+            WORKLOADS[workload], method, 0, size=SIZES["small"], options=options, n_threads=2
+        )
+
+    assert made("te:GMM").trials == 4 * SIZES["small"].trials
+    assert (made("resnet18").trials, made("resnet18").budget_sec) == (None, 600.0)
+
+
 def test_a_target_that_is_not_there_is_skipped_with_the_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
