@@ -32,6 +32,10 @@ JOURNAL_FILE = "journal.jsonl"
 SET_UP_SCOPE = "CreateContexts"
 # Of tune_tasks, whose search ends by seconds then; it counts in 32 bits.
 _UNLIMITED = 10**8
+# A favour to stock, which gives a build 30 s: its workers import every tensor intrinsic
+# first, which takes as long on two busy cores, and a worker that is late is killed and
+# imports anew, for ever.
+_BUILD_TIMEOUT_SEC = 120.0
 
 
 @dataclasses.dataclass
@@ -92,6 +96,7 @@ def tune_stock(spec: RunSpec, method: Method, work_dir: Path) -> None:
                 task_weights=weights,
                 work_dir=str(work_dir),
                 max_trials_global=spec.trials or _UNLIMITED,
+                builder=ms.builder.LocalBuilder(timeout_sec=_BUILD_TIMEOUT_SEC),
                 measure_callbacks=[
                     *ms.MeasureCallback.create("default"),
                     Recorder(progress, journal=journal),
