@@ -48,7 +48,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 from tvm.s_tir.meta_schedule.builder import Builder, BuilderInput, BuilderResult, PyBuilder
 from tvm.s_tir.meta_schedule.cost_model import CostModel, PyCostModel
-from tvm.s_tir.meta_schedule.database import Database, TuningRecord, Workload
+from tvm.s_tir.meta_schedule.database import Database, PyDatabase, TuningRecord, Workload
 from tvm.s_tir.meta_schedule.extracted_task import ExtractedTask
 from tvm.s_tir.meta_schedule.feature_extractor import PerStoreFeature
 from tvm.s_tir.meta_schedule.measure_callback import MeasureCallback, PyMeasureCallback
@@ -197,6 +197,28 @@ def schedule_for_gpu(mod: IRModule) -> IRModule:
     )(mod)
 
 
+def workload_key(mod: IRModule) -> str:
+    """Return 16 hexadecimal digits that structurally equal modules share."""
+    return f"{structural_hash(mod) & 0xFFFF_FFFF_FFFF_FFFF:016x}"
+
+
+def anchor_of(mod: IRModule) -> str:
+    """Return the name of a task's heaviest block; empty without one.
+
+    TVM names it after the operator (``"conv2d_nhwc"``, ``"matmul"``), whatever else is
+    fused to it.
+    """
+    block = tvm.s_tir.analysis.find_anchor_sblock(mod)
+    return "" if block is None else str(block.name_hint)
+
+
+def block_names(mod: IRModule) -> list[str]:
+    """Return the names of a module's blocks, outermost ones, in their order."""
+    schedule = Schedule(mod)
+    blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
+    return [str(schedule.get(block).name_hint) for block in blocks]
+
+
 def args_info_of(mod: IRModule) -> list[ArgInfo]:
     """Return the arguments that a candidate's module takes when it is measured."""
     return list(ArgInfo.from_entry_func(mod, remove_preproc=True))
@@ -205,6 +227,11 @@ def args_info_of(mod: IRModule) -> list[ArgInfo]:
 def json_database(work_dir: str | Path) -> Database:
     """Open MetaSchedule's JSON database in a directory, which must exist."""
     return ms.database.JSONDatabase(work_dir=str(work_dir), module_equality="structural")
+
+
+def memory_database() -> Database:
+    """Make a database that forgets; it tells modules apart as :func:`json_database` does."""
+    return ms.database.MemoryDatabase(module_equality="structural")
 
 
 def contexts_of(

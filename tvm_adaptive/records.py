@@ -116,3 +116,21 @@ class Exploration:
     def __post_init__(self) -> None:
         if not 0.0 <= self.epsilon <= 1.0:
             raise ValueError(f"epsilon must be in [0, 1] but got {self.epsilon}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Promise:
+    """What the updated model says of a task's next candidates.
+
+    Attributes
+    ----------
+    expected_drop : float
+        Share of its latency that the best unmeasured candidate is expected to save, in
+        [0, 1).
+    accuracy : float
+        Rank correlation of the model's last forecasts of this task's family with what was
+        measured; 1 is perfect, 0 chance.
+    """
+
+    expected_drop: float
+    accuracy: float

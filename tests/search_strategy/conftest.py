@@ -7,13 +7,13 @@ from tvm_adaptive._tvm import python_side
 from tvm_adaptive.target import resolve_target
 
 
-def context_of(name, strategy=None, *, seed=7, num_threads=1):
+def context_of(name, strategy=None, *, seed=7, num_threads=1, shape=0):
     return ms.TuneContext(
-        tvm.IRModule({"main": create_te_workload(name, 0)}),
+        tvm.IRModule({"main": create_te_workload(name, shape)}),
         target=resolve_target("cpu"),
         space_generator="post-order-apply",
         search_strategy=strategy,
-        task_name=name.lower(),
+        task_name=f"{name.lower()}{shape or ''}",
         rand_state=seed,
         num_threads=num_threads,
     )
@@ -22,8 +22,10 @@ def context_of(name, strategy=None, *, seed=7, num_threads=1):
 class Task:
     """A small task with everything that a search needs, and results made up by a rule."""
 
-    def __init__(self, strategy, cost_model, *, seed=7, database=None, batch=16, max_trials=1000):
-        self.context = context_of("GMM", strategy, seed=seed)
+    def __init__(
+        self, strategy, cost_model, *, seed=7, database=None, batch=16, max_trials=1000, shape=0
+    ):
+        self.context = context_of("GMM", strategy, seed=seed, shape=shape)
         self.mod = self.context.mod
         # An empty database is false.
         self.database = ms.database.MemoryDatabase() if database is None else database

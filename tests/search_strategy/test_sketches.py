@@ -109,7 +109,8 @@ def test_a_point_with_an_open_decision_may_be_tried_again(make_task):
     task = make_task(AdaptiveSearch(n_samples=12), RFEICostModel(n_trees=8, seed=1, n_jobs=1))
     space = task.proposer._sketches.space
     closed = space.draw(np.random.default_rng(6))
-    assert task.proposer._look([closed]) == 1
+    (key,) = task.proposer._look([closed])
+    assert task.proposer._pool.knows_key(key)
     assert task.proposer._pool.knows(closed)
     # GMM has no such knob: one in place of its last.
     still_open = Point(closed.sketch, (*closed.vector[:-1], OPEN))

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tvm_adaptive._tvm import Database, Schedule, TuneContext
+from tvm_adaptive._tvm import Database, Schedule, TuneContext, anchor_of
 from tvm_adaptive.asides import BuildTimes
 from tvm_adaptive.records import FloatArray, Prediction
 from tvm_adaptive.search_strategy.build_cost import BuildCost
@@ -23,15 +23,22 @@ from tvm_adaptive.search_strategy.distill import (
     refine,
     within,
 )
+from tvm_adaptive.search_strategy.exploration import expected_gain
 from tvm_adaptive.search_strategy.knobs import OPEN, Point
 from tvm_adaptive.search_strategy.picking import DIVERSITY_RATIO, IndexArray, pick
 from tvm_adaptive.search_strategy.schedules import candidate_of, key_of, measured_schedules
 from tvm_adaptive.search_strategy.sketches import Sketches
+from tvm_adaptive.search_strategy.travel import KEPT_PER_TASK, Finding, Relatives
 
 # Some 4 kB each, per task of a network.
 POOL_CAPACITY = 600
 # Measured candidates that the search starts from, beside the best of the pool.
 N_ELITES = 16
+# The best of fewer trials is chance: of four random ones, handed to all of ResNet-18's
+# convolutions, they began at 59 ms instead of 36.
+MIN_TO_TELL = 16
+# Seeds whose programs a round makes, some 10 ms each.
+SEEDS_PER_ROUND = 8
 
 
 def can_distill(model: Any) -> bool:
@@ -55,6 +62,8 @@ class DistilledProposer:
     rng : numpy.random.Generator
     options : DistillOptions or None, default None
     build_times : BuildTimes or None, default None
+    relatives : Relatives or None, default None
+        What other tasks found; is told what this one finds.
     """
 
     def __init__(
@@ -68,6 +77,7 @@ class DistilledProposer:
         rng: np.random.Generator,
         options: DistillOptions | None = None,
         build_times: BuildTimes | None = None,
+        relatives: Relatives | None = None,
     ) -> None:
         self.context = context
         self.measured: set[int] = set()
@@ -80,18 +90,22 @@ class DistilledProposer:
         self._options = options or DistillOptions()
         self._pool = Pool(POOL_CAPACITY)
         self._build_times = build_times or BuildTimes()
+        self._relatives = relatives or Relatives()
+        self._family = ""
         self._cost: Any = None
         self._sketches: Any = None
         self._elites: list[tuple[float, Point]] = []
         self._points: dict[int, Point] = {}  # of what was sent and has no result yet
         self._programs: dict[int, Schedule] = {}  # of this round
         self._randoms: IndexArray = np.zeros(0, dtype=np.intp)
+        self._seeds: dict[int, bool] = {}  # by key: whether it is this task's own
 
     def start(self, max_trials: int, design_spaces: list[Schedule], database: Database) -> None:
         """Open the sketches up and read what the database knows of the task."""
         del max_trials
         self._sketches = Sketches(self.context, design_spaces)
         self._cost = BuildCost(self._sketches.space)
+        self._family = anchor_of(self.context.mod)
         self.measured, elites = measured_schedules(database, self.context.mod)
         for seconds, schedule in elites:
             point = self._sketches.point_of(schedule)
@@ -123,13 +137,14 @@ class DistilledProposer:
         n_valid = 0
         for _ in range(self._max_fail_count):
             points = [self._sketches.space.draw(self._rng) for _ in range(wanted)]
-            n_valid += self._look(points)
+            n_valid += sum(key is not None for key in self._look(points))
             if 2 * n_valid >= wanted:
                 break
         if n_valid == 0:
             return None
         self.n_population = n_valid
         self._randoms = np.arange(n_before, len(self._pool))
+        self._look_at_seeds()
         return [self._programs[self._pool.keys[i]] for i in self._cheap_first(self._randoms)]
 
     def _cheap_first(self, randoms: IndexArray) -> IndexArray:
@@ -151,9 +166,33 @@ class DistilledProposer:
         )
         return prediction
 
-    def screened(self, n: int) -> list[Schedule]:
+    def expected_drop(self) -> float | None:
+        """Return the share of its latency that the best of the pool is expected to save."""
+        prediction: Prediction | None = self._model.posterior_of(self.context, self._pool.rows)
+        if prediction is None or not len(prediction):
+            return None
+        gain = float(expected_gain(prediction).max())
+        return gain / (1.0 + gain)
+
+    def seeded(self, n: int) -> list[Schedule]:
+        """Return up to ``n`` candidates that were good elsewhere, best first.
+
+        All of ``n`` where an earlier run found them for this task; half of it where they
+        are relatives', which may mislead.
+        """
+        places = {key: i for i, key in enumerate(self._pool.keys)}
+        # Some were measured since, as random candidates, or forgotten.
+        seeds = {key: is_own for key, is_own in self._seeds.items() if key in places}
+        own = [key for key, is_own in seeds.items() if is_own][:n]
+        others = [key for key, is_own in seeds.items() if not is_own]
+        keys = own + others[: max(0, n // 2 - len(own))]
+        return self._schedules([places[key] for key in keys])
+
+    def screened(self, n: int, without: Sequence[Schedule] = ()) -> list[Schedule]:
         """Return the ``n`` candidates that the model prefers, without a search for more."""
-        return self._schedules(self._best(np.arange(len(self._pool)), n))
+        taken = {key_of(schedule) for schedule in without}
+        others = [i for i, key in enumerate(self._pool.keys) if key not in taken]
+        return self._schedules(self._best(np.array(others, dtype=np.intp), n))
 
     def searched(self, n: int) -> list[Schedule]:
         """Return up to ``n`` unmeasured candidates, the best that a search found."""
@@ -172,6 +211,17 @@ class DistilledProposer:
         near = self._near(round(self._options.local_share * n))
         far = np.setdiff1d(np.arange(len(self._pool)), near)
         return self._schedules(near + self._best(far, n - len(near)))
+
+    def _look_at_seeds(self) -> None:
+        """Put into the pool what relatives have found since it was last asked."""
+        space = self._sketches.space
+        seeds = self._relatives.ask(self._family, str(self.context.task_name), space, self._rng)
+        new = [seed.point for seed in seeds if not self._pool.knows(seed.point)][:SEEDS_PER_ROUND]
+        # Some are there already, drawn at random.
+        keys = dict(zip(self._pool.points, self._pool.keys, strict=True))
+        looked = zip(new, self._look(new), strict=True)
+        keys.update((point, key) for point, key in looked if key is not None)
+        self._seeds = {keys[seed.point]: seed.is_own for seed in seeds if seed.point in keys}
 
     def _near(self, n: int) -> list[int]:
         """Look around the best that were measured and return the ``n`` best found there."""
@@ -204,15 +254,34 @@ class DistilledProposer:
                 self._elites.append((sec, point))
         self._elites.sort(key=lambda elite: elite[0])
         del self._elites[N_ELITES:]
+        self._tell_relatives()
 
-    def _look(self, points: Sequence[Point]) -> int:
-        """Make the programs of points, add the new ones to the pool; return how many are valid."""
+    def _tell_relatives(self) -> None:
+        if len(self.measured) < MIN_TO_TELL:
+            return
+        space = self._sketches.space
+        findings = [
+            Finding(space.names[point.sketch], space.sketches[point.sketch], point.vector, sec)
+            for sec, point in self._elites[:KEPT_PER_TASK]
+        ]
+        self._relatives.tell(self._family, str(self.context.task_name), findings)
+
+    def _look(self, points: Sequence[Point]) -> list[int | None]:
+        """Make the programs of points, add the new ones to the pool.
+
+        Returns the program's key for each point, None where it has no valid program.
+        """
         # What the compiler draws may come out otherwise the next time.
         self._pool.remember(point for point in points if OPEN not in point.vector)
-        found = [each for each in self._sketches.replay(points, self._rng) if each is not None]
+        keys: list[int | None] = []
         new: dict[int, Point] = {}
-        for point, schedule in found:
+        for found in self._sketches.replay(points, self._rng):
+            if found is None:
+                keys.append(None)
+                continue
+            point, schedule = found
             key = key_of(schedule)
+            keys.append(key)
             if not self._pool.knows_key(key) and key not in new:
                 new[key] = point
                 self._programs[key] = schedule
@@ -220,7 +289,7 @@ class DistilledProposer:
             candidates = [candidate_of(self._programs[key]) for key in new]
             rows = self._model.describe(self.context, candidates)
             self._pool.add(list(new.values()), list(new), rows)
-        return len(found)
+        return keys
 
     def _best(self, among: IndexArray, n: int) -> list[int]:
         """Return the ``n`` best of some of the pool, as indices of the pool."""

@@ -23,13 +23,18 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+from scipy.special import ndtr
+
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.records import Exploration, Prediction
+from tvm_adaptive.records import Exploration, FloatArray, Prediction
 
 # The paper does not state K; the authors' released code draws 20.
 N_PLANS = 20
 # TVM's own fixed share, which the released code of AdaTune also starts from.
 FALLBACK_EPSILON = 0.05
+# Division by 0 is not meant by a model that is sure.
+_LEAST_STD = 1e-12
 
 
 def posterior_epsilon(plans: Prediction, incumbent: float = 1.0) -> Exploration:
@@ -54,6 +59,25 @@ def posterior_epsilon(plans: Prediction, incumbent: float = 1.0) -> Exploration:
     mean_std = float(finite.mean())
     epsilon = min(1.0, max(0.0, mean_std / incumbent))
     return Exploration(epsilon, "posterior", mean_std=mean_std, n_plans=int(finite.size))
+
+
+def expected_gain(plans: Prediction) -> FloatArray:
+    """Return how much throughput above the incumbent's is expected of each plan.
+
+    Expected improvement of a normal belief (Jones et al., *Efficient Global
+    Optimization*, 1998), in multiples of the incumbent's throughput, which is 1.
+
+    Parameters
+    ----------
+    plans : Prediction
+
+    Returns
+    -------
+    ndarray of shape (n,), never negative
+    """
+    std = np.maximum(plans.std, _LEAST_STD)
+    z = (plans.mean - 1.0) / std
+    return np.asarray(std * (z * ndtr(z) + np.exp(-0.5 * z**2) / math.sqrt(2.0 * math.pi)))
 
 
 def n_random(epsilon: float, batch: int) -> int:

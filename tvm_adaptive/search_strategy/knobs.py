@@ -175,11 +175,14 @@ class KnobSpace:
     ----------
     sketches : sequence of sequence of Knob
         The knobs of each sketch, in the order of its trace.
+    names : sequence of str, default ()
+        What each sketch has in common with those of other tasks that are built alike.
     """
 
-    def __init__(self, sketches: Sequence[Sequence[Knob]]) -> None:
+    def __init__(self, sketches: Sequence[Sequence[Knob]], names: Sequence[str] = ()) -> None:
         self.sketches = [tuple(knobs) for knobs in sketches]
-        self._slices = [_slices(knobs) for knobs in self.sketches]
+        self.names = list(names) or [str(i) for i in range(len(sketches))]
+        self._slices = [slices_of(knobs) for knobs in self.sketches]
         self._width = max((sum(k.width for k in knobs) for knobs in self.sketches), default=0)
         # MetaSchedule's sketches often differ in where one buffer is written and have all
         # knobs in common: what is good in one is mostly good in the others.
@@ -288,7 +291,8 @@ def prime_factors(n: int) -> tuple[int, ...]:
     return (*found, n) if n > 1 else tuple(found)
 
 
-def _slices(knobs: Sequence[Knob]) -> list[slice]:
+def slices_of(knobs: Sequence[Knob]) -> list[slice]:
+    """Return where each knob's decision lies in a vector."""
     ends = itertools.accumulate((knob.width for knob in knobs), initial=0)
     return [slice(a, b) for a, b in itertools.pairwise(ends)]
 
@@ -301,7 +305,7 @@ def _is_split(knobs: Sequence[Knob]) -> npt.NDArray[np.bool_]:
 def _levels(knobs: Sequence[Knob]) -> dict[tuple[int, int], list[int]]:
     """Return the places of all parts at a level or further in, by (parts of split, level)."""
     found: dict[tuple[int, int], list[int]] = {}
-    for knob, where in zip(knobs, _slices(knobs), strict=True):
+    for knob, where in zip(knobs, slices_of(knobs), strict=True):
         if isinstance(knob, Tile):
             for level in range(1, knob.n_parts):
                 inner = range(where.start + level, where.stop)

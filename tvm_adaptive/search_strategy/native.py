@@ -110,11 +110,21 @@ class NativeProposer:
         prediction: Prediction | None = self._model.posterior(self.context, candidates)
         return prediction
 
-    def screened(self, n: int) -> list[Schedule]:
+    def expected_drop(self) -> float | None:
+        """Return None: candidates are made and judged within a round."""
+        return None
+
+    def seeded(self, n: int) -> list[Schedule]:
+        """Return nothing: decisions of other tasks are not known here."""
+        del n
+        return []
+
+    def screened(self, n: int, without: Sequence[Schedule] = ()) -> list[Schedule]:
         """Return the ``n`` random candidates that the model prefers."""
-        if n == 0 or len(self._fresh) <= n:
-            return self._fresh[:n]
-        return [self._fresh[i] for i in self._pick(self._fresh, n)]
+        fresh = distinct(self._fresh, {key_of(schedule) for schedule in without})
+        if n == 0 or len(fresh) <= n:
+            return fresh[:n]
+        return [fresh[i] for i in self._pick(fresh, n)]
 
     def searched(self, n: int) -> list[Schedule]:
         """Return up to ``n`` unmeasured candidates, evolved."""

@@ -41,8 +41,20 @@ class Proposer(Protocol):
     def posterior(self, n_plans: int) -> Prediction | None:
         """Return what the cost model believes of that many of them."""
 
-    def screened(self, n: int) -> list[Schedule]:
-        """Return ``n`` candidates that the model prefers, without a search."""
+    def expected_drop(self) -> float | None:
+        """Return the share of its latency that the task's best proposal may save.
+
+        None where the model says nothing of proposals that it has.
+        """
+
+    def seeded(self, n: int) -> list[Schedule]:
+        """Return up to ``n`` candidates that were good for this task or its like elsewhere."""
+
+    def screened(self, n: int, without: Sequence[Schedule] = ()) -> list[Schedule]:
+        """Return ``n`` candidates that the model prefers, without a search.
+
+        None of ``without``, which are in the batch already.
+        """
 
     def searched(self, n: int) -> list[Schedule]:
         """Return up to ``n`` unmeasured candidates, the best that a search found."""

@@ -22,6 +22,7 @@ from tvm_adaptive._tvm import (
     structural_hash,
 )
 from tvm_adaptive.records import FloatArray
+from tvm_adaptive.search_strategy.findings import as_ints
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ def knobs_of(schedule: Schedule) -> list[tuple[int, ...]]:
     """Return the sampled decisions of a schedule's trace, in the order of its trace."""
     trace = schedule.trace
     decisions = trace.decisions
-    return [_as_ints(decisions[inst]) for inst in trace.insts if inst in decisions]
+    return [as_ints(decisions[inst]) for inst in trace.insts if inst in decisions]
 
 
 def measured_schedules(
@@ -150,11 +151,3 @@ def _replay(mod: IRModule, record: Any) -> Schedule | None:
         logger.info("a record of the database does not replay and is left out", exc_info=True)
         return None
     return schedule
-
-
-def _as_ints(decision: Any) -> tuple[int, ...]:
-    """Flatten a decision: perfect tiles are lists, others are single numbers."""
-    try:
-        return tuple(int(part) for part in decision)
-    except TypeError:
-        return (int(decision),)

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from tvm_adaptive._tvm import Schedule, Trace, TuneContext, load_json, save_json
-from tvm_adaptive.search_strategy.knobs import OPEN, Choice, Knob, KnobSpace, Point, Tile, Undrawn
+from tvm_adaptive.search_strategy.findings import knob_of, sketch_name
+from tvm_adaptive.search_strategy.knobs import OPEN, Knob, KnobSpace, Point, Undrawn
 from tvm_adaptive.search_strategy.schedules import knobs_of
 
 logger = logging.getLogger(__name__)
@@ -41,12 +42,14 @@ class Sketches:
         self._n_threads = max(1, int(context.num_threads))
         # Schedules copy a module on write, which is not safe from several threads.
         self._mods = [load_json(save_json(context.mod)) for _ in range(self._n_threads)]
-        self._signatures: dict[str, int] | None = None
+        names = [_name_of(trace) for trace in self._traces]
+        self._by_name = {name: i for i, name in enumerate(names)}
         self.space = KnobSpace(
             [
                 [_knob_of(inst, trace.decisions[inst]) for inst in decided]
                 for trace, decided in zip(self._traces, self._decided, strict=True)
-            ]
+            ],
+            names,
         )
 
     def replay(
@@ -87,9 +90,7 @@ class Sketches:
 
         None where it stems from none of these sketches.
         """
-        if self._signatures is None:
-            self._signatures = {_signature(trace): i for i, trace in enumerate(self._traces)}
-        sketch = self._signatures.get(_signature(schedule.trace))
+        sketch = self._by_name.get(_name_of(schedule.trace))
         return None if sketch is None else self._point(sketch, schedule)
 
     def _replay(self, point: Point, mod: Any, seed: int) -> tuple[Point, Schedule] | None:
@@ -125,20 +126,10 @@ class Sketches:
 
 def _knob_of(inst: Any, decision: Any) -> Knob:
     """Return the knob that an instruction is; its decision says what it splits."""
-    kind = str(inst.kind.name)
-    if kind == "SamplePerfectTile":
-        parts = [int(part) for part in decision]
-        return Tile(int(np.prod(parts)), len(parts), int(inst.attrs[1]))
-    if kind == "SampleCategorical":
-        return Choice(tuple(float(weight.value) for weight in inst.attrs[1]))
-    try:
-        return Undrawn(len(decision))
-    except TypeError:
-        return Undrawn(1)
+    return knob_of(str(inst.kind.name), inst.attrs, decision)
 
 
-def _signature(trace: Any) -> str:
-    """Return what two traces share exactly if they differ in decisions only."""
+def _name_of(trace: Any) -> str:
     instructions, _ = trace.as_json(remove_postproc=True)
     # Numbers are constants of TVM here, and plain ones in a trace that came from a file.
-    return json.dumps(instructions, default=lambda constant: constant.value)
+    return sketch_name(json.dumps(instructions, default=lambda constant: constant.value))

@@ -21,6 +21,7 @@ from tvm_adaptive._tvm import (
     python_side,
 )
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
+from tvm_adaptive.records import Promise
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +68,12 @@ class StoppableSearch(PySearchStrategy):  # type: ignore[misc]
     def post_tuning(self) -> None:
         """End the inner strategy."""
         self.inner.post_tuning()
+
+    def promise(self) -> Promise | None:
+        """Pass on what the inner strategy promises, if it does."""
+        ask = getattr(python_side(self.inner), "promise", None)
+        found: Promise | None = None if ask is None else ask()
+        return found
 
     def limit_next_batch(self, n_trials: int | None) -> None:
         """Pass a scheduler's wish on, if the inner strategy can follow it."""

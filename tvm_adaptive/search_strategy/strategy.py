@@ -29,7 +29,7 @@ from tvm_adaptive._tvm import (
 from tvm_adaptive.asides import BuildTimes, Incumbent
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
-from tvm_adaptive.records import Exploration
+from tvm_adaptive.records import Exploration, Promise
 from tvm_adaptive.search_strategy.distilled import DistilledProposer, can_distill
 from tvm_adaptive.search_strategy.exploration import (
     FALLBACK_EPSILON,
@@ -41,6 +41,7 @@ from tvm_adaptive.search_strategy.native import NativeProposer
 from tvm_adaptive.search_strategy.options import check_options
 from tvm_adaptive.search_strategy.proposer import Proposer
 from tvm_adaptive.search_strategy.schedules import candidate_of, mix
+from tvm_adaptive.search_strategy.travel import Relatives
 
 logger = logging.getLogger(__name__)
 
@@ -116,6 +117,9 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         improvement per second. Used by ``"distilled"`` only.
     incumbent : Incumbent or None, default None
         Is set to the fastest of the task at each batch, for a runner that races.
+    relatives : Relatives or None, default None
+        What tasks of the same family have found: a task's initial trials then begin with
+        their best decisions, fitted to its own extents. Used by ``"distilled"`` only.
     journal : JournalWriter or None, default None
         Gets one ``"round"`` event per round.
     should_stop : callable or None, default None
@@ -145,6 +149,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         diversity: str = "medoids",
         build_times: BuildTimes | None = None,
         incumbent: Incumbent | None = None,
+        relatives: Relatives | None = None,
         journal: JournalWriter | None = None,
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
@@ -175,6 +180,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         self.diversity = diversity
         self.build_times = build_times
         self.incumbent = incumbent
+        self.relatives = relatives
         self.journal: JournalWriter = journal or NullJournal()
         self.should_stop = should_stop
         self.context: TuneContext | None = None
@@ -224,6 +230,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
             diversity=self.diversity,
             build_times=self.build_times,
             incumbent=self.incumbent,
+            relatives=self.relatives,
             journal=self.journal,
             should_stop=self.should_stop,
         )
@@ -240,6 +247,16 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
             At least 1; None for a full batch.
         """
         self._limit = None if n_trials is None else max(1, n_trials)
+
+    def promise(self) -> Promise | None:
+        """Return what the model says of the task's next candidates; None if it says nothing."""
+        state = self.state
+        if state is None or self.context is None or not hasattr(state.model, "accuracy_of"):
+            return None
+        expected_drop = state.proposer.expected_drop()
+        if expected_drop is None:
+            return None
+        return Promise(expected_drop, state.model.accuracy_of(self.context))
 
     def generate_measure_candidates(self) -> list[MeasureCandidate] | None:
         """Return the next batch; None ends the task.
@@ -305,6 +322,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
                 max_fail_count=int(self.options["max_fail_count"]),
                 rng=rng,
                 build_times=self.build_times,
+                relatives=self.relatives,
             )
         return NativeProposer(context, cost_model, self.options, self.diversity, batch, rng)
 
@@ -321,9 +339,11 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         clock.append(time.perf_counter())
         exploration = self._exploration(state, cheap=cheap)
         clock.append(time.perf_counter())
-        explore = min(n_random(exploration.epsilon, size), len(randoms))
-        wanted = size - explore
-        exploit = proposer.screened(wanted) if cheap else proposer.searched(wanted)
+        seeds = proposer.seeded(size) if cheap else []
+        explore = min(n_random(exploration.epsilon, size - len(seeds)), len(randoms))
+        wanted = size - explore - len(seeds)
+        found = proposer.screened(wanted, seeds) if cheap else proposer.searched(wanted)
+        exploit = seeds + found
         clock.append(time.perf_counter())
         batch = mix(exploit, randoms, explore, size)
         proposer.sent(batch)
@@ -334,7 +354,8 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
             task=self._task_name(),
             round=state.n_rounds,
             n_candidates=len(batch),
-            n_random=len(batch) - min(len(exploit), wanted),
+            n_random=len(batch) - min(len(exploit), size - explore),
+            n_seeded=len(seeds),
             **dataclasses.asdict(exploration),
             n_population=proposer.n_population,
             is_evolved=not cheap,

@@ -1,0 +1,137 @@
+"""Seeds of the family in the adaptive search, on two sizes of one matrix product."""
+
+import pytest
+
+from tvm_adaptive import AdaptiveSearch, RFEICostModel
+from tvm_adaptive._tvm import python_side
+from tvm_adaptive.search_strategy.knobs import Tile
+from tvm_adaptive.search_strategy.schedules import key_of
+from tvm_adaptive.search_strategy.travel import Finding, Relatives
+
+
+class Events:
+    def __init__(self):
+        self.events = []
+
+    def write(self, event, **fields):
+        self.events.append((event, fields))
+
+    def of(self, name):
+        return [fields for event, fields in self.events if event == name]
+
+
+@pytest.fixture
+def relatives():
+    return Relatives()
+
+
+@pytest.fixture
+def make(make_task, relatives):
+    def make(shape, journal=None, **options):
+        model = RFEICostModel(n_trees=8, seed=1, n_jobs=1)
+        strategy = AdaptiveSearch(n_samples=12, relatives=relatives, journal=journal, **options)
+        return make_task(strategy, model, shape=shape)
+
+    return make
+
+
+def inner_parts(proposer, point):
+    """Return the parts of all splits but the outermost ones."""
+    knobs = proposer._sketches.space.sketches[point.sketch]
+    parts, start = [], 0
+    for knob in knobs:
+        if isinstance(knob, Tile):
+            parts.append(point.vector[start + 1 : start + knob.width])
+        start += knob.width
+    return parts
+
+
+def test_a_task_begins_with_what_its_relative_found(make):
+    first, journal = make(0), Events()
+    for _ in range(2):
+        first.round()
+    best = first.proposer._elites[0][1]
+    second = make(2, journal)  # 512 x 512 instead of 128 x 128
+    second.strategy.generate_measure_candidates()
+    (event,) = journal.of("round")
+    assert 1 <= event["n_seeded"] <= 8
+    sent = list(second.proposer._points.values())
+    # Larger extents: all inner parts fit, and the outermost take the rest.
+    assert inner_parts(first.proposer, best) in [inner_parts(second.proposer, p) for p in sent]
+
+
+def test_without_relatives_a_task_begins_at_random(make_task, make):
+    make(0).round()
+    journal = Events()
+    model = RFEICostModel(n_trees=8, seed=1, n_jobs=1)
+    alone = make_task(AdaptiveSearch(n_samples=12, journal=journal), model, shape=2)
+    alone.round()
+    assert journal.of("round")[0]["n_seeded"] == 0
+
+
+def test_a_batch_may_be_all_seeds_where_they_are_the_tasks_own(make, relatives):
+    donor = make(0)
+    for _ in range(2):
+        donor.round()
+    space = donor.proposer._sketches.space
+    findings = [
+        Finding(space.names[p.sketch], space.sketches[p.sketch], p.vector, sec)
+        for sec, p in donor.proposer._elites[:4]
+    ]
+    family = donor.proposer._family
+    relatives.remember(family, "gmm", findings)
+    # A later run of the first task.
+    relatives.tell(family, "gmm", [])
+    journal = Events()
+    later = make(0, journal)
+    python_side(later.strategy).limit_next_batch(4)
+    batch = later.round()
+    assert journal.of("round")[0]["n_seeded"] == len(batch) == 4
+    points = [point for _, point in donor.proposer._elites[:4]]
+    again = donor.proposer._sketches.replay(points, donor.proposer._rng)
+    known = {key_of(schedule) for _, schedule in again}
+    assert {key_of(candidate.sch) for candidate in batch} == known
+
+
+def test_no_seed_is_measured_twice(make):
+    first, second = make(0), make(2)
+    seen = set()
+    for _ in range(4):
+        first.round()
+        keys = {key_of(candidate.sch) for candidate in second.round()}
+        assert not keys & seen
+        seen |= keys
+
+
+def test_seeds_that_lead_to_no_program_are_dropped(make, relatives):
+    task = make(0)
+    knobs = task.proposer._sketches.space.sketches[0]
+    # Ones only: their product is no extent of this task's loops.
+    nonsense = tuple(1 for knob in knobs for _ in range(knob.width))
+    relatives.tell(task.proposer._family, "other", [Finding("0", knobs, nonsense, 1.0)])
+    assert len(task.round()) == 16
+
+
+def test_what_a_task_found_is_told_to_others(make, relatives):
+    task = make(0)
+    task.round()
+    task.round()
+    told = relatives._now[task.proposer._family]["gmm"]
+    assert [finding.seconds for finding in told] == [sec for sec, _ in task.proposer._elites[:4]]
+    assert task.proposer._family
+
+
+def test_a_search_promises_what_its_model_expects(make):
+    task = make(0)
+    assert python_side(task.strategy).promise() is None
+    for _ in range(4):
+        task.round()
+    promise = python_side(task.strategy).promise()
+    assert 0.0 <= promise.expected_drop < 1.0
+    assert -1.0 <= promise.accuracy <= 1.0
+
+
+def test_evolution_promises_nothing(make):
+    task = make(0, proposer="evolution", population_size=64, init_min_unmeasured=8)
+    task.round()
+    assert python_side(task.strategy).promise() is None

@@ -1,0 +1,94 @@
+"""Findings out of MetaSchedule's records: which sketch, which knobs, which decisions. Pure.
+
+A record's trace is ``[instructions, decisions]``: an instruction is ``[kind, inputs,
+attributes, outputs]``, a decision ``[number of the instruction, what was decided]``. What
+comes after ``EnterPostproc`` follows from what is before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tvm_adaptive.search_strategy.knobs import Choice, Knob, Tile, Undrawn
+from tvm_adaptive.search_strategy.travel import Finding
+
+_END = "EnterPostproc"
+
+
+def finding_of(record: Any, seconds: float) -> Finding | None:
+    """Return what a record found.
+
+    Parameters
+    ----------
+    record : list
+        A record's JSON, parsed: its first entry is the trace.
+    seconds : float
+        Of one run, lower is better.
+
+    Returns
+    -------
+    Finding or None
+        None where the record is none that this package understands.
+    """
+    try:
+        instructions, decisions = record[0]
+        kinds = [str(instruction[0]) for instruction in instructions]
+        end = kinds.index(_END) if _END in kinds else len(kinds)
+        knobs: list[Knob] = []
+        vector: list[int] = []
+        for number, decision in sorted(decisions, key=lambda each: int(each[0])):
+            if number >= end:
+                continue
+            knob = knob_of(kinds[number], instructions[number][2], decision)
+            knobs.append(knob)
+            vector.extend(as_ints(decision))
+        name = sketch_name(json.dumps(instructions[:end]))
+    except (TypeError, ValueError, IndexError, KeyError, AttributeError):
+        return None
+    return Finding(name, tuple(knobs), tuple(vector), seconds)
+
+
+def knob_of(kind: str, attributes: Sequence[Any], decision: Any) -> Knob:
+    """Return the knob that a sampling instruction is; its decision says what it splits.
+
+    Parameters
+    ----------
+    kind : str
+        Of the instruction.
+    attributes : sequence
+        The instruction's, from a file or from TVM.
+    decision : int or sequence of int
+    """
+    if kind == "SamplePerfectTile":
+        parts = as_ints(decision)
+        return Tile(math.prod(parts), len(parts), int(attributes[1]))
+    if kind == "SampleCategorical":
+        weights = attributes[1]
+        # TVM's constants hold their number in an attribute.
+        return Choice(tuple(float(getattr(weight, "value", weight)) for weight in weights))
+    return Undrawn(len(as_ints(decision)))
+
+
+def sketch_name(instructions: str) -> str:
+    """Return a short name that sketches share exactly if their instructions are equal.
+
+    Tasks that differ in extents only have equal instructions.
+
+    Parameters
+    ----------
+    instructions : str
+        JSON, without those of postprocessors.
+    """
+    return hashlib.sha256(instructions.encode()).hexdigest()[:16]
+
+
+def as_ints(decision: Any) -> tuple[int, ...]:
+    """Flatten a decision: perfect tiles are lists, others are single numbers."""
+    try:
+        return tuple(int(part) for part in decision)
+    except TypeError:
+        return (int(decision),)
