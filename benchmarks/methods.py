@@ -57,6 +57,7 @@ STOCK_PARTS: dict[str, Any] = {
     "search.n_trials_per_round": 64,
     "search.proposer": "evolution",
     "search.diversity": "none",
+    "search.seeds": False,
     "search.population_size": 512,
     "search.genetic_num_iters": 4,
     "measure.race": False,
@@ -73,6 +74,7 @@ LADDER: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("ladder-6", "+ search on knobs", {"search.proposer": "distilled"}),
     ("ladder-7", "+ races", {"measure.race": True}),
     ("ladder-8", "+ patience with builds", {"measure.build_patience": 10.0}),
+    ("ladder-9", "+ seeds of the family", {"search.seeds": True}),
 )
 EPSILONS = (0.01, 0.05, 0.2, 0.5)
 # In batches of 16 a share of 0.01 is no candidate at all.
@@ -112,6 +114,22 @@ _ALL: tuple[Method, ...] = (
     _with("no-persistent-builder", "ours with stock's builder", builder="local"),
     _with("no-distilled", "ours with evolution of programs", search__proposer="evolution"),
     _with("no-race", "ours, every candidate measured in full", measure__race=False),
+    _with("no-seeds", "ours, every task starts at random", search__seeds=False),
+    # FamilySeer's two ideas, one at a time and together; ours is "default" with seeds.
+    _with(
+        "family-model",
+        "no seeds, a forest per family",
+        search__seeds=False,
+        cost_model="rfei-family",
+    ),
+    _with("foresee", "no seeds, foresee slots", search__seeds=False, scheduler__foresee_share=0.25),
+    _with(
+        "family-foresee",
+        "no seeds, forests per family and foresee slots",
+        search__seeds=False,
+        cost_model="rfei-family",
+        scheduler__foresee_share=0.25,
+    ),
     _with("no-dynatune", "ours with the gradient scheduler", task_scheduler="gradient"),
     _with("round-robin", "ours, round robin", task_scheduler="round-robin"),
     _with("as-it-is", "ours, network as it is", layout="keep", prepack=False),
@@ -139,8 +157,10 @@ METHOD_SETS: dict[str, tuple[str, ...]] = {
         "no-persistent-builder",
         "no-distilled",
         "no-race",
+        "no-seeds",
         "no-dynatune",
     ),
+    "families": ("no-seeds", "family-model", "foresee", "family-foresee", "default"),
     "schedulers": ("default", "no-dynatune", "round-robin"),
     "preparation": ("default", "nhwc", "as-it-is", "stock", "stock-as-it-is"),
 }

@@ -67,7 +67,8 @@ def main(folder: Path) -> int:
                 budget_sec=spec.budget_sec,
                 trials=spec.trials,
                 seed=spec.seed,
-                config=config_of(method),
+                # Cold: what another run found must not help.
+                config=config_of(method).replace(store="none"),
             )
             if report.interrupted:
                 return 130

@@ -28,7 +28,10 @@ ADAPTERS = {
     "builder/compile.py",
     "builder/link.py",
     "builder/persistent.py",
+    "cost_model/family_model.py",
     "cost_model/model.py",
+    "database/exchange.py",
+    "database/metaschedule.py",
     "measure_callback/recorder.py",
     "runner/background.py",
     "runner/finalist_contest.py",
@@ -47,6 +50,7 @@ ADAPTERS = {
     "search_strategy/strategy.py",
     "task_scheduler/callback_guard.py",
     "task_scheduler/scheduler.py",
+    "task_scheduler/siblings.py",
 }
 # What any stage may use: values, errors, processes, and the door for its adapters.
 COMMON = {

@@ -12,9 +12,11 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.testing.te_workload import create_te_workload
 
 from tvm_adaptive import TuneConfig, tune, tune_relax, tune_tir
-from tvm_adaptive.config import FinishConfig, SchedulerConfig, SearchConfig
-from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.config import DEFAULT, FinishConfig, SchedulerConfig, SearchConfig
+from tvm_adaptive.database.store import RecordStore
+from tvm_adaptive.errors import InvalidOptionError, StoreError
 from tvm_adaptive.measure_callback import read_journal
+from tvm_adaptive.memory import user_store
 from tvm_adaptive.models import resnet18
 from tvm_adaptive.models.compare import run_exported
 from tvm_adaptive.parts import check_names
@@ -198,3 +200,35 @@ def test_the_whole_job_with_stock_parts(tmp_path):
     assert report.tasks[0].n_trials == 8
     assert report.comparison is not None
     assert report.comparison.agree
+
+
+def test_a_second_run_begins_with_what_the_first_found(tmp_path):
+    config = DEFAULT.replace(store=str(tmp_path / "records.db"))
+    for number in (1, 2):
+        tune("te:GMM", work_dir=tmp_path / str(number), trials=16, seed=number, config=config)
+    first, second = (read_journal(tmp_path / str(n) / "journal.jsonl") for n in (1, 2))
+    (told,) = [event for event in second if event["event"] == "recalled"]
+    assert (told["n_known"], told["n_related"], told["n_samples"]) == (1, 0, 16)
+    rounds = [[e for e in events if e["event"] == "round"] for events in (first, second)]
+    assert rounds[0][0]["n_seeded"] == 0
+    assert rounds[1][0]["n_seeded"] == rounds[1][0]["n_candidates"] == 4
+    measured = [[e for e in events if e["event"] == "measured"] for events in (first, second)]
+    # Its first batch are the four best of before; times differ from run to run.
+    assert measured[1][0]["best_ms"] < 1.5 * measured[0][-1]["best_ms"]
+    with RecordStore(tmp_path / "records.db") as store:
+        (stats,) = store.stats()
+    assert stats.n_trials == 32
+
+
+def test_without_a_store_nothing_is_kept(tmp_path):
+    tune("te:GMM", work_dir=tmp_path, trials=4, seed=1, config=DEFAULT.replace(store="none"))
+    assert not user_store().exists()
+    assert not [e for e in read_journal(tmp_path / "journal.jsonl") if e["event"] == "recalled"]
+
+
+def test_a_store_that_was_named_must_open_before_anything_is_written(tmp_path):
+    (tmp_path / "records.db").write_bytes(b"something else" * 1000)
+    config = DEFAULT.replace(store=str(tmp_path / "records.db"))
+    with pytest.raises(StoreError, match="not a database"):
+        tune("te:GMM", work_dir=tmp_path / "run", trials=4, seed=1, config=config)
+    assert not (tmp_path / "run").exists()

@@ -6,7 +6,11 @@ shared by the parts of one run and used from one thread.
 
 from __future__ import annotations
 
+import dataclasses
 import math
+
+import numpy as np
+import numpy.typing as npt
 
 # Single micro-batches of one kernel differ so much on a virtual machine.
 ONE_LOOK_ERROR = 0.1
@@ -68,3 +72,36 @@ class TimingErrors:
     def take(self, seconds: float) -> float:
         """Return and forget the relative standard error of a time; NaN if not known."""
         return self._relative.pop(seconds, math.nan)
+
+
+@dataclasses.dataclass(frozen=True)
+class Lesson:
+    """What a cost model was taught by one batch.
+
+    Attributes
+    ----------
+    rows : ndarray of shape (n, d), float32
+        Features, in the order of the batch.
+    errors : ndarray of shape (n,) or None
+        Relative standard errors of the times; NaN where unknown.
+    """
+
+    rows: npt.NDArray[np.float32]
+    errors: npt.NDArray[np.float64] | None
+
+
+class LastLesson:
+    """The last batch that a cost model learned, for whoever keeps records of it.
+
+    Attributes
+    ----------
+    lesson : Lesson or None
+    """
+
+    def __init__(self) -> None:
+        self.lesson: Lesson | None = None
+
+    def take(self, n: int) -> Lesson | None:
+        """Return and forget the lesson if it is one of ``n`` candidates; else None."""
+        lesson, self.lesson = self.lesson, None
+        return lesson if lesson is not None and len(lesson.rows) == n else None

@@ -43,6 +43,9 @@ class SearchConfig:
     diversity : {"none", "knobs", "medoids"}, default "medoids"
         How a batch is kept from being one bet made many times: the best candidates of a
         forest are often twins. See :mod:`tvm_adaptive.search_strategy.picking`.
+    seeds : bool, default True
+        Whether a task's first trials are what is best for tasks of its family, fitted to
+        its own extents. See :mod:`tvm_adaptive.search_strategy.travel`.
     """
 
     n_trials_per_round: int = 16
@@ -51,6 +54,7 @@ class SearchConfig:
     genetic_num_iters: int = 3
     epsilon: float | None = None
     diversity: str = "medoids"
+    seeds: bool = True
 
     def __post_init__(self) -> None:
         _at_least("n_trials_per_round", self.n_trials_per_round, 1)
@@ -135,6 +139,9 @@ class SchedulerConfig:
     patience_trials : int or None, default None
         A task without improvement for so many trials gets no more; None leaves that to
         the scheduler (as published: 200).
+    foresee_share : float or None, default None
+        After each slot, so much of one for the sibling that the model makes most
+        promising; None gives none.
     plateau_slots : int or None, default None
         Ends the search when as many slots saved no more than ``plateau_share``.
     plateau_share : float, default 0.005
@@ -146,6 +153,7 @@ class SchedulerConfig:
     slot_sec: float | None = None
     warm_up_trials: int = 4
     patience_trials: int | None = None
+    foresee_share: float | None = None
     plateau_slots: int | None = None
     plateau_share: float = 0.005
 
@@ -214,6 +222,10 @@ class TuneConfig:
         Whether each schedule may choose the layout of its constant weights; None means
         on CPUs. Measured on ResNet-18: 16 % lower latency of the whole network, see
         ``benchmarks/README.md``.
+    store : str, default "user"
+        Where what is measured is kept for later runs, which begin with what earlier ones
+        found: ``"user"`` is a file below the home directory, ``"none"`` keeps and recalls
+        nothing, anything else is a path or a database's URL.
     """
 
     cost_model: str = "rfei"
@@ -228,6 +240,7 @@ class TuneConfig:
     finish: FinishConfig = FinishConfig()
     layout: str = "auto"
     prepack: bool | None = None
+    store: str = "user"
 
     def replace(self, **changes: Any) -> TuneConfig:
         """Return a copy with some attributes changed; None leaves one as it is.
@@ -254,6 +267,7 @@ PAPER = TuneConfig(
         population_size=512,
         genetic_num_iters=4,
         diversity="none",
+        seeds=False,
     ),
     model=ModelConfig(n_trees=10, std="between-tree", target="throughput"),
     measure=MeasureConfig(
@@ -262,6 +276,7 @@ PAPER = TuneConfig(
     # The slot of DynaTune's released example.
     scheduler=SchedulerConfig(preset="paper", slot_sec=20.0),
     prepack=False,
+    store="none",
 )
 PRESETS: dict[str, TuneConfig] = {"default": DEFAULT, "paper": PAPER}
 

@@ -41,3 +41,7 @@ class WorkerDiedError(WorkerError):
 
 class WorkerTaskError(WorkerError):
     """The function raised inside the worker; the message carries the remote traceback."""
+
+
+class StoreError(AdaptiveError):
+    """A record store cannot be opened, read or written; what was in it still is."""

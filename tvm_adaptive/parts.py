@@ -10,7 +10,7 @@ from typing import Any
 
 from tvm_adaptive import registry
 from tvm_adaptive._tvm import Builder, CostModel, Runner, SearchStrategy, Target, TaskScheduler
-from tvm_adaptive.asides import BuildTimes, Incumbent, TimingErrors
+from tvm_adaptive.asides import BuildTimes, Incumbent, LastLesson, TimingErrors
 from tvm_adaptive.builder.persistent import PersistentBuilder
 from tvm_adaptive.config import TuneConfig
 from tvm_adaptive.errors import InvalidOptionError
@@ -18,6 +18,7 @@ from tvm_adaptive.fork_server import ForkServer
 from tvm_adaptive.measure_callback.journal import JournalWriter
 from tvm_adaptive.models import is_gpu
 from tvm_adaptive.search_strategy.stoppable import StoppableSearch
+from tvm_adaptive.search_strategy.travel import Relatives
 from tvm_adaptive.target import n_cores_of
 
 # Those that measure on the machine that builds.
@@ -32,6 +33,10 @@ class Parts:
     ----------
     cost_model, strategy, runner, builder, task_scheduler : TVM objects
         ``strategy`` is the pattern that each task gets a clone of.
+    relatives : Relatives or None
+        What the tasks' searches tell one another; None where they do not.
+    last_lesson : LastLesson
+        What the cost model learned last, where it is ours.
     """
 
     cost_model: Any
@@ -39,6 +44,8 @@ class Parts:
     runner: Any
     builder: Any
     task_scheduler: Any
+    relatives: Relatives | None
+    last_lesson: LastLesson
 
     def close(self) -> None:
         """End the worker processes of builder and runner, where they are ours."""
@@ -90,9 +97,13 @@ def make_parts(
     server : ForkServer or None, default None
         Forks the workers of our builder and our local runner.
     """
+    relatives = Relatives() if config.search.seeds else None
+    last_lesson = LastLesson()
     ours = _our_options(
         config, target, work_dir=work_dir, seed=seed, journal=journal, server=server
     )
+    ours["strategy"]["relatives"] = relatives
+    ours["cost_model"]["last_lesson"] = last_lesson
     stock = _stock_options(n_cores_of(target))
     bases = {
         "cost_model": CostModel,
@@ -109,7 +120,7 @@ def make_parts(
         else:
             made[part] = base.create(name, **stock[part])
     made["strategy"] = StoppableSearch(made["strategy"], should_stop, journal)
-    return Parts(**made)
+    return Parts(**made, relatives=relatives, last_lesson=last_lesson)
 
 
 def make_builder(
@@ -145,7 +156,7 @@ def _our_options(
     n_cores = n_cores_of(target)
     build_times, incumbent, timing_errors = BuildTimes(), Incumbent(), TimingErrors()
     search = dataclasses.asdict(config.search)
-    del search["n_trials_per_round"]  # MetaSchedule's own option
+    del search["n_trials_per_round"], search["seeds"]  # MetaSchedule's own, and the run's
     runner: dict[str, Any] = {
         "rule": config.measure.rule,
         "timeout_sec": config.measure.timeout_sec,

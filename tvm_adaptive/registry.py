@@ -53,6 +53,17 @@ def _rfei(*, num_tuning_cores: int | None = None, tree_method: str = "auto", **o
     return RFEICostModel(**options)
 
 
+def _rfei_family(
+    *, num_tuning_cores: int | None = None, tree_method: str = "auto", **options: Any
+) -> Any:
+    del tree_method
+    from tvm_adaptive.cost_model.family_model import RFEIFamilyCostModel
+
+    if num_tuning_cores is not None:
+        options.setdefault("n_jobs", num_tuning_cores)
+    return RFEIFamilyCostModel(**options)
+
+
 def _search(**options: Any) -> Any:
     from tvm_adaptive.search_strategy import AdaptiveSearch
 
@@ -93,11 +104,12 @@ def _scheduler(policy: str) -> Constructor:
 
 
 _POLICIES = {name: name for name in ("dynatune", "random", "linear", "epsilon-greedy", "softmax")}
-# "round-robin" stays stock's.
+# "round-robin" and "gradient" stay stock's.
 _POLICIES["adaptive-round-robin"] = "round-robin"
+_POLICIES["adaptive-gradient"] = "gradient"
 
 PARTS: dict[str, Part] = {
-    "cost_model": Part(CostModel, {"rfei": _rfei}),
+    "cost_model": Part(CostModel, {"rfei": _rfei, "rfei-family": _rfei_family}),
     "strategy": Part(SearchStrategy, {"adaptive": _search}),
     "runner": Part(Runner, {"adaptive": _local_runner, "adaptive-rpc": _rpc_runner}),
     "builder": Part(Builder, {"persistent": _builder}),

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import os
 import signal
 import threading
 import time
@@ -18,10 +19,12 @@ from tvm_adaptive._tvm import FFI_VERSION, TVM_VERSION, Target
 from tvm_adaptive._versions import installed_version
 from tvm_adaptive.budget import Budget
 from tvm_adaptive.config import TuneConfig
+from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.fork_server import ForkServer, new_fork_server
 from tvm_adaptive.measure_callback.journal import Journal
 from tvm_adaptive.measure_callback.recorder import RunProgress
+from tvm_adaptive.memory import open_store
 from tvm_adaptive.models.prepare import check_layout
 from tvm_adaptive.parts import check_names
 from tvm_adaptive.target import resolve_target
@@ -73,7 +76,9 @@ class Session:
     config : TuneConfig
     target : Target
     work_dir : Path
-        Exists; everything that the run writes lies in it.
+        Exists; everything that the run writes lies in it, but for what the store keeps.
+    run_id : str
+        Different for every run.
     seed : int
     trials : int or None
         Trials at the most, None for no limit.
@@ -82,6 +87,8 @@ class Session:
     observer : Observer
     server : ForkServer or None
         Forks the run's workers; None where there is no such thing.
+    store : RecordStore or None
+        What earlier runs measured, and where this one's trials are kept.
     stage_secs : dict of str to float
         Seconds that each stage took, in their order.
     """
@@ -89,12 +96,14 @@ class Session:
     config: TuneConfig
     target: Target
     work_dir: Path
+    run_id: str
     seed: int
     trials: int | None
     budget: Budget
     journal: Journal
     observer: Observer
     server: ForkServer | None
+    store: RecordStore | None
     stage_secs: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @contextlib.contextmanager
@@ -144,24 +153,31 @@ def open_session(
     ------
     InvalidOptionError
         When an option cannot be used, before anything is written.
+    StoreError
+        When a record store that was named cannot be opened, before anything is written.
     """
     check_bounds(budget.seconds, trials)
     check_names(config)
     check_layout(config.layout)
     resolved = resolve_target(target)
-    path = _make_directory(Path(work_dir))
     server = new_fork_server(_WORKER_MODULES)
     if seed is None:
         seed = time.time_ns() % 2**31
-    with contextlib.closing(Journal(path / JOURNAL_FILE)) as journal, _started(server):
+    with (
+        open_store(config.store) as store,
+        contextlib.closing(Journal(_make_directory(Path(work_dir)) / JOURNAL_FILE)) as journal,
+        _started(server),
+    ):
+        run_id = f"{time.time_ns():x}-{os.getpid()}"
         journal.write(
             "run",
             what=what,
+            run_id=run_id,
             target=json.loads(str(resolved)),
             seed=seed,
             budget_sec=budget.seconds,
             trials=trials,
-            config=dataclasses.asdict(config),
+            config={**dataclasses.asdict(config), "store": store and store.name},
             tvm=TVM_VERSION,
             tvm_ffi=FFI_VERSION,
             tvm_adaptive=installed_version("tvm-adaptive"),
@@ -169,13 +185,15 @@ def open_session(
         session = Session(
             config=config,
             target=resolved,
-            work_dir=path,
+            work_dir=journal.path.parent,
+            run_id=run_id,
             seed=seed,
             trials=trials,
             budget=budget,
             journal=journal,
             observer=observer or NoObserver(),
             server=server,
+            store=store,
         )
         with _flag_instead_of_interrupt(session):
             yield session

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -12,17 +13,22 @@ from tvm_adaptive._tvm import (
     IRModule,
     MeasureCallback,
     Target,
+    TuneContext,
     contexts_of,
     functions_as_tasks,
     json_database,
     ms,
+    python_side,
 )
 from tvm_adaptive.budget import Budget
 from tvm_adaptive.config import DEFAULT, TuneConfig
 from tvm_adaptive.database.repair import repair_database
+from tvm_adaptive.errors import StoreError
 from tvm_adaptive.finish import decide, playoff_reserve_sec, report_of
 from tvm_adaptive.judge import FunctionJudge, NetworkJudge
+from tvm_adaptive.keeper import Keeper
 from tvm_adaptive.measure_callback.recorder import Recorder, RunProgress, TaskProgress
+from tvm_adaptive.memory import recall
 from tvm_adaptive.models import Network, TIRWorkload, extract, is_gpu, load_workload, prepare
 from tvm_adaptive.models.network import network_of_relax
 from tvm_adaptive.outcome import TuneReport
@@ -238,8 +244,10 @@ def _search(session: Session, tasks: Sequence[ExtractedTask]) -> RunProgress:
         session.observer.note("no search: the budget does not reach beyond the first steps")
         return progress
     with session.stage("search"), _parts(session) as parts:
+        contexts = contexts_of(tasks, str(session.work_dir), parts.strategy, session.seed)
+        keepers = _remember(session, contexts, parts)
         ms.tune_tasks(
-            tasks=contexts_of(tasks, str(session.work_dir), parts.strategy, session.seed),
+            tasks=contexts,
             task_weights=[task.weight for task in progress.tasks],
             work_dir=str(session.work_dir),
             max_trials_global=session.trials or _UNLIMITED,
@@ -251,10 +259,31 @@ def _search(session: Session, tasks: Sequence[ExtractedTask]) -> RunProgress:
             measure_callbacks=[
                 *MeasureCallback.create("default"),
                 Recorder(progress, session.round_done, session.journal),
+                *keepers,
             ],
             task_scheduler=parts.task_scheduler,
         )
     return progress
+
+
+def _remember(session: Session, contexts: Sequence[TuneContext], parts: Parts) -> list[Keeper]:
+    """Hand the parts what the store knows; return who keeps what this run measures."""
+    store = session.store
+    if store is None:
+        return []
+    try:
+        recalled = recall(store, contexts, parts.relatives, python_side(parts.cost_model))
+    except StoreError as error:
+        session.observer.note(f"{error} The run starts from nothing.")
+        session.journal.write("error", where="store", message=str(error))
+    else:
+        session.journal.write("recalled", store=store.name, **dataclasses.asdict(recalled))
+        if recalled.n_known or recalled.n_related:
+            session.observer.note(
+                f"{recalled.n_known} of {len(contexts)} tasks were tuned before, "
+                f"{recalled.n_related} more have relatives in {store.name}"
+            )
+    return [Keeper(store, contexts, session.run_id, parts.last_lesson, session.journal)]
 
 
 @contextmanager

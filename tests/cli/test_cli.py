@@ -24,7 +24,10 @@ from tvm_adaptive.outcome import Comparison, TaskOutcome, TuneReport
     [
         (["resnet19"], "workload must be one of .*resnet18.*te:C2D.* but got 'resnet19'"),
         (["te:XYZ"], "but got 'te:XYZ'"),
-        (["te:GMM", "--cost-model", "best"], "Unknown cost model 'best'; possible are rfei, xgb"),
+        (
+            ["te:GMM", "--cost-model", "best"],
+            "cost model .best.; possible are rfei, rfei-family, xgb",
+        ),
         (["te:GMM", "--strategy", "best"], "Unknown strategy 'best'; possible are adaptive"),
         (["te:GMM", "--runner", "best"], "Unknown runner 'best'; possible are adaptive"),
         (["te:GMM", "--builder", "best"], "Unknown builder 'best'; possible are persistent"),

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import tvm_adaptive
+from tvm_adaptive.cli import db
 from tvm_adaptive.cli.codes import EXIT_BAD_INPUT, EXIT_INTERRUPTED
 from tvm_adaptive.cli.tune import run
 from tvm_adaptive.errors import AdaptiveError
@@ -30,14 +31,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = _parser()
     options = parser.parse_args(arguments)
-    _set_up_logging(options.verbose)
+    _set_up_logging(getattr(options, "verbose", False))
     try:
-        return run(options)
+        code: int = options.run(options)
     except AdaptiveError as error:
         print(f"tvm-adaptive: error: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
     except KeyboardInterrupt:  # before the run caught interrupts itself
         return EXIT_INTERRUPTED
+    return code
 
 
 def parse_duration(text: str) -> float:
@@ -117,8 +119,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     for part in ("cost-model", "strategy", "runner", "builder", "task-scheduler"):
         tune.add_argument(f"--{part}", metavar="NAME", help=f"{part.replace('-', ' ')}, by name")
+    tune.add_argument(
+        "--store",
+        metavar="NAME",
+        help="where records are kept and found again: a path, a URL, or none "
+        "(default: a file below your home directory)",
+    )
     tune.add_argument("-q", "--quiet", action="store_true", help="print the result only")
     tune.add_argument("-v", "--verbose", action="store_true", help="log what happens inside")
+    tune.set_defaults(run=run)
+    db.add_parser(commands)
     return parser
 
 

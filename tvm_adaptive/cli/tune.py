@@ -66,6 +66,7 @@ def config_of(options: argparse.Namespace) -> TuneConfig:
         task_scheduler=options.task_scheduler,
         layout=options.layout,
         prepack=options.prepack,
+        store=options.store,
     )
 
 

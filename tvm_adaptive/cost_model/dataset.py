@@ -129,6 +129,12 @@ class Dataset:
             known = np.concatenate([old.errors, known])
         self._tasks[key] = TaskSamples(np.asarray(rows, dtype=np.float32), clean, known)
 
+    def of_width(self, width: int) -> Dataset:
+        """Return the tasks whose rows have ``width`` features."""
+        found = Dataset()
+        found._tasks = {key: task for key, task in self if task.rows.shape[1] == width}
+        return found
+
     def best_sec(self, key: str) -> float:
         """Return the seconds of a task's fastest sample; NaN if there is none."""
         task = self._tasks.get(key)

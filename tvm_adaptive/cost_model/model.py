@@ -17,10 +17,11 @@ from tvm_adaptive._tvm import (
     TuneContext,
     derived_object,
     register_error,
-    structural_hash,
+    workload_key,
 )
-from tvm_adaptive.asides import TimingErrors
-from tvm_adaptive.cost_model.dataset import TargetKind
+from tvm_adaptive.asides import LastLesson, Lesson, TimingErrors
+from tvm_adaptive.cost_model.dataset import Dataset, TargetKind
+from tvm_adaptive.cost_model.family import FamilySurrogate
 from tvm_adaptive.cost_model.features import Rows, to_rows
 from tvm_adaptive.cost_model.forest import Std
 from tvm_adaptive.cost_model.storage import read_dataset, write_dataset
@@ -68,6 +69,8 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
     timing_errors : TimingErrors or None
         How far off times may be, if the runner says so: a candidate that was timed
         roughly counts less. Default None.
+    last_lesson : LastLesson or None
+        Is left what was learned of each batch, for whoever keeps it. Default None.
     journal : JournalWriter or None
         Receives ``"fit"``, ``"forecast"`` and ``"error"`` events. Default None.
 
@@ -88,6 +91,7 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
         seed: int | None = None,
         n_jobs: int = 2,
         timing_errors: TimingErrors | None = None,
+        last_lesson: LastLesson | None = None,
         journal: JournalWriter | None = None,
     ) -> None:
         super().__init__()
@@ -101,9 +105,10 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
         )
         if seed is None:
             seed = int(np.random.default_rng().integers(2**31))
-        self._surrogate = Surrogate(options, seed)
+        self._surrogate = self._new_surrogate(options, seed)
         self._rng = np.random.default_rng(seed)
         self._timing_errors = timing_errors
+        self._last_lesson = last_lesson
         self._journal: JournalWriter = journal or NullJournal()
         self._extractor = PerStoreFeature()
 
@@ -218,8 +223,9 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
         ndarray of shape (n,), or None before the first success
             Positive, higher is better.
         """
-        self._refit_if_due(context)
-        return self._surrogate.scores(_task_key(context), rows, cost_sec)
+        key = self._key(context)
+        self._refit_if_due(context, key)
+        return self._surrogate.scores(key, rows, cost_sec)
 
     def posterior_of(self, context: TuneContext, rows: Rows) -> Prediction | None:
         """Return what is believed of candidates by their features, as :meth:`posterior` does.
@@ -236,8 +242,23 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
         """
         if not len(rows):
             return None
-        self._refit_if_due(context)
-        return self._surrogate.posterior(_task_key(context), rows)
+        key = self._key(context)
+        self._refit_if_due(context, key)
+        return self._surrogate.posterior(key, rows)
+
+    def accuracy_of(self, context: TuneContext) -> float:
+        """Return the rank correlation of the last forecasts with what was measured.
+
+        Parameters
+        ----------
+        context : TuneContext
+
+        Returns
+        -------
+        float
+            In [-1, 1], higher is better; NaN before the first forecast.
+        """
+        return float(self._surrogate.accuracy_of(self._key(context)))
 
     def save(self, path: str) -> None:
         """Write all samples to a file, atomically.
@@ -270,17 +291,30 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
             )
         self._surrogate.replace_dataset(dataset)
 
+    def preload(self, dataset: Dataset) -> None:
+        """Learn what earlier runs measured; their times are compared among themselves only.
+
+        Parameters
+        ----------
+        dataset : Dataset
+            Samples whose features are not this model's are left out.
+        """
+        self._surrogate.preload(dataset.of_width(to_rows([]).shape[1]))
+
     def _learn(
         self,
         context: TuneContext,
         candidates: list[MeasureCandidate],
         results: list[RunnerResult],
     ) -> None:
-        key = _task_key(context)
+        key = self._key(context)
         rows = self.describe(context, candidates)
         seconds = np.array([_median_sec(result) for result in results])
         quality = self._surrogate.judge(key, rows, seconds)
-        self._surrogate.dataset.add(key, rows, seconds, self._errors_of(seconds))
+        errors = self._errors_of(seconds)
+        self._surrogate.add(key, rows, seconds, errors)
+        if self._last_lesson is not None:
+            self._last_lesson.lesson = Lesson(rows, errors)
         if quality is not None:
             self._journal.write("forecast", task=context.task_name, **dataclasses.asdict(quality))
 
@@ -289,8 +323,14 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
             return None
         return np.array([self._timing_errors.take(float(sec)) for sec in seconds])
 
-    def _refit_if_due(self, context: TuneContext) -> None:
-        report = self._surrogate.refit_if_due()
+    def _new_surrogate(self, options: SurrogateOptions, seed: int) -> Surrogate | FamilySurrogate:
+        return Surrogate(options, seed)
+
+    def _key(self, context: TuneContext) -> str:
+        return workload_key(context.mod)
+
+    def _refit_if_due(self, context: TuneContext, key: str) -> None:
+        report = self._surrogate.refit_if_due(key)
         if report is not None:
             self._journal.write("fit", task=context.task_name, **dataclasses.asdict(report))
 
@@ -303,10 +343,6 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
             )
         except Exception:
             logger.exception("cost model: the journal cannot be written")
-
-
-def _task_key(context: TuneContext) -> str:
-    return f"{structural_hash(context.mod) & 0xFFFF_FFFF_FFFF_FFFF:016x}"
 
 
 def _median_sec(result: RunnerResult) -> float:

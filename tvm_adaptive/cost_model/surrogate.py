@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from collections import deque
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -37,6 +38,10 @@ _MIN_STD = 0.01
 # A refit costs the more the larger the data are, and teaches the less the smaller its
 # share of news is. Stock waits for 20 %; the forest is cheap enough for more often.
 _REFIT_GROWTH = 0.05
+# Batches that "how good are forecasts now" is a mean over: one of 16 is off by 0.25.
+_N_RECENT = 5
+# Keys of tasks are hexadecimal digits.
+_BEFORE = "before:"
 # Fewer failures, or fewer successes, teach nothing about where the border is.
 _MIN_OF_EACH_CLASS = 4
 # Only an average is wanted of this forest, no spread.
@@ -125,6 +130,18 @@ class Surrogate:
         self._validity: Forest | None = None
         self._fit_bests: dict[str, float] = {}
         self._n_fitted = 0
+        self._n_before = 0  # samples of earlier runs
+        self._qualities: deque[float] = deque(maxlen=_N_RECENT)
+
+    @property
+    def accuracy(self) -> float:
+        """Mean rank correlation of the last few forecasts; NaN before the first."""
+        return float(np.mean(self._qualities)) if self._qualities else math.nan
+
+    def accuracy_of(self, key: str) -> float:
+        """Return the accuracy of what answers for a task; here it is one for all."""
+        del key
+        return self.accuracy
 
     @property
     def is_fitted(self) -> bool:
@@ -136,18 +153,38 @@ class Surrogate:
         self.dataset = dataset
         self._forest = self._validity = None
         self._fit_bests = {}
-        self._n_fitted = 0
+        self._n_fitted = self._n_before = 0
 
-    def refit_if_due(self) -> FitReport | None:
-        """Grow the forest anew if the data have grown by 5 % since the last time.
+    def preload(self, dataset: Dataset) -> None:
+        """Add what earlier runs measured, as tasks of their own: each has its own best."""
+        for key, task in dataset:
+            self.dataset.add(f"{_BEFORE}{key}", task.rows, task.seconds, task.errors)
+            self._n_before += len(task.seconds)
+
+    def add(
+        self, key: str, rows: Rows, seconds: FloatArray, errors: FloatArray | None = None
+    ) -> None:
+        """Learn what was measured of a task; see :meth:`Dataset.add`."""
+        self.dataset.add(key, rows, seconds, errors)
+
+    def refit_if_due(self, key: str = "") -> FitReport | None:
+        """Grow the forest anew if the run's data have grown by 5 % since the last time.
+
+        Parameters
+        ----------
+        key : str, default ""
+            The task that is about to be asked for; one forest serves all.
 
         Returns
         -------
         FitReport or None
             None when nothing was done.
         """
+        del key
         news = len(self.dataset) - self._n_fitted
-        if news == 0 or news < _REFIT_GROWTH * self._n_fitted:
+        # Many samples of earlier runs must not make what this one finds wait to be learned.
+        n_own = max(0, self._n_fitted - self._n_before)
+        if news == 0 or news < _REFIT_GROWTH * n_own:
             return None
         start_sec = time.perf_counter()
         rows, y = self.dataset.training_set(self.options.target)
@@ -260,7 +297,10 @@ class Surrogate:
             ratio = best / seconds[ok]
             measured = np.log(ratio) if self.options.target == "log" else ratio
             z_rms = float(np.sqrt(np.mean(((measured - mean) / np.maximum(std, _MIN_STD)) ** 2)))
-        return BatchQuality(int(ok.sum()), rank_correlation(mean, -seconds[ok]), z_rms)
+        spearman = rank_correlation(mean, -seconds[ok])
+        if math.isfinite(spearman):
+            self._qualities.append(spearman)
+        return BatchQuality(int(ok.sum()), spearman, z_rms)
 
     def header(self) -> dict[str, Any]:
         """Return what a saved file says about its origin; JSON-ready."""

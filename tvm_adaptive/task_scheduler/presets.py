@@ -7,10 +7,12 @@ from typing import Any
 
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.task_scheduler.arms import Policy
+from tvm_adaptive.task_scheduler.foresight import check_share
+from tvm_adaptive.task_scheduler.gradient import GradientPolicy
 
 # The default's belief and economy under another action function.
 _INDICES = ("epsilon-greedy", "softmax")
-POLICIES = ("default", "paper", "random", "linear", "round-robin", *_INDICES)
+POLICIES = ("default", "paper", "random", "linear", "round-robin", "gradient", *_INDICES)
 # TVM's own batch, for a run that does not say its own.
 _BATCH = 64
 
@@ -30,6 +32,29 @@ def check_policy_name(name: str) -> None:
         )
 
 
+def check_limits(
+    budget_sec: float | None,
+    warm_up_trials: int,
+    patience_trials: int | None,
+    foresee_share: float | None,
+) -> None:
+    """Raise unless a scheduler's limits can be kept.
+
+    Raises
+    ------
+    InvalidOptionError
+        Names the one that cannot.
+    """
+    if budget_sec is not None and not budget_sec > 0:
+        raise InvalidOptionError(f"budget_sec must be above 0 but got {budget_sec}.")
+    if warm_up_trials < 1:
+        raise InvalidOptionError(f"warm_up_trials must be at least 1 but got {warm_up_trials}.")
+    if patience_trials is not None and patience_trials < 1:
+        raise InvalidOptionError(f"patience_trials must be at least 1 but got {patience_trials}.")
+    if foresee_share is not None:
+        check_share(foresee_share)
+
+
 def make_policy(
     name: str,
     *,
@@ -46,7 +71,7 @@ def make_policy(
     ----------
     name : str
         ``"default"``, ``"paper"``, ``"random"``, ``"linear"``, ``"round-robin"``,
-        ``"epsilon-greedy"`` or ``"softmax"``.
+        ``"gradient"`` (TVM's own rule), ``"epsilon-greedy"`` or ``"softmax"``.
     batch : int or None, default None
         Trials of a batch; None takes TVM's.
     slot_rounds : int, default 1
@@ -58,7 +83,7 @@ def make_policy(
         ``"paper"`` warm up with whole slots whatever is given.
     patience_trials : int or None, default None
         An arm without improvement for so many trials is retired; None keeps the
-        policy's own.
+        policy's own. TVM's rule has no patience to set.
     **options : Any
         Further fields of :class:`~.policy.PolicyOptions`; not for the baselines.
 
@@ -73,6 +98,8 @@ def make_policy(
     check_policy_name(name)
     if patience_trials is not None:
         options["patience_trials"] = patience_trials
+    if name == "gradient":
+        return GradientPolicy()
     if name == "random":
         return baselines.at_random(**options)
     if name == "linear":

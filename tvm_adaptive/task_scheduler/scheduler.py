@@ -23,7 +23,6 @@ from tvm_adaptive._tvm import (
     handle,
     python_side,
 )
-from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
 from tvm_adaptive.task_scheduler.arms import Arm, Decision, Policy
 from tvm_adaptive.task_scheduler.callback_guard import CallbackGuard
@@ -34,8 +33,9 @@ from tvm_adaptive.task_scheduler.decisions import (
     slot_fields,
 )
 from tvm_adaptive.task_scheduler.ledger import Ledger
-from tvm_adaptive.task_scheduler.presets import check_policy_name, make_policy
+from tvm_adaptive.task_scheduler.presets import check_limits, check_policy_name, make_policy
 from tvm_adaptive.task_scheduler.run_state import RunState, fresh_copy, least_played
+from tvm_adaptive.task_scheduler.siblings import with_foresight
 from tvm_adaptive.task_scheduler.slots import Plateau, Slot, SlotLength
 
 logger = logging.getLogger(__name__)
@@ -72,6 +72,9 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
     patience_trials : int or None, default None
         Where the policy is given by name, a task without improvement for so many trials
         is retired; None leaves that to the policy (``"paper"``: 200, the others never).
+    foresee_share : float or None, default None
+        After each slot, so much of one for the sibling that the updated model makes most
+        promising (FamilySeer); see :mod:`tvm_adaptive.task_scheduler.foresight`.
     budget_sec : float or None, default None
         Ends the run after as many seconds, to the batch that is running then.
     plateau_slots : int or None, default None
@@ -105,6 +108,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         slot_sec: float | None = None,
         warm_up_trials: int = 4,
         patience_trials: int | None = None,
+        foresee_share: float | None = None,
         budget_sec: float | None = None,
         plateau_slots: int | None = None,
         plateau_share: float = 0.005,
@@ -115,19 +119,13 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         super().__init__()
         if isinstance(policy, str):
             check_policy_name(policy)
-        if budget_sec is not None and not budget_sec > 0:
-            raise InvalidOptionError(f"budget_sec must be above 0 but got {budget_sec}.")
-        if warm_up_trials < 1:
-            raise InvalidOptionError(f"warm_up_trials must be at least 1 but got {warm_up_trials}.")
-        if patience_trials is not None and patience_trials < 1:
-            raise InvalidOptionError(
-                f"patience_trials must be at least 1 but got {patience_trials}."
-            )
+        check_limits(budget_sec, warm_up_trials, patience_trials, foresee_share)
         Plateau(plateau_slots, plateau_share)
         self.policy = policy
         self.length = SlotLength(slot_rounds, slot_sec)
         self.warm_up_trials = warm_up_trials
         self.patience_trials = patience_trials
+        self.foresee_share = foresee_share
         self.budget_sec = budget_sec
         self.plateau_slots = plateau_slots
         self.plateau_share = plateau_share
@@ -203,6 +201,9 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
             )
         else:
             policy = fresh_copy(policy)
+        policy = with_foresight(
+            policy, records, self.foresee_share, self._batch, self.length.rounds
+        )
         ledger = Ledger(
             [str(record.ctx.task_name) for record in records],
             [float(record.task_weight) for record in records],

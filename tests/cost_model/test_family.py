@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tvm_adaptive.cost_model.dataset import Dataset
+from tvm_adaptive.cost_model.family import FamilySurrogate, learn_families
+from tvm_adaptive.cost_model.surrogate import SurrogateOptions
+
+OPTIONS = SurrogateOptions(n_trees=8, n_jobs=1)
+D = 6
+
+
+def samples(n: int, seed: int, column: int = 0, sign: float = 1.0) -> tuple:
+    """Return rows, and seconds that grow with one column."""
+    rng = np.random.default_rng(seed)
+    rows = rng.uniform(size=(n, D)).astype(np.float32)
+    return rows, np.exp(sign * 3.0 * rows[:, column].astype(np.float64))
+
+
+def surrogate(**options: int) -> FamilySurrogate:
+    return FamilySurrogate(OPTIONS, 0, **{"min_samples": 40, "min_tasks": 2, **options})
+
+
+def fill(model: FamilySurrogate, tasks: dict[str, tuple[str, int, int, float]]) -> None:
+    """Add tasks: name -> (family, samples, column, sign)."""
+    for seed, (key, (family, n, column, sign)) in enumerate(tasks.items()):
+        if family:
+            model.assign({key: family})
+        model.add(key, *samples(n, seed, column, sign))
+
+
+def test_a_small_family_is_served_by_the_model_of_all() -> None:
+    model = surrogate()
+    fill(model, {"a": ("conv", 19, 0, 1.0), "b": ("conv", 20, 0, 1.0)})
+    assert model.serving("a") is model.whole
+    model.add("b", *samples(1, 9))
+    assert model.serving("a") is model.serving("b") is model.parts["conv"]
+
+
+def test_a_family_of_too_few_tasks_is_served_by_the_model_of_all() -> None:
+    model = surrogate(min_tasks=3)
+    fill(model, {"a": ("conv", 50, 0, 1.0), "b": ("conv", 50, 0, 1.0)})
+    assert model.serving("a") is model.whole
+    fill(model, {"c": ("conv", 5, 0, 1.0)})
+    assert model.serving("a") is model.parts["conv"]
+
+
+def test_a_task_without_a_family_is_served_by_the_model_of_all() -> None:
+    model = surrogate()
+    fill(model, {"a": ("", 90, 0, 1.0)})
+    assert model.serving("a") is model.serving("unknown") is model.whole
+    assert len(model.dataset) == 90
+
+
+def test_families_that_contradict_one_another_do_not_spoil_each_other() -> None:
+    """What is fast in one family is slow in the other; their features say nothing of it."""
+    model = surrogate()
+    fill(
+        model,
+        {
+            "a": ("conv", 60, 0, 1.0),
+            "b": ("conv", 60, 0, 1.0),
+            "c": ("dense", 60, 0, -1.0),
+            "d": ("dense", 60, 0, -1.0),
+        },
+    )
+    rows, seconds = samples(100, 77)
+    quality = {}
+    for key, sign in (("a", 1.0), ("c", -1.0)):
+        model.refit_if_due(key)
+        judged = model.judge(key, rows, seconds**sign)
+        assert judged is not None
+        quality[key] = judged.spearman
+    assert min(quality.values()) > 0.8
+    model.whole.refit_if_due()
+    spoiled = model.whole.judge("a", rows, seconds)
+    assert spoiled is not None
+    assert spoiled.spearman < min(quality.values()) - 0.2
+
+
+def test_scores_and_beliefs_are_the_familys() -> None:
+    model = surrogate()
+    fill(model, {"a": ("conv", 40, 0, 1.0), "b": ("conv", 40, 0, 1.0)})
+    rows, _ = samples(10, 5)
+    assert model.scores("a", rows) is None
+    assert model.refit_if_due("a") is not None
+    assert model.refit_if_due("b") is None
+    scores, belief = model.scores("a", rows), model.posterior("a", rows)
+    assert scores is not None
+    assert belief is not None
+    np.testing.assert_array_equal(scores, model.parts["conv"].scores("a", rows))
+    assert len(belief) == 10
+
+
+def test_a_task_that_changes_its_family_takes_its_samples_along() -> None:
+    model = surrogate()
+    fill(model, {"a": ("x", 30, 0, 1.0), "b": ("x", 30, 0, 1.0), "c": ("y", 30, 0, 1.0)})
+    model.assign({"b": "y"})
+    sizes = {name: part.dataset.n_tasks for name, part in model.parts.items()}
+    assert sizes == {"x": 1, "y": 2}
+    assert model.serving("a") is model.whole
+    assert model.serving("b") is model.parts["y"]
+
+
+def test_samples_come_apart_by_family_and_together_again() -> None:
+    model = surrogate()
+    fill(model, {"a": ("x", 30, 0, 1.0), "b": ("", 20, 0, 1.0), "c": ("y", 10, 0, 1.0)})
+    parts = model.by_family()
+    assert {name: len(part) for name, part in parts.items()} == {"x": 30, "": 20, "y": 10}
+    again = surrogate()
+    again.replace(parts)
+    assert again.families == {"a": "x", "c": "y"}
+    assert len(again.dataset) == 60
+
+
+def test_samples_of_earlier_runs_serve_all() -> None:
+    model = surrogate()
+    earlier = Dataset()
+    earlier.add("old", *samples(50, 1))
+    model.preload(earlier)
+    fill(model, {"a": ("x", 3, 0, 1.0)})
+    assert model.refit_if_due("a") is not None
+    assert model.scores("a", samples(5, 2)[0]) is not None
+
+
+def contradicting(n: int = 60) -> Dataset:
+    dataset = Dataset()
+    for seed, (key, column, sign) in enumerate(
+        [("a", 0, 1.0), ("b", 0, 1.0), ("c", 0, -1.0), ("d", 0, -1.0), ("e", 3, 1.0)]
+    ):
+        dataset.add(key, *samples(n, seed, column, sign))
+    return dataset
+
+
+def test_families_are_learned_from_who_ranks_whom() -> None:
+    found = learn_families(contradicting(), seed=0)
+    assert found["a"] == found["b"]
+    assert found["c"] == found["d"]
+    assert len({found["a"], found["c"], found["e"]}) == 3
+
+
+def test_nothing_is_learned_of_tasks_with_few_samples() -> None:
+    dataset = contradicting()
+    dataset.add("few", *samples(5, 9))
+    assert "few" not in learn_families(dataset, seed=0)
+    assert learn_families(Dataset(), seed=0) == {}
+    alone = Dataset()
+    alone.add("a", *samples(60, 0))
+    assert set(learn_families(alone, seed=0)) == {"a"}
+
+
+def test_a_forecast_that_is_constant_is_no_agreement() -> None:
+    found = learn_families(
+        contradicting(), seed=0, grow=lambda rows, y, seed: lambda unseen: np.zeros(len(unseen))
+    )
+    assert len(set(found.values())) == 5
+
+
+@pytest.mark.parametrize("least", [-1.0, 1.01])
+def test_the_threshold_decides_how_many_there_are(least: float) -> None:
+    found = learn_families(contradicting(), seed=0, min_correlation=least)
+    assert len(set(found.values())) == (1 if least < 0 else 5)

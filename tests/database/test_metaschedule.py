@@ -1,0 +1,153 @@
+"""A record store as MetaSchedule's database, and back and forth with its own files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.database.conftest import make_record
+from tvm_adaptive._tvm import (
+    IRModule,
+    Target,
+    Workload,
+    json_database,
+    structural_hash,
+)
+from tvm_adaptive.database.exchange import export_json, import_json
+from tvm_adaptive.database.metaschedule import StoreDatabase, record_of, target_text, task_of
+from tvm_adaptive.database.records import StoredTrial
+from tvm_adaptive.database.repair import RECORD_FILE, WORKLOAD_FILE
+from tvm_adaptive.database.store import RecordStore
+from tvm_adaptive.errors import InvalidOptionError
+
+Mods = dict[str, IRModule]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[RecordStore]:
+    with RecordStore(tmp_path / "records.db") as store:
+        yield store
+
+
+def test_what_one_database_commits_another_reads(
+    store: RecordStore, mods: Mods, target: Target
+) -> None:
+    mod = mods["GMM"]
+    first = StoreDatabase(store, target)
+    assert not first.has_workload(mod)
+    for seed, seconds in enumerate((3e-3, None, 1e-3, 2e-3), start=1):
+        first.commit_tuning_record(make_record(mod, target, seconds, seed))
+    assert len(first) == 4
+    second = StoreDatabase(store, target)
+    assert second.has_workload(mod)
+    assert not second.has_workload(mods["C1D"])
+    top = second.get_top_k(second.commit_workload(mod), 2)
+    assert [float(record.run_secs[0]) for record in top] == [1e-3, 2e-3]
+    assert len(second.get_all_tuning_records()) == 4
+    best = second.query_tuning_record(mod, target, "main")
+    assert best is not None
+    assert float(best.run_secs[0]) == 1e-3
+    schedule = second.query_schedule(mod, target, "main")
+    assert schedule is not None
+    assert structural_hash(schedule.mod) != structural_hash(mod)
+    found = second.query_ir_module(mod, target, "main")
+    assert structural_hash(found) == structural_hash(schedule.mod)
+
+
+def test_records_of_another_target_are_not_seen(
+    store: RecordStore, mods: Mods, target: Target
+) -> None:
+    other = Target({"kind": "llvm", "num-cores": 64})
+    StoreDatabase(store, other).commit_tuning_record(make_record(mods["GMM"], other, 1e-3))
+    mine = StoreDatabase(store, target)
+    assert not mine.has_workload(mods["GMM"])
+    assert len(mine) == 0
+    assert mine.query_tuning_record(mods["GMM"], target, "main") is None
+
+
+def test_it_stands_in_for_metaschedules_own_in_a_context(
+    store: RecordStore, mods: Mods, target: Target
+) -> None:
+    database = StoreDatabase(store, target)
+    database.commit_tuning_record(make_record(mods["GMM"], target, 1e-3))
+    with database:
+        from tvm.s_tir.meta_schedule import database as ms_database
+
+        current = ms_database.Database.current()
+        assert current is not None
+        assert current.query_tuning_record(mods["GMM"], target, "main") is not None
+
+
+def test_a_record_that_cannot_be_read_is_left_out(
+    store: RecordStore, mods: Mods, target: Target, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = task_of(mods["GMM"], target, "main")
+    StoreDatabase(store, target).commit_tuning_record(make_record(mods["GMM"], target, 1e-3))
+    store.add(task, [StoredTrial('["of another version"]', 1e-4), StoredTrial("{", 1e-4)])
+    database = StoreDatabase(store, target)
+    assert len(database.get_top_k(database.commit_workload(mods["GMM"]), 9)) == 1
+    assert "left out" in caplog.text
+    assert record_of(StoredTrial("[", 1.0), Workload(mods["GMM"])) is None
+
+
+def test_equal_workloads_are_one_task_whatever_their_origin(mods: Mods, target: Target) -> None:
+    again = Workload.from_json(json.loads(task_of(mods["GMM"], target, "a").workload)).mod
+    one, other = task_of(mods["GMM"], target, "a"), task_of(again, target_text(target), "b")
+    assert one.identity == other.identity
+    assert one.family == other.family != task_of(mods["C1D"], target, "c").family
+
+
+def write_json(folder: Path, mods: Mods, target: Target) -> None:
+    folder.mkdir()
+    database = json_database(folder)
+    for name, mod in mods.items():
+        for seed, seconds in enumerate((3e-3, None, 1e-3), start=1):
+            record = make_record(mod, target, seconds, seed)
+            workload = database.commit_workload(mod)
+            fields = record.as_json()
+            assert name
+            database.commit_tuning_record(type(record).from_json(fields, workload))
+
+
+def test_metaschedules_files_come_in_and_go_out_again(
+    store: RecordStore, mods: Mods, target: Target, tmp_path: Path
+) -> None:
+    write_json(tmp_path / "theirs", mods, target)
+    assert import_json(store, tmp_path / "theirs") == (6, 0)
+    assert [each.n_trials for each in store.stats()] == [3, 3]
+    assert [each.n_failures for each in store.stats()] == [1, 1]
+    assert export_json(store, tmp_path / "ours") == 4
+    database = json_database(tmp_path / "ours")
+    for mod in mods.values():
+        best = database.query_tuning_record(mod, target, "main")
+        assert float(best.run_secs[0]) == 1e-3
+    assert export_json(store, tmp_path / "best", best=1) == 2
+
+
+def test_importing_twice_adds_nothing(
+    store: RecordStore, mods: Mods, target: Target, tmp_path: Path
+) -> None:
+    write_json(tmp_path / "theirs", mods, target)
+    import_json(store, tmp_path / "theirs")
+    assert import_json(store, tmp_path / "theirs") == (0, 6)
+
+
+def test_lines_that_cannot_be_read_cost_themselves_only(
+    store: RecordStore, mods: Mods, target: Target, tmp_path: Path
+) -> None:
+    write_json(tmp_path / "theirs", mods, target)
+    path = tmp_path / "theirs" / RECORD_FILE
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:2], "", "[9, []]", lines[2][:40], *lines[3:]]))
+    assert import_json(store, tmp_path / "theirs") == (5, 2)
+
+
+def test_what_is_no_database_is_told(store: RecordStore, tmp_path: Path) -> None:
+    with pytest.raises(InvalidOptionError, match="holds no database"):
+        import_json(store, tmp_path)
+    (tmp_path / WORKLOAD_FILE).touch()
+    with pytest.raises(InvalidOptionError, match="holds a database already"):
+        export_json(store, tmp_path)

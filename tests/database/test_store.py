@@ -1,0 +1,300 @@
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tvm_adaptive.database.records import StoredTask, StoredTrial, pack_features, unpack_features
+from tvm_adaptive.database.store import RecordStore
+from tvm_adaptive.errors import StoreError
+
+
+def task(number: int = 0, target: str = '{"kind":"llvm"}', family: str = "matmul") -> StoredTask:
+    return StoredTask(f"{number:016x}", target, family, f"matmul{number}", '["1", "mod"]')
+
+
+def trial(seconds: float | None, record: str = "[]", **fields: object) -> StoredTrial:
+    failure = "" if seconds is not None else "it crashed"
+    return StoredTrial(record, seconds, failure=failure, **fields)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Start a server of our own on a socket in a new folder; skip where there is none."""
+    pytest.importorskip("psycopg")
+    initdb = shutil.which("initdb")
+    if initdb is None:
+        pytest.skip("PostgreSQL's initdb is not on PATH")
+    folder = tmp_path_factory.mktemp("pg")
+    with _as_user(folder) as user:
+        done = subprocess.run(
+            [*user, initdb, "-D", str(folder / "data"), "-U", "tuner", "--auth=trust"],
+            capture_output=True,
+            check=False,
+            text=True,
+        )
+        if done.returncode:
+            pytest.skip(f"initdb: {done.stderr.strip().splitlines()[-1]}")
+        server = subprocess.Popen(
+            [
+                *user,
+                str(Path(initdb).with_name("postgres")),
+                *("-D", str(folder / "data"), "-k", str(folder), "-h", "", "-F"),
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        url = f"postgresql+psycopg://tuner@/postgres?host={folder}"
+        try:
+            _wait_for(url)
+            yield url
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.wait(timeout=30)
+
+
+class _as_user:
+    """PostgreSQL refuses to run as root: run it as nobody there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __enter__(self) -> list[str]:
+        if os.geteuid() != 0:
+            return []
+        if shutil.which("setpriv") is None:
+            pytest.skip("PostgreSQL does not run as root, and setpriv is not on PATH")
+        shutil.chown(self.folder, "nobody")
+        for parent in self.folder.parents:
+            if parent.owner() == "root" and "pytest" in parent.name:
+                parent.chmod(parent.stat().st_mode | 0o055)
+        return ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def _wait_for(url: str) -> None:
+    for _ in range(100):
+        try:
+            RecordStore(url).close()
+        except StoreError:
+            time.sleep(0.1)
+        else:
+            return
+    pytest.skip("PostgreSQL did not start")
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield str(tmp_path / "records.db")
+        return
+    url = request.getfixturevalue("postgres")
+    yield url
+    import sqlalchemy as sa
+
+    from tvm_adaptive.database import schema
+
+    engine = sa.create_engine(url)
+    schema.metadata.drop_all(engine)
+    engine.dispose()
+
+
+def test_what_was_added_is_there_in_another_process_life(url: str) -> None:
+    features = np.arange(5, dtype=np.float32) / 3
+    kept = StoredTrial("[1]", 1e-3, 0.02, "", features, 17.0, "run")
+    with RecordStore(url) as store:
+        store.add(task(), [kept, trial(None)])
+    with RecordStore(url) as store:
+        assert store.tasks() == [task()]
+        first, second = store.latest(task())
+    assert first.features is not None
+    np.testing.assert_array_equal(first.features, features)
+    fields = ("record", "seconds", "error", "failure", "unix_sec", "run")
+    assert [getattr(first, name) for name in fields] == [getattr(kept, name) for name in fields]
+    assert (second.seconds, second.failure, second.features) == (None, "it crashed", None)
+
+
+def test_the_fastest_come_first_and_failures_never(url: str) -> None:
+    with RecordStore(url) as store:
+        store.add(task(), [trial(3.0), trial(None), trial(1.0)])
+        store.add(task(), [trial(2.0)])
+        store.add(task(1), [trial(0.1)])
+        assert [each.seconds for each in store.best(task(), 2)] == [1.0, 2.0]
+        assert [each.seconds for each in store.latest(task(), 2)] == [1.0, 2.0]
+        assert [each.seconds for each in store.latest(task())] == [3.0, None, 1.0, 2.0]
+        assert store.best(task(2), 5) == []
+
+
+def test_tasks_are_told_apart_by_workload_and_target(url: str) -> None:
+    other = task(0, '{"kind":"cuda"}')
+    conv = task(1, family="conv2d")
+    with RecordStore(url) as store:
+        for number, each in enumerate((task(), other, conv)):
+            store.add(each, [trial(1.0 + number)])
+        assert store.tasks() == [task(), other, conv]
+        assert store.tasks(family="matmul") == [task(), other]
+        assert store.tasks(target=other.target) == [other]
+        assert store.tasks(family="matmul", target=other.target) == [other]
+        assert [each.seconds for each in store.best(other, 9)] == [2.0]
+
+
+def test_statistics_are_per_task(url: str) -> None:
+    with RecordStore(url) as store:
+        store.add(task(), [trial(3.0, unix_sec=5.0), trial(None, unix_sec=9.0)])
+        store.add(task(1), [])
+        first, second = store.stats()
+    assert (first.task, first.n_trials, first.n_failures) == (task(), 2, 1)
+    assert (first.best_sec, first.last_unix_sec) == (3.0, 9.0)
+    assert (second.n_trials, second.best_sec) == (0, None)
+
+
+def test_pruning_keeps_the_fastest_of_each_task(url: str) -> None:
+    with RecordStore(url) as store:
+        store.add(task(), [trial(sec) for sec in (5.0, None, 1.0, 3.0)])
+        store.add(task(1), [trial(None)])
+        assert store.prune(2) == 2
+        assert [each.seconds for each in store.latest(task())] == [1.0, 3.0]
+        assert len(store.latest(task(1))) == 1
+        assert store.prune(2) == 0
+
+
+def append(url: str, number: int) -> None:
+    with RecordStore(url) as store:
+        for i in range(50):
+            record = json.dumps([number, i])
+            store.add(task(i % 3), [trial(1.0 + i, record), trial(None, record)])
+
+
+def test_several_processes_write_at_once_and_nothing_is_lost(url: str) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    writers = [spawn.Process(target=append, args=(url, number)) for number in range(4)]
+    for each in writers:
+        each.start()
+    for each in writers:
+        each.join()
+    assert [each.exitcode for each in writers] == [0] * 4
+    with RecordStore(url) as store:
+        assert len(store.tasks()) == 3
+        kept = [each.record for number in range(3) for each in store.latest(task(number))]
+    assert len(kept) == 400
+    assert set(kept) == {json.dumps([n, i]) for n in range(4) for i in range(50)}
+
+
+def append_until_killed(url: str, acknowledged: str) -> None:
+    with RecordStore(url) as store, open(acknowledged, "ab", buffering=0) as log:
+        i = 0
+        while True:
+            store.add(task(), [trial(1.0, str(i)), trial(2.0, str(i))])
+            log.write(b"%d\n" % i)
+            i += 1
+
+
+@pytest.mark.parametrize("wait_sec", [0.05, 0.11, 0.23])
+def test_a_writer_that_is_killed_leaves_whole_batches_and_all_acknowledged_ones(
+    tmp_path: Path, wait_sec: float
+) -> None:
+    url, acknowledged = str(tmp_path / "records.db"), tmp_path / "acknowledged"
+    RecordStore(url).close()
+    spawn = multiprocessing.get_context("spawn")
+    writer = spawn.Process(target=append_until_killed, args=(url, str(acknowledged)))
+    writer.start()
+    while not acknowledged.exists() or not acknowledged.read_bytes():
+        time.sleep(0.01)
+    time.sleep(wait_sec)
+    writer.kill()
+    writer.join()
+    told = [int(line) for line in acknowledged.read_bytes().split(b"\n")[:-1]]
+    with RecordStore(url) as store:
+        kept = [int(each.record) for each in store.latest(task())]
+        store.add(task(), [trial(3.0)])  # and goes on
+    assert told
+    assert kept == [i for i in range(len(kept) // 2) for _ in range(2)]
+    assert len(kept) // 2 >= len(told)
+
+
+def test_a_full_disk_is_an_error_and_costs_nothing_that_was_there(tmp_path: Path) -> None:
+    url = str(tmp_path / "records.db")
+    with RecordStore(url) as store:
+        store.add(task(), [trial(1.0)])
+        n_pages = sqlite3.connect(url).execute("PRAGMA page_count").fetchone()[0]
+
+        def limit(connection: sqlite3.Connection, _: object) -> None:
+            connection.execute(f"PRAGMA max_page_count={n_pages + 2}")
+
+        import sqlalchemy as sa
+
+        sa.event.listen(store._engine, "connect", limit)
+        store._engine.dispose()
+        with pytest.raises(StoreError, match=r"full.*Make room"):
+            store.add(task(), [trial(2.0, "x" * 100_000)])
+    with RecordStore(url) as store:
+        assert store.best(task(), 1)[0].seconds == 1.0
+
+
+@pytest.mark.parametrize("content", [b"no database at all" * 100, os.urandom(8192)])
+def test_a_file_that_is_no_store_is_left_as_it_is(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "records.db"
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match=r"not a database\. Nothing was changed"):
+        RecordStore(path)
+    assert path.read_bytes() == content
+
+
+def test_a_store_of_another_version_is_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "records.db"
+    RecordStore(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE tvm_adaptive_meta SET value = '99'")
+    with pytest.raises(StoreError, match=r"version 99, this package reads 1"):
+        RecordStore(path)
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("mysql://me:hunter2@host/name", "can be sqlite or postgresql"),
+        ("postgresql+psycopg://me:hunter2@127.0.0.1:1/name", "Could not open the record store"),
+        ("://", "cannot be read"),
+    ],
+)
+def test_a_url_that_cannot_be_used_is_told_without_its_password(url: str, text: str) -> None:
+    with pytest.raises(StoreError, match=text) as caught:
+        RecordStore(url)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_path_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="Could not open the record store"):
+        RecordStore(tmp_path / "file" / "records.db")
+
+
+def test_damaged_features_cost_the_features_only(tmp_path: Path) -> None:
+    path = tmp_path / "records.db"
+    with RecordStore(path) as store:
+        store.add(task(), [trial(1.0, features=np.ones(3, dtype=np.float32))])
+        with sqlite3.connect(path) as connection:
+            connection.execute("UPDATE tvm_adaptive_trials SET features = x'00'")
+        (found,) = store.latest(task())
+    assert found.features is None
+    assert found.seconds == 1.0
+
+
+def test_features_are_kept_to_the_bit() -> None:
+    features = np.random.default_rng(0).normal(size=1000).astype(np.float32)
+    unpacked = unpack_features(pack_features(features))
+    assert unpacked is not None
+    np.testing.assert_array_equal(unpacked, features)
+    assert unpack_features(pack_features(None)) is None

@@ -1,0 +1,106 @@
+"""``tvm-adaptive db``: what a record store holds, and how it gets in and out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tvm_adaptive import upkeep
+from tvm_adaptive.cli.codes import EXIT_OK
+
+
+def run(options: argparse.Namespace) -> int:
+    """Do what the options say.
+
+    Raises
+    ------
+    AdaptiveError
+        For a store, a folder or a number that cannot be used.
+    """
+    return _ACTIONS[options.action](options)
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
+    """Add the command to a parser's."""
+    db: argparse.ArgumentParser = commands.add_parser(
+        "db",
+        help="look into the store of records, export, import or prune it",
+        description="Runs keep what they measure in a store, and begin with what is there.",
+    )
+    db.add_argument(
+        "--store", default="user", metavar="NAME", help="a path or URL (default: your own)"
+    )
+    db.set_defaults(run=run)
+    actions = db.add_subparsers(dest="action", required=True)
+    actions.add_parser("stats", help="tasks, trials and best times")
+    export = actions.add_parser("export", help="write a JSON database of MetaSchedule")
+    export.add_argument("folder", type=Path, metavar="DIR", help="a new folder")
+    export.add_argument("--best", type=_count, metavar="N", help="only the N fastest of each task")
+    read = actions.add_parser("import", help="add a JSON database, e.g. a run's folder")
+    read.add_argument("folder", type=Path, metavar="DIR")
+    prune = actions.add_parser("prune", help="delete all but the fastest trials of each task")
+    prune.add_argument("--keep", type=_count, default=64, metavar="N", help="default: 64")
+
+
+def _stats(options: argparse.Namespace) -> int:
+    name, stats = upkeep.stats(options.store)
+    table = Table("task", "family", "target", "trials", "failed", "best, ms", "last")
+    for each in stats:
+        table.add_row(
+            each.task.name,
+            each.task.family,
+            _short(each.task.target),
+            str(each.n_trials),
+            str(each.n_failures),
+            "-" if each.best_sec is None else f"{each.best_sec * 1e3:.4g}",
+            time.strftime("%Y-%m-%d", time.gmtime(each.last_unix_sec)),
+        )
+    if stats:
+        Console(file=sys.stdout).print(table)
+    print(f"{name}: {len(stats)} tasks, {sum(each.n_trials for each in stats)} trials")
+    return EXIT_OK
+
+
+def _export(options: argparse.Namespace) -> int:
+    n_written = upkeep.export_records(options.store, options.folder, options.best)
+    print(f"{options.folder}: {n_written} records")
+    return EXIT_OK
+
+
+def _import(options: argparse.Namespace) -> int:
+    name, n_added, n_skipped = upkeep.import_records(options.store, options.folder)
+    print(f"{name}: {n_added} records added, {n_skipped} left out (known or not readable)")
+    return EXIT_OK
+
+
+def _prune(options: argparse.Namespace) -> int:
+    name, n_deleted = upkeep.prune(options.store, options.keep)
+    print(f"{name}: {n_deleted} trials deleted")
+    return EXIT_OK
+
+
+_ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "stats": _stats,
+    "export": _export,
+    "import": _import,
+    "prune": _prune,
+}
+
+
+def _short(target: str) -> str:
+    fields = json.loads(target)
+    return " ".join(str(fields[key]) for key in ("kind", "mcpu", "arch") if key in fields)
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of trials; write for example 64")
+    return int(text)

@@ -1,0 +1,131 @@
+"""Between a record store and MetaSchedule's own JSON databases."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tvm_adaptive._tvm import TuningRecord, Workload
+from tvm_adaptive.database.metaschedule import target_text, task_of, trial_of
+from tvm_adaptive.database.records import StoredTask, StoredTrial
+from tvm_adaptive.database.repair import RECORD_FILE, WORKLOAD_FILE
+from tvm_adaptive.database.store import RecordStore
+from tvm_adaptive.errors import InvalidOptionError
+
+
+def export_json(store: RecordStore, folder: Path, best: int | None = None) -> int:
+    """Write a store as a JSON database, for MetaSchedule and for people without our package.
+
+    Parameters
+    ----------
+    store : RecordStore
+    folder : Path
+        Made if missing; must not hold a database.
+    best : int or None, default None
+        Only so many of the fastest of each task; None for all that have a time.
+
+    Returns
+    -------
+    int
+        Records that were written.
+
+    Raises
+    ------
+    InvalidOptionError
+        When the folder holds a database or cannot be written.
+    StoreError
+        When the store cannot be read.
+    """
+    if any((folder / name).exists() for name in (WORKLOAD_FILE, RECORD_FILE)):
+        raise InvalidOptionError(f"{folder} holds a database already; name another folder.")
+    places: dict[str, int] = {}
+    workloads: list[str] = []
+    records: list[str] = []
+    for task in store.tasks():
+        trials = store.latest(task) if best is None else store.best(task, best)
+        timed = [trial for trial in trials if trial.seconds is not None]
+        if timed and task.workload_key not in places:
+            places[task.workload_key] = len(workloads)
+            workloads.append(task.workload)
+        records += [f"[{places[task.workload_key]},{trial.record}]" for trial in timed]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / WORKLOAD_FILE).write_text("".join(f"{line}\n" for line in workloads))
+        (folder / RECORD_FILE).write_text("".join(f"{line}\n" for line in records))
+    except OSError as error:
+        raise InvalidOptionError(
+            f"{folder} cannot be written ({error.strerror}); name another folder."
+        ) from error
+    return len(records)
+
+
+def import_json(store: RecordStore, folder: Path) -> tuple[int, int]:
+    """Add a JSON database's records that a store does not hold yet.
+
+    Parameters
+    ----------
+    store : RecordStore
+    folder : Path
+
+    Returns
+    -------
+    n_added, n_skipped : int
+        Skipped are those that the store holds, and lines that cannot be read.
+
+    Raises
+    ------
+    InvalidOptionError
+        When the folder holds no database.
+    StoreError
+        When the store cannot be written.
+    """
+    if not (folder / WORKLOAD_FILE).is_file() or not (folder / RECORD_FILE).is_file():
+        raise InvalidOptionError(
+            f"{folder} holds no database of MetaSchedule ({WORKLOAD_FILE}, {RECORD_FILE})."
+        )
+    workloads = [_workload(line) for line in _lines(folder / WORKLOAD_FILE)]
+    tasks: dict[tuple[int, str], StoredTask] = {}
+    found: dict[tuple[int, str], list[StoredTrial]] = {}
+    n_unreadable = 0
+    for line in _lines(folder / RECORD_FILE):
+        parsed = _record(line, workloads)
+        if parsed is None:
+            n_unreadable += 1
+            continue
+        number, record = parsed
+        key = (number, target_text(record.target))
+        if key not in tasks:
+            tasks[key] = task_of(workloads[number].mod, key[1], "main")
+        found.setdefault(key, []).append(trial_of(record, unix_sec=0.0, run=str(folder)))
+    n_added = n_known = 0
+    for key, trials in found.items():
+        known = {trial.record for trial in store.latest(tasks[key])}
+        new = [trial for trial in trials if trial.record not in known]
+        store.add(tasks[key], new)
+        n_added += len(new)
+        n_known += len(trials) - len(new)
+    return n_added, n_known + n_unreadable
+
+
+def _lines(path: Path) -> Iterator[str]:
+    for line in path.read_text(errors="replace").splitlines():
+        if line.strip():
+            yield line
+
+
+def _workload(line: str) -> Any:
+    try:
+        return Workload.from_json(json.loads(line))
+    except Exception:  # what TVM's parser may raise is anything
+        return None
+
+
+def _record(line: str, workloads: list[Any]) -> tuple[int, TuningRecord] | None:
+    try:
+        number, fields = json.loads(line)
+        record = TuningRecord.from_json(fields, workloads[number])
+    except Exception:  # half a line, a workload that is not there, a trace of another TVM
+        return None
+    return None if record.target is None else (int(number), record)

@@ -1,0 +1,191 @@
+"""A record store as MetaSchedule's ``database=``, and MetaSchedule's records as rows of it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from typing import Any
+
+import numpy as np
+
+from tvm_adaptive._tvm import (
+    Database,
+    IRModule,
+    PyDatabase,
+    Schedule,
+    Target,
+    TuningRecord,
+    Workload,
+    anchor_of,
+    derived_object,
+    memory_database,
+    workload_key,
+)
+from tvm_adaptive.database.records import StoredTask, StoredTrial
+from tvm_adaptive.database.store import RecordStore
+
+logger = logging.getLogger(__name__)
+
+# MetaSchedule writes 1e10 s for a failed trial; nothing that long is a measurement.
+_FAILED_SEC = 1e9
+
+
+def target_text(target: Target) -> str:
+    """Return a target's JSON, the same for equal targets."""
+    return json.dumps(json.loads(str(target)), sort_keys=True)
+
+
+def task_of(mod: IRModule, target: Target | str, name: str) -> StoredTask:
+    """Return what a record store calls a workload on a target.
+
+    Parameters
+    ----------
+    mod : IRModule
+        Not scheduled, normalised as in a tuning context.
+    target : Target or str
+        Or its text.
+    name : str
+    """
+    return StoredTask(
+        workload_key=workload_key(mod),
+        target=target if isinstance(target, str) else target_text(target),
+        family=anchor_of(mod),
+        name=name,
+        workload=json.dumps(Workload(mod).as_json()),
+    )
+
+
+def trial_of(
+    record: TuningRecord, *, failure: str = "", unix_sec: float | None = None, run: str = ""
+) -> StoredTrial:
+    """Return a record as a row; one without a believable time is a failure."""
+    seconds = [float(sec) for sec in record.run_secs or ()]
+    median_sec = float(np.median(seconds)) if seconds else None
+    if failure or median_sec is None or not 0 < median_sec < _FAILED_SEC:
+        median_sec, failure = None, failure or "failed"
+    return StoredTrial(
+        record=json.dumps(record.as_json()),
+        seconds=median_sec,
+        failure=failure,
+        unix_sec=time.time() if unix_sec is None else unix_sec,
+        run=run,
+    )
+
+
+@derived_object
+class StoreDatabase(PyDatabase):  # type: ignore[misc]
+    """Let MetaSchedule read and write a record store, one target's records of it.
+
+    Records are read per workload when MetaSchedule first asks for it. What is committed
+    is in the store when the call returns.
+
+    Parameters
+    ----------
+    store : RecordStore
+        Stays open as long as this object is used.
+    target : Target
+        MetaSchedule does not tell records of one workload apart by target.
+    run : str, default ""
+        Names whoever writes.
+    """
+
+    def __init__(self, store: RecordStore, target: Target, run: str = "") -> None:
+        super().__init__()
+        self._store = store
+        self._target = target_text(target)
+        self._run = run
+        self._inner: Database = memory_database()
+        self._loaded: set[str] = set()
+
+    def has_workload(self, mod: IRModule) -> bool:
+        """Say whether a workload is in the store."""
+        self._load(mod)
+        return bool(self._inner.has_workload(mod))
+
+    def commit_workload(self, mod: IRModule) -> Workload:
+        """Return MetaSchedule's object for a workload; it is stored with its first record."""
+        self._load(mod)
+        return self._inner.commit_workload(mod)
+
+    def commit_tuning_record(self, record: TuningRecord) -> None:
+        """Write a record.
+
+        Raises
+        ------
+        StoreError
+            When it could not be written.
+        """
+        mod = record.workload.mod
+        self._load(mod)
+        self._store.add(task_of(mod, self._target, "main"), [trial_of(record, run=self._run)])
+        # The database in memory knows its own object of a workload only.
+        workload = self._inner.commit_workload(mod)
+        self._inner.commit_tuning_record(
+            TuningRecord(record.trace, workload, record.run_secs, record.target, record.args_info)
+        )
+
+    def get_top_k(self, workload: Workload, top_k: int) -> list[TuningRecord]:
+        """Return the fastest records of a workload, fastest first."""
+        self._load(workload.mod)
+        return list(self._inner.get_top_k(self._inner.commit_workload(workload.mod), top_k))
+
+    def get_all_tuning_records(self) -> list[TuningRecord]:
+        """Return all records of the target."""
+        for task in self._store.tasks(target=self._target):
+            self._load(_workload_of(task).mod)
+        return list(self._inner.get_all_tuning_records())
+
+    def query_tuning_record(
+        self, mod: IRModule, target: Target, workload_name: str | None = None
+    ) -> TuningRecord | None:
+        """Return the best record of a workload, None without one."""
+        self._load(mod)
+        return self._inner.query_tuning_record(mod, target, workload_name or "main")
+
+    def query_schedule(
+        self, mod: IRModule, target: Target, workload_name: str | None = None
+    ) -> Schedule | None:
+        """Return the best schedule of a workload, None without one."""
+        self._load(mod)
+        return self._inner.query_schedule(mod, target, workload_name or "main")
+
+    def query_ir_module(
+        self, mod: IRModule, target: Target, workload_name: str | None = None
+    ) -> IRModule | None:
+        """Return the workload as its best schedule leaves it, None without one."""
+        self._load(mod)
+        return self._inner.query_ir_module(mod, target, workload_name or "main")
+
+    def __len__(self) -> int:
+        """Return the number of the target's records."""
+        tasks = [each for each in self._store.stats() if each.task.target == self._target]
+        return sum(each.n_trials for each in tasks)
+
+    def _load(self, mod: IRModule) -> None:
+        key = workload_key(mod)
+        if key in self._loaded:
+            return
+        self._loaded.add(key)
+        task = task_of(mod, self._target, "main")
+        trials = self._store.latest(task)
+        if not trials:
+            return
+        workload = self._inner.commit_workload(mod)
+        for trial in trials:
+            record = record_of(trial, workload)
+            if record is not None:
+                self._inner.commit_tuning_record(record)
+
+
+def record_of(trial: StoredTrial, workload: Workload) -> TuningRecord | None:
+    """Return a row as MetaSchedule's record; None, which is logged, if it cannot be read."""
+    try:
+        return TuningRecord.from_json(json.loads(trial.record), workload)
+    except Exception:  # what TVM's parser may raise is anything
+        logger.warning("a record of the store cannot be read and is left out", exc_info=True)
+        return None
+
+
+def _workload_of(task: StoredTask) -> Any:
+    return Workload.from_json(json.loads(task.workload))

@@ -1,0 +1,104 @@
+"""What a record store keeps, as values."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import zlib
+
+import numpy as np
+import numpy.typing as npt
+
+Features = npt.NDArray[np.float32]
+# Of a task: keys of its workload and of its target.
+Identity = tuple[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredTask:
+    """A workload on a target.
+
+    Attributes
+    ----------
+    workload_key : str
+        Equal for structurally equal workloads, whatever they are called.
+    target : str
+        JSON.
+    family : str
+        What related tasks have in common.
+    name : str
+        As the run called it that stored it first.
+    workload : str
+        In MetaSchedule's own JSON, for export.
+    """
+
+    workload_key: str
+    target: str
+    family: str
+    name: str
+    workload: str
+
+    @property
+    def target_key(self) -> str:
+        """The target's JSON, short."""
+        return hashlib.sha256(self.target.encode()).hexdigest()
+
+    @property
+    def identity(self) -> Identity:
+        """What tells tasks apart, whoever stored them."""
+        return self.workload_key, self.target_key
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredTrial:
+    """One measured candidate.
+
+    Attributes
+    ----------
+    record : str
+        MetaSchedule's own JSON of it: trace, seconds, target, arguments.
+    seconds : float or None
+        Of one run, lower is better; None for a failure.
+    error : float or None
+        Relative standard error of ``seconds``; None where it is not known.
+    failure : str
+        First line of what went wrong; empty for a success.
+    features : ndarray of shape (d,), float32, or None
+        What a cost model saw of the candidate.
+    unix_sec : float
+        When it was measured.
+    run : str
+        Names the run that measured it.
+    """
+
+    record: str
+    seconds: float | None
+    error: float | None = None
+    failure: str = ""
+    features: Features | None = None
+    unix_sec: float = 0.0
+    run: str = ""
+
+
+def pack_features(features: Features | None) -> bytes | None:
+    """Return features as compressed bytes, little-endian float32."""
+    if features is None:
+        return None
+    # Most of them are 0: the fastest level makes a third of them.
+    return zlib.compress(np.ascontiguousarray(features, dtype="<f4").tobytes(), level=1)
+
+
+def unpack_features(packed: bytes | None) -> Features | None:
+    """Undo :func:`pack_features`.
+
+    Raises
+    ------
+    ValueError
+        When the bytes are none of its.
+    """
+    if packed is None:
+        return None
+    try:
+        return np.frombuffer(zlib.decompress(packed), dtype="<f4").astype(np.float32)
+    except zlib.error as error:
+        raise ValueError(f"features are damaged: {error}") from error

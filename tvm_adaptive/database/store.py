@@ -1,0 +1,375 @@
+"""The record store: what was ever measured, kept across runs and shared between people.
+
+A SQLite file by default, in write-ahead mode, so that several runs may write at once and
+a killed one leaves no half of a batch; PostgreSQL by URL for a team. What ``add`` has
+returned from is on disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import URL, make_url
+
+from tvm_adaptive.database import schema
+from tvm_adaptive.database.records import (
+    StoredTask,
+    StoredTrial,
+    pack_features,
+    unpack_features,
+)
+from tvm_adaptive.errors import StoreError
+
+logger = logging.getLogger(__name__)
+
+# Another writer holds the file for milliseconds; minutes of waiting mean that it hangs.
+_BUSY_TIMEOUT_SEC = 60.0
+# Of PostgreSQL's advisory locks, any number that nobody else uses.
+_CREATE_LOCK = 0x7674_6D61
+# While one process turns a new file to write-ahead mode, others cannot.
+_WAL_TRIES = 50
+_WAL_WAIT_SEC = 0.1
+_INSERTS = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskStats:
+    """What a store holds of a task.
+
+    Attributes
+    ----------
+    task : StoredTask
+    n_trials, n_failures : int
+    best_sec : float or None
+        None without a success.
+    last_unix_sec : float
+        When the last trial was measured.
+    """
+
+    task: StoredTask
+    n_trials: int
+    n_failures: int
+    best_sec: float | None
+    last_unix_sec: float
+
+
+class RecordStore:
+    """Trials by task, appended and asked for.
+
+    Parameters
+    ----------
+    url : str or Path
+        A path of a SQLite file, created if missing, or a URL as SQLAlchemy takes it,
+        such as ``"postgresql+psycopg://user:secret@host/name"``.
+
+    Raises
+    ------
+    StoreError
+        When the file is no store, is damaged or of a newer version, or the server cannot
+        be reached; what is there is left as it is.
+    """
+
+    def __init__(self, url: str | Path) -> None:
+        self.url = _url_of(url)
+        self._engine = self._connect()
+        # SQLAlchemy's engine may be used by several threads, a transaction by one.
+        self._lock = threading.Lock()
+        self._check_or_create()
+
+    @property
+    def name(self) -> str:
+        """What to call the store in a message; without a password."""
+        if self.url.get_backend_name() == "sqlite":
+            return str(self.url.database)
+        return self.url.render_as_string(hide_password=True)
+
+    def add(self, task: StoredTask, trials: Sequence[StoredTrial]) -> None:
+        """Append trials, all or none; they are on disk when this returns.
+
+        Raises
+        ------
+        StoreError
+            When they could not be written (disk full, server gone); none of them is then.
+        """
+        rows = [_row_of(trial) for trial in trials]
+        with self._lock, self._guard("write to"), self._begin() as connection:
+            task_id = self._task_id(connection, task)
+            if rows:
+                connection.execute(
+                    sa.insert(schema.trials), [{"task_id": task_id, **row} for row in rows]
+                )
+
+    def tasks(self, *, family: str | None = None, target: str | None = None) -> list[StoredTask]:
+        """Return the tasks of a family, on a target, or all, in the order they came.
+
+        Raises
+        ------
+        StoreError
+        """
+        query = sa.select(schema.tasks).order_by(schema.tasks.c.id)
+        if family is not None:
+            query = query.where(schema.tasks.c.family == family)
+        if target is not None:
+            query = query.where(schema.tasks.c.target == target)
+        with self._guard("read"), self._engine.connect() as connection:
+            return [_task_of(row) for row in connection.execute(query).mappings()]
+
+    def best(self, task: StoredTask, n: int) -> list[StoredTrial]:
+        """Return the ``n`` fastest trials of a task, fastest first.
+
+        Raises
+        ------
+        StoreError
+        """
+        trials = schema.trials.c
+        query = (
+            self._of(task)
+            .where(trials.seconds.is_not(None))
+            .order_by(trials.seconds, trials.id)
+            .limit(n)
+        )
+        return self._trials(query)
+
+    def latest(self, task: StoredTask, n: int | None = None) -> list[StoredTrial]:
+        """Return the last ``n`` trials of a task, or all, in the order measured.
+
+        Raises
+        ------
+        StoreError
+        """
+        query = self._of(task).order_by(schema.trials.c.id.desc()).limit(n)
+        return self._trials(query)[::-1]
+
+    def stats(self) -> list[TaskStats]:
+        """Return what there is, per task.
+
+        Raises
+        ------
+        StoreError
+        """
+        trials, tasks = schema.trials.c, schema.tasks.c
+        query = (
+            sa.select(
+                *schema.tasks.c,
+                sa.func.count(trials.id).label("n_trials"),
+                sa.func.count(trials.seconds).label("n_successes"),
+                sa.func.min(trials.seconds).label("best_sec"),
+                sa.func.coalesce(sa.func.max(trials.unix_sec), 0.0).label("last"),
+            )
+            .select_from(schema.tasks.outerjoin(schema.trials))
+            .group_by(*schema.tasks.c)
+            .order_by(tasks.id)
+        )
+        with self._guard("read"), self._engine.connect() as connection:
+            return [
+                TaskStats(
+                    _task_of(row),
+                    int(row["n_trials"]),
+                    int(row["n_trials"]) - int(row["n_successes"]),
+                    None if row["best_sec"] is None else float(row["best_sec"]),
+                    float(row["last"]),
+                )
+                for row in connection.execute(query).mappings()
+            ]
+
+    def prune(self, keep: int) -> int:
+        """Keep the ``keep`` fastest trials of each task; return how many were deleted.
+
+        Raises
+        ------
+        StoreError
+            Nothing is deleted then.
+        """
+        trials = schema.trials.c
+        rank = (
+            sa.func.row_number()
+            .over(
+                partition_by=trials.task_id,
+                order_by=(trials.seconds.is_(None), trials.seconds, trials.id),
+            )
+            .label("rank")
+        )
+        ranked = sa.select(trials.id, rank).subquery()
+        gone = sa.select(ranked.c.id).where(ranked.c.rank > keep)
+        with self._lock, self._guard("write to"), self._begin() as connection:
+            done = connection.execute(sa.delete(schema.trials).where(trials.id.in_(gone)))
+            return int(done.rowcount)
+
+    def close(self) -> None:
+        """Let go of the file or the server."""
+        self._engine.dispose()
+
+    def __enter__(self) -> RecordStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _connect(self) -> sa.Engine:
+        if self.url.get_backend_name() != "sqlite":
+            with self._guard("open"):
+                # A connection that the server dropped overnight is made anew.
+                return sa.create_engine(self.url, pool_pre_ping=True)
+        if self.url.database:
+            path = Path(self.url.database)
+            with self._guard("open"):
+                path.parent.mkdir(parents=True, exist_ok=True)
+        engine = sa.create_engine(self.url, connect_args={"timeout": _BUSY_TIMEOUT_SEC})
+        sa.event.listen(engine, "connect", _set_up_sqlite)
+        return engine
+
+    @contextlib.contextmanager
+    def _begin(self) -> Iterator[sa.Connection]:
+        """Begin a transaction that writes."""
+        with self._engine.connect() as connection:
+            if self.url.get_backend_name() == "sqlite":
+                # Two readers that both become writers would wait for one another for ever.
+                connection.exec_driver_sql("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.commit()
+            except BaseException:
+                connection.rollback()
+                raise
+
+    def _check_or_create(self) -> None:
+        with self._guard("open"):
+            with self._engine.connect() as connection:
+                exists = sa.inspect(connection).has_table(schema.meta.name)
+            if not exists:
+                with self._begin() as connection:
+                    self._create(connection)
+            query = sa.select(schema.meta.c.value).where(schema.meta.c.key == "version")
+            with self._engine.connect() as connection:
+                version = connection.execute(query).scalar_one_or_none()
+        if version != str(schema.FORMAT_VERSION):
+            raise StoreError(
+                f"{self.name} has format version {version}, this package reads "
+                f"{schema.FORMAT_VERSION}. Update tvm_adaptive, or name another store."
+            )
+
+    def _create(self, connection: sa.Connection) -> None:
+        if self.url.get_backend_name() == "postgresql":
+            # One creates the tables, the others wait and find them.
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_CREATE_LOCK)))
+        schema.metadata.create_all(connection)
+        self._insert_unless_there(
+            connection, schema.meta, {"key": "version", "value": str(schema.FORMAT_VERSION)}
+        )
+
+    def _task_id(self, connection: sa.Connection, task: StoredTask) -> int:
+        self._insert_unless_there(
+            connection,
+            schema.tasks,
+            {**dataclasses.asdict(task), "target_key": task.target_key},
+        )
+        query = sa.select(schema.tasks.c.id).where(*_is_task(task))
+        return int(connection.execute(query).scalar_one())
+
+    def _insert_unless_there(
+        self, connection: sa.Connection, table: sa.Table, values: dict[str, Any]
+    ) -> None:
+        insert: Any = _INSERTS[self.url.get_backend_name()]
+        connection.execute(insert(table).values(**values).on_conflict_do_nothing())
+
+    def _of(self, task: StoredTask) -> sa.Select[Any]:
+        joined = schema.trials.join(schema.tasks)
+        return sa.select(*schema.trials.c).select_from(joined).where(*_is_task(task))
+
+    def _trials(self, query: sa.Select[Any]) -> list[StoredTrial]:
+        with self._guard("read"), self._engine.connect() as connection:
+            return [_trial_of(row) for row in connection.execute(query).mappings()]
+
+    @contextlib.contextmanager
+    def _guard(self, action: str) -> Iterator[None]:
+        """Turn what a database may raise into an error of ours that says what to do."""
+        try:
+            yield
+        except (sa.exc.SQLAlchemyError, sqlite3.Error, OSError, ImportError) as error:
+            reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+            raise StoreError(
+                f"Could not {action} the record store {self.name}: {reason}. {_advice(reason)}"
+            ) from error
+
+
+def _url_of(url: str | Path) -> URL:
+    if isinstance(url, Path) or "://" not in url:
+        return URL.create("sqlite", database=str(url))
+    try:
+        parsed = make_url(url)
+        backend = parsed.get_backend_name()
+    except sa.exc.ArgumentError as error:
+        # Not the text itself: it may hold a password.
+        raise StoreError(
+            "The record store's URL cannot be read; write a path, or for example "
+            "postgresql+psycopg://user:secret@host/name."
+        ) from error
+    if backend not in _INSERTS:
+        raise StoreError(
+            f"A record store can be {' or '.join(_INSERTS)}, but the URL begins with {backend}."
+        )
+    return parsed
+
+
+def _advice(reason: str) -> str:
+    lowered = reason.lower()
+    if "malformed" in lowered or "not a database" in lowered:
+        return "Nothing was changed. Move the file away, or restore a copy of it."
+    if "full" in lowered:
+        return "Make room, or name a store on another disk."
+    if "no module named" in lowered:
+        return "Install the driver: pip install 'tvm-adaptive[postgres]'."
+    return "Check that the path or server is there and may be written to."
+
+
+def _set_up_sqlite(connection: Any, _: Any) -> None:
+    # Transactions are begun by us: Python's own driver begins them too late.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    for n_left in reversed(range(_WAL_TRIES)):
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+            break
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or not n_left:
+                raise
+            time.sleep(_WAL_WAIT_SEC)
+    # What is acknowledged survives a power cut, too; one write per batch can afford it.
+    cursor.execute("PRAGMA synchronous=FULL")
+    cursor.execute("PRAGMA foreign_keys=ON")
+    cursor.close()
+
+
+def _is_task(task: StoredTask) -> tuple[sa.ColumnElement[bool], ...]:
+    columns = schema.tasks.c
+    return (columns.workload_key == task.workload_key, columns.target_key == task.target_key)
+
+
+def _row_of(trial: StoredTrial) -> dict[str, Any]:
+    row = {field.name: getattr(trial, field.name) for field in dataclasses.fields(trial)}
+    return {**row, "features": pack_features(trial.features)}
+
+
+def _task_of(row: Any) -> StoredTask:
+    names = [field.name for field in dataclasses.fields(StoredTask)]
+    return StoredTask(**{name: str(row[name]) for name in names})
+
+
+def _trial_of(row: Any) -> StoredTrial:
+    fields = {field.name: row[field.name] for field in dataclasses.fields(StoredTrial)}
+    try:
+        fields["features"] = unpack_features(fields["features"])
+    except ValueError:
+        logger.warning("a trial's features are damaged and left out")
+        fields["features"] = None
+    return StoredTrial(**fields)

@@ -1,0 +1,197 @@
+"""What earlier runs know of a run's tasks: seeds for the search, samples for the model.
+
+===================  =============================  ==========================
+records of           seeds                          samples
+===================  =============================  ==========================
+the same task        measured first, as they are    yes
+its family           fitted to the task's extents   yes
+another target       fitted to the task's extents   no: other machines differ
+===================  =============================  ==========================
+
+Nothing that was recorded is believed without being measured again: machines are noisy,
+and compilers change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvm_adaptive._tvm import TuneContext
+from tvm_adaptive.cost_model.dataset import Dataset
+from tvm_adaptive.database.metaschedule import task_of
+from tvm_adaptive.database.records import Identity, StoredTask, StoredTrial
+from tvm_adaptive.database.store import RecordStore
+from tvm_adaptive.errors import StoreError
+from tvm_adaptive.search_strategy.findings import finding_of
+from tvm_adaptive.search_strategy.travel import KEPT_PER_TASK, Finding, Relatives
+
+logger = logging.getLogger(__name__)
+
+USER_STORE = "user"
+NO_STORE = "none"
+# Below the home directory, where Linux programs keep data.
+_USER_PATH = Path(".local", "share", "tvm_adaptive", "records.db")
+# Samples of one task that the model is given: half of them the best, half from all over
+# the task's history. 20 tasks then are what a forest is grown from in a fifth of a second.
+_SAMPLES_PER_TASK = 64
+# A store of years must not make a run's start slow.
+_MAX_RELATIVES = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Recalled:
+    """What was found for a run.
+
+    Attributes
+    ----------
+    n_known : int
+        Tasks that were tuned before on this target.
+    n_related : int
+        Other tasks that have relatives in the store.
+    n_samples : int
+        Samples for the model.
+    """
+
+    n_known: int = 0
+    n_related: int = 0
+    n_samples: int = 0
+
+
+def user_store() -> Path:
+    """Return where the user's own store is."""
+    return Path.home() / _USER_PATH
+
+
+@contextlib.contextmanager
+def open_store(name: str) -> Iterator[RecordStore | None]:
+    """Open the store that a configuration names.
+
+    Parameters
+    ----------
+    name : str
+        ``"user"``, ``"none"``, a path or a URL. The user's own store is a convenience:
+        where it cannot be opened, a run goes without, which is logged.
+
+    Raises
+    ------
+    StoreError
+        When a store that was named cannot be opened.
+    """
+    if name == NO_STORE:
+        yield None
+        return
+    try:
+        store = RecordStore(user_store() if name == USER_STORE else name)
+    except StoreError as error:
+        if name != USER_STORE:
+            raise
+        logger.warning("%s The run goes on without.", error)
+        yield None
+        return
+    with store:
+        yield store
+
+
+def recall(
+    store: RecordStore, contexts: Sequence[TuneContext], relatives: Relatives | None, model: Any
+) -> Recalled:
+    """Hand on what a store knows of a run's tasks.
+
+    Parameters
+    ----------
+    store : RecordStore
+    contexts : sequence of TuneContext
+        One per task.
+    relatives : Relatives or None
+        Is told findings; None where the search takes none.
+    model : object
+        The cost model's Python side; is given samples if it has ``preload``.
+
+    Returns
+    -------
+    Recalled
+
+    Raises
+    ------
+    StoreError
+        When the store cannot be read.
+    """
+    tasks = [task_of(each.mod, each.target, str(each.task_name)) for each in contexts]
+    mine = {task.identity: task.name for task in tasks}
+    targets = {task.target for task in tasks}
+    samples = Dataset()
+    known: set[Identity] = set()
+    families: set[str] = set()
+    for family in dict.fromkeys(task.family for task in tasks):
+        for task in _relevant(store.tasks(family=family), mine):
+            findings = _findings(store.best(task, KEPT_PER_TASK))
+            if not findings:
+                continue
+            known.add(task.identity)
+            families.add(family)
+            if relatives is not None:
+                relatives.remember(family, mine.get(task.identity, str(task.identity)), findings)
+            if task.target in targets:
+                _add_samples(samples, task, store.latest(task))
+    if hasattr(model, "preload"):
+        model.preload(samples)
+    n_known = len(known & set(mine))
+    n_of_families = sum(task.family in families for task in tasks)
+    return Recalled(n_known, n_of_families - n_known, len(samples))
+
+
+def _relevant(tasks: Sequence[StoredTask], mine: Mapping[Identity, str]) -> list[StoredTask]:
+    """Return a run's own tasks, and the latest of the others."""
+    own = [task for task in tasks if task.identity in mine]
+    others = [task for task in tasks if task.identity not in mine]
+    return own + others[-_MAX_RELATIVES:]
+
+
+def _findings(trials: Sequence[StoredTrial]) -> list[Finding]:
+    """Return what trials found; those that this version cannot read are left out."""
+    found = []
+    for trial in trials:
+        try:
+            record = json.loads(trial.record)
+        except ValueError:
+            continue
+        finding = None if trial.seconds is None else finding_of(record, trial.seconds)
+        if finding is not None:
+            found.append(finding)
+    return found
+
+
+def _add_samples(samples: Dataset, task: StoredTask, trials: Sequence[StoredTrial]) -> None:
+    widths = [len(trial.features) for trial in trials if trial.features is not None]
+    # Another version's features are another number of them.
+    usable = [t for t in trials if t.features is not None and len(t.features) == widths[-1]]
+    if not usable or samples.width not in (None, widths[-1]):
+        return
+    chosen = _choose(usable)
+    samples.add(
+        "/".join(task.identity),
+        np.stack([trial.features for trial in chosen if trial.features is not None]),
+        np.array([math.nan if trial.seconds is None else trial.seconds for trial in chosen]),
+        np.array([math.nan if trial.error is None else trial.error for trial in chosen]),
+    )
+
+
+def _choose(trials: Sequence[StoredTrial]) -> list[StoredTrial]:
+    """Return at most ``_SAMPLES_PER_TASK`` trials: the best, and some from all over."""
+    if len(trials) <= _SAMPLES_PER_TASK:
+        return list(trials)
+    half = _SAMPLES_PER_TASK // 2
+    by_time = sorted(
+        range(len(trials)), key=lambda i: math.inf if (s := trials[i].seconds) is None else s
+    )
+    spread = np.linspace(0, len(trials) - 1, half).round().astype(int).tolist()
+    return [trials[i] for i in sorted({*by_time[:half], *spread})]

@@ -1,0 +1,48 @@
+"""Which tasks of a run are siblings, and what their searches promise. An adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm_adaptive._tvm import anchor_of, python_side
+from tvm_adaptive.records import Promise
+from tvm_adaptive.task_scheduler.arms import Policy
+from tvm_adaptive.task_scheduler.foresight import Foresight
+
+# TVM's own batch, for a run that does not say its own.
+_BATCH = 64
+
+
+def with_foresight(
+    policy: Policy,
+    records: Sequence[Any],
+    share: float | None,
+    batch: int | None,
+    slot_rounds: int,
+) -> Policy:
+    """Return a policy that also gives foresee slots to siblings.
+
+    Parameters
+    ----------
+    policy : Policy
+    records : sequence of TaskRecord
+    share : float or None
+        Of a main slot's trials; None returns the policy as it is.
+    batch : int or None
+        Trials of a batch.
+    slot_rounds : int
+        Batches of a slot.
+    """
+    if share is None:
+        return policy
+
+    def promise_of(index: int) -> Promise | None:
+        strategy = python_side(records[index].ctx.search_strategy)
+        ask = getattr(strategy, "promise", None)
+        found: Promise | None = None if ask is None else ask()
+        return found
+
+    families = [anchor_of(record.ctx.mod) for record in records]
+    slot_trials = slot_rounds * (batch or _BATCH)
+    return Foresight(policy, families, promise_of, slot_trials=slot_trials, share=share)
