@@ -112,6 +112,7 @@ def test_a_store_that_keeps_failing_is_left_alone(contexts: list[Any]) -> None:
     for _ in range(6):
         keep(keeper, contexts, [1e-3])
     assert store.n_asked == 3
+    assert len(keeper._inst._waiting) == 3  # and nothing piles up
 
 
 def test_whatever_goes_wrong_does_not_end_the_run(contexts: list[Any]) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.database.conftest import make_record
+from tvm_adaptive import memory
 from tvm_adaptive._tvm import IRModule, Target, te_workload
 from tvm_adaptive.cost_model.dataset import Dataset
 from tvm_adaptive.database.metaschedule import task_of, trial_of
@@ -186,3 +187,23 @@ def test_what_a_record_says_of_its_knobs(mod: IRModule, target: Target) -> None:
     assert isinstance(tile, Tile)
     assert (tile.extent, tile.n_parts) == (128, 4)
     assert int(np.prod(finding.vector)) == 128
+
+
+def test_all_samples_together_are_bounded(
+    store: RecordStore,
+    mod: IRModule,
+    target: Target,
+    context: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory, "_MAX_SAMPLES", 5)
+    task = task_of(mod, target, "then")
+    for number in range(4):
+        other = dataclasses.replace(task, workload_key=f"{number:016x}")
+        store.add(other, trials(mod, target, [1e-3, 2e-3]))
+    store.add(task, trials(mod, target, [1e-3, 2e-3]))
+    model = Model()
+    recall(store, [context], None, model)
+    assert len(model.dataset) == 6
+    # The task's own come first.
+    assert next(iter(model.dataset))[0].startswith(task.workload_key)

@@ -82,6 +82,8 @@ class Keeper(PyMeasureCallback):  # type: ignore[misc]
         runner_results: Sequence[Any],
     ) -> None:
         """Take in one round; whatever goes wrong here must not end the run."""
+        if self._n_failures >= _MAX_FAILURES:
+            return
         try:
             lesson = self._lessons.take(len(measure_candidates))
             trials = [
@@ -97,8 +99,8 @@ class Keeper(PyMeasureCallback):  # type: ignore[misc]
             self._journal.write("error", where="keeper", task_id=task_id, message=repr(error))
 
     def flush(self) -> None:
-        """Write what waits to be written, unless the store has failed too often."""
-        while self._waiting and self._n_failures < _MAX_FAILURES:
+        """Write what waits to be written."""
+        while self._waiting:
             task, trials = self._waiting[0]
             try:
                 self._store.add(task, trials)

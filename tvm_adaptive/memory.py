@@ -40,9 +40,10 @@ USER_STORE = "user"
 NO_STORE = "none"
 # Below the home directory, where Linux programs keep data.
 _USER_PATH = Path(".local", "share", "tvm_adaptive", "records.db")
-# Samples of one task that the model is given: half of them the best, half from all over
-# the task's history. 20 tasks then are what a forest is grown from in a fifth of a second.
+# Samples of one task that the model is given, and of all: a run's forest is grown anew
+# after every batch, from so many in a fifth of a second.
 _SAMPLES_PER_TASK = 64
+_MAX_SAMPLES = 1500
 # A store of years must not make a run's start slow.
 _MAX_RELATIVES = 64
 
@@ -127,24 +128,20 @@ def recall(
     """
     tasks = [task_of(each.mod, each.target, str(each.task_name)) for each in contexts]
     mine = {task.identity: task.name for task in tasks}
-    targets = {task.target for task in tasks}
-    samples = Dataset()
-    known: set[Identity] = set()
-    families: set[str] = set()
+    known: dict[Identity, StoredTask] = {}
     for family in dict.fromkeys(task.family for task in tasks):
         for task in _relevant(store.tasks(family=family), mine):
             findings = _findings(store.best(task, KEPT_PER_TASK))
-            if not findings:
-                continue
-            known.add(task.identity)
-            families.add(family)
-            if relatives is not None:
-                relatives.remember(family, mine.get(task.identity, str(task.identity)), findings)
-            if task.target in targets:
-                _add_samples(samples, task, store.latest(task))
+            if findings:
+                known[task.identity] = task
+                if relatives is not None:
+                    name = mine.get(task.identity, str(task.identity))
+                    relatives.remember(family, name, findings)
+    samples = _samples(store, tasks, known)
     if hasattr(model, "preload"):
         model.preload(samples)
-    n_known = len(known & set(mine))
+    n_known = sum(identity in mine for identity in known)
+    families = {task.family for task in known.values()}
     n_of_families = sum(task.family in families for task in tasks)
     return Recalled(n_known, n_of_families - n_known, len(samples))
 
@@ -170,28 +167,28 @@ def _findings(trials: Sequence[StoredTrial]) -> list[Finding]:
     return found
 
 
+def _samples(
+    store: RecordStore, mine: Sequence[StoredTask], known: Mapping[Identity, StoredTask]
+) -> Dataset:
+    """Return what the model is given: of the run's own tasks, then of others of its target."""
+    targets = {task.target for task in mine}
+    own = {task.identity for task in mine}
+    samples = Dataset()
+    for task in sorted(known.values(), key=lambda task: task.identity not in own):
+        if task.target in targets and len(samples) < _MAX_SAMPLES:
+            _add_samples(samples, task, store.sample(task, _SAMPLES_PER_TASK))
+    return samples
+
+
 def _add_samples(samples: Dataset, task: StoredTask, trials: Sequence[StoredTrial]) -> None:
     widths = [len(trial.features) for trial in trials if trial.features is not None]
     # Another version's features are another number of them.
     usable = [t for t in trials if t.features is not None and len(t.features) == widths[-1]]
     if not usable or samples.width not in (None, widths[-1]):
         return
-    chosen = _choose(usable)
     samples.add(
         "/".join(task.identity),
-        np.stack([trial.features for trial in chosen if trial.features is not None]),
-        np.array([math.nan if trial.seconds is None else trial.seconds for trial in chosen]),
-        np.array([math.nan if trial.error is None else trial.error for trial in chosen]),
+        np.stack([trial.features for trial in usable if trial.features is not None]),
+        np.array([math.nan if trial.seconds is None else trial.seconds for trial in usable]),
+        np.array([math.nan if trial.error is None else trial.error for trial in usable]),
     )
-
-
-def _choose(trials: Sequence[StoredTrial]) -> list[StoredTrial]:
-    """Return at most ``_SAMPLES_PER_TASK`` trials: the best, and some from all over."""
-    if len(trials) <= _SAMPLES_PER_TASK:
-        return list(trials)
-    half = _SAMPLES_PER_TASK // 2
-    by_time = sorted(
-        range(len(trials)), key=lambda i: math.inf if (s := trials[i].seconds) is None else s
-    )
-    spread = np.linspace(0, len(trials) - 1, half).round().astype(int).tolist()
-    return [trials[i] for i in sorted({*by_time[:half], *spread})]

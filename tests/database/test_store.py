@@ -170,26 +170,63 @@ def test_pruning_keeps_the_fastest_of_each_task(url: str) -> None:
         assert store.prune(2) == 0
 
 
-def append(url: str, number: int) -> None:
+def test_pruning_makes_the_file_smaller(tmp_path: Path) -> None:
+    path = tmp_path / "records.db"
+    with RecordStore(path) as store:
+        store.add(task(), [trial(1.0 + i, "x" * 1000) for i in range(500)])
+        store.prune(10)
+        assert len(store.latest(task())) == 10
+    assert path.stat().st_size < 100_000
+
+
+def test_a_sample_holds_the_fastest_and_some_of_all_times(url: str) -> None:
+    seconds = np.random.default_rng(0).permutation(np.arange(1.0, 201.0)).tolist()
     with RecordStore(url) as store:
-        for i in range(50):
+        store.add(task(), [trial(sec, str(i)) for i, sec in enumerate(seconds)])
+        store.add(task(1), [trial(0.5), trial(None)])
+        sample = store.sample(task(), 40)
+        assert len(store.sample(task(1), 40)) == 2
+        assert store.sample(task(2), 40) == []
+    places = [int(each.record) for each in sample]
+    assert places == sorted(set(places))
+    assert 30 <= len(places) <= 40
+    assert {0, 199} <= set(places)
+    assert set(range(1, 21)) <= {each.seconds for each in sample}
+    assert sum(each.seconds > 20 for each in sample if each.seconds) >= 15
+
+
+def test_what_is_left_of_a_crash_can_be_stored(url: str) -> None:
+    odd = StoredTrial("[]", None, failure="half\0a \udcff line")
+    with RecordStore(url) as store:
+        store.add(task(), [odd])
+        assert store.latest(task())[0].failure == "halfa ? line"
+
+
+def append(url: str, number: int, n: int) -> None:
+    with RecordStore(url) as store:
+        for i in range(n):
             record = json.dumps([number, i])
             store.add(task(i % 3), [trial(1.0 + i, record), trial(None, record)])
 
 
-def test_several_processes_write_at_once_and_nothing_is_lost(url: str) -> None:
+@pytest.mark.parametrize(
+    ("n_writers", "n"), [(4, 25), pytest.param(8, 200, marks=pytest.mark.slow)]
+)
+def test_several_processes_write_at_once_and_nothing_is_lost(
+    url: str, n_writers: int, n: int
+) -> None:
     spawn = multiprocessing.get_context("spawn")
-    writers = [spawn.Process(target=append, args=(url, number)) for number in range(4)]
+    writers = [spawn.Process(target=append, args=(url, number, n)) for number in range(n_writers)]
     for each in writers:
         each.start()
     for each in writers:
         each.join()
-    assert [each.exitcode for each in writers] == [0] * 4
+    assert [each.exitcode for each in writers] == [0] * n_writers
     with RecordStore(url) as store:
         assert len(store.tasks()) == 3
         kept = [each.record for number in range(3) for each in store.latest(task(number))]
-    assert len(kept) == 400
-    assert set(kept) == {json.dumps([n, i]) for n in range(4) for i in range(50)}
+    assert len(kept) == 2 * n_writers * n
+    assert set(kept) == {json.dumps([k, i]) for k in range(n_writers) for i in range(n)}
 
 
 def append_until_killed(url: str, acknowledged: str) -> None:
@@ -241,6 +278,39 @@ def test_a_full_disk_is_an_error_and_costs_nothing_that_was_there(tmp_path: Path
             store.add(task(), [trial(2.0, "x" * 100_000)])
     with RecordStore(url) as store:
         assert store.best(task(), 1)[0].seconds == 1.0
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a file system of half a megabyte; skip where that is not allowed."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(folder)]
+    if (
+        shutil.which("mount") is None
+        or subprocess.run(mount, capture_output=True, check=False).returncode
+    ):
+        pytest.skip("no file system can be mounted here")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=False)
+
+
+def test_on_a_disk_that_fills_up_all_acknowledged_trials_stay(small_disk: Path) -> None:
+    n_acknowledged = 0
+    with RecordStore(small_disk / "records.db") as store:
+        refused = ""
+        while not refused:
+            try:
+                store.add(task(), [trial(1.0, "x" * 2000), trial(2.0, "y" * 2000)])
+                n_acknowledged += 1
+            except StoreError as error:
+                refused = str(error)
+    assert "full" in refused
+    assert 10 < n_acknowledged < 1000
+    with RecordStore(small_disk / "records.db") as store:
+        kept = store.latest(task())
+    assert len(kept) == 2 * n_acknowledged
+    assert all(len(each.record) == 2000 for each in kept)
 
 
 @pytest.mark.parametrize("content", [b"no database at all" * 100, os.urandom(8192)])

@@ -69,7 +69,7 @@ def test_without_relatives_a_task_begins_at_random(make_task, make):
     assert journal.of("round")[0]["n_seeded"] == 0
 
 
-def test_a_batch_may_be_all_seeds_where_they_are_the_tasks_own(make, relatives):
+def test_a_known_task_begins_with_its_two_best_and_nothing_else(make, relatives):
     donor = make(0)
     for _ in range(2):
         donor.round()
@@ -86,11 +86,15 @@ def test_a_batch_may_be_all_seeds_where_they_are_the_tasks_own(make, relatives):
     later = make(0, journal)
     python_side(later.strategy).limit_next_batch(4)
     batch = later.round()
-    assert journal.of("round")[0]["n_seeded"] == len(batch) == 4
-    points = [point for _, point in donor.proposer._elites[:4]]
+    (event,) = journal.of("round")
+    assert (event["n_candidates"], event["n_seeded"], event["reason"]) == (2, 2, "recalled")
+    points = [point for _, point in donor.proposer._elites[:2]]
     again = donor.proposer._sketches.replay(points, donor.proposer._rng)
     known = {key_of(schedule) for _, schedule in again}
     assert {key_of(candidate.sch) for candidate in batch} == known
+    second = later.round()
+    assert len(second) == 14
+    assert not {key_of(candidate.sch) for candidate in second} & known
 
 
 def test_no_seed_is_measured_twice(make):

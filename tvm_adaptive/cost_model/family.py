@@ -13,8 +13,6 @@ import itertools
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from scipy.cluster.hierarchy import fcluster, linkage
-from scipy.spatial.distance import squareform
 
 from tvm_adaptive.cost_model.dataset import Dataset, TaskSamples
 from tvm_adaptive.cost_model.features import Rows
@@ -199,6 +197,9 @@ def learn_families(
     dict of str to str
         A family for each task that has enough samples.
     """
+    from scipy.cluster.hierarchy import fcluster, linkage
+    from scipy.spatial.distance import squareform
+
     make = grow or _grow_forest
     known = [(key, task) for key, task in dataset if int(task.succeeded.sum()) >= min_samples]
     if len(known) < 2:

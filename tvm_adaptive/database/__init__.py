@@ -1,1 +1,8 @@
 """Records that outlive a run."""
+
+from __future__ import annotations
+
+from tvm_adaptive.database.metaschedule import StoreDatabase
+from tvm_adaptive.database.store import RecordStore
+
+__all__ = ["RecordStore", "StoreDatabase"]

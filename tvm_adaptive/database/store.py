@@ -12,16 +12,20 @@ import dataclasses
 import logging
 import sqlite3
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.engine import URL, make_url
 
 from tvm_adaptive.database import schema
+from tvm_adaptive.database.engine import (
+    BUSY_TIMEOUT_SEC,
+    INSERTS,
+    advice_on,
+    set_up_sqlite,
+    url_of,
+)
 from tvm_adaptive.database.records import (
     StoredTask,
     StoredTrial,
@@ -32,14 +36,8 @@ from tvm_adaptive.errors import StoreError
 
 logger = logging.getLogger(__name__)
 
-# Another writer holds the file for milliseconds; minutes of waiting mean that it hangs.
-_BUSY_TIMEOUT_SEC = 60.0
 # Of PostgreSQL's advisory locks, any number that nobody else uses.
 _CREATE_LOCK = 0x7674_6D61
-# While one process turns a new file to write-ahead mode, others cannot.
-_WAL_TRIES = 50
-_WAL_WAIT_SEC = 0.1
-_INSERTS = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +78,7 @@ class RecordStore:
     """
 
     def __init__(self, url: str | Path) -> None:
-        self.url = _url_of(url)
+        self.url = url_of(url)
         self._engine = self._connect()
         # SQLAlchemy's engine may be used by several threads, a transaction by one.
         self._lock = threading.Lock()
@@ -150,6 +148,27 @@ class RecordStore:
         query = self._of(task).order_by(schema.trials.c.id.desc()).limit(n)
         return self._trials(query)[::-1]
 
+    def sample(self, task: StoredTask, n: int) -> list[StoredTrial]:
+        """Return at most ``n`` trials of a task in the order measured: the best, and others.
+
+        Half of them are the fastest, the others lie evenly over the task's whole history,
+        failures included.
+
+        Raises
+        ------
+        StoreError
+        """
+        trials = schema.trials.c
+        of_task = sa.select(trials.id).join_from(schema.trials, schema.tasks).where(*_is_task(task))
+        with self._guard("read"), self._engine.connect() as connection:
+            ids = list(connection.scalars(of_task.order_by(trials.id)))
+            if len(ids) > n:
+                fastest = of_task.where(trials.seconds.is_not(None)).order_by(trials.seconds)
+                best = connection.scalars(fastest.limit(n // 2))
+                ids = sorted({*best, *evenly(ids, n - n // 2)})
+        query = sa.select(*schema.trials.c).where(trials.id.in_(ids)).order_by(trials.id)
+        return self._trials(query)
+
     def stats(self) -> list[TaskStats]:
         """Return what there is, per task.
 
@@ -185,6 +204,8 @@ class RecordStore:
     def prune(self, keep: int) -> int:
         """Keep the ``keep`` fastest trials of each task; return how many were deleted.
 
+        A file then becomes as small as what is left in it.
+
         Raises
         ------
         StoreError
@@ -203,7 +224,11 @@ class RecordStore:
         gone = sa.select(ranked.c.id).where(ranked.c.rank > keep)
         with self._lock, self._guard("write to"), self._begin() as connection:
             done = connection.execute(sa.delete(schema.trials).where(trials.id.in_(gone)))
-            return int(done.rowcount)
+            n_deleted = int(done.rowcount)
+        if self.url.get_backend_name() == "sqlite":
+            with self._lock, self._guard("write to"), self._engine.connect() as connection:
+                connection.exec_driver_sql("VACUUM")
+        return n_deleted
 
     def close(self) -> None:
         """Let go of the file or the server."""
@@ -224,8 +249,8 @@ class RecordStore:
             path = Path(self.url.database)
             with self._guard("open"):
                 path.parent.mkdir(parents=True, exist_ok=True)
-        engine = sa.create_engine(self.url, connect_args={"timeout": _BUSY_TIMEOUT_SEC})
-        sa.event.listen(engine, "connect", _set_up_sqlite)
+        engine = sa.create_engine(self.url, connect_args={"timeout": BUSY_TIMEOUT_SEC})
+        sa.event.listen(engine, "connect", set_up_sqlite)
         return engine
 
     @contextlib.contextmanager
@@ -279,7 +304,7 @@ class RecordStore:
     def _insert_unless_there(
         self, connection: sa.Connection, table: sa.Table, values: dict[str, Any]
     ) -> None:
-        insert: Any = _INSERTS[self.url.get_backend_name()]
+        insert: Any = INSERTS[self.url.get_backend_name()]
         connection.execute(insert(table).values(**values).on_conflict_do_nothing())
 
     def _of(self, task: StoredTask) -> sa.Select[Any]:
@@ -298,56 +323,8 @@ class RecordStore:
         except (sa.exc.SQLAlchemyError, sqlite3.Error, OSError, ImportError) as error:
             reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
             raise StoreError(
-                f"Could not {action} the record store {self.name}: {reason}. {_advice(reason)}"
+                f"Could not {action} the record store {self.name}: {reason}. {advice_on(reason)}"
             ) from error
-
-
-def _url_of(url: str | Path) -> URL:
-    if isinstance(url, Path) or "://" not in url:
-        return URL.create("sqlite", database=str(url))
-    try:
-        parsed = make_url(url)
-        backend = parsed.get_backend_name()
-    except sa.exc.ArgumentError as error:
-        # Not the text itself: it may hold a password.
-        raise StoreError(
-            "The record store's URL cannot be read; write a path, or for example "
-            "postgresql+psycopg://user:secret@host/name."
-        ) from error
-    if backend not in _INSERTS:
-        raise StoreError(
-            f"A record store can be {' or '.join(_INSERTS)}, but the URL begins with {backend}."
-        )
-    return parsed
-
-
-def _advice(reason: str) -> str:
-    lowered = reason.lower()
-    if "malformed" in lowered or "not a database" in lowered:
-        return "Nothing was changed. Move the file away, or restore a copy of it."
-    if "full" in lowered:
-        return "Make room, or name a store on another disk."
-    if "no module named" in lowered:
-        return "Install the driver: pip install 'tvm-adaptive[postgres]'."
-    return "Check that the path or server is there and may be written to."
-
-
-def _set_up_sqlite(connection: Any, _: Any) -> None:
-    # Transactions are begun by us: Python's own driver begins them too late.
-    connection.isolation_level = None
-    cursor = connection.cursor()
-    for n_left in reversed(range(_WAL_TRIES)):
-        try:
-            cursor.execute("PRAGMA journal_mode=WAL")
-            break
-        except sqlite3.OperationalError as error:
-            if "locked" not in str(error) or not n_left:
-                raise
-            time.sleep(_WAL_WAIT_SEC)
-    # What is acknowledged survives a power cut, too; one write per batch can afford it.
-    cursor.execute("PRAGMA synchronous=FULL")
-    cursor.execute("PRAGMA foreign_keys=ON")
-    cursor.close()
 
 
 def _is_task(task: StoredTask) -> tuple[sa.ColumnElement[bool], ...]:
@@ -355,9 +332,17 @@ def _is_task(task: StoredTask) -> tuple[sa.ColumnElement[bool], ...]:
     return (columns.workload_key == task.workload_key, columns.target_key == task.target_key)
 
 
+def evenly(values: Sequence[int], n: int) -> list[int]:
+    """Return about ``n`` of some values, the first and the last among them."""
+    step = (len(values) - 1) / max(1, n - 1)
+    return [values[round(i * step)] for i in range(n)]
+
+
 def _row_of(trial: StoredTrial) -> dict[str, Any]:
     row = {field.name: getattr(trial, field.name) for field in dataclasses.fields(trial)}
-    return {**row, "features": pack_features(trial.features)}
+    # What a crashed process leaves is any bytes; PostgreSQL takes no text with a NUL.
+    failure = trial.failure.replace("\0", "").encode(errors="replace").decode()
+    return {**row, "failure": failure, "features": pack_features(trial.features)}
 
 
 def _task_of(row: Any) -> StoredTask:

@@ -6,7 +6,7 @@ An adapter, like :mod:`tvm_adaptive.search_strategy.strategy`; the search itself
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -174,19 +174,22 @@ class DistilledProposer:
         gain = float(expected_gain(prediction).max())
         return gain / (1.0 + gain)
 
-    def seeded(self, n: int) -> list[Schedule]:
-        """Return up to ``n`` candidates that were good elsewhere, best first.
+    def recalled(self, n: int) -> list[Schedule]:
+        """Return up to ``n`` candidates that an earlier run found best for this task."""
+        self._look_at_seeds()
+        return self._sown([key for key, is_own in self._seeds.items() if is_own], n)
 
-        All of ``n`` where an earlier run found them for this task; half of it where they
-        are relatives', which may mislead.
+    def seeded(self, n: int) -> list[Schedule]:
+        """Return candidates that were good elsewhere, best first.
+
+        At most half of ``n``: what is good for a relative may mislead.
         """
+        return self._sown(self._seeds, n // 2)
+
+    def _sown(self, keys: Iterable[int], n: int) -> list[Schedule]:
         places = {key: i for i, key in enumerate(self._pool.keys)}
         # Some were measured since, as random candidates, or forgotten.
-        seeds = {key: is_own for key, is_own in self._seeds.items() if key in places}
-        own = [key for key, is_own in seeds.items() if is_own][:n]
-        others = [key for key, is_own in seeds.items() if not is_own]
-        keys = own + others[: max(0, n // 2 - len(own))]
-        return self._schedules([places[key] for key in keys])
+        return self._schedules([places[key] for key in keys if key in places][:n])
 
     def screened(self, n: int, without: Sequence[Schedule] = ()) -> list[Schedule]:
         """Return the ``n`` candidates that the model prefers, without a search for more."""

@@ -114,6 +114,11 @@ class NativeProposer:
         """Return None: candidates are made and judged within a round."""
         return None
 
+    def recalled(self, n: int) -> list[Schedule]:
+        """Return nothing: what a store holds of the task is not known here."""
+        del n
+        return []
+
     def seeded(self, n: int) -> list[Schedule]:
         """Return nothing: decisions of other tasks are not known here."""
         del n

@@ -47,8 +47,11 @@ class Proposer(Protocol):
         None where the model says nothing of proposals that it has.
         """
 
+    def recalled(self, n: int) -> list[Schedule]:
+        """Return up to ``n`` candidates that an earlier run found best for this task."""
+
     def seeded(self, n: int) -> list[Schedule]:
-        """Return up to ``n`` candidates that were good for this task or its like elsewhere."""
+        """Return candidates that were good for the task's relatives; some of ``n``."""
 
     def screened(self, n: int, without: Sequence[Schedule] = ()) -> list[Schedule]:
         """Return ``n`` candidates that the model prefers, without a search.

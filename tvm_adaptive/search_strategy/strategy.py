@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -29,28 +28,20 @@ from tvm_adaptive._tvm import (
 from tvm_adaptive.asides import BuildTimes, Incumbent
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
-from tvm_adaptive.records import Exploration, Promise
+from tvm_adaptive.records import Promise
+from tvm_adaptive.search_strategy.batches import Batches
 from tvm_adaptive.search_strategy.distilled import DistilledProposer, can_distill
-from tvm_adaptive.search_strategy.exploration import (
-    FALLBACK_EPSILON,
-    N_PLANS,
-    n_random,
-    posterior_epsilon,
-)
+from tvm_adaptive.search_strategy.exploration import N_PLANS
 from tvm_adaptive.search_strategy.native import NativeProposer
 from tvm_adaptive.search_strategy.options import check_options
 from tvm_adaptive.search_strategy.proposer import Proposer
-from tvm_adaptive.search_strategy.schedules import candidate_of, mix
+from tvm_adaptive.search_strategy.schedules import candidate_of
 from tvm_adaptive.search_strategy.travel import Relatives
 
 logger = logging.getLogger(__name__)
 
 # Stock TVM ends a task after as many rounds that brought nothing new.
 MAX_EMPTY_ROUNDS = 5
-# Of a task's initial trials: half teach the model of the whole space, half follow it.
-INITIAL_EPSILON = 0.5
-# Random schedules per place, where the model chooses among them without evolution.
-CHEAP_SAMPLES_PER_TRIAL = 3
 
 
 @dataclasses.dataclass
@@ -58,11 +49,11 @@ class _State:
     """What a task's search knows between its rounds."""
 
     proposer: Proposer
+    batches: Batches
     model: Any  # the cost model's Python side, None for a stock one
     max_trials: int
     batch: int
     n_sent: int = 0
-    n_rounds: int = 0
     n_empty: int = 0
 
 
@@ -209,7 +200,16 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         model = python_side(cost_model)
         proposer = self._new_proposer(self.context, cost_model, model, num_trials_per_iter)
         proposer.start(max_trials, list(design_spaces), database)
-        self.state = _State(proposer, model, max_trials, num_trials_per_iter)
+        batches = Batches(
+            proposer,
+            model,
+            task_name=self._task_name(),
+            epsilon=self.epsilon,
+            n_plans=self.n_plans,
+            least_random=int(self.options["init_min_unmeasured"]),
+            journal=self.journal,
+        )
+        self.state = _State(proposer, batches, model, max_trials, num_trials_per_iter)
 
     def post_tuning(self) -> None:
         """End the search and let go of the task, which owns this object in turn."""
@@ -268,6 +268,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         limit, self._limit = self._limit, None
         if state.n_sent >= state.max_trials or (self.should_stop and self.should_stop()):
             return None
+        batch: list[Schedule] | None
         try:
             size = min(state.batch, state.max_trials - state.n_sent, limit or state.batch)
             small = limit is not None and 2 * limit <= state.batch
@@ -275,7 +276,8 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
             initial = n_measured < self.n_initial
             if initial and n_measured:  # a warm-up began them: no more than are missing
                 size = min(size, self.n_initial - n_measured)
-            batch = self._next_batch(state, size, cheap=small or initial)
+            batch = [] if n_measured else state.batches.recalled(size)
+            batch = batch or state.batches.make(size, cheap=small or initial)
         except Exception as error:
             logger.exception("%s: a search round failed and is skipped", self._task_name())
             self.journal.write("error", task=self._task_name(), where="search", message=repr(error))
@@ -325,68 +327,6 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
                 relatives=self.relatives,
             )
         return NativeProposer(context, cost_model, self.options, self.diversity, batch, rng)
-
-    def _next_batch(
-        self, state: _State, size: int, *, cheap: bool = False
-    ) -> list[Schedule] | None:
-        clock = [time.perf_counter()]
-        least = int(self.options["init_min_unmeasured"])
-        proposer = state.proposer
-        randoms = proposer.sample(max(least, CHEAP_SAMPLES_PER_TRIAL * size) if cheap else None)
-        if randoms is None:
-            logger.info("%s: the space is exhausted", self._task_name())
-            return None
-        clock.append(time.perf_counter())
-        exploration = self._exploration(state, cheap=cheap)
-        clock.append(time.perf_counter())
-        seeds = proposer.seeded(size) if cheap else []
-        explore = min(n_random(exploration.epsilon, size - len(seeds)), len(randoms))
-        wanted = size - explore - len(seeds)
-        found = proposer.screened(wanted, seeds) if cheap else proposer.searched(wanted)
-        exploit = seeds + found
-        clock.append(time.perf_counter())
-        batch = mix(exploit, randoms, explore, size)
-        proposer.sent(batch)
-        state.n_rounds += 1
-        sample_sec, posterior_sec, search_sec = np.diff(clock).tolist()
-        self.journal.write(
-            "round",
-            task=self._task_name(),
-            round=state.n_rounds,
-            n_candidates=len(batch),
-            n_random=len(batch) - min(len(exploit), size - explore),
-            n_seeded=len(seeds),
-            **dataclasses.asdict(exploration),
-            n_population=proposer.n_population,
-            is_evolved=not cheap,
-            n_spares=proposer.n_spares,
-            sample_sec=sample_sec,
-            posterior_sec=posterior_sec,
-            evolve_sec=search_sec,
-        )
-        return batch
-
-    def _exploration(self, state: _State, *, cheap: bool) -> Exploration:
-        if self.epsilon is not None:
-            return Exploration(self.epsilon, "fixed")
-        if not hasattr(state.model, "posterior"):
-            if state.n_rounds == 0:
-                logger.warning(
-                    "%s: the cost model states no variance; epsilon is fixed at %g",
-                    self._task_name(),
-                    FALLBACK_EPSILON,
-                )
-            return Exploration(FALLBACK_EPSILON, "no-variance")
-        if not getattr(state.model, "is_trained", True):
-            # Scores of an untrained model rank nothing: a search would cost its price
-            # and bring random candidates all the same.
-            return Exploration(1.0, "untrained")
-        if cheap:
-            return Exploration(INITIAL_EPSILON, "initial")
-        prediction = state.proposer.posterior(self.n_plans)
-        if prediction is None or len(prediction) == 0:
-            return Exploration(FALLBACK_EPSILON, "no-success-yet")
-        return posterior_epsilon(prediction)
 
 
 def _median_sec(result: RunnerResult) -> float | None:
