@@ -100,6 +100,23 @@ def _residual(nn: Any, before: int, after: int, stride: int) -> Any:
     return nn.Sequential(_sum(nn, main, skip), nn.ReLU())
 
 
+def resnet50(nn: Any) -> Any:
+    layers = [nn.Conv2d(3, 64, 7, 2, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    before = 64
+    for depth, width in ((3, 64), (4, 128), (6, 256), (3, 512)):
+        for block in range(depth):
+            stride = 2 if width > 64 and block == 0 else 1
+            main = nn.Sequential(
+                *(nn.Conv2d(before, width, 1), nn.ReLU()),
+                *(nn.Conv2d(width, width, 3, stride, 1), nn.ReLU()),
+                nn.Conv2d(width, 4 * width, 1),
+            )
+            skip = nn.Identity() if block > 0 else nn.Conv2d(before, 4 * width, 1, stride)
+            layers.append(nn.Sequential(_sum(nn, main, skip), nn.ReLU()))
+            before = 4 * width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 1000))
+
+
 def _sum(nn: Any, *branches: Any) -> Any:
     class Sum(nn.Module):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
@@ -193,6 +210,7 @@ _IMAGE = (1, 3, 224, 224)
 # Name of the workload: how to make the model, and the shape of its input.
 TORCH_MODELS: dict[str, tuple[Callable[[Any], Any], tuple[int, ...]]] = {
     "resnet18": (resnet18, _IMAGE),
+    "resnet50": (resnet50, _IMAGE),
     "vgg16": (vgg16, _IMAGE),
     "squeezenet1_1": (squeezenet1_1, _IMAGE),
     "mobilenet_v2": (mobilenet_v2, _IMAGE),

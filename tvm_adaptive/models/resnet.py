@@ -1,12 +1,14 @@
-"""ResNet-18 as it is deployed: every batch normalisation folded into the convolution before it.
+"""ResNet-18 and -50 as they are deployed: batch normalisations folded into convolutions.
 
 He, Zhang, Ren, Sun, *Deep Residual Learning for Image Recognition*, CVPR 2016, table 1
-(the 18-layer column) and the projection shortcuts of option B.
+(the columns of 18 and of 50 layers) and the projection shortcuts of option B. As usual
+today, the 50-layer network takes its strides in the 3x3 convolutions.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -14,8 +16,11 @@ from tvm_adaptive._tvm import nn
 from tvm_adaptive.models.layers import BIAS_STD, flatten, global_average_pool, max_pool
 from tvm_adaptive.models.network import Network, check_positive, network_of_module
 
-STAGES = 4
-BLOCKS_PER_STAGE = 2
+# Blocks of each stage.
+BLOCKS_18 = (2, 2, 2, 2)
+BLOCKS_50 = (3, 4, 6, 3)
+# A bottleneck's output has so many times the channels that it works on.
+EXPANSION = 4
 # A sum adds the variances of its branches; halving what the convolutions bring keeps
 # activations within one order of magnitude over the eight blocks.
 _RESIDUAL_SCALE = math.sqrt(0.5)
@@ -39,24 +44,45 @@ class BasicBlock(nn.Module):  # type: ignore[misc]
         return nn.op.relu(branch + (x if self.shortcut is None else self.shortcut(x)))
 
 
-class ResNet18(nn.Module):  # type: ignore[misc]
-    """The 18-layer network; see :func:`resnet18`."""
+class Bottleneck(nn.Module):  # type: ignore[misc]
+    """A 3x3 convolution between two 1x1 that take channels away and bring them back."""
 
-    def __init__(self, width: int, classes: int) -> None:
-        self.stem = nn.Conv2D(3, width, 7, stride=2, padding=3)
-        channels = [width * 2**stage for stage in range(STAGES)]
-        self.blocks = nn.ModuleList(
-            [
-                BasicBlock(
-                    channels[max(stage - 1, 0)] if block == 0 else channels[stage],
-                    channels[stage],
-                    stride=2 if stage > 0 and block == 0 else 1,
-                )
-                for stage in range(STAGES)
-                for block in range(BLOCKS_PER_STAGE)
-            ]
+    def __init__(self, in_channels: int, channels: int, stride: int) -> None:
+        self.reduce = nn.Conv2D(in_channels, channels, 1)
+        self.conv = nn.Conv2D(channels, channels, 3, stride=stride, padding=1)
+        self.expand = nn.Conv2D(channels, EXPANSION * channels, 1)
+        self.shortcut = (
+            nn.Conv2D(in_channels, EXPANSION * channels, 1, stride=stride)
+            if stride != 1 or in_channels != EXPANSION * channels
+            else None
         )
-        self.classifier = nn.Linear(channels[-1], classes)
+
+    def forward(self, x: nn.Tensor) -> nn.Tensor:
+        """Map (n, in_channels, h, w) to (n, 4 * channels, h / stride, w / stride)."""
+        branch = self.expand(nn.op.relu(self.conv(nn.op.relu(self.reduce(x)))))
+        return nn.op.relu(branch + (x if self.shortcut is None else self.shortcut(x)))
+
+
+class ResNet(nn.Module):  # type: ignore[misc]
+    """A stem, four stages of blocks and a classifier; see :func:`resnet18`."""
+
+    def __init__(
+        self,
+        make_block: Callable[[int, int, int], nn.Module],
+        blocks: Sequence[int],
+        expansion: int,
+        width: int,
+        classes: int,
+    ) -> None:
+        self.stem = nn.Conv2D(3, width, 7, stride=2, padding=3)
+        made, before = [], width
+        for stage, n_blocks in enumerate(blocks):
+            channels = width * 2**stage
+            for block in range(n_blocks):
+                made.append(make_block(before, channels, 2 if stage > 0 and block == 0 else 1))
+                before = expansion * channels
+        self.blocks = nn.ModuleList(made)
+        self.classifier = nn.Linear(before, classes)
 
     def forward(self, image: nn.Tensor) -> nn.Tensor:
         """Map images (n, 3, h, w) to class scores (n, classes)."""
@@ -104,7 +130,40 @@ def resnet18(
     rng = np.random.default_rng(seed)
     return network_of_module(
         "resnet18",
-        ResNet18(width, classes),
+        ResNet(BasicBlock, BLOCKS_18, 1, width, classes),
+        {"image": (batch, 3, image_size, image_size)},
+        lambda name, shape: draw_parameter(rng, name, shape),
+    )
+
+
+def resnet50(
+    *,
+    batch: int = 1,
+    image_size: int = 224,
+    width: int = 64,
+    classes: int = 1000,
+    seed: int = 0,
+) -> Network:
+    """Build ResNet-50 with random weights, in NCHW and float32; see :func:`resnet18`.
+
+    Parameters
+    ----------
+    batch : int, default 1
+    image_size : int, default 224
+    width : int, default 64
+    classes : int, default 1000
+    seed : int, default 0
+
+    Raises
+    ------
+    InvalidOptionError
+        When a size is not a positive integer.
+    """
+    check_positive(batch=batch, image_size=image_size, width=width, classes=classes)
+    rng = np.random.default_rng(seed)
+    return network_of_module(
+        "resnet50",
+        ResNet(Bottleneck, BLOCKS_50, EXPANSION, width, classes),
         {"image": (batch, 3, image_size, image_size)},
         lambda name, shape: draw_parameter(rng, name, shape),
     )
@@ -127,7 +186,7 @@ def draw_parameter(
         return (rng.standard_normal(shape) * BIAS_STD).astype(np.float32)
     fan_in = math.prod(shape[1:])
     std = math.sqrt(2.0 / fan_in)
-    if name.endswith(("conv2.weight", "shortcut.weight")):
+    if name.endswith(("conv2.weight", "expand.weight", "shortcut.weight")):
         std *= _RESIDUAL_SCALE
     weight = rng.standard_normal(shape) * std
     weight -= weight.mean(axis=tuple(range(1, len(shape))), keepdims=True)
