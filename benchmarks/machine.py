@@ -8,19 +8,14 @@ import os
 import platform
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from benchmarks.stats import spread_of_samples
+from tvm_adaptive.noise import NOISY_SPREAD, time_fixed_kernel
 
-# Where nine of ten timings of one kernel differ by more than that, differences between
-# methods of less than that are noise, too.
-NOISY_SPREAD = 0.1
-# Long against the timer and the scheduler's tick, short against what hosts do for seconds.
-SAMPLE_MS = 20
 _PACKAGES = ("apache-tvm", "apache-tvm-ffi", "tvm-adaptive", "numpy", "scikit-learn", "xgboost-cpu")
 
 
@@ -63,38 +58,6 @@ def measure_noise(seconds: float, n_threads: int | None) -> dict[str, Any]:
     if done.returncode:
         return {"error": (done.stderr.strip().splitlines() or ["no message"])[-1]}
     return describe_noise(json.loads(done.stdout.splitlines()[-1]))
-
-
-def time_fixed_kernel(seconds: float) -> list[float]:
-    """Return milliseconds of one run of a matrix product, one figure per 20 ms."""
-    import numpy as np
-    import tvm
-    from tvm.s_tir import Schedule
-    from tvm.s_tir.meta_schedule.testing.te_workload import matmul
-    from tvm.te import create_prim_func
-
-    from tvm_adaptive.models import compile_tir
-    from tvm_adaptive.runner.measure import give_threads_cores
-    from tvm_adaptive.target import resolve_target
-
-    size = 128
-    schedule = Schedule(create_prim_func(matmul(n=size, m=size, k=size)))
-    (block,) = schedule.get_child_blocks(schedule.get_sblock("root"))
-    # All cores take part, as in what is tuned: their disturbances count.
-    schedule.parallel(schedule.get_loops(block)[0])
-    module = compile_tir(schedule.mod, resolve_target("cpu"))
-    device = tvm.runtime.device("cpu", 0)
-    rng = np.random.default_rng(0)
-    args = [tvm.runtime.tensor(rng.random((size, size), np.float32), device) for _ in range(3)]
-    give_threads_cores()
-    name = module.entry_name
-    evaluator = module.time_evaluator(name, device, number=1, repeat=1, min_repeat_ms=SAMPLE_MS)
-    evaluator(*args)
-    samples = []
-    end = time.monotonic() + seconds
-    while time.monotonic() < end or not samples:
-        samples.append(float(evaluator(*args).mean) * 1e3)
-    return samples
 
 
 def _cpu_model() -> str:

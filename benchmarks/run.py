@@ -29,7 +29,7 @@ from benchmarks.one_run import SPEC_FILE
 from benchmarks.plan import RunSpec, interleaved, is_finished, write_outcome
 from benchmarks.remeasure import remeasure_all
 from benchmarks.workloads import SIZES, Size, Workload, choose_workloads
-from tvm_adaptive.cli import parse_duration
+from tvm_adaptive.cli.arguments import parse_duration
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import Journal
 from tvm_adaptive.target import n_cores_of, resolve_target
@@ -56,6 +56,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--trials", type=int, metavar="N", help="of each operator's run")
     parser.add_argument("--budget", type=parse_duration, metavar="TIME", help="of every run")
     parser.add_argument("--network-budget", type=parse_duration, metavar="TIME")
+    parser.add_argument("--network-trials", type=int, metavar="N", help="instead of seconds")
     parser.add_argument("--target", default="cpu", help="cpu, cuda or JSON")
     parser.add_argument("--noise", type=float, metavar="SEC", help="measure noise for so long")
     parser.add_argument("--no-remeasure", action="store_true", help="leave that for later")
@@ -102,10 +103,12 @@ def make_spec(
     options: argparse.Namespace,
     n_threads: int | None,
 ) -> RunSpec:
-    """Return a run; networks are bounded by seconds, operators by trials."""
+    """Return a run; operators are bounded by trials, and networks by seconds if not told else."""
     budget_sec: float | None = options.budget
     trials: int | None = options.trials
-    if workload.is_network:
+    if workload.is_network and options.network_trials is not None:
+        trials = options.network_trials
+    elif workload.is_network:
         budget_sec = options.network_budget or budget_sec or size.network_sec
         trials = None
     elif budget_sec is None:

@@ -41,6 +41,7 @@ ADAPTERS = {
     "runner/local.py",
     "runner/measure.py",
     "runner/rpc.py",
+    "search_strategy/batches.py",
     "search_strategy/distilled.py",
     "search_strategy/native.py",
     "search_strategy/proposer.py",
@@ -235,8 +236,8 @@ def test_randomness_is_handed_in(path: Path) -> None:
 def test_the_environment_is_no_configuration(path: Path) -> None:
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Attribute) and ast.unparse(node) in ("os.environ", "os.getenv"):
-            # Only to pass the environment on to a child process.
-            assert relative(path) in ("fork_server.py", "worker_main.py")
+            # Only to pass the environment on to a child process, or to say what is in it.
+            assert relative(path) in ("fork_server.py", "worker_main.py", "doctor.py")
 
 
 @pytest.mark.parametrize(

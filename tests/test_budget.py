@@ -58,3 +58,11 @@ def test_overshoot_is_at_most_one_round(rounds, seconds):
             break
         clock.now += duration
     assert budget.elapsed_sec <= seconds + max(rounds)
+
+
+def test_a_goal_that_is_reached_ends_the_search():
+    budget = Budget(None)
+    assert not budget.should_stop()
+    budget.reach()
+    assert budget.should_stop()
+    assert not budget.interrupted

@@ -74,7 +74,7 @@ def test_unregister_is_complete_and_repeatable(restored):
 
 
 def test_names_lists_ours_first():
-    assert registry.names("cost_model") == ["rfei", "xgb", "mlp", "random"]
+    assert registry.names("cost_model") == ["rfei", "rfei-family", "xgb", "mlp", "random"]
 
 
 def small_gmm():

@@ -211,9 +211,9 @@ def test_a_second_run_begins_with_what_the_first_found(tmp_path):
     assert (told["n_known"], told["n_related"], told["n_samples"]) == (1, 0, 16)
     rounds = [[e for e in events if e["event"] == "round"] for events in (first, second)]
     assert rounds[0][0]["n_seeded"] == 0
-    assert rounds[1][0]["n_seeded"] == rounds[1][0]["n_candidates"] == 4
+    assert (rounds[1][0]["n_candidates"], rounds[1][0]["reason"]) == (2, "recalled")
     measured = [[e for e in events if e["event"] == "measured"] for events in (first, second)]
-    # Its first batch are the four best of before; times differ from run to run.
+    # Its first batch are the two best of before; times differ from run to run.
     assert measured[1][0]["best_ms"] < 1.5 * measured[0][-1]["best_ms"]
     with RecordStore(tmp_path / "records.db") as store:
         (stats,) = store.stats()
@@ -232,3 +232,11 @@ def test_a_store_that_was_named_must_open_before_anything_is_written(tmp_path):
     with pytest.raises(StoreError, match="not a database"):
         tune("te:GMM", work_dir=tmp_path / "run", trials=4, seed=1, config=config)
     assert not (tmp_path / "run").exists()
+
+
+def test_the_search_ends_when_the_goal_is_reached(tmp_path):
+    config = QUICK.replace(store="none")
+    report = tune("te:GMM", work_dir=tmp_path, trials=400, until_ms=1e3, seed=1, config=config)
+    assert 1 <= report.tasks[0].n_trials <= 8
+    assert report.tasks[0].played_off
+    assert not report.interrupted

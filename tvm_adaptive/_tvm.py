@@ -187,6 +187,17 @@ def te_workload(name: str) -> IRModule:
     return IRModule({"main": workloads.create_te_workload(name, 0)})
 
 
+def parallel_product(size: int) -> IRModule:
+    """Return a product of square matrices whose rows all cores share."""
+    from tvm.s_tir.meta_schedule.testing.te_workload import matmul
+    from tvm.te import create_prim_func
+
+    schedule = Schedule(create_prim_func(matmul(n=size, m=size, k=size)))
+    (block,) = schedule.get_child_blocks(schedule.get_sblock("root"))
+    schedule.parallel(schedule.get_loops(block)[0])
+    return schedule.mod
+
+
 def schedule_for_gpu(mod: IRModule) -> IRModule:
     """Give every function that has no schedule yet DLight's default one; use in a target."""
     from tvm.s_tir import dlight

@@ -30,6 +30,7 @@ class Budget:
         self.seconds = seconds
         self.reserve_sec = 0.0
         self.interrupted = False
+        self.reached = False
         self._round_secs: list[float] = []
         self._round_start_sec: float | None = None
 
@@ -47,6 +48,10 @@ class Budget:
         """Ask for a clean stop, e.g. from a signal handler."""
         self.interrupted = True
 
+    def reach(self) -> None:
+        """Note that what the user wanted is reached."""
+        self.reached = True
+
     def round_started(self) -> None:
         """Note that a round begins; the one before has ended."""
         now = self._clock()
@@ -62,7 +67,10 @@ class Budget:
     def should_stop(self) -> bool:
         """Say whether no further round should begin.
 
-        True after an interrupt, and when what is left after the next round would not
-        cover ``reserve_sec``, the seconds kept back for the end of the command.
+        True after an interrupt, when the goal is reached, and when what is left after the
+        next round would not cover ``reserve_sec``, the seconds kept back for the end of
+        the command.
         """
-        return self.interrupted or self.left_sec < self.reserve_sec + self.next_round_sec
+        if self.interrupted or self.reached:
+            return True
+        return self.left_sec < self.reserve_sec + self.next_round_sec

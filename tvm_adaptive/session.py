@@ -82,6 +82,8 @@ class Session:
     seed : int
     trials : int or None
         Trials at the most, None for no limit.
+    until_ms : float or None
+        The search ends when the sum of the tasks is as fast; None for no such goal.
     budget : Budget
     journal : Journal
     observer : Observer
@@ -99,6 +101,7 @@ class Session:
     run_id: str
     seed: int
     trials: int | None
+    until_ms: float | None
     budget: Budget
     journal: Journal
     observer: Observer
@@ -119,8 +122,12 @@ class Session:
             self.journal.write("stage", stage=name, seconds=seconds)
 
     def round_done(self, progress: RunProgress) -> None:
-        """Pass a round's result on to the observer."""
+        """Pass a round's result on to the observer, and see whether the goal is reached."""
         self.observer.round(progress, self.budget)
+        if self.until_ms is not None and progress.weighted_sec * 1e3 <= self.until_ms:
+            if not self.budget.reached:
+                self.observer.note(f"{progress.weighted_sec * 1e3:.3f} ms: the goal is reached")
+            self.budget.reach()
 
     def should_stop(self) -> bool:
         """Say whether to end the search; asked before each round."""
@@ -136,6 +143,7 @@ def open_session(
     target: Target | str | Mapping[str, Any] | None,
     budget: Budget,
     trials: int | None,
+    until_ms: float | None,
     seed: int | None,
     config: TuneConfig,
     observer: Observer | None,
@@ -146,7 +154,7 @@ def open_session(
     ----------
     what : str
         What is tuned, for the journal.
-    work_dir, target, budget, trials, seed, config, observer
+    work_dir, target, budget, trials, until_ms, seed, config, observer
         See :class:`Session`; ``seed`` None draws one, which the journal tells.
 
     Raises
@@ -156,7 +164,7 @@ def open_session(
     StoreError
         When a record store that was named cannot be opened, before anything is written.
     """
-    check_bounds(budget.seconds, trials)
+    check_bounds(budget.seconds, trials, until_ms)
     check_names(config)
     check_layout(config.layout)
     resolved = resolve_target(target)
@@ -168,33 +176,21 @@ def open_session(
         contextlib.closing(Journal(_make_directory(Path(work_dir)) / JOURNAL_FILE)) as journal,
         _started(server),
     ):
-        run_id = f"{time.time_ns():x}-{os.getpid()}"
-        journal.write(
-            "run",
-            what=what,
-            run_id=run_id,
-            target=json.loads(str(resolved)),
-            seed=seed,
-            budget_sec=budget.seconds,
-            trials=trials,
-            config={**dataclasses.asdict(config), "store": store and store.name},
-            tvm=TVM_VERSION,
-            tvm_ffi=FFI_VERSION,
-            tvm_adaptive=installed_version("tvm-adaptive"),
-        )
         session = Session(
             config=config,
             target=resolved,
             work_dir=journal.path.parent,
-            run_id=run_id,
+            run_id=f"{time.time_ns():x}-{os.getpid()}",
             seed=seed,
             trials=trials,
+            until_ms=until_ms,
             budget=budget,
             journal=journal,
             observer=observer or NoObserver(),
             server=server,
             store=store,
         )
+        _tell_begin(session, what)
         with _flag_instead_of_interrupt(session):
             yield session
         journal.write(
@@ -205,14 +201,37 @@ def open_session(
         )
 
 
-def check_bounds(budget_sec: float | None, trials: int | None) -> None:
-    """Raise InvalidOptionError unless seconds or trials bound a run."""
+def _tell_begin(session: Session, what: str) -> None:
+    store = session.store
+    session.journal.write(
+        "run",
+        what=what,
+        run_id=session.run_id,
+        target=json.loads(str(session.target)),
+        seed=session.seed,
+        budget_sec=session.budget.seconds,
+        trials=session.trials,
+        until_ms=session.until_ms,
+        # Not as it was given: a URL may hold a password.
+        config={**dataclasses.asdict(session.config), "store": store and store.name},
+        tvm=TVM_VERSION,
+        tvm_ffi=FFI_VERSION,
+        tvm_adaptive=installed_version("tvm-adaptive"),
+    )
+
+
+def check_bounds(
+    budget_sec: float | None, trials: int | None, until_ms: float | None = None
+) -> None:
+    """Raise InvalidOptionError unless seconds or trials bound a run; a goal alone does not."""
     if budget_sec is None and trials is None:
         raise InvalidOptionError("Give a budget in seconds, a number of trials, or both.")
     if budget_sec is not None and not budget_sec > 0:
         raise InvalidOptionError(f"The budget must be above 0 s but got {budget_sec:g}.")
     if trials is not None and trials < 1:
         raise InvalidOptionError(f"trials must be at least 1 but got {trials}.")
+    if until_ms is not None and not until_ms > 0:
+        raise InvalidOptionError(f"until_ms must be above 0 but got {until_ms:g}.")
 
 
 @contextlib.contextmanager

@@ -14,11 +14,13 @@ from tvm_adaptive._tvm import (
     MeasureCallback,
     Target,
     TuneContext,
+    anchor_of,
     contexts_of,
     functions_as_tasks,
     json_database,
     ms,
     python_side,
+    workload_key,
 )
 from tvm_adaptive.budget import Budget
 from tvm_adaptive.config import DEFAULT, TuneConfig
@@ -48,6 +50,7 @@ def tune(
     target: TargetLike = None,
     budget_sec: float | None = None,
     trials: int | None = None,
+    until_ms: float | None = None,
     seed: int | None = None,
     config: TuneConfig = DEFAULT,
     observer: Observer | None = None,
@@ -68,6 +71,9 @@ def tune(
         Wall-clock seconds for the whole call, kept within one batch.
     trials : int or None, default None
         Trials at the most. One of the two bounds must be given.
+    until_ms : float or None, default None
+        The search ends sooner when the sum of the tasks, weighted by their calls, takes as
+        few milliseconds; the whole network takes somewhat more.
     seed : int or None, default None
         Of search, forest and scheduler; None draws one. Measured times, and so the
         course of a run, still differ from run to run.
@@ -91,6 +97,7 @@ def tune(
         target=target,
         budget=budget,
         trials=trials,
+        until_ms=until_ms,
         seed=seed,
         config=config,
         observer=observer,
@@ -108,6 +115,7 @@ def tune_relax(
     target: TargetLike = None,
     budget_sec: float | None = None,
     trials: int | None = None,
+    until_ms: float | None = None,
     seed: int | None = None,
     config: TuneConfig = DEFAULT,
     observer: Observer | None = None,
@@ -122,7 +130,7 @@ def tune_relax(
         first, then the parameters.
     params : mapping of str to Tensor, or None, default None
         Weights by the names of ``main``'s parameters; None when they are bound already.
-    work_dir, target, budget_sec, trials, seed, config, observer
+    work_dir, target, budget_sec, trials, until_ms, seed, config, observer
         As in :func:`tune`.
     name : str, default "network"
         For the journal.
@@ -144,6 +152,7 @@ def tune_relax(
         target=target,
         budget=budget,
         trials=trials,
+        until_ms=until_ms,
         seed=seed,
         config=config,
         observer=observer,
@@ -158,6 +167,7 @@ def tune_tir(
     target: TargetLike = None,
     budget_sec: float | None = None,
     trials: int | None = None,
+    until_ms: float | None = None,
     seed: int | None = None,
     config: TuneConfig = DEFAULT,
     observer: Observer | None = None,
@@ -168,7 +178,7 @@ def tune_tir(
     Parameters
     ----------
     mod : IRModule or PrimFunc
-    work_dir, target, budget_sec, trials, seed, config, observer
+    work_dir, target, budget_sec, trials, until_ms, seed, config, observer
         As in :func:`tune`.
     name : str, default "functions"
         For the journal.
@@ -189,6 +199,7 @@ def tune_tir(
         target=target,
         budget=budget,
         trials=trials,
+        until_ms=until_ms,
         seed=seed,
         config=config,
         observer=observer,
@@ -245,6 +256,8 @@ def _search(session: Session, tasks: Sequence[ExtractedTask]) -> RunProgress:
         return progress
     with session.stage("search"), _parts(session) as parts:
         contexts = contexts_of(tasks, str(session.work_dir), parts.strategy, session.seed)
+        described = [_described(*pair) for pair in zip(contexts, tasks, strict=True)]
+        session.journal.write("tasks", tasks=described)
         keepers = _remember(session, contexts, parts)
         ms.tune_tasks(
             tasks=contexts,
@@ -264,6 +277,15 @@ def _search(session: Session, tasks: Sequence[ExtractedTask]) -> RunProgress:
             task_scheduler=parts.task_scheduler,
         )
     return progress
+
+
+def _described(context: TuneContext, task: ExtractedTask) -> dict[str, Any]:
+    return {
+        "name": str(context.task_name),
+        "weight": float(int(task.weight)),
+        "workload_key": workload_key(context.mod),
+        "family": anchor_of(context.mod),
+    }
 
 
 def _remember(session: Session, contexts: Sequence[TuneContext], parts: Parts) -> list[Keeper]:

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 import tvm_adaptive
-from tvm_adaptive.cli import parse_duration
+from tvm_adaptive.cli.arguments import parse_duration
 from tvm_adaptive.config import DEFAULT, TuneConfig
 from tvm_adaptive.task_scheduler.retire import STUCK_TRIALS
 from tvm_adaptive.testing.record import record_from_journal

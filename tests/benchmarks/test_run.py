@@ -36,6 +36,8 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
         ("resnet18", [], None, 600.0),
         ("resnet18", ["--trials", "8"], None, 600.0),
         ("resnet18", ["--budget", "5m"], None, 300.0),
+        ("resnet18", ["--network-trials", "9"], 9, None),
+        ("te:C2D", ["--network-trials", "9"], 256, None),
         ("resnet18", ["--budget", "5m", "--network-budget", "1h"], None, 3600.0),
     ],
 )

@@ -11,7 +11,8 @@ import pytest
 from rich.console import Console
 
 from tvm_adaptive.budget import Budget
-from tvm_adaptive.cli import main, parse_duration
+from tvm_adaptive.cli import main
+from tvm_adaptive.cli.arguments import parse_duration
 from tvm_adaptive.cli.display import Display, describe
 from tvm_adaptive.cli.summary import print_report, summary_lines
 from tvm_adaptive.cli.tune import exit_code

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tvm_adaptive import upkeep
+from tvm_adaptive.cli.arguments import parse_count
 from tvm_adaptive.cli.codes import EXIT_OK
 
 
@@ -43,11 +44,13 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     actions.add_parser("stats", help="tasks, trials and best times")
     export = actions.add_parser("export", help="write a JSON database of MetaSchedule")
     export.add_argument("folder", type=Path, metavar="DIR", help="a new folder")
-    export.add_argument("--best", type=_count, metavar="N", help="only the N fastest of each task")
+    export.add_argument(
+        "--best", type=parse_count, metavar="N", help="only the N fastest of each task"
+    )
     read = actions.add_parser("import", help="add a JSON database, e.g. a run's folder")
     read.add_argument("folder", type=Path, metavar="DIR")
     prune = actions.add_parser("prune", help="delete all but the fastest trials of each task")
-    prune.add_argument("--keep", type=_count, default=64, metavar="N", help="default: 64")
+    prune.add_argument("--keep", type=parse_count, default=64, metavar="N", help="default: 64")
 
 
 def _stats(options: argparse.Namespace) -> int:
@@ -98,9 +101,3 @@ _ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
 def _short(target: str) -> str:
     fields = json.loads(target)
     return " ".join(str(fields[key]) for key in ("kind", "mcpu", "arch") if key in fields)
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of trials; write for example 64")
-    return int(text)

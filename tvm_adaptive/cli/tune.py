@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 import time
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from tvm_adaptive import tune
+from tvm_adaptive import registry, tune
+from tvm_adaptive.cli.arguments import parse_count, parse_duration, parse_latency
 from tvm_adaptive.cli.codes import EXIT_BAD_RESULT, EXIT_INTERRUPTED, EXIT_OK
 from tvm_adaptive.cli.display import Display
 from tvm_adaptive.cli.summary import print_report
 from tvm_adaptive.config import TuneConfig, preset
+from tvm_adaptive.config_file import read_config, write_config
+from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.outcome import TuneReport
 
 _DEFAULT_BUDGET_SEC = 600.0
+# Two for each task of ResNet-18.
+PLATEAU_SLOTS = 40
 
 
 def run(options: argparse.Namespace) -> int:
@@ -37,6 +45,11 @@ def run(options: argparse.Namespace) -> int:
         For input that cannot be used.
     """
     config = config_of(options)
+    if options.print_config:
+        print(write_config(config), end="")
+        return EXIT_OK
+    if options.what is None:
+        raise InvalidOptionError("Say what to tune; see tvm-adaptive tune --help.")
     budget_sec = options.budget
     if budget_sec is None and options.trials is None:
         budget_sec = _DEFAULT_BUDGET_SEC
@@ -48,6 +61,7 @@ def run(options: argparse.Namespace) -> int:
             target=options.target,
             budget_sec=budget_sec,
             trials=options.trials,
+            until_ms=options.until_latency,
             seed=options.seed,
             config=config,
             observer=display,
@@ -57,8 +71,27 @@ def run(options: argparse.Namespace) -> int:
 
 
 def config_of(options: argparse.Namespace) -> TuneConfig:
-    """Return the configuration that the options describe."""
-    return preset(options.preset).replace(
+    """Return the configuration that the options describe; they go before a file's.
+
+    Raises
+    ------
+    InvalidOptionError
+        For a preset that there is none of, or a file that cannot be used.
+    """
+    if options.config is not None and options.preset is not None:
+        raise InvalidOptionError("Give --preset or --config; a file says preset = itself.")
+    base = preset(options.preset or "default")
+    if options.config is not None:
+        base = read_config(options.config)
+    if options.until_plateau is not None:
+        scheduler = options.task_scheduler or base.task_scheduler
+        if scheduler not in registry.PARTS["task_scheduler"].constructors:
+            raise InvalidOptionError(
+                f"--until-plateau needs a task scheduler of ours, not {scheduler!r}."
+            )
+        stage = dataclasses.replace(base.scheduler, plateau_slots=options.until_plateau)
+        base = base.replace(scheduler=stage)
+    return base.replace(
         cost_model=options.cost_model,
         strategy=options.strategy,
         runner=options.runner,
@@ -82,3 +115,76 @@ def exit_code(report: TuneReport) -> int:
     if report.comparison is None or not report.comparison.agree:
         return EXIT_BAD_RESULT
     return EXIT_OK
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
+    """Add the command to a parser's."""
+    tune: argparse.ArgumentParser = commands.add_parser(
+        "tune",
+        help="tune a network or an operator",
+        description="Tune WHAT until the budget or the trials are spent, then compile, check "
+        "and time it. Exit code 0, 1 if outputs disagree, 2 for bad input, 130 after Ctrl-C.",
+    )
+    tune.add_argument(
+        "what",
+        metavar="WHAT",
+        nargs="?",
+        help="resnet18, resnet50, squeezenet1_1, mobilenet_v2, vgg16, transformer or "
+        "bert_base, or te:C2D and its like",
+    )
+    tune.add_argument(
+        "--budget",
+        type=parse_duration,
+        metavar="TIME",
+        help="wall-clock time for the whole command, e.g. 90s, 10m, 1h "
+        "(10m if --trials is not given either)",
+    )
+    tune.add_argument("--trials", type=parse_count, metavar="N", help="trials at the most")
+    tune.add_argument(
+        "--until-latency",
+        type=parse_latency,
+        metavar="TIME",
+        help="end as soon as the sum of all tasks is as fast, e.g. 5ms or 800us",
+    )
+    tune.add_argument(
+        "--until-plateau",
+        nargs="?",
+        type=parse_count,
+        const=PLATEAU_SLOTS,
+        metavar="SLOTS",
+        help=f"end when so many slots in a row ({PLATEAU_SLOTS} if not said) saved next to nothing",
+    )
+    _add_parts(tune)
+    tune.set_defaults(run=run)
+
+
+def _add_parts(tune: argparse.ArgumentParser) -> None:
+    """Add what says how it is tuned and where things go."""
+    tune.add_argument(
+        "--target",
+        metavar="T",
+        help="cpu (this machine), cuda, or a JSON target, e.g. '{\"kind\": ...}'",
+    )
+    tune.add_argument("--work-dir", metavar="DIR", help="where everything is written")
+    tune.add_argument("--seed", type=int, metavar="N", help="makes the search repeatable")
+    tune.add_argument("--preset", metavar="NAME", help="default or paper")
+    tune.add_argument("--config", type=Path, metavar="FILE", help="options from a TOML file")
+    tune.add_argument(
+        "--print-config", action="store_true", help="print what would be used as TOML, and stop"
+    )
+    tune.add_argument("--layout", metavar="NAME", help="auto, keep or NHWC")
+    tune.add_argument(
+        "--prepack",
+        action=argparse.BooleanOptionalAction,
+        help="let schedules choose the layout of weights (default: on CPUs)",
+    )
+    for part in ("cost-model", "strategy", "runner", "builder", "task-scheduler"):
+        tune.add_argument(f"--{part}", metavar="NAME", help=f"{part.replace('-', ' ')}, by name")
+    tune.add_argument(
+        "--store",
+        metavar="NAME",
+        help="where records are kept and found again: a path, a URL, or none "
+        "(default: a file below your home directory)",
+    )
+    tune.add_argument("-q", "--quiet", action="store_true", help="print the result only")
+    tune.add_argument("-v", "--verbose", action="store_true", help="log what happens inside")

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.database.conftest import make_record
+from tvm_adaptive._tvm import (
+    Target,
+    TuningRecord,
+    anchor_of,
+    json_database,
+    te_workload,
+    workload_key,
+)
+from tvm_adaptive.cli import main
+from tvm_adaptive.measure_callback.journal import Journal
+
+TARGET = Target({"kind": "llvm", "num-cores": 2})
+Captured = pytest.CaptureFixture[str]
+
+
+def keep(folder: Path, name: str, seconds: float | None, seed: int = 1) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    database = json_database(folder)
+    record = make_record(te_workload(name), TARGET, seconds, seed)
+    workload = database.commit_workload(te_workload(name))
+    database.commit_tuning_record(TuningRecord.from_json(record.as_json(), workload))
+
+
+@pytest.fixture
+def write_run(tmp_path: Path) -> Callable[..., Path]:
+    def write(*names: str) -> Path:
+        journal = Journal(tmp_path / "journal.jsonl")
+        tasks = [
+            {
+                "name": name.lower(),
+                "weight": 2.0,
+                "workload_key": workload_key(te_workload(name)),
+                "family": anchor_of(te_workload(name)),
+            }
+            for name in names
+        ]
+        journal.write("tasks", tasks=tasks)
+        journal.close()
+        return tmp_path
+
+    return write
+
+
+def test_the_tasks_of_a_run_are_listed(write_run: Callable[..., Path], capsys: Captured) -> None:
+    folder = write_run("GMM", "C1D", "C2D")
+    for seed, seconds in enumerate((3e-3, 1e-3, None), start=1):
+        keep(folder, "GMM", seconds, seed)
+    keep(folder, "C1D", None)
+    assert main(["show", str(folder)]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if "│" in line][-3:]
+    cells = [[cell.strip() for cell in row.strip("│").split("│")] for row in rows]
+    assert [row[0] for row in cells] == ["gmm", "c1d", "c2d"]
+    assert cells[0][2:] == ["2", "1", "2"]
+    assert cells[1][2:] == ["2", "-", "-"]
+
+
+def test_what_the_play_off_measured_is_shown(
+    write_run: Callable[..., Path], capsys: Captured
+) -> None:
+    folder = write_run("GMM")
+    keep(folder, "GMM", 1e-3)
+    keep(folder / "final", "GMM", 4e-3, 2)
+    main(["show", str(folder)])
+    assert " 4 " in capsys.readouterr().out
+
+
+def test_the_best_schedule_is_printed_as_a_program(
+    write_run: Callable[..., Path], capsys: Captured
+) -> None:
+    folder = write_run("GMM")
+    keep(folder, "GMM", 1e-3)
+    assert main(["show", str(folder), "--task", "gmm"]) == 0
+    assert "@I.ir_module" in capsys.readouterr().out
+    assert main(["show", str(folder), "--trace"]) == 0
+    assert "sample_perfect_tile" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([], "Nothing was found for task gmm"),
+        (["--task", "dense"], "must be one of gmm but got 'dense'"),
+    ],
+)
+def test_a_task_that_is_not_there_gets_one_line(
+    write_run: Callable[..., Path], arguments: list[str], text: str, capsys: Captured
+) -> None:
+    folder = write_run("GMM")
+    assert main(["show", str(folder), *(arguments or ["--trace"])]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_what_is_no_run_gets_one_line(tmp_path: Path, capsys: Captured) -> None:
+    assert main(["show", str(tmp_path)]) == 2
+    assert "is no run's directory" in capsys.readouterr().err
+    Journal(tmp_path / "journal.jsonl").close()
+    assert main(["show", str(tmp_path)]) == 2
+    assert "had not begun" in capsys.readouterr().err
+    (tmp_path / "journal.jsonl").write_text("no journal\nat all\n")
+    assert main(["show", str(tmp_path)]) == 2
+    assert "is not valid JSON" in capsys.readouterr().err

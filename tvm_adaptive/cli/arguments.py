@@ -1,0 +1,60 @@
+"""What users write on the command line, as values."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds of ``"90s"``, ``"10m"``, ``"1.5h"`` or ``"600"``.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        When it is none of these, or not above 0.
+    """
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
+    number, unit = (text[:-1], units[text[-1]]) if text and text[-1] in units else (text, 1.0)
+    try:
+        seconds = float(number) * unit
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no duration; write for example 90s, 10m or 1.5h"
+        )
+    return seconds
+
+
+def parse_latency(text: str) -> float:
+    """Return the milliseconds of ``"5ms"``, ``"800us"`` or ``"0.2s"``.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        When it is none of these, or not above 0.
+    """
+    units = {"ms": 1.0, "us": 1e-3, "s": 1e3}
+    unit = next((unit for unit in units if text.endswith(unit)), None)
+    try:
+        latency_ms = float(text[: -len(unit)]) * units[unit] if unit else 0.0
+    except ValueError:
+        latency_ms = 0.0
+    if not 0 < latency_ms < float("inf"):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no latency; write for example 5ms, 800us or 0.2s"
+        )
+    return latency_ms
+
+
+def parse_count(text: str) -> int:
+    """Return a number of trials, slots or records.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        When it is no integer above 0.
+    """
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of trials; write for example 200")
+    return int(text)

@@ -1,0 +1,37 @@
+"""``tvm-adaptive doctor``: whether this machine is fit for tuning."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from tvm_adaptive.cli.codes import EXIT_BAD_RESULT, EXIT_OK
+
+_MARKS = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print what was found; 1 if something is a problem."""
+    from tvm_adaptive.doctor import examine, is_fit
+
+    findings = examine(options.work_dir, 0.0 if options.quick else options.noise_sec)
+    width = max(len(each.name) for each in findings)
+    for each in findings:
+        print(f"{_MARKS[each.verdict]}  {each.name:<{width}}  {each.text}")
+        if each.cure:
+            print(f"{'':<{width + 11}}{each.cure}")
+    return EXIT_OK if is_fit(findings) else EXIT_BAD_RESULT
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
+    """Add the command to a parser's."""
+    doctor: argparse.ArgumentParser = commands.add_parser(
+        "doctor",
+        help="check whether this machine is fit for tuning",
+        description="Check versions, compiler, processor, memory, GPU, disk and noise; say the "
+        "cure of each problem. Exit code 1 if there is one.",
+    )
+    doctor.add_argument("--work-dir", type=Path, default=Path("runs"), metavar="DIR")
+    doctor.add_argument("--quick", action="store_true", help="without watching the noise")
+    doctor.set_defaults(run=run, noise_sec=5.0)

@@ -1,0 +1,56 @@
+"""``tvm-adaptive show``: what a run has found."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tvm_adaptive.cli.codes import EXIT_OK
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the tasks of a run, or the best schedule of one of them.
+
+    Raises
+    ------
+    AdaptiveError
+        When there is no such run or task.
+    """
+    from tvm_adaptive.show import best_schedule, shown_tasks
+
+    if options.task is not None or options.trace:
+        script, trace = best_schedule(options.work_dir, options.task)
+        print(trace if options.trace else script)
+        return EXIT_OK
+    table = Table("task", "family", "calls", "best, ms", "in all, ms")
+    for task in shown_tasks(options.work_dir):
+        known = math.isfinite(task.best_sec)
+        table.add_row(
+            task.name,
+            task.family,
+            f"{task.weight:g}",
+            f"{task.best_sec * 1e3:.4g}" if known else "-",
+            f"{task.weight * task.best_sec * 1e3:.4g}" if known else "-",
+        )
+    Console(file=sys.stdout).print(table)
+    return EXIT_OK
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
+    """Add the command to a parser's."""
+    show: argparse.ArgumentParser = commands.add_parser(
+        "show",
+        help="show what a run has found: its tasks, or a task's best schedule",
+        description="List the tasks of a run, running, finished or killed; with --task print "
+        "the best schedule of one as TVMScript.",
+    )
+    show.add_argument("work_dir", type=Path, metavar="DIR", help="a run's work directory")
+    show.add_argument("--task", metavar="NAME", help="may be left out where there is one only")
+    show.add_argument("--trace", action="store_true", help="the steps that lead to it instead")
+    show.set_defaults(run=run)

@@ -1,0 +1,119 @@
+"""What a run has found so far: its tasks, and the best schedule of each."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvm_adaptive._tvm import Schedule, json_database, workload_key
+from tvm_adaptive.database.repair import RECORD_FILE
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.finish import FINAL_DIR
+from tvm_adaptive.measure_callback.journal import read_journal
+from tvm_adaptive.session import JOURNAL_FILE
+
+# MetaSchedule records a failed trial as 1e10 s.
+_FAILED_SEC = 1e9
+
+
+@dataclasses.dataclass(frozen=True)
+class ShownTask:
+    """A task of a run.
+
+    Attributes
+    ----------
+    name, family : str
+    weight : float
+        Calls per inference.
+    best_sec : float
+        Of the best record, by the play-off if there was one; infinite without any.
+    record : object or None
+        MetaSchedule's record of it.
+    """
+
+    name: str
+    family: str
+    weight: float
+    best_sec: float
+    record: Any
+
+
+def shown_tasks(work_dir: Path) -> list[ShownTask]:
+    """Return the tasks of a run in their order, also of one that goes on or was killed.
+
+    Parameters
+    ----------
+    work_dir : Path
+
+    Raises
+    ------
+    InvalidOptionError
+        When it is no run's directory.
+    JournalError
+        When its journal is damaged.
+    """
+    journal = work_dir / JOURNAL_FILE
+    if not journal.is_file():
+        raise InvalidOptionError(f"{work_dir} is no run's directory: it holds no {JOURNAL_FILE}.")
+    told = [event for event in read_journal(journal) if event["event"] == "tasks"]
+    if not told:
+        raise InvalidOptionError(f"{work_dir}: the run had not begun its search; let it go on.")
+    best = _best_records(work_dir)
+    best.update(_best_records(work_dir / FINAL_DIR))  # measured again at length
+    return [
+        ShownTask(
+            name=task["name"],
+            family=task["family"],
+            weight=task["weight"],
+            best_sec=best.get(task["workload_key"], (math.inf, None))[0],
+            record=best.get(task["workload_key"], (math.inf, None))[1],
+        )
+        for task in told[-1]["tasks"]
+    ]
+
+
+def best_schedule(work_dir: Path, task_name: str | None = None) -> tuple[str, str]:
+    """Return a task's best schedule as TVMScript, and the trace that leads to it.
+
+    Parameters
+    ----------
+    work_dir : Path
+    task_name : str or None, default None
+        None where the run has one task only.
+
+    Raises
+    ------
+    InvalidOptionError
+        When there is no such task, or nothing was found for it.
+    """
+    tasks = {task.name: task for task in shown_tasks(work_dir)}
+    if task_name is None and len(tasks) == 1:
+        (task_name,) = tasks
+    if task_name not in tasks:
+        raise InvalidOptionError(
+            f"The task must be one of {', '.join(tasks)} but got {task_name!r}."
+        )
+    record = tasks[task_name].record
+    if record is None:
+        raise InvalidOptionError(f"Nothing was found for task {task_name} yet.")
+    schedule = Schedule(record.workload.mod)
+    record.trace.apply_to_schedule(schedule, remove_postproc=False)
+    return str(schedule.mod.script()), str(record.trace)
+
+
+def _best_records(folder: Path) -> dict[str, tuple[float, Any]]:
+    """Return seconds and record of the fastest of each workload, by the workload's key."""
+    if not (folder / RECORD_FILE).is_file():
+        return {}
+    best: dict[str, tuple[float, Any]] = {}
+    for record in json_database(folder).get_all_tuning_records():
+        seconds = [float(sec) for sec in record.run_secs or ()]
+        median_sec = float(np.median(seconds)) if seconds else math.inf
+        key = workload_key(record.workload.mod)
+        if median_sec < min(_FAILED_SEC, best.get(key, (math.inf, None))[0]):
+            best[key] = (median_sec, record)
+    return best
