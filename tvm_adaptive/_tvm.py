@@ -80,7 +80,7 @@ from tvm.support.cc import create_shared
 from tvm.support.tar import tar
 from tvm.target import Target
 from tvm.target.codegen import llvm_get_system_cpu
-from tvm.tirx import PrimFunc
+from tvm.tirx import IndexMap, PrimFunc
 from tvm_ffi import register_error, structural_hash
 
 _T = TypeVar("_T")
@@ -238,6 +238,29 @@ def args_info_of(mod: IRModule) -> list[ArgInfo]:
 def json_database(work_dir: str | Path) -> Database:
     """Open MetaSchedule's JSON database in a directory, which must exist."""
     return ms.database.JSONDatabase(work_dir=str(work_dir), module_equality="structural")
+
+
+def record_as_json(record: TuningRecord) -> Any:
+    """Return a record as plain lists, strings and numbers, as MetaSchedule's files have it.
+
+    TVM's own method refuses traces that change a layout, which its files hold as JSON in
+    a string.
+    """
+    return _as_plain(exported("TuningRecordAsJSON")(record))
+
+
+def _as_plain(value: Any) -> Any:
+    if value is None or isinstance(value, int | float):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, IndexMap):
+        return str(save_json(value))
+    if hasattr(value, "value"):  # a constant
+        return value.value
+    if hasattr(value, "items"):
+        return {_as_plain(key): _as_plain(each) for key, each in value.items()}
+    return [_as_plain(each) for each in value]
 
 
 def memory_database() -> Database:

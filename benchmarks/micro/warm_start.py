@@ -121,13 +121,16 @@ def table(out: Path, names: Sequence[str]) -> str:
     lines.append("|---|---|---|---|---|")
     curves = {name: curve_of(out / name) for name in names}
     for name, curve in curves.items():
+        if not curve:  # its seconds did not reach so far
+            lines.append(f"| {name} | never | - | - | - |")
+            continue
         (first_sec, first_ms), (last_sec, last_ms) = curve[0], curve[-1]
         lines.append(
             f"| {name} | {first_sec:.1f} | {first_ms:.2f} | {last_ms:.2f} | {last_sec:.0f} |"
         )
     lines += ["", "| | to | cold, s | warm, s | x |", "|---|---|---|---|---|"]
     for cold, warm in (("cold", "warm"), ("sibling-cold", "sibling-warm")):
-        if cold not in curves:
+        if not curves.get(cold):
             continue
         end_ms = curves[cold][-1][1]
         for tolerance in TOLERANCES:

@@ -11,8 +11,11 @@ import pytest
 from tests.database.conftest import make_record
 from tvm_adaptive._tvm import (
     IRModule,
+    Schedule,
     Target,
+    TuningRecord,
     Workload,
+    args_info_of,
     json_database,
     structural_hash,
 )
@@ -91,6 +94,23 @@ def test_a_record_that_cannot_be_read_is_left_out(
     assert len(database.get_top_k(database.commit_workload(mods["GMM"]), 9)) == 1
     assert "left out" in caplog.text
     assert record_of(StoredTrial("[", 1.0), Workload(mods["GMM"])) is None
+
+
+def test_a_trace_that_changes_a_layout_is_kept(
+    store: RecordStore, mods: Mods, target: Target, tmp_path: Path
+) -> None:
+    schedule = Schedule(mods["GMM"])
+    schedule.enter_postproc()
+    schedule.transform_layout("Z", ("read", 1), lambda b, i, j: (b, j, i))
+    mod = mods["GMM"]
+    record = TuningRecord(schedule.trace, Workload(mod), [1e-3], target, args_info_of(mod))
+    StoreDatabase(store, target).commit_tuning_record(record)
+    export_json(store, tmp_path / "json")
+    for database in (StoreDatabase(store, target), json_database(tmp_path / "json")):
+        (kept,) = database.get_all_tuning_records()
+        again = Schedule(mod)
+        kept.trace.apply_to_schedule(again, remove_postproc=False)
+        assert structural_hash(again.mod) == structural_hash(schedule.mod)
 
 
 def test_equal_workloads_are_one_task_whatever_their_origin(mods: Mods, target: Target) -> None:

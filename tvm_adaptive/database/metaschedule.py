@@ -20,6 +20,7 @@ from tvm_adaptive._tvm import (
     anchor_of,
     derived_object,
     memory_database,
+    record_as_json,
     workload_key,
 )
 from tvm_adaptive.database.records import StoredTask, StoredTrial
@@ -65,7 +66,7 @@ def trial_of(
     if failure or median_sec is None or not 0 < median_sec < _FAILED_SEC:
         median_sec, failure = None, failure or "failed"
     return StoredTrial(
-        record=json.dumps(record.as_json()),
+        record=json.dumps(record_as_json(record)),
         seconds=median_sec,
         failure=failure,
         unix_sec=time.time() if unix_sec is None else unix_sec,
