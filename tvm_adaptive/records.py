@@ -14,6 +14,9 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
 
+# MetaSchedule writes 1e10 s for a failed trial; nothing that long is a measurement.
+FAILED_SEC = 1e9
+
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:

@@ -14,10 +14,8 @@ from tvm_adaptive.database.repair import RECORD_FILE
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.finish import FINAL_DIR
 from tvm_adaptive.measure_callback.journal import read_journal
+from tvm_adaptive.records import FAILED_SEC
 from tvm_adaptive.session import JOURNAL_FILE
-
-# MetaSchedule records a failed trial as 1e10 s.
-_FAILED_SEC = 1e9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +112,6 @@ def _best_records(folder: Path) -> dict[str, tuple[float, Any]]:
         seconds = [float(sec) for sec in record.run_secs or ()]
         median_sec = float(np.median(seconds)) if seconds else math.inf
         key = workload_key(record.workload.mod)
-        if median_sec < min(_FAILED_SEC, best.get(key, (math.inf, None))[0]):
+        if median_sec < min(FAILED_SEC, best.get(key, (math.inf, None))[0]):
             best[key] = (median_sec, record)
     return best

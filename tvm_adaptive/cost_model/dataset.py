@@ -161,7 +161,7 @@ class Dataset:
         y : ndarray of shape (n,), higher is better
             Tasks without any success have no best to compare with and are left out.
         """
-        parts = [_targets(task, target) for _, task in self if math.isfinite(task.best_sec)]
+        parts = [targets_of(task, target) for _, task in self if math.isfinite(task.best_sec)]
         if not parts:
             return np.zeros((0, self.width or 0), dtype=np.float32), np.zeros(0)
         rows, y = zip(*parts, strict=True)
@@ -199,7 +199,8 @@ class Dataset:
         return np.concatenate([task.rows for task in tasks]), labels
 
 
-def _targets(task: TaskSamples, target: TargetKind) -> tuple[Rows, FloatArray]:
+def targets_of(task: TaskSamples, target: TargetKind) -> tuple[Rows, FloatArray]:
+    """Return what a model learns of one task; see :meth:`Dataset.training_set`."""
     if target == "throughput":
         return task.rows, np.nan_to_num(task.best_sec / task.seconds, nan=0.0)
     ok = task.succeeded

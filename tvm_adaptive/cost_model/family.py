@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from tvm_adaptive.cost_model.dataset import Dataset, TaskSamples
+from tvm_adaptive.cost_model.dataset import Dataset, TaskSamples, targets_of
 from tvm_adaptive.cost_model.features import Rows
 from tvm_adaptive.cost_model.forest import Forest
 from tvm_adaptive.cost_model.surrogate import (
@@ -204,7 +204,7 @@ def learn_families(
     known = [(key, task) for key, task in dataset if int(task.succeeded.sum()) >= min_samples]
     if len(known) < 2:
         return {key: "learned-1" for key, _ in known}
-    models = [make(*_training(task), seed) for _, task in known]
+    models = [make(*targets_of(task, "log"), seed) for _, task in known]
     distance = np.zeros((len(known), len(known)))
     for i, j in itertools.combinations(range(len(known)), 2):
         both = (_agreement(models[i], known[j][1]), _agreement(models[j], known[i][1]))
@@ -215,17 +215,12 @@ def learn_families(
     return {key: f"learned-{label}" for (key, _), label in zip(known, labels, strict=True)}
 
 
-def _training(task: TaskSamples) -> tuple[Rows, FloatArray]:
-    ok = task.succeeded
-    return task.rows[ok], np.log(task.best_sec / task.seconds[ok])
-
-
 def _grow_forest(rows: Rows, y: FloatArray, seed: int) -> Callable[[Rows], FloatArray]:
     forest = Forest(n_trees=_N_TREES, n_jobs=1).fit(rows, y, seed)
     return lambda unseen: forest.predict(unseen)[0]
 
 
 def _agreement(model: Callable[[Rows], FloatArray], task: TaskSamples) -> float:
-    rows, y = _training(task)
+    rows, y = targets_of(task, "log")
     # A constant forecast tells no candidate from another.
     return float(np.nan_to_num(rank_correlation(model(rows), y), nan=0.0))

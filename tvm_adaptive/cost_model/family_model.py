@@ -16,9 +16,8 @@ from tvm_adaptive.cost_model.family import (
     FamilySurrogate,
     learn_families,
 )
-from tvm_adaptive.cost_model.features import to_rows
-from tvm_adaptive.cost_model.model import RFEICostModel
-from tvm_adaptive.cost_model.storage import read_dataset, write_dataset
+from tvm_adaptive.cost_model.model import RFEICostModel, read_samples
+from tvm_adaptive.cost_model.storage import write_dataset
 from tvm_adaptive.cost_model.surrogate import SurrogateOptions
 from tvm_adaptive.errors import InvalidOptionError, ModelFileError
 
@@ -111,15 +110,9 @@ class RFEIFamilyCostModel(RFEICostModel._cls):  # type: ignore[misc, name-define
         files = sorted(Path(path).glob(f"*{_SUFFIX}"))
         if not files:
             raise ModelFileError(f"{path} holds no families of a cost model; check the path.")
-        width = to_rows([]).shape[1]
         datasets: dict[str, Dataset] = {}
         for file in files:
-            dataset, header = read_dataset(file)
-            if dataset.width not in (None, width):
-                raise ModelFileError(
-                    f"{file} has {dataset.width} features per candidate, this model uses "
-                    f"{width}; it was written with other features. Start without the folder."
-                )
+            dataset, header = read_samples(file)
             datasets[str(header.get("family", ""))] = dataset
         self._surrogate.replace(datasets)
 

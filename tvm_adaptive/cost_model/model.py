@@ -282,13 +282,7 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
             When the file is missing, damaged, of an unknown version, or has features of
             another kind; the model is then unchanged.
         """
-        dataset, _ = read_dataset(Path(path))
-        width = to_rows([]).shape[1]
-        if dataset.width not in (None, width):
-            raise ModelFileError(
-                f"{path} has {dataset.width} features per candidate, this model uses {width}; "
-                "it was written with other features. Start without the file."
-            )
+        dataset, _ = read_samples(Path(path))
         self._surrogate.replace_dataset(dataset)
 
     def preload(self, dataset: Dataset) -> None:
@@ -343,6 +337,29 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
             )
         except Exception:
             logger.exception("cost model: the journal cannot be written")
+
+
+def read_samples(path: Path) -> tuple[Dataset, dict[str, Any]]:
+    """Read samples and what was written with them.
+
+    Parameters
+    ----------
+    path : Path
+
+    Raises
+    ------
+    ModelFileError
+        As :func:`~tvm_adaptive.cost_model.storage.read_dataset`, and for features of
+        another kind than this version's.
+    """
+    dataset, header = read_dataset(path)
+    width = to_rows([]).shape[1]
+    if dataset.width not in (None, width):
+        raise ModelFileError(
+            f"{path} has {dataset.width} features per candidate, this model uses {width}; "
+            "it was written with other features. Start without the file."
+        )
+    return dataset, header
 
 
 def _median_sec(result: RunnerResult) -> float:

@@ -25,11 +25,9 @@ from tvm_adaptive._tvm import (
 )
 from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
+from tvm_adaptive.records import FAILED_SEC
 
 logger = logging.getLogger(__name__)
-
-# MetaSchedule writes 1e10 s for a failed trial; nothing that long is a measurement.
-_FAILED_SEC = 1e9
 
 
 def target_text(target: Target) -> str:
@@ -63,7 +61,7 @@ def trial_of(
     """Return a record as a row; one without a believable time is a failure."""
     seconds = [float(sec) for sec in record.run_secs or ()]
     median_sec = float(np.median(seconds)) if seconds else None
-    if failure or median_sec is None or not 0 < median_sec < _FAILED_SEC:
+    if failure or median_sec is None or not 0 < median_sec < FAILED_SEC:
         median_sec, failure = None, failure or "failed"
     return StoredTrial(
         record=json.dumps(record_as_json(record)),

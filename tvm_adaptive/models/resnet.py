@@ -127,13 +127,8 @@ def resnet18(
         When a size is not a positive integer.
     """
     check_positive(batch=batch, image_size=image_size, width=width, classes=classes)
-    rng = np.random.default_rng(seed)
-    return network_of_module(
-        "resnet18",
-        ResNet(BasicBlock, BLOCKS_18, 1, width, classes),
-        {"image": (batch, 3, image_size, image_size)},
-        lambda name, shape: draw_parameter(rng, name, shape),
-    )
+    module = ResNet(BasicBlock, BLOCKS_18, 1, width, classes)
+    return _network("resnet18", module, batch, image_size, seed)
 
 
 def resnet50(
@@ -160,12 +155,17 @@ def resnet50(
         When a size is not a positive integer.
     """
     check_positive(batch=batch, image_size=image_size, width=width, classes=classes)
+    module = ResNet(Bottleneck, BLOCKS_50, EXPANSION, width, classes)
+    return _network("resnet50", module, batch, image_size, seed)
+
+
+def _network(name: str, module: ResNet, batch: int, image_size: int, seed: int) -> Network:
     rng = np.random.default_rng(seed)
     return network_of_module(
-        "resnet50",
-        ResNet(Bottleneck, BLOCKS_50, EXPANSION, width, classes),
+        name,
+        module,
         {"image": (batch, 3, image_size, image_size)},
-        lambda name, shape: draw_parameter(rng, name, shape),
+        lambda parameter, shape: draw_parameter(rng, parameter, shape),
     )
 
 

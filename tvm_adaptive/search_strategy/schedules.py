@@ -21,13 +21,10 @@ from tvm_adaptive._tvm import (
     handle,
     structural_hash,
 )
-from tvm_adaptive.records import FloatArray
+from tvm_adaptive.records import FAILED_SEC, FloatArray
 from tvm_adaptive.search_strategy.findings import as_ints
 
 logger = logging.getLogger(__name__)
-
-# MetaSchedule writes 1e10 s for a failed trial; nothing that long is a measurement.
-FAILED_SEC = 1e9
 
 
 def key_of(schedule: Schedule) -> int:
