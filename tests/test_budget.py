@@ -38,6 +38,17 @@ def test_the_reserve_and_one_more_round_are_kept_back():
     assert budget.should_stop()
 
 
+def test_what_earlier_sittings_took_counts():
+    clock = Clock()
+    budget = Budget(100.0, clock)
+    budget.spent_sec = 70.0
+    clock.now += 20.0
+    assert (budget.elapsed_sec, budget.left_sec) == (90.0, 10.0)
+    assert not budget.should_stop()
+    clock.now += 10.1
+    assert budget.should_stop()
+
+
 def test_an_old_slow_round_is_forgotten():
     clock = Clock()
     budget = Budget(1000.0, clock)

@@ -72,7 +72,7 @@ def test_a_batch_is_kept_with_what_the_model_learned_of_it(
     lessons = LastLesson()
     lessons.lesson = Lesson(rows, np.array([0.1, np.nan, 0.2]))
     with RecordStore(tmp_path / "records.db") as store:
-        keeper = Keeper(store, contexts, "run", lessons, Events())
+        keeper = Keeper([store], contexts, "run", lessons, Events())
         keep(keeper, contexts, [1e-3, None, 2e-3])
         keep(keeper, contexts, [3e-3])  # of this one it said nothing
         (task,) = store.tasks()
@@ -91,13 +91,13 @@ def test_a_lesson_of_another_batch_is_not_believed(tmp_path: Path, contexts: lis
     lessons = LastLesson()
     lessons.lesson = Lesson(np.zeros((2, 2), dtype=np.float32), None)
     with RecordStore(tmp_path / "records.db") as store:
-        keep(Keeper(store, contexts, "run", lessons, Events()), contexts, [1e-3])
+        keep(Keeper([store], contexts, "run", lessons, Events()), contexts, [1e-3])
         assert store.latest(store.tasks()[0])[0].features is None
 
 
 def test_what_could_not_be_written_is_written_with_the_next_batch(contexts: list[Any]) -> None:
     store, journal = Refusing(2), Events()
-    keeper = Keeper(store, contexts, "run", LastLesson(), journal)  # type: ignore[arg-type]
+    keeper = Keeper([store], contexts, "run", LastLesson(), journal)  # type: ignore[arg-type]
     keep(keeper, contexts, [1e-3])
     keep(keeper, contexts, [2e-3])
     assert store.kept == []
@@ -108,15 +108,24 @@ def test_what_could_not_be_written_is_written_with_the_next_batch(contexts: list
 
 def test_a_store_that_keeps_failing_is_left_alone(contexts: list[Any]) -> None:
     store = Refusing(10**6)
-    keeper = Keeper(store, contexts, "run", LastLesson(), Events())  # type: ignore[arg-type]
+    keeper = Keeper([store], contexts, "run", LastLesson(), Events())  # type: ignore[arg-type]
     for _ in range(6):
         keep(keeper, contexts, [1e-3])
     assert store.n_asked == 3
-    assert len(keeper._inst._waiting) == 3  # and nothing piles up
+    assert len(keeper._inst._shelves[0]._waiting) == 3  # and nothing piles up
+
+
+def test_one_store_that_fails_does_not_keep_from_another(contexts: list[Any]) -> None:
+    broken, sound = Refusing(10**6), Refusing(0)
+    stores: list[Any] = [broken, sound]
+    keeper = Keeper(stores, contexts, "run", LastLesson(), Events())
+    for _ in range(5):
+        keep(keeper, contexts, [1e-3])
+    assert (broken.n_asked, len(sound.kept)) == (3, 5)
 
 
 def test_whatever_goes_wrong_does_not_end_the_run(contexts: list[Any]) -> None:
     journal = Events()
-    keeper = Keeper(Refusing(0), [], "run", LastLesson(), journal)  # type: ignore[arg-type]
+    keeper = Keeper([Refusing(0)], [], "run", LastLesson(), journal)  # type: ignore[arg-type]
     keep(keeper, contexts, [1e-3])
     assert [fields["where"] for _, fields in journal.events] == ["keeper"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -185,6 +186,34 @@ def te_workload(name: str) -> IRModule:
     from tvm.s_tir.meta_schedule.testing import te_workload as workloads
 
     return IRModule({"main": workloads.create_te_workload(name, 0)})
+
+
+def relax_of_onnx(model: Any, shapes: dict[str, list[int]]) -> IRModule:
+    """Translate an ONNX model; weights become constants, inputs keep their names.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+    shapes : dict of str to list of int
+        Of inputs whose shapes the model leaves open.
+    """
+    from tvm.relax.frontend.onnx import from_onnx
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of shapes, which are checked afterwards
+        return from_onnx(model, shape_dict=shapes, sanitize_input_names=False)
+
+
+def relax_of_exported_program(program: Any) -> IRModule:
+    """Translate a ``torch.export.ExportedProgram``; weights become constants."""
+    from tvm.relax.frontend.torch import from_exported_program
+
+    return from_exported_program(program, unwrap_unit_return_tuple=True)
+
+
+def bind_symbols(mod: IRModule, values: dict[str, int]) -> IRModule:
+    """Give symbols in the shapes of ``main`` their values."""
+    return relax_transform.BindSymbolicVars(values, "main")(mod)
 
 
 def parallel_product(size: int) -> IRModule:

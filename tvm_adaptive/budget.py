@@ -17,9 +17,15 @@ class Budget:
     Parameters
     ----------
     seconds : float or None
-        From the start of the command to its end; None for no limit.
+        From the start of the command to its end, earlier sittings of the same run included;
+        None for no limit.
     clock : callable
         Monotonic seconds.
+
+    Attributes
+    ----------
+    spent_sec : float
+        Seconds that earlier sittings of the same run took; they count, too.
     """
 
     def __init__(
@@ -28,6 +34,7 @@ class Budget:
         self._clock = clock
         self.start_sec = clock()
         self.seconds = seconds
+        self.spent_sec = 0.0
         self.reserve_sec = 0.0
         self.interrupted = False
         self.reached = False
@@ -36,8 +43,8 @@ class Budget:
 
     @property
     def elapsed_sec(self) -> float:
-        """Seconds since the start."""
-        return self._clock() - self.start_sec
+        """Seconds since the start, and those of earlier sittings."""
+        return self._clock() - self.start_sec + self.spent_sec
 
     @property
     def left_sec(self) -> float:

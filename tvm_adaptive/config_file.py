@@ -60,6 +60,11 @@ def parse_config(text: str, name: str = "the configuration") -> TuneConfig:
     return typing.cast(TuneConfig, _changed(preset(base_name), given, name, ""))
 
 
+def config_of_fields(fields: dict[str, Any], name: str) -> TuneConfig:
+    """Make a configuration of nested mappings, as a journal has it; see :func:`read_config`."""
+    return typing.cast(TuneConfig, _changed(preset("default"), fields, name, ""))
+
+
 def write_config(config: TuneConfig) -> str:
     """Return a configuration as TOML text with every option; reads back as the same."""
     plain: list[str] = []
@@ -103,7 +108,7 @@ def _changed(stage: Any, given: dict[str, Any], name: str, prefix: str) -> Any:
 def _checked(value: Any, hint: Any, option: str) -> Any:
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     allowed = typing.get_args(hint) if is_union else (hint,)
-    if value == _NONE and type(None) in allowed:
+    if value in (None, _NONE) and type(None) in allowed:
         return None
     for kind in allowed:
         # True is an integer to Python, and not to people.

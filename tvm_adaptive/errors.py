@@ -7,6 +7,20 @@ Every message says what is wrong, what was found, and what to do next. Catch
 from __future__ import annotations
 
 
+def essence(error: BaseException | str) -> str:
+    """Return the line of an error that says most: of a traceback the last, else the first.
+
+    Parameters
+    ----------
+    error : BaseException or str
+        Or its message.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return "unknown error" if isinstance(error, str) else type(error).__name__
+    return lines[-1] if any(line.startswith("Traceback") for line in lines) else lines[0]
+
+
 class AdaptiveError(Exception):
     """Base of every error that this package raises on purpose."""
 
@@ -21,6 +35,10 @@ class InvalidOptionError(AdaptiveError, ValueError):
 
 class ModelFileError(AdaptiveError):
     """A saved cost model cannot be read; the model in memory is unchanged."""
+
+
+class ImportMismatchError(AdaptiveError):
+    """An imported model computes something else in TVM than in its own framework."""
 
 
 class JournalError(AdaptiveError):

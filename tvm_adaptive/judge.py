@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvm_adaptive._tvm import Database, ExtractedTask, args_info_of
 from tvm_adaptive.cores import thread_env
+from tvm_adaptive.errors import ImportMismatchError, essence
 from tvm_adaptive.models import (
     Network,
     Prepared,
@@ -29,6 +30,7 @@ from tvm_adaptive.models import (
     try_exported,
 )
 from tvm_adaptive.models.compile import device_kind
+from tvm_adaptive.models.network import Original
 from tvm_adaptive.models.operator import try_function
 from tvm_adaptive.outcome import Comparison
 from tvm_adaptive.session import Session
@@ -119,6 +121,7 @@ class NetworkJudge(_Judge):
         super().__init__(session)
         self._prepared = prepared
         self._inputs = network.random_inputs(session.seed)
+        self._original = network.original
         self._before: Whole | None = None
 
     @property
@@ -127,7 +130,13 @@ class NetworkJudge(_Judge):
         return _COMPILE_MARGIN * self._build_sec + 2 * _TIMING_SEC
 
     def measure_untuned(self) -> None:
-        """Run the network without tuning: the reference for speed and outputs."""
+        """Run the network without tuning: the reference for speed and outputs.
+
+        Raises
+        ------
+        ImportMismatchError
+            When it computes something else than what it was imported from.
+        """
         with self._session.stage("untuned"):
             path = self._session.work_dir / "untuned.so"
             start_sec = time.perf_counter()
@@ -138,6 +147,34 @@ class NetworkJudge(_Judge):
                 path.unlink()
         if self._before is not None:
             self._session.observer.note(f"untuned: {self._before.latency_sec * 1e3:.2f} ms")
+            if self._original is not None:
+                self._check_import(self._original, self._before.outputs)
+
+    def _check_import(self, original: Original, outputs: Sequence[Any]) -> None:
+        """Compare with the framework that the network comes from."""
+        try:
+            expected = original.run(self._inputs)
+        except Exception as error:  # the framework's own errors, of any kind
+            message = f"{original.framework} could not run it: {essence(error)}"
+            self._session.observer.note(f"outputs are not checked: {message}")
+            self._session.journal.write("error", where="original", message=message)
+            return
+        difference = largest_difference(outputs, expected)
+        agree = outputs_agree(outputs, expected, self._session.config.finish.rtol)
+        self._session.journal.write(
+            "original", framework=original.framework, agree=agree, **difference._asdict()
+        )
+        apart = f"{difference.max_abs:.2g} absolute, {difference.max_rel:.2g} relative"
+        if not agree:
+            raise ImportMismatchError(
+                f"Imported and untuned, {self._prepared.name} computes something else than "
+                f"{original.framework} (largest difference {apart}), so that tuning it would "
+                "be in vain. If that is rounding, allow more of it: finish.rtol in a --config "
+                "file."
+            )
+        self._session.observer.note(
+            f"outputs agree with {original.framework}; largest difference {apart}"
+        )
 
     def measure_tuned(self, database: Database) -> Comparison | None:
         """Compile with a database, compare with the untuned network.

@@ -1,4 +1,4 @@
-"""Keep what a run measures in a record store, batch by batch."""
+"""Keep what a run measures in record stores, batch by batch."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ from tvm_adaptive.asides import LastLesson, Lesson
 from tvm_adaptive.database.metaschedule import task_of, trial_of
 from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.errors import StoreError
+from tvm_adaptive.errors import StoreError, essence
 from tvm_adaptive.measure_callback.journal import JournalWriter
-from tvm_adaptive.measure_callback.recorder import first_line
 
 logger = logging.getLogger(__name__)
 
@@ -34,16 +33,42 @@ _MAX_FAILURES = 3
 _FAILED_SEC = 1e10
 
 
+class _Shelf:
+    """One store, and what it could not take yet."""
+
+    def __init__(self, store: RecordStore, journal: JournalWriter) -> None:
+        self._store = store
+        self._journal = journal
+        self._waiting: list[tuple[StoredTask, list[StoredTrial]]] = []
+        self._n_failures = 0
+
+    def put(self, task: StoredTask, trials: list[StoredTrial]) -> None:
+        """Write a batch, after what waits."""
+        if self._n_failures >= _MAX_FAILURES:
+            return
+        self._waiting.append((task, trials))
+        while self._waiting:
+            try:
+                self._store.add(*self._waiting[0])
+            except StoreError as error:
+                self._n_failures += 1
+                logger.warning("%s", error)
+                self._journal.write("error", where="store", message=str(error))
+                return
+            self._n_failures = 0
+            del self._waiting[0]
+
+
 @derived_object
 class Keeper(PyMeasureCallback):  # type: ignore[misc]
-    """Append every measured batch to a record store; a store that fails costs no trial.
+    """Append every measured batch to record stores; a store that fails costs no trial.
 
     What could not be written is tried again with the next batch. MetaSchedule's own
     database in the run's folder has it in any case.
 
     Parameters
     ----------
-    store : RecordStore
+    stores : sequence of RecordStore
     contexts : sequence of TuneContext
         In the scheduler's order.
     run : str
@@ -56,22 +81,20 @@ class Keeper(PyMeasureCallback):  # type: ignore[misc]
 
     def __init__(
         self,
-        store: RecordStore,
+        stores: Sequence[RecordStore],
         contexts: Sequence[TuneContext],
         run: str,
         lessons: LastLesson,
         journal: JournalWriter,
     ) -> None:
         super().__init__()
-        self._store = store
+        self._shelves = [_Shelf(store, journal) for store in stores]
         self._contexts = list(contexts)
         self._run = run
         self._lessons = lessons
         self._journal = journal
         self._tasks: dict[int, StoredTask] = {}
         self._workloads: dict[int, Workload] = {}
-        self._waiting: list[tuple[StoredTask, list[StoredTrial]]] = []
-        self._n_failures = 0
 
     def apply(
         self,
@@ -82,8 +105,6 @@ class Keeper(PyMeasureCallback):  # type: ignore[misc]
         runner_results: Sequence[Any],
     ) -> None:
         """Take in one round; whatever goes wrong here must not end the run."""
-        if self._n_failures >= _MAX_FAILURES:
-            return
         try:
             lesson = self._lessons.take(len(measure_candidates))
             trials = [
@@ -92,25 +113,11 @@ class Keeper(PyMeasureCallback):  # type: ignore[misc]
                     measure_candidates, builder_results, runner_results, strict=True
                 )
             ]
-            self._waiting.append((self._task(task_id), with_lesson(trials, lesson)))
-            self.flush()
+            for shelf in self._shelves:
+                shelf.put(self._task(task_id), with_lesson(trials, lesson))
         except Exception as error:
             logger.exception("a round is not in the record store")
             self._journal.write("error", where="keeper", task_id=task_id, message=repr(error))
-
-    def flush(self) -> None:
-        """Write what waits to be written."""
-        while self._waiting:
-            task, trials = self._waiting[0]
-            try:
-                self._store.add(task, trials)
-            except StoreError as error:
-                self._n_failures += 1
-                logger.warning("%s", error)
-                self._journal.write("error", where="store", message=str(error))
-                return
-            self._n_failures = 0
-            del self._waiting[0]
 
     def _task(self, task_id: int) -> StoredTask:
         if task_id not in self._tasks:
@@ -131,7 +138,7 @@ class Keeper(PyMeasureCallback):  # type: ignore[misc]
             context.target,
             candidate.args_info,
         )
-        failure = "" if message is None else first_line(str(message))
+        failure = "" if message is None else essence(str(message))
         return trial_of(record, failure=failure, run=self._run)
 
 

@@ -19,7 +19,7 @@ import dataclasses
 import json
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,10 @@ import numpy as np
 from tvm_adaptive._tvm import TuneContext
 from tvm_adaptive.cost_model.dataset import Dataset
 from tvm_adaptive.database.metaschedule import task_of
-from tvm_adaptive.database.records import Identity, StoredTask, StoredTrial
+from tvm_adaptive.database.records import Features, Identity, StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.errors import StoreError
+from tvm_adaptive.records import FloatArray
 from tvm_adaptive.search_strategy.findings import finding_of
 from tvm_adaptive.search_strategy.travel import KEPT_PER_TASK, Finding, Relatives
 
@@ -103,7 +104,12 @@ def open_store(name: str) -> Iterator[RecordStore | None]:
 
 
 def recall(
-    store: RecordStore, contexts: Sequence[TuneContext], relatives: Relatives | None, model: Any
+    store: RecordStore,
+    contexts: Sequence[TuneContext],
+    relatives: Relatives | None,
+    model: Any,
+    *,
+    without: Container[str] = (),
 ) -> Recalled:
     """Hand on what a store knows of a run's tasks.
 
@@ -116,6 +122,8 @@ def recall(
         Is told findings; None where the search takes none.
     model : object
         The cost model's Python side; is given samples if it has ``preload``.
+    without : container of str, default ()
+        Runs whose samples the model has already.
 
     Returns
     -------
@@ -137,7 +145,7 @@ def recall(
                 if relatives is not None:
                     name = mine.get(task.identity, str(task.identity))
                     relatives.remember(family, name, findings)
-    samples = _samples(store, tasks, known)
+    samples = _samples(store, tasks, known, without)
     if hasattr(model, "preload"):
         model.preload(samples)
     n_known = sum(identity in mine for identity in known)
@@ -167,8 +175,44 @@ def _findings(trials: Sequence[StoredTrial]) -> list[Finding]:
     return found
 
 
+def restore(store: RecordStore, contexts: Sequence[TuneContext], model: Any) -> int:
+    """Teach a cost model what earlier sittings of the same run taught it.
+
+    Parameters
+    ----------
+    store : RecordStore
+        The run's own.
+    contexts : sequence of TuneContext
+        One per task.
+    model : object
+        The cost model's Python side; is taught if it has ``restore``.
+
+    Returns
+    -------
+    int
+        Samples that it was taught.
+
+    Raises
+    ------
+    StoreError
+        When the store cannot be read.
+    """
+    n_samples = 0
+    if not hasattr(model, "restore"):
+        return n_samples
+    for context in contexts:
+        task = task_of(context.mod, context.target, str(context.task_name))
+        for rows, seconds, errors in _arrays(store.latest(task)):
+            model.restore(context, rows, seconds, errors)
+            n_samples += len(seconds)
+    return n_samples
+
+
 def _samples(
-    store: RecordStore, mine: Sequence[StoredTask], known: Mapping[Identity, StoredTask]
+    store: RecordStore,
+    mine: Sequence[StoredTask],
+    known: Mapping[Identity, StoredTask],
+    without: Container[str],
 ) -> Dataset:
     """Return what the model is given: of the run's own tasks, then of others of its target."""
     targets = {task.target for task in mine}
@@ -176,19 +220,23 @@ def _samples(
     samples = Dataset()
     for task in sorted(known.values(), key=lambda task: task.identity not in own):
         if task.target in targets and len(samples) < _MAX_SAMPLES:
-            _add_samples(samples, task, store.sample(task, _SAMPLES_PER_TASK))
+            trials = store.sample(task, _SAMPLES_PER_TASK)
+            for rows, seconds, errors in _arrays([t for t in trials if t.run not in without]):
+                if samples.width in (None, rows.shape[1]):
+                    samples.add("/".join(task.identity), rows, seconds, errors)
     return samples
 
 
-def _add_samples(samples: Dataset, task: StoredTask, trials: Sequence[StoredTrial]) -> None:
+def _arrays(
+    trials: Sequence[StoredTrial],
+) -> Iterator[tuple[Features, FloatArray, FloatArray]]:
+    """Yield features, seconds and errors of trials that have features; once, or not at all."""
     widths = [len(trial.features) for trial in trials if trial.features is not None]
     # Another version's features are another number of them.
     usable = [t for t in trials if t.features is not None and len(t.features) == widths[-1]]
-    if not usable or samples.width not in (None, widths[-1]):
-        return
-    samples.add(
-        "/".join(task.identity),
-        np.stack([trial.features for trial in usable if trial.features is not None]),
-        np.array([math.nan if trial.seconds is None else trial.seconds for trial in usable]),
-        np.array([math.nan if trial.error is None else trial.error for trial in usable]),
-    )
+    if usable:
+        yield (
+            np.stack([trial.features for trial in usable if trial.features is not None]),
+            np.array([math.nan if trial.seconds is None else trial.seconds for trial in usable]),
+            np.array([math.nan if trial.error is None else trial.error for trial in usable]),
+        )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +117,29 @@ class TuneReport:
         for name in ("work_dir", "database_dir", "library"):
             fields[name] = None if fields[name] is None else str(fields[name])
         return fields
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> TuneReport:
+        """Undo :meth:`as_fields`, as a journal kept it: what is infinite became None.
+
+        Raises
+        ------
+        KeyError, TypeError
+            When they are another version's.
+        """
+        known = {field.name for field in dataclasses.fields(cls)}
+        values = {name: value for name, value in fields.items() if name in known}
+        for name in ("work_dir", "database_dir", "library"):
+            values[name] = None if values[name] is None else Path(values[name])
+        values["tasks"] = tuple(TaskOutcome(**_finite(task)) for task in values["tasks"])
+        if values["comparison"] is not None:
+            values["comparison"] = Comparison(**_finite(values["comparison"]))
+        return cls(**_finite(values))
+
+
+def _finite(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return fields with infinity for seconds and differences that are None."""
+    return {
+        name: math.inf if value is None and name.endswith(("_sec", "max_abs", "max_rel")) else value
+        for name, value in fields.items()
+    }

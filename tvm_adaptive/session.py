@@ -10,10 +10,10 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Protocol
 
 from tvm_adaptive._tvm import FFI_VERSION, TVM_VERSION, Target
 from tvm_adaptive._versions import installed_version
@@ -22,12 +22,13 @@ from tvm_adaptive.config import TuneConfig
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.fork_server import ForkServer, new_fork_server
+from tvm_adaptive.history import History, read_history
 from tvm_adaptive.measure_callback.journal import Journal
 from tvm_adaptive.measure_callback.recorder import RunProgress
 from tvm_adaptive.memory import open_store
 from tvm_adaptive.models.prepare import check_layout
 from tvm_adaptive.parts import check_names
-from tvm_adaptive.target import resolve_target
+from tvm_adaptive.target import TargetLike, resolve_target
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +92,8 @@ class Session:
         Forks the run's workers; None where there is no such thing.
     store : RecordStore or None
         What earlier runs measured, and where this one's trials are kept.
+    history : History
+        What earlier sittings of the run did; empty for a run that is not resumed.
     stage_secs : dict of str to float
         Seconds that each stage took, in their order.
     """
@@ -107,6 +110,7 @@ class Session:
     observer: Observer
     server: ForkServer | None
     store: RecordStore | None
+    history: History = dataclasses.field(default_factory=History)
     stage_secs: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @contextlib.contextmanager
@@ -124,6 +128,10 @@ class Session:
     def round_done(self, progress: RunProgress) -> None:
         """Pass a round's result on to the observer, and see whether the goal is reached."""
         self.observer.round(progress, self.budget)
+        self.see_goal(progress)
+
+    def see_goal(self, progress: RunProgress) -> None:
+        """See whether what the user wanted is reached."""
         if self.until_ms is not None and progress.weighted_sec * 1e3 <= self.until_ms:
             if not self.budget.reached:
                 self.observer.note(f"{progress.weighted_sec * 1e3:.3f} ms: the goal is reached")
@@ -140,13 +148,14 @@ def open_session(
     what: str,
     *,
     work_dir: Path | str,
-    target: Target | str | Mapping[str, Any] | None,
+    target: TargetLike,
     budget: Budget,
     trials: int | None,
     until_ms: float | None,
     seed: int | None,
     config: TuneConfig,
     observer: Observer | None,
+    resume: bool = False,
 ) -> Iterator[Session]:
     """Check the options, create directory and journal, catch interrupts while inside.
 
@@ -156,6 +165,8 @@ def open_session(
         What is tuned, for the journal.
     work_dir, target, budget, trials, until_ms, seed, config, observer
         See :class:`Session`; ``seed`` None draws one, which the journal tells.
+    resume : bool, default False
+        Whether to go on where the journal in ``work_dir``, if there is one, ends.
 
     Raises
     ------
@@ -168,6 +179,8 @@ def open_session(
     check_names(config)
     check_layout(config.layout)
     resolved = resolve_target(target)
+    history = read_history(Path(work_dir) / JOURNAL_FILE) if resume else History()
+    budget.spent_sec = history.spent_sec
     server = new_fork_server(_WORKER_MODULES)
     if seed is None:
         seed = time.time_ns() % 2**31
@@ -189,6 +202,7 @@ def open_session(
             observer=observer or NoObserver(),
             server=server,
             store=store,
+            history=history,
         )
         _tell_begin(session, what)
         with _flag_instead_of_interrupt(session):

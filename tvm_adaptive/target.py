@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from tvm_adaptive._tvm import Target, device, llvm_get_system_cpu
 from tvm_adaptive.cores import usable_physical_cores
 from tvm_adaptive.errors import InvalidOptionError
 
+TargetLike: TypeAlias = Target | str | Mapping[str, Any] | None
+
 _THIS_CPU = (None, "cpu", "auto")
 _EXAMPLE = '{"kind": "llvm", "mcpu": "znver4", "num-cores": 8}'
 
 
-def resolve_target(spec: str | Mapping[str, Any] | Target | None) -> Target:
+def resolve_target(spec: TargetLike) -> Target:
     """Return the target that a user means.
 
     Parameters

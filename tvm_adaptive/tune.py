@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from tvm_adaptive._tvm import (
     ExtractedTask,
     IRModule,
     MeasureCallback,
-    Target,
     TuneContext,
     anchor_of,
     contexts_of,
@@ -25,20 +23,17 @@ from tvm_adaptive._tvm import (
 from tvm_adaptive.budget import Budget
 from tvm_adaptive.config import DEFAULT, TuneConfig
 from tvm_adaptive.database.repair import repair_database
-from tvm_adaptive.errors import StoreError
 from tvm_adaptive.finish import decide, playoff_reserve_sec, report_of
+from tvm_adaptive.importers import FORMATS, load, network_of_imported
 from tvm_adaptive.judge import FunctionJudge, NetworkJudge
-from tvm_adaptive.keeper import Keeper
-from tvm_adaptive.measure_callback.recorder import Recorder, RunProgress, TaskProgress
-from tvm_adaptive.memory import recall
-from tvm_adaptive.models import Network, TIRWorkload, extract, is_gpu, load_workload, prepare
-from tvm_adaptive.models.network import network_of_relax
+from tvm_adaptive.measure_callback.recorder import Recorder, RunProgress
+from tvm_adaptive.models import Network, TIRWorkload, extract, is_gpu, prepare
 from tvm_adaptive.outcome import TuneReport
 from tvm_adaptive.parts import Parts, make_parts
+from tvm_adaptive.remember import remembering
 from tvm_adaptive.session import Observer, Session, open_session
-from tvm_adaptive.target import describe_target
+from tvm_adaptive.target import TargetLike, describe_target
 
-TargetLike: TypeAlias = Target | str | Mapping[str, Any] | None
 # MetaSchedule counts trials in 32 bits; no run gets near this.
 _UNLIMITED = 10**8
 
@@ -54,14 +49,17 @@ def tune(
     seed: int | None = None,
     config: TuneConfig = DEFAULT,
     observer: Observer | None = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    resume: bool = False,
 ) -> TuneReport:
-    """Tune a built-in network or a testing operator.
+    """Tune a network or an operator by its name, its file or its factory.
 
     Parameters
     ----------
     what : str
-        A name in :data:`~tvm_adaptive.models.BUILTIN`, such as ``"resnet18"``, or
-        ``"te:C2D"`` and its like.
+        A file (``"net.onnx"``, ``"net.pt2"``, a Relax module's ``"net.json"``), a factory
+        (``"package.module:factory"``), a name in :data:`~tvm_adaptive.models.BUILTIN`,
+        such as ``"resnet18"``, or ``"te:C2D"`` and its like.
     work_dir : str or Path
         Everything that is written lies in it. A database in it is continued; what was
         measured for it is not measured again.
@@ -79,6 +77,13 @@ def tune(
         course of a run, still differ from run to run.
     config : TuneConfig, default DEFAULT
     observer : Observer or None, default None
+    input_shapes : mapping of str to sequence of int, or None, default None
+        Extents by the names of inputs, for those whose shapes are dynamic; ``""`` names
+        the only one.
+    resume : bool, default False
+        Go on where the run in ``work_dir`` ended, was interrupted or crashed: its seconds
+        and trials count towards ``budget_sec`` and ``trials``, and cost model and task
+        scheduler know what they knew. Where there is none, this is its beginning.
 
     Returns
     -------
@@ -87,10 +92,12 @@ def tune(
     Raises
     ------
     InvalidOptionError
-        For a name, target or option that cannot be used; nothing is written then.
+        For a name, file, target or option that cannot be used; nothing is written then.
+    ImportMismatchError
+        When an imported network computes something else than in its own framework.
     """
     budget = Budget(budget_sec)
-    workload = load_workload(what)
+    workload = load(what, input_shapes)
     with open_session(
         what,
         work_dir=work_dir,
@@ -101,7 +108,10 @@ def tune(
         seed=seed,
         config=config,
         observer=observer,
+        resume=resume,
     ) as session:
+        where = str(Path(what).resolve()) if Path(what).suffix in FORMATS else what
+        session.journal.write("model", what=where, input_shapes=dict(input_shapes or {}))
         if isinstance(workload, TIRWorkload):
             return _tune_functions(session, what, workload.mod)
         return _tune_network(session, workload)
@@ -119,6 +129,8 @@ def tune_relax(
     seed: int | None = None,
     config: TuneConfig = DEFAULT,
     observer: Observer | None = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    resume: bool = False,
     name: str = "network",
 ) -> TuneReport:
     """Tune a network that is given as a Relax module.
@@ -132,6 +144,8 @@ def tune_relax(
         Weights by the names of ``main``'s parameters; None when they are bound already.
     work_dir, target, budget_sec, trials, until_ms, seed, config, observer
         As in :func:`tune`.
+    input_shapes, resume
+        As in :func:`tune`.
     name : str, default "network"
         For the journal.
 
@@ -142,10 +156,10 @@ def tune_relax(
     Raises
     ------
     InvalidOptionError
-        As :func:`tune`; also for a module without ``main`` or with dynamic shapes.
+        As :func:`tune`; also for a module without ``main``, or whose shapes stay dynamic.
     """
     budget = Budget(budget_sec)
-    network = network_of_relax(name, mod, dict(params or {}))
+    network = network_of_imported(name, mod, input_shapes or {}, params=dict(params or {}))
     with open_session(
         name,
         work_dir=work_dir,
@@ -156,6 +170,7 @@ def tune_relax(
         seed=seed,
         config=config,
         observer=observer,
+        resume=resume,
     ) as session:
         return _tune_network(session, network)
 
@@ -171,6 +186,7 @@ def tune_tir(
     seed: int | None = None,
     config: TuneConfig = DEFAULT,
     observer: Observer | None = None,
+    resume: bool = False,
     name: str = "functions",
 ) -> TuneReport:
     """Tune every tensor function of a module.
@@ -178,7 +194,7 @@ def tune_tir(
     Parameters
     ----------
     mod : IRModule or PrimFunc
-    work_dir, target, budget_sec, trials, until_ms, seed, config, observer
+    work_dir, target, budget_sec, trials, until_ms, seed, config, observer, resume
         As in :func:`tune`.
     name : str, default "functions"
         For the journal.
@@ -203,6 +219,7 @@ def tune_tir(
         seed=seed,
         config=config,
         observer=observer,
+        resume=resume,
     ) as session:
         return _tune_functions(session, name, mod)
 
@@ -248,34 +265,43 @@ def _tune_tasks(
 def _search(session: Session, tasks: Sequence[ExtractedTask]) -> RunProgress:
     """Run MetaSchedule's loop with our parts until budget, trials or spaces are spent."""
     repair_database(session.work_dir)
-    progress = RunProgress(
-        [TaskProgress(str(task.task_name), float(int(task.weight))) for task in tasks]
-    )
-    if session.budget.should_stop():
+    history = session.history
+    progress = history.progress([(str(each.task_name), float(int(each.weight))) for each in tasks])
+    if history.n_trials:
+        session.observer.note(
+            f"goes on after {history.n_trials} trials and {history.spent_sec:.0f} s"
+        )
+        session.see_goal(progress)
+    n_left = (session.trials or _UNLIMITED) - history.n_trials
+    if session.budget.should_stop() or n_left <= 0:
         session.observer.note("no search: the budget does not reach beyond the first steps")
         return progress
     with session.stage("search"), _parts(session) as parts:
         contexts = contexts_of(tasks, str(session.work_dir), parts.strategy, session.seed)
         described = [_described(*pair) for pair in zip(contexts, tasks, strict=True)]
         session.journal.write("tasks", tasks=described)
-        keepers = _remember(session, contexts, parts)
-        ms.tune_tasks(
-            tasks=contexts,
-            task_weights=[task.weight for task in progress.tasks],
-            work_dir=str(session.work_dir),
-            max_trials_global=session.trials or _UNLIMITED,
-            num_trials_per_iter=session.config.search.n_trials_per_round,
-            builder=parts.builder,
-            runner=parts.runner,
-            database=json_database(session.work_dir),
-            cost_model=parts.cost_model,
-            measure_callbacks=[
-                *MeasureCallback.create("default"),
-                Recorder(progress, session.round_done, session.journal),
-                *keepers,
-            ],
-            task_scheduler=parts.task_scheduler,
-        )
+        restore = getattr(python_side(parts.task_scheduler), "restore", None)
+        if restore is not None:
+            restore(history.tasks)
+        with remembering(session, contexts, parts) as keepers:
+            ms.tune_tasks(
+                tasks=contexts,
+                task_weights=[task.weight for task in progress.tasks],
+                work_dir=str(session.work_dir),
+                max_trials_global=n_left,
+                num_trials_per_iter=session.config.search.n_trials_per_round,
+                builder=parts.builder,
+                runner=parts.runner,
+                database=json_database(session.work_dir),
+                cost_model=parts.cost_model,
+                measure_callbacks=[
+                    *MeasureCallback.create("default"),
+                    # What the journal counts, a resumed run's cost model shall know.
+                    *keepers,
+                    Recorder(progress, session.round_done, session.journal),
+                ],
+                task_scheduler=parts.task_scheduler,
+            )
     return progress
 
 
@@ -286,26 +312,6 @@ def _described(context: TuneContext, task: ExtractedTask) -> dict[str, Any]:
         "workload_key": workload_key(context.mod),
         "family": anchor_of(context.mod),
     }
-
-
-def _remember(session: Session, contexts: Sequence[TuneContext], parts: Parts) -> list[Keeper]:
-    """Hand the parts what the store knows; return who keeps what this run measures."""
-    store = session.store
-    if store is None:
-        return []
-    try:
-        recalled = recall(store, contexts, parts.relatives, python_side(parts.cost_model))
-    except StoreError as error:
-        session.observer.note(f"{error} The run starts from nothing.")
-        session.journal.write("error", where="store", message=str(error))
-    else:
-        session.journal.write("recalled", store=store.name, **dataclasses.asdict(recalled))
-        if recalled.n_known or recalled.n_related:
-            session.observer.note(
-                f"{recalled.n_known} of {len(contexts)} tasks were tuned before, "
-                f"{recalled.n_related} more have relatives in {store.name}"
-            )
-    return [Keeper(store, contexts, session.run_id, parts.last_lesson, session.journal)]
 
 
 @contextmanager

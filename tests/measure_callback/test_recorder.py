@@ -9,7 +9,6 @@ from tvm_adaptive.measure_callback.recorder import (
 from tvm_adaptive.measure_callback.recorder import (
     RunProgress,
     TaskProgress,
-    first_line,
 )
 
 # C++ hands over lists of its own; the Python side takes any.
@@ -78,15 +77,3 @@ def test_an_observer_that_raises_does_not_end_the_run(progress):
     Recorder(progress, fail, journal).apply(None, 0, None, [built()], [ran(1.0)])
     assert events[-1][0] == "error"
     assert "display broke" in events[-1][1]["message"]
-
-
-@pytest.mark.parametrize(
-    ("message", "line"),
-    [
-        ("", "unknown error"),
-        ("Runner: timeout\nmore", "Runner: timeout"),
-        ("Traceback (most recent call last):\n  File\nValueError: x\n", "ValueError: x"),
-    ],
-)
-def test_the_line_that_says_most(message, line):
-    assert first_line(message) == line

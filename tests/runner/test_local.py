@@ -24,7 +24,7 @@ from tvm_adaptive.asides import Incumbent, TimingErrors
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import Journal, read_journal
 from tvm_adaptive.records import Timing
-from tvm_adaptive.runner.local import AdaptiveRunner, essence
+from tvm_adaptive.runner.local import AdaptiveRunner
 
 # The workers cannot import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -233,18 +233,6 @@ def test_a_journal_that_fails_costs_no_measurement(make_runner):
 def test_options_are_checked(options, message):
     with pytest.raises(InvalidOptionError, match=message):
         AdaptiveRunner(**options)
-
-
-@pytest.mark.parametrize(
-    ("message", "line"),
-    [
-        ("Traceback (most recent call last):\n  x\nValueError: no\n", "ValueError: no"),
-        ("killed\nmore", "killed"),
-        ("", ""),
-    ],
-)
-def test_essence_of_an_error(message, line):
-    assert essence(message) == line
 
 
 def test_times_of_a_faster_and_a_slower_kernel_keep_their_order(make_runner, matmul, tmp_path):

@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import re
+
+WHAT_HELP = (
+    "a model of your own, as net.onnx, net.pt2 (torch.export.save), net.json (Relax, "
+    "tvm.ir.save_json) or package.module:factory; resnet18, resnet50, squeezenet1_1, "
+    "mobilenet_v2, vgg16, transformer or bert_base; or te:C2D and its like"
+)
 
 
 def parse_duration(text: str) -> float:
@@ -47,6 +54,23 @@ def parse_latency(text: str) -> float:
     return latency_ms
 
 
+def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """Return the input and the extents of ``"image=1x3x224x224"``; without a name, ``""``.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        When it is neither, or an extent is no positive integer.
+    """
+    name, _, shape = text.rpartition("=")
+    extents = re.split("[x,]", shape)
+    if not all(extent.isdecimal() and int(extent) > 0 for extent in extents):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no shape; write for example image=1x3x224x224"
+        )
+    return name, tuple(int(extent) for extent in extents)
+
+
 def parse_count(text: str) -> int:
     """Return a number of trials, slots or records.
 
@@ -58,3 +82,26 @@ def parse_count(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of trials; write for example 200")
     return int(text)
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Add what says how a model is read and prepared, and for which target."""
+    parser.add_argument(
+        "--input-shape",
+        action="append",
+        default=[],
+        type=parse_shape,
+        metavar="NAME=SHAPE",
+        help="fixes an input whose shape is dynamic, e.g. image=1x3x224x224; once for each",
+    )
+    parser.add_argument(
+        "--target",
+        metavar="T",
+        help="cpu (this machine), cuda, or a JSON target, e.g. '{\"kind\": ...}'",
+    )
+    parser.add_argument("--layout", metavar="NAME", help="auto, keep or NHWC")
+    parser.add_argument(
+        "--prepack",
+        action=argparse.BooleanOptionalAction,
+        help="let schedules choose the layout of weights (default: on CPUs)",
+    )

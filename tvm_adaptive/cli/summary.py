@@ -29,7 +29,7 @@ def summary_lines(report: TuneReport) -> list[str]:
     """Return the report below the table of tasks, line by line."""
     lines = [f"{report.what} on {report.target}"]
     if report.comparison is not None:
-        lines += _comparison_lines(report.comparison)
+        lines += comparison_lines(report.comparison)
     elif report.interrupted:
         lines.append("interrupted: what was found so far is in the database")
     else:
@@ -49,7 +49,8 @@ def summary_lines(report: TuneReport) -> list[str]:
     return lines
 
 
-def _comparison_lines(comparison: Comparison) -> list[str]:
+def comparison_lines(comparison: Comparison) -> list[str]:
+    """Return two lines: how fast, and how equal."""
     ratio = comparison.before_sec / comparison.after_sec
     verdict = "agree" if comparison.agree else "DISAGREE: do not use this result"
     before, after = comparison.before_sec * 1e3, comparison.after_sec * 1e3

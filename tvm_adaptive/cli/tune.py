@@ -12,18 +12,32 @@ from typing import Any
 from rich.console import Console
 
 from tvm_adaptive import registry, tune
-from tvm_adaptive.cli.arguments import parse_count, parse_duration, parse_latency
+from tvm_adaptive.cli.arguments import (
+    WHAT_HELP,
+    add_model_options,
+    parse_count,
+    parse_duration,
+    parse_latency,
+)
 from tvm_adaptive.cli.codes import EXIT_BAD_RESULT, EXIT_INTERRUPTED, EXIT_OK
 from tvm_adaptive.cli.display import Display
 from tvm_adaptive.cli.summary import print_report
 from tvm_adaptive.config import TuneConfig, preset
 from tvm_adaptive.config_file import read_config, write_config
 from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.importers import slug
 from tvm_adaptive.outcome import TuneReport
+from tvm_adaptive.resume import resume
 
 _DEFAULT_BUDGET_SEC = 600.0
 # Two for each task of ResNet-18.
 PLATEAU_SLOTS = 40
+# A resumed run has them from its journal.
+_OF_A_NEW_RUN = (
+    *("what", "work_dir", "target", "seed", "preset", "config", "layout", "prepack"),
+    *("input_shape", "until_plateau"),
+    *("cost_model", "strategy", "runner", "builder", "task_scheduler"),
+)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -44,30 +58,58 @@ def run(options: argparse.Namespace) -> int:
     AdaptiveError
         For input that cannot be used.
     """
-    config = config_of(options)
     if options.print_config:
-        print(write_config(config), end="")
+        print(write_config(config_of(options)), end="")
         return EXIT_OK
+    check_resume(options)
+    # Results go to standard output, what happens on the way to standard error.
+    with Display(Console(stderr=True), quiet=options.quiet) as display:
+        report = _resume(options, display) if options.resume else _tune(options, display)
+    print_report(report, Console(file=sys.stdout))
+    return exit_code(report)
+
+
+def _tune(options: argparse.Namespace, display: Display) -> TuneReport:
     if options.what is None:
         raise InvalidOptionError("Say what to tune; see tvm-adaptive tune --help.")
     budget_sec = options.budget
     if budget_sec is None and options.trials is None:
         budget_sec = _DEFAULT_BUDGET_SEC
-    # Results go to standard output, what happens on the way to standard error.
-    with Display(Console(stderr=True), quiet=options.quiet) as display:
-        report = tune(
-            options.what,
-            work_dir=options.work_dir or default_work_dir(options.what),
-            target=options.target,
-            budget_sec=budget_sec,
-            trials=options.trials,
-            until_ms=options.until_latency,
-            seed=options.seed,
-            config=config,
-            observer=display,
+    return tune(
+        options.what,
+        work_dir=options.work_dir or default_work_dir(options.what),
+        target=options.target,
+        budget_sec=budget_sec,
+        trials=options.trials,
+        until_ms=options.until_latency,
+        seed=options.seed,
+        config=config_of(options),
+        observer=display,
+        input_shapes=dict(options.input_shape),
+    )
+
+
+def _resume(options: argparse.Namespace, display: Display) -> TuneReport:
+    return resume(
+        options.resume,
+        budget_sec=options.budget,
+        trials=options.trials,
+        until_ms=options.until_latency,
+        store=options.store,
+        observer=display,
+    )
+
+
+def check_resume(options: argparse.Namespace) -> None:
+    """Raise InvalidOptionError when a resumed run is given what it has already."""
+    if options.resume is None:
+        return
+    given = [name for name in _OF_A_NEW_RUN if getattr(options, name) not in (None, [])]
+    if given:
+        raise InvalidOptionError(
+            f"--resume goes on with what the run in {options.resume} was given; leave out "
+            f"{', '.join(given)}."
         )
-    print_report(report, Console(file=sys.stdout))
-    return exit_code(report)
 
 
 def config_of(options: argparse.Namespace) -> TuneConfig:
@@ -105,7 +147,7 @@ def config_of(options: argparse.Namespace) -> TuneConfig:
 
 def default_work_dir(what: str) -> str:
     """Return a new directory's name for a run, below ``runs``."""
-    return f"runs/{what.replace(':', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return f"runs/{slug(Path(what).name)}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def exit_code(report: TuneReport) -> int:
@@ -125,12 +167,12 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         description="Tune WHAT until the budget or the trials are spent, then compile, check "
         "and time it. Exit code 0, 1 if outputs disagree, 2 for bad input, 130 after Ctrl-C.",
     )
+    tune.add_argument("what", metavar="WHAT", nargs="?", help=WHAT_HELP)
     tune.add_argument(
-        "what",
-        metavar="WHAT",
-        nargs="?",
-        help="resnet18, resnet50, squeezenet1_1, mobilenet_v2, vgg16, transformer or "
-        "bert_base, or te:C2D and its like",
+        "--resume",
+        metavar="DIR",
+        help="go on with the run in DIR, which was interrupted or killed, or shall have more "
+        "--budget or --trials than it had; seconds and trials count from its beginning",
     )
     tune.add_argument(
         "--budget",
@@ -160,23 +202,13 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 
 def _add_parts(tune: argparse.ArgumentParser) -> None:
     """Add what says how it is tuned and where things go."""
-    tune.add_argument(
-        "--target",
-        metavar="T",
-        help="cpu (this machine), cuda, or a JSON target, e.g. '{\"kind\": ...}'",
-    )
+    add_model_options(tune)
     tune.add_argument("--work-dir", metavar="DIR", help="where everything is written")
     tune.add_argument("--seed", type=int, metavar="N", help="makes the search repeatable")
     tune.add_argument("--preset", metavar="NAME", help="default or paper")
     tune.add_argument("--config", type=Path, metavar="FILE", help="options from a TOML file")
     tune.add_argument(
         "--print-config", action="store_true", help="print what would be used as TOML, and stop"
-    )
-    tune.add_argument("--layout", metavar="NAME", help="auto, keep or NHWC")
-    tune.add_argument(
-        "--prepack",
-        action=argparse.BooleanOptionalAction,
-        help="let schedules choose the layout of weights (default: on CPUs)",
     )
     for part in ("cost-model", "strategy", "runner", "builder", "task-scheduler"):
         tune.add_argument(f"--{part}", metavar="NAME", help=f"{part.replace('-', ' ')}, by name")

@@ -295,6 +295,28 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
         """
         self._surrogate.preload(dataset.of_width(to_rows([]).shape[1]))
 
+    def restore(
+        self,
+        context: TuneContext,
+        rows: Rows,
+        seconds: FloatArray,
+        errors: FloatArray | None = None,
+    ) -> None:
+        """Learn what an earlier sitting of this run measured of a task, as if just now.
+
+        Parameters
+        ----------
+        context : TuneContext
+        rows : ndarray of shape (n, d), float32
+            Features; of another width, another version's, they are left out.
+        seconds : ndarray of shape (n,)
+            NaN for a failure.
+        errors : ndarray of shape (n,) or None, default None
+            Relative standard errors of the times; NaN where unknown.
+        """
+        if rows.shape[1] == to_rows([]).shape[1]:
+            self._surrogate.add(self._key(context), rows, seconds, errors)
+
     def _learn(
         self,
         context: TuneContext,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm_adaptive._tvm import PyMeasureCallback, derived_object
+from tvm_adaptive.errors import essence
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
 
 logger = logging.getLogger(__name__)
@@ -83,7 +84,8 @@ class Recorder(PyMeasureCallback):  # type: ignore[misc]
         Called with ``progress`` after each round.
     journal : JournalWriter or None, default None
         Gets one ``"measured"`` event per round, with the milliseconds of each trial in
-        the order measured (None for a failed one) and the task's weight and flop.
+        the order measured (None for a failed one), the messages of failures, and the
+        task's weight and flop.
     """
 
     def __init__(
@@ -122,17 +124,19 @@ class Recorder(PyMeasureCallback):  # type: ignore[misc]
     ) -> None:
         best_before = task.best_sec
         latencies_ms: list[float | None] = []
+        errors: Counter[str] = Counter()
         for built, run in zip(builder_results, runner_results, strict=True):
             task.n_trials += 1
             message = built.error_msg or run.error_msg
             if message is not None:
                 task.n_errors += 1
-                self.progress.errors[first_line(str(message))] += 1
+                errors[essence(str(message))] += 1
                 latencies_ms.append(None)
                 continue
             median_sec = _median([float(sec) for sec in run.run_secs])
             latencies_ms.append(median_sec * 1e3)
             task.best_sec = min(task.best_sec, median_sec)
+        self.progress.errors += errors
         self.progress.current = task.name
         self.journal.write(
             "measured",
@@ -143,6 +147,7 @@ class Recorder(PyMeasureCallback):  # type: ignore[misc]
             latencies_ms=latencies_ms,
             n_trials=task.n_trials,
             n_errors=task.n_errors,
+            errors=dict(errors),
             best_ms=task.best_sec * 1e3,
             improved=task.best_sec < best_before,
             weighted_ms=self.progress.weighted_sec * 1e3,
@@ -150,16 +155,6 @@ class Recorder(PyMeasureCallback):  # type: ignore[misc]
         )
         if self.on_round is not None:
             self.on_round(self.progress)
-
-
-def first_line(message: str) -> str:
-    """Return the line of an error message that says most: the last one of a traceback."""
-    lines = [line.strip() for line in message.strip().splitlines() if line.strip()]
-    if not lines:
-        return "unknown error"
-    if any(line.startswith("Traceback") for line in lines):
-        return lines[-1]
-    return lines[0]
 
 
 def _flop_of(task_scheduler: Any, task_id: int) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,22 @@ import numpy.typing as npt
 
 from tvm_adaptive._tvm import IRModule, nn, relax, tensor
 from tvm_adaptive.errors import InvalidOptionError
+
+
+@dataclasses.dataclass(frozen=True)
+class Original:
+    """A network as its own framework runs it.
+
+    Attributes
+    ----------
+    framework : str
+        Name and version, for people.
+    run : callable
+        Takes the inputs in the order of ``main``, returns the outputs in theirs.
+    """
+
+    framework: str
+    run: Callable[[Sequence[npt.NDArray[Any]]], list[npt.NDArray[Any]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +44,8 @@ class Network:
     input_shapes : dict of str to tuple of int
         In the order of ``main``.
     input_dtypes : dict of str to str
+    original : Original or None
+        What it was imported from, where that can be run.
     """
 
     name: str
@@ -35,9 +53,13 @@ class Network:
     params: dict[str, Any]
     input_shapes: dict[str, tuple[int, ...]]
     input_dtypes: dict[str, str]
+    original: Original | None = None
 
     def random_inputs(self, seed: int = 0) -> list[npt.NDArray[Any]]:
-        """Draw one input for each parameter of ``main``, standard normal.
+        """Draw one input for each parameter of ``main``.
+
+        Floats are standard normal; integers and truth values are 0 or 1, which every
+        table that they may point into has.
 
         Parameters
         ----------
@@ -45,9 +67,14 @@ class Network:
         """
         rng = np.random.default_rng(seed)
         return [
-            rng.standard_normal(shape).astype(self.input_dtypes[name])
-            for name, shape in self.input_shapes.items()
+            _draw(rng, shape, self.input_dtypes[name]) for name, shape in self.input_shapes.items()
         ]
+
+
+def _draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:
+    if dtype.startswith("float"):
+        return rng.standard_normal(shape).astype(dtype)
+    return rng.integers(0, 2, shape).astype(dtype)
 
 
 def network_of_module(
@@ -78,7 +105,9 @@ def network_of_module(
     return Network(name, mod, weights, dict(input_shapes), dict.fromkeys(input_shapes, dtype))
 
 
-def network_of_relax(name: str, mod: IRModule, params: dict[str, Any]) -> Network:
+def network_of_relax(
+    name: str, mod: IRModule, params: dict[str, Any], original: Original | None = None
+) -> Network:
     """Describe a Relax module of the user's own.
 
     Parameters
@@ -88,6 +117,7 @@ def network_of_relax(name: str, mod: IRModule, params: dict[str, Any]) -> Networ
         With a function ``main`` whose inputs have static shapes.
     params : dict of str to Tensor
         Weights by the names of ``main``'s parameters.
+    original : Original or None, default None
 
     Raises
     ------
@@ -113,15 +143,33 @@ def network_of_relax(name: str, mod: IRModule, params: dict[str, Any]) -> Networ
         info = variable.ty
         if not isinstance(info, relax.TensorType) or info.shape is None:
             raise InvalidOptionError(f"Input {key} of main must be a tensor of known shape.")
-        try:
-            shapes[key] = tuple(int(extent) for extent in info.shape)
-        except TypeError as error:
+        extents = extents_of(info.shape)
+        if not all(isinstance(extent, int) for extent in extents):
+            # A 1 for whatever is open: the batch, mostly.
+            example = shape_text([e if isinstance(e, int) else 1 for e in extents])
             raise InvalidOptionError(
-                f"Input {key} of main has the dynamic shape {info.shape}; bind its symbols "
-                "first, with relax.transform.BindSymbolicVars."
-            ) from error
+                f"Input {key} of main has the dynamic shape {shape_text(extents)}; fix it, for "
+                f"example with --input-shape {key}={example} (input_shapes in Python)."
+            )
+        shapes[key] = tuple(int(extent) for extent in extents)
         dtypes[key] = str(info.dtype)
-    return Network(name, mod, params, shapes, dtypes)
+    return Network(name, mod, params, shapes, dtypes, original)
+
+
+def extents_of(shape: Any) -> list[int | str]:
+    """Return a Relax shape as numbers, names of symbols, and expressions in brackets."""
+    found: list[int | str] = []
+    for extent in shape:
+        try:
+            found.append(int(extent))
+        except TypeError:
+            found.append(str(extent.name) if hasattr(extent, "name") else f"({extent})")
+    return found
+
+
+def shape_text(extents: Sequence[int | str]) -> str:
+    """Return a shape as the command line takes it: ``1x3x224x224``."""
+    return "x".join(str(extent) for extent in extents)
 
 
 def check_positive(**sizes: int) -> None:

@@ -17,7 +17,7 @@ from tvm_adaptive._tvm import (
 )
 from tvm_adaptive.asides import Incumbent, TimingErrors
 from tvm_adaptive.cores import thread_env
-from tvm_adaptive.errors import InvalidOptionError, WorkerTimeoutError
+from tvm_adaptive.errors import InvalidOptionError, WorkerTimeoutError, essence
 from tvm_adaptive.fork_server import ForkServer, new_fork_server
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
 from tvm_adaptive.records import Timing
@@ -212,7 +212,7 @@ class TimingLog:
         timing = outcome.value
         if outcome.error is not None:
             cause = "Timeout" if isinstance(outcome.error, WorkerTimeoutError) else "Error"
-            return self.fail(f"{cause}: {outcome.error}", essence(str(outcome.error)))
+            return self.fail(f"{cause}: {outcome.error}", essence(outcome.error))
         if not isinstance(timing, Timing):
             return self.fail(f"Error: expected the measuring function's Timing, got {timing!r}")
         if not (math.isfinite(timing.mean_sec) and timing.mean_sec > 0):
@@ -295,11 +295,3 @@ def as_task(runner_input: RunnerInput) -> tuple[str, str, Sequence[Any]]:
     """Return the artifact's path, device type and arguments in a form that can travel."""
     args_info = tuple(info.as_json() for info in runner_input.args_info)
     return str(runner_input.artifact_path), str(runner_input.device_type), args_info
-
-
-def essence(message: str) -> str:
-    """Return the line of an error that says most: of a traceback the last, else the first."""
-    lines = [line for line in message.splitlines() if line.strip()]
-    if not lines:
-        return ""
-    return lines[-1] if lines[0].startswith("Traceback") else lines[0]

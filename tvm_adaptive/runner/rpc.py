@@ -8,14 +8,13 @@ import math
 
 from tvm_adaptive._tvm import PyRunner, RPCConfig, RunnerInput, derived_object
 from tvm_adaptive.asides import Incumbent, TimingErrors
-from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.errors import InvalidOptionError, essence
 from tvm_adaptive.measure_callback.journal import JournalWriter
 from tvm_adaptive.runner.background import Background, FinishedFuture, PendingFuture
 from tvm_adaptive.runner.local import (
     TimingLog,
     as_task,
     checked_timeout,
-    essence,
     make_options,
     with_race,
 )
@@ -210,7 +209,7 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         if outcome.error is not None:
             return (
                 f"the RPC tracker at {tracker} cannot be reached "
-                f"({essence(str(outcome.error))}). Look at it with: {command}"
+                f"({essence(outcome.error)}). Look at it with: {command}"
             )
         if outcome.value == 0:
             return (

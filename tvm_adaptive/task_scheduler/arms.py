@@ -70,6 +70,22 @@ class Arm:
         return best
 
 
+class Played(Protocol):
+    """What is known of an arm from an earlier sitting of the run; see :class:`Arm`."""
+
+    @property
+    def latencies_ms(self) -> Sequence[float]:
+        """Milliseconds, one per trial."""
+
+    @property
+    def n_slots(self) -> int:
+        """Slots played."""
+
+    @property
+    def spent_sec(self) -> float:
+        """Seconds of these slots."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Decision:
     """Which arm gets the next slot, and why.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from tvm_adaptive.task_scheduler.arms import Arm
+from tvm_adaptive.task_scheduler.arms import Arm, Played
 
 
 class Ledger:
@@ -50,6 +50,15 @@ class Ledger:
         """
         counted = [arm for arm in self._arms if not (arm.finished and math.isinf(arm.best_ms))]
         return math.fsum(arm.weight * arm.best_ms for arm in counted) if counted else math.inf
+
+    def restore(self, index: int, played: Played) -> None:
+        """Enter what an arm got and gave in an earlier sitting of the run."""
+        self._change(
+            index,
+            latencies_ms=np.array(played.latencies_ms, dtype=np.float64),
+            n_slots=played.n_slots,
+            spent_sec=played.spent_sec,
+        )
 
     def open_slot(self, index: int) -> None:
         """Count a slot that begins."""

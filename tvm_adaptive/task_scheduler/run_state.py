@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tvm_adaptive.task_scheduler.arms import Arm, Policy
+from tvm_adaptive.task_scheduler.arms import Arm, Played, Policy
 from tvm_adaptive.task_scheduler.ledger import Ledger
 from tvm_adaptive.task_scheduler.slots import Plateau, Slot
 
@@ -71,6 +71,28 @@ class RunState:
     def open_slots(self) -> list[Slot]:
         """Return the slots that are not closed, in the order they began."""
         return [slot for slot in (self.waiting, self.slot) if slot is not None]
+
+
+def ledger_of(records: Sequence[Any], earlier: Mapping[str, Played]) -> Ledger:
+    """Open the books for MetaSchedule's records, with what earlier sittings left in them.
+
+    Parameters
+    ----------
+    records : sequence
+        One per task.
+    earlier : mapping of str to Played
+        By the names of tasks.
+    """
+    names = [str(record.ctx.task_name) for record in records]
+    ledger = Ledger(
+        names,
+        [float(record.task_weight) for record in records],
+        [float(record.flop) for record in records],
+    )
+    for index, name in enumerate(names):
+        if name in earlier:
+            ledger.restore(index, earlier[name])
+    return ledger
 
 
 def least_played(arms: Sequence[Arm]) -> int:

@@ -10,7 +10,7 @@ import inspect
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from tvm_adaptive._tvm import (
     python_side,
 )
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
-from tvm_adaptive.task_scheduler.arms import Arm, Decision, Policy
+from tvm_adaptive.task_scheduler.arms import Arm, Decision, Played, Policy
 from tvm_adaptive.task_scheduler.callback_guard import CallbackGuard
 from tvm_adaptive.task_scheduler.decisions import (
     check_decision,
@@ -32,9 +32,8 @@ from tvm_adaptive.task_scheduler.decisions import (
     latency_ms_of,
     slot_fields,
 )
-from tvm_adaptive.task_scheduler.ledger import Ledger
 from tvm_adaptive.task_scheduler.presets import check_limits, check_policy_name, make_policy
-from tvm_adaptive.task_scheduler.run_state import RunState, fresh_copy, least_played
+from tvm_adaptive.task_scheduler.run_state import RunState, fresh_copy, least_played, ledger_of
 from tvm_adaptive.task_scheduler.siblings import with_foresight
 from tvm_adaptive.task_scheduler.slots import Plateau, Slot, SlotLength
 
@@ -133,10 +132,15 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         self.journal: JournalWriter = journal or NullJournal()
         self.clock = clock
         self.arms: tuple[Arm, ...] = ()
+        self._earlier: Mapping[str, Played] = {}
         # Not bounded where ``tune`` was not entered through Python.
         self._max_trials: float = math.inf
         self._batch: int | None = None
         self._run: RunState | None = None
+
+    def restore(self, earlier: Mapping[str, Played]) -> None:
+        """Begin the next run where earlier sittings of it ended; by the names of tasks."""
+        self._earlier = dict(earlier)
 
     def next_task_id(self) -> int:
         """Take in what ran and return the index of the task that runs next, or -1."""
@@ -204,16 +208,10 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         policy = with_foresight(
             policy, records, self.foresee_share, self._batch, self.length.rounds
         )
-        ledger = Ledger(
-            [str(record.ctx.task_name) for record in records],
-            [float(record.task_weight) for record in records],
-            [float(record.flop) for record in records],
-        )
+        ledger, rng = ledger_of(records, self._earlier), np.random.default_rng(self.seed)
         plateau = Plateau(self.plateau_slots, self.plateau_share)
         now = self.clock()
-        return RunState(
-            records, ledger, policy, plateau, np.random.default_rng(self.seed), now, now
-        )
+        return RunState(records, ledger, policy, plateau, rng, now, now)
 
     def _next_task_id(self, run: RunState) -> int:
         self._join(run)

@@ -1,0 +1,74 @@
+"""``tvm-adaptive apply``: from records to a library that runs elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from tvm_adaptive.cli.arguments import WHAT_HELP, add_model_options
+from tvm_adaptive.cli.codes import EXIT_BAD_RESULT, EXIT_OK
+from tvm_adaptive.cli.display import Display
+from tvm_adaptive.cli.summary import comparison_lines
+from tvm_adaptive.config import DEFAULT
+from tvm_adaptive.importers import slug
+
+
+def run(options: argparse.Namespace) -> int:
+    """Compile, check and time a model, and print what came of it.
+
+    Raises
+    ------
+    AdaptiveError
+        For input that cannot be used, or when there are no records.
+    """
+    from tvm_adaptive.deploy import apply
+
+    what: str = options.what
+    out_dir = options.out or Path("applied") / slug(Path(what).name)
+    config = DEFAULT.replace(layout=options.layout, prepack=options.prepack, store=options.store)
+    with Display(Console(stderr=True), quiet=options.quiet) as display:
+        applied = apply(
+            what,
+            out_dir=out_dir,
+            target=options.target,
+            config=config,
+            observer=display,
+            input_shapes=dict(options.input_shape),
+        )
+    lines = [f"{applied.what} on {applied.target}"]
+    if applied.comparison is None:
+        lines.append("the library, or the untuned one, could not be run; see the journal")
+    else:
+        lines += comparison_lines(applied.comparison)
+    lines.append(f"coverage      {applied.coverage}")
+    lines.append(f"library       {applied.library}")
+    lines += [f"example       {path}" for path in applied.examples]
+    console = Console(file=sys.stdout)
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    good = applied.comparison is not None and applied.comparison.agree
+    return EXIT_OK if good else EXIT_BAD_RESULT
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
+    """Add the command to a parser's."""
+    apply: argparse.ArgumentParser = commands.add_parser(
+        "apply",
+        help="compile a model with the best records there are",
+        description="Compile WHAT to a library with the best records of a run, or of the "
+        "store; check and time it, and write examples that load it. Exit code 0, 1 if "
+        "outputs disagree, 2 for bad input.",
+    )
+    apply.add_argument(
+        "what", metavar="WHAT", help=f"a run's work directory; or, with a store, {WHAT_HELP}"
+    )
+    apply.add_argument("--out", type=Path, metavar="DIR", help="default: below applied")
+    add_model_options(apply)
+    apply.add_argument("--store", metavar="NAME", help="where records are, if not of a run")
+    apply.add_argument("-q", "--quiet", action="store_true", help="print the result only")
+    apply.add_argument("-v", "--verbose", action="store_true", help="log what happens inside")
+    apply.set_defaults(run=run)

@@ -1,0 +1,139 @@
+"""Give the inputs of an imported module the shapes that the user asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tvm_adaptive._tvm import IRModule, bind_symbols, relax
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.models.network import (
+    Network,
+    Original,
+    extents_of,
+    network_of_relax,
+    shape_text,
+)
+
+
+def by_name(
+    shapes: Mapping[str, Sequence[int]], names: Sequence[str], source: str
+) -> dict[str, tuple[int, ...]]:
+    """Check that shapes belong to inputs; the name ``""`` stands for the only one.
+
+    Raises
+    ------
+    InvalidOptionError
+        When a name is not among ``names``, or ``""`` is ambiguous.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    for given, extents in shapes.items():
+        name = names[0] if not given and len(names) == 1 else given
+        if name not in names:
+            raise InvalidOptionError(
+                f"An input shape was given for {name or 'the only input'}, but the inputs of "
+                f"{source} are {', '.join(names) or 'fixed'}."
+            )
+        if any(extent < 1 for extent in extents):
+            raise InvalidOptionError(f"The shape of {name} must be positive, not {extents}.")
+        found[name] = tuple(int(extent) for extent in extents)
+    return found
+
+
+def network_of_imported(
+    name: str,
+    mod: IRModule,
+    shapes: Mapping[str, Sequence[int]],
+    *,
+    params: dict[str, Any] | None = None,
+    original: Original | None = None,
+) -> Network:
+    """Describe an imported module, its inputs fixed to shapes.
+
+    Parameters
+    ----------
+    name : str
+    mod : IRModule
+        With a Relax function ``main``.
+    shapes : mapping of str to sequence of int
+        Extents by names of inputs; what is not named must be static.
+    params : dict or None, default None
+        Weights by the names of parameters.
+    original : Original or None, default None
+        What it was imported from.
+
+    Raises
+    ------
+    InvalidOptionError
+        When a shape is none of an input's or contradicts the module's, or one stays
+        dynamic.
+    """
+    weights = params or {}
+    names = [key for key in _parameters(mod) if key not in weights]
+    fixed = fix_shapes(mod, by_name(shapes, names, name))
+    return network_of_relax(name, fixed, weights, original)
+
+
+def fix_shapes(mod: IRModule, shapes: Mapping[str, Sequence[int]]) -> IRModule:
+    """Return a module in which the symbols of the named inputs have values.
+
+    Raises
+    ------
+    InvalidOptionError
+        When an input has another number of extents, another static extent, or when one
+        symbol would need two values.
+    """
+    values: dict[str, int] = {}
+    for variable in mod["main"].params if shapes else ():
+        key = str(variable.name)
+        if key in shapes:
+            shape = getattr(variable.ty, "shape", None)
+            extents = extents_of(shape) if shape is not None else []
+            match(key, extents, shapes[key], values)
+    return bind_symbols(mod, values) if values else mod
+
+
+def match(
+    key: str, extents: Sequence[int | str], given: Sequence[int], values: dict[str, int]
+) -> None:
+    """Compare a shape with the one that is given for it; collect the values of symbols.
+
+    Parameters
+    ----------
+    key : str
+        The input.
+    extents : sequence of int or str
+        Numbers, names of symbols, expressions in brackets.
+    given : sequence of int
+    values : dict of str to int
+        Grows by the symbols that got a value.
+
+    Raises
+    ------
+    InvalidOptionError
+        When the two have another length, a number is another, a symbol has another value
+        already, or an extent is an expression.
+    """
+    if len(extents) != len(given):
+        raise InvalidOptionError(
+            f"Input {key} has {len(extents)} extents, {shape_text(extents) or 'none'}, but the "
+            f"shape given has {len(given)}."
+        )
+    for extent, value in zip(extents, given, strict=True):
+        if isinstance(extent, str) and extent.startswith("("):
+            raise InvalidOptionError(
+                f"The extent {extent} of input {key} depends on others; give a shape for those."
+            )
+        known = extent if isinstance(extent, int) else values.setdefault(extent, value)
+        if known != value:
+            raise InvalidOptionError(
+                f"Input {key} has the shape {shape_text(extents)}, where {known} is no {value}."
+            )
+
+
+def _parameters(mod: IRModule) -> list[str]:
+    """Return the names of the parameters of ``main``; none where there is no Relax one."""
+    names = {str(variable.name_hint) for variable in mod.get_global_vars()}
+    if "main" not in names or not isinstance(mod["main"], relax.Function):
+        return []
+    return [str(variable.name) for variable in mod["main"].params]

@@ -1,0 +1,99 @@
+"""Connect a run with the stores that outlive it.
+
+What they know goes in, what the run measures goes out. There are two: the one that the
+configuration names, shared by runs, and the run's own, from which it can be resumed with
+its cost model in the same state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tvm_adaptive._tvm import TuneContext, python_side
+from tvm_adaptive.database.store import RecordStore
+from tvm_adaptive.errors import StoreError
+from tvm_adaptive.keeper import Keeper
+from tvm_adaptive.memory import recall, restore
+from tvm_adaptive.parts import Parts
+from tvm_adaptive.session import Session
+
+RUN_STORE = "records.db"
+
+
+@contextlib.contextmanager
+def remembering(
+    session: Session, contexts: Sequence[TuneContext], parts: Parts
+) -> Iterator[list[Keeper]]:
+    """Teach a run's parts what is known; yield the callbacks that keep what it measures.
+
+    A store that fails costs what it knows, never the run.
+
+    Parameters
+    ----------
+    session : Session
+    contexts : sequence of TuneContext
+        One per task.
+    parts : Parts
+    """
+    model = python_side(parts.cost_model)
+    with contextlib.ExitStack() as stack:
+        stores = []
+        own = _own_store(session, model)
+        if own is not None:
+            stores.append(stack.enter_context(own))
+            _restore(session, own, contexts, model)
+        if session.store is not None:
+            stores.append(session.store)
+            _recall(session, session.store, contexts, parts)
+        lessons = parts.last_lesson
+        keeper = Keeper(stores, contexts, session.run_id, lessons, session.journal)
+        yield [keeper] if stores else []
+
+
+def _own_store(session: Session, model: Any) -> RecordStore | None:
+    """Open the run's own store; a cost model that cannot be restored needs none."""
+    if not hasattr(model, "restore"):
+        return None
+    try:
+        return RecordStore(session.work_dir / RUN_STORE)
+    except StoreError as error:
+        _tell(session, error, "This run can be resumed without its cost model only.")
+        return None
+
+
+def _restore(
+    session: Session, own: RecordStore, contexts: Sequence[TuneContext], model: Any
+) -> None:
+    if not session.history.n_trials:
+        return
+    try:
+        n_samples = restore(own, contexts, model)
+    except StoreError as error:
+        _tell(session, error, "The cost model starts anew.")
+    else:
+        session.journal.write("restored", n_samples=n_samples)
+
+
+def _recall(
+    session: Session, store: RecordStore, contexts: Sequence[TuneContext], parts: Parts
+) -> None:
+    model = python_side(parts.cost_model)
+    try:
+        recalled = recall(store, contexts, parts.relatives, model, without=session.history.run_ids)
+    except StoreError as error:
+        _tell(session, error, "The run starts from nothing.")
+        return
+    session.journal.write("recalled", store=store.name, **dataclasses.asdict(recalled))
+    if recalled.n_known or recalled.n_related:
+        session.observer.note(
+            f"{recalled.n_known} of {len(contexts)} tasks were tuned before, "
+            f"{recalled.n_related} more have relatives in {store.name}"
+        )
+
+
+def _tell(session: Session, error: StoreError, consequence: str) -> None:
+    session.observer.note(f"{error} {consequence}")
+    session.journal.write("error", where="store", message=str(error))
