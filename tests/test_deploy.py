@@ -75,7 +75,7 @@ def test_the_example_in_cpp_compiles_and_runs(run, tmp_path, monkeypatch):
     command += ["-ltvm_runtime", f"-Wl,-rpath,{library}:{ffi / 'lib'}"]
     subprocess.run(command, check=True, cwd=tmp_path)
     result = subprocess.run(
-        ["./example", "tiny_encoder-make.so"],
+        ["./example"],
         capture_output=True,
         text=True,
         cwd=tmp_path,

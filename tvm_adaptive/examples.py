@@ -68,7 +68,7 @@ _CPP = """// Runs $library once, on zeros. Needs TVM's runtime, as its wheels ha
 //     $$(tvm-ffi-config --ldflags) $$(tvm-ffi-config --libs) \\
 //     -L$$tvm/lib -Wl,--no-as-needed -ltvm_runtime \\
 //     -Wl,-rpath,$$tvm/lib:$$(tvm-ffi-config --libdir) -o example
-//   ./example $library
+//   ./example
 
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/container/tensor.h>

@@ -146,6 +146,7 @@ class NetworkJudge(_Judge):
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
         if self._before is not None:
+            self._session.journal.write("untuned", seconds=self._before.latency_sec)
             self._session.observer.note(f"untuned: {self._before.latency_sec * 1e3:.2f} ms")
             if self._original is not None:
                 self._check_import(self._original, self._before.outputs)
@@ -256,6 +257,7 @@ class FunctionJudge(_Judge):
             self._build_sec = time.perf_counter() - start_sec
         if all(whole is not None for whole in self._before):
             total_sec = sum(whole.latency_sec for whole in self._before if whole is not None)
+            self._session.journal.write("untuned", seconds=total_sec)
             self._session.observer.note(f"untuned: {total_sec * 1e3:.3f} ms")
 
     def measure_tuned(self, database: Database) -> Comparison | None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
 from tvm_adaptive._tvm import FFI_VERSION, TVM_VERSION, Target
 from tvm_adaptive._versions import installed_version
@@ -54,6 +54,9 @@ class Observer(Protocol):
     def note(self, text: str) -> None:
         """Learn something worth a line."""
 
+    def event(self, event: dict[str, Any]) -> None:
+        """Learn an event of the journal, as it was written; may be missing."""
+
 
 class NoObserver:
     """Nobody watches."""
@@ -65,6 +68,9 @@ class NoObserver:
         """Do nothing."""
 
     def note(self, text: str) -> None:
+        """Do nothing."""
+
+    def event(self, event: dict[str, Any]) -> None:
         """Do nothing."""
 
 
@@ -186,7 +192,11 @@ def open_session(
         seed = time.time_ns() % 2**31
     with (
         open_store(config.store) as store,
-        contextlib.closing(Journal(_make_directory(Path(work_dir)) / JOURNAL_FILE)) as journal,
+        contextlib.closing(
+            Journal(
+                _make_directory(Path(work_dir)) / JOURNAL_FILE, getattr(observer, "event", None)
+            )
+        ) as journal,
         _started(server),
     ):
         session = Session(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import tvm_adaptive
-from tvm_adaptive.cli import apply, db, doctor, show, tune
+from tvm_adaptive.cli import apply, db, doctor, report, show, tune
 from tvm_adaptive.cli.codes import EXIT_BAD_INPUT, EXIT_INTERRUPTED
 from tvm_adaptive.errors import AdaptiveError
 
@@ -57,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     tune.add_parser(commands)
     apply.add_parser(commands)
+    report.add_parser(commands)
     db.add_parser(commands)
     doctor.add_parser(commands)
     show.add_parser(commands)

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import math
+import time
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.live import Live
 
 from tvm_adaptive.budget import Budget
+from tvm_adaptive.live import failure_lines, screen
 from tvm_adaptive.measure_callback.recorder import RunProgress
+from tvm_adaptive.report.story import StoryReader
 
 # Not on a terminal: a line as often as a patient reader wants one.
 _PLAIN_LINE_SEC = 15.0
+# On a terminal. Drawing takes the processor that measures some ten milliseconds, and so
+# it is done between rounds, not by a clock.
+_DRAW_SEC = 0.5
 
 
 class Display:
-    """A live line on a terminal, plain lines elsewhere, nothing when quiet.
+    """A live screen on a terminal, plain lines elsewhere, nothing when quiet.
 
     Parameters
     ----------
@@ -27,20 +34,15 @@ class Display:
     def __init__(self, console: Console, quiet: bool = False) -> None:
         self._console = console
         self._quiet = quiet
-        self._last_line_sec = -math.inf
-        self._bar = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-        )
-        self._task = self._bar.add_task("starting", total=None)
+        self._reader = StoryReader()
+        self._budget: Budget | None = None
+        self._stage = "starting"
+        self._last_sec = -math.inf
+        self._live = Live(console=console, auto_refresh=False, transient=True)
 
     def __enter__(self) -> Display:
-        if self._live:
-            self._bar.start()
+        if self._is_live:
+            self._live.start()
         return self
 
     def __exit__(
@@ -49,37 +51,47 @@ class Display:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._bar.stop()
+        self._live.stop()
 
     def stage(self, name: str) -> None:
         """Show that a stage begins."""
-        if self._live:
-            self._bar.update(self._task, description=name)
+        self._stage = name
+        if self._is_live:
+            self._draw()
         elif not self._quiet:
             self._print(f"{name} ...")
 
     def round(self, progress: RunProgress, budget: Budget) -> None:
         """Show what a round brought."""
-        text = describe(progress)
-        if self._live:
-            total = None if budget.seconds is None else budget.seconds
-            self._bar.update(
-                self._task, description=text, total=total, completed=budget.elapsed_sec
-            )
-        elif not self._quiet and budget.elapsed_sec >= self._last_line_sec + _PLAIN_LINE_SEC:
-            self._last_line_sec = budget.elapsed_sec
-            self._print(f"{budget.elapsed_sec:6.0f} s  {text}")
+        self._budget = budget
+        if self._is_live:
+            if time.monotonic() >= self._last_sec + _DRAW_SEC:
+                self._draw()
+        elif not self._quiet and budget.elapsed_sec >= self._last_sec + _PLAIN_LINE_SEC:
+            self._last_sec = budget.elapsed_sec
+            self._print(f"{budget.elapsed_sec:6.0f} s  {describe(progress)}")
+            for line in failure_lines(progress.errors):
+                self._print(f"          {line}")
 
     def note(self, text: str) -> None:
         """Show a line."""
         if not self._quiet:
             self._print(text)
 
+    def event(self, event: dict[str, Any]) -> None:
+        """Take in an event of the journal; it is shown with the next round."""
+        if self._is_live:
+            self._reader.take(event)
+
+    def _draw(self) -> None:
+        self._last_sec = time.monotonic()
+        self._live.update(screen(self._reader.story, self._budget, self._stage), refresh=True)
+
     def _print(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     @property
-    def _live(self) -> bool:
+    def _is_live(self) -> bool:
         return self._console.is_terminal and not self._quiet
 
 

@@ -70,6 +70,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _tune(options: argparse.Namespace, display: Display) -> TuneReport:
+    config = config_of(options)
     if options.what is None:
         raise InvalidOptionError("Say what to tune; see tvm-adaptive tune --help.")
     budget_sec = options.budget
@@ -83,7 +84,7 @@ def _tune(options: argparse.Namespace, display: Display) -> TuneReport:
         trials=options.trials,
         until_ms=options.until_latency,
         seed=options.seed,
-        config=config_of(options),
+        config=config,
         observer=display,
         input_shapes=dict(options.input_shape),
     )

@@ -10,14 +10,17 @@ writing; :func:`read_journal` forgives exactly that torn last line.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 from tvm_adaptive.errors import JournalError
+
+logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 
@@ -44,10 +47,15 @@ class Journal:
     path : Path
         Created if missing. An existing file is continued, never truncated: a torn
         last line is closed first, so that the new events stay readable.
+    listener : callable or None, default None
+        Is given each event after it was written; what goes wrong there is logged.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self, path: Path, listener: Callable[[dict[str, Any]], None] | None = None
+    ) -> None:
         self.path = path
+        self._listener = listener
         self._start_sec = time.monotonic()
         torn = _ends_torn(path)
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - open as long as the run
@@ -67,8 +75,13 @@ class Journal:
         """
         line = {"event": event, "time_sec": round(time.monotonic() - self._start_sec, 6)}
         line.update(fields)
-        text = json.dumps(_finite(line), allow_nan=False, separators=(",", ":"), default=str)
+        text = json.dumps(finite(line), allow_nan=False, separators=(",", ":"), default=str)
         self._file.write(text.encode() + b"\n")
+        if self._listener is not None:
+            try:
+                self._listener(line)
+            except Exception:
+                logger.exception("who follows the journal failed at %s", event)
 
     def close(self) -> None:
         """Close the file; writing afterwards is an error."""
@@ -130,11 +143,12 @@ def _ends_torn(path: Path) -> bool:
         return file.read(1) != b"\n"
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Return a JSON-ready value without what JSON has no word for: None for NaN, infinity."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value

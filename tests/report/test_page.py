@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.report.conftest import HOSTILE
+from tvm_adaptive.cli import main
+from tvm_adaptive.report import read_story, write_report
+from tvm_adaptive.report.charts import early_stops_chart, latency_chart, slots_chart, stages_chart
+from tvm_adaptive.report.model_charts import (
+    belief_chart,
+    calibration_chart,
+    exploration_chart,
+    is_drawable,
+)
+from tvm_adaptive.report.page import page
+
+plotly = pytest.importorskip("plotly")
+WriteRun = Callable[..., Path]
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+ALL = ("latency", "slots", "belief", "stages", "exploration", "calibration", "early-stops")
+ONE_RUN = (slots_chart, belief_chart, exploration_chart, calibration_chart, early_stops_chart)
+
+
+@pytest.mark.parametrize("chart_of", ONE_RUN)
+def test_plotly_knows_every_word_of_a_figure(chart_of: Callable, write_run: WriteRun) -> None:
+    chart = chart_of(read_story(write_run()))
+    assert is_drawable(chart)
+    plotly.graph_objects.Figure(data=chart.data, layout=chart.layout)
+
+
+@pytest.mark.parametrize("chart_of", [latency_chart, stages_chart])
+def test_plotly_knows_every_word_of_a_comparison(chart_of: Callable, write_run: WriteRun) -> None:
+    chart = chart_of([read_story(write_run("a")), read_story(write_run("b", 3, ended=False))])
+    assert is_drawable(chart)
+    plotly.graph_objects.Figure(data=chart.data, layout=chart.layout)
+
+
+def test_bands_hold_what_is_known_and_go_on_from_there(write_run: WriteRun) -> None:
+    chart = belief_chart(read_story(write_run(n_slots=9)))
+    curve = chart.data[0]
+    high, low, middle = chart.data[1:4]
+    n_trials = curve["x"][-1]
+    assert high["x"][:2] == [n_trials // 2, n_trials // 2 + 1]
+    known = curve["y"][curve["x"].index(n_trials // 2)]
+    assert high["y"][0] == low["y"][0] == known
+    for below, between, above in zip(low["y"], middle["y"], high["y"], strict=True):
+        assert below <= between <= above
+
+
+def test_seconds_of_stages_add_up(write_run: WriteRun) -> None:
+    chart = stages_chart([read_story(write_run())])
+    assert sum(trace["x"][0] for trace in chart.data) == pytest.approx(22.0)
+
+
+def test_nothing_of_a_journal_becomes_markup(write_run: WriteRun) -> None:
+    text = page([read_story(write_run())])
+    body = text[text.index("<body>") :]
+    assert HOSTILE not in body
+    assert "<img" not in body
+    assert "&lt;img src=x onerror=alert(1)&gt;" in body
+    assert body.count("</script>") == body.count("<script")
+    for chart in re.findall(r'type="application/json"[^>]*>(.*?)</script>', body, re.DOTALL):
+        assert json.loads(chart)["data"]
+
+
+def test_the_page_asks_for_nothing_from_outside(write_run: WriteRun) -> None:
+    text = page([read_story(write_run())])
+    ours = text.replace(text[text.index("<script>") : text.index("</head>")], "")
+    assert "http" not in ours
+    assert "src=" not in ours.replace("src=x", "")
+    assert "<link" not in ours
+
+
+def test_a_run_that_has_only_begun_has_a_page(write_run: WriteRun, tmp_path: Path) -> None:
+    folder = write_run(n_slots=0, ended=False)
+    path = write_report([read_story(folder)], tmp_path / "deep" / "report.html")
+    assert "running or killed, 0 trials" in path.read_text()
+
+
+def dom_of(path: Path, tmp_path: Path) -> tuple[str, str]:
+    """Return the page as a browser leaves it, and what it logged."""
+    assert CHROMIUM is not None
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic"]
+    command += ["--no-first-run", "--disable-background-networking", "--disable-sync"]
+    command += ["--disable-component-update", f"--user-data-dir={tmp_path / 'profile'}"]
+    command += ["--enable-logging=stderr", "--virtual-time-budget=20000", "--dump-dom"]
+    result = subprocess.run(
+        [*command, path.as_uri()], capture_output=True, text=True, timeout=240, check=True
+    )
+    return result.stdout, result.stderr
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+@pytest.mark.parametrize("n_runs", [1, 2])
+def test_a_browser_draws_every_figure_without_an_error(
+    n_runs: int, write_run: WriteRun, tmp_path: Path
+) -> None:
+    folders = [write_run(f"run{number}", ended=number == 0) for number in range(n_runs)]
+    out = tmp_path / "report.html"
+    assert main(["report", *map(str, folders), "--out", str(out)]) == 0
+    dom, log = dom_of(out, tmp_path)
+    assert "Uncaught" not in log
+    assert "CONSOLE" not in log
+    assert len(re.findall(r"<figure[^>]*js-plotly-plot", dom)) == len(ALL)
+    assert dom.count('class="main-svg"') >= len(ALL)
+    assert "<title>owned" not in dom
+    for key in ALL:
+        assert f'id="{key}"' in dom
+    # Lines, bars and bands are there, not just axes.
+    assert dom.count("scatterlayer") >= 4
+    assert dom.count('class="point"') > 20
+
+
+def test_bad_input(write_run: WriteRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_run("run")
+    cases = {
+        "is no run's directory": [str(tmp_path / "nowhere")],
+        "cannot be written": [str(folder), "--out", str(folder / "journal.jsonl" / "r.html")],
+    }
+    for text, arguments in cases.items():
+        assert main(["report", *arguments]) == 2
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert text in line
+
+
+def test_without_plotly_the_message_says_what_to_install(
+    write_run: WriteRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_run()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["report", str(folder)]) == 2
+    assert "pip install 'tvm-adaptive[report]'" in capsys.readouterr().err
+
+
+def test_the_command_reports_on_a_real_run(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tvm_adaptive"]
+    run = str(tmp_path / "run")
+    tune = [*command, "tune", "te:GMM", "--trials", "20", "--work-dir", run, "-q"]
+    subprocess.run(tune, check=True, stdout=subprocess.DEVNULL)
+    done = subprocess.run([*command, "report", run], check=True, capture_output=True, text=True)
+    text = Path(done.stdout.strip()).read_text()
+    assert "te:GMM" in text
+    assert "times faster" in text
+    for key in ("latency", "slots", "stages", "exploration", "early-stops"):
+        assert f'id="{key}"' in text

@@ -1,0 +1,45 @@
+"""``tvm-adaptive report``: a page on what a run did and why."""
+
+from __future__ import annotations
+
+import argparse
+import webbrowser
+from pathlib import Path
+from typing import Any
+
+from tvm_adaptive.cli.codes import EXIT_OK
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the page, and show it if asked to.
+
+    Raises
+    ------
+    AdaptiveError
+        When there is no such run, or its journal is damaged.
+    """
+    from tvm_adaptive.report import read_stories, write_report
+
+    path = write_report(
+        read_stories(options.work_dir), options.out or options.work_dir[0] / "report.html"
+    )
+    print(path)
+    if options.open:
+        webbrowser.open(path.as_uri())
+    return EXIT_OK
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
+    """Add the command to a parser's."""
+    report: argparse.ArgumentParser = commands.add_parser(
+        "report",
+        help="write a page on what a run did and why, or compare runs",
+        description="Write one HTML file on a run, running, finished or killed; it needs no "
+        "network to be read. Further runs are drawn beside the first.",
+    )
+    report.add_argument("work_dir", type=Path, nargs="+", metavar="DIR", help="work directories")
+    report.add_argument(
+        "--out", type=Path, metavar="FILE", help="default: report.html in the first directory"
+    )
+    report.add_argument("--open", action="store_true", help="show it in the browser")
+    report.set_defaults(run=run)

@@ -1,0 +1,213 @@
+"""The page: figures, tables and words in one HTML file that needs nothing else.
+
+Everything that comes from a journal is escaped; figures travel as JSON that no browser
+takes for markup, and one script of ours draws them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.measure_callback.journal import finite
+from tvm_adaptive.report.charts import (
+    MAX_TASKS,
+    Chart,
+    early_stops_chart,
+    latency_chart,
+    slots_chart,
+    stages_chart,
+)
+from tvm_adaptive.report.model_charts import (
+    belief_chart,
+    calibration_chart,
+    exploration_chart,
+    is_drawable,
+)
+from tvm_adaptive.report.story import Story
+
+_STYLE = """
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
+  background: #fff; color: #1b1b1b; }
+h1 { margin-bottom: 0; } h2 { margin-top: 2.5rem; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; padding: .25rem .75rem .25rem 0; border-bottom: 1px solid #ddd; }
+td.n, th.n { text-align: right; }
+.scroll { overflow-x: auto; } .caption { color: #555; } .bad { color: #b00020; }
+figure { margin: 0; }
+"""
+_SCRIPT = """
+for (const place of document.querySelectorAll("figure[data-chart]")) {
+  const chart = JSON.parse(document.getElementById(place.dataset.chart).textContent);
+  Plotly.newPlot(place, chart.data, chart.layout, {responsive: true, displaylogo: false});
+}
+"""
+_LAYOUT = {
+    "margin": {"l": 70, "r": 70, "t": 10, "b": 50},
+    "height": 420,
+    "legend": {"orientation": "h", "y": -0.2},
+}
+_MAX_FAILURES = 20
+
+
+def write_report(stories: Sequence[Story], path: Path) -> Path:
+    """Write the page on one run, or on several side by side.
+
+    Parameters
+    ----------
+    stories : sequence of Story
+        The first is told in full, the others are drawn beside it.
+    path : Path
+        Of the file, which is replaced.
+
+    Returns
+    -------
+    Path
+        The same, absolute.
+
+    Raises
+    ------
+    InvalidOptionError
+        When Plotly is not installed, there is no run, or the file cannot be written.
+    """
+    if not stories:
+        raise InvalidOptionError("A report needs a run; give its directory.")
+    text = page(stories)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidOptionError(
+            f"The report {path} cannot be written ({error.strerror}); choose another file."
+        ) from error
+    return path.resolve()
+
+
+def page(stories: Sequence[Story]) -> str:
+    """Return the page as HTML; see :func:`write_report`."""
+    first = stories[0]
+    charts = [latency_chart(stories)]
+    charts += [slots_chart(first), belief_chart(first), stages_chart(stories)]
+    charts += [exploration_chart(first), calibration_chart(first), early_stops_chart(first)]
+    sections = [_section(chart) for chart in charts if is_drawable(chart)]
+    sections.insert(1, _tasks(first))
+    sections.append(_failures(first))
+    body = "\n".join([_head(first), _runs(stories), *sections])
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(first.name)}</title>\n<style>{_STYLE}</style>\n"
+        f"<script>{_plotly()}</script>\n</head>\n<body>\n{body}\n"
+        f"<script>{_SCRIPT}</script>\n</body>\n</html>\n"
+    )
+
+
+def _plotly() -> str:
+    if importlib.util.find_spec("plotly") is None:
+        raise InvalidOptionError(
+            "A report needs the package plotly: pip install 'tvm-adaptive[report]'."
+        )
+    from plotly.offline import get_plotlyjs
+
+    return str(get_plotlyjs())
+
+
+def _section(chart: Chart) -> str:
+    layout = _LAYOUT | chart.layout
+    text = json.dumps(finite({"data": chart.data, "layout": layout}), allow_nan=False)
+    # Inside a script element only "<" could end it or begin a comment.
+    safe = text.replace("<", "\\u003c")
+    key = f"chart-{chart.key}"
+    return (
+        f'<h2 id="{chart.key}">{escape(chart.title)}</h2>\n<p class="caption">'
+        f'{escape(chart.caption)}</p>\n<script type="application/json" id="{key}">{safe}</script>\n'
+        f'<figure data-chart="{key}"></figure>'
+    )
+
+
+def _head(story: Story) -> str:
+    words = [f"{story.state}, {story.n_trials} trials in {story.elapsed_sec:.0f} s"]
+    comparison = story.comparison
+    if comparison is not None:
+        before_ms, after_ms = 1e3 * comparison["before_sec"], 1e3 * comparison["after_sec"]
+        words.append(
+            f"{before_ms:.4g} ms untuned, {after_ms:.4g} ms tuned: "
+            f"{before_ms / after_ms:.1f} times faster"
+        )
+        words.append("outputs agree" if comparison["agree"] else "OUTPUTS DISAGREE")
+    elif story.curve:
+        words.append(f"{story.curve[-1][1]:.4g} ms, sum of tasks")
+    target = (story.report or {}).get("target") or json.dumps(story.run.get("target"))
+    return (
+        f"<h1>{escape(story.name)}</h1>\n<p>{escape('; '.join(words))}.<br>"
+        f'<span class="caption">{escape(str(target))}</span></p>'
+    )
+
+
+def _runs(stories: Sequence[Story]) -> str:
+    if len(stories) == 1:
+        return ""
+    rows = []
+    for story in stories:
+        last_ms = story.curve[-1][1] if story.curve else math.nan
+        after = story.comparison and 1e3 * story.comparison["after_sec"]
+        rows.append(
+            [
+                story.name,
+                story.state,
+                str(story.n_trials),
+                f"{story.elapsed_sec:.0f}",
+                _number(last_ms),
+                _number(after if after else math.nan),
+            ]
+        )
+    head = ["run", "state", "trials", "seconds", "sum of tasks, ms", "whole, ms"]
+    return _table(head, rows, n_text=2)
+
+
+def _tasks(story: Story) -> str:
+    rows = []
+    for task in story.heaviest[:MAX_TASKS]:
+        gflops = task.flop / task.best_ms / 1e6 if task.flop else math.nan
+        rows.append(
+            [
+                task.name,
+                f"{task.weight:g}",
+                str(len(task.latencies_ms)),
+                str(task.n_failed),
+                _number(task.best_ms),
+                _number(task.share_ms),
+                _number(gflops),
+            ]
+        )
+    head = ["task", "calls", "trials", "failed", "best, ms", "in all, ms", "GFLOP/s"]
+    return "<h2>Tasks</h2>\n" + _table(head, rows, n_text=1)
+
+
+def _failures(story: Story) -> str:
+    if not story.failures:
+        return "<h2>Failures</h2>\n<p>None.</p>"
+    rows = [[text, str(count)] for text, count in story.failures.most_common(_MAX_FAILURES)]
+    return "<h2>Failures by cause</h2>\n" + _table(["message", "trials"], rows, n_text=1)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], n_text: int) -> str:
+    def cells(row: Sequence[str], kind: str) -> str:
+        made = (
+            f"<{kind}{'' if place < n_text else ' class=n'}>{escape(cell)}</{kind}>"
+            for place, cell in enumerate(row)
+        )
+        return f"<tr>{''.join(made)}</tr>"
+
+    lines = [cells(head, "th"), *(cells(row, "td") for row in rows)]
+    return f'<div class="scroll"><table>{"".join(lines)}</table></div>'
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}" if math.isfinite(value) and value else "-"

@@ -1,0 +1,300 @@
+"""A run as its journal tells it: what happened when, ready to be drawn.
+
+Every reader of an event takes what is there: a run that goes on, was killed, or used
+stock parts has told less.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.measure_callback.journal import read_journal
+from tvm_adaptive.session import JOURNAL_FILE
+
+Event = dict[str, Any]
+
+# Of a path, to tell runs apart; two that are one directory stay alike.
+_MAX_PARTS = 20
+# Of an event of the search: its seconds.
+_PROPOSE = ("sample_sec", "posterior_sec", "evolve_sec")
+
+
+@dataclasses.dataclass(frozen=True)
+class SlotStory:
+    """A share of tuning time that a task was given.
+
+    Attributes
+    ----------
+    task, reason : str
+        Who got it, and why.
+    start_sec, seconds : float
+    gain : float or None
+        What it was expected to bring, in ``unit``; None where nothing was compared.
+    unit : str
+    n_trials : int
+    best_ms : float
+        Of the task, after it; infinite without a success.
+    """
+
+    task: str
+    reason: str
+    start_sec: float
+    seconds: float
+    gain: float | None
+    unit: str
+    n_trials: int
+    best_ms: float
+
+
+@dataclasses.dataclass
+class TaskStory:
+    """One task's trials.
+
+    Attributes
+    ----------
+    name : str
+    weight : float
+        Calls per inference.
+    flop : float or None
+    latencies_ms : list of float
+        In the order measured; ``nan`` for a failure.
+    """
+
+    name: str
+    weight: float = 1.0
+    flop: float | None = None
+    latencies_ms: list[float] = dataclasses.field(default_factory=list)
+
+    @property
+    def best_ms(self) -> float:
+        """Of the fastest; infinite without a success."""
+        return min((ms for ms in self.latencies_ms if math.isfinite(ms)), default=math.inf)
+
+    @property
+    def n_failed(self) -> int:
+        """Trials without a time."""
+        return sum(not math.isfinite(ms) for ms in self.latencies_ms)
+
+    @property
+    def share_ms(self) -> float:
+        """Of the network's latency, milliseconds; 0 as long as it is not known."""
+        return self.weight * self.best_ms if math.isfinite(self.best_ms) else 0.0
+
+
+@dataclasses.dataclass
+class Story:
+    """What a journal tells; times are seconds since the run's beginning, all sittings.
+
+    Attributes
+    ----------
+    name : str
+        For legends: what was tuned, and where.
+    run : dict
+        Options of the last sitting.
+    curve : list of (float, float)
+        Seconds, and milliseconds that the best of all tasks add up to.
+    slots : list of SlotStory
+    tasks : dict of str to TaskStory
+    rounds, forecasts, timings, builds : list of dict
+        Events of the search, the model, the runner and the builder, with ``time_sec``
+        from the run's beginning.
+    failures : Counter of str
+    stage_secs : dict of str to float
+    now : dict or None
+        The slot that is being played.
+    n_tasks : int
+        Of the run; 0 until its search begins.
+    untuned_sec : float or None
+        Latency without tuning.
+    comparison, report : dict or None
+    state : str
+        ``"finished"``, ``"interrupted"``, or ``"running or killed"``.
+    elapsed_sec : float
+    """
+
+    name: str
+    run: Event = dataclasses.field(default_factory=dict)
+    curve: list[tuple[float, float]] = dataclasses.field(default_factory=list)
+    slots: list[SlotStory] = dataclasses.field(default_factory=list)
+    tasks: dict[str, TaskStory] = dataclasses.field(default_factory=dict)
+    rounds: list[Event] = dataclasses.field(default_factory=list)
+    forecasts: list[Event] = dataclasses.field(default_factory=list)
+    timings: list[Event] = dataclasses.field(default_factory=list)
+    builds: list[Event] = dataclasses.field(default_factory=list)
+    failures: Counter[str] = dataclasses.field(default_factory=Counter)
+    stage_secs: dict[str, float] = dataclasses.field(default_factory=dict)
+    now: Event | None = None
+    n_tasks: int = 0
+    untuned_sec: float | None = None
+    comparison: Event | None = None
+    report: Event | None = None
+    state: str = "running or killed"
+    elapsed_sec: float = 0.0
+
+    @property
+    def n_trials(self) -> int:
+        """Trials of all tasks."""
+        return sum(len(task.latencies_ms) for task in self.tasks.values())
+
+    def search_secs(self) -> dict[str, float]:
+        """Return the seconds of proposing, building and measuring, and of the rest."""
+        propose_sec = sum(float(event.get(key) or 0.0) for event in self.rounds for key in _PROPOSE)
+        build_sec = sum(float(event.get("seconds") or 0.0) for event in self.builds)
+        measure_sec = sum(float(event.get("elapsed_sec") or 0.0) for event in self.timings)
+        known_sec = propose_sec + build_sec + measure_sec
+        search_sec = self.stage_secs.get("search", sum(slot.seconds for slot in self.slots))
+        return {
+            "propose": propose_sec,
+            "build": build_sec,
+            "measure": measure_sec,
+            "rest of the search": max(0.0, search_sec - known_sec),
+        }
+
+    @property
+    def heaviest(self) -> list[TaskStory]:
+        """Tasks by their share of the network's latency, largest first."""
+        return sorted(self.tasks.values(), key=lambda task: -task.share_ms)
+
+
+def read_stories(work_dirs: Sequence[Path]) -> list[Story]:
+    """Read several runs' journals; see :func:`read_story`. No two have the same name."""
+    stories = [read_story(work_dir) for work_dir in work_dirs]
+    n_parts = 1
+    while len({story.name for story in stories}) < len(stories) and n_parts < _MAX_PARTS:
+        n_parts += 1
+        for story, work_dir in zip(stories, work_dirs, strict=True):
+            folder = Path(*work_dir.resolve().parts[-n_parts:])
+            story.name = f"{story.run.get('what', 'run')} ({folder})"
+    return stories
+
+
+def read_story(work_dir: Path) -> Story:
+    """Read a run's journal, also of a run that goes on or was killed.
+
+    Parameters
+    ----------
+    work_dir : Path
+
+    Raises
+    ------
+    InvalidOptionError
+        When it is no run's directory.
+    JournalError
+        When its journal is damaged.
+    """
+    path = work_dir / JOURNAL_FILE
+    if not path.is_file():
+        raise InvalidOptionError(f"{work_dir} is no run's directory: it holds no {JOURNAL_FILE}.")
+    reader = StoryReader(work_dir.name)
+    for event in read_journal(path):
+        reader.take(event)
+    story = reader.story
+    what = story.run.get("what")
+    if what:
+        story.name = f"{what} ({work_dir.name})"
+    return story
+
+
+class StoryReader:
+    """Adds event after event to a story.
+
+    Parameters
+    ----------
+    name : str, default ""
+        Of the story.
+
+    Attributes
+    ----------
+    story : Story
+        So far.
+    """
+
+    def __init__(self, name: str = "") -> None:
+        self.story = Story(name=name)
+        self._before_sec = 0.0
+
+    def take(self, event: Event) -> None:
+        """Add one event; what this version does not know is left out."""
+        story = self.story
+        kind = str(event.get("event"))
+        if kind == "journal":
+            self._before_sec = story.elapsed_sec
+            story.state, story.now = "running or killed", None
+        at_sec = self._before_sec + float(event.get("time_sec") or 0.0)
+        story.elapsed_sec = max(story.elapsed_sec, at_sec)
+        event = {**event, "time_sec": at_sec}
+        lists = {
+            "round": story.rounds,
+            "forecast": story.forecasts,
+            "timing": story.timings,
+            "build": story.builds,
+        }
+        if kind in lists:
+            lists[kind].append(event)
+        else:
+            take = getattr(self, f"_take_{kind.replace('-', '_')}", None)
+            if take is not None:
+                take(event)
+
+    def _take_run(self, event: Event) -> None:
+        self.story.run = event
+
+    def _take_stage(self, event: Event) -> None:
+        secs, name = self.story.stage_secs, str(event["stage"])
+        secs[name] = secs.get(name, 0.0) + float(event["seconds"])
+
+    def _take_tasks(self, event: Event) -> None:
+        self.story.n_tasks = len(event["tasks"])
+
+    def _take_untuned(self, event: Event) -> None:
+        if event.get("seconds") is not None:
+            self.story.untuned_sec = float(event["seconds"])
+
+    def _take_slot(self, event: Event) -> None:
+        self.story.now = event
+
+    def _take_slot_end(self, event: Event) -> None:
+        opened, self.story.now = self.story.now or {}, None
+        seconds = float(event.get("seconds") or 0.0)
+        self.story.slots.append(
+            SlotStory(
+                task=str(event["task"]),
+                reason=str(opened.get("reason", "")),
+                start_sec=max(0.0, event["time_sec"] - seconds),
+                seconds=seconds,
+                gain=opened.get("gain"),
+                unit=str(opened.get("unit") or ""),
+                n_trials=int(event.get("n_trials") or 0),
+                best_ms=_or_inf(event.get("best_ms")),
+            )
+        )
+
+    def _take_measured(self, event: Event) -> None:
+        story, name = self.story, str(event["task"])
+        task = story.tasks.setdefault(name, TaskStory(name))
+        task.weight = float(event.get("weight") or 1.0)
+        task.flop = event.get("flop")
+        task.latencies_ms += [
+            math.nan if each is None else float(each) for each in event["latencies_ms"]
+        ]
+        story.failures.update(event.get("errors") or {})
+        weighted_ms = event.get("weighted_ms")
+        if weighted_ms is not None:
+            story.curve.append((event["time_sec"], float(weighted_ms)))
+
+    def _take_comparison(self, event: Event) -> None:
+        self.story.comparison = event
+
+    def _take_report(self, event: Event) -> None:
+        self.story.report = event
+        self.story.state = "interrupted" if event.get("interrupted") else "finished"
+
+
+def _or_inf(value: float | None) -> float:
+    return math.inf if value is None else float(value)
