@@ -18,7 +18,15 @@ from tvm_adaptive.database.metaschedule import task_of, trial_of
 from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.errors import StoreError
-from tvm_adaptive.memory import NO_STORE, USER_STORE, Recalled, open_store, recall, user_store
+from tvm_adaptive.memory import (
+    NO_STORE,
+    USER_STORE,
+    Recalled,
+    open_store,
+    recall,
+    told_name,
+    user_store,
+)
 from tvm_adaptive.search_strategy.findings import finding_of
 from tvm_adaptive.search_strategy.knobs import KnobSpace, Tile
 from tvm_adaptive.search_strategy.travel import Relatives
@@ -207,3 +215,19 @@ def test_all_samples_together_are_bounded(
     assert len(model.dataset) == 6
     # The task's own come first.
     assert next(iter(model.dataset))[0].startswith(task.workload_key)
+
+
+def test_a_url_may_come_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(StoreError, match="MY_STORE, which is not set"), open_store("env:MY_STORE"):
+        pass
+    monkeypatch.setenv("MY_STORE", f"sqlite:///{tmp_path / 'team.db'}")
+    with open_store("env:MY_STORE") as store:
+        assert store is not None
+        assert store.name == str(tmp_path / "team.db")
+        # A journal names the variable, from which a resumed run finds the store again.
+        assert told_name("env:MY_STORE", store) == "env:MY_STORE"
+    with RecordStore(tmp_path / "other.db") as store:
+        assert told_name("whatever", store) == str(tmp_path / "other.db")
+    assert told_name(USER_STORE, None) == NO_STORE

@@ -225,7 +225,8 @@ class TuneConfig:
     store : str, default "user"
         Where what is measured is kept for later runs, which begin with what earlier ones
         found: ``"user"`` is a file below the home directory, ``"none"`` keeps and recalls
-        nothing, anything else is a path or a database's URL.
+        nothing, anything else is a path or a database's URL; ``"env:NAME"`` takes the URL,
+        which may hold a password, from an environment variable.
     """
 
     cost_model: str = "rfei"

@@ -6,12 +6,13 @@ A *sitting* is the time from a start to an end, an interrupt or a crash.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tvm_adaptive.measure_callback.journal import read_journal
+from tvm_adaptive.measure_callback.journal import follow
 from tvm_adaptive.measure_callback.recorder import RunProgress, TaskProgress
 
 
@@ -66,6 +67,8 @@ class History:
         Messages of failed trials.
     report : dict or None
         What the last sitting ended with, if it came to its end.
+    before_sec : float
+        Seconds of all sittings but the last.
     """
 
     n_sittings: int = 0
@@ -76,6 +79,7 @@ class History:
     tasks: dict[str, TaskHistory] = dataclasses.field(default_factory=dict)
     errors: Counter[str] = dataclasses.field(default_factory=Counter)
     report: dict[str, Any] | None = None
+    before_sec: float = 0.0
 
     @property
     def n_trials(self) -> int:
@@ -118,17 +122,19 @@ def read_history(path: Path) -> History:
     history = History()
     if not path.is_file():
         return history
-    before_sec = last_sec = 0.0
-    for event in read_journal(path):
-        kind, at_sec = event.get("event"), float(event.get("time_sec", 0.0))
-        if kind == "journal":
-            before_sec, last_sec = before_sec + last_sec, 0.0
-        last_sec = max(last_sec, at_sec)
-        take = _TAKE.get(str(kind))
-        if take is not None:
-            take(history, event)
-    history.spent_sec = before_sec + last_sec
+    follow(path, functools.partial(_take, history))
     return history
+
+
+def _take(history: History, event: dict[str, Any]) -> None:
+    kind = event["event"]
+    if kind == "journal":
+        history.before_sec = history.spent_sec
+    at_sec = history.before_sec + float(event.get("time_sec") or 0.0)
+    history.spent_sec = max(history.spent_sec, at_sec)
+    take = _TAKE.get(kind)
+    if take is not None:
+        take(history, event)
 
 
 def _take_journal(history: History, _event: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ import dataclasses
 import json
 import logging
 import math
+import os
 from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 USER_STORE = "user"
 NO_STORE = "none"
+_FROM_ENVIRONMENT = "env:"
 # Below the home directory, where Linux programs keep data.
 _USER_PATH = Path(".local", "share", "tvm_adaptive", "records.db")
 # Samples of one task that the model is given, and of all: a run's forest is grown anew
@@ -80,8 +82,9 @@ def open_store(name: str) -> Iterator[RecordStore | None]:
     Parameters
     ----------
     name : str
-        ``"user"``, ``"none"``, a path or a URL. The user's own store is a convenience:
-        where it cannot be opened, a run goes without, which is logged.
+        ``"user"``, ``"none"``, a path or a URL, or ``"env:NAME"`` for a URL in an
+        environment variable. The user's own store is a convenience: where it cannot be
+        opened, a run goes without, which is logged.
 
     Raises
     ------
@@ -92,7 +95,7 @@ def open_store(name: str) -> Iterator[RecordStore | None]:
         yield None
         return
     try:
-        store = RecordStore(user_store() if name == USER_STORE else name)
+        store = RecordStore(user_store() if name == USER_STORE else _revealed(name))
     except StoreError as error:
         if name != USER_STORE:
             raise
@@ -101,6 +104,35 @@ def open_store(name: str) -> Iterator[RecordStore | None]:
         return
     with store:
         yield store
+
+
+def _revealed(name: str) -> str:
+    """Return a path or a URL; one with a password may come from the environment."""
+    if not name.startswith(_FROM_ENVIRONMENT):
+        return name
+    variable = name[len(_FROM_ENVIRONMENT) :]
+    url = os.environ.get(variable)
+    if not url:
+        raise StoreError(
+            f"The record store was to be found in the environment variable {variable}, which is "
+            "not set; set it to the store's URL."
+        )
+    return url
+
+
+def told_name(name: str, store: RecordStore | None) -> str:
+    """Return what a journal may say of a store: never a password.
+
+    Parameters
+    ----------
+    name : str
+        As in the configuration.
+    store : RecordStore or None
+        What was opened for it.
+    """
+    if store is None:
+        return NO_STORE
+    return name if name.startswith(_FROM_ENVIRONMENT) else store.name
 
 
 def recall(

@@ -90,9 +90,10 @@ class _Cell:
     """An output of a notebook."""
 
     def __init__(self, html: str) -> None:
-        from IPython.display import HTML, display
+        from IPython.display import HTML, DisplayHandle
 
-        self._handle = display(HTML(html), display_id=True)
+        self._handle = DisplayHandle()
+        self._handle.display(HTML(html))
 
     def update(self, html: str) -> None:
         """Replace it."""

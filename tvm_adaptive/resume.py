@@ -15,6 +15,15 @@ from tvm_adaptive.outcome import TuneReport
 from tvm_adaptive.session import JOURNAL_FILE, Observer
 from tvm_adaptive.tune import tune
 
+# What a run's first event has to say, and as what.
+_TOLD: dict[str, tuple[type, ...]] = {
+    "target": (dict, str),
+    "config": (dict,),
+    "seed": (int,),
+    "budget_sec": (float, int, type(None)),
+    "trials": (int, type(None)),
+    "until_ms": (float, int, type(None)),
+}
 # What SQLAlchemy writes instead of a password.
 _HIDDEN = ":***@"
 
@@ -77,6 +86,13 @@ def resume(
             "resume=True."
         )
     told = history.run
+    odd = [name for name, kinds in _TOLD.items() if not isinstance(told.get(name, ...), kinds)]
+    if odd or not isinstance(history.model.get("what"), str):
+        raise InvalidOptionError(
+            f"The journal in {work_dir} does not say what the run was told, or not as this "
+            f"version does ({', '.join(odd) or 'what'}); begin anew in another directory, the "
+            "store knows its records."
+        )
     before = _Bounds(told["budget_sec"], told["trials"], told["until_ms"])
     bounds = _Bounds(
         budget_sec or before.budget_sec, trials or before.trials, until_ms or before.until_ms
@@ -96,13 +112,13 @@ def resume(
         seed=told["seed"] + history.n_sittings,
         config=_config_of(told["config"], store, str(path)),
         observer=observer,
-        input_shapes=history.model["input_shapes"],
+        input_shapes=history.model.get("input_shapes"),
         resume=True,
     )
 
 
 def _config_of(fields: dict[str, Any], store: str | None, name: str) -> TuneConfig:
-    known = store or fields.get("store") or NO_STORE
+    known = str(store or fields.get("store") or NO_STORE)
     if _HIDDEN in known:
         raise InvalidOptionError(
             f"The run kept its records in {known}; give --store with the password again, or none."

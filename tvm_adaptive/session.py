@@ -25,7 +25,7 @@ from tvm_adaptive.fork_server import ForkServer, new_fork_server
 from tvm_adaptive.history import History, read_history
 from tvm_adaptive.measure_callback.journal import Journal
 from tvm_adaptive.measure_callback.recorder import RunProgress
-from tvm_adaptive.memory import open_store
+from tvm_adaptive.memory import open_store, told_name
 from tvm_adaptive.models.prepare import check_layout
 from tvm_adaptive.parts import check_names
 from tvm_adaptive.target import TargetLike, resolve_target
@@ -226,7 +226,9 @@ def open_session(
 
 
 def _tell_begin(session: Session, what: str) -> None:
-    store = session.store
+    config = dataclasses.asdict(session.config)
+    # Not as it was given: a URL may hold a password.
+    config["store"] = told_name(session.config.store, session.store)
     session.journal.write(
         "run",
         what=what,
@@ -236,8 +238,7 @@ def _tell_begin(session: Session, what: str) -> None:
         budget_sec=session.budget.seconds,
         trials=session.trials,
         until_ms=session.until_ms,
-        # Not as it was given: a URL may hold a password.
-        config={**dataclasses.asdict(session.config), "store": store and store.name},
+        config=config,
         tvm=TVM_VERSION,
         tvm_ffi=FFI_VERSION,
         tvm_adaptive=installed_version("tvm-adaptive"),

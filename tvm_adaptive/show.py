@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from tvm_adaptive._tvm import Schedule, json_database, workload_key
 from tvm_adaptive.database.repair import RECORD_FILE
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.finish import FINAL_DIR
-from tvm_adaptive.measure_callback.journal import read_journal
+from tvm_adaptive.measure_callback.journal import follow
 from tvm_adaptive.records import FAILED_SEC
 from tvm_adaptive.session import JOURNAL_FILE
 
@@ -40,6 +40,15 @@ class ShownTask:
     record: Any
 
 
+class _Told(NamedTuple):
+    """A task as the journal has it."""
+
+    name: str
+    family: str
+    weight: float
+    workload_key: str
+
+
 def shown_tasks(work_dir: Path) -> list[ShownTask]:
     """Return the tasks of a run in their order, also of one that goes on or was killed.
 
@@ -57,19 +66,22 @@ def shown_tasks(work_dir: Path) -> list[ShownTask]:
     journal = work_dir / JOURNAL_FILE
     if not journal.is_file():
         raise InvalidOptionError(f"{work_dir} is no run's directory: it holds no {JOURNAL_FILE}.")
-    told = [event for event in read_journal(journal) if event["event"] == "tasks"]
+    told: list[_Told] = []
+
+    def take(event: dict[str, Any]) -> None:
+        if event["event"] == "tasks":
+            told[:] = [
+                _Told(task["name"], task["family"], float(task["weight"]), task["workload_key"])
+                for task in event["tasks"]
+            ]
+
+    follow(journal, take)
     if not told:
         raise InvalidOptionError(f"{work_dir}: the run had not begun its search; let it go on.")
     best = best_records(work_dir)
     return [
-        ShownTask(
-            name=task["name"],
-            family=task["family"],
-            weight=task["weight"],
-            best_sec=best.get(task["workload_key"], (math.inf, None))[0],
-            record=best.get(task["workload_key"], (math.inf, None))[1],
-        )
-        for task in told[-1]["tasks"]
+        ShownTask(name, family, weight, *best.get(key, (math.inf, None)))
+        for name, family, weight, key in told
     ]
 
 

@@ -216,8 +216,8 @@ def _add_parts(tune: argparse.ArgumentParser) -> None:
     tune.add_argument(
         "--store",
         metavar="NAME",
-        help="where records are kept and found again: a path, a URL, or none "
-        "(default: a file below your home directory)",
+        help="where records are kept and found again: a path, a URL, env:NAME for a URL in "
+        "an environment variable, or none (default: a file below your home directory)",
     )
     tune.add_argument("-q", "--quiet", action="store_true", help="print the result only")
     tune.add_argument("-v", "--verbose", action="store_true", help="log what happens inside")

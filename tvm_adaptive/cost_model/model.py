@@ -57,8 +57,10 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
         What the forest learns, each task by its own best: ``"log"``, the logarithm of
         the relative throughput, failures apart in a model of their own; or
         ``"throughput"``, the relative throughput, failures as 0. Default ``"log"``.
-    acquisition : str
-        ``"ei"`` scores by expected improvement, ``"mean"`` by the forecast alone.
+    acquisition : str or callable
+        ``"ei"`` scores by expected improvement, ``"mean"`` by the forecast alone; a
+        function of mean, standard deviation and incumbent (arrays of shape (n,), and a
+        number; higher is better) returns the logarithm of what each candidate is worth.
         Default ``"ei"``.
     max_features : float
         Share of features tried at a split, in (0, 1]. Default 1/3.

@@ -15,7 +15,8 @@ import dataclasses
 import math
 import time
 from collections import deque
-from typing import Any, Literal, get_args
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from scipy.stats import rankdata
@@ -27,8 +28,11 @@ from tvm_adaptive.cost_model.forest import STDS, Forest, Std
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.records import FloatArray, Prediction
 
-Acquisition = Literal["ei", "mean"]
-ACQUISITIONS: tuple[str, ...] = get_args(Acquisition)
+# Of mean, standard deviation and incumbent, higher is better: the logarithm of what a
+# candidate is worth.
+LogAcquisition: TypeAlias = Callable[[FloatArray, FloatArray, float], FloatArray]
+Acquisition: TypeAlias = Literal["ei", "mean"] | LogAcquisition
+ACQUISITIONS = ("ei", "mean")
 
 # What a forest of few samples is off by, in either unit of the target (see "Ranking" in
 # benchmarks/README.md); the first fit tells.
@@ -65,7 +69,8 @@ class SurrogateOptions:
 
     def __post_init__(self) -> None:
         for name, allowed in (("std", STDS), ("target", TARGETS), ("acquisition", ACQUISITIONS)):
-            if getattr(self, name) not in allowed:
+            is_own = name == "acquisition" and callable(self.acquisition)
+            if not is_own and getattr(self, name) not in allowed:
                 raise InvalidOptionError(
                     f"{name} must be one of {', '.join(allowed)}, but got {getattr(self, name)!r}."
                 )
@@ -234,10 +239,12 @@ class Surrogate:
             throughput = np.exp(np.minimum(mean, 0.0)) if log_target else mean
             return np.asarray(np.maximum(throughput * valid, _MIN_SCORE))
         incumbent = self._incumbent(key)
-        log_ei = log_expected_improvement(mean, np.maximum(std, _MIN_STD), incumbent)
+        acquisition = self.options.acquisition
+        log_value = log_expected_improvement if acquisition == "ei" else acquisition
+        log_worth = log_value(mean, np.maximum(std, _MIN_STD), incumbent)
         # Constrained EI (Gelbart et al. 2014): improvement counts only if it runs.
-        log_ei = log_ei + np.log(valid)
-        return selection_score(log_ei if cost_sec is None else log_ei - np.log(cost_sec))
+        log_worth = log_worth + np.log(valid)
+        return selection_score(log_worth if cost_sec is None else log_worth - np.log(cost_sec))
 
     def posterior(self, key: str, rows: Rows) -> Prediction | None:
         """Return mean and standard deviation of the normalised throughput.
@@ -304,7 +311,9 @@ class Surrogate:
 
     def header(self) -> dict[str, Any]:
         """Return what a saved file says about its origin; JSON-ready."""
-        return {**dataclasses.asdict(self.options), "seed": self.seed}
+        acquisition = self.options.acquisition
+        name = acquisition if isinstance(acquisition, str) else repr(acquisition)
+        return {**dataclasses.asdict(self.options), "acquisition": name, "seed": self.seed}
 
     def _new_forest(self, n_trees: int) -> Forest:
         return Forest(

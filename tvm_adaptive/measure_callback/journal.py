@@ -88,6 +88,29 @@ class Journal:
         self._file.close()
 
 
+def follow(path: Path, take: Callable[[dict[str, Any]], None]) -> None:
+    """Hand all events of a journal to somebody, one after another.
+
+    Parameters
+    ----------
+    path : Path
+    take : callable
+
+    Raises
+    ------
+    JournalError
+        As :func:`read_journal`; also when an event lacks what ``take`` looks for.
+    """
+    for number, event in enumerate(read_journal(path), start=1):
+        try:
+            take(event)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise JournalError(
+                f"{path}: event {number} ({event['event']}) is not what this version writes "
+                f"({type(error).__name__}: {error}). Remove its line to read the rest."
+            ) from error
+
+
 def read_journal(path: Path) -> list[dict[str, Any]]:
     """Read all events of a journal, also of a run that is going on or was killed.
 
@@ -115,20 +138,28 @@ def _events(path: Path) -> Iterator[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            event = json.loads(line)
-        except ValueError as error:
+            event = _event_of(line)
+        except (ValueError, RecursionError) as error:
             if number == len(lines) or _is_header(lines[number]):
                 continue
             raise JournalError(
                 f"{path}, line {number} is not valid JSON ({error}). Only a torn last line "
                 "is forgiven; remove the damaged line to read the rest."
             ) from error
-        if event.get("event") == "journal" and event.get("version", 0) > FORMAT_VERSION:
+        version = event.get("version") if event["event"] == "journal" else None
+        if isinstance(version, int) and version > FORMAT_VERSION:
             raise JournalError(
-                f"{path} has format version {event['version']}, this package reads up to "
+                f"{path} has format version {version}, this package reads up to "
                 f"{FORMAT_VERSION}. Update tvm_adaptive."
             )
         yield event
+
+
+def _event_of(line: bytes) -> dict[str, Any]:
+    event = json.loads(line)
+    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+        raise ValueError("no event")
+    return event
 
 
 def _is_header(line: bytes) -> bool:

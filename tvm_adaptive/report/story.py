@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.measure_callback.journal import read_journal
+from tvm_adaptive.measure_callback.journal import follow
 from tvm_adaptive.session import JOURNAL_FILE
 
 Event = dict[str, Any]
@@ -192,8 +192,7 @@ def read_story(work_dir: Path) -> Story:
     if not path.is_file():
         raise InvalidOptionError(f"{work_dir} is no run's directory: it holds no {JOURNAL_FILE}.")
     reader = StoryReader(work_dir.name)
-    for event in read_journal(path):
-        reader.take(event)
+    follow(path, reader.take)
     story = reader.story
     what = story.run.get("what")
     if what:

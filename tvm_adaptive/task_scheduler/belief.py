@@ -13,7 +13,7 @@ from tvm_adaptive.task_scheduler.belief_emcee import forecast_emcee
 from tvm_adaptive.task_scheduler.belief_quadrature import forecast_quadrature
 from tvm_adaptive.task_scheduler.belief_records import forecast_records
 from tvm_adaptive.task_scheduler.belief_result import Forecast, History, unchanged
-from tvm_adaptive.task_scheduler.curve import curve_family
+from tvm_adaptive.task_scheduler.curve import CurveFamily, curve_family
 from tvm_adaptive.task_scheduler.curve_fit import MIN_SEGMENT_POINTS, NoFitError, last_segment
 
 __all__ = ["METHODS", "Forecast", "forecast"]
@@ -32,7 +32,7 @@ def forecast(
     horizon_trials: int,
     *,
     method: str = "quadrature",
-    family: str = "log-power",
+    family: str | CurveFamily = "log-power",
     peak: float | None = None,
     expected_peak: float | None = None,
     rng: np.random.Generator,
@@ -52,8 +52,8 @@ def forecast(
         Trials in the slot; not negative.
     method : str, default "quadrature"
         One of ``METHODS``.
-    family : str, default "log-power"
-        A key of :data:`tvm_adaptive.task_scheduler.curve.FAMILIES`.
+    family : str or CurveFamily, default "log-power"
+        A key of :data:`tvm_adaptive.task_scheduler.curve.FAMILIES`, or one of your own.
     peak : float or None, default None
         What the hardware can reach at most, same unit as the history. One that was
         already reached is ignored.

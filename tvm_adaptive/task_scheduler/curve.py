@@ -295,19 +295,21 @@ LOGLOG_LINEAR = CurveFamily(
 FAMILIES = {family.name: family for family in (LOG_POWER, POW2, POW4, LOG_LINEAR, LOGLOG_LINEAR)}
 
 
-def curve_family(name: str) -> CurveFamily:
+def curve_family(name: str | CurveFamily) -> CurveFamily:
     """Return the family of that name.
 
     Parameters
     ----------
-    name : str
-        A key of ``FAMILIES``.
+    name : str or CurveFamily
+        A key of ``FAMILIES``, or a family, which is returned.
 
     Raises
     ------
     InvalidOptionError
         If there is none.
     """
+    if isinstance(name, CurveFamily):
+        return name
     try:
         return FAMILIES[name]
     except KeyError:

@@ -19,7 +19,7 @@ from tvm_adaptive.task_scheduler import index, retire
 from tvm_adaptive.task_scheduler.arms import Arm, Decision
 from tvm_adaptive.task_scheduler.belief import METHODS, forecast
 from tvm_adaptive.task_scheduler.belief_result import History
-from tvm_adaptive.task_scheduler.curve import curve_family
+from tvm_adaptive.task_scheduler.curve import CurveFamily, curve_family
 from tvm_adaptive.task_scheduler.index import EPSILON
 from tvm_adaptive.task_scheduler.warmup import WarmUp
 
@@ -62,7 +62,7 @@ class PolicyOptions:
         per second), ``"ei"`` (normal posterior), ``"epsilon-greedy"``, ``"softmax"``.
     method : str, default "quadrature"
         Of the forecast: ``"quadrature"``, ``"emcee"`` or ``"records"``.
-    family : str, default "log-power"
+    family : str or CurveFamily, default "log-power"
         Of the forecast's curves.
     slot_trials : int, default 16
         Trials of a slot, the horizon of the forecast.
@@ -97,7 +97,7 @@ class PolicyOptions:
 
     index: str = "gain-per-sec"
     method: str = "quadrature"
-    family: str = "log-power"
+    family: str | CurveFamily = "log-power"
     slot_trials: int = 16
     slot_sec: float | None = None
     warm_up: WarmUp = dataclasses.field(default_factory=WarmUp)
