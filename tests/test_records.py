@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 
 import numpy as np
 import pytest
 
-from tvm_adaptive.records import Exploration, Prediction, StopDecision, Timing
+from tvm_adaptive.records import Exploration, Prediction, StopDecision, Timing, median_sec
 
 
 def test_prediction_has_a_length() -> None:
@@ -63,3 +64,21 @@ def test_records_are_frozen(record: object) -> None:
     name = dataclasses.fields(record)[0].name  # type: ignore[arg-type]
     with pytest.raises(dataclasses.FrozenInstanceError, match=name):
         setattr(record, name, None)
+
+
+@pytest.mark.parametrize(
+    ("run_secs", "expected"),
+    [
+        ([3.0, 1.0, 2.0], 2.0),
+        ([1.0, 2.0], 1.5),
+        ([1e10], math.nan),
+        ([0.0], math.nan),
+        ([-1.0, -2.0], math.nan),
+        ([math.inf], math.nan),
+        ([math.nan], math.nan),
+        ([], math.nan),
+        (None, math.nan),
+    ],
+)
+def test_what_a_trial_took(run_secs: list[float] | None, expected: float) -> None:
+    assert median_sec(run_secs) == pytest.approx(expected, nan_ok=True)

@@ -95,7 +95,7 @@ def open_store(name: str) -> Iterator[RecordStore | None]:
         yield None
         return
     try:
-        store = RecordStore(user_store() if name == USER_STORE else _revealed(name))
+        store = RecordStore(user_store() if name == USER_STORE else revealed(name))
     except StoreError as error:
         if name != USER_STORE:
             raise
@@ -106,8 +106,19 @@ def open_store(name: str) -> Iterator[RecordStore | None]:
         yield store
 
 
-def _revealed(name: str) -> str:
-    """Return a path or a URL; one with a password may come from the environment."""
+def revealed(name: str) -> str:
+    """Return a store's path or URL; one with a password may come from the environment.
+
+    Parameters
+    ----------
+    name : str
+        As in a configuration.
+
+    Raises
+    ------
+    StoreError
+        When the variable that it names is not set.
+    """
     if not name.startswith(_FROM_ENVIRONMENT):
         return name
     variable = name[len(_FROM_ENVIRONMENT) :]

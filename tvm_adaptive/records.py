@@ -7,6 +7,9 @@ the same task: 1.0 is as fast as the incumbent, higher is better.
 from __future__ import annotations
 
 import dataclasses
+import math
+import statistics
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,25 @@ FloatArray = npt.NDArray[np.float64]
 
 # MetaSchedule writes 1e10 s for a failed trial; nothing that long is a measurement.
 FAILED_SEC = 1e9
+
+
+def median_sec(run_secs: Iterable[float] | None) -> float:
+    """Return what a trial took, the median of its runs, in seconds.
+
+    Parameters
+    ----------
+    run_secs : iterable of float, or None
+        As MetaSchedule's results and records have them.
+
+    Returns
+    -------
+    float
+        NaN where nothing was measured, or nothing that can be believed: not finite, not
+        positive, or what MetaSchedule writes for a failed trial.
+    """
+    seconds = [float(sec) for sec in run_secs or ()]
+    middle = statistics.median(seconds) if seconds else math.nan
+    return middle if 0 < middle < FAILED_SEC else math.nan
 
 
 @dataclasses.dataclass(frozen=True)

@@ -192,11 +192,7 @@ def open_session(
         seed = time.time_ns() % 2**31
     with (
         open_store(config.store) as store,
-        contextlib.closing(
-            Journal(
-                _make_directory(Path(work_dir)) / JOURNAL_FILE, getattr(observer, "event", None)
-            )
-        ) as journal,
+        contextlib.closing(_open_journal(Path(work_dir), observer)) as journal,
         _started(server),
     ):
         session = Session(
@@ -294,11 +290,18 @@ def _flag_instead_of_interrupt(session: Session) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _make_directory(path: Path) -> Path:
+def _open_journal(work_dir: Path, observer: Observer | None) -> Journal:
+    """Make a run's directory and open its journal."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        work_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidOptionError(
-            f"The work directory {path} cannot be made ({error.strerror}); choose another."
+            f"The work directory {work_dir} cannot be made ({error.strerror}); choose another."
         ) from error
-    return path.resolve()
+    try:
+        return Journal(work_dir.resolve() / JOURNAL_FILE, getattr(observer, "event", None))
+    except OSError as error:
+        raise InvalidOptionError(
+            f"The journal in {work_dir} cannot be written ({error.strerror}); choose another "
+            "directory."
+        ) from error

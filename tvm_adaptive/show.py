@@ -7,14 +7,12 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from tvm_adaptive._tvm import Schedule, json_database, workload_key
 from tvm_adaptive.database.repair import RECORD_FILE
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.finish import FINAL_DIR
 from tvm_adaptive.measure_callback.journal import follow
-from tvm_adaptive.records import FAILED_SEC
+from tvm_adaptive.records import median_sec
 from tvm_adaptive.session import JOURNAL_FILE
 
 
@@ -127,9 +125,7 @@ def _fastest(folder: Path) -> dict[str, tuple[float, Any]]:
         return {}
     best: dict[str, tuple[float, Any]] = {}
     for record in json_database(folder).get_all_tuning_records():
-        seconds = [float(sec) for sec in record.run_secs or ()]
-        median_sec = float(np.median(seconds)) if seconds else math.inf
-        key = workload_key(record.workload.mod)
-        if median_sec < min(FAILED_SEC, best.get(key, (math.inf, None))[0]):
-            best[key] = (median_sec, record)
+        seconds, key = median_sec(record.run_secs), workload_key(record.workload.mod)
+        if seconds < best.get(key, (math.inf, None))[0]:
+            best[key] = (seconds, record)
     return best

@@ -7,7 +7,7 @@ from pathlib import Path
 from tvm_adaptive.database.exchange import export_json, import_json
 from tvm_adaptive.database.store import RecordStore, TaskStats
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.memory import NO_STORE, USER_STORE, user_store
+from tvm_adaptive.memory import NO_STORE, USER_STORE, revealed, user_store
 
 
 def stats(store: str) -> tuple[str, list[TaskStats]]:
@@ -74,7 +74,7 @@ def prune(store: str, keep: int) -> tuple[str, int]:
 def _open(store: str, *, must_exist: bool = False) -> RecordStore:
     if store == NO_STORE:
         raise InvalidOptionError(f"{NO_STORE} names no store; give a path or a URL.")
-    place = user_store() if store == USER_STORE else store
+    place = user_store() if store == USER_STORE else revealed(store)
     # A mistyped path must not become a new, empty store.
     if must_exist and "://" not in str(place) and not Path(place).is_file():
         raise InvalidOptionError(f"There is no record store {place}.")

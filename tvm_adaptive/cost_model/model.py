@@ -28,7 +28,7 @@ from tvm_adaptive.cost_model.storage import read_dataset, write_dataset
 from tvm_adaptive.cost_model.surrogate import Acquisition, Surrogate, SurrogateOptions
 from tvm_adaptive.errors import ModelFileError
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
-from tvm_adaptive.records import FloatArray, Prediction
+from tvm_adaptive.records import FloatArray, Prediction, median_sec
 
 logger = logging.getLogger(__name__)
 
@@ -327,7 +327,9 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
     ) -> None:
         key = self._key(context)
         rows = self.describe(context, candidates)
-        seconds = np.array([_median_sec(result) for result in results])
+        # A failure may have times all the same.
+        times = [None if each.error_msg is not None else each.run_secs for each in results]
+        seconds = np.array([median_sec(run_secs) for run_secs in times])
         quality = self._surrogate.judge(key, rows, seconds)
         errors = self._errors_of(seconds)
         self._surrogate.add(key, rows, seconds, errors)
@@ -384,9 +386,3 @@ def read_samples(path: Path) -> tuple[Dataset, dict[str, Any]]:
             "it was written with other features. Start without the file."
         )
     return dataset, header
-
-
-def _median_sec(result: RunnerResult) -> float:
-    if result.error_msg is not None or not result.run_secs:
-        return float("nan")
-    return float(np.median([float(sec) for sec in result.run_secs]))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from typing import Any
-
-import numpy as np
 
 from tvm_adaptive._tvm import (
     Database,
@@ -25,7 +24,7 @@ from tvm_adaptive._tvm import (
 )
 from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.records import FAILED_SEC
+from tvm_adaptive.records import median_sec
 
 logger = logging.getLogger(__name__)
 
@@ -59,13 +58,12 @@ def trial_of(
     record: TuningRecord, *, failure: str = "", unix_sec: float | None = None, run: str = ""
 ) -> StoredTrial:
     """Return a record as a row; one without a believable time is a failure."""
-    seconds = [float(sec) for sec in record.run_secs or ()]
-    median_sec = float(np.median(seconds)) if seconds else None
-    if failure or median_sec is None or not 0 < median_sec < FAILED_SEC:
-        median_sec, failure = None, failure or "failed"
+    seconds: float | None = median_sec(record.run_secs)
+    if failure or math.isnan(seconds):
+        seconds, failure = None, failure or "failed"
     return StoredTrial(
         record=json.dumps(record_as_json(record)),
-        seconds=median_sec,
+        seconds=seconds,
         failure=failure,
         unix_sec=time.time() if unix_sec is None else unix_sec,
         run=run,

@@ -13,6 +13,7 @@ from typing import Any
 from tvm_adaptive._tvm import PyMeasureCallback, derived_object
 from tvm_adaptive.errors import essence
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
+from tvm_adaptive.records import median_sec
 
 logger = logging.getLogger(__name__)
 
@@ -128,14 +129,14 @@ class Recorder(PyMeasureCallback):  # type: ignore[misc]
         for built, run in zip(builder_results, runner_results, strict=True):
             task.n_trials += 1
             message = built.error_msg or run.error_msg
-            if message is not None:
+            seconds = math.nan if message is not None else median_sec(run.run_secs)
+            if math.isnan(seconds):
                 task.n_errors += 1
-                errors[essence(str(message))] += 1
+                errors[essence(str(message or "no believable time"))] += 1
                 latencies_ms.append(None)
                 continue
-            median_sec = _median([float(sec) for sec in run.run_secs])
-            latencies_ms.append(median_sec * 1e3)
-            task.best_sec = min(task.best_sec, median_sec)
+            latencies_ms.append(seconds * 1e3)
+            task.best_sec = min(task.best_sec, seconds)
         self.progress.errors += errors
         self.progress.current = task.name
         self.journal.write(
@@ -161,11 +162,3 @@ def _flop_of(task_scheduler: Any, task_id: int) -> float | None:
     """Return what TVM counted of the task; None for a scheduler that does not tell."""
     records = getattr(task_scheduler, "tasks_", None)
     return None if records is None else float(records[task_id].flop)
-
-
-def _median(values: list[float]) -> float:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    if len(ordered) % 2:
-        return ordered[middle]
-    return (ordered[middle - 1] + ordered[middle]) / 2

@@ -88,6 +88,8 @@ def slots_chart(story: Story) -> Chart:
     data: list[Spec] = []
     for reason, colour in zip(reasons, _cycle(len(reasons)), strict=True):
         slots = [s for s in story.slots if s.reason == reason and s.task in order]
+        if not slots:
+            continue
         data.append(
             {
                 "type": "bar",

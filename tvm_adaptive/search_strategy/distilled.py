@@ -98,7 +98,7 @@ class DistilledProposer:
         self._points: dict[int, Point] = {}  # of what was sent and has no result yet
         self._programs: dict[int, Schedule] = {}  # of this round
         self._randoms: IndexArray = np.zeros(0, dtype=np.intp)
-        self._seeds: dict[int, bool] = {}  # by key: whether it is this task's own
+        self._seeds: list[int] = []  # keys
 
     def start(self, max_trials: int, design_spaces: list[Schedule], database: Database) -> None:
         """Open the sketches up and read what the database knows of the task."""
@@ -113,6 +113,7 @@ class DistilledProposer:
                 self._elites.append((seconds, point))
         self._pool.remember([point for _, point in self._elites], self.measured)
         del self._elites[N_ELITES:]
+        self._tell_relatives()
 
     def end(self) -> None:
         """Let go of all programs."""
@@ -176,8 +177,9 @@ class DistilledProposer:
 
     def recalled(self, n: int) -> list[Schedule]:
         """Return up to ``n`` candidates that an earlier run found best for this task."""
-        self._look_at_seeds()
-        return self._sown([key for key, is_own in self._seeds.items() if is_own], n)
+        # Others' would have to be made into programs, too, and are not asked for here.
+        self._look_at_seeds(n_own=n)
+        return self._sown(self._seeds, n)
 
     def seeded(self, n: int) -> list[Schedule]:
         """Return candidates that were good elsewhere, best first.
@@ -215,16 +217,21 @@ class DistilledProposer:
         far = np.setdiff1d(np.arange(len(self._pool)), near)
         return self._schedules(near + self._best(far, n - len(near)))
 
-    def _look_at_seeds(self) -> None:
-        """Put into the pool what relatives have found since it was last asked."""
+    def _look_at_seeds(self, n_own: int | None = None) -> None:
+        """Put into the pool what relatives have found since it was last asked.
+
+        With ``n_own`` only so many that an earlier run found for this very task.
+        """
         space = self._sketches.space
         seeds = self._relatives.ask(self._family, str(self.context.task_name), space, self._rng)
+        if n_own is not None:
+            seeds = [seed for seed in seeds if seed.is_own][:n_own]
         new = [seed.point for seed in seeds if not self._pool.knows(seed.point)][:SEEDS_PER_ROUND]
         # Some are there already, drawn at random.
         keys = dict(zip(self._pool.points, self._pool.keys, strict=True))
         looked = zip(new, self._look(new), strict=True)
         keys.update((point, key) for point, key in looked if key is not None)
-        self._seeds = {keys[seed.point]: seed.is_own for seed in seeds if seed.point in keys}
+        self._seeds = [keys[seed.point] for seed in seeds if seed.point in keys]
 
     def _near(self, n: int) -> list[int]:
         """Look around the best that were measured and return the ``n`` best found there."""

@@ -21,7 +21,7 @@ from tvm_adaptive._tvm import (
     handle,
     structural_hash,
 )
-from tvm_adaptive.records import FAILED_SEC, FloatArray
+from tvm_adaptive.records import FloatArray, median_sec
 from tvm_adaptive.search_strategy.findings import as_ints
 
 logger = logging.getLogger(__name__)
@@ -74,10 +74,9 @@ def measured_schedules(
         if schedule is None:
             continue
         keys.add(key_of(schedule))
-        seconds = [float(sec) for sec in record.run_secs or ()]
-        mean_sec = math.fsum(seconds) / len(seconds) if seconds else math.inf
-        if 0 < mean_sec < FAILED_SEC:
-            elites.append((mean_sec, schedule))
+        seconds = median_sec(record.run_secs)
+        if math.isfinite(seconds):
+            elites.append((seconds, schedule))
     return keys, sorted(elites, key=lambda elite: elite[0])
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +29,7 @@ from tvm_adaptive._tvm import (
 from tvm_adaptive.asides import BuildTimes, Incumbent
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
-from tvm_adaptive.records import Promise
+from tvm_adaptive.records import Promise, median_sec
 from tvm_adaptive.search_strategy.batches import Batches
 from tvm_adaptive.search_strategy.distilled import DistilledProposer, can_distill
 from tvm_adaptive.search_strategy.exploration import N_PLANS
@@ -298,7 +299,8 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         state = self._live_state()
         state.n_sent += len(results)
         schedules = [candidate.sch for candidate in measure_candidates]
-        state.proposer.learned(schedules, [_median_sec(result) for result in results])
+        times_sec = [median_sec(result.run_secs) for result in results]
+        state.proposer.learned(schedules, [t if math.isfinite(t) else None for t in times_sec])
 
     def _live_state(self) -> _State:
         if self.state is None:
@@ -327,10 +329,3 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
                 relatives=self.relatives,
             )
         return NativeProposer(context, cost_model, self.options, self.diversity, batch, rng)
-
-
-def _median_sec(result: RunnerResult) -> float | None:
-    seconds = [float(sec) for sec in result.run_secs or ()]
-    if not seconds or not np.isfinite(seconds).all():
-        return None
-    return float(np.median(seconds))

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
 from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.records import median_sec
 from tvm_adaptive.task_scheduler.arms import Arm, Decision
 from tvm_adaptive.task_scheduler.slots import Slot
 
 
 def latency_ms_of(run_secs: Sequence[float] | None, error: str | None) -> float:
     """Return a trial's milliseconds, the median of its runs; ``nan`` for a failed one."""
-    seconds = [float(sec) for sec in run_secs or ()]
-    if error is not None or not seconds:
-        return math.nan
-    latency_ms = statistics.median(seconds) * 1e3
-    return latency_ms if math.isfinite(latency_ms) and latency_ms > 0 else math.nan
+    return math.nan if error is not None else median_sec(run_secs) * 1e3
 
 
 def check_decision(decision: Decision, arms: Sequence[Arm]) -> None:
