@@ -148,7 +148,7 @@ def test_what_the_run_taught_the_model_is_not_taught_twice(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--resume", "nowhere"], "There is no run to resume in nowhere"),
+        (["--resume", "nowhere"], "There is no run in nowhere"),
         (["te:GMM", "--resume", "."], "leave out what"),
         (["--resume", ".", "--seed", "1", "--no-prepack"], "leave out seed, prepack"),
     ],

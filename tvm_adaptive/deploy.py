@@ -26,7 +26,6 @@ from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.examples import Argument, cpp_example, function_example, network_example
 from tvm_adaptive.importers import load
 from tvm_adaptive.judge import FunctionJudge, NetworkJudge
-from tvm_adaptive.measure_callback.journal import read_journal
 from tvm_adaptive.memory import NO_STORE, open_store
 from tvm_adaptive.models import Network, TIRWorkload, is_gpu, prepare
 from tvm_adaptive.models.compile import device_kind
@@ -34,6 +33,7 @@ from tvm_adaptive.outcome import Comparison
 from tvm_adaptive.session import JOURNAL_FILE, Observer, Session, open_session
 from tvm_adaptive.show import best_records
 from tvm_adaptive.target import TargetLike, describe_target
+from tvm_adaptive.told import read_told
 
 SUMMARY_FILE = "summary.json"
 # A library runs with the version that made it.
@@ -141,16 +141,8 @@ def apply(
 
 def _plan_of_run(run: Path) -> _Plan:
     """Return what a run tuned, from its journal."""
-    events = {event["event"]: event for event in read_journal(run / JOURNAL_FILE)}
-    if "run" not in events or "model" not in events:
-        raise InvalidOptionError(
-            f"The run in {run} was given its model in Python; call "
-            "tvm_adaptive.models.compile_network there, with its database."
-        )
-    told = events["run"]["config"]
-    config = DEFAULT.replace(layout=told["layout"], prepack=told["prepack"])
-    model = events["model"]
-    return _Plan(model["what"], events["run"]["target"], model["input_shapes"], config, run)
+    told = read_told(run)
+    return _Plan(told.what, told.target, told.input_shapes, told.config, run)
 
 
 @contextmanager

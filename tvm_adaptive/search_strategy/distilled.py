@@ -106,7 +106,9 @@ class DistilledProposer:
         self._sketches = Sketches(self.context, design_spaces)
         self._cost = BuildCost(self._sketches.space)
         self._family = anchor_of(self.context.mod)
-        self.measured, elites = measured_schedules(database, self.context.mod)
+        self.measured, elites = measured_schedules(
+            database, self.context.mod, max(1, int(self.context.num_threads))
+        )
         for seconds, schedule in elites:
             point = self._sketches.point_of(schedule)
             if point is not None:

@@ -70,7 +70,9 @@ class NativeProposer:
         self._inner = EvolutionarySearch(**self.options)
         self._inner._initialize_with_tune_context(self.context)
         self._inner.pre_tuning(max_trials, self.batch, design_spaces, database, self.cost_model)
-        self.measured, self._elites = measured_schedules(database, self.context.mod)
+        self.measured, self._elites = measured_schedules(
+            database, self.context.mod, max(1, int(self.context.num_threads))
+        )
 
     def end(self) -> None:
         """End the native search, which owns the task in turn."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from tvm_adaptive._tvm import (
     Schedule,
     args_info_of,
     handle,
+    load_json,
+    save_json,
     structural_hash,
 )
 from tvm_adaptive.records import FloatArray, median_sec
@@ -45,7 +48,7 @@ def knobs_of(schedule: Schedule) -> list[tuple[int, ...]]:
 
 
 def measured_schedules(
-    database: Database, mod: IRModule
+    database: Database, mod: IRModule, n_threads: int = 1
 ) -> tuple[set[int], list[tuple[float, Schedule]]]:
     """Replay the records that a database holds of a workload.
 
@@ -54,6 +57,8 @@ def measured_schedules(
     database : Database
     mod : IRModule
         The workload, not scheduled.
+    n_threads : int, default 1
+        A record takes some ten milliseconds, and a resumed run may have thousands.
 
     Returns
     -------
@@ -64,13 +69,13 @@ def measured_schedules(
     """
     if not database.has_workload(mod):
         return set(), []
-    workload = database.commit_workload(mod)
+    mine = handle(database.commit_workload(mod))
+    records = [
+        record for record in database.get_all_tuning_records() if handle(record.workload) == mine
+    ]
     keys: set[int] = set()
     elites: list[tuple[float, Schedule]] = []
-    for record in database.get_all_tuning_records():
-        if handle(record.workload) != handle(workload):
-            continue
-        schedule = _replay(mod, record)
+    for record, schedule in zip(records, _replayed(mod, records, n_threads), strict=True):
         if schedule is None:
             continue
         keys.add(key_of(schedule))
@@ -137,6 +142,25 @@ def vectors_of(schedules: list[Schedule]) -> FloatArray:
     ]
     width = max(len(row) for row in rows)
     return np.stack([np.pad(row, (0, width - len(row))) for row in rows])
+
+
+def _replayed(mod: IRModule, records: Sequence[Any], n_threads: int) -> list[Schedule | None]:
+    """Replay records in several threads; None for one that does not replay."""
+    found: list[Schedule | None] = [None] * len(records)
+    n_threads = min(n_threads, len(records))
+
+    def work(thread: int) -> None:
+        # Schedules copy a module on write, which is not safe from several threads.
+        own = mod if n_threads == 1 else load_json(save_json(mod))
+        for i in range(thread, len(records), n_threads):
+            found[i] = _replay(own, records[i])
+
+    if n_threads == 1:
+        work(0)
+    else:
+        with ThreadPoolExecutor(max(1, n_threads)) as threads:
+            list(threads.map(work, range(n_threads)))
+    return found
 
 
 def _replay(mod: IRModule, record: Any) -> Schedule | None:
