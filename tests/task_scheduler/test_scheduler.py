@@ -86,6 +86,13 @@ def test_deciding_is_charged_to_the_slot_decided_on(world, script):
     assert [slot["decide_sec"] for slot in world.journal.of("slot")] == [5.0, 5.0, 5.0]
 
 
+def test_a_warm_up_needs_no_more_than_a_success(world, script):
+    # A strategy that was asked for 20 gives batches of 8, as one does that has little to try.
+    asked = [Decision(k, "warm-up", n_trials=20, until_success=k == 0) for k in (0, 1)]
+    world.tune(scheduler_in(world, script(asked)), sizes=(16, 32))
+    assert world.played == [0, 1, 1, 1]
+
+
 def test_the_last_slot_is_counted_although_metaschedule_joins_it(world, turns):
     scheduler = scheduler_in(world, turns())
     world.tune(scheduler, trials=24)

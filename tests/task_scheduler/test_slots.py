@@ -82,3 +82,14 @@ def steps_until_plateau(plateau, totals_ms):
 )
 def test_a_plateau_is_seen_when_it_is_one(n_slots, share, totals_ms, step):
     assert steps_until_plateau(Plateau(n_slots, share), totals_ms) == step
+
+
+def test_a_slot_that_waits_for_a_success_ends_with_it():
+    slot, length = Slot(0, 10.0, n_asked=4, until_success=True), SlotLength()
+    slot.add_round(2)
+    assert not slot.is_over(length, 11.0)
+    slot.add_round(1, has_success=True)
+    assert slot.is_over(length, 12.0)
+    patient = Slot(0, 10.0, n_asked=4)
+    patient.add_round(3, has_success=True)
+    assert not patient.is_over(length, 12.0)

@@ -106,6 +106,9 @@ class Decision:
         Of the scores, e.g. ``"ms/s"``; empty without one.
     retired : tuple of int
         Arms that shall not be asked again.
+    until_success : bool
+        Whether the slot may end sooner, with its first batch that has a success: a warm-up
+        wants no more, and what an earlier run knows of the task is verified in less.
     """
 
     arm: int | None
@@ -114,6 +117,7 @@ class Decision:
     scores: FloatArray | None = None
     unit: str = ""
     retired: tuple[int, ...] = ()
+    until_success: bool = False
 
     def __post_init__(self) -> None:
         if not self.reason:

@@ -207,7 +207,9 @@ class DynaTunePolicy:
         cold = self.options.warm_up.next_arm(arms, live)
         if cold is not None:
             trials = self.options.warm_up.trials_of(arms, cold)
-            return Decision(cold, "warm-up", n_trials=trials, retired=retired)
+            # A slot of a few trials is for a first result; the paper's is a whole one.
+            few = trials is not None
+            return Decision(cold, "warm-up", n_trials=trials, retired=retired, until_success=few)
         self._look_ahead(arms, live, rng)
         retired += self._retire([k for k in live if self._is_worthless(arms, k)])
         live = self._live(arms)

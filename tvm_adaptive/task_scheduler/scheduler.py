@@ -231,7 +231,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
             decision = self._decide(run)
         if decision.arm is None:
             return self._stop(run, decision.reason)
-        run.slot = Slot(decision.arm, run.mark_sec, decision.n_trials)
+        run.slot = Slot(decision.arm, run.mark_sec, decision.n_trials, decision.until_success)
         run.ledger.open_slot(decision.arm)
         return self._play(run, run.slot)
 
@@ -286,7 +286,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         run.ledger.add_trials(index, latencies_ms)
         for slot in run.open_slots():
             if slot.arm == index:
-                slot.add_round(len(results))
+                slot.add_round(len(results), has_success=any(map(math.isfinite, latencies_ms)))
         run.n_empty[index] = 0 if results else run.n_empty.get(index, 0) + 1
         if run.n_empty[index] >= MAX_EMPTY_ROUNDS:
             logger.info("%s: nothing new to try", self.task_name(index))

@@ -42,24 +42,31 @@ class Slot:
         Monotonic time; deciding on the slot belongs to it.
     n_asked : int or None
         Trials that the policy asked for; None to leave the length to the options.
+    until_success : bool
+        Whether the slot ends with the first batch that has a success.
     n_rounds, n_trials : int
         Played so far.
     is_dry : bool
         Whether the last batch was empty.
+    has_success : bool
+        Whether any trial so far succeeded.
     """
 
     arm: int
     start_sec: float
     n_asked: int | None = None
+    until_success: bool = False
     n_rounds: int = 0
     n_trials: int = 0
     is_dry: bool = False
+    has_success: bool = False
 
-    def add_round(self, n_trials: int) -> None:
+    def add_round(self, n_trials: int, *, has_success: bool = False) -> None:
         """Count a batch that was measured."""
         self.n_rounds += 1
         self.n_trials += n_trials
         self.is_dry = n_trials == 0
+        self.has_success |= has_success
 
     def left(self) -> int | None:
         """Return the trials that are missing of those asked for; None without a number."""
@@ -73,6 +80,8 @@ class Slot:
 
     def is_over(self, length: SlotLength, now_sec: float) -> bool:
         """Say whether the slot has had what it was given."""
+        if self.until_success and self.has_success:
+            return True
         if self.n_asked is not None:
             # An empty batch would be asked for again and again.
             return self.is_dry or self.n_trials >= self.n_asked
