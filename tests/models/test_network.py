@@ -4,6 +4,7 @@ import pytest
 from tvm import relax, tirx
 
 from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.models import network as network_file
 from tvm_adaptive.models.network import network_of_relax
 
 
@@ -50,3 +51,16 @@ def test_weights_must_be_parameters():
 def test_shapes_of_inputs_must_be_known(ty, text):
     with pytest.raises(InvalidOptionError, match=text):
         network_of_relax("net", identity(ty), {})
+
+
+def test_an_input_of_a_type_that_numpy_lacks_is_refused(monkeypatch):
+    # Which those are depends on what else is installed.
+    monkeypatch.setattr(network_file, "_has_numpy_type", lambda dtype: dtype != "bfloat16")
+    mod = identity(relax.TensorType((2,), "bfloat16"))
+    with pytest.raises(InvalidOptionError, match="x of main is of type bfloat16"):
+        network_of_relax("net", mod, {})
+
+
+@pytest.mark.parametrize(("dtype", "known"), [("float16", True), ("bool", True), ("posit8", False)])
+def test_types_of_numpy(dtype, known):
+    assert network_file._has_numpy_type(dtype) is known

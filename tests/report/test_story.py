@@ -62,6 +62,19 @@ def test_runs_side_by_side_have_names_of_their_own(write_run: WriteRun, tmp_path
     assert [story.name[-7:] for story in stories] == ["(a/run)", "(b/run)"]
 
 
+def test_slots_that_overlap_keep_their_reasons(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.write("slot", task="a", reason="index")
+    journal.write("slot", task="b", reason="starved")
+    journal.write("slot-end", task="a", seconds=1.0, n_trials=16)
+    journal.write("slot", task=None, reason="done")
+    journal.close()
+    story = read_story(tmp_path)
+    assert [(slot.task, slot.reason) for slot in story.slots] == [("a", "index")]
+    assert story.now is not None
+    assert story.now["task"] == "b"
+
+
 def test_what_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(InvalidOptionError, match="is no run's directory"):
         read_story(tmp_path)

@@ -72,7 +72,7 @@ class Network:
 
 
 def _draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:
-    if dtype.startswith("float"):
+    if "float" in dtype:  # bfloat16 is one, too
         return rng.standard_normal(shape).astype(dtype)
     return rng.integers(0, 2, shape).astype(dtype)
 
@@ -153,7 +153,20 @@ def network_of_relax(
             )
         shapes[key] = tuple(int(extent) for extent in extents)
         dtypes[key] = str(info.dtype)
+        if not _has_numpy_type(dtypes[key]):
+            raise InvalidOptionError(
+                f"Input {key} of main is of type {dtypes[key]}, which numpy has none of; give "
+                "the model an input of float32 and convert it inside."
+            )
     return Network(name, mod, params, shapes, dtypes, original)
+
+
+def _has_numpy_type(dtype: str) -> bool:
+    try:
+        np.dtype(dtype)
+    except TypeError:
+        return False
+    return True
 
 
 def extents_of(shape: Any) -> list[int | str]:

@@ -217,6 +217,7 @@ class StoryReader:
     def __init__(self, name: str = "") -> None:
         self.story = Story(name=name)
         self._before_sec = 0.0
+        self._open: dict[str, Event] = {}  # slots by task
 
     def take(self, event: Event) -> None:
         """Add one event; what this version does not know is left out."""
@@ -225,6 +226,7 @@ class StoryReader:
         if kind == "journal":
             self._before_sec = story.elapsed_sec
             story.state, story.now = "running or killed", None
+            self._open.clear()
         at_sec = self._before_sec + float(event.get("time_sec") or 0.0)
         story.elapsed_sec = max(story.elapsed_sec, at_sec)
         event = {**event, "time_sec": at_sec}
@@ -256,10 +258,14 @@ class StoryReader:
             self.story.untuned_sec = float(event["seconds"])
 
     def _take_slot(self, event: Event) -> None:
-        self.story.now = event
+        if event.get("task") is not None:  # None is the scheduler's last word
+            self.story.now = self._open[str(event["task"])] = event
 
     def _take_slot_end(self, event: Event) -> None:
-        opened, self.story.now = self.story.now or {}, None
+        # While its last batch is measured, another task's slot may have begun.
+        opened = self._open.pop(str(event["task"]), {})
+        if self.story.now is opened:
+            self.story.now = None
         seconds = float(event.get("seconds") or 0.0)
         self.story.slots.append(
             SlotStory(
