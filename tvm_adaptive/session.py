@@ -290,6 +290,20 @@ def _flag_instead_of_interrupt(session: Session) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def journal_of(work_dir: Path) -> Path:
+    """Return where a run's journal is.
+
+    Raises
+    ------
+    InvalidOptionError
+        When there is none.
+    """
+    path = work_dir / JOURNAL_FILE
+    if not path.is_file():
+        raise InvalidOptionError(f"{work_dir} is no run's directory: it holds no {JOURNAL_FILE}.")
+    return path
+
+
 def _open_journal(work_dir: Path, observer: Observer | None) -> Journal:
     """Make a run's directory and open its journal."""
     try:

@@ -13,7 +13,7 @@ from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.finish import FINAL_DIR
 from tvm_adaptive.measure_callback.journal import follow
 from tvm_adaptive.records import median_sec
-from tvm_adaptive.session import JOURNAL_FILE
+from tvm_adaptive.session import journal_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,9 +61,6 @@ def shown_tasks(work_dir: Path) -> list[ShownTask]:
     JournalError
         When its journal is damaged.
     """
-    journal = work_dir / JOURNAL_FILE
-    if not journal.is_file():
-        raise InvalidOptionError(f"{work_dir} is no run's directory: it holds no {JOURNAL_FILE}.")
     told: list[_Told] = []
 
     def take(event: dict[str, Any]) -> None:
@@ -73,7 +70,7 @@ def shown_tasks(work_dir: Path) -> list[ShownTask]:
                 for task in event["tasks"]
             ]
 
-    follow(journal, take)
+    follow(journal_of(work_dir), take)
     if not told:
         raise InvalidOptionError(f"{work_dir}: the run had not begun its search; let it go on.")
     best = best_records(work_dir)

@@ -58,12 +58,12 @@ def trial_of(
     record: TuningRecord, *, failure: str = "", unix_sec: float | None = None, run: str = ""
 ) -> StoredTrial:
     """Return a record as a row; one without a believable time is a failure."""
-    seconds: float | None = median_sec(record.run_secs)
-    if failure or math.isnan(seconds):
-        seconds, failure = None, failure or "failed"
+    seconds = median_sec(record.run_secs)
+    if math.isnan(seconds):
+        failure = failure or "failed"
     return StoredTrial(
         record=json.dumps(record_as_json(record)),
-        seconds=seconds,
+        seconds=None if failure else seconds,
         failure=failure,
         unix_sec=time.time() if unix_sec is None else unix_sec,
         run=run,

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import follow
-from tvm_adaptive.session import JOURNAL_FILE
+from tvm_adaptive.session import journal_of
 
 Event = dict[str, Any]
 
@@ -188,11 +187,8 @@ def read_story(work_dir: Path) -> Story:
     JournalError
         When its journal is damaged.
     """
-    path = work_dir / JOURNAL_FILE
-    if not path.is_file():
-        raise InvalidOptionError(f"{work_dir} is no run's directory: it holds no {JOURNAL_FILE}.")
     reader = StoryReader(work_dir.name)
-    follow(path, reader.take)
+    follow(journal_of(work_dir), reader.take)
     story = reader.story
     what = story.run.get("what")
     if what:
