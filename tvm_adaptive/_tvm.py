@@ -269,6 +269,20 @@ def json_database(work_dir: str | Path) -> Database:
     return ms.database.JSONDatabase(work_dir=str(work_dir), module_equality="structural")
 
 
+def copy_record(
+    record: TuningRecord, database: Database, run_secs: Sequence[float] | None = None
+) -> None:
+    """Commit a record of another database; with other times if there are any.
+
+    A database knows its own object of a workload only.
+    """
+    workload = database.commit_workload(record.workload.mod)
+    seconds = record.run_secs if run_secs is None else run_secs
+    database.commit_tuning_record(
+        TuningRecord(record.trace, workload, seconds, record.target, record.args_info)
+    )
+
+
 def record_as_json(record: TuningRecord) -> Any:
     """Return a record as plain lists, strings and numbers, as MetaSchedule's files have it.
 

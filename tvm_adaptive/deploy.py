@@ -14,8 +14,8 @@ from tvm_adaptive._tvm import (
     TVM_VERSION,
     Database,
     Target,
-    TuningRecord,
     args_info_of,
+    copy_record,
     functions_as_tasks,
     memory_database,
 )
@@ -27,7 +27,7 @@ from tvm_adaptive.examples import Argument, cpp_example, function_example, netwo
 from tvm_adaptive.importers import load
 from tvm_adaptive.judge import FunctionJudge, NetworkJudge
 from tvm_adaptive.memory import NO_STORE, open_store
-from tvm_adaptive.models import Network, TIRWorkload, is_gpu, prepare
+from tvm_adaptive.models import Network, TIRWorkload, prepare
 from tvm_adaptive.models.compile import device_kind
 from tvm_adaptive.outcome import Comparison
 from tvm_adaptive.session import JOURNAL_FILE, Observer, Session, open_session
@@ -151,12 +151,7 @@ def _records(plan: _Plan, target: Target) -> Iterator[Database]:
     if plan.run is not None:
         found = memory_database()
         for _, record in best_records(plan.run).values():
-            workload = found.commit_workload(record.workload.mod)
-            found.commit_tuning_record(
-                TuningRecord(
-                    record.trace, workload, record.run_secs, record.target, record.args_info
-                )
-            )
+            copy_record(record, found)
         yield found
         return
     with open_store(plan.config.store) as store:
@@ -173,9 +168,8 @@ def _compile(session: Session, workload: Network | TIRWorkload, database: Databa
 
 def _compile_network(session: Session, network: Network, database: Database) -> Applied:
     with session.stage("prepare"):
-        chosen = session.config.prepack
-        prepack = not is_gpu(session.target) if chosen is None else chosen
-        prepared = prepare(network, session.target, session.config.layout, prepack=prepack)
+        config = session.config
+        prepared = prepare(network, session.target, config.layout, prepack=config.prepack)
     with NetworkJudge(session, network, prepared) as judge:
         judge.measure_untuned()
         comparison = judge.measure_tuned(database)
@@ -188,9 +182,7 @@ def _compile_network(session: Session, network: Network, database: Database) -> 
     texts = {"example.py": network_example(library.name, arguments, kind, _PINS)}
     if kind == "cpu":
         texts["example.cc"] = cpp_example(library.name, arguments)
-    return _applied(
-        session, network.name, library, texts, coverage=judge.coverage, comparison=comparison
-    )
+    return _applied(session, library, texts, judge, comparison, what=network.name)
 
 
 def _compile_function(session: Session, workload: TIRWorkload, database: Database) -> Applied:
@@ -206,21 +198,19 @@ def _compile_function(session: Session, workload: TIRWorkload, database: Databas
     ]
     kind = device_kind(session.target)
     texts = {"example.py": function_example(library.name, arguments, kind, _PINS)}
-    return _applied(
-        session, workload.name, library, texts, coverage=judge.coverage, comparison=comparison
-    )
+    return _applied(session, library, texts, judge, comparison, what=workload.name)
 
 
 def _applied(
     session: Session,
-    what: str,
     library: Path,
     texts: Mapping[str, str],
-    *,
-    coverage: str,
+    judge: NetworkJudge | FunctionJudge,
     comparison: Comparison | None,
+    *,
+    what: str,
 ) -> Applied:
-    if coverage.startswith("0 of "):
+    if not judge.n_tuned:
         raise InvalidOptionError(
             f"Nothing was recorded for {what} on {describe_target(session.target)}; tune it "
             "first, with the same layout and target."
@@ -236,7 +226,7 @@ def _applied(
         out_dir=session.work_dir,
         library=library,
         examples=tuple(examples),
-        coverage=coverage,
+        coverage=judge.coverage,
         comparison=comparison,
     )
 

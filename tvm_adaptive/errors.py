@@ -6,6 +6,9 @@ Every message says what is wrong, what was found, and what to do next. Catch
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 
 def essence(error: BaseException | str) -> str:
     """Return the line of an error that says most: of a traceback the last, else the first.
@@ -31,6 +34,23 @@ class UnsupportedVersionError(AdaptiveError, ImportError):
 
 class InvalidOptionError(AdaptiveError, ValueError):
     """An option, a name, a target or a file that the user gave cannot be used."""
+
+
+@contextlib.contextmanager
+def refused(what: str) -> Iterator[None]:
+    """Turn whatever is raised inside into one line of an :class:`InvalidOptionError`.
+
+    For code that may raise anything: a user's own, or a framework's reader.
+
+    Parameters
+    ----------
+    what : str
+        What could not be done, the beginning of the message.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise InvalidOptionError(f"{what}: {type(error).__name__}: {essence(error)}") from error
 
 
 class ModelFileError(AdaptiveError):

@@ -87,7 +87,7 @@ class History:
         return sum(len(task.latencies_ms) for task in self.tasks.values())
 
     def task(self, name: str) -> TaskHistory:
-        """Return what is known of a task, which may be nothing."""
+        """Return what is known of a task, to be added to."""
         return self.tasks.setdefault(name, TaskHistory())
 
     def progress(self, tasks: list[tuple[str, float]]) -> RunProgress:
@@ -100,7 +100,7 @@ class History:
         """
         found = []
         for name, weight in tasks:
-            known = self.task(name)
+            known = self.tasks.get(name, TaskHistory())
             found.append(
                 TaskProgress(name, weight, len(known.latencies_ms), known.n_errors, known.best_sec)
             )

@@ -75,6 +75,8 @@ class _Judge:
         The tuned library, once there is one.
     coverage : str
         How much of what was compiled is tuned; empty until then.
+    n_tuned : int
+        Functions that are.
     """
 
     def __init__(self, session: Session) -> None:
@@ -85,6 +87,7 @@ class _Judge:
         self._build_sec = 0.0
         self.library: Path | None = None
         self.coverage = ""
+        self.n_tuned = 0
 
     def __enter__(self) -> Self:
         return self
@@ -218,6 +221,7 @@ class NetworkJudge(_Judge):
         self._device_kind = compiled.device_kind
         if database is not None:
             self.coverage = compiled.coverage.summary()
+            self.n_tuned = len(compiled.coverage.tuned)
             self._session.journal.write("coverage", **dataclasses.asdict(compiled.coverage))
 
     def _measure(self, path: Path, *, min_seconds: float) -> Whole | None:
@@ -277,8 +281,8 @@ class FunctionJudge(_Judge):
             return None
         with self._session.stage("compare"):
             after = [self._measure(task, database) for task in self._tasks]
-        n_tuned = sum(database.has_workload(task.dispatched[0]) for task in self._tasks)
-        self.coverage = f"{n_tuned} of {len(self._tasks)} functions tuned"
+        self.n_tuned = sum(database.has_workload(task.dispatched[0]) for task in self._tasks)
+        self.coverage = f"{self.n_tuned} of {len(self._tasks)} functions tuned"
         pairs = list(zip(self._before, after, strict=True))
         known = [(old, new) for old, new in pairs if old is not None and new is not None]
         if len(known) < len(pairs):

@@ -27,7 +27,7 @@ from tvm_adaptive.finish import decide, playoff_reserve_sec, report_of
 from tvm_adaptive.importers import FORMATS, load, network_of_imported
 from tvm_adaptive.judge import FunctionJudge, NetworkJudge
 from tvm_adaptive.measure_callback.recorder import Recorder, RunProgress
-from tvm_adaptive.models import Network, TIRWorkload, extract, is_gpu, prepare
+from tvm_adaptive.models import Network, TIRWorkload, extract, prepare
 from tvm_adaptive.outcome import TuneReport
 from tvm_adaptive.parts import Parts, make_parts
 from tvm_adaptive.remember import remembering
@@ -227,12 +227,11 @@ def tune_tir(
 def _tune_network(session: Session, network: Network) -> TuneReport:
     config = session.config
     with session.stage("prepare"):
-        prepack = not is_gpu(session.target) if config.prepack is None else config.prepack
-        prepared = prepare(network, session.target, config.layout, prepack=prepack)
+        prepared = prepare(network, session.target, config.layout, prepack=config.prepack)
         tasks = extract(prepared, session.target)
         session.observer.note(
             f"{network.name} on {describe_target(session.target)}: {len(tasks)} tasks, "
-            f"layout {prepared.layout}{', weights packed' if prepack else ''}"
+            f"layout {prepared.layout}{', weights packed' if prepared.prepack else ''}"
         )
     with NetworkJudge(session, network, prepared) as judge:
         return _tune_tasks(session, network.name, tasks, judge)

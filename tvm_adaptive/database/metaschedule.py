@@ -17,6 +17,7 @@ from tvm_adaptive._tvm import (
     TuningRecord,
     Workload,
     anchor_of,
+    copy_record,
     derived_object,
     memory_database,
     record_as_json,
@@ -116,11 +117,7 @@ class StoreDatabase(PyDatabase):  # type: ignore[misc]
         mod = record.workload.mod
         self._load(mod)
         self._store.add(task_of(mod, self._target, "main"), [trial_of(record, run=self._run)])
-        # The database in memory knows its own object of a workload only.
-        workload = self._inner.commit_workload(mod)
-        self._inner.commit_tuning_record(
-            TuningRecord(record.trace, workload, record.run_secs, record.target, record.args_info)
-        )
+        copy_record(record, self._inner)
 
     def get_top_k(self, workload: Workload, top_k: int) -> list[TuningRecord]:
         """Return the fastest records of a workload, fastest first."""

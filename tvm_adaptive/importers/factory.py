@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_adaptive._tvm import IRModule
-from tvm_adaptive.errors import InvalidOptionError, essence
+from tvm_adaptive.errors import InvalidOptionError, refused
 from tvm_adaptive.importers.shapes import by_name, network_of_imported
 from tvm_adaptive.importers.torch_program import check_torch, network_of_program
 from tvm_adaptive.models.network import Network
@@ -71,14 +71,8 @@ def network_of_factory(what: str, name: str, shapes: Mapping[str, Sequence[int]]
 
 def _find(what: str) -> Callable[[], Any]:
     module_name, _, function_name = what.partition(":")
-    with _current_directory_first():
-        try:
-            module = importlib.import_module(module_name)
-        except Exception as error:  # the user's code may raise whatever it likes
-            raise InvalidOptionError(
-                f"{module_name} of {what} cannot be imported: {type(error).__name__}: "
-                f"{essence(error)}"
-            ) from error
+    with _current_directory_first(), refused(f"{module_name} of {what} cannot be imported"):
+        module = importlib.import_module(module_name)
     factory = getattr(module, function_name, None)
     if not callable(factory):
         raise InvalidOptionError(f"{module_name} has no function {function_name}.")
@@ -86,13 +80,9 @@ def _find(what: str) -> Callable[[], Any]:
 
 
 def _call(factory: Callable[[], Any], what: str) -> Any:
-    with _current_directory_first():  # for what it imports when it is called
-        try:
-            return factory()
-        except Exception as error:
-            raise InvalidOptionError(
-                f"{what} failed: {type(error).__name__}: {essence(error)}"
-            ) from error
+    # For what it imports when it is called.
+    with _current_directory_first(), refused(f"{what} failed"):
+        return factory()
 
 
 def _is_torch_module(model: Any) -> bool:
@@ -112,12 +102,8 @@ def _export(module: Any, inputs: Any, what: str) -> Any:
         positional: tuple[Any, ...] = ()
     else:
         positional = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
-    try:
+    with refused(f"torch.export cannot export {what}"):
         return torch.export.export(module.eval(), positional, named)
-    except Exception as error:  # whatever the module's own code raises among them
-        raise InvalidOptionError(
-            f"torch.export cannot export {what}: {type(error).__name__}: {essence(error)}"
-        ) from error
 
 
 @contextlib.contextmanager

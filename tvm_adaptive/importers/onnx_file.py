@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_adaptive._tvm import relax_of_onnx
-from tvm_adaptive.errors import InvalidOptionError, essence
+from tvm_adaptive.errors import InvalidOptionError, essence, refused
 from tvm_adaptive.importers.shapes import by_name, match, network_of_imported
 from tvm_adaptive.models.network import Network, Original
 
@@ -54,12 +54,8 @@ def network_of_onnx(path: Path, name: str, shapes: Mapping[str, Sequence[int]]) 
     values: dict[str, int] = {}
     for key, extents in given.items():
         match(key, _extents(inputs[key]), extents, values)
-    try:
+    with refused(f"TVM cannot import {path}"):
         mod = relax_of_onnx(model, {key: list(extents) for key, extents in given.items()})
-    except Exception as error:
-        raise InvalidOptionError(
-            f"TVM cannot import {path}: {type(error).__name__}: {essence(error)}"
-        ) from error
     return network_of_imported(name, mod, given, original=_original(model))
 
 

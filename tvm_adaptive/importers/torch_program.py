@@ -10,7 +10,7 @@ from typing import Any
 import numpy.typing as npt
 
 from tvm_adaptive._tvm import relax_of_exported_program
-from tvm_adaptive.errors import InvalidOptionError, essence
+from tvm_adaptive.errors import InvalidOptionError, essence, refused
 from tvm_adaptive.importers.shapes import network_of_imported
 from tvm_adaptive.models.network import Network, Original
 
@@ -62,12 +62,8 @@ def network_of_program(
     InvalidOptionError
         When an operator is unknown to TVM, or a shape stays dynamic.
     """
-    try:
+    with refused(f"TVM cannot import {source}"):
         mod = relax_of_exported_program(program)
-    except Exception as error:
-        raise InvalidOptionError(
-            f"TVM cannot import {source}: {type(error).__name__}: {essence(error)}"
-        ) from error
     return network_of_imported(name, mod, shapes, original=_original(program))
 
 

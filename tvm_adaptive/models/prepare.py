@@ -65,7 +65,7 @@ class Prepared:
 
 
 def prepare(
-    network: Network, target: Target, layout: str = "auto", *, prepack: bool = False
+    network: Network, target: Target, layout: str = "auto", *, prepack: bool | None = False
 ) -> Prepared:
     """Lower a network to the functions that are tuned and run.
 
@@ -80,9 +80,9 @@ def prepare(
     layout : str, default "auto"
         ``"NHWC"`` converts 2-D convolutions to NHWC with HWIO weights, ``"keep"``
         leaves them, ``"auto"`` converts them on CPUs.
-    prepack : bool, default False
+    prepack : bool or None, default False
         Let each schedule choose the layout of its weights; they are packed when the
-        network is compiled. CPUs only.
+        network is compiled. CPUs only; None means on CPUs.
 
     Raises
     ------
@@ -90,6 +90,8 @@ def prepare(
         When ``layout`` is none of these, or ``prepack`` is asked for on a GPU.
     """
     chosen = _choose_layout(layout, target)
+    if prepack is None:
+        prepack = not is_gpu(target)
     if prepack and is_gpu(target):
         raise InvalidOptionError(
             f"prepack must be False for target {target.kind.name}: weights are packed for "

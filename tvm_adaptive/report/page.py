@@ -32,14 +32,13 @@ from tvm_adaptive.report.model_charts import (
 from tvm_adaptive.report.story import Story
 
 _STYLE = """
-:root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
   background: #fff; color: #1b1b1b; }
 h1 { margin-bottom: 0; } h2 { margin-top: 2.5rem; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .25rem .75rem .25rem 0; border-bottom: 1px solid #ddd; }
 td.n, th.n { text-align: right; }
-.scroll { overflow-x: auto; } .caption { color: #555; } .bad { color: #b00020; }
+.scroll { overflow-x: auto; } .caption { color: #555; }
 figure { margin: 0; }
 """
 _SCRIPT = """

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tvm_adaptive._tvm import Builder, Database, IRModule, Target, TuningRecord, ms
+from tvm_adaptive._tvm import Builder, Database, IRModule, Target, TuningRecord, copy_record, ms
 from tvm_adaptive.cores import thread_env
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.fork_server import ForkServer
@@ -217,16 +217,7 @@ def final_database(
     database = ms.database.JSONDatabase(work_dir=str(fresh), module_equality=module_equality)
     for report in reports:
         if report.winner is not None:
-            record = report.winner.record
-            database.commit_tuning_record(
-                TuningRecord(
-                    record.trace,
-                    database.commit_workload(record.workload.mod),
-                    [report.winner.final_sec()],
-                    record.target,
-                    record.args_info,
-                )
-            )
+            copy_record(report.winner.record, database, [report.winner.final_sec()])
     shutil.rmtree(final, ignore_errors=True)
     os.replace(fresh, final)
     return ms.database.JSONDatabase(work_dir=str(final), module_equality=module_equality)
