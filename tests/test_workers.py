@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import resource
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
 import cloudpickle
 import pytest
 
-from tvm_adaptive.errors import WorkerDiedError, WorkerTaskError, WorkerTimeoutError
+from tvm_adaptive.errors import (
+    WorkerDiedError,
+    WorkerError,
+    WorkerTaskError,
+    WorkerTimeoutError,
+)
 from tvm_adaptive.fork_server import ForkServer
 from tvm_adaptive.worker_process import Worker
-from tvm_adaptive.workers import WorkerPool
+from tvm_adaptive.workers import Step, WorkerPool
 
 # The workers cannot import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -200,9 +207,17 @@ def test_replace_after_error(make_pool, replace, same):
 
 def test_max_uses_counts_tasks_only(make_pool):
     pool = make_pool(max_uses=2, setup=os.getpid)
-    outcomes = pool.map(pid, [()] * 4, TIMEOUT_SEC, prepare=os.getpid)
-    pids = [outcome.value for outcome in outcomes]
+    outcomes = [outcome for _, outcome in pool.stream(both(pid, pid) for _ in range(4))]
+    pids = [outcome.value[1] for outcome in outcomes]
     assert pids[0] == pids[1] != pids[2] == pids[3]
+
+
+def both(first, second):
+    """Plan two steps of one worker."""
+    values = []
+    for function in (first, second):
+        values.append((yield Step("running", function, (), TIMEOUT_SEC)))
+    return values
 
 
 def remember():
@@ -213,26 +228,138 @@ def recall():
     return os.environ["PREPARED"]
 
 
-def test_prepare_runs_before_each_task_in_its_worker(make_pool):
-    outcomes = make_pool().map(recall, [(), ()], TIMEOUT_SEC, prepare=remember)
-    assert [outcome.value for outcome in outcomes] == ["1", "2"]
+def test_the_steps_of_a_plan_run_in_one_worker(make_pool):
+    outcomes = dict(make_pool(2).stream(both(remember, recall) for _ in range(2)))
+    assert [outcomes[index].value[1] for index in range(2)] == ["1", "1"]
 
 
 def nap():
     time.sleep(1.5)
 
 
-def test_prepare_and_setup_do_not_count_against_the_deadline(make_pool):
-    (outcome,) = make_pool(setup=nap).map(double, [(2,)], 1.0, prepare=nap)
+def test_setup_does_not_count_against_the_deadline(make_pool):
+    (outcome,) = make_pool(setup=nap).map(double, [(2,)], 1.0)
     assert outcome.value == 4
 
 
-def test_prepare_has_a_deadline_of_its_own(make_pool):
-    (outcome,) = make_pool().map(
-        double, [(2,)], TIMEOUT_SEC, prepare=hold_the_lock, prepare_timeout_sec=1.0
-    )
-    with pytest.raises(WorkerTimeoutError, match="killed after 1 s of preparing"):
+def test_each_step_has_a_deadline_of_its_own(make_pool):
+    def plan():
+        yield Step("queueing", nap, (), TIMEOUT_SEC)
+        return (yield Step("measuring", hold_the_lock, (), 1.0))
+
+    ((_, outcome),) = make_pool().stream([plan()])
+    with pytest.raises(WorkerTimeoutError, match="killed after 1 s of measuring"):
         raise outcome.error
+
+
+def test_a_plan_may_go_on_after_an_error_if_its_worker_lives(make_pool):
+    def plan(function, *args):
+        try:
+            yield Step("running", function, args, TIMEOUT_SEC)
+        except WorkerError:
+            return (yield Step("cleaning up", double, (3,), TIMEOUT_SEC))
+
+    pool = make_pool()
+    raised, died = (outcome for _, outcome in pool.stream([plan(fail, "x"), plan(leave, 4)]))
+    assert raised.value == 6
+    with pytest.raises(WorkerDiedError, match="exit code 4"):
+        raise died.error
+
+
+def test_a_plan_that_catches_its_error_has_none(make_pool):
+    def plan():
+        try:
+            yield Step("running", leave, (4,), TIMEOUT_SEC)
+        except WorkerDiedError:
+            return "known"
+
+    ((_, outcome),) = make_pool().stream([plan()])
+    assert (outcome.value, outcome.error) == ("known", None)
+
+
+@pytest.mark.parametrize("n_good", [0, 1])
+def test_a_plan_with_a_mistake_costs_itself_alone(make_pool, n_good):
+    def mistaken():
+        for _ in range(n_good):
+            yield Step("running", double, (1,), TIMEOUT_SEC)
+        raise KeyError("oops")
+
+    outcomes = dict(make_pool().stream([mistaken(), both(pid, pid)]))
+    with pytest.raises(WorkerTaskError, match=r"the plan failed: KeyError\('oops'\)"):
+        raise outcomes[0].error
+    assert outcomes[1].error is None
+
+
+def test_a_plan_without_steps_needs_no_worker(make_pool):
+    def plan():
+        return 7
+        yield
+
+    assert [outcome.value for _, outcome in make_pool().stream([plan()])] == [7]
+
+
+def test_plans_may_come_later(make_pool):
+    reads, writes = os.pipe()
+
+    def plans():
+        yield both(pid, pid)
+        yield None
+        threading.Timer(0.2, os.write, (writes, b"w")).start()
+        yield None
+        os.read(reads, 1)
+        yield both(pid, pid)
+
+    outcomes = list(make_pool().stream(plans(), wake=reads))
+    os.close(reads)
+    os.close(writes)
+    assert [index for index, _ in outcomes] == [0, 1]
+
+
+def test_closing_a_stream_kills_the_busy_workers(make_pool):
+    pool, note = make_pool(2), []
+
+    def endless():
+        try:
+            note.append((yield Step("running", pid, (), TIMEOUT_SEC)))
+            yield Step("running", hold_the_lock, (), 1000.0)
+        finally:
+            note.append("closed")
+
+    with contextlib.closing(pool.stream([endless(), both(pid, pid)])) as ended:
+        assert next(ended)[0] == 1
+        while not note:
+            time.sleep(0.1)
+    assert note[1] == "closed"
+    assert gone(note[0])
+
+
+def test_a_pool_that_shrinks_has_fewer_workers(make_pool):
+    pool = make_pool(2)
+    pool.map(time.sleep, [(0.5,), (0.5,)], TIMEOUT_SEC)
+    pool.max_workers = 1
+    pids = {outcome.value for outcome in pool.map(pid, [()] * 6, TIMEOUT_SEC)}
+    assert len(pids) <= 2
+    assert len({outcome.value for outcome in pool.map(pid, [()] * 6, TIMEOUT_SEC)}) == 1
+
+
+def name_it(name):
+    os.environ["NAME_OF_IT"] = name
+
+
+def test_each_worker_has_its_own_setup(make_pool):
+    setups = [functools.partial(name_it, name) for name in "ab"]
+    pool = make_pool(2, setups=setups)
+
+    def slowly():
+        time.sleep(0.3)
+        return os.environ["NAME_OF_IT"]
+
+    first = {outcome.value for outcome in pool.map(slowly, [()] * 2, TIMEOUT_SEC)}
+    pool.map(leave, [(1,)], TIMEOUT_SEC)  # whoever takes its place has its name
+    again = {outcome.value for outcome in pool.map(slowly, [()] * 2, TIMEOUT_SEC)}
+    assert first == again == {"a", "b"}
+    with pytest.raises(ValueError, match="Got 2 setups for 3 workers"):
+        WorkerPool(3, setups=setups)
 
 
 def setup_that_fails():

@@ -40,15 +40,19 @@ class Incumbent:
     Parameters
     ----------
     seconds : float or None, default None
+    floor_sec : float, default 0.0
 
     Attributes
     ----------
     seconds : float or None
         Of one run, lower is better; None before a task's first success.
+    floor_sec : float
+        What no kernel of the task can be faster than.
     """
 
-    def __init__(self, seconds: float | None = None) -> None:
+    def __init__(self, seconds: float | None = None, floor_sec: float = 0.0) -> None:
         self.seconds = seconds
+        self.floor_sec = floor_sec
 
     def offer(self, seconds: float) -> None:
         """Take a time that was measured if it is the best."""

@@ -16,7 +16,7 @@ import contextlib
 import dataclasses
 import selectors
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 from tvm_adaptive.errors import (
@@ -28,7 +28,7 @@ from tvm_adaptive.errors import (
 from tvm_adaptive.fork_server import ForkServer
 from tvm_adaptive.worker_process import HEADER, Worker
 
-__all__ = ["HEADER", "START_TIMEOUT_SEC", "Outcome", "Worker", "WorkerPool"]
+__all__ = ["HEADER", "START_TIMEOUT_SEC", "Outcome", "Plan", "Step", "Worker", "WorkerPool"]
 
 # A worker that has not imported its modules by then never will: the slowest import we
 # know (all tensor intrinsics of TVM) takes about 15 s on an idle core.
@@ -36,12 +36,19 @@ START_TIMEOUT_SEC = 120.0
 # A worker that died while a process it had forked keeps its pipe open shows no end of
 # file; so often we ask whether it still lives.
 POLL_SEC = 0.5
-_STARTING = "starting"
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What became of one task: a value, or the error that took its place."""
+    """What became of one plan: a value, or the error that took its place.
+
+    Attributes
+    ----------
+    value : object
+    error : WorkerError or None
+    elapsed_sec : float
+        That the last step took.
+    """
 
     value: Any = None
     error: WorkerError | None = None
@@ -49,8 +56,19 @@ class Outcome:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Step:
-    """One thing that a worker does for a task, with a deadline of its own."""
+class Step:
+    """One thing that a worker does.
+
+    Attributes
+    ----------
+    doing : str
+        For messages: ``"running"``.
+    function : callable
+        Picklable by cloudpickle, as are ``args``.
+    args : sequence
+    timeout_sec : float
+        Deadline of this step, from the moment that the worker starts on it.
+    """
 
     doing: str
     function: Callable[..., Any]
@@ -58,16 +76,27 @@ class _Step:
     timeout_sec: float
 
 
+# What one worker does from being given it to being free again: yields steps, is sent the
+# value of each or thrown its WorkerError, and returns the plan's value. After an error it
+# may go on only if the worker still lives, which a WorkerTaskError says.
+Plan = Generator[Step, Any, Any]
+
+
 @dataclasses.dataclass
 class _Job:
-    """A task in the hands of a worker; the last step is the task itself."""
+    """A plan in the hands of a worker."""
 
     index: int
-    steps: list[_Step]
+    plan: Plan
+    step: Step
+    # Goes before the step while the worker is new.
+    setup: Step | None = None
+    # Whether the worker can be used again.
+    is_broken: bool = False
 
     @property
-    def timeout_sec(self) -> float:
-        return self.steps[0].timeout_sec
+    def current(self) -> Step:
+        return self.setup or self.step
 
 
 class WorkerPool:
@@ -76,11 +105,13 @@ class WorkerPool:
     Parameters
     ----------
     max_workers : int
-        Processes at the most; they start when first needed.
+        Processes at the most; they start when first needed. May be changed later.
     setup : callable or None
         Called once in each new worker, outside any task's deadline.
+    setups : sequence of callable
+        Instead, one for each of ``max_workers`` workers: what tells them apart.
     max_uses : int or None
-        Tasks after which a worker is replaced (bounds a leak); None for no limit.
+        Plans after which a worker is replaced (bounds a leak); None for no limit.
     replace_after_error : bool
         Replace the worker also when the function only raised: after a device error the
         process can no longer be trusted.
@@ -96,6 +127,7 @@ class WorkerPool:
         max_workers: int,
         *,
         setup: Callable[[], Any] | None = None,
+        setups: Sequence[Callable[[], Any]] = (),
         max_uses: int | None = None,
         replace_after_error: bool = False,
         env: dict[str, str] | None = None,
@@ -104,22 +136,21 @@ class WorkerPool:
         self._idle: list[Worker] = []
         if max_workers < 1:
             raise ValueError(f"max_workers must be at least 1 but got {max_workers}.")
+        if setups and len(setups) != max_workers:
+            raise ValueError(f"Got {len(setups)} setups for {max_workers} workers.")
         self.max_workers = max_workers
         self._setup = setup or _no_setup
+        self._setups = tuple(setups)
         self._max_uses = max_uses
         self._replace_after_error = replace_after_error
         self._env = env
         self._server = server
         self._uses: dict[Worker, int] = {}
+        # Which of the setups each worker has had.
+        self._places: dict[Worker, int] = {}
 
     def map(
-        self,
-        function: Callable[..., Any],
-        tasks: Iterable[Sequence[Any]],
-        timeout_sec: float,
-        *,
-        prepare: Callable[[], Any] | None = None,
-        prepare_timeout_sec: float = START_TIMEOUT_SEC,
+        self, function: Callable[..., Any], tasks: Iterable[Sequence[Any]], timeout_sec: float
     ) -> list[Outcome]:
         """Run ``function(*args)`` for every ``args`` in ``tasks``.
 
@@ -130,11 +161,6 @@ class WorkerPool:
         tasks : iterable of argument tuples
         timeout_sec : float
             Deadline of each task, from the moment a worker starts on it.
-        prepare : callable or None
-            Called in the worker before each task, e.g. to queue for a device; its time
-            does not count against the task's deadline. If it fails, so does the task.
-        prepare_timeout_sec : float
-            Deadline of ``prepare``.
 
         Returns
         -------
@@ -142,30 +168,60 @@ class WorkerPool:
             In the order of ``tasks``; a task that failed carries its error, also when
             it could not be sent or no worker could be started.
         """
-        queue = list(enumerate(tasks))[::-1]
-        outcomes: list[Outcome] = [Outcome()] * len(queue)
+        plans = [_one_step(Step("running", function, args, timeout_sec)) for args in tasks]
+        outcomes = [Outcome()] * len(plans)
+        for index, outcome in self.stream(plans):
+            outcomes[index] = outcome
+        return outcomes
+
+    def stream(
+        self, plans: Iterable[Plan | None], *, wake: int | None = None
+    ) -> Generator[tuple[int, Outcome], None, None]:
+        """Carry out plans, as many at the same time as there are workers.
+
+        Parameters
+        ----------
+        plans : iterable of Plan or None
+            Asked for the next one whenever a worker is free. None says that there is
+            none now, and that there may be one later.
+        wake : int or None, default None
+            A descriptor that becomes readable when there may be one.
+
+        Yields
+        ------
+        (int, Outcome)
+            The plan's number, counted from 0, and what became of it, when it has ended.
+            Closing this generator kills the workers that are busy.
+        """
+        source, is_open, n_begun = iter(plans), True, 0
         busy: dict[Worker, _Job] = {}
         try:
-            while queue or busy:
-                while queue and len(busy) < self.max_workers:
-                    index, args = queue.pop()
-                    steps = [_Step("running", function, args, timeout_sec)]
-                    if prepare is not None:
-                        steps.insert(0, _Step("preparing", prepare, (), prepare_timeout_sec))
-                    failure = self._begin(_Job(index, steps), busy)
+            while True:
+                while is_open and len(busy) < self.max_workers:
+                    try:
+                        plan = next(source)
+                    except StopIteration:
+                        is_open = False
+                        break
+                    if plan is None:
+                        break
+                    failure = self._begin(n_begun, plan, busy)
+                    n_begun += 1
                     if failure is not None:
-                        outcomes[index] = failure
-                for worker in _wait(busy) if busy else ():
-                    job = busy[worker]
-                    outcome = _advance(worker, job)
+                        yield n_begun - 1, failure
+                if not busy and not is_open:
+                    return
+                _wait(busy, wake)
+                for worker, job in list(busy.items()):
+                    outcome = self._advance(worker, job)
                     if outcome is not None:
-                        outcomes[job.index] = outcome
                         del busy[worker]
-                        self._give_back(worker, job, outcome)
+                        self._give_back(worker, job)
+                        yield job.index, outcome
         finally:
-            for worker in busy:
+            for worker, job in busy.items():
                 self._discard(worker)
-        return outcomes
+                job.plan.close()
 
     def close(self) -> None:
         """Kill the workers; the pool can be used again and then starts new ones."""
@@ -178,7 +234,11 @@ class WorkerPool:
         with contextlib.suppress(Exception):
             self.close()
 
-    def _begin(self, job: _Job, busy: dict[Worker, _Job]) -> Outcome | None:
+    def _begin(self, index: int, plan: Plan, busy: dict[Worker, _Job]) -> Outcome | None:
+        try:
+            job = _Job(index, plan, next(plan))
+        except Exception as end:
+            return _ended(end, 0.0)
         if self._idle:
             worker = self._idle.pop()
         else:
@@ -186,79 +246,134 @@ class WorkerPool:
                 worker = Worker(env=self._env, server=self._server)
             except OSError as error:
                 text = f"a worker process could not be started: {error}"
-                return Outcome(error=WorkerDiedError(text))
+                return _fail(job, WorkerDiedError(text), worker_lives=False)
             self._uses[worker] = 0
-            job.steps.insert(0, _Step(_STARTING, self._setup, (), START_TIMEOUT_SEC))
-        busy[worker] = job
+            job.setup = Step("starting", self._setup_of(worker), (), START_TIMEOUT_SEC)
         self._uses[worker] += 1
         failure = _send(worker, job)
-        if failure is not None:
-            del busy[worker]
-            self._give_back(worker, job, failure)
+        if failure is None:
+            busy[worker] = job
+        else:
+            self._give_back(worker, job)
         return failure
 
-    def _give_back(self, worker: Worker, job: _Job, outcome: Outcome) -> None:
-        broken = outcome.error is not None and (
-            self._replace_after_error
-            or not isinstance(outcome.error, WorkerTaskError)
-            or job.steps[0].doing == _STARTING
-        )
+    def _setup_of(self, worker: Worker) -> Callable[[], Any]:
+        if not self._setups:
+            return self._setup
+        taken = set(self._places.values())
+        place = next(place for place in range(len(self._setups)) if place not in taken)
+        self._places[worker] = place
+        return self._setups[place]
+
+    def _advance(self, worker: Worker, job: _Job) -> Outcome | None:
+        """Take what a worker has to say; None while the plan goes on."""
+        elapsed_sec = time.monotonic() - worker.started_sec
+        try:
+            answer = _receive(worker, job.current, elapsed_sec)
+        except WorkerError as error:
+            lives = isinstance(error, WorkerTaskError) and job.setup is None
+            job.is_broken |= not lives or self._replace_after_error
+            return _fail(job, error, worker_lives=lives, elapsed_sec=elapsed_sec) or (
+                _send(worker, job)
+            )
+        if answer is None:
+            return None
+        if job.setup is not None:
+            job.setup = None
+            return _send(worker, job)
+        try:
+            job.step = job.plan.send(answer[1])
+        except Exception as end:
+            return _ended(end, elapsed_sec)
+        return _send(worker, job)
+
+    def _give_back(self, worker: Worker, job: _Job) -> None:
         used_up = self._max_uses is not None and self._uses[worker] >= self._max_uses
-        if broken or used_up:
+        too_many = len(self._uses) > self.max_workers
+        # A worker that was never set up is good for nothing.
+        if job.is_broken or used_up or too_many or job.setup is not None:
             self._discard(worker)
         else:
             self._idle.append(worker)
 
     def _discard(self, worker: Worker) -> None:
         self._uses.pop(worker, None)
+        self._places.pop(worker, None)
         worker.kill()
 
 
-def _advance(worker: Worker, job: _Job) -> Outcome | None:
-    """Take what a worker has to say; None while the job goes on."""
-    elapsed = time.monotonic() - worker.started_sec
+def _receive(worker: Worker, step: Step, elapsed_sec: float) -> tuple[bool, Any] | None:
+    """Return a worker's answer, None while there is none; raises what went wrong."""
     try:
         worker.flush()
         answer = worker.receive()
-        if answer is None and elapsed >= job.timeout_sec:
-            text = f"timeout: killed after {job.timeout_sec:g} s of {job.steps[0].doing}"
-            raise WorkerTimeoutError(text)
-        if answer is None:
-            return None
-        succeeded, value = answer
-        if not succeeded:
-            raise WorkerTaskError(str(value))
-    except WorkerError as error:
-        return Outcome(error=error, elapsed_sec=elapsed)
+    except WorkerError:
+        raise
     except Exception as error:  # an answer that cannot be unpickled
-        text = f"the worker's answer could not be read: {error!r}"
-        return Outcome(error=WorkerDiedError(text), elapsed_sec=elapsed)
-    job.steps.pop(0)
-    return _send(worker, job) if job.steps else Outcome(value=value, elapsed_sec=elapsed)
+        raise WorkerDiedError(f"the worker's answer could not be read: {error!r}") from error
+    if answer is None and elapsed_sec >= step.timeout_sec:
+        text = f"timeout: killed after {step.timeout_sec:g} s of {step.doing}"
+        raise WorkerTimeoutError(text)
+    if answer is not None and not answer[0]:
+        raise WorkerTaskError(str(answer[1]))
+    return answer
 
 
 def _send(worker: Worker, job: _Job) -> Outcome | None:
-    """Start the next step of a job; an Outcome if it cannot even be sent."""
+    """Start a plan's next step; an Outcome if the plan ends for not being able to."""
+    while True:
+        step = job.current
+        try:
+            worker.send(step.function, step.args)
+        except Exception as error:  # cloudpickle: whatever the argument's own pickling raises
+            text = f"the task could not be sent to a worker: {error!r}"
+            failure = _fail(job, WorkerTaskError(text), worker_lives=job.setup is None)
+            if failure is not None:
+                return failure
+        else:
+            return None
+
+
+def _fail(
+    job: _Job, error: WorkerError, *, worker_lives: bool, elapsed_sec: float = 0.0
+) -> Outcome | None:
+    """Tell a plan of an error; None if it goes on with another step."""
     try:
-        worker.send(job.steps[0].function, job.steps[0].args)
-    except Exception as error:  # cloudpickle: whatever the argument's own pickling raises
-        text = f"the task could not be sent to a worker: {error!r}"
-        return Outcome(error=WorkerTaskError(text))
-    return None
+        job.step = job.plan.throw(error)
+    except Exception as end:
+        return _ended(end, elapsed_sec)
+    if worker_lives:
+        return None
+    job.plan.close()
+    return Outcome(error=error, elapsed_sec=elapsed_sec)
 
 
-def _wait(busy: dict[Worker, _Job]) -> list[Worker]:
+def _ended(end: Exception, elapsed_sec: float) -> Outcome:
+    if isinstance(end, StopIteration):
+        return Outcome(value=end.value, elapsed_sec=elapsed_sec)
+    if isinstance(end, WorkerError):
+        return Outcome(error=end, elapsed_sec=elapsed_sec)
+    # A mistake in one plan must not cost the others.
+    return Outcome(error=WorkerTaskError(f"the plan failed: {end!r}"), elapsed_sec=elapsed_sec)
+
+
+def _one_step(step: Step) -> Plan:
+    return (yield step)
+
+
+def _wait(busy: dict[Worker, _Job], wake: int | None) -> None:
     """Wait until a worker can be read, written or given up, or for POLL_SEC."""
     now = time.monotonic()
-    first_end = min(worker.started_sec + job.timeout_sec for worker, job in busy.items())
+    ends = [worker.started_sec + job.current.timeout_sec for worker, job in busy.items()]
     with selectors.DefaultSelector() as selector:
         for worker in busy:
             selector.register(worker, selectors.EVENT_READ)
             unsent = worker.unsent_fileno()
             if unsent is not None:
                 selector.register(unsent, selectors.EVENT_WRITE)
-        selector.select(min(POLL_SEC, max(0.0, first_end - now)))
-    return list(busy)
+        if wake is not None:
+            selector.register(wake, selectors.EVENT_READ)
+        selector.select(max(0.0, min([POLL_SEC, *(end - now for end in ends)])))
 
 
 def _no_setup() -> None:

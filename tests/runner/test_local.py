@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,18 +31,6 @@ from tvm_adaptive.runner.local import AdaptiveRunner
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 N = 64
-
-
-@pytest.fixture(scope="module")
-def matmul(tmp_path_factory):
-    a, b = (te.placeholder((N, N), name=name) for name in "AB")
-    k = te.reduce_axis((0, N))
-    c = te.compute((N, N), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k))
-    mod = tvm.IRModule({"main": te.create_prim_func([a, b, c])})
-    target = tvm.target.Target({"kind": "llvm", "num-cores": 1})
-    path = tmp_path_factory.mktemp("artifact") / "matmul.tar"
-    tvm.driver.build(mod, target=target).export_library(str(path), fcompile=tar)
-    return RunnerInput(str(path), "cpu", [TensorInfo("float32", (N, N))] * 3)
 
 
 def fake(deed):
@@ -225,7 +214,9 @@ def test_a_journal_that_fails_costs_no_measurement(make_runner):
         ({"timeout_sec": float("nan")}, "timeout_sec must be above 0 but got nan"),
         ({"min_repeat_ms": -1}, "min_repeat_ms must be at least 0 but got -1"),
         ({"max_sec": 0}, "max_sec must be above 0 but got 0"),
-        ({"device_index": -1}, "device_index must be at least 0 but got -1"),
+        ({"devices": (-1,)}, r"different numbers from 0 on but got \[-1\]"),
+        ({"devices": (0, 0)}, r"different numbers from 0 on but got \[0, 0\]"),
+        ({"devices": ()}, r"different numbers from 0 on but got \[\]"),
         ({"max_uses": 0}, "max_uses must be at least 1 but got 0"),
         ({"rule": "best"}, "one of 'precision', 'paper', 'cv', but got 'best'"),
     ],
@@ -297,9 +288,71 @@ def test_in_the_background_the_caller_goes_on(make_runner):
 def test_closing_lets_the_batch_in_the_background_end(make_runner):
     runner = make_runner(measure=slow_race, overlap=True)
     first, second = (Runner.run(runner, [fake("4.0")]) for _ in range(2))
+    while len(runner._dispatcher._queue) > 1:  # the thread has not taken the first one
+        time.sleep(0.01)
     runner.close()
     assert first[0].done()
     assert float(first[0].result().run_secs[0]) == 4.0
-    assert "could not be measured" in second[0].result().error_msg
+    assert "could not measure: the runner was closed" in second[0].result().error_msg
     (again,) = Runner.run(runner, [fake("4.0")])
     assert float(again.result().run_secs[0]) == 4.0
+
+
+def own_device(artifact_path, device_type, args_info, options):
+    from tvm_adaptive.runner import measure
+
+    time.sleep(0.3)
+    return Timing(1.0 + measure._Own.device_index, 0.0, 1, 1, "precise", 0.3)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_each_device_has_a_worker_of_its_own(make_runner, overlap):
+    runner = make_runner(measure=own_device, devices=(0, 2), overlap=overlap)
+    assert runner.n_devices == 2
+    futures = Runner.run(runner, [fake(str(number)) for number in range(6)])
+    found = [float(future.result().run_secs[0]) for future in futures]
+    assert sorted(set(found)) == [1.0, 3.0]
+
+
+def test_results_keep_the_order_of_their_batch_on_several_devices(make_runner, tmp_path):
+    journal = Journal(tmp_path / "journal.jsonl")
+    runner = make_runner(measure=long_ones_first, devices=(0, 1), journal=journal)
+    secs = [0.6, 0.1, 0.2, 0.1]
+    found = results(runner, [fake(str(sec)) for sec in secs])
+    assert [float(result.run_secs[0]) for result in found] == secs
+    events = [event for event in read_journal(journal.path) if event["event"] == "timing"]
+    assert [event["mean_sec"] for event in sorted(events, key=lambda e: e["index"])] == secs
+    assert [event["index"] for event in events] != [0, 1, 2, 3]
+
+
+def long_ones_first(artifact_path, device_type, args_info, options):
+    time.sleep(float(artifact_path))
+    return Timing(float(artifact_path), 0.0, 1, 1, "precise", 0.1)
+
+
+def test_a_real_kernel_runs_on_its_own_device(make_runner, matmul, tmp_path):
+    inputs = []
+    for number in range(4):  # TVM unpacks an archive beside it
+        path = shutil.copy(matmul.artifact_path, tmp_path / f"{number}.tar")
+        inputs.append(RunnerInput(str(path), "cpu", matmul.args_info))
+    found = results(make_runner(devices=(0, 1)), inputs)
+    assert [result.error_msg for result in found] == [None] * 4
+
+
+def test_a_fault_on_one_device_costs_the_other_nothing(make_runner):
+    runner = make_runner(measure=misbehave, devices=(0, 1), timeout_sec=1.0)
+    deeds = ["hang", "good", "abort", "good", "good"]
+    found = results(runner, [fake(deed) for deed in deeds])
+    assert [result.error_msg is None for result in found] == [deed == "good" for deed in deeds]
+
+
+def test_what_is_faster_than_possible_is_a_failure(make_runner, tmp_path):
+    journal = Journal(tmp_path / "journal.jsonl")
+    incumbent = Incumbent(floor_sec=2.0)
+    runner = make_runner(measure=tell_the_race, incumbent=incumbent, journal=journal)
+    slow, impossible, possible = results(runner, [fake(name) for name in ("4.0", "1.9", "2.1")])
+    assert slow.error_msg is None
+    assert possible.error_msg is None
+    assert "the kernel does not do them" in impossible.error_msg
+    events = [event for event in read_journal(journal.path) if event["event"] == "timing"]
+    assert [event["error"] is None for event in events] == [True, False, True]

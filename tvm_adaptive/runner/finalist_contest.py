@@ -31,9 +31,10 @@ from tvm_adaptive.runner.finalist_worker import Kernel, check, run_reference, ti
 from tvm_adaptive.runner.playoff import play_rounds
 from tvm_adaptive.workers import WorkerPool
 
-# If all finalists are disqualified the next best get their turn, so often; a task whose
-# nine best are all wrong is better left untuned.
-MAX_HEATS = 3
+# If all finalists are disqualified the next best get their turn, so often: of thousands of
+# trials, one in a hundred wrong is dozens, and the fastest of all. A task with so many more
+# is better left untuned.
+MAX_HEATS = 10
 
 
 @dataclasses.dataclass

@@ -7,7 +7,8 @@ import dataclasses
 import functools
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from tvm_adaptive._tvm import (
@@ -17,20 +18,21 @@ from tvm_adaptive._tvm import (
 )
 from tvm_adaptive.asides import Incumbent, TimingErrors
 from tvm_adaptive.cores import thread_env
-from tvm_adaptive.errors import InvalidOptionError, WorkerTimeoutError, essence
+from tvm_adaptive.errors import InvalidOptionError, WorkerError, WorkerTimeoutError, essence
 from tvm_adaptive.fork_server import ForkServer, new_fork_server
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
 from tvm_adaptive.records import Timing
-from tvm_adaptive.runner.background import Background, FinishedFuture, PendingFuture
+from tvm_adaptive.runner.dispatch import Dispatcher, Job
+from tvm_adaptive.runner.futures import FinishedFuture, PendingFuture
 from tvm_adaptive.runner.measure import (
     MeasureFunction,
     MeasureOptions,
     measure_artifact,
-    warm_up,
+    use_device,
 )
 from tvm_adaptive.runner.racing import Race
 from tvm_adaptive.runner.stopping import StoppingRule, make_rule
-from tvm_adaptive.workers import Outcome, WorkerPool
+from tvm_adaptive.workers import Plan, Step, WorkerPool
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +44,9 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
     """Measure candidates on this machine; ``runner="adaptive"``.
 
     Candidates are measured one after the other in a worker process of their own, so
-    that nothing else of the run disturbs a time. A candidate that crashes, hangs, exits
-    or reports an impossible time costs one error result and a new worker.
+    that nothing else of the run disturbs a time; with several devices, in one for each.
+    A candidate that crashes, hangs, exits or reports an impossible time costs one error
+    result and a new worker.
 
     Parameters
     ----------
@@ -59,8 +62,9 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
     max_sec : float or None
         Most seconds to measure a candidate; None (default) for 0.1, or for 5 when the
         rule fixes its runs per micro-batch.
-    device_index : int
-        Which device of the candidates' type. Default 0.
+    devices : sequence of int
+        Which devices of the candidates' type, each with a worker of its own. They must be
+        alike: their times are compared. Default ``(0,)``.
     cpu_cache_flush : bool
         Flush the CPU's caches before each single run. Default False.
     n_threads : int or None
@@ -98,7 +102,7 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
         rule: str | StoppingRule = "precision",
         min_repeat_ms: float = 0.0,
         max_sec: float | None = None,
-        device_index: int = 0,
+        devices: Sequence[int] = (0,),
         cpu_cache_flush: bool = False,
         n_threads: int | None = None,
         max_uses: int = 256,
@@ -115,24 +119,32 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
             rule=rule,
             min_repeat_ms=min_repeat_ms,
             max_sec=max_sec,
-            device_index=device_index,
             cpu_cache_flush=cpu_cache_flush,
         )
+        self.devices = checked_devices(devices)
         if max_uses < 1:
             raise InvalidOptionError(f"max_uses must be at least 1 but got {max_uses}.")
         self._measure = measure
         self._incumbent = incumbent
         self._log = TimingLog("AdaptiveRunner", journal, timing_errors)
-        self._background = Background(overlap)
         self._own_server = None if server else new_fork_server(_WORKER_MODULES)
         self._pool = WorkerPool(
-            1,
-            setup=warm_up,
+            len(self.devices),
+            setups=[functools.partial(use_device, index) for index in self.devices],
             max_uses=max_uses,
             server=server or self._own_server,
             replace_after_error=True,
             env=thread_env(n_threads),
         )
+        self.overlap = overlap
+        self._dispatcher: Dispatcher[Candidate, FinishedFuture] = Dispatcher(
+            self._pool, self._plan, self._give_up, overlap=overlap
+        )
+
+    @property
+    def n_devices(self) -> int:
+        """Devices that measure at the same time."""
+        return len(self.devices)
 
     def run(self, runner_inputs: list[RunnerInput]) -> list[FinishedFuture] | list[PendingFuture]:
         """Measure a batch; never raises for what a candidate does.
@@ -146,36 +158,59 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
         list of FinishedFuture or PendingFuture
             In the order of ``runner_inputs``; all done unless measured in the background.
         """
-        inputs = list(runner_inputs)
-        # Another task's by the time that a batch in the background is measured.
+        # One for the batch: another task's by the time that it is measured.
         best = copy.copy(self._incumbent)
-        measure = functools.partial(self._run, inputs, best)
-        return self._background.run(measure, len(inputs))
+        candidates = [Candidate(each, best) for each in runner_inputs]
+        return wait_or_not(self._dispatcher.submit(candidates), overlap=self.overlap)
 
     def close(self) -> None:
-        """End the worker; a later :meth:`run` starts a new one."""
-        self._background.close()
+        """End the workers; a later :meth:`run` starts new ones."""
+        self._dispatcher.close()
         self._pool.close()
         if self._own_server is not None:
             self._own_server.close()
 
-    def _run(
-        self, runner_inputs: list[RunnerInput], best: Incumbent | None
-    ) -> list[FinishedFuture]:
-        futures: list[FinishedFuture] = []
-        for runner_input in runner_inputs:
-            futures += self._log.guard(functools.partial(self._run_one, runner_input, best), 1)
-        return futures
+    def _plan(self) -> Plan:
+        """Measure the next candidate; whatever happens, it gets an answer."""
+        job = self._dispatcher.take()
+        if job is None:
+            return
+        best = job.task.best
+        try:
+            options = with_race(self.options, best)
+            args = (*as_task(job.task.runner_input), options)
+            timing = yield Step("running", self._measure, args, self.timeout_sec)
+            answer = self._log.timed(job.index, timing, best)
+        except WorkerError as error:
+            answer = self._log.failed(job.index, error)
+        except Exception as error:  # of ours
+            answer = self._log.broken(job.index, error)
+        self._dispatcher.settle(job, answer)
 
-    def _run_one(self, runner_input: RunnerInput, best: Incumbent | None) -> list[FinishedFuture]:
-        options = with_race(self.options, best)
-        task = (*as_task(runner_input), options)
-        outcomes = self._pool.map(self._measure, [task], self.timeout_sec)
-        return [self._log.finish(outcome, best) for outcome in outcomes]
+    def _give_up(self, job: Job[Candidate, FinishedFuture], reason: str) -> FinishedFuture:
+        return self._log.fail(job.index, f"Error: could not measure: {reason}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """What is measured, and against what.
+
+    Attributes
+    ----------
+    runner_input : RunnerInput
+    best : Incumbent or None
+        Of the candidate's task; each batch has its own.
+    lost_on : list of (str, str)
+        Remote devices that were lost under it, and how.
+    """
+
+    runner_input: RunnerInput
+    best: Incumbent | None
+    lost_on: list[tuple[str, str]] = dataclasses.field(default_factory=list)
 
 
 class TimingLog:
-    """Turn outcomes of workers into futures, and tell the journal of each.
+    """Turn what became of candidates into results, and tell the journal of each.
 
     Parameters
     ----------
@@ -195,51 +230,76 @@ class TimingLog:
         self._name = name
         self._timing_errors = timing_errors
         self._journal: JournalWriter = journal or NullJournal()
-        self._n_measured = 0
 
-    def guard(self, run: Callable[[], list[FinishedFuture]], n: int) -> list[FinishedFuture]:
-        """Call ``run``; an exception of ours becomes the error result of its n candidates."""
-        try:
-            return run()
-        except Exception as error:  # C++ called us: an exception would end the whole run
-            logger.exception("%s could not measure %d candidates", self._name, n)
-            self._write("error", where=f"{self._name}.run", error=repr(error))
-            message = f"{self._name}: could not measure: {error!r}"
-            return [FinishedFuture(None, message) for _ in range(n)]
+    def timed(
+        self, index: int, timing: Any, best: Incumbent | None, **where: Any
+    ) -> FinishedFuture:
+        """Return the result of a measurement, offer its time, write its event.
 
-    def finish(self, outcome: Outcome, best: Incumbent | None) -> FinishedFuture:
-        """Return the future of one outcome, offer its time, write its ``"timing"`` event."""
-        timing = outcome.value
-        if outcome.error is not None:
-            cause = "Timeout" if isinstance(outcome.error, WorkerTimeoutError) else "Error"
-            return self.fail(f"{cause}: {outcome.error}", essence(outcome.error))
+        Parameters
+        ----------
+        index : int
+            The candidate's number.
+        timing : Timing
+            What the measuring function returned, whatever that is.
+        best : Incumbent or None
+        **where : Any
+            More fields of the event.
+        """
         if not isinstance(timing, Timing):
-            return self.fail(f"Error: expected the measuring function's Timing, got {timing!r}")
+            message = f"Error: expected the measuring function's Timing, got {timing!r}"
+            return self.fail(index, message, **where)
         if not (math.isfinite(timing.mean_sec) and timing.mean_sec > 0):
-            return self.fail(f"Error: measured {timing.mean_sec} s, which is no time")
-        self._write("timing", index=self._next_index(), error=None, **timing.as_fields())
+            message = f"Error: measured {timing.mean_sec} s, which is no time"
+            return self.fail(index, message, **where)
+        if best is not None and timing.mean_sec < best.floor_sec:
+            message = (
+                f"Error: measured {timing.mean_sec:.3g} s, faster than the operations of the "
+                f"task can be done ({best.floor_sec:.3g} s): the kernel does not do them"
+            )
+            return self.fail(index, message, **where)
+        self.write("timing", index=index, error=None, **timing.as_fields(), **where)
         if self._timing_errors is not None:
             self._timing_errors.note(float(timing.mean_sec), timing.stderr_sec)
         if best is not None:
             best.offer(float(timing.mean_sec))
         return FinishedFuture(float(timing.mean_sec), None)
 
-    def fail(self, message: str, short: str | None = None) -> FinishedFuture:
+    def failed(self, index: int, error: WorkerError, **where: Any) -> FinishedFuture:
+        """Return the error result of a candidate that brought no time."""
+        cause = "Timeout" if isinstance(error, WorkerTimeoutError) else "Error"
+        return self.fail(index, f"{cause}: {error}", essence(error), **where)
+
+    def broken(self, index: int, error: Exception) -> FinishedFuture:
+        """Return the error result of a candidate that could not be measured for our fault."""
+        # C++ called us: an exception would end the whole run.
+        logger.error("%s could not measure candidate %d", self._name, index, exc_info=error)
+        self.write("error", where=f"{self._name}.run", error=repr(error))
+        return self.fail(index, f"could not measure: {error!r}")
+
+    def fail(
+        self, index: int, message: str, short: str | None = None, **where: Any
+    ) -> FinishedFuture:
         """Return an error result and write its ``"timing"`` event, in ``short`` if given."""
-        index = self._next_index()
         logger.debug("%s, candidate %d: %s", self._name, index, message)
-        self._write("timing", index=index, error=short or message)
+        self.write("timing", index=index, error=short or message, **where)
         return FinishedFuture(None, f"{self._name}: {message}")
 
-    def _next_index(self) -> int:
-        self._n_measured += 1
-        return self._n_measured - 1
-
-    def _write(self, event: str, **fields: Any) -> None:
+    def write(self, event: str, **fields: Any) -> None:
+        """Tell the journal."""
         try:
             self._journal.write(event, **fields)
         except Exception:  # a full disk must not cost a measurement
             logger.exception("%s could not write to the journal", self._name)
+
+
+def wait_or_not(
+    answers: Sequence[Future[FinishedFuture]], *, overlap: bool
+) -> list[FinishedFuture] | list[PendingFuture]:
+    """Return what MetaSchedule is given for a batch."""
+    if overlap:
+        return [PendingFuture(answer) for answer in answers]
+    return [answer.result() for answer in answers]
 
 
 def make_options(
@@ -247,8 +307,8 @@ def make_options(
     rule: str | StoppingRule,
     min_repeat_ms: float,
     max_sec: float | None,
-    device_index: int,
     cpu_cache_flush: bool,
+    device_index: int = 0,
 ) -> MeasureOptions:
     """Check a runner's options and bundle what travels to its workers.
 
@@ -272,6 +332,16 @@ def make_options(
         device_index=device_index,
         cpu_cache_flush=cpu_cache_flush,
     )
+
+
+def checked_devices(devices: Sequence[int]) -> tuple[int, ...]:
+    """Return the devices if they can be used, else raise InvalidOptionError."""
+    if not devices or min(devices) < 0 or len(set(devices)) < len(devices):
+        raise InvalidOptionError(
+            f"devices must be different numbers from 0 on but got {list(devices)}; (0, 1) are "
+            "the first two."
+        )
+    return tuple(devices)
 
 
 def with_race(options: MeasureOptions, incumbent: Incumbent | None) -> MeasureOptions:

@@ -3,43 +3,62 @@
 from __future__ import annotations
 
 import copy
-import functools
 import math
+import shutil
+import tempfile
+import time
+import weakref
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
 
 from tvm_adaptive._tvm import PyRunner, RPCConfig, RunnerInput, derived_object
 from tvm_adaptive.asides import Incumbent, TimingErrors
-from tvm_adaptive.errors import InvalidOptionError, essence
+from tvm_adaptive.errors import InvalidOptionError, WorkerDiedError, WorkerError, essence
+from tvm_adaptive.fork_server import ForkServer, new_fork_server
 from tvm_adaptive.measure_callback.journal import JournalWriter
-from tvm_adaptive.runner.background import Background, FinishedFuture, PendingFuture
+from tvm_adaptive.records import Timing
+from tvm_adaptive.runner.boards import BoardRules, Boards
+from tvm_adaptive.runner.dispatch import Dispatcher, Job
+from tvm_adaptive.runner.futures import FinishedFuture, PendingFuture
+from tvm_adaptive.runner.lease import (
+    Refusal,
+    known_devices,
+    measure_leased,
+    measure_remote,
+    open_session,
+    queue_for_device,
+    release,
+)
 from tvm_adaptive.runner.local import (
+    Candidate,
     TimingLog,
     as_task,
     checked_timeout,
     make_options,
+    wait_or_not,
     with_race,
 )
-from tvm_adaptive.runner.measure import (
-    MeasureFunction,
-    acquire_session,
-    count_servers,
-    measure_remote,
-    warm_up,
-)
+from tvm_adaptive.runner.measure import MeasureFunction
 from tvm_adaptive.runner.stopping import StoppingRule
-from tvm_adaptive.workers import WorkerPool
+from tvm_adaptive.workers import Plan, Step, WorkerPool
 
 # The server ends a session this long after our own deadline: ours gives the better
 # message, the server's frees a device whose client is gone.
 SESSION_GRACE_SEC = 5
+# How long one keeps a device: others use the farm, too, and after a kernel that hangs the
+# server keeps it blocked until the session's end.
+LEASE_SEC = 15.0
 # Time for a server to register, at the start or again after a restart.
 SERVER_WAIT_SEC = 10.0
-# The same for a candidate that queues already: the others of its share queue behind it.
-QUEUED_SERVER_WAIT_SEC = 2.0
-# What one look at the tracker may take on top of waiting for a server.
-TRACKER_TIMEOUT_SEC = 10.0
-# Between two looks at the tracker each worker gets this many candidates: enough that
-# the devices rarely idle at the end of a share, few to lose when all devices vanish.
-SHARE_PER_WORKER = 4
+# What one look at the tracker, or one session, may take to be there on top of waiting.
+CONNECT_TIMEOUT_SEC = 10.0
+# A candidate whose device is lost is measured on another, once: the next time it is the
+# candidate that kills devices.
+MAX_MOVES = 1
+_WORKER_MODULES = ("tvm_adaptive.runner.lease",)
+
+_CandidateJob = Job[Candidate, FinishedFuture]
 
 
 @derived_object
@@ -49,6 +68,11 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
     Every wait has an end: a tracker that does not answer, a key that nobody serves, a
     server that dies or a kernel that hangs gives error results, never a run that
     stands still. Queueing for a device does not count as measuring.
+
+    A candidate whose device is lost is measured on another; a device that goes on failing
+    is left alone for a while. Devices are of one kind, and may differ in speed: the first
+    candidate that succeeds is timed on each of them, and times are given as the first
+    device would have them.
 
     Parameters
     ----------
@@ -61,22 +85,25 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
     queue_timeout_sec : float
         Longest wait of a candidate for a device that others use. Default 600.
     rule : str or StoppingRule
-        As for :class:`~tvm_adaptive.runner.local.AdaptiveRunner`, like the next four.
+        As for :class:`~tvm_adaptive.runner.local.AdaptiveRunner`, like the next two.
         Default ``"precision"``.
     min_repeat_ms : float
         Default 0.
     max_sec : float or None
         Default None.
     device_index : int
-        Default 0.
+        Of each server's devices of the candidates' type. Default 0.
     cpu_cache_flush : bool
-        Default False.
+        Flush the CPU's caches before each single run. Default False.
     max_workers : int or None
         Devices to use at the same time; None (default) for as many as the tracker has
         with the key.
     measure : callable
         As for :class:`~tvm_adaptive.runner.local.AdaptiveRunner`; called in a worker
         that holds a session.
+    boards : BoardRules or None
+        When a device is left alone, and when its speed is measured; None (default) for
+        the default rules.
     incumbent : Incumbent or None
         Candidates are raced against it; a search has to keep it. None measures all alike.
     timing_errors : TimingErrors or None
@@ -84,8 +111,11 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
     overlap : bool
         Measure in the background: :meth:`run` returns at once, and the next batch may be
         made meanwhile. Default False; not where the devices are this machine.
+    server : ForkServer or None
+        Forks the workers; None for one of its own.
     journal : JournalWriter or None
-        Gets one ``"timing"`` event per candidate.
+        Gets one ``"timing"`` event per candidate, with the ``board`` that measured it, and
+        ``"board"`` events when a device fails, is left alone or is calibrated.
 
     Raises
     ------
@@ -107,9 +137,11 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         cpu_cache_flush: bool = False,
         max_workers: int | None = None,
         measure: MeasureFunction = measure_remote,
+        boards: BoardRules | None = None,
         incumbent: Incumbent | None = None,
         timing_errors: TimingErrors | None = None,
         overlap: bool = False,
+        server: ForkServer | None = None,
         journal: JournalWriter | None = None,
     ) -> None:
         super().__init__()
@@ -131,14 +163,26 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
                 "every device that the tracker has with the key."
             )
         self.max_workers = max_workers
+        self.overlap = overlap
         self._measure = measure
         self._incumbent = incumbent
         self._log = TimingLog("AdaptiveRPCRunner", journal, timing_errors)
-        self._background = Background(overlap)
-        self._pool = WorkerPool(1, setup=warm_up, replace_after_error=True)
-        problem = self._look_at_tracker()
-        if problem is not None:
-            raise InvalidOptionError(problem)
+        self._boards = Boards(boards or BoardRules(), self._log.write)
+        self._reference: tuple[Any, ...] | None = None
+        self._scratch = Path(tempfile.mkdtemp(prefix="tvm-adaptive-rpc-"))
+        self._cleanup = weakref.finalize(self, shutil.rmtree, self._scratch, ignore_errors=True)
+        self._n_leased = 0
+        self._own_server = None if server else new_fork_server(_WORKER_MODULES)
+        self._pool = WorkerPool(1, server=server or self._own_server, replace_after_error=True)
+        self._dispatcher: Dispatcher[Candidate, FinishedFuture] = Dispatcher(
+            self._pool, self._plan, self._give_up, overlap=overlap
+        )
+        self._look_at_tracker()
+
+    @property
+    def n_devices(self) -> int:
+        """Devices that are used at the same time, as far as is known."""
+        return self._pool.max_workers
 
     def run(self, runner_inputs: list[RunnerInput]) -> list[FinishedFuture] | list[PendingFuture]:
         """Measure a batch; never raises for what a candidate or a device does.
@@ -152,72 +196,169 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         list of FinishedFuture or PendingFuture
             In the order of ``runner_inputs``; all done unless measured in the background.
         """
-        inputs = list(runner_inputs)
-        # Another task's by the time that a batch in the background is measured.
+        # One for the batch: another task's by the time that it is measured.
         best = copy.copy(self._incumbent)
-        run = functools.partial(self._run, inputs, best)
-        measure = functools.partial(self._log.guard, run, len(inputs))
-        return self._background.run(measure, len(inputs))
+        candidates = [Candidate(each, best) for each in runner_inputs]
+        return wait_or_not(self._dispatcher.submit(candidates), overlap=self.overlap)
 
     def close(self) -> None:
-        """End the workers; a later :meth:`run` starts new ones."""
-        self._background.close()
+        """End the workers and give the devices back."""
+        self._dispatcher.close()
         self._pool.close()
+        if self._own_server is not None:
+            self._own_server.close()
+        self._cleanup()
 
-    def _run(
-        self, runner_inputs: list[RunnerInput], best: Incumbent | None
-    ) -> list[FinishedFuture]:
-        left = runner_inputs
-        futures: list[FinishedFuture] = []
-        while left:
-            problem = self._look_at_tracker()
-            if problem is not None:
-                return futures + [self._log.fail(problem) for _ in left]
-            n = SHARE_PER_WORKER * self._pool.max_workers
-            share, left = left[:n], left[n:]
-            measure = functools.partial(self._run_share, share, best)
-            futures += self._log.guard(measure, len(share))
-        return futures
+    def _plan(self) -> Plan:
+        """Lease a device, and measure on it what is queued."""
+        address = ""
+        session_sec = math.ceil(LEASE_SEC + self.timeout_sec) + SESSION_GRACE_SEC
+        lease = (self.rpc_config, self._boards.avoided(), SERVER_WAIT_SEC)
+        try:
+            address, present = yield Step(
+                "queueing for a device", queue_for_device, lease, self.queue_timeout_sec
+            )
+            self._see(present)
+            yield Step(
+                f"connecting to {address}", open_session, (session_sec,), CONNECT_TIMEOUT_SEC
+            )
+        except WorkerError as error:
+            self._without_device(address, error)
+            return
+        self._n_leased += 1
+        end_sec = time.monotonic() + LEASE_SEC
+        try:
+            is_usable = True
+            while is_usable and time.monotonic() < end_sec:
+                job = self._dispatcher.take()
+                if job is None:
+                    break
+                is_usable = yield from self._measure_on(address, job)
+        finally:
+            self._n_leased -= 1
+        if is_usable:
+            yield Step("releasing the device", release, (), CONNECT_TIMEOUT_SEC)
 
-    def _run_share(
-        self, runner_inputs: list[RunnerInput], best: Incumbent | None
-    ) -> list[FinishedFuture]:
-        options = with_race(self.options, best)
-        session_timeout_sec = math.ceil(self.timeout_sec) + SESSION_GRACE_SEC
-        outcomes = self._pool.map(
-            self._measure,
-            [(*as_task(each), options) for each in runner_inputs],
-            self.timeout_sec,
-            prepare=functools.partial(
-                acquire_session, self.rpc_config, session_timeout_sec, QUEUED_SERVER_WAIT_SEC
-            ),
-            prepare_timeout_sec=self.queue_timeout_sec,
-        )
-        return [self._log.finish(outcome, best) for outcome in outcomes]
+    def _measure_on(self, address: str, job: _CandidateJob) -> Generator[Step, Any, bool]:
+        """Measure one candidate, which gets an answer or is queued again.
 
-    def _look_at_tracker(self) -> str | None:
-        """Set the number of workers to that of devices; return what is wrong, or None."""
-        task = (self.rpc_config, SERVER_WAIT_SEC)
+        Returns
+        -------
+        bool
+            Whether the device can be used for another one.
+        """
+        best = job.task.best
+        try:
+            task = as_task(job.task.runner_input)
+            args = (self._measure, *task, with_race(self.options, self._best_on(address, best)))
+            timing = yield Step("running", measure_leased, args, self.timeout_sec)
+            if isinstance(timing, Refusal):
+                self._refused(address, job, timing)
+                return False
+            if isinstance(timing, Timing):
+                self._keep_reference(task)
+                if not (yield from self._calibrate(address)):
+                    self._dispatcher.put_back(job)
+                    return False
+                timing = self._boards.comparable(address, timing)
+        except WorkerError as error:
+            self._lost(address, job, error)
+            return False
+        except Exception as error:  # of ours
+            self._dispatcher.settle(job, self._log.broken(job.index, error))
+            return False
+        self._boards.served(address)
+        for suspect, reason in job.task.lost_on:
+            # Here the candidate did no harm.
+            self._boards.fault(suspect, reason)
+        self._dispatcher.settle(job, self._log.timed(job.index, timing, best, board=address))
+        return True
+
+    def _refused(self, address: str, job: _CandidateJob, refusal: Refusal) -> None:
+        if refusal.device_lives:
+            message = f"Error: {refusal.text}"
+            answer = self._log.fail(job.index, message, essence(refusal.text), board=address)
+            self._dispatcher.settle(job, answer)
+        else:
+            self._lost(address, job, WorkerDiedError(refusal.text))
+
+    def _lost(self, address: str, job: _CandidateJob, error: WorkerError) -> None:
+        """Queue a candidate again whose device was lost, or give it up: it kills devices."""
+        if len(job.task.lost_on) < MAX_MOVES:
+            job.task.lost_on.append((address, essence(error)))
+            self._dispatcher.put_back(job)
+        else:
+            self._dispatcher.settle(job, self._log.failed(job.index, error, board=address))
+
+    def _without_device(self, address: str, error: WorkerError) -> None:
+        if address:
+            self._boards.fault(address, essence(error))
+            self._dispatcher.fail_queued(
+                f"no device for {self.queue_timeout_sec:g} s: {essence(error)}",
+                waited_sec=self.queue_timeout_sec,
+            )
+        elif not self._n_leased:
+            self._dispatcher.fail_queued(self._problem(essence(error)))
+
+    def _calibrate(self, address: str) -> Generator[Step, Any, bool]:
+        """Time the reference kernel on a device if that is due; say whether it can be used."""
+        if not self._boards.needs_calibration(address) or self._reference is None:
+            return True
+        args = (self._measure, *self._reference, self.options)
+        timing = yield Step("calibrating", measure_leased, args, self.timeout_sec)
+        if not isinstance(timing, Timing):
+            self._boards.fault(address, "the reference kernel failed")
+            return False
+        return self._boards.calibrate(address, timing)
+
+    def _keep_reference(self, task: tuple[Any, ...]) -> None:
+        """Keep the first candidate that succeeds: its batch's artifacts will be removed."""
+        if self._reference is None:
+            path, *rest = task
+            kept = self._scratch / Path(path).name
+            if Path(path).is_file():
+                shutil.copyfile(path, kept)
+                self._reference = (str(kept), *rest)
+
+    def _best_on(self, address: str, best: Incumbent | None) -> Incumbent | None:
+        """Return the incumbent's time as the device would have it."""
+        if best is None or best.seconds is None:
+            return None
+        return Incumbent(best.seconds / self._boards.speed(address), best.floor_sec)
+
+    def _give_up(self, job: _CandidateJob, reason: str) -> FinishedFuture:
+        return self._log.fail(job.index, reason)
+
+    def _look_at_tracker(self) -> None:
+        """Learn which devices there are.
+
+        Raises
+        ------
+        InvalidOptionError
+            When there is none, or no tracker.
+        """
         # In a worker, as everything that can hang: the deadline is kept here.
-        (outcome,) = self._pool.map(count_servers, [task], SERVER_WAIT_SEC + TRACKER_TIMEOUT_SEC)
+        task = (self.rpc_config, SERVER_WAIT_SEC)
+        (outcome,) = self._pool.map(known_devices, [task], SERVER_WAIT_SEC + CONNECT_TIMEOUT_SEC)
+        if outcome.error is not None:
+            raise InvalidOptionError(self._problem(essence(outcome.error)))
+        if not outcome.value:
+            raise InvalidOptionError(
+                self._problem(f"no server with the key {self.rpc_config.tracker_key!r}")
+            )
+        self._see(outcome.value)
+
+    def _see(self, present: tuple[str, ...]) -> None:
+        self._boards.see(present)
+        self._pool.max_workers = max(1, min(len(present), self.max_workers or len(present)))
+
+    def _problem(self, what: str) -> str:
         config = self.rpc_config
-        tracker = f"{config.tracker_host}:{config.tracker_port}"
-        command = (
-            "python -m tvm.exec.query_rpc_tracker "
+        return (
+            f"the RPC tracker at {config.tracker_host}:{config.tracker_port} gives no device "
+            f"({what}). Look which keys it has with: python -m tvm.exec.query_rpc_tracker "
             f"--host {config.tracker_host} --port {config.tracker_port}"
         )
-        if outcome.error is not None:
-            return (
-                f"the RPC tracker at {tracker} cannot be reached "
-                f"({essence(outcome.error)}). Look at it with: {command}"
-            )
-        if outcome.value == 0:
-            return (
-                f"the RPC tracker at {tracker} has no server with the key "
-                f"{config.tracker_key!r}. Look which keys it has with: {command}"
-            )
-        self._pool.max_workers = self.max_workers or outcome.value
-        return None
 
 
 def _complete(rpc_config: RPCConfig | None) -> RPCConfig:

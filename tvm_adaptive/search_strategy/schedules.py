@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,13 +19,16 @@ from tvm_adaptive._tvm import (
     IRModule,
     MeasureCandidate,
     Schedule,
+    TuneContext,
     args_info_of,
+    estimate_tir_flops,
     handle,
     load_json,
     save_json,
     structural_hash,
 )
 from tvm_adaptive.records import FloatArray, median_sec
+from tvm_adaptive.roofline import fastest_believable_sec
 from tvm_adaptive.search_strategy.findings import as_ints
 
 logger = logging.getLogger(__name__)
@@ -38,6 +42,15 @@ def key_of(schedule: Schedule) -> int:
 def candidate_of(schedule: Schedule) -> MeasureCandidate:
     """Wrap a schedule for the builder, the runner and the cost model."""
     return MeasureCandidate(schedule, args_info_of(schedule.mod))
+
+
+def floor_sec_of(context: TuneContext) -> float:
+    """Return the seconds that no kernel of a task can be faster than; 0 if not known."""
+    digits = [re.search(r"\d+", str(info.dtype)) for info in args_info_of(context.mod)]
+    bits = min((int(found[0]) for found in digits if found), default=32)
+    flop = float(estimate_tir_flops(context.mod))
+    n_cores = int(context.target.attrs.get("num-cores", 0)) or None
+    return fastest_believable_sec(flop, n_cores, bits)
 
 
 def knobs_of(schedule: Schedule) -> list[tuple[int, ...]]:

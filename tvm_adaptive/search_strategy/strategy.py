@@ -36,7 +36,7 @@ from tvm_adaptive.search_strategy.exploration import N_PLANS
 from tvm_adaptive.search_strategy.native import NativeProposer
 from tvm_adaptive.search_strategy.options import check_options
 from tvm_adaptive.search_strategy.proposer import Proposer
-from tvm_adaptive.search_strategy.schedules import candidate_of
+from tvm_adaptive.search_strategy.schedules import candidate_of, floor_sec_of
 from tvm_adaptive.search_strategy.travel import Relatives
 
 logger = logging.getLogger(__name__)
@@ -54,6 +54,7 @@ class _State:
     model: Any  # the cost model's Python side, None for a stock one
     max_trials: int
     batch: int
+    floor_sec: float
     n_sent: int = 0
     n_empty: int = 0
 
@@ -210,7 +211,8 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
             least_random=int(self.options["init_min_unmeasured"]),
             journal=self.journal,
         )
-        self.state = _State(proposer, batches, model, max_trials, num_trials_per_iter)
+        floor_sec = floor_sec_of(self.context)
+        self.state = _State(proposer, batches, model, max_trials, num_trials_per_iter, floor_sec)
 
     def post_tuning(self) -> None:
         """End the search and let go of the task, which owns this object in turn."""
@@ -287,6 +289,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
             return None
         if self.incumbent is not None:
             self.incumbent.seconds = state.proposer.best_sec
+            self.incumbent.floor_sec = state.floor_sec
         state.n_empty = 0 if batch else state.n_empty + 1
         if state.n_empty >= MAX_EMPTY_ROUNDS:
             return None
