@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tvm_adaptive import AdaptiveScheduler, AdaptiveSearch
+from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.task_scheduler.arms import Decision
 
 SMALL = {"population_size": 16, "genetic_num_iters": 1, "init_min_unmeasured": 4}
@@ -101,3 +102,58 @@ def test_policies_by_name_go_on_to_the_end(late, policy):
     late.tune(scheduler, strategy=AdaptiveSearch(**SMALL), trials=120)
     assert sum(arm.n_trials for arm in scheduler.arms) == 120
     assert not late.journal.of("error")
+
+
+FOUR = (16, 32, 64, 128)
+
+
+def test_as_many_batches_wait_as_there_are_devices(late, turns):
+    policy = turns()
+    scheduler = scheduler_in(late, policy, max_waiting=2)
+    late.tune(scheduler, sizes=FOUR, trials=48)
+    assert log_of(late)[:9] == [
+        *("run 16", "run 32", "run 64", "result 16", "run 128", "result 32", "run 16"),
+        *("result 64", "run 32"),
+    ]
+    assert [arm.n_trials for arm in scheduler.arms] == [16, 16, 8, 8]
+    assert len(late.database) == 48
+    # No two batches of one task are under way.
+    assert [[k for k, arm in enumerate(arms) if arm.finished] for arms in policy.seen[:5]] == [
+        *([], [0], [0, 1], [1, 2], [2, 3]),
+    ]
+
+
+@pytest.mark.parametrize("max_waiting", [2, 3, 8])
+def test_with_many_under_way_the_books_are_right(late, turns, max_waiting):
+    scheduler = scheduler_in(late, turns(), max_waiting=max_waiting)
+    start_sec = late.clock.now
+    late.tune(scheduler, sizes=FOUR, trials=72)
+    assert sum(arm.spent_sec for arm in scheduler.arms) == late.clock.now - start_sec == 72.0
+    ends = late.journal.of("slot-end")
+    assert [end["n_trials"] for end in ends] == [8] * 9
+    assert len(late.journal.of("slot")) == 9
+    assert ends[-1]["weighted_ms"] == pytest.approx(
+        sum((1.0 + k) * arm.best_ms for k, arm in enumerate(scheduler.arms))
+    )
+
+
+def test_when_every_task_waits_the_oldest_is_taken_in(late, turns):
+    scheduler = scheduler_in(late, turns(), max_waiting=8)
+    late.tune(scheduler, sizes=(16, 32), trials=48)
+    assert log_of(late) == [
+        *("run 16", "run 32", "result 16", "run 16", "result 32", "run 32"),
+        *("result 16", "run 16", "result 32", "run 32", "result 16", "result 32"),
+    ]
+
+
+@pytest.mark.parametrize("policy", ["default", "paper", "round-robin", "random"])
+def test_policies_by_name_go_on_to_the_end_with_many_under_way(late, policy):
+    scheduler = scheduler_in(late, policy, seed=1, max_waiting=3)
+    late.tune(scheduler, sizes=FOUR, strategy=AdaptiveSearch(**SMALL), trials=120)
+    assert sum(arm.n_trials for arm in scheduler.arms) == 120
+    assert not late.journal.of("error")
+
+
+def test_at_least_one_may_wait():
+    with pytest.raises(InvalidOptionError, match="max_waiting must be at least 1 but got 0"):
+        AdaptiveScheduler(max_waiting=0)

@@ -1,11 +1,17 @@
-"""Measure callbacks that cannot end a run."""
+"""A run of MetaSchedule that measure callbacks cannot end."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tvm_adaptive._tvm import PyMeasureCallback, RunnerResult, derived_object
+from tvm_adaptive._tvm import (
+    PyMeasureCallback,
+    RunnerResult,
+    TaskScheduler,
+    derived_object,
+)
 
 
 @derived_object
@@ -54,3 +60,30 @@ class CallbackGuard(PyMeasureCallback):  # type: ignore[misc]
             except Exception as error:
                 kind = type(getattr(callback, "_inst", callback)).__name__
                 self.report(int(task_id), "callback", error, f"{kind} missed this batch")
+
+
+_SIGNATURE = inspect.signature(TaskScheduler.tune)
+
+
+def tune_guarded(self: Any, *args: Any, **options: Any) -> None:
+    """Tune, as TVM's own ``TaskScheduler.tune``; the same object can be used again.
+
+    Raises
+    ------
+    Exception
+        What a strategy, builder or runner raised, after it was logged with the task's
+        name. Callbacks and results that fail do not get here.
+    """
+    scheduler = self._inst
+    call = _SIGNATURE.bind(self, *args, **options)
+    given = call.arguments
+    guard = CallbackGuard(given["measure_callbacks"], scheduler.results_in, scheduler.report)
+    call.arguments["measure_callbacks"] = [guard]
+    scheduler.begin(given["max_trials_global"], given["num_trials_per_iter"])
+    try:
+        TaskScheduler.tune(*call.args, **call.kwargs)
+    except Exception as error:
+        scheduler.report(None, "tuning", error, "the run ends")
+        raise
+    finally:
+        scheduler.end()

@@ -37,6 +37,7 @@ def check_limits(
     warm_up_trials: int,
     patience_trials: int | None,
     foresee_share: float | None,
+    max_waiting: int,
 ) -> None:
     """Raise unless a scheduler's limits can be kept.
 
@@ -51,6 +52,8 @@ def check_limits(
         raise InvalidOptionError(f"warm_up_trials must be at least 1 but got {warm_up_trials}.")
     if patience_trials is not None and patience_trials < 1:
         raise InvalidOptionError(f"patience_trials must be at least 1 but got {patience_trials}.")
+    if max_waiting < 1:
+        raise InvalidOptionError(f"max_waiting must be at least 1 but got {max_waiting}.")
     if foresee_share is not None:
         check_share(foresee_share)
 

@@ -36,9 +36,9 @@ class RunState:
         Up to here the seconds are charged.
     slot : Slot or None
         Being played.
-    waiting : Slot or None
-        Over but for its results: they are still being measured while the batch of
-        another task is searched and built.
+    waiting : list of Slot
+        Over but for their results, the oldest first: they are still being measured while
+        the batch of another task is searched and built.
     arrived : dict of int to list
         Results by task that MetaSchedule has joined and the books do not have yet.
     n_sent : int
@@ -55,22 +55,22 @@ class RunState:
     start_sec: float
     mark_sec: float
     slot: Slot | None = None
-    waiting: Slot | None = None
+    waiting: list[Slot] = dataclasses.field(default_factory=list)
     arrived: dict[int, list[Any]] = dataclasses.field(default_factory=dict)
     n_sent: int = 0
     n_empty: dict[int, int] = dataclasses.field(default_factory=dict)
 
     @property
     def choosable(self) -> tuple[Arm, ...]:
-        """All arms; the one whose results are still to come counts as finished for now."""
+        """All arms; those whose results are still to come count as finished for now."""
         arms = list(self.ledger.arms)
-        if self.waiting is not None:
-            arms[self.waiting.arm] = dataclasses.replace(arms[self.waiting.arm], finished=True)
+        for slot in self.waiting:
+            arms[slot.arm] = dataclasses.replace(arms[slot.arm], finished=True)
         return tuple(arms)
 
     def open_slots(self) -> list[Slot]:
         """Return the slots that are not closed, in the order they began."""
-        return [slot for slot in (self.waiting, self.slot) if slot is not None]
+        return [*self.waiting, *([] if self.slot is None else [self.slot])]
 
 
 def ledger_of(records: Sequence[Any], earlier: Mapping[str, Played]) -> Ledger:

@@ -6,7 +6,6 @@ joined and charged to its arm, and, when its slot is over, a :class:`Policy` dec
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
 import time
@@ -18,14 +17,13 @@ import numpy as np
 from tvm_adaptive._tvm import (
     PyTaskScheduler,
     RunnerResult,
-    TaskScheduler,
     derived_object,
     handle,
     python_side,
 )
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
 from tvm_adaptive.task_scheduler.arms import Arm, Decision, Played, Policy
-from tvm_adaptive.task_scheduler.callback_guard import CallbackGuard
+from tvm_adaptive.task_scheduler.callback_guard import tune_guarded
 from tvm_adaptive.task_scheduler.decisions import (
     check_decision,
     decision_fields,
@@ -74,6 +72,9 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
     foresee_share : float or None, default None
         After each slot, so much of one for the sibling that the updated model makes most
         promising (FamilySeer); see :mod:`tvm_adaptive.task_scheduler.foresight`.
+    max_waiting : int, default 1
+        Batches that may be measured in the background while another task's is searched
+        and built, where the runner does that: the number of devices.
     budget_sec : float or None, default None
         Ends the run after as many seconds, to the batch that is running then.
     plateau_slots : int or None, default None
@@ -108,6 +109,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         warm_up_trials: int = 4,
         patience_trials: int | None = None,
         foresee_share: float | None = None,
+        max_waiting: int = 1,
         budget_sec: float | None = None,
         plateau_slots: int | None = None,
         plateau_share: float = 0.005,
@@ -118,13 +120,14 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         super().__init__()
         if isinstance(policy, str):
             check_policy_name(policy)
-        check_limits(budget_sec, warm_up_trials, patience_trials, foresee_share)
+        check_limits(budget_sec, warm_up_trials, patience_trials, foresee_share, max_waiting)
         Plateau(plateau_slots, plateau_share)
         self.policy = policy
         self.length = SlotLength(slot_rounds, slot_sec)
         self.warm_up_trials = warm_up_trials
         self.patience_trials = patience_trials
         self.foresee_share = foresee_share
+        self.max_waiting = max_waiting
         self.budget_sec = budget_sec
         self.plateau_slots = plateau_slots
         self.plateau_share = plateau_share
@@ -226,8 +229,8 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         if reason := self._reason_to_stop(run):
             return self._stop(run, reason)
         decision = self._decide(run)
-        if decision.arm is None and run.waiting is not None:
-            self._join_waiting(run)
+        while decision.arm is None and run.waiting:
+            self._join_waiting(run, run.waiting[0])
             decision = self._decide(run)
         if decision.arm is None:
             return self._stop(run, decision.reason)
@@ -238,29 +241,39 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
     def _join(self, run: RunState) -> None:
         """Take in the results of batches that were sent, and see which tasks ended.
 
-        Where the runner does not wait for them either, those of the last batch are left
+        Where the runner does not wait for them either, those of the last batches are left
         to come while another task's batch is searched and built.
         """
-        self._join_waiting(run)
-        for index, record in enumerate(run.records):
+        if run.slot is not None:
+            self._charge(run, run.slot)
+        for slot in list(run.waiting):
+            if self._is_measured(run, slot.arm):
+                self._join_waiting(run, slot)
+        for index in set(range(len(run.records))) - {slot.arm for slot in run.waiting}:
+            record = run.records[index]
             if not record.is_terminated and record.runner_futures is not None:
                 n_trials = len(record.measure_candidates or ())
                 run.n_sent += n_trials
                 if self._may_wait(run, index, n_trials):
-                    run.waiting = run.slot
+                    assert run.slot is not None
+                    run.waiting.append(run.slot)
+                    run.slot = None
                 else:
+                    for slot in list(run.waiting):  # was sent before
+                        self._join_waiting(run, slot)
                     self._join_task(run, index)
             if record.is_terminated and not run.ledger.arms[index].finished:
                 run.ledger.finish(index)
-        if run.waiting is not None:
-            self._charge(run, run.waiting)
-            run.slot = None
+        while run.waiting and (
+            len(run.waiting) > self.max_waiting or all(arm.finished for arm in run.choosable)
+        ):
+            self._join_waiting(run, run.waiting[0])
 
-    def _join_waiting(self, run: RunState) -> None:
-        if run.waiting is not None:
-            self._join_task(run, run.waiting.arm)
-            slot, run.waiting = run.waiting, None
-            self._close_slot(run, slot)
+    def _join_waiting(self, run: RunState, slot: Slot) -> None:
+        self._join_task(run, slot.arm)
+        self._charge(run, slot)
+        run.waiting.remove(slot)
+        self._close_slot(run, slot)
 
     def _may_wait(self, run: RunState, index: int, n_trials: int) -> bool:
         slot = run.slot
@@ -268,7 +281,10 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
             return False
         if run.ledger.live == [index] or self._is_budget_spent(run):
             return False
-        return not all(future.done() for future in run.records[index].runner_futures)
+        return not self._is_measured(run, index)
+
+    def _is_measured(self, run: RunState, index: int) -> bool:
+        return all(future.done() for future in run.records[index].runner_futures)
 
     def _join_task(self, run: RunState, index: int) -> None:
         try:
@@ -366,31 +382,6 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         self.journal.write("error", task=name, where=where, message=repr(error))
 
 
-def _tune(self: Any, *args: Any, **options: Any) -> None:
-    """Tune, as TVM's own ``TaskScheduler.tune``; the same object can be used again.
-
-    Raises
-    ------
-    Exception
-        What a strategy, builder or runner raised, after it was logged with the task's
-        name. Callbacks and results that fail do not get here.
-    """
-    scheduler = self._inst
-    call = _SIGNATURE.bind(self, *args, **options)
-    given = call.arguments
-    guard = CallbackGuard(given["measure_callbacks"], scheduler.results_in, scheduler.report)
-    call.arguments["measure_callbacks"] = [guard]
-    scheduler.begin(given["max_trials_global"], given["num_trials_per_iter"])
-    try:
-        TaskScheduler.tune(*call.args, **call.kwargs)
-    except Exception as error:
-        scheduler.report(None, "tuning", error, "the run ends")
-        raise
-    finally:
-        scheduler.end()
-
-
-_SIGNATURE = inspect.signature(TaskScheduler.tune)
 # On the object that Python's doors call, not among the methods handed to C++: an override
 # there is called by its own base, without end.
-AdaptiveScheduler.tune = _tune
+AdaptiveScheduler.tune = tune_guarded
