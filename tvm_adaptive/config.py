@@ -7,6 +7,7 @@ the two differ, the attribute says why.
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 from tvm_adaptive.errors import InvalidOptionError
@@ -102,6 +103,14 @@ class MeasureConfig:
     race : bool, default True
         Whether candidates that are clearly slower than the fastest of their task are
         dropped after a few runs.
+    devices : str, default "0"
+        Which local devices of the target's kind measure, each in a process of its own:
+        ``"0,1"`` are the first two. They must be alike. For the runner ``"adaptive"``.
+    tracker : str or None, default None
+        ``"HOST:PORT"`` of the RPC tracker for the runner ``"adaptive-rpc"``; None for what
+        ``TVM_TRACKER_HOST`` and ``TVM_TRACKER_PORT`` say.
+    tracker_key : str or None, default None
+        Which devices the tracker is asked for; None for what ``TVM_TRACKER_KEY`` says.
     overlap : bool or None, default None
         Whether the next batch, of another task, is searched and built while one is
         measured; None means where that happens on another device or machine: on GPUs and
@@ -113,6 +122,9 @@ class MeasureConfig:
     build_timeout_sec: float = 15.0
     build_patience: float | None = 10.0
     race: bool = True
+    devices: str = "0"
+    tracker: str | None = None
+    tracker_key: str | None = None
     overlap: bool | None = None
 
     def __post_init__(self) -> None:
@@ -120,6 +132,19 @@ class MeasureConfig:
         _above("build_timeout_sec", self.build_timeout_sec, 0)
         if self.build_patience is not None:
             _at_least("build_patience", self.build_patience, 1)
+        if not re.fullmatch(r"\d+(,\d+)*", self.devices):
+            raise InvalidOptionError(
+                f"devices must be numbers with commas between, as in 0,1, but got {self.devices!r}."
+            )
+        if self.tracker is not None and not re.fullmatch(r".+:\d+", self.tracker):
+            raise InvalidOptionError(
+                f"tracker must be HOST:PORT, as in farm:9190, but got {self.tracker!r}."
+            )
+
+    @property
+    def device_indices(self) -> tuple[int, ...]:
+        """Return ``devices`` as numbers."""
+        return tuple(int(index) for index in self.devices.split(","))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

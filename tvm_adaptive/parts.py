@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tvm_adaptive import registry
-from tvm_adaptive._tvm import Builder, CostModel, Runner, SearchStrategy, Target, TaskScheduler
+from tvm_adaptive._tvm import (
+    Builder,
+    CostModel,
+    RPCConfig,
+    Runner,
+    SearchStrategy,
+    Target,
+    TaskScheduler,
+)
 from tvm_adaptive.asides import BuildTimes, Incumbent, LastLesson, TimingErrors
-from tvm_adaptive.builder.persistent import PersistentBuilder
-from tvm_adaptive.config import TuneConfig
+from tvm_adaptive.config import MeasureConfig, TuneConfig
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.fork_server import ForkServer
 from tvm_adaptive.measure_callback.journal import JournalWriter
@@ -115,6 +123,8 @@ def make_parts(
     made: dict[str, Any] = {}
     for part, base in bases.items():
         name = getattr(config, part)
+        if part == "task_scheduler":
+            ours[part]["max_waiting"] = getattr(made["runner"], "n_devices", 1)
         if name in registry.PARTS[part].constructors:
             made[part] = registry.create(part, name, **ours[part])
         else:
@@ -125,11 +135,11 @@ def make_parts(
 
 def make_builder(
     config: TuneConfig, target: Target, work_dir: Path, *, server: ForkServer | None = None
-) -> PersistentBuilder:
+) -> Any:
     """Construct our builder, whatever the configuration names; for the play-offs, held here."""
     options = _build_options(config, target, work_dir, server)
     # What is built here is known to build, and may be the best there is.
-    return PersistentBuilder(**{**options, "patience": None}, link=True)
+    return registry.create("builder", "persistent", **{**options, "patience": None}, link=True)
 
 
 def _build_options(
@@ -162,7 +172,9 @@ def _our_options(
         "timeout_sec": config.measure.timeout_sec,
     }
     if config.runner == "adaptive":
-        runner |= {"n_threads": n_cores, "server": server}
+        runner |= {"n_threads": n_cores, "devices": config.measure.device_indices}
+    elif config.runner == "adaptive-rpc":
+        runner |= {"rpc_config": _rpc_config(config.measure)}
     overlap = config.measure.overlap
     if overlap is None:
         overlap = config.runner not in LOCAL_RUNNERS or is_gpu(target)
@@ -182,6 +194,7 @@ def _our_options(
         },
         "runner": {
             **runner,
+            "server": server,
             "incumbent": incumbent if config.measure.race else None,
             "timing_errors": timing_errors,
             "overlap": overlap,
@@ -199,6 +212,17 @@ def _our_options(
             "journal": journal,
         },
     }
+
+
+def _rpc_config(measure: MeasureConfig) -> RPCConfig:
+    """Return where the devices are; TVM takes what is None from the environment."""
+    host, _, port = (measure.tracker or "").rpartition(":")
+    return RPCConfig(
+        tracker_host=host or None,
+        tracker_port=int(port) if port else None,
+        tracker_key=measure.tracker_key,
+        session_timeout_sec=math.ceil(measure.timeout_sec),
+    )
 
 
 def _stock_options(n_cores: int | None) -> dict[str, dict[str, Any]]:

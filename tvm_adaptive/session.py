@@ -37,7 +37,7 @@ JOURNAL_FILE = "journal.jsonl"
 _WORKER_MODULES = (
     "tvm_adaptive.models",
     "tvm_adaptive.builder.compile",
-    "tvm_adaptive.runner.measure",
+    "tvm_adaptive.runner.lease",
     "tvm_adaptive.runner.finalist_worker",
 )
 

@@ -37,6 +37,7 @@ _OF_A_NEW_RUN = (
     *("what", "work_dir", "target", "seed", "preset", "config", "layout", "prepack"),
     *("input_shape", "until_plateau"),
     *("cost_model", "strategy", "runner", "builder", "task_scheduler"),
+    *("devices", "tracker", "tracker_key"),
 )
 
 
@@ -134,10 +135,19 @@ def config_of(options: argparse.Namespace) -> TuneConfig:
             )
         stage = dataclasses.replace(base.scheduler, plateau_slots=options.until_plateau)
         base = base.replace(scheduler=stage)
+    measure = {
+        name: getattr(options, name)
+        for name in ("devices", "tracker", "tracker_key")
+        if getattr(options, name) is not None
+    }
+    runner = options.runner
+    if options.tracker is not None and runner is None:
+        runner = "adaptive-rpc"
     return base.replace(
+        measure=dataclasses.replace(base.measure, **measure),
         cost_model=options.cost_model,
         strategy=options.strategy,
-        runner=options.runner,
+        runner=runner,
         builder=options.builder,
         task_scheduler=options.task_scheduler,
         layout=options.layout,
@@ -213,6 +223,15 @@ def _add_parts(tune: argparse.ArgumentParser) -> None:
     )
     for part in ("cost-model", "strategy", "runner", "builder", "task-scheduler"):
         tune.add_argument(f"--{part}", metavar="NAME", help=f"{part.replace('-', ' ')}, by name")
+    tune.add_argument(
+        "--devices", metavar="LIST", help="local devices that measure, e.g. 0,1 for two GPUs"
+    )
+    tune.add_argument(
+        "--tracker",
+        metavar="HOST:PORT",
+        help="measure on the devices behind an RPC tracker (--runner adaptive-rpc)",
+    )
+    tune.add_argument("--tracker-key", metavar="KEY", help="which of the tracker's devices")
     tune.add_argument(
         "--store",
         metavar="NAME",

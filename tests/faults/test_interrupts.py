@@ -1,0 +1,94 @@
+"""Runs from the command line, stopped at random moments again and again, and resumed."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import tvm
+from tvm.s_tir import meta_schedule as ms
+
+from tvm_adaptive.measure_callback import read_journal
+
+pytestmark = pytest.mark.slow
+
+N_STOPS = 20
+TRIALS = 400
+# A sitting begins to measure some 4 s after its start.
+LONGEST_SEC = 12.0
+
+
+def start(*arguments: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "tvm_adaptive", "tune", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def events(work_dir: Path, kind: str) -> list[dict[str, Any]]:
+    path = work_dir / "journal.jsonl"
+    if not path.exists():
+        return []
+    return [event for event in read_journal(path) if event["event"] == kind]
+
+
+def n_measured(work_dir: Path) -> int:
+    return sum(len(event["latencies_ms"]) for event in events(work_dir, "measured"))
+
+
+def programs(work_dir: Path) -> list[str]:
+    """Return what every record of a run's database stands for."""
+    found = []
+    for record in ms.database.JSONDatabase(work_dir=str(work_dir)).get_all_tuning_records():
+        schedule = tvm.s_tir.Schedule(record.workload.mod)
+        record.trace.apply_to_schedule(schedule, remove_postproc=False)
+        found.append(schedule.mod.script())
+    return found
+
+
+def orphans() -> list[psutil.Process]:
+    """Return workers of ours whose parent is gone."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "ppid", "status"]):
+        is_ours = "worker_main.py" in " ".join(process.info["cmdline"] or ())
+        is_dead = process.info["status"] == psutil.STATUS_ZOMBIE
+        if is_ours and process.info["ppid"] == 1 and not is_dead:
+            found.append(process)
+    return found
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
+def test_stopped_at_random_moments_it_comes_to_its_end(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    work_dir, rng = tmp_path / "run", random.Random(int(number))
+    arguments = ["te:GMM", "--trials", str(TRIALS), "--work-dir", str(work_dir), "--store", "none"]
+    codes, counts = [], [0]
+    for _ in range(N_STOPS):
+        process = start(*arguments)
+        end_sec = time.monotonic() + rng.uniform(0.0, LONGEST_SEC)
+        while time.monotonic() < end_sec and process.poll() is None:
+            time.sleep(0.02)
+        process.send_signal(number)
+        codes.append(process.wait(timeout=120))
+        counts.append(n_measured(work_dir))
+        assert counts[-1] >= counts[-2], "a trial was lost"
+        if counts[-1] or events(work_dir, "model"):
+            arguments = ["--resume", str(work_dir)]
+    assert counts[-1] > 0
+    assert start(*arguments).wait(timeout=600) == 0
+    # Not before Python has set its handlers, or after the end.
+    expected = {-number, 0} if number == signal.SIGKILL else {-number, 0, 130}
+    assert set(codes) <= expected
+    assert n_measured(work_dir) == TRIALS
+    found = programs(work_dir)
+    assert len(found) >= TRIALS
+    assert len(set(found)) == len(found), "a trial was measured twice"
+    time.sleep(1.0)
+    assert orphans() == []
