@@ -55,11 +55,41 @@ def remeasure(
     """Build and time entries of one workload; write ``neutral.json`` beside its runs."""
     spec = next(run.spec for run in bench.runs if run.spec.workload == workload)
     folder = (out / spec.folder).parents[1]
-    built = _build(folder / "neutral", workload, spec.target, entries)
+    samples, errors = time_anew(
+        folder / "neutral", workload, spec.target, entries, rounds=rounds, n_threads=spec.n_threads
+    )
+    found = {
+        "workload": workload,
+        "rounds": rounds,
+        "n_threads": spec.n_threads,
+        "unix_sec": time.time(),
+        "entries": {name: {"samples_ms": each} for name, each in samples.items()},
+        "errors": errors,
+    }
+    (folder / NEUTRAL_FILE).write_text(json.dumps(found, indent=1))
+
+
+def time_anew(
+    folder: Path,
+    workload: str,
+    target: str,
+    entries: Sequence[Entry],
+    *,
+    rounds: int,
+    n_threads: int | None,
+) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Build entries of one workload into a folder, and time them in turns.
+
+    Returns
+    -------
+    (samples, errors)
+        Milliseconds of each round by the entries' names, and what went wrong by names.
+    """
+    built = _build(folder, workload, target, entries)
     timers: dict[str, Timer] = {}
     errors = {name: each["error"] for name, each in built["entries"].items() if "error" in each}
     with contextlib.ExitStack() as stack:
-        pool = _pool(built["device"], spec.n_threads, WORKLOADS[workload].is_network)
+        pool = _pool(built["device"], n_threads, WORKLOADS[workload].is_network)
         stack.callback(pool.close)
         for name, each in built["entries"].items():
             if "path" in each:
@@ -70,17 +100,8 @@ def remeasure(
             else:
                 torch_pool = WorkerPool(1)
                 stack.callback(torch_pool.close)
-                timers["pytorch"] = _torch_timer(torch_pool, workload, spec.n_threads, built)
-        samples = interleave(timers, rounds, errors, settle_sec=_SETTLE_SEC)
-    found = {
-        "workload": workload,
-        "rounds": rounds,
-        "n_threads": spec.n_threads,
-        "unix_sec": time.time(),
-        "entries": {name: {"samples_ms": each} for name, each in samples.items()},
-        "errors": errors,
-    }
-    (folder / NEUTRAL_FILE).write_text(json.dumps(found, indent=1))
+                timers["pytorch"] = _torch_timer(torch_pool, workload, n_threads, built)
+        return interleave(timers, rounds, errors, settle_sec=_SETTLE_SEC), errors
 
 
 def interleave(

@@ -21,8 +21,11 @@ from typing import Any
 
 import psutil
 
+from benchmarks.entries import Entry
+from benchmarks.remeasure import time_anew
 from tvm_adaptive import tune
 from tvm_adaptive.config import DEFAULT
+from tvm_adaptive.cores import usable_physical_cores
 from tvm_adaptive.measure_callback import read_journal
 from tvm_adaptive.testing.faults import Faults, injected
 
@@ -43,6 +46,19 @@ def main() -> None:
             work_dir = Path(folder) / name
             found[name] = one_run(options, work_dir, faults)
             print(name, json.dumps(found[name], indent=1), flush=True)
+        entries = [Entry(name, folder=str(Path(folder) / name)) for name in ("sound", "faulty")]
+        samples, errors = time_anew(
+            Path(folder) / "anew",
+            options.workload,
+            "cpu",
+            entries,
+            rounds=options.rounds,
+            n_threads=usable_physical_cores(),
+        )
+        found["anew_ms"] = {name: sorted(each) for name, each in samples.items()}
+        found["anew_errors"] = errors
+        for name, each in found["anew_ms"].items():
+            print(f"{name}: {statistics.median(each):.4f} ms, {each[0]:.4f} to {each[-1]:.4f}")
     options.out.write_text(json.dumps(found))
 
 
