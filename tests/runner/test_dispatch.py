@@ -133,3 +133,15 @@ def test_a_mistake_in_the_stream_gives_up_what_is_open(office: Office, monkeypat
     monkeypatch.setattr(office.pool, "stream", broken)
     assert answers(office.dispatcher.submit([1, 2])) == ["given up: RuntimeError('no stream')"] * 2
     assert answers(office.dispatcher.submit([1, 2])) == [2, 4]
+
+
+def test_after_an_interrupt_the_next_batch_is_measured() -> None:
+    def interrupt(job: Any) -> None:
+        office.before = lambda job: None
+        raise KeyboardInterrupt
+
+    with contextlib.closing(Office(1, overlap=False)) as office:
+        office.before = interrupt
+        with pytest.raises(KeyboardInterrupt):
+            office.dispatcher.submit([1, 2])
+        assert answers(office.dispatcher.submit([3])) == [6]

@@ -168,6 +168,9 @@ class Dispatcher(Generic[_TaskT, _ResultT]):
             except Exception as error:  # ours: it must not cost what comes after
                 logger.exception("candidates could not be given to devices")
                 self._give_up_all(repr(error))
+            except BaseException:  # the user's: what it leaves open, nobody would settle
+                self._give_up_all("interrupted")
+                raise
 
     def _plans(self) -> Iterator[Plan | None]:
         while not self._is_over():

@@ -249,8 +249,10 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         for slot in list(run.waiting):
             if self._is_measured(run, slot.arm):
                 self._join_waiting(run, slot)
-        for index in set(range(len(run.records))) - {slot.arm for slot in run.waiting}:
-            record = run.records[index]
+        are_waiting = {slot.arm for slot in run.waiting}
+        for index, record in enumerate(run.records):
+            if index in are_waiting:
+                continue
             if not record.is_terminated and record.runner_futures is not None:
                 n_trials = len(record.measure_candidates or ())
                 run.n_sent += n_trials
