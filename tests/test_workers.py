@@ -325,10 +325,12 @@ def test_closing_a_stream_kills_the_busy_workers(make_pool):
         finally:
             note.append("closed")
 
-    with contextlib.closing(pool.stream([endless(), both(pid, pid)])) as ended:
-        assert next(ended)[0] == 1
+    def until_then():
         while not note:
-            time.sleep(0.1)
+            yield Step("waiting", time.sleep, (0.05,), TIMEOUT_SEC)
+
+    with contextlib.closing(pool.stream([endless(), until_then()])) as ended:
+        assert next(ended)[0] == 1
     assert note[1] == "closed"
     assert gone(note[0])
 
