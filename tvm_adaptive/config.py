@@ -44,6 +44,12 @@ class SearchConfig:
     diversity : {"none", "knobs", "medoids"}, default "medoids"
         How a batch is kept from being one bet made many times: the best candidates of a
         forest are often twins. See :mod:`tvm_adaptive.search_strategy.picking`.
+    lanes : int, default 1
+        Processes of this machine that search and build at the same time, each a batch of
+        another task; for devices that are not this machine's CPU. 1 is this process.
+    ray : str or None, default None
+        Address of a Ray cluster that searches and builds instead: ``"host:port"``,
+        ``"auto"``, or ``"local"`` for one on this machine.
     seeds : bool, default True
         Whether a task's first trials are what is best for tasks of its family, fitted to
         its own extents. See :mod:`tvm_adaptive.search_strategy.travel`.
@@ -55,12 +61,15 @@ class SearchConfig:
     genetic_num_iters: int = 3
     epsilon: float | None = None
     diversity: str = "medoids"
+    lanes: int = 1
+    ray: str | None = None
     seeds: bool = True
 
     def __post_init__(self) -> None:
         _at_least("n_trials_per_round", self.n_trials_per_round, 1)
         _at_least("population_size", self.population_size, 1)
         _at_least("genetic_num_iters", self.genetic_num_iters, 0)
+        _at_least("lanes", self.lanes, 1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -81,5 +81,9 @@ class WorkerTaskError(WorkerError):
     """The function raised inside the worker; the message carries the remote traceback."""
 
 
+class LaneError(AdaptiveError):
+    """A batch could not be searched and built elsewhere, whoever tried."""
+
+
 class StoreError(AdaptiveError):
     """A record store cannot be opened, read or written; what was in it still is."""

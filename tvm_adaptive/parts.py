@@ -23,6 +23,11 @@ from tvm_adaptive.asides import BuildTimes, Incumbent, LastLesson, TimingErrors
 from tvm_adaptive.config import MeasureConfig, TuneConfig
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.fork_server import ForkServer
+from tvm_adaptive.lanes.base import Lanes
+from tvm_adaptive.lanes.process_lanes import ProcessLanes
+from tvm_adaptive.lanes.ray_lanes import RayLanes
+from tvm_adaptive.lanes.search import LaneSearch
+from tvm_adaptive.lanes.shelf import Shelf, ShelfBuilder
 from tvm_adaptive.measure_callback.journal import JournalWriter
 from tvm_adaptive.models import is_gpu
 from tvm_adaptive.search_strategy.stoppable import StoppableSearch
@@ -45,6 +50,8 @@ class Parts:
         What the tasks' searches tell one another; None where they do not.
     last_lesson : LastLesson
         What the cost model learned last, where it is ours.
+    lanes : Lanes or None
+        Where batches are searched and built, if not in this process.
     """
 
     cost_model: Any
@@ -54,12 +61,13 @@ class Parts:
     task_scheduler: Any
     relatives: Relatives | None
     last_lesson: LastLesson
+    lanes: Lanes | None = None
 
     def close(self) -> None:
-        """End the worker processes of builder and runner, where they are ours."""
-        for part in (self.builder, self.runner):
+        """End the worker processes of builder, runner and lanes, where they are ours."""
+        for part in (self.lanes, self.builder, self.runner):
             with contextlib.suppress(AttributeError):
-                part.close()
+                part.close()  # type: ignore[union-attr]
 
 
 def check_names(config: TuneConfig) -> None:
@@ -120,17 +128,47 @@ def make_parts(
         "builder": Builder,
         "task_scheduler": TaskScheduler,
     }
+    lanes = make_lanes(config, server)
     made: dict[str, Any] = {}
     for part, base in bases.items():
         name = getattr(config, part)
         if part == "task_scheduler":
             ours[part]["max_waiting"] = getattr(made["runner"], "n_devices", 1)
+            ours[part]["n_lanes"] = 1 if lanes is None else lanes.n_lanes
         if name in registry.PARTS[part].constructors:
             made[part] = registry.create(part, name, **ours[part])
         else:
             made[part] = base.create(name, **stock[part])
+    if lanes is not None:
+        build = _build_options(config, target, work_dir, None)
+        shelf = Shelf(work_dir / build.pop("artifact_dir").name)
+        build.pop("server")
+        made["strategy"] = LaneSearch(made["strategy"], lanes, shelf, build, journal)
+        made["builder"] = ShelfBuilder(shelf, made["builder"])
     made["strategy"] = StoppableSearch(made["strategy"], should_stop, journal)
-    return Parts(**made, relatives=relatives, last_lesson=last_lesson)
+    return Parts(**made, relatives=relatives, last_lesson=last_lesson, lanes=lanes)
+
+
+def make_lanes(config: TuneConfig, server: ForkServer | None) -> Lanes | None:
+    """Make the places where batches are searched and built; None for this process.
+
+    Raises
+    ------
+    InvalidOptionError
+        When the other parts cannot be sent there, or a Ray cluster cannot be joined.
+    """
+    search = config.search
+    if search.lanes == 1 and search.ray is None:
+        return None
+    if (config.strategy, config.cost_model, search.proposer) != ("adaptive", "rfei", "distilled"):
+        raise InvalidOptionError(
+            "Searching elsewhere (lanes, ray) needs strategy adaptive, its proposer distilled "
+            f"and cost model rfei, not {config.strategy}, {search.proposer} and "
+            f"{config.cost_model}."
+        )
+    if search.ray is not None:
+        return RayLanes(search.ray)
+    return ProcessLanes(search.lanes, server)
 
 
 def make_builder(
@@ -166,7 +204,9 @@ def _our_options(
     n_cores = n_cores_of(target)
     build_times, incumbent, timing_errors = BuildTimes(), Incumbent(), TimingErrors()
     search = dataclasses.asdict(config.search)
-    del search["n_trials_per_round"], search["seeds"]  # MetaSchedule's own, and the run's
+    # MetaSchedule's own, and the run's.
+    for name in ("n_trials_per_round", "seeds", "lanes", "ray"):
+        del search[name]
     runner: dict[str, Any] = {
         "rule": config.measure.rule,
         "timeout_sec": config.measure.timeout_sec,

@@ -37,7 +37,7 @@ _OF_A_NEW_RUN = (
     *("what", "work_dir", "target", "seed", "preset", "config", "layout", "prepack"),
     *("input_shape", "until_plateau"),
     *("cost_model", "strategy", "runner", "builder", "task_scheduler"),
-    *("devices", "tracker", "tracker_key"),
+    *("devices", "tracker", "tracker_key", "lanes", "ray"),
 )
 
 
@@ -135,15 +135,13 @@ def config_of(options: argparse.Namespace) -> TuneConfig:
             )
         stage = dataclasses.replace(base.scheduler, plateau_slots=options.until_plateau)
         base = base.replace(scheduler=stage)
-    measure = {
-        name: getattr(options, name)
-        for name in ("devices", "tracker", "tracker_key")
-        if getattr(options, name) is not None
-    }
+    measure = _given(options, "devices", "tracker", "tracker_key")
+    search = _given(options, "lanes", "ray")
     runner = options.runner
     if options.tracker is not None and runner is None:
         runner = "adaptive-rpc"
     return base.replace(
+        search=dataclasses.replace(base.search, **search),
         measure=dataclasses.replace(base.measure, **measure),
         cost_model=options.cost_model,
         strategy=options.strategy,
@@ -154,6 +152,12 @@ def config_of(options: argparse.Namespace) -> TuneConfig:
         prepack=options.prepack,
         store=options.store,
     )
+
+
+def _given(options: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Return those of some options that were given."""
+    values = {name: getattr(options, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def default_work_dir(what: str) -> str:
@@ -232,6 +236,17 @@ def _add_parts(tune: argparse.ArgumentParser) -> None:
         help="measure on the devices behind an RPC tracker (--runner adaptive-rpc)",
     )
     tune.add_argument("--tracker-key", metavar="KEY", help="which of the tracker's devices")
+    tune.add_argument(
+        "--lanes",
+        type=parse_count,
+        metavar="N",
+        help="processes that search and build at the same time, for devices elsewhere",
+    )
+    tune.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="search and build on a Ray cluster: host:port, auto or local",
+    )
     tune.add_argument(
         "--store",
         metavar="NAME",

@@ -135,6 +135,17 @@ class Dataset:
         found._tasks = {key: task for key, task in self if task.rows.shape[1] == width}
         return found
 
+    def bests(self) -> Dataset:
+        """Return the fastest sample of every task that has a success."""
+        found = Dataset()
+        for key, task in self:
+            if task.succeeded.any():
+                i = int(np.nanargmin(task.seconds))
+                found.add(
+                    key, task.rows[i : i + 1], task.seconds[i : i + 1], task.errors[i : i + 1]
+                )
+        return found
+
     def best_sec(self, key: str) -> float:
         """Return the seconds of a task's fastest sample; NaN if there is none."""
         task = self._tasks.get(key)

@@ -248,6 +248,10 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
         self._refit_if_due(context, key)
         return self._surrogate.posterior(key, rows)
 
+    def refit(self, context: TuneContext) -> None:
+        """Learn what was measured since the last fit, if it is worth a fit."""
+        self._refit_if_due(context, self._key(context))
+
     def accuracy_of(self, context: TuneContext) -> float:
         """Return the rank correlation of the last forecasts with what was measured.
 

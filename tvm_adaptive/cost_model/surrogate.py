@@ -11,6 +11,7 @@ score       what evolution draws parents with                   positive
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import time
@@ -308,6 +309,17 @@ class Surrogate:
         if math.isfinite(spearman):
             self._qualities.append(spearman)
         return BatchQuality(int(ok.sum()), spearman, z_rms)
+
+    def frozen(self) -> Surrogate:
+        """Return a copy that answers alike until more is measured, without the samples.
+
+        It knows each task's best sample only, and is never due for a refit.
+        """
+        copied = copy.copy(self)
+        copied.dataset = self.dataset.bests()
+        copied._n_fitted = len(copied.dataset)
+        copied._n_before = 0
+        return copied
 
     def header(self) -> dict[str, Any]:
         """Return what a saved file says about its origin; JSON-ready."""

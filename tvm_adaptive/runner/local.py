@@ -18,11 +18,11 @@ from tvm_adaptive._tvm import (
 )
 from tvm_adaptive.asides import Incumbent, TimingErrors
 from tvm_adaptive.cores import thread_env
+from tvm_adaptive.dispatch import Dispatcher, Job
 from tvm_adaptive.errors import InvalidOptionError, WorkerError, WorkerTimeoutError, essence
 from tvm_adaptive.fork_server import ForkServer, new_fork_server
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
 from tvm_adaptive.records import Timing
-from tvm_adaptive.runner.dispatch import Dispatcher, Job
 from tvm_adaptive.runner.futures import FinishedFuture, PendingFuture
 from tvm_adaptive.runner.measure import (
     MeasureFunction,

@@ -14,12 +14,12 @@ from typing import Any
 
 from tvm_adaptive._tvm import PyRunner, RPCConfig, RunnerInput, derived_object
 from tvm_adaptive.asides import Incumbent, TimingErrors
+from tvm_adaptive.dispatch import Dispatcher, Job
 from tvm_adaptive.errors import InvalidOptionError, WorkerDiedError, WorkerError, essence
 from tvm_adaptive.fork_server import ForkServer, new_fork_server
 from tvm_adaptive.measure_callback.journal import JournalWriter
 from tvm_adaptive.records import Timing
 from tvm_adaptive.runner.boards import BoardRules, Boards
-from tvm_adaptive.runner.dispatch import Dispatcher, Job
 from tvm_adaptive.runner.futures import FinishedFuture, PendingFuture
 from tvm_adaptive.runner.lease import (
     Refusal,

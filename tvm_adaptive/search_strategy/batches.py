@@ -72,7 +72,7 @@ class Batches:
         self._n_plans = n_plans
         self._least_random = least_random
         self._journal = journal
-        self._n_rounds = 0
+        self.n_rounds = 0
 
     def recalled(self, size: int) -> list[Schedule]:
         """Return what an earlier run found for the task, which only has to be verified.
@@ -135,12 +135,12 @@ class Batches:
         seconds: Sequence[float],
     ) -> None:
         self._proposer.sent(batch)
-        self._n_rounds += 1
+        self.n_rounds += 1
         sample_sec, posterior_sec, search_sec = seconds
         self._journal.write(
             "round",
             task=self._task_name,
-            round=self._n_rounds,
+            round=self.n_rounds,
             n_candidates=len(batch),
             n_random=n_random,
             n_seeded=n_seeded,
@@ -157,7 +157,7 @@ class Batches:
         if self._epsilon is not None:
             return Exploration(self._epsilon, "fixed")
         if not hasattr(self._model, "posterior"):
-            if self._n_rounds == 0:
+            if self.n_rounds == 0:
                 logger.warning(
                     "%s: the cost model states no variance; epsilon is fixed at %g",
                     self._task_name,

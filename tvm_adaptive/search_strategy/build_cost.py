@@ -42,6 +42,16 @@ class BuildCost:
         self._seconds.append(seconds)
         self._forest = None
 
+    def carry(self) -> tuple[list[Point], list[float]]:
+        """Return what was learned."""
+        return self._points, self._seconds
+
+    def resume(self, carried: tuple[list[Point], list[float]]) -> None:
+        """Go on with what another one learned."""
+        if len(carried[1]) != len(self._seconds):
+            self._forest = None
+        self._points, self._seconds = list(carried[0]), list(carried[1])
+
     def seconds(self, points: Sequence[Point]) -> FloatArray | None:
         """Return what candidates are expected to cost, all in all; None while unknown.
 

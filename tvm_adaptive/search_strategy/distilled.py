@@ -6,7 +6,7 @@ An adapter, like :mod:`tvm_adaptive.search_strategy.strategy`; the search itself
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -121,6 +121,48 @@ class DistilledProposer:
         """Let go of all programs."""
         self._programs = {}
         self._sketches = None
+
+    def carry(self) -> dict[str, Any]:
+        """Return what the search knows, in plain values: all but the task's programs."""
+        return {
+            "measured": self.measured,
+            "n_population": self.n_population,
+            "rng": self._rng,
+            "pool": self._pool,
+            "elites": self._elites,
+            "points": self._points,
+            "builds": self._cost.carry(),
+        }
+
+    def resume(self, carried: Mapping[str, Any], relatives: Relatives | None = None) -> None:
+        """Go on with what another process's search of the same task knew.
+
+        Parameters
+        ----------
+        carried : mapping
+            From :meth:`carry`.
+        relatives : Relatives or None, default None
+            What the run's tasks have found, where that is another process's, too.
+        """
+        self._relatives = relatives or self._relatives
+        self.measured = carried["measured"]
+        self.n_population = carried["n_population"]
+        self._rng, self._pool = carried["rng"], carried["pool"]
+        self._elites, self._points = carried["elites"], carried["points"]
+        self._cost.resume(carried["builds"])
+        self._programs = {}
+
+    def programs_of(self, keys: Sequence[int]) -> dict[int, Schedule]:
+        """Make programs that were sent anew, but for those that come out otherwise."""
+        known = [(key, self._points[key]) for key in keys if key in self._points]
+        # Nothing is open in them: the search's own randomness stays as it is.
+        rng = np.random.default_rng(0)
+        again = self._sketches.replay([point for _, point in known], rng)
+        return {
+            key: found[1]
+            for (key, _), found in zip(known, again, strict=True)
+            if found is not None and key_of(found[1]) == key
+        }
 
     @property
     def best_sec(self) -> float | None:

@@ -81,6 +81,17 @@ class StoppableSearch(PySearchStrategy):  # type: ignore[misc]
         if limit is not None:
             limit(n_trials)
 
+    def prefetch(self) -> None:
+        """Let the inner strategy begin its next batch elsewhere, if it can."""
+        begin = getattr(python_side(self.inner), "prefetch", None)
+        if begin is not None and not self.should_stop():
+            begin()
+
+    def is_ready(self) -> bool:
+        """Say whether the inner strategy has its next batch."""
+        ask = getattr(python_side(self.inner), "is_ready", None)
+        return ask is not None and bool(ask())
+
     def generate_measure_candidates(self) -> list[MeasureCandidate] | None:
         """Return the inner strategy's next batch, or None when told to stop."""
         if self.should_stop():

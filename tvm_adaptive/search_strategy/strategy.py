@@ -11,7 +11,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable
+import pickle
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -224,13 +225,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
     def clone(self) -> Any:
         """Return a strategy of the same options for another task."""
         return AdaptiveSearch(
-            **self.options,
-            proposer=self.proposer,
-            n_samples=self.n_samples,
-            epsilon=self.epsilon,
-            n_initial=self.n_initial,
-            n_plans=self.n_plans,
-            diversity=self.diversity,
+            **self.plain_options(),
             build_times=self.build_times,
             incumbent=self.incumbent,
             relatives=self.relatives,
@@ -251,6 +246,64 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         """
         self._limit = None if n_trials is None else max(1, n_trials)
 
+    def carry(self) -> bytes:
+        """Return what the search knows of its task, for :meth:`resume` in another process.
+
+        Between processes of one run only: it is a pickle.
+        """
+        state = self._live_state()
+        known = _portable(state.proposer).carry()
+        return pickle.dumps((known, state.batches.n_rounds, state.n_empty))
+
+    def resume(self, carried: bytes, relatives: Relatives | None) -> None:
+        """Go on with what another process's search of the same task knew."""
+        state = self._live_state()
+        known, state.batches.n_rounds, state.n_empty = pickle.loads(carried)
+        _portable(state.proposer).resume(known, relatives)
+
+    def take_over(self, carried: bytes, keys: Sequence[int]) -> dict[int, Schedule]:
+        """Go on with what a round elsewhere left, and return the programs that it chose.
+
+        Parameters
+        ----------
+        carried : bytes
+            From :meth:`carry`, of the process that searched.
+        keys : sequence of int
+            Of the programs.
+
+        Returns
+        -------
+        dict of int to Schedule
+            Without programs that come out otherwise here.
+        """
+        self.resume(carried, None)
+        state = self._live_state()
+        self._set_incumbent(state)
+        return _portable(state.proposer).programs_of(keys)
+
+    def note_build(self, key: int, build_sec: float | None) -> None:
+        """Note what building a program took elsewhere."""
+        if self.build_times is not None and build_sec is not None:
+            self.build_times.note(key, build_sec)
+
+    def plain_options(self) -> dict[str, Any]:
+        """Return the options that are plain values."""
+        return {
+            **self.options,
+            "proposer": self.proposer,
+            "n_samples": self.n_samples,
+            "epsilon": self.epsilon,
+            "n_initial": self.n_initial,
+            "n_plans": self.n_plans,
+            "diversity": self.diversity,
+        }
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the task has had all its trials."""
+        state = self._live_state()
+        return state.n_sent >= state.max_trials
+
     def promise(self) -> Promise | None:
         """Return what the model says of the task's next candidates; None if it says nothing."""
         state = self.state
@@ -269,7 +322,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         """
         state = self._live_state()
         limit, self._limit = self._limit, None
-        if state.n_sent >= state.max_trials or (self.should_stop and self.should_stop()):
+        if self.is_spent or (self.should_stop and self.should_stop()):
             return None
         batch: list[Schedule] | None
         try:
@@ -287,9 +340,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
             batch = []
         if batch is None:
             return None
-        if self.incumbent is not None:
-            self.incumbent.seconds = state.proposer.best_sec
-            self.incumbent.floor_sec = state.floor_sec
+        self._set_incumbent(state)
         state.n_empty = 0 if batch else state.n_empty + 1
         if state.n_empty >= MAX_EMPTY_ROUNDS:
             return None
@@ -304,6 +355,11 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         schedules = [candidate.sch for candidate in measure_candidates]
         times_sec = [median_sec(result.run_secs) for result in results]
         state.proposer.learned(schedules, [t if math.isfinite(t) else None for t in times_sec])
+
+    def _set_incumbent(self, state: _State) -> None:
+        if self.incumbent is not None:
+            self.incumbent.seconds = state.proposer.best_sec
+            self.incumbent.floor_sec = state.floor_sec
 
     def _live_state(self) -> _State:
         if self.state is None:
@@ -332,3 +388,9 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
                 relatives=self.relatives,
             )
         return NativeProposer(context, cost_model, self.options, self.diversity, batch, rng)
+
+
+def _portable(proposer: Proposer) -> DistilledProposer:
+    if not isinstance(proposer, DistilledProposer):
+        raise InvalidOptionError("Only the proposer distilled can search in another process.")
+    return proposer

@@ -12,7 +12,8 @@ import numpy as np
 
 from tvm_adaptive.task_scheduler.arms import Arm, Played, Policy
 from tvm_adaptive.task_scheduler.ledger import Ledger
-from tvm_adaptive.task_scheduler.slots import Plateau, Slot
+from tvm_adaptive.task_scheduler.presets import make_policy
+from tvm_adaptive.task_scheduler.slots import Plateau, Slot, SlotLength
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,8 @@ class RunState:
         Up to here the seconds are charged.
     slot : Slot or None
         Being played.
+    ahead : list of Slot
+        Decided on, the oldest first: their first batches are being searched elsewhere.
     waiting : list of Slot
         Over but for their results, the oldest first: they are still being measured while
         the batch of another task is searched and built.
@@ -55,6 +58,7 @@ class RunState:
     start_sec: float
     mark_sec: float
     slot: Slot | None = None
+    ahead: list[Slot] = dataclasses.field(default_factory=list)
     waiting: list[Slot] = dataclasses.field(default_factory=list)
     arrived: dict[int, list[Any]] = dataclasses.field(default_factory=dict)
     n_sent: int = 0
@@ -62,15 +66,19 @@ class RunState:
 
     @property
     def choosable(self) -> tuple[Arm, ...]:
-        """All arms; those whose results are still to come count as finished for now."""
+        """All arms; those that have a batch under way count as finished for now."""
         arms = list(self.ledger.arms)
-        for slot in self.waiting:
+        for slot in [*self.waiting, *self.ahead]:
             arms[slot.arm] = dataclasses.replace(arms[slot.arm], finished=True)
         return tuple(arms)
 
+    def is_measured(self, index: int) -> bool:
+        """Say whether the results of a task's batch, which was sent, are there."""
+        return all(future.done() for future in self.records[index].runner_futures)
+
     def open_slots(self) -> list[Slot]:
         """Return the slots that are not closed, in the order they began."""
-        return [*self.waiting, *([] if self.slot is None else [self.slot])]
+        return [*self.waiting, *([] if self.slot is None else [self.slot]), *self.ahead]
 
 
 def ledger_of(records: Sequence[Any], earlier: Mapping[str, Played]) -> Ledger:
@@ -93,6 +101,26 @@ def ledger_of(records: Sequence[Any], earlier: Mapping[str, Played]) -> Ledger:
         if name in earlier:
             ledger.restore(index, earlier[name])
     return ledger
+
+
+def policy_of(
+    policy: Policy | str,
+    batch: int | None,
+    length: SlotLength,
+    warm_up_trials: int,
+    patience_trials: int | None,
+) -> Policy:
+    """Return a policy for a run of its own: a new one by name, or a copy of the user's."""
+    if not isinstance(policy, str):
+        return fresh_copy(policy)
+    return make_policy(
+        policy,
+        batch=batch,
+        slot_rounds=length.rounds,
+        slot_sec=length.sec,
+        warm_up_trials=warm_up_trials,
+        patience_trials=patience_trials,
+    )
 
 
 def least_played(arms: Sequence[Arm]) -> int:

@@ -19,10 +19,10 @@ from tvm_adaptive._tvm import (
     RunnerResult,
     derived_object,
     handle,
-    python_side,
 )
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
 from tvm_adaptive.task_scheduler.arms import Arm, Decision, Played, Policy
+from tvm_adaptive.task_scheduler.asking import is_ready, limit_next_batch, prefetch
 from tvm_adaptive.task_scheduler.callback_guard import tune_guarded
 from tvm_adaptive.task_scheduler.decisions import (
     check_decision,
@@ -30,8 +30,8 @@ from tvm_adaptive.task_scheduler.decisions import (
     latency_ms_of,
     slot_fields,
 )
-from tvm_adaptive.task_scheduler.presets import check_limits, check_policy_name, make_policy
-from tvm_adaptive.task_scheduler.run_state import RunState, fresh_copy, least_played, ledger_of
+from tvm_adaptive.task_scheduler.presets import check_limits, check_policy_name
+from tvm_adaptive.task_scheduler.run_state import RunState, least_played, ledger_of, policy_of
 from tvm_adaptive.task_scheduler.siblings import with_foresight
 from tvm_adaptive.task_scheduler.slots import Plateau, Slot, SlotLength
 
@@ -75,6 +75,9 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
     max_waiting : int, default 1
         Batches that may be measured in the background while another task's is searched
         and built, where the runner does that: the number of devices.
+    n_lanes : int, default 1
+        Slots whose first batches are searched at the same time, where strategies can do
+        that (``prefetch``): see :mod:`tvm_adaptive.lanes`.
     budget_sec : float or None, default None
         Ends the run after as many seconds, to the batch that is running then.
     plateau_slots : int or None, default None
@@ -110,6 +113,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         patience_trials: int | None = None,
         foresee_share: float | None = None,
         max_waiting: int = 1,
+        n_lanes: int = 1,
         budget_sec: float | None = None,
         plateau_slots: int | None = None,
         plateau_share: float = 0.005,
@@ -128,6 +132,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         self.patience_trials = patience_trials
         self.foresee_share = foresee_share
         self.max_waiting = max_waiting
+        self.n_lanes = n_lanes
         self.budget_sec = budget_sec
         self.plateau_slots = plateau_slots
         self.plateau_share = plateau_share
@@ -196,20 +201,13 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         return run
 
     def _new_run(self, records: list[Any]) -> RunState:
-        policy = self.policy
-        if isinstance(policy, str):
-            policy = make_policy(
-                policy,
-                batch=self._batch,
-                slot_rounds=self.length.rounds,
-                slot_sec=self.length.sec,
-                warm_up_trials=self.warm_up_trials,
-                patience_trials=self.patience_trials,
-            )
-        else:
-            policy = fresh_copy(policy)
+        options = (self._batch, self.length, self.warm_up_trials, self.patience_trials)
         policy = with_foresight(
-            policy, records, self.foresee_share, self._batch, self.length.rounds
+            policy_of(self.policy, *options),
+            records,
+            self.foresee_share,
+            self._batch,
+            self.length.rounds,
         )
         ledger, rng = ledger_of(records, self._earlier), np.random.default_rng(self.seed)
         plateau = Plateau(self.plateau_slots, self.plateau_share)
@@ -228,15 +226,33 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
             self._close_slot(run, slot)
         if reason := self._reason_to_stop(run):
             return self._stop(run, reason)
-        decision = self._decide(run)
-        while decision.arm is None and run.waiting:
+        reason = self._look_ahead(run)
+        while not run.ahead and run.waiting:
             self._join_waiting(run, run.waiting[0])
+            reason = self._look_ahead(run)
+        if not run.ahead:
+            return self._stop(run, reason)
+        run.slot = next(
+            (slot for slot in run.ahead if is_ready(run.records[slot.arm])), run.ahead[0]
+        )
+        run.ahead.remove(run.slot)
+        return self._play(run, run.slot) if self.n_lanes == 1 else run.slot.arm
+
+    def _look_ahead(self, run: RunState) -> str:
+        """Decide on as many slots as there are lanes; why not on more, if on fewer."""
+        while len(run.ahead) < self.n_lanes:
+            if run.ahead and all(arm.finished for arm in run.choosable):
+                break
             decision = self._decide(run)
-        if decision.arm is None:
-            return self._stop(run, decision.reason)
-        run.slot = Slot(decision.arm, run.mark_sec, decision.n_trials, decision.until_success)
-        run.ledger.open_slot(decision.arm)
-        return self._play(run, run.slot)
+            if decision.arm is None:
+                return decision.reason
+            slot = Slot(decision.arm, run.mark_sec, decision.n_trials, decision.until_success)
+            run.ledger.open_slot(decision.arm)
+            run.ahead.append(slot)
+            if self.n_lanes > 1:
+                self._play(run, slot)
+                prefetch(run.records[slot.arm])
+        return ""
 
     def _join(self, run: RunState) -> None:
         """Take in the results of batches that were sent, and see which tasks ended.
@@ -247,7 +263,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         if run.slot is not None:
             self._charge(run, run.slot)
         for slot in list(run.waiting):
-            if self._is_measured(run, slot.arm):
+            if run.is_measured(slot.arm):
                 self._join_waiting(run, slot)
         are_waiting = {slot.arm for slot in run.waiting}
         for index, record in enumerate(run.records):
@@ -283,10 +299,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
             return False
         if run.ledger.live == [index] or self._is_budget_spent(run):
             return False
-        return not self._is_measured(run, index)
-
-    def _is_measured(self, run: RunState, index: int) -> bool:
-        return all(future.done() for future in run.records[index].runner_futures)
+        return not run.is_measured(index)
 
     def _join_task(self, run: RunState, index: int) -> None:
         try:
@@ -364,17 +377,15 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
 
     def _play(self, run: RunState, slot: Slot) -> int:
         """Ask the search for a batch of the right size, as far as it can be asked."""
+        planned = sum(each.left() or self._batch or 0 for each in run.ahead if each is not slot)
+        trials_left = self._max_trials - run.n_sent - planned
         limit = slot.left()
-        trials_left = self._max_trials - run.n_sent
         if self._batch is not None and trials_left < (limit or self._batch):
             limit = max(1, int(trials_left))
-        strategy = python_side(run.records[slot.arm].ctx.search_strategy)
-        limit_next_batch = getattr(strategy, "limit_next_batch", None)
-        if limit_next_batch is not None:
-            try:
-                limit_next_batch(limit)
-            except Exception as error:
-                self.report(slot.arm, "search", error, "its batch is a full one")
+        try:
+            limit_next_batch(run.records[slot.arm], limit)
+        except Exception as error:
+            self.report(slot.arm, "search", error, "its batch is a full one")
         return slot.arm
 
     def report(self, index: int | None, where: str, error: Exception, consequence: str) -> None:

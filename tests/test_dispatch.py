@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from tvm_adaptive.dispatch import Dispatcher
 from tvm_adaptive.errors import WorkerError
-from tvm_adaptive.runner.dispatch import Dispatcher
 from tvm_adaptive.workers import Plan, Step, WorkerPool
 
 

@@ -1,0 +1,39 @@
+"""A cost model as it is now, for a search that runs in another process."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+from tvm_adaptive._tvm import TuneContext
+from tvm_adaptive.cost_model.model import RFEICostModel
+from tvm_adaptive.cost_model.surrogate import Surrogate
+
+
+def has_snapshot(model: Any) -> bool:
+    """Say whether a cost model's Python side can be sent elsewhere."""
+    return isinstance(getattr(model, "_surrogate", None), Surrogate)
+
+
+def snapshot_of(model: Any, context: TuneContext) -> bytes:
+    """Return what another process of this run needs to score a task's candidates.
+
+    Parameters
+    ----------
+    model : object
+        The Python side of ``RFEICostModel``; see :func:`has_snapshot`.
+    context : TuneContext
+        The task whose turn it is, for the journal.
+
+    Returns
+    -------
+    bytes
+        A pickle: for processes of one run only.
+    """
+    model.refit(context)
+    return pickle.dumps(model._surrogate.frozen())
+
+
+def install(model: RFEICostModel, snapshot: bytes) -> None:
+    """Let a model answer as the one that a snapshot was taken of."""
+    model._inst._surrogate = pickle.loads(snapshot)
