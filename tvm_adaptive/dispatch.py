@@ -86,12 +86,11 @@ class Dispatcher(Generic[_TaskT, _ResultT]):
         """Queue a batch; without overlap, return when all of it is measured."""
         now_sec = time.monotonic()
         with self._lock:
-            first, self._n_jobs = self._n_jobs, self._n_jobs + len(tasks)
-        jobs = [
-            Job[_TaskT, _ResultT](index, task, Future(), now_sec)
-            for index, task in enumerate(tasks, first)
-        ]
-        with self._lock:
+            jobs = [
+                Job[_TaskT, _ResultT](index, task, Future(), now_sec)
+                for index, task in enumerate(tasks, self._n_jobs)
+            ]
+            self._n_jobs += len(jobs)
             self._open.update(jobs)
             self._queue.extend(jobs)
         if self._overlap:

@@ -141,7 +141,7 @@ def make_parts(
             made[part] = base.create(name, **stock[part])
     if lanes is not None:
         build = _build_options(config, target, work_dir, None)
-        shelf = Shelf(work_dir / build.pop("artifact_dir").name)
+        shelf = Shelf(build.pop("artifact_dir"))
         build.pop("server")
         made["strategy"] = LaneSearch(made["strategy"], lanes, shelf, build, journal)
         made["builder"] = ShelfBuilder(shelf, made["builder"])

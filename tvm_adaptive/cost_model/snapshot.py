@@ -7,12 +7,6 @@ from typing import Any
 
 from tvm_adaptive._tvm import TuneContext
 from tvm_adaptive.cost_model.model import RFEICostModel
-from tvm_adaptive.cost_model.surrogate import Surrogate
-
-
-def has_snapshot(model: Any) -> bool:
-    """Say whether a cost model's Python side can be sent elsewhere."""
-    return isinstance(getattr(model, "_surrogate", None), Surrogate)
 
 
 def snapshot_of(model: Any, context: TuneContext) -> bytes:
@@ -21,7 +15,7 @@ def snapshot_of(model: Any, context: TuneContext) -> bytes:
     Parameters
     ----------
     model : object
-        The Python side of ``RFEICostModel``; see :func:`has_snapshot`.
+        The Python side of ``RFEICostModel``.
     context : TuneContext
         The task whose turn it is, for the journal.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from concurrent.futures import Future
 from typing import Any
 
@@ -10,8 +9,6 @@ from tvm_adaptive.errors import InvalidOptionError, LaneError, essence
 from tvm_adaptive.lanes.base import Answer
 from tvm_adaptive.lanes.fill import fill
 from tvm_adaptive.lanes.order import Order
-
-logger = logging.getLogger(__name__)
 
 # Ray starts a task anew when its node dies; a task that kills nodes must not go on so.
 _MAX_RETRIES = 2

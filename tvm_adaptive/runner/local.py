@@ -8,7 +8,6 @@ import functools
 import logging
 import math
 from collections.abc import Sequence
-from concurrent.futures import Future
 from typing import Any
 
 from tvm_adaptive._tvm import (
@@ -158,10 +157,7 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
         list of FinishedFuture or PendingFuture
             In the order of ``runner_inputs``; all done unless measured in the background.
         """
-        # One for the batch: another task's by the time that it is measured.
-        best = copy.copy(self._incumbent)
-        candidates = [Candidate(each, best) for each in runner_inputs]
-        return wait_or_not(self._dispatcher.submit(candidates), overlap=self.overlap)
+        return send(self._dispatcher, runner_inputs, self._incumbent, overlap=self.overlap)
 
     def close(self) -> None:
         """End the workers; a later :meth:`run` starts new ones."""
@@ -293,10 +289,17 @@ class TimingLog:
             logger.exception("%s could not write to the journal", self._name)
 
 
-def wait_or_not(
-    answers: Sequence[Future[FinishedFuture]], *, overlap: bool
+def send(
+    dispatcher: Dispatcher[Candidate, FinishedFuture],
+    runner_inputs: Sequence[RunnerInput],
+    incumbent: Incumbent | None,
+    *,
+    overlap: bool,
 ) -> list[FinishedFuture] | list[PendingFuture]:
-    """Return what MetaSchedule is given for a batch."""
+    """Give a batch to devices; return what MetaSchedule is given for it."""
+    # One for the batch: another task's by the time that it is measured.
+    best = copy.copy(incumbent)
+    answers = dispatcher.submit([Candidate(each, best) for each in runner_inputs])
     if overlap:
         return [PendingFuture(answer) for answer in answers]
     return [answer.result() for answer in answers]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import shutil
 import tempfile
@@ -15,7 +14,13 @@ from typing import Any
 from tvm_adaptive._tvm import PyRunner, RPCConfig, RunnerInput, derived_object
 from tvm_adaptive.asides import Incumbent, TimingErrors
 from tvm_adaptive.dispatch import Dispatcher, Job
-from tvm_adaptive.errors import InvalidOptionError, WorkerDiedError, WorkerError, essence
+from tvm_adaptive.errors import (
+    InvalidOptionError,
+    WorkerDiedError,
+    WorkerError,
+    WorkerTaskError,
+    essence,
+)
 from tvm_adaptive.fork_server import ForkServer, new_fork_server
 from tvm_adaptive.measure_callback.journal import JournalWriter
 from tvm_adaptive.records import Timing
@@ -36,7 +41,7 @@ from tvm_adaptive.runner.local import (
     as_task,
     checked_timeout,
     make_options,
-    wait_or_not,
+    send,
     with_race,
 )
 from tvm_adaptive.runner.measure import MeasureFunction
@@ -196,10 +201,7 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         list of FinishedFuture or PendingFuture
             In the order of ``runner_inputs``; all done unless measured in the background.
         """
-        # One for the batch: another task's by the time that it is measured.
-        best = copy.copy(self._incumbent)
-        candidates = [Candidate(each, best) for each in runner_inputs]
-        return wait_or_not(self._dispatcher.submit(candidates), overlap=self.overlap)
+        return send(self._dispatcher, runner_inputs, self._incumbent, overlap=self.overlap)
 
     def close(self) -> None:
         """End the workers and give the devices back."""
@@ -276,9 +278,8 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
 
     def _refused(self, address: str, job: _CandidateJob, refusal: Refusal) -> None:
         if refusal.device_lives:
-            message = f"Error: {refusal.text}"
-            answer = self._log.fail(job.index, message, essence(refusal.text), board=address)
-            self._dispatcher.settle(job, answer)
+            error = WorkerTaskError(refusal.text)
+            self._dispatcher.settle(job, self._log.failed(job.index, error, board=address))
         else:
             self._lost(address, job, WorkerDiedError(refusal.text))
 
