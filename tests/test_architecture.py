@@ -40,6 +40,7 @@ ADAPTERS = {
     "runner/finalists.py",
     "runner/futures.py",
     "runner/lease.py",
+    "runner/leasing.py",
     "runner/local.py",
     "runner/measure.py",
     "runner/rpc.py",
@@ -67,6 +68,7 @@ COMMON = {
     "tvm_adaptive.measure_callback.journal",
     "tvm_adaptive.records",
     "tvm_adaptive.fork_server",
+    "tvm_adaptive.station",
     "tvm_adaptive.workers",
 }
 

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tvm
-from tvm.s_tir import meta_schedule as ms
 
 from tvm_adaptive import TuneConfig, tune, tune_tir
 from tvm_adaptive._tvm import IRModule, te_workload
@@ -23,6 +21,7 @@ from tvm_adaptive.measure_callback import read_journal
 from tvm_adaptive.outcome import TuneReport
 from tvm_adaptive.remember import RUN_STORE
 from tvm_adaptive.resume import resume
+from tvm_adaptive.testing.runs import recorded_programs
 
 QUICK = TuneConfig(
     search=SearchConfig(n_trials_per_round=4, population_size=64, genetic_num_iters=1),
@@ -45,16 +44,6 @@ def of_kind(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     return [event for event in events if event["event"] == kind]
 
 
-def programs(work_dir: Path) -> list[str]:
-    """Return what every record of a run's database stands for."""
-    found = []
-    for record in ms.database.JSONDatabase(work_dir=str(work_dir)).get_all_tuning_records():
-        schedule = tvm.s_tir.Schedule(record.workload.mod)
-        record.trace.apply_to_schedule(schedule, remove_postproc=False)
-        found.append(schedule.mod.script())
-    return found
-
-
 class Notes:
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -75,7 +64,7 @@ def test_a_run_goes_on_where_it_ended(tmp_path: Path) -> None:
     second = resume(tmp_path, trials=16, observer=observer)
     assert (first.n_trials, second.n_trials) == (8, 16)
     assert second.elapsed_sec > first.elapsed_sec
-    assert len(set(programs(tmp_path))) == len(programs(tmp_path)) == 16
+    assert len(set(recorded_programs(tmp_path))) == len(recorded_programs(tmp_path)) == 16
 
     before, after = sittings(tmp_path)
     assert any("goes on after 8 trials" in note for note in observer.notes)
@@ -218,7 +207,7 @@ def test_a_run_that_was_stopped_goes_on_from_the_command_line(
     first, second = sittings(work_dir)
     counts = [len(event["latencies_ms"]) for event in of_kind(first + second, "measured")]
     assert sum(counts) == 64
-    found = programs(work_dir)
+    found = recorded_programs(work_dir)
     assert len(found) >= 64
     assert len(set(found)) == len(found)
     assert of_kind(second, "restored")[0]["n_samples"] >= done

@@ -98,8 +98,8 @@ def apply(
     out_dir : str or Path
         Made if it is not there.
     target, config, observer, input_shapes
-        As in :func:`~tvm_adaptive.tune`; of ``config`` what concerns the model and the
-        store. Not for a run, which has its own.
+        As in :func:`~tvm_adaptive.tune`; of ``config`` what concerns the model, the store
+        and the farm that a foreign target needs. A run has its own, but for another farm.
 
     Returns
     -------
@@ -119,6 +119,9 @@ def apply(
         if target is not None or input_shapes:
             raise InvalidOptionError(f"Target and shapes are those of the run {what}; leave them.")
         plan = _plan_of_run(run)
+        if config.measure.tracker is not None:
+            moved = plan.config.replace(runner=config.runner, measure=config.measure)
+            plan = dataclasses.replace(plan, config=moved)
     else:
         plan = _Plan(what, target, dict(input_shapes or {}), config, None)
     workload = load(plan.what, plan.input_shapes)
@@ -173,7 +176,7 @@ def _compile_network(session: Session, network: Network, database: Database) -> 
     with NetworkJudge(session, network, prepared) as judge:
         judge.measure_untuned()
         comparison = judge.measure_tuned(database)
-    library = session.work_dir / f"{network.name}.so"
+    library = judge.library or session.work_dir / f"{network.name}.so"
     kind = device_kind(session.target)
     arguments = [
         Argument(name, shape, network.input_dtypes[name])
@@ -191,7 +194,7 @@ def _compile_function(session: Session, workload: TIRWorkload, database: Databas
         judge.measure_untuned()
         comparison = judge.measure_tuned(database)
     (task,) = tasks  # what has a name has one function
-    library = session.work_dir / f"{task.task_name}.so"
+    library = judge.libraries[str(task.task_name)]
     arguments = [
         Argument(f"buffer_{place}", tuple(int(extent) for extent in info.shape), str(info.dtype))
         for place, info in enumerate(args_info_of(workload.mod))

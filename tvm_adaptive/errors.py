@@ -81,6 +81,10 @@ class WorkerTaskError(WorkerError):
     """The function raised inside the worker; the message carries the remote traceback."""
 
 
+class NoDeviceError(WorkerError):
+    """No device of a farm could be had; what should run there has done no wrong."""
+
+
 class LaneError(AdaptiveError):
     """A batch could not be searched and built elsewhere, whoever tried."""
 

@@ -66,7 +66,9 @@ def decide(
         contextlib.closing(
             make_builder(session.config, session.target, session.work_dir, server=session.server)
         ) as builder,
-        contextlib.closing(finalist_pool(n_cores_of(session.target), session.server)) as pool,
+        contextlib.closing(
+            finalist_pool(n_cores_of(session.target), session.server, session.farm)
+        ) as pool,
     ):
         for n_done, index in enumerate(order):
             task = tasks[index]

@@ -33,7 +33,9 @@ from tvm_adaptive.models.compile import device_kind
 from tvm_adaptive.models.network import Original
 from tvm_adaptive.models.operator import try_function
 from tvm_adaptive.outcome import Comparison
+from tvm_adaptive.runner.leasing import LeasingPool
 from tvm_adaptive.session import Session
+from tvm_adaptive.station import save_linked
 from tvm_adaptive.target import n_cores_of
 from tvm_adaptive.workers import WorkerPool
 
@@ -72,7 +74,8 @@ class _Judge:
     Attributes
     ----------
     library : Path or None
-        The tuned library, once there is one.
+        The tuned library, once there is one. For a device elsewhere that could not link it,
+        its objects as an archive.
     coverage : str
         How much of what was compiled is tuned; empty until then.
     n_tuned : int
@@ -81,9 +84,7 @@ class _Judge:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._pool = WorkerPool(
-            1, env=thread_env(n_cores_of(session.target)), server=session.server
-        )
+        self._pool = worker_of(session)
         self._build_sec = 0.0
         self.library: Path | None = None
         self.coverage = ""
@@ -105,9 +106,35 @@ class _Judge:
         (outcome,) = self._pool.map(function, [task], _RUN_TIMEOUT_SEC)
         if outcome.error is None:
             return outcome.value
-        self._session.observer.note(f"{path.name} could not be run: {outcome.error}")
-        self._session.journal.write("error", where=path.name, message=str(outcome.error))
+        self._tell_failure(path, outcome.error)
         return None
+
+    def _tell_failure(self, path: Path, error: Exception) -> None:
+        self._session.observer.note(f"{path.name} could not be made and run: {essence(error)}")
+        self._session.journal.write("error", where=path.name, message=str(error))
+
+    @property
+    def _suffix(self) -> str:
+        """What a library is called that is to be run: this machine links for itself only."""
+        return ".so" if self._session.farm is None else ".tar"
+
+    def _linked(self, path: Path) -> Path:
+        """Return a library that was run as one to keep; on a farm, a device links it."""
+        library = path.with_suffix(".so")
+        if library != path:
+            library.unlink(missing_ok=True)
+            self._run(save_linked, (str(path), str(library)), path)
+            if not library.is_file():
+                return path
+            path.unlink()
+        return library
+
+
+def worker_of(session: Session) -> WorkerPool:
+    """Return a worker that runs libraries: on this machine, or on the session's farm."""
+    if session.farm is not None:
+        return LeasingPool(session.farm, server=session.server)
+    return WorkerPool(1, env=thread_env(n_cores_of(session.target)), server=session.server)
 
 
 class NetworkJudge(_Judge):
@@ -141,7 +168,7 @@ class NetworkJudge(_Judge):
             When it computes something else than what it was imported from.
         """
         with self._session.stage("untuned"):
-            path = self._session.work_dir / "untuned.so"
+            path = self._session.work_dir / f"untuned{self._suffix}"
             start_sec = time.perf_counter()
             self._compile(None, path)
             self._build_sec = time.perf_counter() - start_sec
@@ -195,11 +222,15 @@ class NetworkJudge(_Judge):
         if self._session.budget.interrupted:
             return None
         with self._session.stage("compile"):
-            path = self._session.work_dir / f"{self._prepared.name}.so"
-            self._compile(database, path)
-            self.library = path
+            path = self._session.work_dir / f"{self._prepared.name}{self._suffix}"
+            try:
+                self._compile(database, path)
+            except Exception as error:  # of TVM's passes, the linker or the disk
+                self._tell_failure(path, error)
+                return None
         with self._session.stage("compare"):
             after = self._measure(path, min_seconds=_TIMING_SEC)
+            self.library = self._linked(path)
         if after is None or self._before is None:
             return None
         difference = largest_difference(after.outputs, self._before.outputs)
@@ -241,12 +272,18 @@ class FunctionJudge(_Judge):
     ----------
     session : Session
     tasks : sequence of ExtractedTask
+
+    Attributes
+    ----------
+    libraries : dict of str to Path
+        Of the tuned functions, by the names of their tasks.
     """
 
     def __init__(self, session: Session, tasks: Sequence[ExtractedTask]) -> None:
         super().__init__(session)
         self._tasks = tasks
         self._before: list[Whole | None] = []
+        self.libraries: dict[str, Path] = {}
 
     @property
     def reserve_sec(self) -> float:
@@ -303,10 +340,12 @@ class FunctionJudge(_Judge):
         mod = task.dispatched[0]
         # Not the same name twice: a worker that has loaded a library would find the old
         # one under it.
-        suffix = "untuned.so" if database is None else "so"
-        path = self._session.work_dir / f"{task.task_name}.{suffix}"
+        state = ".untuned" if database is None else ""
+        path = self._session.work_dir / f"{task.task_name}{state}{self._suffix}"
         compile_tir(mod, self._session.target, database).export_library(str(path))
         args = [(tuple(int(n) for n in arg.shape), str(arg.dtype)) for arg in args_info_of(mod)]
         job = (str(path), args, device_kind(self._session.target), self._session.seed)
         found = self._run(try_function, job, path)
+        if database is not None:
+            self.libraries[str(task.task_name)] = self._linked(path)
         return None if found is None else Whole(*found)

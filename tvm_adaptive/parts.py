@@ -34,8 +34,9 @@ from tvm_adaptive.search_strategy.stoppable import StoppableSearch
 from tvm_adaptive.search_strategy.travel import Relatives
 from tvm_adaptive.target import n_cores_of
 
-# Those that measure on the machine that builds.
+# Those that measure on the machine that builds, and those that measure behind a tracker.
 LOCAL_RUNNERS = ("adaptive", "local")
+FARM_RUNNERS = ("adaptive-rpc", "rpc")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +178,25 @@ def make_builder(
     """Construct our builder, whatever the configuration names; for the play-offs, held here."""
     options = _build_options(config, target, work_dir, server)
     # What is built here is known to build, and may be the best there is.
-    return registry.create("builder", "persistent", **{**options, "patience": None}, link=True)
+    options["patience"] = None
+    return registry.create(
+        "builder", "persistent", **options, link=config.runner not in FARM_RUNNERS
+    )
+
+
+def farm_of(config: TuneConfig) -> RPCConfig | None:
+    """Return where the devices are that a configuration measures on; None for here.
+
+    Raises
+    ------
+    InvalidOptionError
+        When neither it nor TVM's environment variables say so.
+    """
+    if config.runner not in FARM_RUNNERS:
+        return None
+    from tvm_adaptive.runner.rpc import complete_config
+
+    return complete_config(_rpc_config(config.measure))
 
 
 def _build_options(

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import logging
 import os
+import shutil
 import signal
 import threading
 import time
@@ -15,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
-from tvm_adaptive._tvm import FFI_VERSION, TVM_VERSION, Target
+from tvm_adaptive._tvm import FFI_VERSION, TVM_VERSION, RPCConfig, Target
 from tvm_adaptive._versions import installed_version
 from tvm_adaptive.budget import Budget
 from tvm_adaptive.config import TuneConfig
@@ -27,12 +28,14 @@ from tvm_adaptive.measure_callback.journal import Journal
 from tvm_adaptive.measure_callback.recorder import RunProgress
 from tvm_adaptive.memory import open_store, told_name
 from tvm_adaptive.models.prepare import check_layout
-from tvm_adaptive.parts import check_names
+from tvm_adaptive.parts import check_names, farm_of
 from tvm_adaptive.target import TargetLike, resolve_target
 
 logger = logging.getLogger(__name__)
 
 JOURNAL_FILE = "journal.jsonl"
+# A batch's libraries are some megabytes, its records some kilobytes; other programs write, too.
+LEAST_FREE_BYTES = 32 << 20
 # Where the functions are that workers are given, by stage: untuned, search, play-off, compare.
 _WORKER_MODULES = (
     "tvm_adaptive.models",
@@ -98,6 +101,8 @@ class Session:
         Forks the run's workers; None where there is no such thing.
     store : RecordStore or None
         What earlier runs measured, and where this one's trials are kept.
+    farm : RPCConfig or None
+        Where the devices are that everything runs on; None for this machine.
     history : History
         What earlier sittings of the run did; empty for a run that is not resumed.
     stage_secs : dict of str to float
@@ -116,6 +121,7 @@ class Session:
     observer: Observer
     server: ForkServer | None
     store: RecordStore | None
+    farm: RPCConfig | None = None
     history: History = dataclasses.field(default_factory=History)
     stage_secs: dict[str, float] = dataclasses.field(default_factory=dict)
 
@@ -146,7 +152,18 @@ class Session:
     def should_stop(self) -> bool:
         """Say whether to end the search; asked before each round."""
         self.budget.round_started()
+        self._see_disk()
         return self.budget.should_stop()
+
+    def _see_disk(self) -> None:
+        """End the run like an interrupt before candidates fail for want of room."""
+        failure = self.journal.failure
+        problem = _want_of_room(self.work_dir) if failure is None else str(failure)
+        if problem and not self.budget.interrupted:
+            self.observer.note(
+                f"{problem}; the run ends here. Make room, then go on with --resume {self.work_dir}"
+            )
+            self.budget.interrupt()
 
 
 @contextlib.contextmanager
@@ -185,6 +202,7 @@ def open_session(
     check_names(config)
     check_layout(config.layout)
     resolved = resolve_target(target)
+    farm = farm_of(config)
     history = read_history(Path(work_dir) / JOURNAL_FILE) if resume else History()
     budget.spent_sec = history.spent_sec
     server = new_fork_server(_WORKER_MODULES)
@@ -208,6 +226,7 @@ def open_session(
             observer=observer or NoObserver(),
             server=server,
             store=store,
+            farm=farm,
             history=history,
         )
         _tell_begin(session, what)
@@ -219,6 +238,14 @@ def open_session(
             seconds=budget.elapsed_sec,
             stages=session.stage_secs,
         )
+
+
+def _want_of_room(folder: Path) -> str:
+    """Say how little room a folder has left; nothing if there is enough."""
+    free = shutil.disk_usage(folder).free
+    if free >= LEAST_FREE_BYTES:
+        return ""
+    return f"only {free / 2**20:.0f} MiB are left on the disk of {folder}"
 
 
 def _tell_begin(session: Session, what: str) -> None:
@@ -306,6 +333,9 @@ def journal_of(work_dir: Path) -> Path:
 
 def _open_journal(work_dir: Path, observer: Observer | None) -> Journal:
     """Make a run's directory and open its journal."""
+    place = next(each for each in (work_dir, *work_dir.absolute().parents) if each.exists())
+    if problem := _want_of_room(place):
+        raise InvalidOptionError(f"There is no room for a run: {problem}. Choose another place.")
     try:
         work_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:

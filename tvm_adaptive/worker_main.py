@@ -98,7 +98,7 @@ def defer_package(name: str) -> None:
     """Let parts of a package be imported without its ``__init__``.
 
     A worker needs one or two parts; ``__init__`` imports all of them. It is run when
-    a name is asked of the package itself.
+    a name is asked of the package itself that is none of its modules'.
     """
     spec = importlib.util.find_spec(name)
     if spec is None or spec.loader is None:
@@ -110,6 +110,8 @@ def defer_package(name: str) -> None:
         # Python itself asks modules for names of its own, which must not load anything.
         if attribute.startswith("__") and attribute not in ("__all__", "__version__"):
             raise AttributeError(attribute)
+        if importlib.util.find_spec(f"{name}.{attribute}") is not None:
+            return importlib.import_module(f"{name}.{attribute}")
         del package.__dict__["__getattr__"]
         loader.exec_module(package)
         return getattr(package, attribute)

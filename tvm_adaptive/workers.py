@@ -168,11 +168,15 @@ class WorkerPool:
             In the order of ``tasks``; a task that failed carries its error, also when
             it could not be sent or no worker could be started.
         """
-        plans = [_one_step(Step("running", function, args, timeout_sec)) for args in tasks]
+        plans = [self.plan_of(Step("running", function, args, timeout_sec)) for args in tasks]
         outcomes = [Outcome()] * len(plans)
         for index, outcome in self.stream(plans):
             outcomes[index] = outcome
         return outcomes
+
+    def plan_of(self, step: Step) -> Plan:
+        """Return what one task of :meth:`map` is; a subclass may put steps before it."""
+        return (yield step)
 
     def stream(
         self, plans: Iterable[Plan | None], *, wake: int | None = None
@@ -355,10 +359,6 @@ def _ended(end: Exception, elapsed_sec: float) -> Outcome:
         return Outcome(error=end, elapsed_sec=elapsed_sec)
     # A mistake in one plan must not cost the others.
     return Outcome(error=WorkerTaskError(f"the plan failed: {end!r}"), elapsed_sec=elapsed_sec)
-
-
-def _one_step(step: Step) -> Plan:
-    return (yield step)
 
 
 def _wait(busy: dict[Worker, _Job], wake: int | None) -> None:

@@ -13,27 +13,20 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import signal
-import socket
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
-from tvm_adaptive._tvm import RPCConfig, RunnerInput
-from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive._tvm import RunnerInput
 from tvm_adaptive.records import Timing
 from tvm_adaptive.runner.measure import MeasureOptions
-from tvm_adaptive.runner.rpc import AdaptiveRPCRunner
-
-KEY = "board"
-_START_SEC = 120.0
+from tvm_adaptive.testing.farm import LoopbackFarm
 
 # Workers cannot import what was started as a program.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -56,13 +49,13 @@ def one_farm(n_devices: int, options: argparse.Namespace, *, kill: bool) -> dict
     kernel_sec = options.kernel_sec
     n = options.candidates * n_devices
     inputs = [RunnerInput(str(kernel_sec), "cpu", []) for _ in range(n)]
-    with a_farm(n_devices) as (config, servers):
-        runner = connect(config, n_devices)
+    with LoopbackFarm(n_devices) as farm:
+        runner = farm.connect(n_devices=n_devices, measure=simulate)
         with contextlib.closing(runner):
             list(runner.run(inputs[: 2 * n_devices]))
             if kill:
                 half_sec = options.candidates * kernel_sec / 2
-                threading.Timer(half_sec, os.killpg, (servers[0].pid, signal.SIGKILL)).start()
+                threading.Timer(half_sec, farm.signal_server, (0, signal.SIGKILL)).start()
             start_sec = time.perf_counter()
             results = [future.result() for future in runner.run(inputs)]
             seconds = time.perf_counter() - start_sec
@@ -84,7 +77,7 @@ def simulate(
     artifact_path: str, device_type: str, args_info: Sequence[Any], options: MeasureOptions
 ) -> Timing:
     """Take the seconds that the artifact's name says, on the device that is held."""
-    from tvm_adaptive.runner import lease
+    from tvm_adaptive import station
     from tvm_adaptive.runner.measure import RANDOM_FILL
 
     del device_type, args_info, options
@@ -92,66 +85,8 @@ def simulate(
     end_sec = time.monotonic() + seconds
     while (left_sec := end_sec - time.monotonic()) > 0:
         time.sleep(min(0.1, left_sec))
-        lease._Lease.session.get_function(RANDOM_FILL)  # fails once the device is gone
+        station.function(RANDOM_FILL)  # fails once the device is gone
     return Timing(seconds, 0.0, 1, 1, "precise", seconds)
-
-
-@contextlib.contextmanager
-def a_farm(n_devices: int) -> Iterator[tuple[RPCConfig, list[subprocess.Popen[bytes]]]]:
-    """Start a tracker and servers."""
-    port = free_port()
-    processes = [program("rpc_tracker", port)]
-    tracker = ["--tracker", f"127.0.0.1:{port}", "--key", KEY]
-    try:
-        await_port(port)
-        processes += [program("rpc_server", free_port(), *tracker) for _ in range(n_devices)]
-        yield RPCConfig("127.0.0.1", port, KEY, 1, 30), processes[1:]
-    finally:
-        for process in processes:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def connect(config: RPCConfig, n_devices: int) -> AdaptiveRPCRunner:
-    """Return a runner when all devices are there."""
-    end_sec = time.monotonic() + _START_SEC
-    while time.monotonic() < end_sec:
-        with contextlib.suppress(InvalidOptionError):
-            runner = AdaptiveRPCRunner(config, measure=simulate)
-            if runner.n_devices == n_devices:
-                return runner
-            runner.close()
-        time.sleep(0.5)
-    raise TimeoutError(f"{n_devices} servers have not come")
-
-
-def program(name: str, port: int, *more: str) -> subprocess.Popen[bytes]:
-    """Start one of TVM's programs on loopback."""
-    where = ["--host", "127.0.0.1", "--port", str(port), "--port-end", str(port + 1)]
-    return subprocess.Popen(
-        [sys.executable, "-m", f"tvm.exec.{name}", *where, *more],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def await_port(port: int) -> None:
-    """Wait until somebody listens."""
-    end_sec = time.monotonic() + _START_SEC
-    while time.monotonic() < end_sec:
-        with contextlib.suppress(OSError):
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            return
-        time.sleep(0.1)
 
 
 if __name__ == "__main__":

@@ -12,10 +12,9 @@ from typing import Any
 
 import psutil
 import pytest
-import tvm
-from tvm.s_tir import meta_schedule as ms
 
 from tvm_adaptive.measure_callback import read_journal
+from tvm_adaptive.testing.runs import journalled_trials, recorded_programs
 
 pytestmark = pytest.mark.slow
 
@@ -35,20 +34,6 @@ def events(work_dir: Path, kind: str) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     return [event for event in read_journal(path) if event["event"] == kind]
-
-
-def n_measured(work_dir: Path) -> int:
-    return sum(len(event["latencies_ms"]) for event in events(work_dir, "measured"))
-
-
-def programs(work_dir: Path) -> list[str]:
-    """Return what every record of a run's database stands for."""
-    found = []
-    for record in ms.database.JSONDatabase(work_dir=str(work_dir)).get_all_tuning_records():
-        schedule = tvm.s_tir.Schedule(record.workload.mod)
-        record.trace.apply_to_schedule(schedule, remove_postproc=False)
-        found.append(schedule.mod.script())
-    return found
 
 
 def orphans() -> list[psutil.Process]:
@@ -77,7 +62,7 @@ def test_stopped_at_random_moments_it_comes_to_its_end(
             time.sleep(0.02)
         process.send_signal(number)
         codes.append(process.wait(timeout=120))
-        counts.append(n_measured(work_dir))
+        counts.append(journalled_trials(work_dir))
         assert counts[-1] >= counts[-2], "a trial was lost"
         if counts[-1] or events(work_dir, "model"):
             arguments = ["--resume", str(work_dir)]
@@ -86,8 +71,8 @@ def test_stopped_at_random_moments_it_comes_to_its_end(
     # Not before Python has set its handlers, or after the end.
     expected = {-number, 0} if number == signal.SIGKILL else {-number, 0, 130}
     assert set(codes) <= expected
-    assert n_measured(work_dir) == TRIALS
-    found = programs(work_dir)
+    assert journalled_trials(work_dir) == TRIALS
+    found = recorded_programs(work_dir)
     assert len(found) >= TRIALS
     assert len(set(found)) == len(found), "a trial was measured twice"
     time.sleep(1.0)

@@ -90,6 +90,9 @@ class NoLanes:
         answer.set_result(LaneError("nobody is there"))
         return answer
 
+    def is_alive(self) -> bool:
+        return False
+
     def close(self) -> None:
         pass
 
@@ -100,6 +103,20 @@ def test_without_any_lane_the_search_goes_on_here(make_task: Any) -> None:
     errors = alone.journal.of("error")
     assert [error["message"] for error in errors] == ["nobody is there"] * 2
     assert errors[0]["task"] == "gmm"
+
+
+class DeadLanes(NoLanes):
+    """Lanes that take an order and die."""
+
+    def submit(self, order: Any) -> Future[Any]:
+        return Future()
+
+
+def test_lanes_that_die_are_not_waited_for(make_task: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tvm_adaptive.lanes.search.LOOK_SEC", 0.1)
+    here, alone = make_task(), make_task(DeadLanes())
+    assert here.round() == alone.round()
+    assert alone.journal.of("error")[0]["message"] == "no lane is left"
 
 
 class Bomb:

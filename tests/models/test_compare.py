@@ -121,5 +121,5 @@ def test_a_crash_there_is_an_error_here(case, tmp_path):
 
 
 def test_libraries_must_be_shared_ones(case, tmp_path):
-    with pytest.raises(InvalidOptionError, match=r"path must end in .so but got"):
-        export(case.tuned["NHWC"], tmp_path / "network.tar")
+    with pytest.raises(InvalidOptionError, match=r"path must end in .so or .tar but got"):
+        export(case.tuned["NHWC"], tmp_path / "network.zip")

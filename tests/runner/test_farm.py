@@ -26,12 +26,13 @@ KERNEL_SEC = 0.3
 
 def simulate(artifact_path, device_type, args_info, options):
     """Take KERNEL_SEC on the device that is held."""
-    from tvm_adaptive.runner import lease, measure
+    from tvm_adaptive import station
+    from tvm_adaptive.runner import measure
 
     end_sec = time.monotonic() + KERNEL_SEC
     while time.monotonic() < end_sec:
         time.sleep(0.02)
-        lease._Lease.session.get_function(measure.RANDOM_FILL)  # fails once it is gone
+        station.function(measure.RANDOM_FILL)  # fails once it is gone
     return Timing(1.0 + int(artifact_path), 0.0, 1, 1, "precise", KERNEL_SEC)
 
 
@@ -126,10 +127,10 @@ def test_devices_of_different_speed_give_comparable_times(make_farm, journal, tm
 
 def crash_on_device(artifact_path, device_type, args_info, options):
     """End the server's process of this session, as a kernel that crashes does."""
-    from tvm_adaptive.runner import lease
+    from tvm_adaptive import station
 
     if artifact_path == "crash":
-        lease._Lease.session.get_function("tests.no_such_function")
+        station.function("tests.no_such_function")
         raise AssertionError("unreachable")
     return Timing(1.0, 0.0, 1, 1, "precise", 0.1)
 

@@ -9,7 +9,12 @@ from typing import Any
 
 from rich.console import Console
 
-from tvm_adaptive.cli.arguments import WHAT_HELP, add_model_options
+from tvm_adaptive.cli.arguments import (
+    WHAT_HELP,
+    add_farm_options,
+    add_model_options,
+    with_farm,
+)
 from tvm_adaptive.cli.codes import EXIT_BAD_RESULT, EXIT_OK
 from tvm_adaptive.cli.display import Display
 from tvm_adaptive.cli.summary import comparison_lines
@@ -35,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
             what,
             out_dir=out_dir,
             target=options.target,
-            config=config,
+            config=with_farm(config, options),
             observer=display,
             input_shapes=dict(options.input_shape),
         )
@@ -68,6 +73,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     )
     apply.add_argument("--out", type=Path, metavar="DIR", help="default: below applied")
     add_model_options(apply)
+    add_farm_options(apply)
     apply.add_argument("--store", metavar="NAME", help="where records are, if not of a run")
     apply.add_argument("-q", "--quiet", action="store_true", help="print the result only")
     apply.add_argument("-v", "--verbose", action="store_true", help="log what happens inside")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import re
+
+from tvm_adaptive.config import TuneConfig
 
 WHAT_HELP = (
     "a model of your own, as net.onnx, net.pt2 (torch.export.save), net.json (Relax, "
@@ -104,4 +107,26 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "--prepack",
         action=argparse.BooleanOptionalAction,
         help="let schedules choose the layout of weights (default: on CPUs)",
+    )
+
+
+def add_farm_options(parser: argparse.ArgumentParser) -> None:
+    """Add what says where devices elsewhere are."""
+    parser.add_argument(
+        "--tracker",
+        metavar="HOST:PORT",
+        help="measure on the devices behind an RPC tracker (--runner adaptive-rpc)",
+    )
+    parser.add_argument("--tracker-key", metavar="KEY", help="which of the tracker's devices")
+
+
+def with_farm(config: TuneConfig, options: argparse.Namespace) -> TuneConfig:
+    """Return a configuration with the devices that the options name, if they name some."""
+    given = {"tracker": options.tracker, "tracker_key": options.tracker_key}
+    measure = {name: value for name, value in given.items() if value is not None}
+    if not measure:
+        return config
+    return config.replace(
+        measure=dataclasses.replace(config.measure, **measure),
+        runner=config.runner if options.tracker is None else "adaptive-rpc",
     )

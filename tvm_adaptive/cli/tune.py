@@ -14,10 +14,12 @@ from rich.console import Console
 from tvm_adaptive import registry, tune
 from tvm_adaptive.cli.arguments import (
     WHAT_HELP,
+    add_farm_options,
     add_model_options,
     parse_count,
     parse_duration,
     parse_latency,
+    with_farm,
 )
 from tvm_adaptive.cli.codes import EXIT_BAD_RESULT, EXIT_INTERRUPTED, EXIT_OK
 from tvm_adaptive.cli.display import Display
@@ -135,29 +137,23 @@ def config_of(options: argparse.Namespace) -> TuneConfig:
             )
         stage = dataclasses.replace(base.scheduler, plateau_slots=options.until_plateau)
         base = base.replace(scheduler=stage)
-    measure = _given(options, "devices", "tracker", "tracker_key")
-    search = _given(options, "lanes", "ray")
-    runner = options.runner
-    if options.tracker is not None and runner is None:
-        runner = "adaptive-rpc"
+    base = with_farm(base, options)
+    search = {name: getattr(options, name) for name in ("lanes", "ray")}
+    measure = {} if options.devices is None else {"devices": options.devices}
     return base.replace(
-        search=dataclasses.replace(base.search, **search),
+        search=dataclasses.replace(
+            base.search, **{name: value for name, value in search.items() if value is not None}
+        ),
         measure=dataclasses.replace(base.measure, **measure),
         cost_model=options.cost_model,
         strategy=options.strategy,
-        runner=runner,
+        runner=options.runner,
         builder=options.builder,
         task_scheduler=options.task_scheduler,
         layout=options.layout,
         prepack=options.prepack,
         store=options.store,
     )
-
-
-def _given(options: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """Return those of some options that were given."""
-    values = {name: getattr(options, name) for name in names}
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def default_work_dir(what: str) -> str:
@@ -230,12 +226,7 @@ def _add_parts(tune: argparse.ArgumentParser) -> None:
     tune.add_argument(
         "--devices", metavar="LIST", help="local devices that measure, e.g. 0,1 for two GPUs"
     )
-    tune.add_argument(
-        "--tracker",
-        metavar="HOST:PORT",
-        help="measure on the devices behind an RPC tracker (--runner adaptive-rpc)",
-    )
-    tune.add_argument("--tracker-key", metavar="KEY", help="which of the tracker's devices")
+    add_farm_options(tune)
     tune.add_argument(
         "--lanes",
         type=parse_count,

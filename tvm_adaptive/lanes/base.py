@@ -10,6 +10,8 @@ from tvm_adaptive.lanes.order import Delivery, Order
 
 # A round that has not come back by then never will: a lane's machine may be gone for good.
 ORDER_TIMEOUT_SEC = 600.0
+# How often one that waits for an order looks whether anybody is left to fill it.
+LOOK_SEC = 5.0
 # What a lane brought, or why none could bring it.
 Answer = Delivery | LaneError
 
@@ -23,6 +25,9 @@ class Lanes(Protocol):
 
     def submit(self, order: Order) -> Future[Answer]:
         """Have an order filled."""
+
+    def is_alive(self) -> bool:
+        """Say whether anybody is left to fill an order."""
 
     def close(self) -> None:
         """End what is under way."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import time
 import uuid
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -22,7 +24,7 @@ from tvm_adaptive._tvm import (
 )
 from tvm_adaptive.cost_model.snapshot import snapshot_of
 from tvm_adaptive.errors import LaneError
-from tvm_adaptive.lanes.base import ORDER_TIMEOUT_SEC, Answer, Lanes
+from tvm_adaptive.lanes.base import LOOK_SEC, ORDER_TIMEOUT_SEC, Answer, Lanes
 from tvm_adaptive.lanes.order import Order, TaskSpec
 from tvm_adaptive.lanes.shelf import Shelf
 from tvm_adaptive.measure_callback.journal import JournalWriter
@@ -172,10 +174,13 @@ class LaneSearch(PySearchStrategy):  # type: ignore[misc]
     def _delivery(self) -> Answer:
         assert self._pending is not None
         pending, self._pending = self._pending, None
-        try:
-            return pending.result(timeout=ORDER_TIMEOUT_SEC)
-        except FutureTimeoutError:
-            return LaneError(f"nothing came back in {ORDER_TIMEOUT_SEC:g} s")
+        end_sec = time.monotonic() + ORDER_TIMEOUT_SEC
+        while time.monotonic() < end_sec:
+            with contextlib.suppress(FutureTimeoutError):
+                return pending.result(timeout=LOOK_SEC)
+            if not self.lanes.is_alive():
+                return LaneError("no lane is left")
+        return LaneError(f"nothing came back in {ORDER_TIMEOUT_SEC:g} s")
 
     def notify_runner_results(
         self, measure_candidates: list[MeasureCandidate], results: list[RunnerResult]

@@ -9,6 +9,8 @@ writing; :func:`read_journal` forgives exactly that torn last line.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import logging
 import math
@@ -49,12 +51,19 @@ class Journal:
         last line is closed first, so that the new events stay readable.
     listener : callable or None, default None
         Is given each event after it was written; what goes wrong there is logged.
+
+    Attributes
+    ----------
+    failure : OSError or None
+        Why an event could not be written, the last time: a full disk must not end what is
+        under way. Whoever begins the next round looks at it.
     """
 
     def __init__(
         self, path: Path, listener: Callable[[dict[str, Any]], None] | None = None
     ) -> None:
         self.path = path
+        self.failure: OSError | None = None
         self._listener = listener
         self._start_sec = time.monotonic()
         torn = _ends_torn(path)
@@ -76,12 +85,26 @@ class Journal:
         line = {"event": event, "time_sec": round(time.monotonic() - self._start_sec, 6)}
         line.update(fields)
         text = json.dumps(finite(line), allow_nan=False, separators=(",", ":"), default=str)
-        self._file.write(text.encode() + b"\n")
+        self._append(text.encode() + b"\n")
         if self._listener is not None:
             try:
                 self._listener(line)
             except Exception:
                 logger.exception("who follows the journal failed at %s", event)
+
+    def _append(self, line: bytes) -> None:
+        """Write all of a line, or nothing of it."""
+        before = os.fstat(self._file.fileno()).st_size
+        try:
+            n_written = self._file.write(line)
+            if n_written != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            if self.failure is None:
+                logger.error("%s cannot be written: %s", self.path, error)
+            self.failure = error
+            with contextlib.suppress(OSError):
+                self._file.truncate(before)
 
     def close(self) -> None:
         """Close the file; writing afterwards is an error."""

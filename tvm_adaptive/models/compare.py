@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tvm_adaptive._tvm import VirtualMachine, device, load_module, tensor
+from tvm_adaptive import station
+from tvm_adaptive._tvm import VirtualMachine, tensor
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.compile import Compiled
 from tvm_adaptive.records import FloatArray
@@ -74,13 +75,13 @@ def time_network(compiled: Compiled, inputs: Sequence[Array], *, min_seconds: fl
 
 
 def export(compiled: Compiled, path: str | os.PathLike[str]) -> None:
-    """Write a compiled network with its weights to a shared library.
+    """Write a compiled network with its weights to a shared library, or to what makes one.
 
     Parameters
     ----------
     compiled : Compiled
     path : path
-        Must end in ``.so``.
+        Must end in ``.so``, or in ``.tar`` for objects that are not linked yet.
 
     Raises
     ------
@@ -88,8 +89,8 @@ def export(compiled: Compiled, path: str | os.PathLike[str]) -> None:
         When ``path`` ends otherwise.
     """
     name = os.fspath(path)
-    if not name.endswith(".so"):
-        raise InvalidOptionError(f"path must end in .so but got {name!r}.")
+    if not name.endswith((".so", ".tar")):
+        raise InvalidOptionError(f"path must end in .so or .tar but got {name!r}.")
     with _silent_stderr():
         compiled.executable.export_library(name)
 
@@ -106,7 +107,7 @@ def run_exported(
     device_kind : str, default "cpu"
         As in :class:`~tvm_adaptive.models.compile.Compiled`.
     """
-    return _run(load_module(os.fspath(path)), inputs, device_kind)
+    return _run(station.load(os.fspath(path)), inputs, device_kind)
 
 
 def time_exported(
@@ -131,7 +132,7 @@ def time_exported(
     InvalidOptionError
         When ``min_seconds`` is not positive.
     """
-    samples = _time(load_module(os.fspath(path)), inputs, device_kind, min_seconds)
+    samples = _time(station.load(os.fspath(path)), inputs, device_kind, min_seconds)
     return [float(sample) for sample in samples]
 
 
@@ -159,11 +160,12 @@ def try_exported(
     latency_sec : float
         Seconds per inference, the median of repeats; lower is better.
     """
-    executable = load_module(os.fspath(path))
+    executable = station.load(os.fspath(path))
     start_sec = time.perf_counter()
     outputs = _run(executable, inputs, device_kind)
     first_sec = time.perf_counter() - start_sec
-    if first_sec >= min_seconds:
+    # From elsewhere, that is the time to send the inputs, too.
+    if first_sec >= min_seconds and not station.is_elsewhere():
         return outputs, first_sec
     return outputs, float(np.median(_time(executable, inputs, device_kind, min_seconds)))
 
@@ -242,9 +244,12 @@ def _same_structure(outputs: Sequence[Array], reference: Sequence[Array]) -> boo
 
 
 def _run(executable: Any, inputs: Sequence[Array], device_kind: str) -> list[Array]:
-    where = device(device_kind, 0)
+    where = station.place(device_kind)
     machine = VirtualMachine(executable, where)
-    result = machine["main"](*(tensor(value, device=where) for value in inputs))
+    # Not called like a function: its outputs, if several, could not come from a device elsewhere.
+    machine.set_input("main", *(tensor(value, device=where) for value in inputs))
+    machine.invoke_stateful("main")
+    result = machine.get_outputs("main")
     parts = [result] if hasattr(result, "numpy") else list(result)
     return [np.array(part.numpy()) for part in parts]
 
@@ -254,9 +259,10 @@ def _time(
 ) -> FloatArray:
     if not min_seconds > 0:
         raise InvalidOptionError(f"min_seconds must be positive but got {min_seconds!r}.")
-    where = device(device_kind, 0)
+    where = station.place(device_kind)
     machine = VirtualMachine(executable, where)
-    machine.save_function("main", _TIMED, *(tensor(value, device=where) for value in inputs))
+    values = [tensor(value, device=where) for value in inputs]
+    machine.save_function("main", _TIMED, *values, include_return=False)
 
     def repeats(count: int) -> FloatArray:
         evaluator = machine.time_evaluator(

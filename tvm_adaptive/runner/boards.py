@@ -51,6 +51,8 @@ class Board:
         Candidates that it measured.
     n_faults : int
         In a row.
+    n_all_faults : int
+        Since the beginning.
     n_quarantines : int
         In a row: since it last measured a candidate.
     free_at_sec : float
@@ -64,6 +66,7 @@ class Board:
     address: str
     n_timings: int = 0
     n_faults: int = 0
+    n_all_faults: int = 0
     n_quarantines: int = 0
     free_at_sec: float = -math.inf
     reference: Timing | None = None
@@ -130,6 +133,7 @@ class Boards:
         """Note a fault that is the device's own, and leave it alone when there are too many."""
         board, rules = self.board(address), self.rules
         board.n_faults += 1
+        board.n_all_faults += 1
         self._tell("board", address=address, state="fault", n_faults=board.n_faults, reason=why)
         # Back from there it has one chance.
         if board.n_faults < rules.max_faults and not board.n_quarantines:
@@ -193,8 +197,13 @@ class Boards:
         return dataclasses.replace(timing, mean_sec=mean_sec, stderr_sec=stderr_sec)
 
     def as_fields(self) -> list[dict[str, Any]]:
-        """Return each device's record, for the journal."""
+        """Return what is known of each device, for the journal."""
         return [
-            {"address": board.address, "n_timings": board.n_timings, "speed": self.speed(address)}
+            {
+                "address": address,
+                "n_timings": board.n_timings,
+                "n_all_faults": board.n_all_faults,
+                "speed": self.speed(address),
+            }
             for address, board in sorted(self._boards.items())
         ]

@@ -7,7 +7,8 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from tvm_adaptive._tvm import (
     Builder,
@@ -17,7 +18,7 @@ from tvm_adaptive._tvm import (
     TuningRecord,
     args_info_of,
 )
-from tvm_adaptive.errors import WorkerError, WorkerTimeoutError
+from tvm_adaptive.errors import NoDeviceError, WorkerError, WorkerTimeoutError
 from tvm_adaptive.runner.agreement import tolerance
 from tvm_adaptive.runner.finalist_modules import (
     mean_sec,
@@ -29,7 +30,7 @@ from tvm_adaptive.runner.finalist_modules import (
 )
 from tvm_adaptive.runner.finalist_worker import Kernel, check, run_reference, time_once
 from tvm_adaptive.runner.playoff import play_rounds
-from tvm_adaptive.workers import WorkerPool
+from tvm_adaptive.workers import Outcome, WorkerPool
 
 # If all finalists are disqualified the next best get their turn, so often: of thousands of
 # trials, one in a hundred wrong is dozens, and the fastest of all. A task with so many more
@@ -166,6 +167,8 @@ class Contest:
     def _prepare_reference(self, mod: IRModule) -> None:
         try:
             problem = self._run_reference(mod)
+        except NoDeviceError:
+            raise
         except Exception as error:  # e.g. a type that numpy does not know
             problem = repr(error)
         if problem:
@@ -177,8 +180,21 @@ class Contest:
             return error
         self._rtol = tolerance([dtype for dtype, _ in kernel.buffers], reduction_length(mod))
         task = (kernel, self._options.seed, self._reference)
-        (outcome,) = self.pool.map(run_reference, [task], self._options.timeout_sec)
+        outcome = self._call(run_reference, task)
         return None if outcome.error is None else _last_line(outcome.error)
+
+    def _call(self, function: Callable[..., Any], task: tuple[Any, ...]) -> Outcome:
+        """Let the worker do something.
+
+        Raises
+        ------
+        NoDeviceError
+            When it cannot, which is no finalist's fault.
+        """
+        (outcome,) = self.pool.map(function, [task], self._options.timeout_sec)
+        if isinstance(outcome.error, NoDeviceError):
+            raise outcome.error
+        return outcome
 
     def _build(self, batch: Sequence[_Entry], seen: set[int]) -> None:
         jobs: list[tuple[_Entry, bool, IRModule]] = []
@@ -235,7 +251,7 @@ class Contest:
             if finalist.disqualified or finalist.unchecked:
                 continue
             task = (entry.plain, options.seed, self._reference, rtol, atol)
-            (outcome,) = self.pool.map(check, [task], options.timeout_sec)
+            outcome = self._call(check, task)
             if outcome.error is not None:
                 finalist.disqualified = _failure(outcome.error)
             elif outcome.value is not None:
@@ -248,7 +264,7 @@ class Contest:
 
         def measure(index: int) -> float:
             task = (entries[index].timed, options.seed, options.repeat_ms)
-            (outcome,) = self.pool.map(time_once, [task], options.timeout_sec)
+            outcome = self._call(time_once, task)
             if outcome.error is not None:
                 entries[index].finalist.disqualified = _failure(outcome.error)
                 return math.nan

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from tvm_adaptive._tvm import device, load_module, tensor
+from tvm_adaptive import station
+from tvm_adaptive._tvm import tensor
 from tvm_adaptive.runner.agreement import Array, disagreement, random_array, tells_nothing
 from tvm_adaptive.runner.measure import give_threads_cores
 
@@ -44,8 +45,9 @@ class _Loaded:
 
 
 _POSITIVE = "positive"
-# The process lives for one play-off at the most, and finalists are few.
-_loaded: dict[Kernel, _Loaded] = {}
+# The process lives for one play-off at the most, and finalists are few. What was loaded on a
+# device that has been given back is of no use.
+_loaded: dict[tuple[int, Kernel], _Loaded] = {}
 
 
 def warm_up() -> None:
@@ -111,11 +113,12 @@ def time_once(kernel: Kernel, seed: int, repeat_ms: float) -> float:
     seed : int
     repeat_ms : float
     """
-    if kernel not in _loaded:
-        if kernel.device_type == "cpu":
+    key = (station.n_moves(), kernel)
+    if key not in _loaded:
+        if kernel.device_type == "cpu" and not station.is_elsewhere():
             give_threads_cores()
-        _loaded[kernel] = _load(kernel, _start_values(kernel, seed, False))
-    loaded = _loaded[kernel]
+        _loaded[key] = _load(kernel, _start_values(kernel, seed, False))
+    loaded = _loaded[key]
     if loaded.n_runs == 0:
         once = max(_mean_sec(loaded, 1), 1e-9)  # a clock too coarse reads zero
         loaded.n_runs = max(1, math.ceil(repeat_ms * 1e-3 / once))
@@ -144,8 +147,8 @@ def _start_values(kernel: Kernel, seed: int, positive: bool) -> list[Array]:
 
 
 def _load(kernel: Kernel, values: list[Array]) -> _Loaded:
-    place = device(kernel.device_type, kernel.device_index)
-    module = load_module(kernel.artifact_path)
+    place = station.place(kernel.device_type, kernel.device_index)
+    module = station.load(kernel.artifact_path)
     return _Loaded(module, place, [tensor(value, place) for value in values])
 
 

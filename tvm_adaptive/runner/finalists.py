@@ -15,7 +15,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tvm_adaptive._tvm import Builder, Database, IRModule, Target, TuningRecord, copy_record, ms
+from tvm_adaptive._tvm import (
+    Builder,
+    Database,
+    IRModule,
+    RPCConfig,
+    Target,
+    TuningRecord,
+    copy_record,
+    ms,
+)
 from tvm_adaptive.cores import thread_env
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.fork_server import ForkServer
@@ -23,6 +32,7 @@ from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
 from tvm_adaptive.runner.finalist_contest import Contest, ContestOptions, Finalist, as_recorded
 from tvm_adaptive.runner.finalist_modules import sane_records
 from tvm_adaptive.runner.finalist_worker import warm_up
+from tvm_adaptive.runner.leasing import LeasingPool
 from tvm_adaptive.workers import WorkerPool
 
 logger = logging.getLogger(__name__)
@@ -57,7 +67,11 @@ class FinalistReport:
         return None
 
 
-def finalist_pool(n_threads: int | None = None, server: ForkServer | None = None) -> WorkerPool:
+def finalist_pool(
+    n_threads: int | None = None,
+    server: ForkServer | None = None,
+    farm: RPCConfig | None = None,
+) -> WorkerPool:
     """Return the worker that play-offs run in; one can serve all tasks of a run.
 
     Parameters
@@ -66,7 +80,11 @@ def finalist_pool(n_threads: int | None = None, server: ForkServer | None = None
         Threads of a CPU kernel; None for the physical cores that this process may use.
     server : ForkServer or None, default None
         Forks the worker.
+    farm : RPCConfig or None, default None
+        Runs everything on a device that is leased there; None on this machine.
     """
+    if farm is not None:
+        return LeasingPool(farm, server=server)
     return WorkerPool(
         1, setup=warm_up, replace_after_error=True, env=thread_env(n_threads), server=server
     )
@@ -163,7 +181,8 @@ def play_off(
         finalists.sort(key=lambda each: each is not contest.winner)
     elapsed_sec = time.monotonic() - start_sec
     report = FinalistReport(task_name, tuple(finalists), reason, elapsed_sec)
-    journal.write("playoff", **_as_fields(report))
+    board = {"board": pool.address} if isinstance(pool, LeasingPool) else {}
+    journal.write("playoff", **_as_fields(report), **board)
     return report
 
 

@@ -7,15 +7,16 @@ whatever device the tracker gives it and does not say which; a farm has to know.
 from __future__ import annotations
 
 import dataclasses
+import math
 import select
 import socket
 import struct
 import time
 import traceback
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 from typing import Any
 
+from tvm_adaptive import station
 from tvm_adaptive._tvm import RPCConfig, rpc_base, rpc_connect
 from tvm_adaptive.errors import AdaptiveError
 from tvm_adaptive.records import Timing
@@ -24,7 +25,14 @@ from tvm_adaptive.runner.measure import RANDOM_FILL, MeasureOptions, measure_mod
 # How often one that waits for a device or for a server looks at the tracker again.
 TRACKER_POLL_SEC = 1.0
 # A tracker answers within milliseconds; this much allows for a slow network.
-CONNECT_TIMEOUT_SEC = 5.0
+TRACKER_TIMEOUT_SEC = 5.0
+# What one look at the tracker, or one session, may take to be there on top of waiting.
+CONNECT_TIMEOUT_SEC = 10.0
+# Time for a server to register, at the start or again after a restart.
+SERVER_WAIT_SEC = 10.0
+# The server ends a session this long after our own deadline: ours gives the better
+# message, the server's frees a device whose client is gone.
+SESSION_GRACE_SEC = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,8 +56,8 @@ class _Lease:
 
     # What the tracker gave: host, port and the key to show there.
     offer: tuple[str, int, str] | None = None
-    session: Any = None
-    n_uploads = 0
+    # Monotonic time of the session's end.
+    end_sec = -math.inf
 
 
 def address_of(host: str, port: int) -> str:
@@ -135,12 +143,22 @@ def open_session(timeout_sec: int) -> None:
     """
     assert _Lease.offer is not None
     host, port, key = _Lease.offer
-    _Lease.session = rpc_connect(host, port, key, timeout_sec)
+    station.move_to(rpc_connect(host, port, key, timeout_sec))
+    _Lease.end_sec = time.monotonic() + timeout_sec
+
+
+def held_device(needed_sec: float) -> str | None:
+    """Return the address of the device that this worker has for so long; None if not so."""
+    if _Lease.offer is None or not station.is_elsewhere():
+        return None
+    host, port, _ = _Lease.offer
+    return address_of(host, port) if time.monotonic() + needed_sec <= _Lease.end_sec else None
 
 
 def release() -> None:
     """Give the device back, if there is one."""
-    _Lease.session = _Lease.offer = None
+    station.move_to(None)
+    _Lease.offer = None
 
 
 def measure_remote(
@@ -150,14 +168,9 @@ def measure_remote(
 
     Parameters and result are those of :func:`~tvm_adaptive.runner.measure.measure_artifact`.
     """
-    session = _Lease.session
-    # A library that is loaded must not be overwritten by the next one's of the same name.
-    _Lease.n_uploads += 1
-    name = f"{_Lease.n_uploads}-{Path(artifact_path).name}"
-    session.upload(artifact_path, name)
-    module = session.load_module(name)
-    dev = session.device(device_type, options.device_index)
-    fill = session.get_function(RANDOM_FILL)
+    module = station.load(artifact_path)
+    dev = station.place(device_type, options.device_index)
+    fill = station.function(RANDOM_FILL)
     return measure_module(module, dev, fill, args_info, options)
 
 
@@ -172,12 +185,13 @@ def measure_leased(measure: Callable[..., Any], *args: Any) -> Any:
     try:
         return measure(*args)
     except Exception:
-        return Refusal(traceback.format_exc(), _lives())
+        return Refusal(traceback.format_exc(), device_lives())
 
 
-def _lives() -> bool:
+def device_lives() -> bool:
+    """Say whether the device that is held still answers."""
     try:
-        _Lease.session.get_function(RANDOM_FILL)
+        station.function(RANDOM_FILL)
     except Exception:
         return False
     return True
@@ -214,7 +228,7 @@ def _request(config: RPCConfig, wait_sec: float) -> tuple[str, int, str]:
 def _tracker(config: RPCConfig) -> socket.socket:
     """Connect to the tracker; TVM's own connection goes on trying for a minute."""
     address = (config.tracker_host, config.tracker_port)
-    tracker = socket.create_connection(address, CONNECT_TIMEOUT_SEC)
+    tracker = socket.create_connection(address, TRACKER_TIMEOUT_SEC)
     try:
         magic = struct.pack("<i", rpc_base.RPC_TRACKER_MAGIC)
         tracker.sendall(magic)

@@ -27,6 +27,9 @@ from tvm_adaptive.records import Timing
 from tvm_adaptive.runner.boards import BoardRules, Boards
 from tvm_adaptive.runner.futures import FinishedFuture, PendingFuture
 from tvm_adaptive.runner.lease import (
+    CONNECT_TIMEOUT_SEC,
+    SERVER_WAIT_SEC,
+    SESSION_GRACE_SEC,
     Refusal,
     known_devices,
     measure_leased,
@@ -48,16 +51,9 @@ from tvm_adaptive.runner.measure import MeasureFunction
 from tvm_adaptive.runner.stopping import StoppingRule
 from tvm_adaptive.workers import Plan, Step, WorkerPool
 
-# The server ends a session this long after our own deadline: ours gives the better
-# message, the server's frees a device whose client is gone.
-SESSION_GRACE_SEC = 5
 # How long one keeps a device: others use the farm, too, and after a kernel that hangs the
 # server keeps it blocked until the session's end.
 LEASE_SEC = 15.0
-# Time for a server to register, at the start or again after a restart.
-SERVER_WAIT_SEC = 10.0
-# What one look at the tracker, or one session, may take to be there on top of waiting.
-CONNECT_TIMEOUT_SEC = 10.0
 # A candidate whose device is lost is measured on another, once: the next time it is the
 # candidate that kills devices.
 MAX_MOVES = 1
@@ -119,8 +115,9 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
     server : ForkServer or None
         Forks the workers; None for one of its own.
     journal : JournalWriter or None
-        Gets one ``"timing"`` event per candidate, with the ``board`` that measured it, and
-        ``"board"`` events when a device fails, is left alone or is calibrated.
+        Gets one ``"timing"`` event per candidate, with the ``board`` that measured it,
+        ``"board"`` events when a device fails, is left alone or is calibrated, and one
+        ``"boards"`` event at the end.
 
     Raises
     ------
@@ -150,7 +147,7 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         journal: JournalWriter | None = None,
     ) -> None:
         super().__init__()
-        self.rpc_config = _complete(rpc_config)
+        self.rpc_config = complete_config(rpc_config)
         if timeout_sec is None:
             timeout_sec = float(self.rpc_config.session_timeout_sec)
         self.timeout_sec = checked_timeout(timeout_sec)
@@ -204,7 +201,9 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         return send(self._dispatcher, runner_inputs, self._incumbent, overlap=self.overlap)
 
     def close(self) -> None:
-        """End the workers and give the devices back."""
+        """End the workers and give the devices back; tell the journal what each one did."""
+        if self._scratch.exists():  # not closed yet
+            self._log.write("boards", boards=self._boards.as_fields())
         self._dispatcher.close()
         self._pool.close()
         if self._own_server is not None:
@@ -362,7 +361,14 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         )
 
 
-def _complete(rpc_config: RPCConfig | None) -> RPCConfig:
+def complete_config(rpc_config: RPCConfig | None) -> RPCConfig:
+    """Fill in what a configuration leaves to TVM's environment variables.
+
+    Raises
+    ------
+    InvalidOptionError
+        When host, port or key are not said there either.
+    """
     try:
         return RPCConfig._normalized(rpc_config)
     except ValueError as error:

@@ -1,0 +1,114 @@
+"""A worker that does what it is given on a device of a farm: for play-offs and networks."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from tvm_adaptive._tvm import RPCConfig
+from tvm_adaptive.errors import NoDeviceError, WorkerError, WorkerTaskError, essence
+from tvm_adaptive.fork_server import ForkServer
+from tvm_adaptive.runner.lease import (
+    CONNECT_TIMEOUT_SEC,
+    SERVER_WAIT_SEC,
+    SESSION_GRACE_SEC,
+    device_lives,
+    held_device,
+    open_session,
+    queue_for_device,
+)
+from tvm_adaptive.workers import Plan, Step, WorkerPool
+
+# How long a device is kept, beyond what the next task may take: a play-off with its builds
+# takes some seconds, and wants one device for all its rounds.
+HOLD_SEC = 60.0
+# A farm that had no device is asked again only after so long: a run's end has dozens of
+# tasks, and none of them should wait in vain by itself.
+ASK_AGAIN_SEC = 60.0
+
+
+class LeasingPool(WorkerPool):
+    """One worker whose tasks run where a device is leased for it.
+
+    The worker's modules are loaded through :mod:`tvm_adaptive.station`. The same device is
+    taken again after an error as long as the farm has it.
+
+    Parameters
+    ----------
+    farm : RPCConfig
+        Tracker and key.
+    server : ForkServer or None
+        Forks the worker.
+    queue_timeout_sec : float
+        Longest wait for a device that others use. Default 600.
+
+    Attributes
+    ----------
+    address : str
+        Of the device that was used last.
+    """
+
+    def __init__(
+        self,
+        farm: RPCConfig,
+        *,
+        server: ForkServer | None = None,
+        queue_timeout_sec: float = 600.0,
+    ) -> None:
+        super().__init__(1, server=server, replace_after_error=True)
+        self.farm = farm
+        self.queue_timeout_sec = queue_timeout_sec
+        self.address = ""
+        self._present: tuple[str, ...] = ()
+        self._refusal = ""
+        self._ask_again_sec = -math.inf
+
+    def plan_of(self, step: Step) -> Plan:
+        """Lease a device before a task, unless there is one.
+
+        A task whose device dies gets one more try, on another device if there is one: the
+        second time it is the task that kills devices.
+
+        Raises
+        ------
+        NoDeviceError
+            When none can be had.
+        """
+        needed_sec = step.timeout_sec + SESSION_GRACE_SEC
+        yield from self._have_device(needed_sec)
+        try:
+            return (yield step)
+        except WorkerTaskError:
+            looking = Step("looking for the device", device_lives, (), CONNECT_TIMEOUT_SEC)
+            if (yield looking):
+                raise
+        yield from self._have_device(needed_sec, again=True)
+        return (yield step)
+
+    def _have_device(self, needed_sec: float, *, again: bool = False) -> Plan:
+        try:
+            held = Step("asking for the device", held_device, (needed_sec,), CONNECT_TIMEOUT_SEC)
+            if not again and (yield held):
+                return
+            if time.monotonic() < self._ask_again_sec:
+                raise NoDeviceError(self._refusal)
+            yield from self._lease(math.ceil(HOLD_SEC + needed_sec))
+        except NoDeviceError:
+            raise
+        except WorkerError as error:
+            self._refusal = f"no device could be leased: {essence(error)}"
+            self._ask_again_sec = time.monotonic() + ASK_AGAIN_SEC
+            raise NoDeviceError(self._refusal) from error
+
+    def _lease(self, session_sec: int) -> Plan:
+        others = set(self._present) - {self.address}
+        avoided = frozenset(others) if self.address in self._present else frozenset()
+        self.address, self._present = yield Step(
+            "queueing for a device",
+            queue_for_device,
+            (self.farm, avoided, SERVER_WAIT_SEC),
+            self.queue_timeout_sec,
+        )
+        yield Step(
+            f"connecting to {self.address}", open_session, (session_sec,), CONNECT_TIMEOUT_SEC
+        )

@@ -1,0 +1,178 @@
+"""A farm on this machine: TVM's own tracker and servers as processes on loopback.
+
+For tests of what a runner does with devices that come, die and come back, and to try a
+farm before there is one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import Any
+
+from tvm_adaptive._tvm import RPCConfig
+from tvm_adaptive.errors import AdaptiveError, InvalidOptionError
+from tvm_adaptive.runner.rpc import AdaptiveRPCRunner
+
+HOST = "127.0.0.1"
+# A server imports TVM first: some seconds each, all of them at once on a few cores.
+_START_SEC = 120.0
+_SUPERVISE_SEC = 0.2
+
+
+class LoopbackFarm:
+    """A tracker and servers, each in a process group of its own; a context manager.
+
+    Parameters
+    ----------
+    n_servers : int
+    key : str
+        Under which the servers offer themselves. Default ``"board"``.
+    session_timeout_sec : int
+        Of :attr:`config`. Default 30.
+    restarts : bool
+        Start a server again that has ended, as a supervisor does it on a real device: a
+        kernel that crashes ends TVM's server. Default False.
+
+    Attributes
+    ----------
+    config : RPCConfig
+        For a runner.
+    servers : dict of int to subprocess.Popen
+        By their ports.
+    """
+
+    def __init__(
+        self,
+        n_servers: int,
+        *,
+        key: str = "board",
+        session_timeout_sec: int = 30,
+        restarts: bool = False,
+    ) -> None:
+        self.port = free_port()
+        self.config = RPCConfig(HOST, self.port, key, 1, session_timeout_sec)
+        self._tracker = _start("rpc_tracker", self.port)
+        _await_listener(self.port)
+        self.servers: dict[int, subprocess.Popen[bytes]] = {}
+        for _ in range(n_servers):
+            self.start_server(free_port())
+        self._is_closed = threading.Event()
+        if restarts:
+            threading.Thread(target=self._supervise, daemon=True).start()
+
+    def __enter__(self) -> LoopbackFarm:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def address(self, index: int) -> str:
+        """Return a device's address as the tracker knows it."""
+        return f"{HOST}:{list(self.servers)[index]}"
+
+    def start_server(self, port: int) -> None:
+        """Start a server, which registers some seconds later."""
+        tracker = ["--tracker", f"{HOST}:{self.port}", "--key", self.config.tracker_key]
+        self.servers[port] = _start("rpc_server", port, *tracker)
+
+    def signal_server(self, index: int, number: signal.Signals) -> None:
+        """Send a server and all its children a signal."""
+        os.killpg(list(self.servers.values())[index].pid, number)
+
+    def kill_servers(self) -> None:
+        """Kill all servers."""
+        for process in self.servers.values():
+            _kill(process)
+
+    def connect(self, *, n_devices: int = 1, **options: Any) -> AdaptiveRPCRunner:
+        """Make a runner once enough servers have registered.
+
+        Parameters
+        ----------
+        n_devices : int
+            To wait for. Default 1.
+        **options
+            Of :class:`~tvm_adaptive.runner.rpc.AdaptiveRPCRunner`.
+
+        Returns
+        -------
+        AdaptiveRPCRunner
+
+        Raises
+        ------
+        AdaptiveError
+            When they do not come.
+        """
+        end_sec = time.monotonic() + _START_SEC
+        while time.monotonic() < end_sec:
+            with contextlib.suppress(InvalidOptionError):
+                runner = AdaptiveRPCRunner(self.config, **options)
+                if runner.n_devices >= n_devices:
+                    return runner
+                runner.close()
+            time.sleep(_SUPERVISE_SEC)
+        raise AdaptiveError(
+            f"{n_devices} servers have not registered within {_START_SEC:g} s. Look for other "
+            "programs that keep the processor busy, or start fewer servers."
+        )
+
+    def close(self) -> None:
+        """Kill tracker and servers."""
+        self._is_closed.set()
+        self.kill_servers()
+        _kill(self._tracker)
+
+    def _supervise(self) -> None:
+        while not self._is_closed.wait(_SUPERVISE_SEC):
+            for port, process in list(self.servers.items()):
+                if process.poll() is not None and not self._is_closed.is_set():
+                    self.start_server(port)
+
+
+def free_port() -> int:
+    """Return a port of loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def _start(program: str, port: int, *options: str) -> subprocess.Popen[bytes]:
+    where = ["--host", HOST, "--port", str(port), "--port-end", str(port + 1)]
+    return subprocess.Popen(
+        [sys.executable, "-m", f"tvm.exec.{program}", *where, *options],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _await_listener(port: int) -> None:
+    end_sec = time.monotonic() + _START_SEC
+    while time.monotonic() < end_sec:
+        with contextlib.suppress(OSError):
+            socket.create_connection((HOST, port), 1.0).close()
+            return
+        time.sleep(0.1)
+    raise AdaptiveError(
+        f"TVM's tracker does not listen on port {port} after {_START_SEC:g} s. Start it by "
+        f"hand to see why: python -m tvm.exec.rpc_tracker --host {HOST} --port {port}"
+    )
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

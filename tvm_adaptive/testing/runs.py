@@ -1,0 +1,37 @@
+"""What a run has left in its directory, for tests that stop runs and look."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tvm_adaptive._tvm import Schedule, json_database
+from tvm_adaptive.measure_callback.journal import read_journal
+
+
+def recorded_programs(work_dir: Path) -> list[str]:
+    """Return the program that each record of a run's database stands for, as text.
+
+    Parameters
+    ----------
+    work_dir : Path
+
+    Returns
+    -------
+    list of str
+        In the order of the records; no two are alike unless one was measured twice.
+    """
+    found = []
+    for record in json_database(work_dir).get_all_tuning_records():
+        schedule = Schedule(record.workload.mod)
+        record.trace.apply_to_schedule(schedule, remove_postproc=False)
+        found.append(schedule.mod.script())
+    return found
+
+
+def journalled_trials(work_dir: Path) -> int:
+    """Return how many trials a run's journal tells of, all sittings together."""
+    path = work_dir / "journal.jsonl"
+    if not path.exists():
+        return 0
+    measured = (event for event in read_journal(path) if event["event"] == "measured")
+    return sum(len(event["latencies_ms"]) for event in measured)

@@ -1,0 +1,106 @@
+"""A compiler and a device that only say how long they would have taken.
+
+With them, a clock that stands still otherwise, and a seed, a run is the same every time:
+search, cost model and task scheduler are the real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm_adaptive._tvm import (
+    BuilderInput,
+    BuilderResult,
+    PyBuilder,
+    PyRunner,
+    RunnerInput,
+    derived_object,
+    structural_hash,
+)
+from tvm_adaptive.asides import BuildTimes
+from tvm_adaptive.runner.futures import FinishedFuture
+
+
+class SimulatedClock:
+    """Seconds that pass only when somebody lets them pass.
+
+    Attributes
+    ----------
+    seconds : float
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        """Return the seconds that have passed."""
+        return self.seconds
+
+
+@derived_object
+class SimulatedBuilder(PyBuilder):  # type: ignore[misc]
+    """Builds nothing.
+
+    Parameters
+    ----------
+    clock : SimulatedClock
+    seconds_of : callable
+        Key of a program, as of :func:`~tvm_ffi.structural_hash`, to seconds of its build.
+    build_times : BuildTimes or None, default None
+        Is told these.
+    """
+
+    def __init__(
+        self,
+        clock: SimulatedClock,
+        seconds_of: Callable[[int], float],
+        build_times: BuildTimes | None = None,
+    ) -> None:
+        super().__init__()
+        self._clock = clock
+        self._seconds_of = seconds_of
+        self._build_times = build_times
+
+    def build(self, build_inputs: list[BuilderInput]) -> list[BuilderResult]:
+        """Return for each program an artifact that names it."""
+        keys = [int(structural_hash(each.mod)) for each in build_inputs]
+        for key in keys:
+            seconds = self._seconds_of(key)
+            self._clock.seconds += seconds
+            if self._build_times is not None:
+                self._build_times.note(key, seconds)
+        return [BuilderResult(str(key), None) for key in keys]
+
+
+@derived_object
+class SimulatedRunner(PyRunner):  # type: ignore[misc]
+    """Runs nothing.
+
+    Parameters
+    ----------
+    clock : SimulatedClock
+    latency_sec_of : callable
+        Key of a program to seconds of one run, lower is better; None for a failure.
+    trial_sec : float
+        What measuring takes. Default 0.1.
+    """
+
+    def __init__(
+        self,
+        clock: SimulatedClock,
+        latency_sec_of: Callable[[int], float | None],
+        trial_sec: float = 0.1,
+    ) -> None:
+        super().__init__()
+        self._clock = clock
+        self._latency_sec_of = latency_sec_of
+        self._trial_sec = trial_sec
+
+    def run(self, runner_inputs: list[RunnerInput]) -> list[FinishedFuture]:
+        """Return for each artifact of a :class:`SimulatedBuilder` its time."""
+        self._clock.seconds += self._trial_sec * len(runner_inputs)
+        found = [self._latency_sec_of(int(str(each.artifact_path))) for each in runner_inputs]
+        return [
+            FinishedFuture(seconds, None if seconds is not None else "made to fail")
+            for seconds in found
+        ]
