@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tvm
 import tvm_ffi
@@ -17,6 +18,8 @@ from tvm_adaptive.config import FinishConfig, SearchConfig
 from tvm_adaptive.deploy import apply
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.examples import Argument, cpp_example
+from tvm_adaptive.models import run_exported
+from tvm_adaptive.testing.farm import free_port
 
 QUICK = TuneConfig(
     search=SearchConfig(n_trials_per_round=4, population_size=64, genetic_num_iters=1),
@@ -62,6 +65,19 @@ def test_a_run_becomes_a_library_with_examples(run, tmp_path, monkeypatch, capsy
     assert summary["comparison"]["agree"] is True
     assert summary["tvm"] == tvm.__version__
     assert example_says(tmp_path / "out" / "example.py", tmp_path).startswith("(1, 16, 32) float32")
+
+
+def test_a_farm_that_is_not_there_costs_the_comparison(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(run)
+    farm = ["--tracker", f"127.0.0.1:{free_port()}", "--tracker-key", "board"]
+    assert main(["apply", "run", "--out", str(tmp_path), *farm]) == 1
+    told = capsys.readouterr()
+    assert "no device could be leased" in told.err
+    assert "functions tuned" in told.out
+    assert json.loads((tmp_path / "summary.json").read_text())["comparison"] is None
+    # What it was built from is there, and whoever has a linker can use it.
+    (scores,) = run_exported(tmp_path / "tiny_encoder-make.tar", [np.zeros((1, 16, 32), "float32")])
+    assert scores.shape == (1, 16, 32)
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")

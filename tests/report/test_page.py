@@ -6,12 +6,15 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
+from html import escape
 from pathlib import Path
 
 import pytest
 
 from tests.report.conftest import HOSTILE
 from tvm_adaptive.cli import main
+from tvm_adaptive.measure_callback.journal import Journal
 from tvm_adaptive.report import read_story, write_report
 from tvm_adaptive.report.charts import early_stops_chart, latency_chart, slots_chart, stages_chart
 from tvm_adaptive.report.model_charts import (
@@ -69,6 +72,22 @@ def test_nothing_of_a_journal_becomes_markup(write_run: WriteRun) -> None:
     assert body.count("</script>") == body.count("<script")
     for chart in re.findall(r'type="application/json"[^>]*>(.*?)</script>', body, re.DOTALL):
         assert json.loads(chart)["data"]
+
+
+def test_what_each_device_did_is_told(write_run: WriteRun) -> None:
+    folder = write_run()
+    assert "<h2>Devices</h2>" not in page([read_story(folder)])
+    with closing(Journal(folder / "journal.jsonl")) as journal:
+        for error in (None, None, "hang"):
+            journal.write("timing", board="a:1", error=error, mean_sec=1.0)
+        journal.write("board", address="a:1", state="calibrated", speed=0.5)
+        journal.write("board", address=HOSTILE, state="fault", n_faults=1, reason="gone")
+        journal.write("board", address=HOSTILE, state="quarantined", seconds=60.0)
+    text = page([read_story(folder)])
+    section = text[text.index("<h2>Devices</h2>") :]
+    rows = re.findall(r"<tr>(.*?)</tr>", section[: section.index("</table>")])
+    cells = [re.sub("<[^>]*>", "|", row).replace("||", "|").strip("|") for row in rows[1:]]
+    assert cells == [f"{escape(HOSTILE)}|0|0|1|1|-", "a:1|3|1|0|0|0.5"]
 
 
 def test_the_page_asks_for_nothing_from_outside(write_run: WriteRun) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -96,7 +97,7 @@ def page(stories: Sequence[Story]) -> str:
     charts += [exploration_chart(first), calibration_chart(first), early_stops_chart(first)]
     sections = [_section(chart) for chart in charts if is_drawable(chart)]
     sections.insert(1, _tasks(first))
-    sections.append(_failures(first))
+    sections += [_devices(first), _failures(first)]
     body = "\n".join([_head(first), _runs(stories), *sections])
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -187,6 +188,42 @@ def _tasks(story: Story) -> str:
         )
     head = ["task", "calls", "trials", "failed", "best, ms", "in all, ms", "GFLOP/s"]
     return "<h2>Tasks</h2>\n" + _table(head, rows, n_text=1)
+
+
+def _devices(story: Story) -> str:
+    """Return what each device of a farm did; nothing for a run on one machine."""
+    n_timings, n_errors = Counter[str](), Counter[str]()
+    for event in story.timings:
+        if event.get("board"):
+            n_timings[str(event["board"])] += 1
+            n_errors[str(event["board"])] += event.get("error") is not None
+    told = {state: Counter[str]() for state in ("fault", "quarantined")}
+    speeds: dict[str, float] = {}
+    for event in story.boards:
+        address = str(event.get("address"))
+        if event.get("state") in told:
+            told[event["state"]][address] += 1
+        elif event.get("speed"):
+            speeds[address] = float(event["speed"])
+    addresses = sorted({*n_timings, *told["fault"]})
+    if not addresses:
+        return ""
+    rows = [
+        [
+            address,
+            str(n_timings[address]),
+            str(n_errors[address]),
+            str(told["fault"][address]),
+            str(told["quarantined"][address]),
+            _number(speeds.get(address, math.nan)),
+        ]
+        for address in addresses
+    ]
+    head = ["device", "timings", "of these errors", "faults", "rests", "speed"]
+    return (
+        '<h2>Devices</h2>\n<p class="caption">A fault is the device\'s own; speed is against the '
+        "first device, by a reference kernel.</p>\n" + _table(head, rows, n_text=1)
+    )
 
 
 def _failures(story: Story) -> str:

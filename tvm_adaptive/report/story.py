@@ -100,9 +100,9 @@ class Story:
         Seconds, and milliseconds that the best of all tasks add up to.
     slots : list of SlotStory
     tasks : dict of str to TaskStory
-    rounds, forecasts, timings, builds : list of dict
-        Events of the search, the model, the runner and the builder, with ``time_sec``
-        from the run's beginning.
+    rounds, forecasts, timings, builds, boards : list of dict
+        Events of the search, the model, the runner, the builder and of devices elsewhere,
+        with ``time_sec`` from the run's beginning.
     failures : Counter of str
     stage_secs : dict of str to float
     now : dict or None
@@ -126,6 +126,7 @@ class Story:
     forecasts: list[Event] = dataclasses.field(default_factory=list)
     timings: list[Event] = dataclasses.field(default_factory=list)
     builds: list[Event] = dataclasses.field(default_factory=list)
+    boards: list[Event] = dataclasses.field(default_factory=list)
     failures: Counter[str] = dataclasses.field(default_factory=Counter)
     stage_secs: dict[str, float] = dataclasses.field(default_factory=dict)
     now: Event | None = None
@@ -231,6 +232,7 @@ class StoryReader:
             "forecast": story.forecasts,
             "timing": story.timings,
             "build": story.builds,
+            "board": story.boards,
         }
         if kind in lists:
             lists[kind].append(event)
