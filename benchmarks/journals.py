@@ -67,8 +67,9 @@ class Bench:
 
     Attributes
     ----------
-    machine : dict
-        See ``machine.describe_machine``; with the size of the benchmark.
+    machines : tuple of dict
+        See ``machine.describe_machine``; with the size of the benchmark and the ``seeds``
+        that ran there. Sittings that differ in processor or commit are told apart.
     noise : dict of str to dict
         ``"before"`` and ``"after"``.
     runs : tuple of Run
@@ -77,7 +78,7 @@ class Bench:
         was best after 96 trials, ``"untuned"``, ``"pytorch"``): milliseconds per round.
     """
 
-    machine: dict[str, Any]
+    machines: tuple[dict[str, Any], ...]
     noise: dict[str, dict[str, Any]]
     runs: tuple[Run, ...]
     neutral: dict[str, dict[str, list[float]]]
@@ -150,7 +151,6 @@ def load_bench(folder: Path) -> Bench:
         When it is none.
     """
     events = read_events(folder / BENCH_JOURNAL)
-    machine = next((event for event in events if event["event"] == "bench"), {})
     # Of several sittings, the noisiest is told.
     sittings = sorted(
         (event for event in events if event["event"] == "noise"),
@@ -169,7 +169,19 @@ def load_bench(folder: Path) -> Bench:
         neutral[found["workload"]] = {
             name: entry["samples_ms"] for name, entry in found["entries"].items()
         }
-    return Bench(machine, noise, tuple(runs), neutral)
+    return Bench(_machines_of(events), noise, tuple(runs), neutral)
+
+
+def _machines_of(events: Iterable[Event]) -> tuple[dict[str, Any], ...]:
+    found: dict[tuple[Any, Any], dict[str, Any]] = {}
+    seeds: set[int] = set()
+    for event in events:
+        if event["event"] == "bench":
+            key = event.get("cpu"), event.get("commit")
+            seeds = found.setdefault(key, {**event, "seeds": set()})["seeds"]
+        elif event["event"] == "run-end":
+            seeds.add(event["seed"])
+    return tuple(found.values())
 
 
 def load_run(folder: Path) -> Run:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from benchmarks.journals import FINAL, Bench, Run, median_of
 from benchmarks.methods import METHODS
@@ -160,24 +161,8 @@ def method_table(names: Iterable[str]) -> str:
 
 
 def machine_lines(bench: Bench) -> str:
-    """Return the machine, its noise, and a warning where that is too much."""
-    machine = bench.machine
-    packages = ", ".join(f"{k} {v}" for k, v in machine.get("packages", {}).items())
-    virtual = ", virtual" if machine.get("virtual") else ""
-    hardware = (
-        f"{machine.get('cpu')}{virtual}, {machine.get('n_processors')} processors, "
-        f"{machine.get('memory_gb')} GB, governor {machine.get('governor')}, "
-        f"load {machine.get('load_1min', math.nan):.1f} at the start"
-    )
-    software = (
-        f"{machine.get('platform')}, Python {machine.get('python')}, {packages}, "
-        f"commit {machine.get('commit')}"
-    )
-    lines = [
-        f"- {hardware}",
-        f"- {software}",
-        f"- size {machine.get('size')}, target {machine.get('target')}",
-    ]
+    """Return the machines, their noise, and a warning where that is too much."""
+    lines = [line for machine in bench.machines for line in _lines_of(machine)]
     for when, noise in bench.noise.items():
         if "error" in noise:
             lines.append(f"- noise {when}: could not be measured ({noise['error']})")
@@ -191,6 +176,21 @@ def machine_lines(bench: Bench) -> str:
                 "- **This machine was too noisy**: differences below that spread mean nothing."
             )
     return "\n".join(lines)
+
+
+def _lines_of(machine: dict[str, Any]) -> list[str]:
+    packages = ", ".join(f"{k} {v}" for k, v in machine.get("packages", {}).items())
+    virtual = ", virtual" if machine.get("virtual") else ""
+    seeds = ", ".join(str(seed) for seed in sorted(machine["seeds"]))
+    return [
+        f"- {machine.get('cpu')}{virtual}, {machine.get('n_processors')} processors, "
+        f"{machine.get('memory_gb')} GB, governor {machine.get('governor')}, "
+        f"load {machine.get('load_1min', math.nan):.1f} at the start"
+        f"{'; seeds ' + seeds if seeds else ''}",
+        f"- {machine.get('platform')}, Python {machine.get('python')}, {packages}, "
+        f"commit {machine.get('commit')}",
+        f"- size {machine.get('size')}, target {machine.get('target')}",
+    ]
 
 
 def stage_medians(runs: Sequence[Run], stage: str) -> float:

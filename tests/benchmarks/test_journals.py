@@ -98,6 +98,24 @@ def test_runs_that_are_packed_later_join_those_that_are_there(
     assert [bench.neutral_ms(run) for run in bench.of(spec().workload, "stock")] == [3.0, 5.0]
 
 
+def test_sittings_on_other_machines_are_told_apart(
+    spec: Spec, write_run: Write, write_bench: Write
+) -> None:
+    write_run(spec(), [(10.0, 4.0, 16)], finish_sec=30.0)
+    folder = write_bench()
+    events = [
+        {"event": "run-end", "seed": 0},
+        {"event": "bench", "cpu": "another", "commit": "abc", "seeds": "not this one's"},
+        {"event": "run-end", "seed": 2},
+        {"event": "bench", "cpu": "a processor"},
+        {"event": "run-end", "seed": 1},
+    ]
+    with open(folder / "bench.jsonl", "a") as file:
+        file.writelines(json.dumps({**event, "time_sec": 2.0}) + "\n" for event in events)
+    found = [(machine["cpu"], machine["seeds"]) for machine in load_bench(folder).machines]
+    assert found == [("a processor", {0, 1}), ("another", {2})]
+
+
 def test_of_several_sittings_the_noisiest_is_told(
     tmp_path: Path, spec: Spec, write_run: Write, write_bench: Write
 ) -> None:
