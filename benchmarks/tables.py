@@ -183,12 +183,16 @@ def _lines_of(machine: dict[str, Any]) -> list[str]:
     virtual = ", virtual" if machine.get("virtual") else ""
     seeds = ", ".join(str(seed) for seed in sorted(machine["seeds"]))
     return [
-        f"- {machine.get('cpu')}{virtual}, {machine.get('n_processors')} processors, "
-        f"{machine.get('memory_gb')} GB, governor {machine.get('governor')}, "
-        f"load {machine.get('load_1min', math.nan):.1f} at the start"
-        f"{'; seeds ' + seeds if seeds else ''}",
-        f"- {machine.get('platform')}, Python {machine.get('python')}, {packages}, "
-        f"commit {machine.get('commit')}",
+        (
+            f"- {machine.get('cpu')}{virtual}, {machine.get('n_processors')} processors, "
+            f"{machine.get('memory_gb')} GB, governor {machine.get('governor')}, "
+            f"load {machine.get('load_1min', math.nan):.1f} at the start"
+            f"{'; seeds ' + seeds if seeds else ''}"
+        ),
+        (
+            f"- {machine.get('platform')}, Python {machine.get('python')}, {packages}, "
+            f"commit {machine.get('commit')}"
+        ),
         f"- size {machine.get('size')}, target {machine.get('target')}",
     ]
 
