@@ -31,6 +31,7 @@ from tvm_adaptive.models import Network, TIRWorkload, extract, prepare
 from tvm_adaptive.outcome import TuneReport
 from tvm_adaptive.parts import Parts, make_parts
 from tvm_adaptive.remember import remembering
+from tvm_adaptive.runner.leasing import check_farm
 from tvm_adaptive.session import Observer, Session, open_session
 from tvm_adaptive.target import TargetLike, describe_target
 
@@ -226,6 +227,8 @@ def tune_tir(
 
 def _tune_network(session: Session, network: Network) -> TuneReport:
     config = session.config
+    if session.farm is not None:
+        check_farm(session.farm, session.server)
     with session.stage("prepare"):
         prepared = prepare(network, session.target, config.layout, prepack=config.prepack)
         tasks = extract(prepared, session.target)
@@ -238,6 +241,8 @@ def _tune_network(session: Session, network: Network) -> TuneReport:
 
 
 def _tune_functions(session: Session, what: str, mod: IRModule) -> TuneReport:
+    if session.farm is not None:
+        check_farm(session.farm, session.server)
     tasks = functions_as_tasks(mod, session.target)
     session.observer.note(f"{what} on {describe_target(session.target)}: {len(tasks)} tasks")
     with FunctionJudge(session, tasks) as judge:

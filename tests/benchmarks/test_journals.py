@@ -103,12 +103,13 @@ def test_sittings_on_other_machines_are_told_apart(
 ) -> None:
     write_run(spec(), [(10.0, 4.0, 16)], finish_sec=30.0)
     folder = write_bench()
+    ended = {"event": "run-end", "workload": "te:C2D", "method": "stock"}
     events = [
-        {"event": "run-end", "seed": 0},
+        {**ended, "seed": 0},
         {"event": "bench", "cpu": "another", "commit": "abc", "seeds": "not this one's"},
-        {"event": "run-end", "seed": 2},
+        {**ended, "seed": 2},
         {"event": "bench", "cpu": "a processor"},
-        {"event": "run-end", "seed": 1},
+        {**ended, "seed": 1},
     ]
     with open(folder / "bench.jsonl", "a") as file:
         file.writelines(json.dumps({**event, "time_sec": 2.0}) + "\n" for event in events)

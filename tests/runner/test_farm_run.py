@@ -16,7 +16,7 @@ import pytest
 from tvm_adaptive import TuneConfig, tune
 from tvm_adaptive.config import FinishConfig, MeasureConfig, SearchConfig
 from tvm_adaptive.deploy import apply
-from tvm_adaptive.errors import NoDeviceError, WorkerTimeoutError
+from tvm_adaptive.errors import InvalidOptionError, NoDeviceError, WorkerTimeoutError
 from tvm_adaptive.measure_callback import read_journal
 from tvm_adaptive.models import run_exported
 from tvm_adaptive.runner.leasing import LeasingPool
@@ -135,6 +135,20 @@ def test_a_farm_that_goes_leaves_what_was_measured(
     assert np.isfinite(report.weighted_sec)
     assert report.comparison is None
     assert any("no device could be leased" in note for note in notes)
+
+
+def test_a_farm_that_is_not_there_ends_a_run_before_it_begins(
+    tmp_path: Path, unused_port: int
+) -> None:
+    config = TuneConfig(
+        runner="adaptive-rpc",
+        measure=MeasureConfig(tracker=f"127.0.0.1:{unused_port}", tracker_key="board"),
+        store="none",
+    )
+    with pytest.raises(InvalidOptionError, match=r"gives no device.*query_rpc_tracker"):
+        tune("te:GMM", work_dir=tmp_path, trials=8, config=config)
+    kinds = {event["event"] for event in read_journal(tmp_path / "journal.jsonl")}
+    assert "stage" not in kinds
 
 
 def where() -> bool:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 
 from tvm_adaptive._tvm import RPCConfig
-from tvm_adaptive.errors import NoDeviceError, WorkerError, WorkerTaskError, essence
+from tvm_adaptive.errors import (
+    InvalidOptionError,
+    NoDeviceError,
+    WorkerError,
+    WorkerTaskError,
+    essence,
+)
 from tvm_adaptive.fork_server import ForkServer
 from tvm_adaptive.runner.lease import (
     CONNECT_TIMEOUT_SEC,
@@ -14,6 +21,7 @@ from tvm_adaptive.runner.lease import (
     SESSION_GRACE_SEC,
     device_lives,
     held_device,
+    known_devices,
     open_session,
     queue_for_device,
 )
@@ -112,3 +120,43 @@ class LeasingPool(WorkerPool):
         yield Step(
             f"connecting to {self.address}", open_session, (session_sec,), CONNECT_TIMEOUT_SEC
         )
+
+
+def devices_of(pool: WorkerPool, farm: RPCConfig) -> tuple[str, ...]:
+    """Return the addresses of a farm's devices, waiting some seconds for the first.
+
+    Parameters
+    ----------
+    pool : WorkerPool
+        Asks, as for everything that can hang: the deadline is kept here.
+    farm : RPCConfig
+
+    Raises
+    ------
+    InvalidOptionError
+        When there is none, or no tracker; says how to look.
+    """
+    (outcome,) = pool.map(
+        known_devices, [(farm, SERVER_WAIT_SEC)], SERVER_WAIT_SEC + CONNECT_TIMEOUT_SEC
+    )
+    if outcome.error is not None:
+        raise InvalidOptionError(no_device(farm, essence(outcome.error)))
+    if not outcome.value:
+        raise InvalidOptionError(no_device(farm, f"no server with the key {farm.tracker_key!r}"))
+    found: tuple[str, ...] = outcome.value
+    return found
+
+
+def no_device(farm: RPCConfig, why: str) -> str:
+    """Return what to tell, and what to do, when a farm gives no device."""
+    return (
+        f"the RPC tracker at {farm.tracker_host}:{farm.tracker_port} gives no device "
+        f"({why}). Look which keys it has with: python -m tvm.exec.query_rpc_tracker "
+        f"--host {farm.tracker_host} --port {farm.tracker_port}"
+    )
+
+
+def check_farm(farm: RPCConfig, server: ForkServer | None = None) -> None:
+    """Raise InvalidOptionError unless a farm has a device; see :func:`devices_of`."""
+    with contextlib.closing(WorkerPool(1, server=server)) as pool:
+        devices_of(pool, farm)

@@ -31,13 +31,13 @@ from tvm_adaptive.runner.lease import (
     SERVER_WAIT_SEC,
     SESSION_GRACE_SEC,
     Refusal,
-    known_devices,
     measure_leased,
     measure_remote,
     open_session,
     queue_for_device,
     release,
 )
+from tvm_adaptive.runner.leasing import devices_of, no_device
 from tvm_adaptive.runner.local import (
     Candidate,
     TimingLog,
@@ -298,7 +298,7 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
                 waited_sec=self.queue_timeout_sec,
             )
         elif not self._n_leased:
-            self._dispatcher.fail_queued(self._problem(essence(error)))
+            self._dispatcher.fail_queued(no_device(self.rpc_config, essence(error)))
 
     def _calibrate(self, address: str) -> Generator[Step, Any, bool]:
         """Time the reference kernel on a device if that is due; say whether it can be used."""
@@ -337,28 +337,11 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         InvalidOptionError
             When there is none, or no tracker.
         """
-        # In a worker, as everything that can hang: the deadline is kept here.
-        task = (self.rpc_config, SERVER_WAIT_SEC)
-        (outcome,) = self._pool.map(known_devices, [task], SERVER_WAIT_SEC + CONNECT_TIMEOUT_SEC)
-        if outcome.error is not None:
-            raise InvalidOptionError(self._problem(essence(outcome.error)))
-        if not outcome.value:
-            raise InvalidOptionError(
-                self._problem(f"no server with the key {self.rpc_config.tracker_key!r}")
-            )
-        self._see(outcome.value)
+        self._see(devices_of(self._pool, self.rpc_config))
 
     def _see(self, present: tuple[str, ...]) -> None:
         self._boards.see(present)
         self._pool.max_workers = max(1, min(len(present), self.max_workers or len(present)))
-
-    def _problem(self, what: str) -> str:
-        config = self.rpc_config
-        return (
-            f"the RPC tracker at {config.tracker_host}:{config.tracker_port} gives no device "
-            f"({what}). Look which keys it has with: python -m tvm.exec.query_rpc_tracker "
-            f"--host {config.tracker_host} --port {config.tracker_port}"
-        )
 
 
 def complete_config(rpc_config: RPCConfig | None) -> RPCConfig:
