@@ -4,7 +4,7 @@ import hashlib
 import logging
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +45,28 @@ def _forget_metaschedules_loggers() -> Iterator[None]:
             for handler in list(logger.handlers):
                 logger.removeHandler(handler)
                 handler.close()
+
+
+@pytest.fixture
+def make_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Mount small file systems; skip where that is not allowed."""
+    mounted = []
+
+    def make(size: int) -> Path:
+        folder = tmp_path / f"disk{len(mounted)}"
+        folder.mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+        if (
+            shutil.which("mount") is None
+            or subprocess.run(mount, capture_output=True, check=False).returncode
+        ):
+            pytest.skip("no file system can be mounted here")
+        mounted.append(folder)
+        return folder
+
+    yield make
+    for folder in mounted:
+        subprocess.run(["umount", "-l", str(folder)], check=False)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

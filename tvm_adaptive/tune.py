@@ -227,8 +227,7 @@ def tune_tir(
 
 def _tune_network(session: Session, network: Network) -> TuneReport:
     config = session.config
-    if session.farm is not None:
-        check_farm(session.farm, session.server)
+    check_farm(session.farm, session.server)
     with session.stage("prepare"):
         prepared = prepare(network, session.target, config.layout, prepack=config.prepack)
         tasks = extract(prepared, session.target)
@@ -241,8 +240,7 @@ def _tune_network(session: Session, network: Network) -> TuneReport:
 
 
 def _tune_functions(session: Session, what: str, mod: IRModule) -> TuneReport:
-    if session.farm is not None:
-        check_farm(session.farm, session.server)
+    check_farm(session.farm, session.server)
     tasks = functions_as_tasks(mod, session.target)
     session.observer.note(f"{what} on {describe_target(session.target)}: {len(tasks)} tasks")
     with FunctionJudge(session, tasks) as judge:

@@ -8,7 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -280,22 +280,10 @@ def test_a_full_disk_is_an_error_and_costs_nothing_that_was_there(tmp_path: Path
         assert store.best(task(), 1)[0].seconds == 1.0
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount a file system of half a megabyte; skip where that is not allowed."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(folder)]
-    if (
-        shutil.which("mount") is None
-        or subprocess.run(mount, capture_output=True, check=False).returncode
-    ):
-        pytest.skip("no file system can be mounted here")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=False)
-
-
-def test_on_a_disk_that_fills_up_all_acknowledged_trials_stay(small_disk: Path) -> None:
+def test_on_a_disk_that_fills_up_all_acknowledged_trials_stay(
+    make_disk: Callable[[int], Path],
+) -> None:
+    small_disk = make_disk(512 << 10)
     n_acknowledged = 0
     with RecordStore(small_disk / "records.db") as store:
         refused = ""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,28 +22,6 @@ QUICK = TuneConfig(
     store="none",
 )
 MIB = 2**20
-
-
-@pytest.fixture
-def make_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """Mount small file systems; skip where that is not allowed."""
-    mounted = []
-
-    def make(size: int) -> Path:
-        folder = tmp_path / f"disk{len(mounted)}"
-        folder.mkdir()
-        mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
-        if (
-            shutil.which("mount") is None
-            or subprocess.run(mount, capture_output=True, check=False).returncode
-        ):
-            pytest.skip("no file system can be mounted here")
-        mounted.append(folder)
-        return folder
-
-    yield make
-    for folder in mounted:
-        subprocess.run(["umount", "-l", str(folder)], check=False)
 
 
 def test_a_journal_keeps_what_it_has(make_disk: Callable[[int], Path]) -> None:

@@ -94,19 +94,18 @@ class LeasingPool(WorkerPool):
         return (yield step)
 
     def _have_device(self, needed_sec: float, *, again: bool = False) -> Plan:
+        held = Step("asking for the device", held_device, (needed_sec,), CONNECT_TIMEOUT_SEC)
         try:
-            held = Step("asking for the device", held_device, (needed_sec,), CONNECT_TIMEOUT_SEC)
             if not again and (yield held):
                 return
-            if time.monotonic() < self._ask_again_sec:
-                raise NoDeviceError(self._refusal)
-            yield from self._lease(math.ceil(HOLD_SEC + needed_sec))
-        except NoDeviceError:
-            raise
+            if time.monotonic() >= self._ask_again_sec:
+                yield from self._lease(math.ceil(HOLD_SEC + needed_sec))
+                return
         except WorkerError as error:
             self._refusal = f"no device could be leased: {essence(error)}"
             self._ask_again_sec = time.monotonic() + ASK_AGAIN_SEC
             raise NoDeviceError(self._refusal) from error
+        raise NoDeviceError(self._refusal)
 
     def _lease(self, session_sec: int) -> Plan:
         others = set(self._present) - {self.address}
@@ -156,7 +155,9 @@ def no_device(farm: RPCConfig, why: str) -> str:
     )
 
 
-def check_farm(farm: RPCConfig, server: ForkServer | None = None) -> None:
-    """Raise InvalidOptionError unless a farm has a device; see :func:`devices_of`."""
+def check_farm(farm: RPCConfig | None, server: ForkServer | None = None) -> None:
+    """Raise InvalidOptionError if there is a farm without a device; see :func:`devices_of`."""
+    if farm is None:
+        return
     with contextlib.closing(WorkerPool(1, server=server)) as pool:
         devices_of(pool, farm)
