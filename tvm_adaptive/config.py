@@ -105,7 +105,8 @@ class MeasureConfig:
         Deadline for one candidate's runs; a kernel that needs longer has lost anyway.
     build_timeout_sec : float, default 15.0
         Most candidates compile in a fifth of a second; one that unrolls without end
-        must not eat a twentieth of a ten-minute budget.
+        must not eat a twentieth of a ten-minute budget. Stock's builder is given 105 s
+        more: its workers import TVM and all tensor intrinsics within a candidate's time.
     build_patience : float or None, default 10.0
         A build that takes so many times as long as the median is given up; see
         :class:`~tvm_adaptive.PersistentBuilder`.

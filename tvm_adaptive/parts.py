@@ -36,6 +36,10 @@ from tvm_adaptive.target import n_cores_of
 
 # Those that measure on the machine that builds, and those that measure behind a tracker.
 LOCAL_RUNNERS = ("adaptive", "local")
+# Stock's build workers import TVM and every tensor intrinsic within their first candidate's
+# seconds: 25 to 36 s on two quiet cores, three times that in a slow hour. One that is late
+# is killed, its candidate counts as failed, and the next one imports anew.
+_STOCK_START_SEC = 105.0
 FARM_RUNNERS = ("adaptive-rpc", "rpc")
 
 
@@ -121,7 +125,7 @@ def make_parts(
     )
     ours["strategy"]["relatives"] = relatives
     ours["cost_model"]["last_lesson"] = last_lesson
-    stock = _stock_options(n_cores_of(target))
+    stock = _stock_options(n_cores_of(target), config.measure)
     bases = {
         "cost_model": CostModel,
         "strategy": SearchStrategy,
@@ -284,11 +288,12 @@ def _rpc_config(measure: MeasureConfig) -> RPCConfig:
     )
 
 
-def _stock_options(n_cores: int | None) -> dict[str, dict[str, Any]]:
+def _stock_options(n_cores: int | None, measure: MeasureConfig) -> dict[str, dict[str, Any]]:
+    builder: dict[str, Any] = {"timeout_sec": measure.build_timeout_sec + _STOCK_START_SEC}
     return {
         "cost_model": {} if n_cores is None else {"num_tuning_cores": n_cores},
         "strategy": {},
         "runner": {},
-        "builder": {} if n_cores is None else {"max_workers": n_cores},
+        "builder": builder if n_cores is None else {**builder, "max_workers": n_cores},
         "task_scheduler": {},
     }
