@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from benchmarks.charts import Bars, Chart, Figure
-from benchmarks.svg import colour_of
+from benchmarks.svg import LEGEND_INSIDE, colour_of
 
 _PANEL_INCHES = (5.2, 3.8)
 _PER_ROW = 3
@@ -30,7 +31,9 @@ def save_png(figure: Figure, folder: Path) -> Path:
     n_columns = min(_PER_ROW, max(1, len(figure.panels)))
     n_rows = -(-max(1, len(figure.panels)) // n_columns)
     size = (_PANEL_INCHES[0] * n_columns, _PANEL_INCHES[1] * n_rows)
-    canvas, axes = plt.subplots(n_rows, n_columns, figsize=size, squeeze=False, layout="tight")
+    canvas, axes = plt.subplots(
+        n_rows, n_columns, figsize=size, squeeze=False, layout="constrained"
+    )
     for axis in axes.flat[len(figure.panels) :]:
         axis.set_visible(False)
     for axis, panel in zip(axes.flat, figure.panels, strict=False):
@@ -38,6 +41,7 @@ def save_png(figure: Figure, folder: Path) -> Path:
             _bars(axis, panel)
         else:
             _chart(axis, panel)
+    _legends(canvas, axes.flat)
     path = folder / f"{figure.name}.png"
     canvas.savefig(path, dpi=110)
     plt.close(canvas)
@@ -64,8 +68,6 @@ def _chart(axis: Any, chart: Chart) -> None:
         axis.set_xscale("log")
     if chart.log_y:
         axis.set_yscale("log")
-    if named:
-        axis.legend(fontsize="small")
     axis.grid(alpha=0.3)
 
 
@@ -81,4 +83,18 @@ def _bars(axis: Any, bars: Bars) -> None:
             base = [b + v for b, v in zip(base, values, strict=True)]
     axis.set(title=bars.title, ylabel=bars.y_label)
     axis.set_xticks(places, bars.groups, rotation=20)
-    axis.legend(fontsize="small")
+
+
+def _legends(canvas: Any, axes: Iterable[Any]) -> None:
+    """Give each panel a legend; long ones become one for the whole figure, below it."""
+    shared: dict[str, Any] = {}
+    for axis in axes:
+        handles, labels = axis.get_legend_handles_labels()
+        if len(labels) > LEGEND_INSIDE:
+            shared |= dict(zip(labels, handles, strict=True))
+        elif labels:
+            axis.legend(fontsize="small")
+    if shared:
+        canvas.legend(
+            shared.values(), shared, loc="outside lower center", ncols=_PER_ROW, fontsize="small"
+        )

@@ -12,7 +12,13 @@ WIDTH, HEIGHT = 460, 320
 LEFT, RIGHT, TOP, BOTTOM = 62, 12, 28, 46
 # Okabe and Ito's colours, which people who are colour-blind can tell apart.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
+# More labels than that take colours of this scale (viridis, without its palest end), in
+# their order: rungs of a ladder are told apart and seen to follow one another.
+_SCALE = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (190, 210, 40))
+# A longer legend stands below the axes; inside it would hide the lines.
+LEGEND_INSIDE = 4
 _LEGEND_ROW = 15
+_LEGEND_COLUMNS = 2
 _N_TICKS = 5
 
 Scale = Callable[[float], float]
@@ -24,8 +30,23 @@ def draw(panel: Chart | Bars) -> str:
 
 
 def colour_of(labels: Iterable[str]) -> dict[str, str]:
-    """Return one colour per label, in their order."""
-    return {label: COLOURS[n % len(COLOURS)] for n, label in enumerate(dict.fromkeys(labels))}
+    """Return one colour per label, in their order; no two labels share one."""
+    names = list(dict.fromkeys(labels))
+    if len(names) <= len(COLOURS):
+        return dict(zip(names, COLOURS, strict=False))
+    return {name: _on_scale(n / (len(names) - 1)) for n, name in enumerate(names)}
+
+
+def _on_scale(place: float) -> str:
+    """Return the colour at a place between 0 and 1."""
+    at = place * (len(_SCALE) - 1)
+    left = min(int(at), len(_SCALE) - 2)
+    share = at - left
+    mixed = (
+        round((1 - share) * a + share * b)
+        for a, b in zip(_SCALE[left], _SCALE[left + 1], strict=True)
+    )
+    return "#" + "".join(f"{each:02x}" for each in mixed)
 
 
 def ticks(low: float, high: float, log: bool = False) -> list[float]:
@@ -56,7 +77,7 @@ def _chart(chart: Chart) -> str:
     parts += [_tick_y(to_y(y), y) for y in ticks(y_low, y_high, chart.log_y)]
     for line, pairs in sorted(points, key=lambda each: each[0].thick):
         parts += _line(line, [(to_x(x), to_y(y)) for x, y in pairs], colours[line.label])
-    return _frame(chart.title, parts + _legend(colours))
+    return _frame(chart.title, parts + _legend(colours), _legend_rows(colours))
 
 
 def _line(line: Line, points: Sequence[tuple[float, float]], colour: str) -> list[str]:
@@ -97,7 +118,7 @@ def _bars(bars: Bars) -> str:
             )
             base += value if bars.stacked else 0.0
         parts.append(_text(LEFT + slot * (n + 0.5), HEIGHT - BOTTOM + 14, group))
-    return _frame(bars.title, parts + _legend(colours))
+    return _frame(bars.title, parts + _legend(colours), _legend_rows(colours))
 
 
 def _finite(line: Line, chart: Chart) -> list[tuple[float, float]]:
@@ -156,6 +177,8 @@ def _tick_y(y: float, value: float) -> str:
 
 
 def _legend(colours: dict[str, str]) -> list[str]:
+    if len(colours) > LEGEND_INSIDE:
+        return _legend_below(colours)
     parts = []
     for n, (label, colour) in enumerate(colours.items()):
         y = TOP + 8 + n * _LEGEND_ROW
@@ -164,10 +187,28 @@ def _legend(colours: dict[str, str]) -> list[str]:
     return parts
 
 
-def _frame(title: str, parts: Sequence[str]) -> str:
+def _legend_below(colours: dict[str, str]) -> list[str]:
+    """Return a legend in columns, filled one after the other."""
+    n_rows = _legend_rows(colours)
+    parts = []
+    for n, (label, colour) in enumerate(colours.items()):
+        x = 12 + n // n_rows * (WIDTH - 12) / _LEGEND_COLUMNS
+        y = HEIGHT + 8 + n % n_rows * _LEGEND_ROW
+        parts.append(f'<rect x="{x:.0f}" y="{y - 6}" width="12" height="5" fill="{colour}"/>')
+        parts.append(_text(x + 17, y, label, "start"))
+    return parts
+
+
+def _legend_rows(colours: dict[str, str]) -> int:
+    """Return the rows that a legend takes below the axes."""
+    return -(-len(colours) // _LEGEND_COLUMNS) if len(colours) > LEGEND_INSIDE else 0
+
+
+def _frame(title: str, parts: Sequence[str], n_rows_below: int = 0) -> str:
     head = _text(WIDTH / 2, 16, title, more='font-weight="bold"')
+    height = HEIGHT + n_rows_below * _LEGEND_ROW
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
-        f'width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif" font-size="11">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+        f'width="{WIDTH}" height="{height}" font-family="sans-serif" font-size="11">'
         f"{head}{''.join(parts)}</svg>"
     )

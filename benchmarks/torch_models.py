@@ -82,10 +82,19 @@ def _traced(workload: str, device: str) -> Callable[[], None]:
 
 
 def resnet18(nn: Any) -> Any:
+    return _basic_resnet(nn, (2, 2, 2, 2))
+
+
+def resnet34(nn: Any) -> Any:
+    return _basic_resnet(nn, (3, 4, 6, 3))
+
+
+def _basic_resnet(nn: Any, blocks: Sequence[int]) -> Any:
     layers = [nn.Conv2d(3, 64, 7, 2, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
     before = 64
-    for width in (64, 128, 256, 512):
-        for stride in (1 if width == 64 else 2, 1):
+    for depth, width in zip(blocks, (64, 128, 256, 512), strict=True):
+        for block in range(depth):
+            stride = 2 if width > 64 and block == 0 else 1
             layers.append(_residual(nn, before, width, stride))
             before = width
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000))
@@ -210,6 +219,7 @@ _IMAGE = (1, 3, 224, 224)
 # Name of the workload: how to make the model, and the shape of its input.
 TORCH_MODELS: dict[str, tuple[Callable[[Any], Any], tuple[int, ...]]] = {
     "resnet18": (resnet18, _IMAGE),
+    "resnet34": (resnet34, _IMAGE),
     "resnet50": (resnet50, _IMAGE),
     "vgg16": (vgg16, _IMAGE),
     "squeezenet1_1": (squeezenet1_1, _IMAGE),

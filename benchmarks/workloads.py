@@ -42,6 +42,7 @@ _ALL: tuple[Workload, ...] = (
     Workload("te:CBR", "convolution, batch norm, ReLU"),
     Workload("te:TBG", "batched product of transposed matrices"),
     Workload("resnet18", "ResNet-18", is_network=True),
+    Workload("resnet34", "ResNet-34", is_network=True),
     Workload("resnet50", "ResNet-50", is_network=True),
     Workload("vgg16", "VGG-16", is_network=True),
     Workload("squeezenet1_1", "SqueezeNet 1.1", is_network=True),

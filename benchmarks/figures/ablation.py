@@ -5,14 +5,17 @@ from __future__ import annotations
 from benchmarks.charts import Figure
 from benchmarks.figures.common import best_chart
 from benchmarks.journals import Bench
-from benchmarks.methods import METHOD_SETS
+from benchmarks.methods import LADDER, METHOD_SETS
 
+# Of the ladder: stock's parts, then the three that AdaTune adds.
+_RUNGS_OF_THE_PAPER = 4
 _CAPTION = (
     "Best latency against {axis}, one part added after the other to stock's. AdaTune's figure "
     "{number} has XGBoost with simulated annealing and a deterministic evaluator, then the "
     "forest, the contextual search and the adaptive evaluator; here the search is "
-    "evolutionary, and two rungs follow that the paper does not have: the persistent builder "
-    "and DynaTune's scheduler."
+    "evolutionary, and rungs follow that the paper does not have: {more}. Beside them stock's "
+    "own command, and the default, which has smaller and more diverse batches than the last "
+    "rung."
 )
 
 
@@ -34,4 +37,5 @@ def _ablation(bench: Bench, name: str, axis: str, number: int) -> Figure:
         # A ladder has more than its two ends.
         if sum(bool(bench.of(workload, method)) for method in methods) > 2
     )
-    return Figure(name, _CAPTION.format(axis=axis, number=number), panels)
+    more = ", ".join(what.removeprefix("+ ") for _, what, _ in LADDER[_RUNGS_OF_THE_PAPER:])
+    return Figure(name, _CAPTION.format(axis=axis, number=number, more=more), panels)

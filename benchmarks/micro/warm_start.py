@@ -1,24 +1,27 @@
-"""What memory saves: the same network again, and a sibling of it, each in a fresh process.
+"""What memory saves: the same network again, and siblings of it, each in a fresh process.
 
     python -m benchmarks.micro.warm_start resnet18 --budget 10m --out runs/warm
     python -m benchmarks.micro.warm_start transformer --sibling sequence=64 --out runs/warm
+    python -m benchmarks.micro.warm_start resnet18 --sibling resnet50 --no-again --out runs/warm
 
 Runs, in this order: the network without memory, which fills a store; the same network
-with that store; and, with --sibling, the network in another size without memory and with
-the store as the first run left it. Of each run the sum of its tasks over the seconds is
-kept; quality is what the run without memory had at its end.
+with that store; and each sibling (another network, or the same in another size) without
+memory and with the store as the first run left it. Of each run the sum of its tasks over
+the seconds is kept; quality is what the run without memory had at its end. Killed, the
+same command goes on: runs that are finished are kept.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +38,26 @@ STORE = "records.db"
 TOLERANCES = (0.0, 0.02, 0.05)
 
 
+@dataclasses.dataclass(frozen=True)
+class Sibling:
+    """A network that has tasks like those of another one's."""
+
+    network: str
+    sizes: Mapping[str, int]
+
+    @property
+    def label(self) -> str:
+        """Return what folders and tables call it."""
+        return "-".join([self.network, *(f"{key}{value}" for key, value in self.sizes.items())])
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="what memory saves")
     parser.add_argument("network", choices=list(BUILTIN))
-    parser.add_argument("--sibling", action="append", default=[], metavar="OPTION=N")
+    parser.add_argument(
+        "--sibling", action="append", default=[], metavar="NETWORK or OPTION=N", help="repeatable"
+    )
+    parser.add_argument("--no-again", action="store_true", help="siblings only")
     parser.add_argument("--budget", type=parse_duration, default=600.0, metavar="TIME")
     parser.add_argument("--warm-budget", type=parse_duration, metavar="TIME", help="of warm runs")
     parser.add_argument("--seed", type=int, default=0)
@@ -49,43 +68,68 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tune_once(json.loads(options.run))
         return 0
     options.out.mkdir(parents=True, exist_ok=True)
-    parts = [each.partition("=") for each in options.sibling]
-    sibling = {key: int(value) for key, _, value in parts}
-    store = str(options.out / STORE)
-    runs = [("cold", {}, store, options.budget), ("warm", {}, store, options.warm_budget)]
-    if sibling:
-        runs += [
-            ("sibling-cold", sibling, "none", options.budget),
-            ("sibling-warm", sibling, f"{store}.copy", options.warm_budget),
-        ]
-    for number, (name, sizes, used, budget_sec) in enumerate(runs):
-        if name == "warm":  # what it adds must not help the sibling
-            shutil.copy(store, f"{store}.copy")
-        spec = {
-            "network": options.network,
-            "sizes": sizes,
-            "store": used,
-            "budget_sec": budget_sec or options.budget,
-            "seed": options.seed + number,
-            "out": str(options.out / name),
-        }
-        run_process(options, spec)
-    print(table(options.out, [name for name, *_ in runs]))
+    pairs = [] if options.no_again else [("cold", "warm")]
+    specs = list(plan(options))
+    for spec in specs:
+        run_process(options.out, spec)
+    pairs += [(f"{each.label}-cold", f"{each.label}-warm") for each in siblings_of(options)]
+    print(table(options.out, [spec["name"] for spec in specs], pairs))
     return 0
 
 
-def run_process(options: argparse.Namespace, spec: dict[str, Any]) -> None:
-    """Do one run in a fresh process."""
+def siblings_of(options: argparse.Namespace) -> list[Sibling]:
+    """Return the siblings of a command line; sizes together make one."""
+    networks = [Sibling(each, {}) for each in options.sibling if "=" not in each]
+    parts = [each.partition("=") for each in options.sibling if "=" in each]
+    sizes = {key: int(value) for key, _, value in parts}
+    return networks + ([Sibling(options.network, sizes)] if sizes else [])
+
+
+def plan(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield what each run is, in their order."""
+    store = str(options.out / STORE)
+    warm_sec = options.warm_budget or options.budget
+    me = Sibling(options.network, {})
+    runs = [("cold", me, store, options.budget)]
+    if not options.no_again:
+        runs.append(("warm", me, f"{store}.warm", warm_sec))
+    for each in siblings_of(options):
+        runs.append((f"{each.label}-cold", each, "none", options.budget))
+        runs.append((f"{each.label}-warm", each, f"{store}.{each.label}", warm_sec))
+    for number, (name, what, used, budget_sec) in enumerate(runs):
+        yield {
+            "name": name,
+            "network": what.network,
+            "sizes": dict(what.sizes),
+            "store": used,
+            "knows": store if used not in (store, "none") else "",
+            "budget_sec": budget_sec,
+            "seed": options.seed + number,
+            "out": str(options.out / name),
+        }
+
+
+def run_process(out: Path, spec: dict[str, Any]) -> None:
+    """Do one run in a fresh process, unless it is finished already."""
+    done = out / f"{spec['name']}.json"
+    if done.exists() and json.loads(done.read_text()) == spec:
+        return
+    shutil.rmtree(spec["out"], ignore_errors=True)
+    for suffix in ("", "-wal", "-shm"):  # of a run that was killed
+        Path(f"{spec['store']}{suffix}").unlink(missing_ok=True)
+    if spec["knows"]:  # what one run adds must not help another
+        shutil.copy(spec["knows"], spec["store"])
     env = {**os.environ, **thread_env(n_cores_of(resolve_target("cpu")))}
-    command = [sys.executable, "-m", "benchmarks.micro.warm_start", options.network]
-    with open(options.out / f"{Path(spec['out']).name}.log", "wb") as log:
+    command = [sys.executable, "-m", "benchmarks.micro.warm_start", spec["network"]]
+    with open(out / f"{spec['name']}.log", "wb") as log:
         subprocess.run(
-            [*command, "--out", str(options.out), "--run", json.dumps(spec)],
+            [*command, "--out", str(out), "--run", json.dumps(spec)],
             stdout=log,
             stderr=log,
             env=env,
             check=True,
         )
+    done.write_text(json.dumps(spec))
 
 
 def tune_once(spec: dict[str, Any]) -> None:
@@ -115,8 +159,8 @@ def time_to(curve: Sequence[tuple[float, float]], quality_ms: float) -> float:
     return next((sec for sec, ms in curve if ms <= quality_ms), math.inf)
 
 
-def table(out: Path, names: Sequence[str]) -> str:
-    """Return what each run reached and when, as Markdown."""
+def table(out: Path, names: Sequence[str], pairs: Sequence[tuple[str, str]]) -> str:
+    """Return what each run reached and when, and pairs' ratios, as Markdown."""
     lines = ["| run | first result of all tasks, s | ms then | at its end | after s |"]
     lines.append("|---|---|---|---|---|")
     curves = {name: curve_of(out / name) for name in names}
@@ -129,7 +173,7 @@ def table(out: Path, names: Sequence[str]) -> str:
             f"| {name} | {first_sec:.1f} | {first_ms:.2f} | {last_ms:.2f} | {last_sec:.0f} |"
         )
     lines += ["", "| | to | cold, s | warm, s | x |", "|---|---|---|---|---|"]
-    for cold, warm in (("cold", "warm"), ("sibling-cold", "sibling-warm")):
+    for cold, warm in pairs:
         if not curves.get(cold):
             continue
         end_ms = curves[cold][-1][1]

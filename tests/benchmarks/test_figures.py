@@ -21,7 +21,7 @@ from benchmarks.methods import METHODS
 from benchmarks.page import make_page, to_html
 from benchmarks.plan import RunSpec
 from benchmarks.plots import save_png, why_no_plots
-from benchmarks.svg import draw, ticks
+from benchmarks.svg import HEIGHT, LEGEND_INSIDE, colour_of, draw, ticks
 from tvm_adaptive.task_scheduler.arms import Arm
 from tvm_adaptive.testing.recording import Recording, TaskRecording, save_recording
 
@@ -122,6 +122,23 @@ def test_any_points_can_be_drawn(pairs: list[tuple[float, float]], log: bool) ->
     drawn = draw(Chart("t", "x", "y", (line,), log_x=log, log_y=log))
     ElementTree.fromstring(drawn)
     assert "nan" not in drawn.split("</text>", 1)[1]
+
+
+@pytest.mark.parametrize("n", [0, 1, 8, 9, 30])
+def test_no_two_labels_share_a_colour(n: int) -> None:
+    colours = colour_of(f"rung {k % n}" for k in range(2 * n))
+    assert len(set(colours.values())) == len(colours) == n
+    assert all(len(each) == 7 and int(each[1:], 16) >= 0 for each in colours.values())
+
+
+def test_a_long_legend_stands_below_the_axes() -> None:
+    lines = [Line(f"rung {n}", (0.0, 1.0), (1.0, 2.0)) for n in range(LEGEND_INSIDE + 1)]
+    for n_lines in (LEGEND_INSIDE, LEGEND_INSIDE + 1):
+        svg = ElementTree.fromstring(draw(Chart("t", "x", "y", tuple(lines[:n_lines]))))
+        places = [float(e.get("y", "0")) for e in svg.iter() if (e.text or "").startswith("rung")]
+        is_below = n_lines > LEGEND_INSIDE
+        assert [y > HEIGHT for y in places] == [is_below] * n_lines
+        assert max(places) < float(svg.get("height", "0"))
 
 
 @pytest.mark.parametrize("log", [False, True])

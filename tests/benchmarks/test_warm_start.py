@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import argparse
 import math
 from pathlib import Path
 
 import pytest
 
 from benchmarks.micro.agreement import table as agreement_table
-from benchmarks.micro.warm_start import table, time_to
+from benchmarks.micro.warm_start import plan, table, time_to
 from tests.benchmarks.conftest import write_journal
 
+PAIRS = [("cold", "warm")]
 CURVE = [(5.0, 30.0), (10.0, 20.0), (40.0, 16.0)]
 
 
@@ -29,7 +31,7 @@ def test_time_to_a_quality(quality_ms: float, seconds: float) -> None:
 def test_a_warm_run_is_compared_with_what_the_cold_one_had_at_its_end(tmp_path: Path) -> None:
     write(tmp_path / "cold", CURVE)
     write(tmp_path / "warm", [(2.0, 16.2), (4.0, 15.0)])
-    lines = table(tmp_path, ["cold", "warm"]).splitlines()
+    lines = table(tmp_path, ["cold", "warm"], PAIRS).splitlines()
     assert "| warm | 2.0 | 16.20 | 15.00 | 4 |" in lines
     assert "| warm | cold's end + 0% | 40 | 4 | 10.0 |" in lines
     assert "| warm | cold's end + 2% | 40 | 2 | 20.0 |" in lines
@@ -38,7 +40,34 @@ def test_a_warm_run_is_compared_with_what_the_cold_one_had_at_its_end(tmp_path: 
 def test_a_quality_that_was_never_reached_has_no_ratio(tmp_path: Path) -> None:
     write(tmp_path / "cold", CURVE)
     write(tmp_path / "warm", [(2.0, 17.0)])
-    assert "| warm | cold's end + 0% | 40 | inf | nan |" in table(tmp_path, ["cold", "warm"])
+    assert "| warm | cold's end + 0% | 40 | inf | nan |" in table(tmp_path, ["cold", "warm"], PAIRS)
+
+
+def test_every_warm_run_knows_what_the_first_one_left_and_no_more(tmp_path: Path) -> None:
+    options = argparse.Namespace(
+        network="resnet18",
+        sibling=["resnet50", "width=32", "image_size=64"],
+        no_again=False,
+        budget=60.0,
+        warm_budget=20.0,
+        seed=3,
+        out=tmp_path,
+    )
+    runs = {spec["name"]: spec for spec in plan(options)}
+    sized = "resnet18-width32-image_size64"
+    assert list(runs) == [
+        *("cold", "warm", "resnet50-cold", "resnet50-warm"),
+        *(f"{sized}-cold", f"{sized}-warm"),
+    ]
+    warm = [spec for name, spec in runs.items() if name.endswith("warm")]
+    assert {spec["knows"] for spec in warm} == {runs["cold"]["store"]}
+    assert len({spec["store"] for spec in warm}) == len(warm)
+    assert runs["cold"]["store"] not in {spec["store"] for spec in warm}
+    assert {spec["budget_sec"] for spec in warm} == {20.0}
+    assert runs[f"{sized}-cold"]["store"] == "none"
+    assert runs[f"{sized}-cold"]["sizes"] == {"width": 32, "image_size": 64}
+    options.no_again, options.warm_budget = True, None
+    assert [spec["name"] for spec in plan(options)][:2] == ["cold", "resnet50-cold"]
 
 
 def test_agreement_is_told_by_ratio_and_rank() -> None:

@@ -33,6 +33,7 @@ SMALL_ENCODER: dict[str, Any] = {
 }
 SMALL: dict[str, dict[str, Any]] = {
     "resnet18": SMALL_IMAGES,
+    "resnet34": SMALL_IMAGES,
     "resnet50": SMALL_IMAGES,
     "squeezenet1_1": SMALL_IMAGES | {"image_size": 63, "width": 16},
     "mobilenet_v2": SMALL_IMAGES | {"image_size": 64},

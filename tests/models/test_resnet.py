@@ -8,25 +8,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.models import compile_network, prepare, resnet18, resnet50, run_network
+from tvm_adaptive.models import (
+    compile_network,
+    prepare,
+    resnet18,
+    resnet34,
+    resnet50,
+    run_network,
+)
 from tvm_adaptive.models.resnet import draw_parameter
 
-# torchvision's resnet18 has 11,689,512; it carries 2 x 4,800 values of batch
-# normalisation where the folded network has 4,800 biases.
-N_PARAMETERS = 11_689_512 - 4_800
 
-
-def test_size_is_that_of_the_paper():
-    params = resnet18().params
-    assert sum(math.prod(value.shape) for value in params.values()) == N_PARAMETERS
-    assert sum(name.endswith("weight") for name in params) == 1 + 16 + 3 + 1
-
-
-def test_the_deeper_network_has_the_papers_size_too():
-    params = resnet50().params
-    # torchvision's has 25,557,032, with 2 x 26,560 values of batch normalisation.
-    assert sum(math.prod(value.shape) for value in params.values()) == 25_557_032 - 26_560
-    assert sum(name.endswith("weight") for name in params) == 1 + 48 + 4 + 1
+# torchvision's parameters, less those of its batch normalisations, which carry two values
+# for each channel where the folded network has one bias; layers that have weights.
+@pytest.mark.parametrize(
+    ("make", "n_parameters", "n_layers"),
+    [
+        (resnet18, 11_689_512 - 4_800, 1 + 16 + 3 + 1),
+        (resnet34, 21_797_672 - 8_512, 1 + 32 + 3 + 1),
+        (resnet50, 25_557_032 - 26_560, 1 + 48 + 4 + 1),
+    ],
+)
+def test_size_is_that_of_the_paper(make, n_parameters, n_layers):
+    params = make().params
+    assert sum(math.prod(value.shape) for value in params.values()) == n_parameters
+    assert sum(name.endswith("weight") for name in params) == n_layers
 
 
 def test_seed_decides_the_weights():

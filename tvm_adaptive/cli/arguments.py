@@ -10,8 +10,8 @@ from tvm_adaptive.config import TuneConfig
 
 WHAT_HELP = (
     "a model of your own, as net.onnx, net.pt2 (torch.export.save), net.json (Relax, "
-    "tvm.ir.save_json) or package.module:factory; resnet18, resnet50, squeezenet1_1, "
-    "mobilenet_v2, vgg16, transformer or bert_base; or te:C2D and its like"
+    "tvm.ir.save_json) or package.module:factory; resnet18, resnet34, resnet50, "
+    "squeezenet1_1, mobilenet_v2, vgg16, transformer or bert_base; or te:C2D and its like"
 )
 
 

@@ -25,7 +25,7 @@ from tvm_adaptive.models.prepare import (
     is_gpu,
     prepare,
 )
-from tvm_adaptive.models.resnet import resnet18, resnet50
+from tvm_adaptive.models.resnet import resnet18, resnet34, resnet50
 from tvm_adaptive.models.squeezenet import squeezenet1_1
 from tvm_adaptive.models.vgg import vgg16
 
@@ -51,6 +51,7 @@ __all__ = [
     "outputs_agree",
     "prepare",
     "resnet18",
+    "resnet34",
     "resnet50",
     "run_exported",
     "run_network",

@@ -11,13 +11,14 @@ from tvm_adaptive.models.bert import bert_base
 from tvm_adaptive.models.encoder import transformer
 from tvm_adaptive.models.mobilenet import mobilenet_v2
 from tvm_adaptive.models.network import Network
-from tvm_adaptive.models.resnet import resnet18, resnet50
+from tvm_adaptive.models.resnet import resnet18, resnet34, resnet50
 from tvm_adaptive.models.squeezenet import squeezenet1_1
 from tvm_adaptive.models.vgg import vgg16
 
 # To add a network, write its factory in a file of its own and name it here.
 BUILTIN: dict[str, Callable[[], Network]] = {
     "resnet18": resnet18,
+    "resnet34": resnet34,
     "resnet50": resnet50,
     "squeezenet1_1": squeezenet1_1,
     "mobilenet_v2": mobilenet_v2,

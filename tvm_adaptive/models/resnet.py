@@ -1,7 +1,7 @@
-"""ResNet-18 and -50 as they are deployed: batch normalisations folded into convolutions.
+"""ResNet-18, -34 and -50 as they are deployed: batch normalisations folded into convolutions.
 
 He, Zhang, Ren, Sun, *Deep Residual Learning for Image Recognition*, CVPR 2016, table 1
-(the columns of 18 and of 50 layers) and the projection shortcuts of option B. As usual
+(the columns of 18, 34 and 50 layers) and the projection shortcuts of option B. As usual
 today, the 50-layer network takes its strides in the 3x3 convolutions.
 """
 
@@ -18,7 +18,7 @@ from tvm_adaptive.models.network import Network, check_positive, network_of_modu
 
 # Blocks of each stage.
 BLOCKS_18 = (2, 2, 2, 2)
-BLOCKS_50 = (3, 4, 6, 3)
+BLOCKS_34 = BLOCKS_50 = (3, 4, 6, 3)
 # A bottleneck's output has so many times the channels that it works on.
 EXPANSION = 4
 # A sum adds the variances of its branches; halving what the convolutions bring keeps
@@ -129,6 +129,34 @@ def resnet18(
     check_positive(batch=batch, image_size=image_size, width=width, classes=classes)
     module = ResNet(BasicBlock, BLOCKS_18, 1, width, classes)
     return _network("resnet18", module, batch, image_size, seed)
+
+
+def resnet34(
+    *,
+    batch: int = 1,
+    image_size: int = 224,
+    width: int = 64,
+    classes: int = 1000,
+    seed: int = 0,
+) -> Network:
+    """Build ResNet-34 with random weights, in NCHW and float32; see :func:`resnet18`.
+
+    Parameters
+    ----------
+    batch : int, default 1
+    image_size : int, default 224
+    width : int, default 64
+    classes : int, default 1000
+    seed : int, default 0
+
+    Raises
+    ------
+    InvalidOptionError
+        When a size is not a positive integer.
+    """
+    check_positive(batch=batch, image_size=image_size, width=width, classes=classes)
+    module = ResNet(BasicBlock, BLOCKS_34, 1, width, classes)
+    return _network("resnet34", module, batch, image_size, seed)
 
 
 def resnet50(
