@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.charts import Bars, Chart, Figure
-from benchmarks.svg import LEGEND_INSIDE, colour_of
+from benchmarks.svg import LEGEND_INSIDE, MAX_NAMES, colour_of
 
 _PANEL_INCHES = (5.2, 3.8)
 _PER_ROW = 3
@@ -28,8 +28,9 @@ def save_png(figure: Figure, folder: Path) -> Path:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    n_columns = min(_PER_ROW, max(1, len(figure.panels)))
-    n_rows = -(-max(1, len(figure.panels)) // n_columns)
+    n_panels = max(1, len(figure.panels))
+    n_columns = 2 if n_panels == 4 else min(_PER_ROW, n_panels)  # two rows of two
+    n_rows = -(-n_panels // n_columns)
     size = (_PANEL_INCHES[0] * n_columns, _PANEL_INCHES[1] * n_rows)
     canvas, axes = plt.subplots(
         n_rows, n_columns, figsize=size, squeeze=False, layout="constrained"
@@ -82,7 +83,8 @@ def _bars(axis: Any, bars: Bars) -> None:
         if bars.stacked:
             base = [b + v for b, v in zip(base, values, strict=True)]
     axis.set(title=bars.title, ylabel=bars.y_label)
-    axis.set_xticks(places, bars.groups, rotation=20)
+    stride = -(-len(places) // MAX_NAMES)
+    axis.set_xticks(places[::stride], bars.groups[::stride], rotation=20)
 
 
 def _legends(canvas: Any, axes: Iterable[Any]) -> None:

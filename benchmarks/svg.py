@@ -17,6 +17,8 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 _SCALE = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (190, 210, 40))
 # A longer legend stands below the axes; inside it would hide the lines.
 LEGEND_INSIDE = 4
+# More names below bars than that run into one another.
+MAX_NAMES = 16
 _LEGEND_ROW = 15
 _LEGEND_COLUMNS = 2
 _N_TICKS = 5
@@ -117,7 +119,8 @@ def _bars(bars: Bars) -> str:
                 f"<title>{escape(f'{group}, {label}: {value:.4g}')}</title></rect>"
             )
             base += value if bars.stacked else 0.0
-        parts.append(_text(LEFT + slot * (n + 0.5), HEIGHT - BOTTOM + 14, group))
+        if n % -(-len(bars.groups) // MAX_NAMES) == 0:
+            parts.append(_text(LEFT + slot * (n + 0.5), HEIGHT - BOTTOM + 14, group))
     return _frame(bars.title, parts + _legend(colours), _legend_rows(colours))
 
 

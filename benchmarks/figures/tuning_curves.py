@@ -41,10 +41,10 @@ def tuning_curves(recordings: Sequence[Recording]) -> Figure:
 
 
 def curve_fits(recordings: Sequence[Recording]) -> Figure:
-    """Return DynaTune's figure 13: the heaviest operator and curves fitted to its start."""
+    """Return DynaTune's figure 13: one operator and the curves fitted to its start."""
     panels = []
     for recording in recordings:
-        task = heaviest(recording)
+        task = most_often_improved(recording)
         if task is None:
             continue
         x, best = history(task)
@@ -66,9 +66,9 @@ def curve_fits(recordings: Sequence[Recording]) -> Figure:
             Chart(f"{recording.network}: {task.name}", "trials", "runs per ms", tuple(lines))
         )
     caption = (
-        "The best throughput of the operator with the largest share of the network's time, and "
-        f"the curve {LOG_POWER.formula} fitted to its first trials. DynaTune's figure 13 shows "
-        "one operator of its own measurements in GFLOP/s."
+        "The best throughput of the operator whose best improved most often, for a curve of one "
+        f"step says nothing, and the curve {LOG_POWER.formula} fitted to its first trials. "
+        "DynaTune's figure 13 shows one operator of its own measurements in GFLOP/s."
     )
     return Figure("curve-fits", caption, tuple(panels))
 
@@ -77,7 +77,7 @@ def chain_traces(recordings: Sequence[Recording]) -> Figure:
     """Return DynaTune's figure 19: the walkers' places against steps."""
     panels: list[Chart] = []
     for recording in recordings[:1]:
-        task = heaviest(recording)
+        task = most_often_improved(recording)
         if task is None:
             continue
         x, best = history(task)
@@ -111,10 +111,10 @@ def history(task: TaskRecording) -> tuple[FloatArray, FloatArray]:
     return np.arange(1.0, len(best) + 1), best
 
 
-def heaviest(recording: Recording) -> TaskRecording | None:
-    """Return the operator with the most milliseconds among those with trials enough."""
+def most_often_improved(recording: Recording) -> TaskRecording | None:
+    """Return the operator whose curve has most steps among those with trials enough."""
     fit_for = [t for t in recording.tasks if t.is_valid and t.n_trials >= _LEAST_TRIALS]
-    return max(fit_for, key=lambda task: task.weight * task.final_ms, default=None)
+    return max(fit_for, key=lambda task: len(np.unique(history(task)[1])), default=None)
 
 
 def _trace(title: str, places: FloatArray) -> Chart:
