@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import lzma
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -59,10 +60,17 @@ def load_sources(options: argparse.Namespace) -> dict[str, Any]:
     readers: dict[str, Callable[[Any], Any]] = {
         BENCH: load_bench,
         RECORDINGS: lambda paths: [load_recording(path) for path in paths],
-        RUNS: lambda path: json.loads(path.read_text()),
+        RUNS: _read_json,
     }
     given = {name: getattr(options, name) for name in readers}
     return {name: readers[name](value) for name, value in given.items() if value is not None}
+
+
+def _read_json(path: Path) -> Any:
+    """Read a file as it was written, or compressed as it is kept in this repository."""
+    return json.loads(
+        lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
+    )
 
 
 def save(figure: Figure, papers: str, folder: Path) -> None:

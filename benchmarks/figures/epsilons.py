@@ -19,7 +19,7 @@ def epsilons(bench: Bench) -> Figure:
     caption = (
         "Best latency against trials with a fixed share of random candidates, and with the "
         "share that follows the model's uncertainty; batches of 64. AdaTune's figure 4 has "
-        "the four fixed shares only, in AutoTVM's simulated annealing; here they are in an "
-        "evolutionary search with a forest as cost model."
+        "the four fixed shares only, in AutoTVM's simulated annealing; here they are in the "
+        "search on knobs, with a forest as cost model."
     )
     return Figure("epsilons", caption, panels)
