@@ -29,6 +29,7 @@ from tvm_adaptive.cli.arguments import parse_duration
 from tvm_adaptive.config import DEFAULT
 from tvm_adaptive.cores import thread_env
 from tvm_adaptive.measure_callback.journal import read_journal
+from tvm_adaptive.memory import NO_STORE
 from tvm_adaptive.models import BUILTIN
 from tvm_adaptive.target import n_cores_of, resolve_target
 from tvm_adaptive.tune import tune_relax
@@ -80,6 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def siblings_of(options: argparse.Namespace) -> list[Sibling]:
     """Return the siblings of a command line; sizes together make one."""
     networks = [Sibling(each, {}) for each in options.sibling if "=" not in each]
+    if unknown := [each.network for each in networks if each.network not in BUILTIN]:
+        raise SystemExit(f"There is no network {unknown[0]}; there are {', '.join(BUILTIN)}.")
     parts = [each.partition("=") for each in options.sibling if "=" in each]
     sizes = {key: int(value) for key, _, value in parts}
     return networks + ([Sibling(options.network, sizes)] if sizes else [])
@@ -94,7 +97,7 @@ def plan(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     if not options.no_again:
         runs.append(("warm", me, f"{store}.warm", warm_sec))
     for each in siblings_of(options):
-        runs.append((f"{each.label}-cold", each, "none", options.budget))
+        runs.append((f"{each.label}-cold", each, NO_STORE, options.budget))
         runs.append((f"{each.label}-warm", each, f"{store}.{each.label}", warm_sec))
     for number, (name, what, used, budget_sec) in enumerate(runs):
         yield {
@@ -102,7 +105,7 @@ def plan(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             "network": what.network,
             "sizes": dict(what.sizes),
             "store": used,
-            "knows": store if used not in (store, "none") else "",
+            "knows": store if used not in (store, NO_STORE) else "",
             "budget_sec": budget_sec,
             "seed": options.seed + number,
             "out": str(options.out / name),
@@ -115,8 +118,9 @@ def run_process(out: Path, spec: dict[str, Any]) -> None:
     if done.exists() and json.loads(done.read_text()) == spec:
         return
     shutil.rmtree(spec["out"], ignore_errors=True)
-    for suffix in ("", "-wal", "-shm"):  # of a run that was killed
-        Path(f"{spec['store']}{suffix}").unlink(missing_ok=True)
+    if spec["store"] != NO_STORE:
+        for suffix in ("", "-wal", "-shm"):  # of a run that was killed
+            Path(f"{spec['store']}{suffix}").unlink(missing_ok=True)
     if spec["knows"]:  # what one run adds must not help another
         shutil.copy(spec["knows"], spec["store"])
     env = {**os.environ, **thread_env(n_cores_of(resolve_target("cpu")))}
