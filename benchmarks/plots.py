@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.charts import Bars, Chart, Figure
-from benchmarks.svg import LEGEND_INSIDE, MAX_NAMES, colour_of
+from benchmarks.svg import LEGEND_INSIDE, colour_of, name_stride
 
 _PANEL_INCHES = (5.2, 3.8)
 _PER_ROW = 3
@@ -83,7 +83,7 @@ def _bars(axis: Any, bars: Bars) -> None:
         if bars.stacked:
             base = [b + v for b, v in zip(base, values, strict=True)]
     axis.set(title=bars.title, ylabel=bars.y_label)
-    stride = -(-len(places) // MAX_NAMES)
+    stride = name_stride(bars)
     axis.set_xticks(places[::stride], bars.groups[::stride], rotation=20)
 
 

@@ -21,9 +21,11 @@ from tvm.s_tir.meta_schedule.relax_integration import extracted_tasks_to_tune_co
 from benchmarks.methods import Method
 from benchmarks.plan import RunSpec
 from tvm_adaptive._tvm import functions_as_tasks
+from tvm_adaptive.config import DEFAULT
 from tvm_adaptive.measure_callback.journal import Journal
 from tvm_adaptive.measure_callback.recorder import Recorder, RunProgress, TaskProgress
 from tvm_adaptive.models import TIRWorkload, extract, is_gpu, load_workload, prepare
+from tvm_adaptive.parts import STOCK_START_SEC
 from tvm_adaptive.search_strategy.stoppable import StoppableSearch
 from tvm_adaptive.target import resolve_target
 
@@ -32,10 +34,8 @@ JOURNAL_FILE = "journal.jsonl"
 SET_UP_SCOPE = "CreateContexts"
 # Of tune_tasks, whose search ends by seconds then; it counts in 32 bits.
 _UNLIMITED = 10**8
-# A favour to stock, which gives a build 30 s: its workers import every tensor intrinsic
-# first, which takes as long on two busy cores, and a worker that is late is killed and
-# imports anew, for ever.
-_BUILD_TIMEOUT_SEC = 120.0
+# A favour to stock, which gives a build 30 s: as long as through our door.
+_BUILD_TIMEOUT_SEC = DEFAULT.measure.build_timeout_sec + STOCK_START_SEC
 
 
 @dataclasses.dataclass

@@ -18,7 +18,7 @@ _SCALE = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (190, 210, 
 # A longer legend stands below the axes; inside it would hide the lines.
 LEGEND_INSIDE = 4
 # More names below bars than that run into one another.
-MAX_NAMES = 16
+_MAX_NAMES = 16
 _LEGEND_ROW = 15
 _LEGEND_COLUMNS = 2
 _N_TICKS = 5
@@ -49,6 +49,11 @@ def _on_scale(place: float) -> str:
         for a, b in zip(_SCALE[left], _SCALE[left + 1], strict=True)
     )
     return "#" + "".join(f"{each:02x}" for each in mixed)
+
+
+def name_stride(bars: Bars) -> int:
+    """Return which of the bars are named: every so many."""
+    return max(1, -(-len(bars.groups) // _MAX_NAMES))
 
 
 def ticks(low: float, high: float, log: bool = False) -> list[float]:
@@ -119,7 +124,7 @@ def _bars(bars: Bars) -> str:
                 f"<title>{escape(f'{group}, {label}: {value:.4g}')}</title></rect>"
             )
             base += value if bars.stacked else 0.0
-        if n % -(-len(bars.groups) // MAX_NAMES) == 0:
+        if n % name_stride(bars) == 0:
             parts.append(_text(LEFT + slot * (n + 0.5), HEIGHT - BOTTOM + 14, group))
     return _frame(bars.title, parts + _legend(colours), _legend_rows(colours))
 

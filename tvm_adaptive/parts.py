@@ -36,11 +36,11 @@ from tvm_adaptive.target import n_cores_of
 
 # Those that measure on the machine that builds, and those that measure behind a tracker.
 LOCAL_RUNNERS = ("adaptive", "local")
+FARM_RUNNERS = ("adaptive-rpc", "rpc")
 # Stock's build workers import TVM and every tensor intrinsic within their first candidate's
 # seconds: 25 to 36 s on two quiet cores, three times that in a slow hour. One that is late
 # is killed, its candidate counts as failed, and the next one imports anew.
-_STOCK_START_SEC = 105.0
-FARM_RUNNERS = ("adaptive-rpc", "rpc")
+STOCK_START_SEC = 105.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -289,7 +289,7 @@ def _rpc_config(measure: MeasureConfig) -> RPCConfig:
 
 
 def _stock_options(n_cores: int | None, measure: MeasureConfig) -> dict[str, dict[str, Any]]:
-    builder: dict[str, Any] = {"timeout_sec": measure.build_timeout_sec + _STOCK_START_SEC}
+    builder: dict[str, Any] = {"timeout_sec": measure.build_timeout_sec + STOCK_START_SEC}
     return {
         "cost_model": {} if n_cores is None else {"num_tuning_cores": n_cores},
         "strategy": {},

@@ -103,19 +103,15 @@ def _panel(network: str, recordings: Sequence[Recording], names: Sequence[str]) 
     batch = recordings[0].batch
     horizon_sec = HORIZON * max(recording.total_sec for recording in recordings)
     times = np.linspace(0.0, horizon_sec, CURVE_POINTS)
-    lines: list[Line] = []
-    drawn: list[tuple[str, list[FloatArray]]] = []
-    for name in names:
-        curves = []
+    drawn: dict[str, list[FloatArray]] = {name: [] for name in names}
+    for name, curves in drawn.items():
         for seed in range(N_SEEDS):
             run = replay(recordings, _policy(name, recordings, seed, batch), seed, batch=batch)
-            curve = np.array([latency_at(run, float(time)) for time in times])
-            curves.append(curve)
-        drawn.append((name, curves))
-    top_ms = _TOP * min(float(curve[-1]) for _, curves in drawn for curve in curves)
-    for name, curves in drawn:
-        for curve in curves:
-            lines.append(_line(name, times, curve, top_ms, thick=False))
+            curves.append(np.array([latency_at(run, float(time)) for time in times]))
+    top_ms = _TOP * min(float(curve[-1]) for curves in drawn.values() for curve in curves)
+    lines: list[Line] = []
+    for name, curves in drawn.items():
+        lines += [_line(name, times, curve, top_ms, thick=False) for curve in curves]
         lines.append(_line(name, times, np.median(curves, axis=0), top_ms))
     return Chart(network, "seconds of tuning", "latency, ms", tuple(lines))
 

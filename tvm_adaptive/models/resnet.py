@@ -16,9 +16,6 @@ from tvm_adaptive._tvm import nn
 from tvm_adaptive.models.layers import BIAS_STD, flatten, global_average_pool, max_pool
 from tvm_adaptive.models.network import Network, check_positive, network_of_module
 
-# Blocks of each stage.
-BLOCKS_18 = (2, 2, 2, 2)
-BLOCKS_34 = BLOCKS_50 = (3, 4, 6, 3)
 # A bottleneck's output has so many times the channels that it works on.
 EXPANSION = 4
 # A sum adds the variances of its branches; halving what the convolutions bring keeps
@@ -92,6 +89,14 @@ class ResNet(nn.Module):  # type: ignore[misc]
         return self.classifier(flatten(global_average_pool(x)))
 
 
+# Block, blocks of each stage, and how many times its channels a block puts out.
+_BUILT_OF: dict[str, tuple[Callable[[int, int, int], nn.Module], tuple[int, ...], int]] = {
+    "resnet18": (BasicBlock, (2, 2, 2, 2), 1),
+    "resnet34": (BasicBlock, (3, 4, 6, 3), 1),
+    "resnet50": (Bottleneck, (3, 4, 6, 3), EXPANSION),
+}
+
+
 def resnet18(
     *,
     batch: int = 1,
@@ -126,9 +131,9 @@ def resnet18(
     InvalidOptionError
         When a size is not a positive integer.
     """
-    check_positive(batch=batch, image_size=image_size, width=width, classes=classes)
-    module = ResNet(BasicBlock, BLOCKS_18, 1, width, classes)
-    return _network("resnet18", module, batch, image_size, seed)
+    return _network(
+        "resnet18", batch=batch, image_size=image_size, width=width, classes=classes, seed=seed
+    )
 
 
 def resnet34(
@@ -154,9 +159,9 @@ def resnet34(
     InvalidOptionError
         When a size is not a positive integer.
     """
-    check_positive(batch=batch, image_size=image_size, width=width, classes=classes)
-    module = ResNet(BasicBlock, BLOCKS_34, 1, width, classes)
-    return _network("resnet34", module, batch, image_size, seed)
+    return _network(
+        "resnet34", batch=batch, image_size=image_size, width=width, classes=classes, seed=seed
+    )
 
 
 def resnet50(
@@ -182,16 +187,20 @@ def resnet50(
     InvalidOptionError
         When a size is not a positive integer.
     """
+    return _network(
+        "resnet50", batch=batch, image_size=image_size, width=width, classes=classes, seed=seed
+    )
+
+
+def _network(
+    name: str, *, batch: int, image_size: int, width: int, classes: int, seed: int
+) -> Network:
     check_positive(batch=batch, image_size=image_size, width=width, classes=classes)
-    module = ResNet(Bottleneck, BLOCKS_50, EXPANSION, width, classes)
-    return _network("resnet50", module, batch, image_size, seed)
-
-
-def _network(name: str, module: ResNet, batch: int, image_size: int, seed: int) -> Network:
+    make_block, blocks, expansion = _BUILT_OF[name]
     rng = np.random.default_rng(seed)
     return network_of_module(
         name,
-        module,
+        ResNet(make_block, blocks, expansion, width, classes),
         {"image": (batch, 3, image_size, image_size)},
         lambda parameter, shape: draw_parameter(rng, parameter, shape),
     )
