@@ -33,7 +33,8 @@ class Method:
     preset : str
         Of ``tvm_adaptive.config``; what ``changes`` start from.
     changes : mapping of str to value
-        Options that differ from the preset. Stock takes ``layout`` and ``prepack`` only.
+        Options that differ from the preset. Stock takes those
+        only that say how a network is prepared.
     trials_factor : int
         Times the trials that a benchmark gives an operator: what is cheap per trial can
         go on for about as long as the baseline.
@@ -95,6 +96,8 @@ def _with(name: str, what: str, **changes: Any) -> Method:
     return Method(name, what, changes=MappingProxyType(dotted))
 
 
+AS_IT_IS: dict[str, Any] = {"layout": "keep", "prepack": False, "vector_math": False}
+
 # To add a method, add an entry.
 _ALL: tuple[Method, ...] = (
     Method("stock", "MetaSchedule as it comes", door=STOCK),
@@ -132,13 +135,14 @@ _ALL: tuple[Method, ...] = (
     ),
     _with("no-dynatune", "ours with the gradient scheduler", task_scheduler="gradient"),
     _with("round-robin", "ours, round robin", task_scheduler="round-robin"),
-    _with("as-it-is", "ours, network as it is", layout="keep", prepack=False),
+    _with("as-it-is", "ours, network as it is", **AS_IT_IS),
     _with("nhwc", "ours, NHWC, weights not packed", layout="NHWC", prepack=False),
+    _with("no-vector-math", "ours, exp and the like by the C library", vector_math=False),
     Method(
         "stock-as-it-is",
         "stock, network as it is",
         door=STOCK,
-        changes=MappingProxyType({"layout": "keep", "prepack": False}),
+        changes=MappingProxyType(AS_IT_IS),
     ),
 )
 METHODS: dict[str, Method] = {method.name: method for method in _ALL}
@@ -162,7 +166,10 @@ METHOD_SETS: dict[str, tuple[str, ...]] = {
     ),
     "families": ("no-seeds", "family-model", "foresee", "family-foresee", "default"),
     "schedulers": ("default", "no-dynatune", "round-robin"),
-    "preparation": ("default", "nhwc", "as-it-is", "stock", "stock-as-it-is"),
+    "preparation": (
+        *("default", "nhwc", "no-vector-math", "as-it-is"),
+        *("stock", "stock-as-it-is"),
+    ),
 }
 
 

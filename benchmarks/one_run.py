@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import json
 import logging
 import signal
@@ -15,35 +14,13 @@ from typing import Any
 from tvm.s_tir.meta_schedule import Profiler
 
 import tvm_adaptive
-from benchmarks.methods import METHODS, STOCK, Method
+from benchmarks.configs import config_of
+from benchmarks.methods import METHODS, STOCK
 from benchmarks.plan import RunSpec, write_outcome
 from benchmarks.stock import SET_UP_SCOPE, tune_stock
-from tvm_adaptive.config import TuneConfig, preset
 
 SPEC_FILE = "spec.json"
 _PR_SET_PDEATHSIG = 1  # Linux <sys/prctl.h>
-
-
-def config_of(method: Method) -> TuneConfig:
-    """Return the configuration that a method stands for.
-
-    Raises
-    ------
-    InvalidOptionError
-        For an option that does not exist.
-    """
-    config = preset(method.preset)
-    stages: dict[str, dict[str, Any]] = {}
-    plain: dict[str, Any] = {}
-    for key, value in method.changes.items():
-        stage, _, option = key.rpartition(".")
-        if stage:
-            stages.setdefault(stage, {})[option] = value
-        else:
-            plain[key] = value
-    for stage, changes in stages.items():
-        plain[stage] = dataclasses.replace(getattr(config, stage), **changes)
-    return config.replace(**plain)
 
 
 def main(folder: Path) -> int:

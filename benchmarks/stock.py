@@ -18,13 +18,14 @@ from typing import Any
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.relax_integration import extracted_tasks_to_tune_contexts
 
+from benchmarks.configs import config_of
 from benchmarks.methods import Method
 from benchmarks.plan import RunSpec
 from tvm_adaptive._tvm import functions_as_tasks
 from tvm_adaptive.config import DEFAULT
 from tvm_adaptive.measure_callback.journal import Journal
 from tvm_adaptive.measure_callback.recorder import Recorder, RunProgress, TaskProgress
-from tvm_adaptive.models import TIRWorkload, extract, is_gpu, load_workload, prepare
+from tvm_adaptive.models import TIRWorkload, extract, load_workload, prepare
 from tvm_adaptive.parts import STOCK_START_SEC
 from tvm_adaptive.search_strategy.stoppable import StoppableSearch
 from tvm_adaptive.target import resolve_target
@@ -60,8 +61,7 @@ def tune_stock(spec: RunSpec, method: Method, work_dir: Path) -> None:
     ----------
     spec : RunSpec
     method : Method
-        Its ``layout`` and ``prepack`` say how a network is prepared; as for ours if
-        they are not there.
+        Its changes say how a network is prepared; as for ours if there are none.
     work_dir : Path
     """
     start_sec = time.monotonic()
@@ -77,7 +77,7 @@ def tune_stock(spec: RunSpec, method: Method, work_dir: Path) -> None:
         )
         stages = _Stages(journal)
         with stages.stage("prepare"):
-            tasks = _tasks(spec.workload, target, dict(method.changes))
+            tasks = _tasks(spec.workload, target, method)
         names = [(str(task.task_name), float(int(task.weight))) for task in tasks]
         progress = RunProgress([TaskProgress(*each) for each in names])
 
@@ -105,11 +105,8 @@ def tune_stock(spec: RunSpec, method: Method, work_dir: Path) -> None:
         journal.write("end", seconds=time.monotonic() - start_sec, stages=stages.seconds)
 
 
-def _tasks(what: str, target: Any, changes: dict[str, Any]) -> list[Any]:
+def _tasks(what: str, target: Any, method: Method) -> list[Any]:
     workload = load_workload(what)
     if isinstance(workload, TIRWorkload):
         return functions_as_tasks(workload.mod, target)
-    prepack = changes.get("prepack", not is_gpu(target))
-    return extract(
-        prepare(workload, target, changes.get("layout", "auto"), prepack=prepack), target
-    )
+    return extract(prepare(workload, target, **config_of(method).preparation), target)

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.methods import METHODS, STOCK
-from benchmarks.one_run import config_of
+from benchmarks.configs import config_of
+from benchmarks.methods import METHODS
 from tvm_adaptive._tvm import args_info_of, functions_as_tasks, json_database
 from tvm_adaptive.database.repair import RECORD_FILE, WORKLOAD_FILE
 from tvm_adaptive.models import (
@@ -22,7 +22,6 @@ from tvm_adaptive.models import (
     compile_network,
     compile_tir,
     export,
-    is_gpu,
     load_workload,
     prepare,
 )
@@ -52,8 +51,8 @@ def main(plan_path: Path) -> int:
                         [str(arg.dtype), [int(n) for n in arg.shape]] for arg in args_info_of(mod)
                     ]
                 else:
-                    layout, prepack = _preparation(entry["method"], is_gpu(target))
-                    prepared = prepare(workload, target, layout, prepack=prepack)
+                    config = config_of(METHODS[entry["method"] or "default"])
+                    prepared = prepare(workload, target, **config.preparation)
                     export(compile_network(prepared, database, target), path)
             built["entries"][name] = {"path": str(path)}
         except Exception as error:  # one winner that cannot be built must not cost the others
@@ -101,16 +100,6 @@ def _database(entry: Mapping[str, Any], scratch: Path) -> Any:
     if cut_database(folder, scratch, n_records) == 0:
         return None
     return json_database(scratch)
-
-
-def _preparation(method_name: str | None, gpu: bool) -> tuple[str, bool]:
-    """Return the layout and whether weights are packed; the default's without a method."""
-    method = METHODS[method_name or "default"]
-    if method.door == STOCK:
-        changes = dict(method.changes)
-        return changes.get("layout", "auto"), changes.get("prepack", not gpu)
-    config = config_of(method)
-    return config.layout, not gpu if config.prepack is None else config.prepack
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ check_versions(TVM_VERSION, FFI_VERSION)
 # mypy: implicit-reexport
 # ruff: noqa: E402, F401 - the versions are checked before TVM is touched; re-exported
 import tvm
-from tvm import IRModule, relax
+from tvm import IRModule, relax, topi
 from tvm.driver import build as build_tir
 from tvm.ir import load_json, save_json
 from tvm.ir.transform import PassContext, Sequential, module_pass

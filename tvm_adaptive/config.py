@@ -257,6 +257,9 @@ class TuneConfig:
         Whether each schedule may choose the layout of its constant weights; None means
         on CPUs. Measured on ResNet-18: 16 % lower latency of the whole network, see
         ``benchmarks/README.md``.
+    vector_math : bool or None, default None
+        Whether ``exp``, ``tanh``, ``erf`` and what is made of them are computed by
+        polynomials, which vectors can do (relative error below 4e-7); None means on CPUs.
     store : str, default "user"
         Where what is measured is kept for later runs, which begin with what earlier ones
         found: ``"user"`` is a file below the home directory, ``"none"`` keeps and recalls
@@ -276,7 +279,13 @@ class TuneConfig:
     finish: FinishConfig = FinishConfig()
     layout: str = "auto"
     prepack: bool | None = None
+    vector_math: bool | None = None
     store: str = "user"
+
+    @property
+    def preparation(self) -> dict[str, Any]:
+        """Return what :func:`~tvm_adaptive.models.prepare` takes by name."""
+        return {name: getattr(self, name) for name in ("layout", "prepack", "vector_math")}
 
     def replace(self, **changes: Any) -> TuneConfig:
         """Return a copy with some attributes changed; None leaves one as it is.
@@ -312,6 +321,7 @@ PAPER = TuneConfig(
     # The slot of DynaTune's released example.
     scheduler=SchedulerConfig(preset="paper", slot_sec=20.0),
     prepack=False,
+    vector_math=False,
     store="none",
 )
 PRESETS: dict[str, TuneConfig] = {"default": DEFAULT, "paper": PAPER}

@@ -171,8 +171,7 @@ def _compile(session: Session, workload: Network | TIRWorkload, database: Databa
 
 def _compile_network(session: Session, network: Network, database: Database) -> Applied:
     with session.stage("prepare"):
-        config = session.config
-        prepared = prepare(network, session.target, config.layout, prepack=config.prepack)
+        prepared = prepare(network, session.target, **session.config.preparation)
     with NetworkJudge(session, network, prepared) as judge:
         judge.measure_untuned()
         comparison = judge.measure_tuned(database)

@@ -226,10 +226,9 @@ def tune_tir(
 
 
 def _tune_network(session: Session, network: Network) -> TuneReport:
-    config = session.config
     check_farm(session.farm, session.server)
     with session.stage("prepare"):
-        prepared = prepare(network, session.target, config.layout, prepack=config.prepack)
+        prepared = prepare(network, session.target, **session.config.preparation)
         tasks = extract(prepared, session.target)
         session.observer.note(
             f"{network.name} on {describe_target(session.target)}: {len(tasks)} tasks, "

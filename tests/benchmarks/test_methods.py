@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
+from benchmarks.configs import config_of
 from benchmarks.methods import LADDER, METHOD_SETS, METHODS, STOCK, Method, choose_methods
-from benchmarks.one_run import config_of
 from benchmarks.torch_models import TORCH_MODELS
 from benchmarks.workloads import (
     SIZES,
@@ -43,7 +43,7 @@ def test_each_rung_of_the_ladder_changes_one_option_more() -> None:
 def test_stock_can_be_told_only_how_a_network_is_prepared() -> None:
     for method in METHODS.values():
         if method.door == STOCK:
-            assert set(method.changes) <= {"layout", "prepack"}
+            assert set(method.changes) <= set(config_of(method).preparation)
 
 
 def test_sets_name_methods_and_workloads_that_are_there() -> None:

@@ -34,7 +34,12 @@ def run(options: argparse.Namespace) -> int:
 
     what: str = options.what
     out_dir = options.out or Path("applied") / slug(Path(what).name)
-    config = DEFAULT.replace(layout=options.layout, prepack=options.prepack, store=options.store)
+    config = DEFAULT.replace(
+        layout=options.layout,
+        prepack=options.prepack,
+        vector_math=options.vector_math,
+        store=options.store,
+    )
     with Display(Console(stderr=True), quiet=options.quiet) as display:
         applied = apply(
             what,

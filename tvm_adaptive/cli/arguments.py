@@ -108,6 +108,11 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="let schedules choose the layout of weights (default: on CPUs)",
     )
+    parser.add_argument(
+        "--vector-math",
+        action=argparse.BooleanOptionalAction,
+        help="compute exp, tanh and erf by polynomials (default: on CPUs)",
+    )
 
 
 def add_farm_options(parser: argparse.ArgumentParser) -> None:

@@ -37,7 +37,7 @@ PLATEAU_SLOTS = 40
 # A resumed run has them from its journal.
 _OF_A_NEW_RUN = (
     *("what", "work_dir", "target", "seed", "preset", "config", "layout", "prepack"),
-    *("input_shape", "until_plateau"),
+    *("vector_math", "input_shape", "until_plateau"),
     *("cost_model", "strategy", "runner", "builder", "task_scheduler"),
     *("devices", "tracker", "tracker_key", "lanes", "ray"),
 )
@@ -152,6 +152,7 @@ def config_of(options: argparse.Namespace) -> TuneConfig:
         task_scheduler=options.task_scheduler,
         layout=options.layout,
         prepack=options.prepack,
+        vector_math=options.vector_math,
         store=options.store,
     )
 

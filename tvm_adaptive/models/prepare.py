@@ -27,6 +27,7 @@ from tvm_adaptive._tvm import (
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.network import Network
 from tvm_adaptive.models.rewrites import split_clips
+from tvm_adaptive.models.vector_math import legalizations
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,12 @@ class Prepared:
 
 
 def prepare(
-    network: Network, target: Target, layout: str = "auto", *, prepack: bool | None = False
+    network: Network,
+    target: Target,
+    layout: str = "auto",
+    *,
+    prepack: bool | None = False,
+    vector_math: bool | None = None,
 ) -> Prepared:
     """Lower a network to the functions that are tuned and run.
 
@@ -83,6 +89,9 @@ def prepare(
     prepack : bool or None, default False
         Let each schedule choose the layout of its weights; they are packed when the
         network is compiled. CPUs only; None means on CPUs.
+    vector_math : bool or None, default None
+        Compute exponentials and the like by polynomials, which CPUs can do in vectors; see
+        :mod:`~tvm_adaptive.models.vector_math`. None means on CPUs.
 
     Raises
     ------
@@ -92,6 +101,8 @@ def prepare(
     chosen = _choose_layout(layout, target)
     if prepack is None:
         prepack = not is_gpu(target)
+    if vector_math is None:
+        vector_math = not is_gpu(target)
     if prepack and is_gpu(target):
         raise InvalidOptionError(
             f"prepack must be False for target {target.kind.name}: weights are packed for "
@@ -100,15 +111,15 @@ def prepare(
     bound = _bind(network)
     if chosen == "NHWC":
         try:
-            mod = _lower(bound, target, chosen, prepack)
+            mod = _lower(bound, target, chosen, prepack, vector_math)
         except Exception:
             if layout == "NHWC":
                 raise
             logger.warning("%s: convolutions stay as they are", network.name, exc_info=True)
             chosen = "keep"
-            mod = _lower(bound, target, chosen, prepack)
+            mod = _lower(bound, target, chosen, prepack, vector_math)
     else:
-        mod = _lower(bound, target, chosen, prepack)
+        mod = _lower(bound, target, chosen, prepack, vector_math)
     return Prepared(network.name, mod, chosen, prepack, call_counts(mod).total())
 
 
@@ -173,7 +184,9 @@ def _bind(network: Network) -> IRModule:
     return relax_transform.BindParams("main", network.params)(network.mod)
 
 
-def _lower(mod: IRModule, target: Target, layout: str, prepack: bool) -> IRModule:
+def _lower(
+    mod: IRModule, target: Target, layout: str, prepack: bool, vector_math: bool
+) -> IRModule:
     t = relax_transform
     passes = [
         t.FoldBatchnormToConv2D(),
@@ -189,7 +202,7 @@ def _lower(mod: IRModule, target: Target, layout: str, prepack: bool) -> IRModul
     passes += [
         relax_backend.DispatchSampling(),
         relax_backend.DispatchSortScan(),
-        t.LegalizeOps(),
+        t.LegalizeOps(legalizations() if vector_math else None),
         t.AnnotateTIROpPattern(),
         t.FoldConstant(),
         t.DeadCodeElimination(),
