@@ -21,8 +21,9 @@ def printed(arguments: list[str], capsys: Captured) -> str:
 def test_what_would_be_used_is_printed_as_a_file(capsys: Captured) -> None:
     assert parse_config(printed([], capsys)) == DEFAULT
     assert parse_config(printed(["--preset", "paper"], capsys)) == PAPER
-    changed = parse_config(printed(["te:GMM", "--cost-model", "xgb", "--no-prepack"], capsys))
-    assert changed == DEFAULT.replace(cost_model="xgb", prepack=False)
+    given = ["te:GMM", "--cost-model", "xgb", "--no-prepack", "--no-vector-math"]
+    changed = parse_config(printed(given, capsys))
+    assert changed == DEFAULT.replace(cost_model="xgb", prepack=False, vector_math=False)
 
 
 def test_a_plateau_is_an_option_of_the_scheduler(capsys: Captured) -> None:
