@@ -71,6 +71,11 @@ def test_every_warm_run_knows_what_the_first_one_left_and_no_more(tmp_path: Path
 
 
 def test_agreement_is_told_by_ratio_and_rank() -> None:
-    found = [{"recorded_sec": 1.1 * x, "alone_sec": x} for x in (1.0, 2.0, 3.0)]
-    assert "| run | 3 | 1.100 | 1.100 to 1.100 | 1.00 |" in agreement_table("run", found)
+    # The first of three rounds took twice as long, the second half as long.
+    found = [{"recorded_sec": 1.1 * x, "alone_sec": [2 * x, x / 2, x]} for x in (1.0, 2.0, 3.0)]
+    told = agreement_table("run", found).splitlines()
+    assert told[2:] == [
+        "| run | 3 | 1.100 | 1.100 to 1.100 | 1.00 |",
+        "| one round alone | 3 | 2.000 | 2.000 to 2.000 | 1.00 |",
+    ]
     assert agreement_table("run", []).count("\n") == 1
