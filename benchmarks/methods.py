@@ -33,8 +33,8 @@ class Method:
     preset : str
         Of ``tvm_adaptive.config``; what ``changes`` start from.
     changes : mapping of str to value
-        Options that differ from the preset. Stock takes those
-        only that say how a network is prepared.
+        Options that differ from the preset. Stock takes only those that
+        say how a network is prepared.
     trials_factor : int
         Times the trials that a benchmark gives an operator: what is cheap per trial can
         go on for about as long as the baseline.

@@ -22,17 +22,15 @@ Legalization = Callable[[Any, Any], Any]
 def legalizations() -> dict[str, Legalization]:
     """Return what ``relax.transform.LegalizeOps`` takes as ``customize_legalize_map``."""
     return {
-        f"relax.{name}": _of_floats(name.rpartition(".")[2], function)
-        for name, function in {
-            "exp": topi.fast_exp,
-            "erf": topi.fast_erf,
-            "tanh": topi.fast_tanh,
-            "sigmoid": _sigmoid,
-            "nn.silu": lambda x: x * _sigmoid(x),
-            "nn.gelu": _gelu,
-            "nn.gelu_tanh": _gelu_tanh,
-        }.items()
-    } | {"relax.nn.softmax": _of_floats("softmax", topi.nn.fast_softmax, "axis")}
+        "relax.exp": _of_floats("exp", topi.fast_exp),
+        "relax.erf": _of_floats("erf", topi.fast_erf),
+        "relax.tanh": _of_floats("tanh", topi.fast_tanh),
+        "relax.sigmoid": _of_floats("sigmoid", _sigmoid),
+        "relax.nn.silu": _of_floats("silu", lambda x: x * _sigmoid(x)),
+        "relax.nn.gelu": _of_floats("gelu", _gelu),
+        "relax.nn.gelu_tanh": _of_floats("gelu_tanh", _gelu_tanh),
+        "relax.nn.softmax": _of_floats("softmax", topi.nn.fast_softmax, "axis"),
+    }
 
 
 def _of_floats(name: str, function: Callable[..., Any], *attributes: str) -> Legalization:
