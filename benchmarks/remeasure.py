@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,9 @@ NETWORK_ROUND_SEC = 1.0
 _TIMEOUT_SEC = 120.0
 # Threads of the one before spin for a while.
 _SETTLE_SEC = 0.3
+# An untuned network takes seconds or minutes, and is hundreds of times slower than the others.
+_UNTUNED = "untuned"
+_UNTUNED_ROUNDS = 3
 
 Timer = Callable[[], float]
 
@@ -42,7 +45,7 @@ def remeasure_all(out: Path, *, rounds: int) -> None:
         runs = [run for run in bench.runs if run.spec.workload == workload]
         entries = entries_of(out, runs)
         if WORKLOADS[workload].is_network:
-            entries.append(Entry("untuned"))
+            entries.append(Entry(_UNTUNED))
         known = set(bench.neutral.get(workload, {}))
         if entries and not {entry.name for entry in entries} <= known:
             remeasure(out, bench, workload, entries, rounds=rounds)
@@ -101,11 +104,18 @@ def time_anew(
                 torch_pool = WorkerPool(1)
                 stack.callback(torch_pool.close)
                 timers["pytorch"] = _torch_timer(torch_pool, workload, n_threads, built)
-        return interleave(timers, rounds, errors, settle_sec=_SETTLE_SEC), errors
+        limits = {_UNTUNED: _UNTUNED_ROUNDS}
+        samples = interleave(timers, rounds, errors, limits=limits, settle_sec=_SETTLE_SEC)
+        return samples, errors
 
 
 def interleave(
-    timers: dict[str, Timer], rounds: int, errors: dict[str, str], *, settle_sec: float = 0.0
+    timers: dict[str, Timer],
+    rounds: int,
+    errors: dict[str, str],
+    *,
+    limits: Mapping[str, int] | None = None,
+    settle_sec: float = 0.0,
 ) -> dict[str, list[float]]:
     """Ask every timer once per round, in alternating order.
 
@@ -116,6 +126,8 @@ def interleave(
     rounds : int
     errors : dict of str to str
         A timer that raised is written here and never asked again.
+    limits : mapping of str to int, optional
+        Rounds after which a timer is not asked any more.
     settle_sec : float, default 0.0
         Pause before each.
 
@@ -127,7 +139,7 @@ def interleave(
     samples: dict[str, list[float]] = {name: [] for name in timers}
     for number in range(rounds):
         for name in list(timers) if number % 2 == 0 else list(timers)[::-1]:
-            if name in errors:
+            if name in errors or number >= (limits or {}).get(name, rounds):
                 continue
             time.sleep(settle_sec)
             try:

@@ -40,6 +40,7 @@ from tvm.runtime import (
     Module,
     Tensor,
     device,
+    from_dlpack,
     load_module,
     load_param_dict,
     save_param_dict,

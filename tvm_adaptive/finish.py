@@ -24,6 +24,8 @@ from tvm_adaptive.target import describe_target, n_cores_of
 FINAL_DIR = "final"
 # Building three finalists and the untuned function and checking them, per task.
 _CHECK_SEC = 1.0
+# Building one qualifier and timing it some five times: most of that is the build.
+_QUALIFIER_SEC = 0.3
 # Timings of a play-off that are worth the name take at least this long.
 _LEAST_TIMING_SEC = 0.2
 
@@ -34,7 +36,14 @@ def playoff_reserve_sec(session: Session, n_tasks: int) -> float:
     timing_sec = n_tasks * finish.max_task_sec
     if session.budget.seconds is not None:
         timing_sec = min(timing_sec, finish.max_share * session.budget.seconds)
-    return n_tasks * _CHECK_SEC + timing_sec
+    return n_tasks * _CHECK_SEC + timing_sec + _qualifying_sec(session)
+
+
+def _qualifying_sec(session: Session) -> float:
+    """Return the seconds for the qualifying of all tasks."""
+    finish = session.config.finish
+    spent_sec = session.budget.seconds or session.budget.elapsed_sec
+    return min(finish.n_qualifiers * _QUALIFIER_SEC, finish.max_share * spent_sec)
 
 
 def decide(
@@ -61,6 +70,8 @@ def decide(
     # The tasks that matter most first, should the time not suffice for all.
     order = sorted(range(len(tasks)), key=lambda i: -_importance(progress.tasks[i]))
     reports: dict[int, FinalistReport] = {}
+    importance_sec = sum(_importance(task) for task in progress.tasks)
+    qualifying_sec = _qualifying_sec(session)
     with (
         session.stage("play-off"),
         contextlib.closing(
@@ -76,12 +87,15 @@ def decide(
             if session.budget.interrupted:
                 reports[index] = best_as_recorded(recorded, mod, session.target, name)
                 continue
+            share = _importance(progress.tasks[index]) / (importance_sec or 1.0)
             reports[index] = play_off(
                 recorded,
                 mod,
                 session.target,
                 builder=builder,
                 top_k=session.config.finish.top_k,
+                n_qualifiers=round(share * session.config.finish.n_qualifiers),
+                qualifying_sec=share * qualifying_sec,
                 max_sec=_timing_sec(session, len(order) - n_done),
                 seed=session.seed,
                 journal=session.journal,

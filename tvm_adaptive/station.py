@@ -7,7 +7,7 @@ what loads and runs modules here need not know which of the two it is.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from tvm_adaptive._tvm import device, load_module, tvm
 
@@ -16,6 +16,7 @@ class _Here:
     session: Any = None  # of TVM's RPC; None for this machine
     n_moves = 0
     n_uploads = 0
+    loaded: ClassVar[dict[tuple[str, int, int], Any]] = {}
 
 
 def move_to(session: Any) -> None:
@@ -25,6 +26,7 @@ def move_to(session: Any) -> None:
     """
     _Here.session = session
     _Here.n_moves += 1
+    _Here.loaded.clear()
 
 
 def is_elsewhere() -> bool:
@@ -52,6 +54,28 @@ def load(path: str) -> Any:
     if _Here.session is None:
         return load_module(path)
     return _Here.session.load_module(_upload(path))
+
+
+def load_once(path: str) -> Any:
+    """Load a compiled module, unless the same file was loaded here before.
+
+    TVM keeps whatever it loaded until the process ends: each load of a network would cost
+    the memory of its weights again.
+
+    Parameters
+    ----------
+    path : str
+        As for :func:`load`.
+
+    Returns
+    -------
+    tvm.runtime.Module
+    """
+    stat = Path(path).stat()
+    key = (path, stat.st_mtime_ns, stat.st_size)
+    if key not in _Here.loaded:
+        _Here.loaded[key] = load(path)
+    return _Here.loaded[key]
 
 
 def place(kind: str, index: int = 0) -> Any:

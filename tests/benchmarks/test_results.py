@@ -9,7 +9,7 @@ from benchmarks.compare import main
 from benchmarks.entries import entries_of
 from benchmarks.journals import Bench, load_bench
 from benchmarks.plan import RunSpec
-from benchmarks.remeasure import interleave
+from benchmarks.remeasure import Timer, interleave
 from benchmarks.results import comparisons, losses, overall
 from benchmarks.tables import comparison_table, loss_list, machine_lines, markdown, vendor_table
 
@@ -188,3 +188,9 @@ def test_timers_take_turns_and_a_crash_costs_one() -> None:
     assert asked == ["a", "bad", "b", "b", "a", "a", "b"]
     assert samples == {"a": [1.0] * 3, "b": [1.0] * 3}
     assert errors == {"bad": "it crashed", "nonsense": "measured nan ms, which is no time"}
+
+
+def test_a_timer_that_takes_long_is_asked_in_the_first_rounds_only() -> None:
+    timers: dict[str, Timer] = {"winner": lambda: 1.0, "untuned": lambda: 9.0}
+    samples = interleave(timers, 5, {}, limits={"untuned": 2})
+    assert samples == {"winner": [1.0] * 5, "untuned": [9.0] * 2}

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from tvm_adaptive import station
 from tvm_adaptive.errors import InvalidOptionError, WorkerDiedError
 from tvm_adaptive.models import (
     export,
@@ -90,6 +91,17 @@ def test_export_keeps_the_terminal_clean(case, tmp_path, capfd):
     export(case.tuned["NHWC"], tmp_path / "network.so")
     os.write(2, b"still there")
     assert capfd.readouterr().err == "still there"
+
+
+def test_a_library_is_loaded_once_as_tvm_never_lets_go_of_it(case, tmp_path):
+    path, other = str(tmp_path / "network.so"), str(tmp_path / "other.so")
+    export(case.tuned["NHWC"], path)
+    export(case.tuned["prepack"], other)
+    first = station.load_once(path)
+    assert station.load_once(path) is first
+    assert station.load_once(other) is not first
+    os.replace(other, path)
+    assert station.load_once(path) is not first, "a new file of the old name"
 
 
 def test_an_exported_network_runs_in_another_process(case, tmp_path):

@@ -277,6 +277,47 @@ def test_reduction_length_is_the_longest_sum() -> None:
     assert with_plain_weights(plain) is plain
 
 
+def loops(database: Any, mod: Any, recorded: dict[tuple[int, str], float]) -> None:
+    """Record schedules of a matmul by their rows and their innermost loop."""
+    workload = database.commit_workload(mod)
+    for (rows, innermost), seconds in recorded.items():
+        schedule = Schedule(mod)
+        i, j, k = schedule.get_loops(schedule.get_sblock("C"))
+        outer, inner = schedule.split(i, factors=[None, rows])
+        if innermost == "j":  # contiguous, and in vectors
+            schedule.reorder(outer, inner, k, j)
+            schedule.vectorize(j)
+        info = ms.arg_info.ArgInfo.from_entry_func(schedule.mod, remove_preproc=True)
+        database.commit_tuning_record(TuningRecord(schedule.trace, workload, [seconds], LLVM, info))
+
+
+def test_who_was_lucky_does_not_keep_the_fast_one_out(builder: Any, pool: WorkerPool) -> None:
+    mod, database = matmul(128), ms.database.MemoryDatabase()
+    slow = {(rows, "k"): rows * 1e-10 + 1e-8 for rows in (1, 2, 4, 8)}
+    loops(database, mod, {**slow, (4, "j"): 1.2e-8, (16, "k"): 3e-8})
+    lucky = play(database, mod, builder, pool, top_k=2)
+    assert lucky.winner.recorded_sec < 1.2e-8
+    fair = play(database, mod, builder, pool, top_k=2, n_qualifiers=6)
+    assert fair.winner.recorded_sec == pytest.approx(1.2e-8)
+    assert fair.winner.playoff_sec < 0.7 * lucky.winner.playoff_sec
+    assert len(fair.finalists) == 2, "the others are out before they are checked"
+    in_no_time = play(database, mod, builder, pool, top_k=2, n_qualifiers=6, qualifying_sec=0.0)
+    assert in_no_time.winner.recorded_sec < 1.2e-8
+
+
+def test_what_fails_while_qualifying_is_told_and_never_wins(builder: Any, pool: WorkerPool) -> None:
+    times = {UNBUILDABLE: 1.0, CRASHING: 1.1, WRONG: 1.2, GOOD: 1.3, BETTER: 1.4}
+    database, mod = database_of({rows: [1e-8 * factor] for rows, factor in times.items()})
+    workload = database.commit_workload(mod)
+    database.commit_tuning_record(record(workload, GOOD, [1.35e-8]))
+    report = play(database, mod, builder, pool, top_k=1, n_qualifiers=6, qualifying_sec=30.0)
+    assert report.winner.recorded_sec in (1.3e-8, 1.4e-8)
+    told = " ".join(each.disqualified for each in report.finalists)
+    assert "no registers left" in told
+    assert "crash" in told
+    assert "the same schedule" not in told
+
+
 def test_top_k_is_checked(builder: Any) -> None:
     database, mod = database_of({})
     with pytest.raises(InvalidOptionError, match="top_k must be at least 1 but got 0"):

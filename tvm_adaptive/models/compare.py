@@ -107,7 +107,7 @@ def run_exported(
     device_kind : str, default "cpu"
         As in :class:`~tvm_adaptive.models.compile.Compiled`.
     """
-    return _run(station.load(os.fspath(path)), inputs, device_kind)
+    return _run(station.load_once(os.fspath(path)), inputs, device_kind)
 
 
 def time_exported(
@@ -132,7 +132,7 @@ def time_exported(
     InvalidOptionError
         When ``min_seconds`` is not positive.
     """
-    samples = _time(station.load(os.fspath(path)), inputs, device_kind, min_seconds)
+    samples = _time(station.load_once(os.fspath(path)), inputs, device_kind, min_seconds)
     return [float(sample) for sample in samples]
 
 
@@ -160,7 +160,7 @@ def try_exported(
     latency_sec : float
         Seconds per inference, the median of repeats; lower is better.
     """
-    executable = station.load(os.fspath(path))
+    executable = station.load_once(os.fspath(path))
     start_sec = time.perf_counter()
     outputs = _run(executable, inputs, device_kind)
     first_sec = time.perf_counter() - start_sec

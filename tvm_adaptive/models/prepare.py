@@ -8,6 +8,7 @@ second time.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections import Counter
 from collections.abc import Iterator
@@ -108,18 +109,17 @@ def prepare(
             f"prepack must be False for target {target.kind.name}: weights are packed for "
             "CPUs only. Leave it out."
         )
-    bound = _bind(network)
-    if chosen == "NHWC":
-        try:
-            mod = _lower(bound, target, chosen, prepack, vector_math)
-        except Exception:
-            if layout == "NHWC":
-                raise
-            logger.warning("%s: convolutions stay as they are", network.name, exc_info=True)
-            chosen = "keep"
-            mod = _lower(bound, target, chosen, prepack, vector_math)
-    else:
-        mod = _lower(bound, target, chosen, prepack, vector_math)
+    lower = functools.partial(
+        _lower, _bind(network), target, prepack=prepack, vector_math=vector_math
+    )
+    try:
+        mod = lower(chosen)
+    except Exception:
+        if chosen == "keep" or layout == "NHWC":
+            raise
+        logger.warning("%s: convolutions stay as they are", network.name, exc_info=True)
+        chosen = "keep"
+        mod = lower(chosen)
     return Prepared(network.name, mod, chosen, prepack, call_counts(mod).total())
 
 
@@ -185,7 +185,7 @@ def _bind(network: Network) -> IRModule:
 
 
 def _lower(
-    mod: IRModule, target: Target, layout: str, prepack: bool, vector_math: bool
+    mod: IRModule, target: Target, layout: str, *, prepack: bool, vector_math: bool
 ) -> IRModule:
     t = relax_transform
     passes = [

@@ -141,6 +141,19 @@ def _wrong_floats(expected: Array, found: Array, rtol: float, atol: float | None
     return ~np.isclose(found, expected, rtol=rtol, atol=atol, equal_nan=True)
 
 
+def item_bytes(dtype: str) -> int:
+    """Return the bytes of one number, those of the largest for a type numpy has not.
+
+    Parameters
+    ----------
+    dtype : str
+    """
+    try:
+        return _numpy_dtype(dtype).itemsize
+    except TypeError:
+        return np.dtype(np.float64).itemsize
+
+
 def _numpy_dtype(name: str) -> np.dtype[Any]:
     with contextlib.suppress(ImportError):
         import ml_dtypes  # noqa: F401 - teaches numpy bfloat16 and its kin

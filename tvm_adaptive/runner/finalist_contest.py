@@ -7,7 +7,8 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tvm_adaptive._tvm import (
@@ -19,13 +20,14 @@ from tvm_adaptive._tvm import (
     args_info_of,
 )
 from tvm_adaptive.errors import NoDeviceError, WorkerError, WorkerTimeoutError
-from tvm_adaptive.runner.agreement import tolerance
+from tvm_adaptive.runner.agreement import item_bytes, tolerance
 from tvm_adaptive.runner.finalist_modules import (
     mean_sec,
     module_key,
     reduction_length,
     runnable,
     scheduled,
+    weights_of,
     with_plain_weights,
 )
 from tvm_adaptive.runner.finalist_worker import Kernel, check, run_reference, time_once
@@ -36,6 +38,16 @@ from tvm_adaptive.workers import Outcome, WorkerPool
 # trials, one in a hundred wrong is dozens, and the fastest of all. A task with so many more
 # is better left untuned.
 MAX_HEATS = 10
+# Where so many places are run for, a round of timings takes as long as three of a final.
+QUALIFYING_ROUNDS = 5
+# Nobody is so unlucky: recorded as twice as slow as the best, a record need not be tried again.
+_UNLUCKY = 2.0
+# Built at once while qualifying, between two looks at the clock.
+_BUILD_BATCH = 8
+# All arguments of all qualifiers stay loaded in one process.
+_QUALIFIERS_BYTES = 1 << 30
+
+_SAME = "the same schedule as a better record"
 
 
 @dataclasses.dataclass
@@ -82,6 +94,8 @@ class ContestOptions:
     seed: int
     device_index: int
     scratch_dir: str | None
+    n_qualifiers: int
+    qualifying_sec: float
 
 
 @dataclasses.dataclass
@@ -91,6 +105,10 @@ class _Entry:
     finalist: Finalist
     timed: Kernel | None = None
     plain: Kernel | None = None
+
+    @property
+    def is_fit(self) -> bool:
+        return self.timed is not None and not self.finalist.disqualified
 
 
 class Contest:
@@ -118,6 +136,7 @@ class Contest:
         self._options = options
         self._folder = tempfile.mkdtemp(prefix="tvm-adaptive-playoff-", dir=options.scratch_dir)
         self._artifacts: list[str] = []
+        self._seen: set[int] = set()  # modules
         self._reference = os.path.join(self._folder, "reference")
         self._no_reference = ""
         self._rtol = 0.0
@@ -126,6 +145,8 @@ class Contest:
 
     def hold(self, records: Sequence[TuningRecord], top_k: int) -> tuple[list[Finalist], str]:
         """Play, ``top_k`` records at a time, until somebody wins.
+
+        With qualifiers, those come first that were fastest when qualifying.
 
         Parameters
         ----------
@@ -136,18 +157,22 @@ class Contest:
         Returns
         -------
         (finalists, reason)
-            In the order of ``records``; see ``FinalistReport`` for the reason.
+            Those that were built and failed or were checked; see ``FinalistReport`` for
+            the reason.
         """
         if not records:
             return [], "no-record"
         self._prepare_reference(records[0].workload.mod)
         entries = [_Entry(Finalist(record, mean_sec(record))) for record in records]
-        seen: set[int] = set()
         finalists: list[Finalist] = []
+        if self._options.n_qualifiers > top_k and len(entries) > top_k:
+            entries, unfit = self._qualify(entries)
+            finalists += [entry.finalist for entry in unfit]
         reason = "failed"
         for heat in range(min(MAX_HEATS, math.ceil(len(entries) / top_k))):
             batch = entries[heat * top_k : (heat + 1) * top_k]
-            self._build(batch, seen)
+            self._build_timed(batch)
+            self._build_plain(batch)
             self._check(batch)
             reason = self._time([entry for entry in batch if not entry.finalist.disqualified])
             finalists += [entry.finalist for entry in batch]
@@ -196,30 +221,84 @@ class Contest:
             raise outcome.error
         return outcome
 
-    def _build(self, batch: Sequence[_Entry], seen: set[int]) -> None:
-        jobs: list[tuple[_Entry, bool, IRModule]] = []
+    def _qualify(self, entries: list[_Entry]) -> tuple[list[_Entry], list[_Entry]]:
+        """Time the first entries for a few short rounds, side by side.
+
+        The fastest of thousands of short timings are the lucky ones: what decides who is
+        in the final should be newer, and fairer, than that.
+
+        Returns
+        -------
+        (entries, unfit)
+            The fastest of these rounds first, then those that had no part in them; and
+            those that failed. Whoever is the same as another one is in neither.
+        """
+        options = self._options
+        deadline_sec = time.monotonic() + options.qualifying_sec
+        n_wanted = sum(
+            entry.finalist.recorded_sec <= _UNLUCKY * entries[0].finalist.recorded_sec
+            for entry in entries[: options.n_qualifiers]
+        )
+        tried: list[_Entry] = []
+        # Building takes at most half of the time: who is built shall be timed as well.
+        while len(tried) < n_wanted and _left(deadline_sec) > options.qualifying_sec / 2:
+            batch = entries[len(tried) : min(n_wanted, len(tried) + _BUILD_BATCH)]
+            self._build_timed(batch)
+            tried += batch
+            if _n_bytes(entry.timed for entry in tried) > _QUALIFIERS_BYTES:
+                break
+        fit = [entry for entry in tried if entry.is_fit]
+        ranking: tuple[int, ...] = ()
+        if fit:
+            ranking = play_rounds(
+                self._timer(fit),
+                len(fit),
+                max_rounds=QUALIFYING_ROUNDS,
+                confirm_rounds=0,
+                max_sec=_left(deadline_sec),
+            ).ranking
+        unfit = [
+            entry for entry in tried if not entry.is_fit and entry.finalist.disqualified != _SAME
+        ]
+        return [fit[i] for i in ranking] + entries[len(tried) :], unfit
+
+    def _build_timed(self, batch: Sequence[_Entry]) -> None:
+        """Build what is timed, of those that have not been built."""
+        jobs: list[tuple[_Entry, IRModule]] = []
         for entry in batch:
+            if entry.timed is not None or entry.finalist.disqualified:
+                continue
             try:
                 mod = scheduled(entry.finalist.record)
-                plain = with_plain_weights(mod)
             except Exception as error:
                 entry.finalist.disqualified = f"schedule: {error}"
                 continue
-            if module_key(mod) in seen:
-                entry.finalist.disqualified = "the same schedule as a better record"
+            if module_key(mod) in self._seen:
+                entry.finalist.disqualified = _SAME
                 continue
-            seen.add(module_key(mod))
-            jobs.append((entry, True, mod))
-            if plain is not mod:
-                jobs.append((entry, False, plain))
-        kernels, errors = self._kernels([mod for _, _, mod in jobs])
-        for (entry, is_timed, _), kernel, problem in zip(jobs, kernels, errors, strict=True):
-            if is_timed:
-                entry.timed = entry.plain = kernel
-                entry.finalist.disqualified = f"build: {problem}" if problem else ""
+            self._seen.add(module_key(mod))
+            jobs.append((entry, mod))
+        kernels, errors = self._kernels([mod for _, mod in jobs])
+        for (entry, _), kernel, problem in zip(jobs, kernels, errors, strict=True):
+            entry.timed = kernel
+            entry.finalist.disqualified = f"build: {problem}" if problem else ""
+
+    def _build_plain(self, batch: Sequence[_Entry]) -> None:
+        """Build what is checked, where that is not what is timed."""
+        jobs: list[tuple[_Entry, IRModule]] = []
+        for entry in batch:
+            if not entry.is_fit:
+                continue
+            mod = scheduled(entry.finalist.record)
+            plain = with_plain_weights(mod)
+            if plain is mod:
+                entry.plain = entry.timed
             else:
-                entry.plain = kernel
-                entry.finalist.unchecked = f"build: {problem}" if problem else ""
+                jobs.append((entry, plain))
+        kernels, errors = self._kernels([mod for _, mod in jobs])
+        for (entry, _), kernel, problem in zip(jobs, kernels, errors, strict=True):
+            entry.plain = kernel
+            entry.finalist.unchecked = f"build: {problem}" if problem else ""
 
     def _kernels(self, mods: list[IRModule]) -> tuple[list[Kernel | None], list[str | None]]:
         results = self._builder.build([BuilderInput(mod, self._target) for mod in mods])
@@ -235,6 +314,7 @@ class Contest:
                     _device_type(self._target),
                     _buffers(mod),
                     self._options.device_index,
+                    weights_of(mod),
                 )
             )
         messages = [result.error_msg for result in results]
@@ -260,17 +340,7 @@ class Contest:
     def _time(self, entries: Sequence[_Entry]) -> str:
         if not entries:
             return "failed"
-        options = self._options
-
-        def measure(index: int) -> float:
-            task = (entries[index].timed, options.seed, options.repeat_ms)
-            outcome = self._call(time_once, task)
-            if outcome.error is not None:
-                entries[index].finalist.disqualified = _failure(outcome.error)
-                return math.nan
-            return float(outcome.value)
-
-        result = play_rounds(measure, len(entries), max_sec=options.max_sec)
+        result = play_rounds(self._timer(entries), len(entries), max_sec=self._options.max_sec)
         for index, entry in enumerate(entries):
             entry.finalist.playoff_sec = float(result.location_sec[index])
             entry.finalist.stderr_sec = float(result.stderr_sec[index])
@@ -278,10 +348,37 @@ class Contest:
             self.winner = entries[result.ranking[0]].finalist
         return result.reason
 
+    def _timer(self, entries: Sequence[_Entry]) -> Callable[[int], float]:
+        """Return what times an entry once, by its index; a failure disqualifies it."""
+
+        def measure(index: int) -> float:
+            task = (entries[index].timed, self._options.seed, self._options.repeat_ms)
+            outcome = self._call(time_once, task)
+            if outcome.error is not None:
+                entries[index].finalist.disqualified = _failure(outcome.error)
+                return math.nan
+            return float(outcome.value)
+
+        return measure
+
 
 def _buffers(mod: IRModule) -> tuple[tuple[str, tuple[int, ...]], ...]:
     infos = [info.as_json() for info in args_info_of(mod)]
     return tuple((str(dtype), tuple(int(n) for n in shape)) for _, dtype, shape in infos)
+
+
+def _n_bytes(kernels: Iterable[Kernel | None]) -> int:
+    """Return the bytes of all arguments."""
+    return sum(
+        item_bytes(dtype) * math.prod(shape)
+        for kernel in kernels
+        if kernel is not None
+        for dtype, shape in kernel.buffers
+    )
+
+
+def _left(deadline_sec: float) -> float:
+    return max(0.0, deadline_sec - time.monotonic())
 
 
 def _device_type(target: Target) -> str:

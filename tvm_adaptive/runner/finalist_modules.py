@@ -16,6 +16,7 @@ from tvm_adaptive._tvm import (
     structural_hash,
 )
 
+_FREE_LAYOUTS = "layout_free_buffers"
 _REWRITES_WEIGHT = "meta_schedule.layout_rewrite_preproc"
 # MetaSchedule records a failed run as 1e10 s; nothing sane takes a tenth of that.
 _INSANE_SEC = 1e9
@@ -78,6 +79,16 @@ def with_plain_weights(mod: IRModule) -> IRModule:
     for block in marked:
         schedule.unannotate(block, _REWRITES_WEIGHT)
     return schedule.mod if marked else mod
+
+
+def weights_of(mod: IRModule) -> tuple[int, ...]:
+    """Return which arguments of a function are the same at every inference.
+
+    Known of functions of networks whose weights may be packed, see
+    :func:`~tvm_adaptive.models.prepare.prepare`.
+    """
+    (function,) = (each for each in mod.functions.values() if isinstance(each, PrimFunc))
+    return tuple(int(index) for index in (function.attrs or {}).get(_FREE_LAYOUTS, ()))
 
 
 def reduction_length(mod: IRModule) -> int:

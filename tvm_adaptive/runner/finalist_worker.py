@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tvm_adaptive import station
-from tvm_adaptive._tvm import tensor
+from tvm_adaptive._tvm import from_dlpack, tensor
 from tvm_adaptive.runner.agreement import Array, disagreement, random_array, tells_nothing
 from tvm_adaptive.runner.measure import give_threads_cores
+from tvm_adaptive.runner.weights import Arena, is_worth_rotating
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,12 +31,15 @@ class Kernel:
     buffers : tuple of (str, tuple of int)
         Type and shape of each argument.
     device_index : int
+    weights : tuple of int
+        Which arguments are the same at every inference of a network.
     """
 
     artifact_path: str
     device_type: str
     buffers: tuple[tuple[str, tuple[int, ...]], ...]
     device_index: int = 0
+    weights: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass
@@ -42,12 +48,14 @@ class _Loaded:
     device: Any
     args: list[Any]
     n_runs: int = 0
+    rotation: Iterator[list[Any]] | None = None  # the same arguments with other weights
 
 
 _POSITIVE = "positive"
-# The process lives for one play-off at the most, and finalists are few. What was loaded on a
-# device that has been given back is of no use.
+# What was loaded on a device that has been given back is of no use. Each task's reference
+# comes first, and with it the end of what the task before has loaded.
 _loaded: dict[tuple[int, Kernel], _Loaded] = {}
+_arena = Arena()
 
 
 def warm_up() -> None:
@@ -69,6 +77,7 @@ def run_reference(kernel: Kernel, seed: int, path: str) -> None:
     ValueError
         When most of what it computes is NaN or infinite, also for positive values.
     """
+    _loaded.clear()
     for positive in (False, True):
         start = _start_values(kernel, seed, positive)
         end = _run(kernel, start)
@@ -106,18 +115,23 @@ def check(kernel: Kernel, seed: int, path: str, rtol: float, atol: float | None)
 def time_once(kernel: Kernel, seed: int, repeat_ms: float) -> float:
     """Return the mean seconds of one run over about ``repeat_ms`` of runs.
 
+    On this machine's CPU every run gets other weights, see :mod:`tvm_adaptive.runner.weights`.
+
     Parameters
     ----------
     kernel : Kernel
-        Stays loaded for the next call.
+        Stays loaded for the next call, until the next reference is run.
     seed : int
     repeat_ms : float
     """
     key = (station.n_moves(), kernel)
     if key not in _loaded:
-        if kernel.device_type == "cpu" and not station.is_elsewhere():
+        is_cpu_here = kernel.device_type == "cpu" and not station.is_elsewhere()
+        if is_cpu_here:
             give_threads_cores()
         _loaded[key] = _load(kernel, _start_values(kernel, seed, False))
+        if is_cpu_here:
+            _loaded[key].rotation = _rotation(kernel, _loaded[key].args)
     loaded = _loaded[key]
     if loaded.n_runs == 0:
         once = max(_mean_sec(loaded, 1), 1e-9)  # a clock too coarse reads zero
@@ -132,11 +146,38 @@ def _save(path: Path, positive: bool, end: Sequence[Array]) -> None:
         np.savez(file, allow_pickle=False, **{_POSITIVE: np.array(positive)}, **buffers)
 
 
+def _rotation(kernel: Kernel, args: Sequence[Any]) -> Iterator[list[Any]] | None:
+    """Return endless arguments of which the weights differ, if they are worth it."""
+    buffers = [kernel.buffers[index] for index in kernel.weights]
+    if not is_worth_rotating(buffers):
+        return None
+    sets = []
+    for weights in _arena.rotation(buffers):
+        shared = [from_dlpack(each) for each in weights]
+        other = dict(zip(kernel.weights, shared, strict=True))
+        sets.append([other.get(index, arg) for index, arg in enumerate(args)])
+    return itertools.cycle(sets)
+
+
 def _mean_sec(loaded: _Loaded, n_runs: int) -> float:
+    if loaded.rotation is not None:
+        return _mean_rotating_sec(loaded.module[loaded.module.entry_name], loaded.rotation, n_runs)
     # Without a minimum duration it makes one warm-up run and then exactly n_runs.
     name = loaded.module.entry_name
     evaluator = loaded.module.time_evaluator(name, loaded.device, number=n_runs, repeat=1)
     return float(evaluator(*loaded.args).mean)
+
+
+def _mean_rotating_sec(
+    function: Callable[..., None], rotation: Iterator[list[Any]], n_runs: int
+) -> float:
+    # TVM's evaluator repeats the same arguments. A call from here costs a microsecond more,
+    # for all finalists alike.
+    function(*next(rotation))
+    start_sec = time.perf_counter()
+    for args in itertools.islice(rotation, n_runs):
+        function(*args)
+    return (time.perf_counter() - start_sec) / n_runs
 
 
 def _start_values(kernel: Kernel, seed: int, positive: bool) -> list[Array]:

@@ -97,6 +97,8 @@ def play_off(
     *,
     builder: Builder,
     top_k: int = 3,
+    n_qualifiers: int = 0,
+    qualifying_sec: float = 5.0,
     timeout_sec: float = 30.0,
     rtol: float | None = None,
     atol: float | None = None,
@@ -122,6 +124,11 @@ def play_off(
         Builds the finalists and the untuned module.
     top_k : int
         Finalists; as many more take their place if all are disqualified.
+    n_qualifiers : int
+        Records that run for these places in a few short rounds, the fastest as recorded;
+        with no more than ``top_k`` the fastest as recorded are the finalists.
+    qualifying_sec : float
+        Seconds for that, building included; who is not built in half of them has no part.
     timeout_sec : float
         Deadline of one run, one check or one timing.
     rtol, atol : float or None
@@ -160,7 +167,16 @@ def play_off(
     journal = journal or NullJournal()
     scratch = None if scratch_dir is None else str(scratch_dir)
     options = ContestOptions(
-        timeout_sec, rtol, atol, max_sec, repeat_ms, seed, device_index, scratch
+        timeout_sec=timeout_sec,
+        rtol=rtol,
+        atol=atol,
+        max_sec=max_sec,
+        repeat_ms=repeat_ms,
+        seed=seed,
+        device_index=device_index,
+        scratch_dir=scratch,
+        n_qualifiers=n_qualifiers,
+        qualifying_sec=qualifying_sec,
     )
     records: list[TuningRecord] = []
     contest = Contest(target, builder, pool or finalist_pool(), options)
