@@ -247,9 +247,8 @@ class Contest:
             tried += batch
             if _n_bytes(entry.timed for entry in tried) > _QUALIFIERS_BYTES:
                 break
-        fit = [entry for entry in tried if entry.is_fit]
         ranking: tuple[int, ...] = ()
-        if fit:
+        if fit := [entry for entry in tried if entry.is_fit]:
             ranking = play_rounds(
                 self._timer(fit),
                 len(fit),
@@ -368,7 +367,6 @@ def _buffers(mod: IRModule) -> tuple[tuple[str, tuple[int, ...]], ...]:
 
 
 def _n_bytes(kernels: Iterable[Kernel | None]) -> int:
-    """Return the bytes of all arguments."""
     return sum(
         item_bytes(dtype) * math.prod(shape)
         for kernel in kernels

@@ -31,7 +31,7 @@ class Arena:
 
     Parameters
     ----------
-    n_bytes : int, default 32 MiB
+    n_bytes : int
         At least, per type.
     seed : int, default 0
     """
