@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm_adaptive._tvm import (
@@ -20,7 +20,7 @@ from tvm_adaptive._tvm import (
     args_info_of,
 )
 from tvm_adaptive.errors import NoDeviceError, WorkerError, WorkerTimeoutError
-from tvm_adaptive.runner.agreement import item_bytes, tolerance
+from tvm_adaptive.runner.agreement import tolerance
 from tvm_adaptive.runner.finalist_modules import (
     mean_sec,
     module_key,
@@ -38,7 +38,7 @@ from tvm_adaptive.workers import Outcome, WorkerPool
 # trials, one in a hundred wrong is dozens, and the fastest of all. A task with so many more
 # is better left untuned.
 MAX_HEATS = 10
-# Where so many places are run for, a round of timings takes as long as three of a final.
+# Enough to tell who is clearly slower; the final times the others anew.
 QUALIFYING_ROUNDS = 5
 # Nobody is so unlucky: recorded as twice as slow as the best, a record need not be tried again.
 _UNLUCKY = 2.0
@@ -245,7 +245,7 @@ class Contest:
             batch = entries[len(tried) : min(n_wanted, len(tried) + _BUILD_BATCH)]
             self._build_timed(batch)
             tried += batch
-            if _n_bytes(entry.timed for entry in tried) > _QUALIFIERS_BYTES:
+            if sum(each.timed.n_bytes for each in tried if each.timed) > _QUALIFIERS_BYTES:
                 break
         ranking: tuple[int, ...] = ()
         if fit := [entry for entry in tried if entry.is_fit]:
@@ -288,8 +288,12 @@ class Contest:
         for entry in batch:
             if not entry.is_fit:
                 continue
-            mod = scheduled(entry.finalist.record)
-            plain = with_plain_weights(mod)
+            try:
+                mod = scheduled(entry.finalist.record)
+                plain = with_plain_weights(mod)
+            except Exception as error:
+                entry.finalist.disqualified = f"schedule: {error}"
+                continue
             if plain is mod:
                 entry.plain = entry.timed
             else:
@@ -364,15 +368,6 @@ class Contest:
 def _buffers(mod: IRModule) -> tuple[tuple[str, tuple[int, ...]], ...]:
     infos = [info.as_json() for info in args_info_of(mod)]
     return tuple((str(dtype), tuple(int(n) for n in shape)) for _, dtype, shape in infos)
-
-
-def _n_bytes(kernels: Iterable[Kernel | None]) -> int:
-    return sum(
-        item_bytes(dtype) * math.prod(shape)
-        for kernel in kernels
-        if kernel is not None
-        for dtype, shape in kernel.buffers
-    )
 
 
 def _left(deadline_sec: float) -> float:

@@ -87,8 +87,10 @@ def weights_of(mod: IRModule) -> tuple[int, ...]:
     Known of functions of networks whose weights may be packed, see
     :func:`~tvm_adaptive.models.prepare.prepare`.
     """
-    (function,) = (each for each in mod.functions.values() if isinstance(each, PrimFunc))
-    return tuple(int(index) for index in (function.attrs or {}).get(_FREE_LAYOUTS, ()))
+    functions = [each for each in mod.functions.values() if isinstance(each, PrimFunc)]
+    if len(functions) != 1:
+        return ()
+    return tuple(int(index) for index in (functions[0].attrs or {}).get(_FREE_LAYOUTS, ()))
 
 
 def reduction_length(mod: IRModule) -> int:

@@ -14,7 +14,13 @@ import numpy as np
 
 from tvm_adaptive import station
 from tvm_adaptive._tvm import from_dlpack, tensor
-from tvm_adaptive.runner.agreement import Array, disagreement, random_array, tells_nothing
+from tvm_adaptive.runner.agreement import (
+    Array,
+    disagreement,
+    item_bytes,
+    random_array,
+    tells_nothing,
+)
 from tvm_adaptive.runner.measure import give_threads_cores
 from tvm_adaptive.runner.weights import Arena, is_worth_rotating
 
@@ -40,6 +46,11 @@ class Kernel:
     buffers: tuple[tuple[str, tuple[int, ...]], ...]
     device_index: int = 0
     weights: tuple[int, ...] = ()
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all arguments."""
+        return sum(item_bytes(dtype) * math.prod(shape) for dtype, shape in self.buffers)
 
 
 @dataclasses.dataclass
