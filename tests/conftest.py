@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -28,6 +29,19 @@ def _own_home(
     """Give every test a home of its own: runs remember what earlier ones measured."""
     name = hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:16]
     monkeypatch.setenv("HOME", str(_homes / name))
+
+
+@pytest.fixture(autouse=True)
+def _leave_the_cores_alone() -> Iterator[None]:
+    """Fail a test that binds this process, whose later tests would measure on one core."""
+    if not hasattr(os, "sched_getaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    yield
+    after = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, before)
+    assert after == before
 
 
 @pytest.fixture(autouse=True)
