@@ -95,6 +95,21 @@ def test_an_error_inside_takes_the_stand_in_away(package: types.SimpleNamespace)
     assert "fake_intrinsics" not in sys.modules
 
 
+def test_ctrl_c_does_not_cut_an_import_off(package: types.SimpleNamespace, tmp_path: Path) -> None:
+    """TVM registers nothing twice: a half import would be the end of all later ones."""
+    half = "import builtins, os, signal, time\nbuiltins.imported.append('half')\n"
+    interrupted = "os.kill(os.getpid(), signal.SIGINT)\ntime.sleep(0.2)\n"
+    rest = "builtins.imported.append('rest')\n"
+    (tmp_path / "fake_intrinsics" / "one.py").write_text(half + interrupted + rest)
+    with pytest.raises(KeyboardInterrupt), only_intrinsics(("one",)):
+        pass
+    assert package.seen == ["half", "rest"]
+    assert "fake_intrinsics" not in sys.modules
+    with only_intrinsics(("one",)):
+        importlib.import_module("fake_intrinsics.one")
+    assert package.seen == ["half", "rest"]
+
+
 CONTEXTS = """
 import sys
 from tvm_adaptive._tvm import EvolutionarySearch, Target, contexts_of, functions_as_tasks

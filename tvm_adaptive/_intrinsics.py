@@ -7,13 +7,14 @@ CUDA's and AMD's; those of x86 take 0.2 s. Imports only; TVM itself is not touch
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import importlib
 import importlib.util
 import platform
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 PACKAGE = "tvm.s_tir.tensor_intrin"
 
@@ -66,14 +67,24 @@ def only_intrinsics(backends: tuple[str, ...] | None) -> Iterator[None]:
     stand_in.__path__ = list(spec.submodule_search_locations)
     sys.modules[PACKAGE] = stand_in
     try:
-        for backend in backends:
-            importlib.import_module(f"{PACKAGE}.{backend}")
-    except ImportError:
-        del sys.modules[PACKAGE]
-        yield
-        return
-    try:
-        yield
+        if _import_uncut([f"{PACKAGE}.{backend}" for backend in backends]):
+            yield
+            return
     finally:
         if sys.modules.get(PACKAGE) is stand_in:
             del sys.modules[PACKAGE]
+    yield
+
+
+def _import_uncut(modules: Sequence[str]) -> bool:
+    """Import modules where Ctrl-C does not cut one off; return whether all are there.
+
+    Ctrl-C reaches the main thread only. TVM refuses to register anything twice: a module
+    that was executed in part could not be imported, and no task set up, in this process.
+    """
+    with concurrent.futures.ThreadPoolExecutor(1, "intrinsics") as thread:
+        try:
+            list(thread.map(importlib.import_module, modules))
+        except ImportError:
+            return False
+    return True
