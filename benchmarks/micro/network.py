@@ -10,13 +10,14 @@ PyTorch (oneDNN, frozen trace, same threads) takes part where torch is installed
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from benchmarks.remeasure import interleave
 from benchmarks.torch_models import TORCH_MODELS, time_torch, why_no_torch
 from tvm_adaptive.cores import thread_env, usable_physical_cores
 from tvm_adaptive.models import BUILTIN, try_exported
@@ -28,10 +29,51 @@ RUN_TIMEOUT_SEC = 120.0
 SETTLE_SEC = 1.0
 
 
-def library_timer(network: str, path: str, cores: int) -> Callable[[], float]:
+def time_libraries(
+    network: str,
+    paths: Mapping[str, str],
+    rounds: int,
+    cores: int,
+    *,
+    sizes: Mapping[str, int] | None = None,
+    with_torch: bool = False,
+) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Time libraries of one network in turns, each in a process of its own.
+
+    Parameters
+    ----------
+    network : str
+        A built-in one.
+    paths : mapping of str to str
+        The libraries by their names.
+    rounds, cores : int
+    sizes : mapping of str to int, optional
+        Options of the network that the libraries were tuned with.
+    with_torch : bool, default False
+        Let PyTorch take part.
+
+    Returns
+    -------
+    (samples, errors)
+        Milliseconds of an inference by names and rounds, and what went wrong by names.
+    """
+    inputs = BUILTIN[network](**(sizes or {})).random_inputs()
+    errors: dict[str, str] = {}
+    with contextlib.ExitStack() as stack:
+        timers = {}
+        for name, path in paths.items():
+            pool = WorkerPool(1, env=thread_env(cores))
+            stack.callback(pool.close)
+            timers[name] = library_timer(pool, path, inputs)
+        if with_torch:
+            pool = WorkerPool(1)
+            stack.callback(pool.close)
+            timers["pytorch"] = torch_timer(pool, network, cores)
+        return interleave(timers, rounds, errors, settle_sec=SETTLE_SEC), errors
+
+
+def library_timer(pool: WorkerPool, path: str, inputs: Sequence[np.ndarray]) -> Callable[[], float]:
     """Return a function that times one round of a library, in milliseconds."""
-    pool = WorkerPool(1, env=thread_env(cores))
-    inputs = BUILTIN[network]().random_inputs()
 
     def one_round() -> float:
         (outcome,) = pool.map(try_exported, [(path, inputs)], RUN_TIMEOUT_SEC)
@@ -42,9 +84,8 @@ def library_timer(network: str, path: str, cores: int) -> Callable[[], float]:
     return one_round
 
 
-def torch_timer(network: str, cores: int) -> Callable[[], float]:
+def torch_timer(pool: WorkerPool, network: str, cores: int) -> Callable[[], float]:
     """Return a function that times one round of PyTorch, in milliseconds."""
-    pool = WorkerPool(1)
 
     def one_round() -> float:
         task = (network, cores, "cpu", ROUND_SEC)
@@ -64,19 +105,19 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--cores", type=int, default=usable_physical_cores())
     parser.add_argument("--out", help="write the figures to this JSON file")
     options = parser.parse_args(arguments)
-    timers = {}
-    for pair in options.libraries:
-        name, path = pair.split("=", 1)
-        timers[name] = library_timer(options.network, path, options.cores)
     if reason := why_no_torch("cpu"):
         print(f"PyTorch is left out: {reason}", file=sys.stderr)
-    else:
-        timers["pytorch"] = torch_timer(options.network, options.cores)
-    samples: dict[str, list[float]] = {name: [] for name in timers}
-    for number in range(options.rounds):
-        for name in list(timers) if number % 2 == 0 else list(timers)[::-1]:
-            time.sleep(SETTLE_SEC)
-            samples[name].append(timers[name]())
+    samples, errors = time_libraries(
+        options.network,
+        dict(pair.split("=", 1) for pair in options.libraries),
+        options.rounds,
+        options.cores,
+        with_torch=not reason,
+    )
+    for name, error in errors.items():
+        print(f"{name} is left out: {error}", file=sys.stderr)
+    if not samples:
+        return 1
     first = next(iter(samples))
     base = float(np.median(samples[first]))
     print(f"| | median ms | range | against {first} |\n|---|---|---|---|")

@@ -6,9 +6,12 @@
 
 Runs, in this order: the network without memory, which fills a store; the same network
 with that store; and each sibling (another network, or the same in another size) without
-memory and with the store as the first run left it. Of each run the sum of its tasks over
-the seconds is kept; quality is what the run without memory had at its end. Killed, the
-same command goes on: runs that are finished are kept.
+memory and with the store as the first run left it. Give runs with memory fewer seconds
+(``--warm-budget``): in the end the networks of each pair are timed in interleaved rounds,
+and one with memory that is as fast after a third of the seconds took at most that third.
+The sums of tasks over the seconds, as recorded, are told, too, but runs that follow each
+other on a machine whose speed changes cannot be compared by them. Killed, the same
+command goes on: runs that are finished are kept.
 """
 
 from __future__ import annotations
@@ -25,6 +28,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from benchmarks.micro.network import time_libraries
 from tvm_adaptive.cli.arguments import parse_duration
 from tvm_adaptive.config import DEFAULT
 from tvm_adaptive.cores import thread_env
@@ -35,6 +41,9 @@ from tvm_adaptive.target import n_cores_of, resolve_target
 from tvm_adaptive.tune import tune_relax
 
 STORE = "records.db"
+HEADER = """
+| | cold, s, all included | warm, s | x | cold, ms | warm, ms | warm over cold, of a round |
+|---|---|---|---|---|---|---|"""
 # Two runs that end at the same speed differ by as much in what they recorded.
 TOLERANCES = (0.0, 0.02, 0.05)
 
@@ -62,6 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--budget", type=parse_duration, default=600.0, metavar="TIME")
     parser.add_argument("--warm-budget", type=parse_duration, metavar="TIME", help="of warm runs")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=24, help="of interleaved timings; 0: none")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--run", help=argparse.SUPPRESS)  # this process is one of the runs
     options = parser.parse_args(arguments)
@@ -75,6 +85,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run_process(options.out, spec)
     pairs += [(f"{each.label}-cold", f"{each.label}-warm") for each in siblings_of(options)]
     print(table(options.out, [spec["name"] for spec in specs], pairs))
+    if options.rounds:
+        by_name = {spec["name"]: spec for spec in specs}
+        print(HEADER)
+        for cold, warm in pairs:
+            timed = time_pair(options.out, by_name[cold], by_name[warm], options.rounds)
+            print(row(options.out, cold, warm, timed), flush=True)
     return 0
 
 
@@ -188,6 +204,41 @@ def table(out: Path, names: Sequence[str], pairs: Sequence[tuple[str, str]]) -> 
             ratio = cold_sec / warm_sec if math.isfinite(warm_sec) else math.nan
             lines.append(f"| {warm} | {label} | {cold_sec:.0f} | {warm_sec:.0f} | {ratio:.1f} |")
     return "\n".join(lines)
+
+
+def time_pair(
+    out: Path, cold: Mapping[str, Any], warm: Mapping[str, Any], rounds: int
+) -> dict[str, list[float]]:
+    """Time the networks of two runs in turns, unless it was done; milliseconds by rounds."""
+    kept = out / f"{warm['name']}.rounds.json"
+    if kept.exists() and (known := json.loads(kept.read_text()))["runs"] == [cold, warm]:
+        return dict(known["ms"])
+    names = (str(cold["name"]), str(warm["name"]))
+    samples, errors = time_libraries(
+        str(cold["network"]),
+        {name: str(out / name / "network.so") for name in names},
+        rounds,
+        n_cores_of(resolve_target("cpu")),
+        sizes=cold["sizes"],
+    )
+    if errors:
+        raise SystemExit(f"A network could not be timed: {errors}")
+    kept.write_text(json.dumps({"runs": [cold, warm], "ms": samples}))
+    return samples
+
+
+def row(out: Path, cold: str, warm: str, timed: Mapping[str, Sequence[float]]) -> str:
+    """Return a pair's seconds and times, rounds paired, as a line below :data:`HEADER`."""
+    seconds = [read_journal(out / name / "journal.jsonl")[-1]["time_sec"] for name in (cold, warm)]
+    low, middle, high = np.quantile(np.divide(timed[warm], timed[cold]), [0.1, 0.5, 0.9])
+    cells = [
+        warm,
+        *(f"{each:.0f}" for each in seconds),
+        f"{seconds[0] / seconds[1]:.1f}",
+        *(f"{np.median(timed[name]):.2f}" for name in (cold, warm)),
+        f"{middle:.3f} ({low:.2f} to {high:.2f})",
+    ]
+    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

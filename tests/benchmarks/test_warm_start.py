@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.micro.agreement import table as agreement_table
-from benchmarks.micro.warm_start import plan, table, time_to
+from benchmarks.micro.warm_start import plan, row, table, time_pair, time_to
 from tests.benchmarks.conftest import write_journal
 
 PAIRS = [("cold", "warm")]
@@ -68,6 +68,35 @@ def test_every_warm_run_knows_what_the_first_one_left_and_no_more(tmp_path: Path
     assert runs[f"{sized}-cold"]["sizes"] == {"width": 32, "image_size": 64}
     options.no_again, options.warm_budget = True, None
     assert [spec["name"] for spec in plan(options)][:2] == ["cold", "resnet50-cold"]
+
+
+def test_networks_of_a_pair_are_compared_round_by_round(tmp_path: Path) -> None:
+    write(tmp_path / "cold", CURVE)
+    write(tmp_path / "warm", CURVE[:2])
+    timed = {"cold": [10.0, 20.0, 40.0], "warm": [9.0, 18.0, 36.0]}
+    expected = "| warm | 40 | 10 | 4.0 | 20.00 | 18.00 | 0.900 (0.90 to 0.90) |"
+    assert row(tmp_path, "cold", "warm", timed) == expected
+
+
+def test_a_pair_is_timed_again_when_its_runs_are_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def fake(
+        network: str, paths: dict[str, str], rounds: int, cores: int, *, sizes: dict[str, int]
+    ) -> tuple[dict[str, list[float]], dict[str, str]]:
+        asked.append((network, sizes, paths))
+        return {name: [1.0] * rounds for name in paths}, {}
+
+    monkeypatch.setattr("benchmarks.micro.warm_start.time_libraries", fake)
+    cold, warm = ({"name": name, "network": "n", "sizes": {"a": 1}} for name in ("c", "w"))
+    paths = {name: str(tmp_path / name / "network.so") for name in ("c", "w")}
+    assert time_pair(tmp_path, cold, warm, 2) == {"c": [1.0, 1.0], "w": [1.0, 1.0]}
+    assert time_pair(tmp_path, cold, warm, 2) == {"c": [1.0, 1.0], "w": [1.0, 1.0]}
+    assert asked == [("n", {"a": 1}, paths)]
+    time_pair(tmp_path, cold, {**warm, "seed": 7}, 2)
+    assert len(asked) == 2
 
 
 def test_agreement_is_told_by_ratio_and_rank() -> None:
