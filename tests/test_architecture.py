@@ -69,6 +69,7 @@ COMMON = {
     "tvm_adaptive.records",
     "tvm_adaptive.fork_server",
     "tvm_adaptive.station",
+    "tvm_adaptive.traces",
     "tvm_adaptive.workers",
 }
 

@@ -92,6 +92,24 @@ def test_the_same_task_is_known_and_its_best_are_its_own_seeds(
     assert samples.rows[:, 0].tolist() == [0, 1, 2]
 
 
+def test_the_winner_of_a_playoff_comes_first_and_a_liar_never(
+    store: RecordStore, mod: IRModule, target: Target, context: Any, rng: np.random.Generator
+) -> None:
+    task = task_of(mod, target, "then")
+    kept = trials(mod, target, [1e-3, 2e-3, 3e-3, 4e-3])
+    store.add(task, kept)
+    store.add_finals(task, [dataclasses.replace(kept[2], seconds=1.5e-3)])
+    store.add_finals(task, [dataclasses.replace(kept[0], seconds=None, failure="wrong result")])
+    relatives, model = Relatives(), Model()
+    recall(store, [context], relatives, model)
+    seeds = relatives.ask(task.family, "mine", space_of(kept[0]), rng)
+    findings = [finding_of(json.loads(each.record), 1.0) for each in kept]
+    vectors = [each.vector for each in findings if each is not None]
+    assert [seed.point.vector for seed in seeds] == [vectors[2], vectors[1], vectors[3]]
+    ((_, samples),) = model.dataset
+    np.testing.assert_array_equal(samples.seconds, [2e-3, 3e-3, 4e-3])
+
+
 def test_a_relative_brings_seeds_and_samples(
     store: RecordStore, mod: IRModule, target: Target, context: Any, rng: np.random.Generator
 ) -> None:

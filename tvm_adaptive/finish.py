@@ -11,6 +11,7 @@ from tvm_adaptive.judge import FunctionJudge, NetworkJudge
 from tvm_adaptive.measure_callback.recorder import RunProgress, TaskProgress
 from tvm_adaptive.outcome import Comparison, TaskOutcome, TuneReport
 from tvm_adaptive.parts import make_builder
+from tvm_adaptive.remember import remember_finals
 from tvm_adaptive.runner.finalists import (
     FinalistReport,
     best_as_recorded,
@@ -103,6 +104,7 @@ def decide(
                 pool=pool,
                 scratch_dir=session.work_dir,
             )
+    remember_finals(session, reports.values())
     database = final_database(
         session.work_dir, "structural", [reports[i] for i in range(len(tasks))]
     )

@@ -8,8 +8,9 @@ its family           fitted to the task's extents   yes
 another target       fitted to the task's extents   no: other machines differ
 ===================  =============================  ==========================
 
-Nothing that was recorded is believed without being measured again: machines are noisy,
-and compilers change.
+The best are those that play-offs proved, and the fastest that none has judged; what one
+found out (wrong results, crashes) is forgotten. Nothing that was recorded is believed
+without being measured again: machines are noisy, and compilers change.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from tvm_adaptive.cost_model.dataset import Dataset
 from tvm_adaptive.database.metaschedule import task_of
 from tvm_adaptive.database.records import Features, Identity, StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
+from tvm_adaptive.database.verdicts import sound, trusted
 from tvm_adaptive.errors import StoreError
 from tvm_adaptive.records import FloatArray
 from tvm_adaptive.search_strategy.findings import finding_of
@@ -182,7 +184,7 @@ def recall(
     known: dict[Identity, StoredTask] = {}
     for family in dict.fromkeys(task.family for task in tasks):
         for task in _relevant(store.tasks(family=family), mine):
-            findings = _findings(store.best(task, KEPT_PER_TASK))
+            findings = _findings(trusted(store, task, KEPT_PER_TASK))
             if findings:
                 known[task.identity] = task
                 if relatives is not None:
@@ -263,7 +265,7 @@ def _samples(
     samples = Dataset()
     for task in sorted(known.values(), key=lambda task: task.identity not in own):
         if task.target in targets and len(samples) < _MAX_SAMPLES:
-            trials = store.sample(task, _SAMPLES_PER_TASK)
+            trials = sound(store, task, store.sample(task, _SAMPLES_PER_TASK))
             for rows, seconds, errors in _arrays([t for t in trials if t.run not in without]):
                 if samples.width in (None, rows.shape[1]):
                     samples.add("/".join(task.identity), rows, seconds, errors)

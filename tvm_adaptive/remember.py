@@ -9,15 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from tvm_adaptive._tvm import TuneContext, python_side
+from tvm_adaptive._tvm import TuneContext, TuningRecord, python_side
+from tvm_adaptive.database.metaschedule import task_of, trial_of
+from tvm_adaptive.database.records import StoredTrial
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.errors import StoreError
 from tvm_adaptive.keeper import Keeper
 from tvm_adaptive.memory import recall, restore
 from tvm_adaptive.parts import Parts
+from tvm_adaptive.runner.finalist_contest import BUILD_FAILED, SAME, Finalist
+from tvm_adaptive.runner.finalists import FinalistReport
 from tvm_adaptive.session import Session
 
 RUN_STORE = "records.db"
@@ -51,6 +56,45 @@ def remembering(
         lessons = parts.last_lesson
         keeper = Keeper(stores, contexts, session.run_id, lessons, session.journal)
         yield [keeper] if stores else []
+
+
+def remember_finals(session: Session, reports: Iterable[FinalistReport]) -> None:
+    """Keep what play-offs proved and what they found out in the store that runs share.
+
+    Parameters
+    ----------
+    session : Session
+    reports : iterable of FinalistReport
+    """
+    if session.store is None:
+        return
+    try:
+        for report in reports:
+            finals = [_final_of(each, session.run_id) for each in report.finalists]
+            told = [each for each in finals if each is not None]
+            if told:
+                mod = report.finalists[0].record.workload.mod
+                session.store.add_finals(task_of(mod, session.target, report.task_name), told)
+    except StoreError as error:
+        _tell(session, error, "A later run will not know what the play-offs have shown.")
+
+
+def _final_of(finalist: Finalist, run_id: str) -> StoredTrial | None:
+    """Return what became of a finalist as a row; None if nothing was learned of it."""
+    is_timed = math.isfinite(finalist.playoff_sec)
+    # A build that failed may have been short of time or memory.
+    is_found_out = bool(finalist.disqualified) and not finalist.disqualified.startswith(
+        (SAME, BUILD_FAILED)
+    )
+    if not (is_found_out or (is_timed and not finalist.disqualified)):
+        return None
+    record = finalist.record
+    seconds = [finalist.final_sec()]
+    timed = TuningRecord(record.trace, record.workload, seconds, record.target, record.args_info)
+    trial = trial_of(timed, failure=finalist.disqualified, run=run_id)
+    is_known = is_timed and math.isfinite(finalist.stderr_sec) and finalist.playoff_sec > 0
+    error = finalist.stderr_sec / finalist.playoff_sec if is_known else None
+    return dataclasses.replace(trial, error=error)
 
 
 def _own_store(session: Session, model: Any) -> RecordStore | None:

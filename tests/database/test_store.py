@@ -179,6 +179,34 @@ def test_pruning_makes_the_file_smaller(tmp_path: Path) -> None:
     assert path.stat().st_size < 100_000
 
 
+def test_what_playoffs_said_is_kept_beside_the_trials(url: str) -> None:
+    with RecordStore(url) as store:
+        store.add(task(), [trial(1.0)])
+        store.add_finals(task(), [trial(2.0, "[2]", error=0.01, unix_sec=5.0, run="a")])
+        store.add_finals(task(), [trial(None, "[3]"), trial(1.5, "[2]")])
+        store.add_finals(task(1), [])
+    with RecordStore(url) as store:
+        first, second, third = store.finals(task())
+        assert first == trial(2.0, "[2]", error=0.01, unix_sec=5.0, run="a")
+        assert (second.seconds, second.failure, third.seconds) == (None, "it crashed", 1.5)
+        assert store.finals(task(1)) == []
+        assert [each.seconds for each in store.latest(task())] == [1.0]
+        assert store.prune(1) == 0
+        assert [each.seconds for each in store.finals(task())] == [1.5]
+
+
+def test_a_store_that_knows_of_no_playoffs_is_brought_up_to_date(tmp_path: Path) -> None:
+    path = tmp_path / "records.db"
+    with RecordStore(path) as store:
+        store.add(task(), [trial(1.0)])
+    with sqlite3.connect(path) as connection:
+        connection.execute("DROP TABLE tvm_adaptive_finals")
+    with RecordStore(path) as store:
+        assert store.finals(task()) == []
+        store.add_finals(task(), [trial(2.0)])
+        assert [each.seconds for each in store.latest(task())] == [1.0]
+
+
 def test_a_sample_holds_the_fastest_and_some_of_all_times(url: str) -> None:
     seconds = np.random.default_rng(0).permutation(np.arange(1.0, 201.0)).tolist()
     with RecordStore(url) as store:
@@ -315,8 +343,12 @@ def test_a_store_of_another_version_is_left_as_it_is(tmp_path: Path) -> None:
     RecordStore(path).close()
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE tvm_adaptive_meta SET value = '99'")
+        connection.execute("DROP TABLE tvm_adaptive_finals")
     with pytest.raises(StoreError, match=r"version 99, this package reads 1"):
         RecordStore(path)
+    with sqlite3.connect(path) as connection:
+        names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+    assert "tvm_adaptive_finals" not in names
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from tvm_adaptive._tvm import (
 )
 from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
+from tvm_adaptive.database.verdicts import sound
 from tvm_adaptive.records import median_sec
 
 logger = logging.getLogger(__name__)
@@ -75,8 +76,8 @@ def trial_of(
 class StoreDatabase(PyDatabase):  # type: ignore[misc]
     """Let MetaSchedule read and write a record store, one target's records of it.
 
-    Records are read per workload when MetaSchedule first asks for it. What is committed
-    is in the store when the call returns.
+    Records are read per workload when MetaSchedule first asks for it, without those that a
+    play-off found out. What is committed is in the store when the call returns.
 
     Parameters
     ----------
@@ -162,7 +163,7 @@ class StoreDatabase(PyDatabase):  # type: ignore[misc]
             return
         self._loaded.add(key)
         task = task_of(mod, self._target, "main")
-        trials = self._store.latest(task)
+        trials = sound(self._store, task, self._store.latest(task))
         if not trials:
             return
         workload = self._inner.commit_workload(mod)

@@ -6,6 +6,7 @@ table     a row is
 meta      one fact of the store itself: its format version
 tasks     a workload on a target, with what other tasks recognise it by
 trials    one measured candidate of a task, failed ones included
+finals    what a play-off said of one candidate of a task
 ========  ============================================================================
 """
 
@@ -61,6 +62,19 @@ trials = Table(
     Column("error", Float),
     Column("failure", Text, nullable=False),
     Column("features", LargeBinary),
+    Column("unix_sec", Float, nullable=False),
+    Column("run", String(64), nullable=False),
+)
+# Added to a store that has none: who does not know of it can use the store nevertheless.
+finals = Table(
+    "tvm_adaptive_finals",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("task_id", ForeignKey(tasks.c.id, ondelete="CASCADE"), nullable=False, index=True),
+    Column("record", Text, nullable=False),
+    Column("seconds", Float),
+    Column("error", Float),
+    Column("failure", Text, nullable=False),
     Column("unix_sec", Float, nullable=False),
     Column("run", String(64), nullable=False),
 )

@@ -99,13 +99,18 @@ class RecordStore:
         StoreError
             When they could not be written (disk full, server gone); none of them is then.
         """
-        rows = [_row_of(trial) for trial in trials]
-        with self._lock, self._guard("write to"), self._begin() as connection:
-            task_id = self._task_id(connection, task)
-            if rows:
-                connection.execute(
-                    sa.insert(schema.trials), [{"task_id": task_id, **row} for row in rows]
-                )
+        self._append(schema.trials, task, [_row_of(trial) for trial in trials])
+
+    def add_finals(self, task: StoredTask, finals: Sequence[StoredTrial]) -> None:
+        """Append what a play-off said of candidates, its winner first, without features.
+
+        Raises
+        ------
+        StoreError
+            When it could not be written; nothing is then.
+        """
+        rows = [_row_of(each) for each in finals]
+        self._append(schema.finals, task, [_without_features(row) for row in rows])
 
     def tasks(self, *, family: str | None = None, target: str | None = None) -> list[StoredTask]:
         """Return the tasks of a family, on a target, or all, in the order they came.
@@ -147,6 +152,20 @@ class RecordStore:
         """
         query = self._of(task).order_by(schema.trials.c.id.desc()).limit(n)
         return self._trials(query)[::-1]
+
+    def finals(self, task: StoredTask) -> list[StoredTrial]:
+        """Return what play-offs said of a task's candidates, in the order they were held.
+
+        Seconds and their error are the play-off's; a failure says why a candidate must not
+        be used. What to make of it: :mod:`tvm_adaptive.database.verdicts`.
+
+        Raises
+        ------
+        StoreError
+        """
+        joined = schema.finals.join(schema.tasks)
+        query = sa.select(*schema.finals.c).select_from(joined).where(*_is_task(task))
+        return self._trials(query.order_by(schema.finals.c.id))
 
     def sample(self, task: StoredTask, n: int) -> list[StoredTrial]:
         """Return at most ``n`` trials of a task in the order measured: the best, and others.
@@ -204,27 +223,19 @@ class RecordStore:
     def prune(self, keep: int) -> int:
         """Keep the ``keep`` fastest trials of each task; return how many were deleted.
 
-        A file then becomes as small as what is left in it.
+        Of what play-offs said the newest ``keep`` of each task stay. A file then becomes
+        as small as what is left in it.
 
         Raises
         ------
         StoreError
             Nothing is deleted then.
         """
-        trials = schema.trials.c
-        rank = (
-            sa.func.row_number()
-            .over(
-                partition_by=trials.task_id,
-                order_by=(trials.seconds.is_(None), trials.seconds, trials.id),
-            )
-            .label("rank")
-        )
-        ranked = sa.select(trials.id, rank).subquery()
-        gone = sa.select(ranked.c.id).where(ranked.c.rank > keep)
+        trials, finals = schema.trials.c, schema.finals.c
+        by_time = (trials.seconds.is_(None), trials.seconds, trials.id)
         with self._lock, self._guard("write to"), self._begin() as connection:
-            done = connection.execute(sa.delete(schema.trials).where(trials.id.in_(gone)))
-            n_deleted = int(done.rowcount)
+            connection.execute(_all_but(keep, schema.finals, [finals.id.desc()]))
+            n_deleted = int(connection.execute(_all_but(keep, schema.trials, by_time)).rowcount)
         if self.url.get_backend_name() == "sqlite":
             with self._lock, self._guard("write to"), self._engine.connect() as connection:
                 connection.exec_driver_sql("VACUUM")
@@ -239,6 +250,12 @@ class RecordStore:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _append(self, table: sa.Table, task: StoredTask, rows: Sequence[dict[str, Any]]) -> None:
+        with self._lock, self._guard("write to"), self._begin() as connection:
+            task_id = self._task_id(connection, task)
+            if rows:
+                connection.execute(sa.insert(table), [{"task_id": task_id, **row} for row in rows])
 
     def _connect(self) -> sa.Engine:
         if self.url.get_backend_name() != "sqlite":
@@ -270,10 +287,9 @@ class RecordStore:
     def _check_or_create(self) -> None:
         with self._guard("open"):
             with self._engine.connect() as connection:
-                exists = sa.inspect(connection).has_table(schema.meta.name)
-            if not exists:
-                with self._begin() as connection:
-                    self._create(connection)
+                there = set(sa.inspect(connection).get_table_names())
+            if schema.meta.name not in there:
+                self._create()
             query = sa.select(schema.meta.c.value).where(schema.meta.c.key == "version")
             with self._engine.connect() as connection:
                 version = connection.execute(query).scalar_one_or_none()
@@ -282,15 +298,20 @@ class RecordStore:
                 f"{self.name} has format version {version}, this package reads "
                 f"{schema.FORMAT_VERSION}. Update tvm_adaptive, or name another store."
             )
+        if not there.issuperset(schema.metadata.tables):
+            with self._guard("open"):
+                self._create()
 
-    def _create(self, connection: sa.Connection) -> None:
-        if self.url.get_backend_name() == "postgresql":
-            # One creates the tables, the others wait and find them.
-            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_CREATE_LOCK)))
-        schema.metadata.create_all(connection)
-        self._insert_unless_there(
-            connection, schema.meta, {"key": "version", "value": str(schema.FORMAT_VERSION)}
-        )
+    def _create(self) -> None:
+        """Make the tables that are missing."""
+        with self._begin() as connection:
+            if self.url.get_backend_name() == "postgresql":
+                # One creates the tables, the others wait and find them.
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_CREATE_LOCK)))
+            schema.metadata.create_all(connection)
+            self._insert_unless_there(
+                connection, schema.meta, {"key": "version", "value": str(schema.FORMAT_VERSION)}
+            )
 
     def _task_id(self, connection: sa.Connection, task: StoredTask) -> int:
         self._insert_unless_there(
@@ -327,6 +348,14 @@ class RecordStore:
             ) from error
 
 
+def _all_but(keep: int, table: sa.Table, order: Sequence[sa.ColumnElement[Any]]) -> sa.Delete:
+    """Return what deletes all rows of each task but the first few by an order."""
+    rank = sa.func.row_number().over(partition_by=table.c.task_id, order_by=tuple(order))
+    ranked = sa.select(table.c.id, rank.label("rank")).subquery()
+    gone = sa.select(ranked.c.id).where(ranked.c.rank > keep)
+    return sa.delete(table).where(table.c.id.in_(gone))
+
+
 def _is_task(task: StoredTask) -> tuple[sa.ColumnElement[bool], ...]:
     columns = schema.tasks.c
     return (columns.workload_key == task.workload_key, columns.target_key == task.target_key)
@@ -345,15 +374,20 @@ def _row_of(trial: StoredTrial) -> dict[str, Any]:
     return {**row, "failure": failure, "features": pack_features(trial.features)}
 
 
+def _without_features(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key != "features"}
+
+
 def _task_of(row: Any) -> StoredTask:
     names = [field.name for field in dataclasses.fields(StoredTask)]
     return StoredTask(**{name: str(row[name]) for name in names})
 
 
 def _trial_of(row: Any) -> StoredTrial:
-    fields = {field.name: row[field.name] for field in dataclasses.fields(StoredTrial)}
+    names = [field.name for field in dataclasses.fields(StoredTrial)]
+    fields = {name: row[name] for name in names if name in row}
     try:
-        fields["features"] = unpack_features(fields["features"])
+        fields["features"] = unpack_features(fields.get("features"))
     except ValueError:
         logger.warning("a trial's features are damaged and left out")
         fields["features"] = None

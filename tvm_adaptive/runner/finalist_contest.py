@@ -47,7 +47,9 @@ _BUILD_BATCH = 8
 # All arguments of all qualifiers stay loaded in one process.
 _QUALIFIERS_BYTES = 1 << 30
 
-_SAME = "the same schedule as a better record"
+# Why a record cannot win; others are what check or timing said.
+SAME = "the same schedule as a better record"
+BUILD_FAILED = "build: "
 
 
 @dataclasses.dataclass
@@ -257,7 +259,7 @@ class Contest:
                 max_sec=_left(deadline_sec),
             ).ranking
         unfit = [
-            entry for entry in tried if not entry.is_fit and entry.finalist.disqualified != _SAME
+            entry for entry in tried if not entry.is_fit and entry.finalist.disqualified != SAME
         ]
         return [fit[i] for i in ranking] + entries[len(tried) :], unfit
 
@@ -273,14 +275,14 @@ class Contest:
                 entry.finalist.disqualified = f"schedule: {error}"
                 continue
             if module_key(mod) in self._seen:
-                entry.finalist.disqualified = _SAME
+                entry.finalist.disqualified = SAME
                 continue
             self._seen.add(module_key(mod))
             jobs.append((entry, mod))
         kernels, errors = self._kernels([mod for _, mod in jobs])
         for (entry, _), kernel, problem in zip(jobs, kernels, errors, strict=True):
             entry.timed = kernel
-            entry.finalist.disqualified = f"build: {problem}" if problem else ""
+            entry.finalist.disqualified = f"{BUILD_FAILED}{problem}" if problem else ""
 
     def _build_plain(self, batch: Sequence[_Entry]) -> None:
         """Build what is checked, where that is not what is timed."""
@@ -301,7 +303,7 @@ class Contest:
         kernels, errors = self._kernels([mod for _, mod in jobs])
         for (entry, _), kernel, problem in zip(jobs, kernels, errors, strict=True):
             entry.plain = kernel
-            entry.finalist.unchecked = f"build: {problem}" if problem else ""
+            entry.finalist.unchecked = f"{BUILD_FAILED}{problem}" if problem else ""
 
     def _kernels(self, mods: list[IRModule]) -> tuple[list[Kernel | None], list[str | None]]:
         results = self._builder.build([BuilderInput(mod, self._target) for mod in mods])

@@ -1,9 +1,4 @@
-"""Findings out of MetaSchedule's records: which sketch, which knobs, which decisions. Pure.
-
-A record's trace is ``[instructions, decisions]``: an instruction is ``[kind, inputs,
-attributes, outputs]``, a decision ``[number of the instruction, what was decided]``. What
-comes after ``EnterPostproc`` follows from what is before.
-"""
+"""Findings out of MetaSchedule's records: which sketch, which knobs, which decisions. Pure."""
 
 from __future__ import annotations
 
@@ -15,8 +10,7 @@ from typing import Any
 
 from tvm_adaptive.search_strategy.knobs import Choice, Knob, Tile, Undrawn
 from tvm_adaptive.search_strategy.travel import Finding
-
-_END = "EnterPostproc"
+from tvm_adaptive.traces import choices_of, without_flags
 
 
 def finding_of(record: Any, seconds: float) -> Finding | None:
@@ -35,18 +29,14 @@ def finding_of(record: Any, seconds: float) -> Finding | None:
         None where the record is none that this package understands.
     """
     try:
-        instructions, decisions = record[0]
-        kinds = [str(instruction[0]) for instruction in instructions]
-        end = kinds.index(_END) if _END in kinds else len(kinds)
+        instructions, decisions = choices_of(record[0])
         knobs: list[Knob] = []
         vector: list[int] = []
-        for number, decision in sorted(decisions, key=lambda each: int(each[0])):
-            if number >= end:
-                continue
-            knob = knob_of(kinds[number], instructions[number][2], decision)
-            knobs.append(knob)
+        for number, decision in decisions:
+            kind, _, attributes, _ = instructions[number]
+            knobs.append(knob_of(str(kind), attributes, decision))
             vector.extend(as_ints(decision))
-        name = sketch_name(json.dumps(instructions[:end]))
+        name = sketch_name(json.dumps(instructions))
     except (TypeError, ValueError, IndexError, KeyError, AttributeError):
         return None
     return Finding(name, tuple(knobs), tuple(vector), seconds)
@@ -83,7 +73,8 @@ def sketch_name(instructions: str) -> str:
     instructions : str
         JSON, without those of postprocessors.
     """
-    return hashlib.sha256(instructions.encode()).hexdigest()[:16]
+    text = json.dumps(without_flags(json.loads(instructions)))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def as_ints(decision: Any) -> tuple[int, ...]:

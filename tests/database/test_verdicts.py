@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.database.conftest import make_record
+from tvm_adaptive._tvm import IRModule, Target, json_database
+from tvm_adaptive.database.exchange import export_json
+from tvm_adaptive.database.metaschedule import StoreDatabase, task_of, trial_of
+from tvm_adaptive.database.records import StoredTask, StoredTrial
+from tvm_adaptive.database.store import RecordStore
+from tvm_adaptive.database.verdicts import candidate_of, sound, trusted
+
+TASK = StoredTask("0" * 16, '{"kind":"llvm"}', "matmul", "matmul", "[]")
+
+
+def record(outer: int, seconds: float, flag: object = True) -> str:
+    tiling = ["SamplePerfectTile", ["l1"], [2, 64], ["v1", "v2"]]
+    split = ["Split", ["l1", "v1", "v2"], [flag, False], ["l2", "l3"]]
+    end = ["EnterPostproc", [], [], []]
+    return json.dumps([[[tiling, split, end], [[0, [outer, 64 // outer]]]], [seconds]])
+
+
+def trial(outer: int, seconds: float, run: str = "") -> StoredTrial:
+    return StoredTrial(record(outer, seconds), seconds, run=run)
+
+
+def found_out(outer: int, run: str = "") -> StoredTrial:
+    failure = "wrong result: 3 of 4 elements differ"
+    return StoredTrial(record(outer, 1e-9), None, failure=failure, run=run)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[RecordStore]:
+    with RecordStore(tmp_path / "records.db") as store:
+        yield store
+
+
+def seconds_of(store: RecordStore, n: int) -> list[float | None]:
+    return [each.seconds for each in trusted(store, TASK, n)]
+
+
+def test_a_candidate_is_the_same_however_its_record_is_written() -> None:
+    """MetaSchedule's files have 1 where its traces in memory have True."""
+    assert candidate_of(trial(4, 1.0)) == candidate_of(StoredTrial(record(4, 2.0, flag=1), 2.0))
+    assert candidate_of(trial(4, 1.0)) != candidate_of(trial(8, 1.0))
+    assert candidate_of(StoredTrial("{", 1.0)) == candidate_of(StoredTrial("{", 2.0))
+    assert candidate_of(StoredTrial("{", 1.0)) != candidate_of(StoredTrial("[]", 1.0))
+
+
+def test_without_a_playoff_the_fastest_are_trusted_each_once(store: RecordStore) -> None:
+    store.add(TASK, [trial(4, 3.0), trial(8, 2.0), trial(4, 1.0), trial(4, 1.5), trial(2, 9.0)])
+    assert seconds_of(store, 2) == [1.0, 2.0]
+    assert seconds_of(store, 9) == [1.0, 2.0, 9.0]
+
+
+def test_proven_ones_and_hopeful_ones_take_turns(store: RecordStore) -> None:
+    store.add(TASK, [trial(outer, sec) for outer, sec in [(2, 1.0), (4, 1.1), (8, 1.2), (16, 5.0)]])
+    store.add_finals(TASK, [trial(8, 1.3, "a"), trial(4, 1.4, "a")])
+    assert seconds_of(store, 9) == [1.3, 1.0, 1.4, 5.0]
+    assert seconds_of(store, 2) == [1.3, 1.0]
+    # Recorded as slower than what was proven, 16 has to wait; so has 2 now.
+    store.add_finals(TASK, [trial(4, 0.9, "b")])
+    assert seconds_of(store, 9) == [0.9, 1.3, 1.0, 5.0]
+
+
+def test_a_winner_comes_before_losers_that_seem_faster(store: RecordStore) -> None:
+    """The winner's time is from rounds after the choice, theirs from those that chose."""
+    store.add_finals(TASK, [trial(2, 1.2, "a"), trial(4, 1.1, "a"), found_out(8, "a")])
+    store.add_finals(TASK, [trial(16, 1.3, "b")])
+    assert seconds_of(store, 9) == [1.2, 1.3, 1.1]
+    # Who won and lost later on is no winner any more.
+    store.add_finals(TASK, [trial(4, 1.5, "c"), trial(2, 1.0, "c")])
+    assert seconds_of(store, 9) == [1.3, 1.5, 1.0]
+
+
+def test_where_all_were_found_out_there_is_no_winner(store: RecordStore) -> None:
+    store.add_finals(TASK, [found_out(2, "a"), found_out(4, "a")])
+    assert seconds_of(store, 9) == []
+
+
+def test_what_was_found_out_is_not_trusted_unless_it_was_cleared_since(store: RecordStore) -> None:
+    store.add(TASK, [trial(2, 1.0), trial(4, 2.0), trial(2, 1.1)])
+    store.add_finals(TASK, [found_out(2)])
+    assert seconds_of(store, 9) == [2.0]
+    assert sound(store, TASK, store.latest(TASK)) == [trial(4, 2.0)]
+    store.add_finals(TASK, [trial(2, 1.5)])
+    assert seconds_of(store, 9) == [1.5, 2.0]
+    assert len(sound(store, TASK, store.latest(TASK))) == 3
+
+
+def test_many_lucky_timings_of_one_candidate_hide_no_other(store: RecordStore) -> None:
+    store.add(TASK, [trial(2, 1.0 + i / 100) for i in range(5)] + [trial(4, 2.0)])
+    store.add_finals(TASK, [found_out(2)])
+    assert seconds_of(store, 2) == [2.0]
+
+
+def test_metaschedule_gets_no_wrong_kernel(
+    store: RecordStore, mods: dict[str, IRModule], target: Target, tmp_path: Path
+) -> None:
+    mod = mods["GMM"]
+    task = task_of(mod, target, "matmul")
+    liar, honest = (make_record(mod, target, sec, seed) for sec, seed in [(1e-9, 1), (1e-3, 2)])
+    store.add(task, [trial_of(liar), trial_of(honest)])
+    found = StoreDatabase(store, target).query_tuning_record(mod, target, "main")
+    assert found is not None
+    assert float(found.run_secs[0]) == 1e-9
+    # As a later run sees it: read from MetaSchedule's own file.
+    other = json_database(tmp_path)
+    workload = other.commit_workload(mod)
+    other.commit_tuning_record(make_record(mod, target, 1e-9, 1))
+    (again,) = json_database(tmp_path).get_top_k(workload, 1)
+    store.add_finals(task, [trial_of(again, failure="wrong result")])
+    found = StoreDatabase(store, target).query_tuning_record(mod, target, "main")
+    assert found is not None
+    assert float(found.run_secs[0]) == 1e-3
+    assert export_json(store, tmp_path / "all") == 1
+    assert export_json(store, tmp_path / "best", best=1) == 1
+    assert "0.001" in (tmp_path / "best" / "database_tuning_record.json").read_text()
