@@ -1,5 +1,6 @@
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from tvm_adaptive.memory import user_store
 from tvm_adaptive.models import resnet18
 from tvm_adaptive.models.compare import run_exported
 from tvm_adaptive.parts import check_names
+from tvm_adaptive.session import NoObserver
 
 QUICK = TuneConfig(
     search=SearchConfig(n_trials_per_round=4, population_size=64, genetic_num_iters=1),
@@ -230,6 +232,31 @@ def test_a_second_run_begins_with_what_the_first_found(tmp_path):
     assert stats.n_trials == 32
     assert winner_sec in [each.seconds for each in finals]
     assert len({each.run for each in finals}) == 2
+
+
+@pytest.mark.parametrize("way", ["no time", "interrupted"])
+def test_a_run_that_measures_nothing_ends_with_what_earlier_ones_have_proven(tmp_path, way):
+    config = DEFAULT.replace(store=str(tmp_path / "records.db"))
+    tune("te:GMM", work_dir=tmp_path / "1", trials=8, seed=1, config=config)
+    if way == "no time":
+        report = tune("te:GMM", work_dir=tmp_path / "2", budget_sec=0.1, seed=2, config=config)
+    else:
+        observer = InterruptAtOnce()
+        report = tune(
+            "te:GMM", work_dir=tmp_path / "2", trials=8, seed=2, config=config, observer=observer
+        )
+        assert report.interrupted
+    assert report.tasks[0].n_trials == 0
+    ((winner_sec, winner),) = decisions_of(tmp_path / "1" / "final")
+    ((again_sec, again),) = decisions_of(tmp_path / "2" / "final")
+    assert (again, again_sec) == (winner, winner_sec)
+    assert report.tasks[0].best_sec == winner_sec
+
+
+class InterruptAtOnce(NoObserver):
+    def stage(self, name):
+        if name == "search":
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_without_a_store_nothing_is_kept(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -11,7 +12,7 @@ from tvm_adaptive.judge import FunctionJudge, NetworkJudge
 from tvm_adaptive.measure_callback.recorder import RunProgress, TaskProgress
 from tvm_adaptive.outcome import Comparison, TaskOutcome, TuneReport
 from tvm_adaptive.parts import make_builder
-from tvm_adaptive.remember import remember_finals
+from tvm_adaptive.remember import known_records, proven_sec, remember_finals
 from tvm_adaptive.runner.finalists import (
     FinalistReport,
     best_as_recorded,
@@ -29,15 +30,27 @@ _CHECK_SEC = 1.0
 _QUALIFIER_SEC = 0.3
 # Timings of a play-off that are worth the name take at least this long.
 _LEAST_TIMING_SEC = 0.2
+# Of what a short run has left, play-offs get no more: without a search there is nothing to
+# play for.
+_MAX_RESERVE_SHARE = 0.5
 
 
-def playoff_reserve_sec(session: Session, n_tasks: int) -> float:
-    """Return the seconds to keep back for the play-offs of ``n_tasks`` tasks."""
+def playoff_reserve_sec(session: Session, n_tasks: int, later_sec: float) -> float:
+    """Return the seconds to keep back for the play-offs of ``n_tasks`` tasks.
+
+    Parameters
+    ----------
+    session : Session
+    n_tasks : int
+    later_sec : float
+        Seconds that are kept back for what comes after the play-offs.
+    """
     finish = session.config.finish
     timing_sec = n_tasks * finish.max_task_sec
     if session.budget.seconds is not None:
         timing_sec = min(timing_sec, finish.max_share * session.budget.seconds)
-    return n_tasks * _CHECK_SEC + timing_sec + _qualifying_sec(session)
+    wanted_sec = n_tasks * _CHECK_SEC + timing_sec + _qualifying_sec(session)
+    return min(wanted_sec, _MAX_RESERVE_SHARE * max(0.0, session.budget.left_sec - later_sec))
 
 
 def _qualifying_sec(session: Session) -> float:
@@ -51,6 +64,8 @@ def decide(
     session: Session, tasks: Sequence[ExtractedTask], progress: RunProgress
 ) -> tuple[Database, list[TaskOutcome]]:
     """Hold the play-offs and write the final database.
+
+    A task that the search did not come to is played for by what earlier runs have proven.
 
     Parameters
     ----------
@@ -68,10 +83,12 @@ def decide(
         In the order of ``tasks``.
     """
     recorded = json_database(session.work_dir)
+    known = _known_tasks(session, tasks, progress)
+    importances = [_importance(known.get(i, task)) for i, task in enumerate(progress.tasks)]
     # The tasks that matter most first, should the time not suffice for all.
-    order = sorted(range(len(tasks)), key=lambda i: -_importance(progress.tasks[i]))
+    order = sorted(range(len(tasks)), key=lambda i: -importances[i])
     reports: dict[int, FinalistReport] = {}
-    importance_sec = sum(_importance(task) for task in progress.tasks)
+    importance_sec = sum(importances)
     qualifying_sec = _qualifying_sec(session)
     with (
         session.stage("play-off"),
@@ -85,12 +102,16 @@ def decide(
         for n_done, index in enumerate(order):
             task = tasks[index]
             mod, name = task.dispatched[0], str(task.task_name)
-            if session.budget.interrupted:
-                reports[index] = best_as_recorded(recorded, mod, session.target, name)
+            # Unchecked goes only what was checked before.
+            as_it_is = session.budget.interrupted or (index in known and _is_late(session))
+            n_known = 1 if as_it_is else session.config.finish.top_k
+            database = known_records(session, mod, n_known) if index in known else recorded
+            if as_it_is:
+                reports[index] = best_as_recorded(database, mod, session.target, name)
                 continue
-            share = _importance(progress.tasks[index]) / (importance_sec or 1.0)
+            share = importances[index] / (importance_sec or 1.0)
             reports[index] = play_off(
-                recorded,
+                database,
                 mod,
                 session.target,
                 builder=builder,
@@ -139,6 +160,24 @@ def report_of(
     )
     session.journal.write("report", **report.as_fields())
     return report
+
+
+def _known_tasks(
+    session: Session, tasks: Sequence[ExtractedTask], progress: RunProgress
+) -> dict[int, TaskProgress]:
+    """Return tasks without a result of this run of which earlier runs have one."""
+    known = {}
+    for index, (task, so_far) in enumerate(zip(tasks, progress.tasks, strict=True)):
+        if math.isfinite(so_far.best_sec):
+            continue
+        best_sec = proven_sec(session, task.dispatched[0])
+        if best_sec is not None:
+            known[index] = dataclasses.replace(so_far, best_sec=best_sec)
+    return known
+
+
+def _is_late(session: Session) -> bool:
+    return session.budget.left_sec < session.budget.reserve_sec + _CHECK_SEC
 
 
 def _importance(task: TaskProgress) -> float:

@@ -253,7 +253,8 @@ def _tune_tasks(
     judge: NetworkJudge | FunctionJudge,
 ) -> TuneReport:
     judge.measure_untuned()
-    session.budget.reserve_sec = judge.reserve_sec + playoff_reserve_sec(session, len(tasks))
+    later_sec = judge.reserve_sec
+    session.budget.reserve_sec = later_sec + playoff_reserve_sec(session, len(tasks), later_sec)
     progress = _search(session, tasks)
     session.budget.reserve_sec = judge.reserve_sec
     database, outcomes = decide(session, tasks, progress)

@@ -12,7 +12,7 @@ from tvm_adaptive.database.exchange import export_json
 from tvm_adaptive.database.metaschedule import StoreDatabase, task_of, trial_of
 from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.database.verdicts import candidate_of, sound, trusted
+from tvm_adaptive.database.verdicts import candidate_of, chosen, sound, trusted
 
 TASK = StoredTask("0" * 16, '{"kind":"llvm"}', "matmul", "matmul", "[]")
 
@@ -65,6 +65,27 @@ def test_proven_ones_and_hopeful_ones_take_turns(store: RecordStore) -> None:
     # Recorded as slower than what was proven, 16 has to wait; so has 2 now.
     store.add_finals(TASK, [trial(4, 0.9, "b")])
     assert seconds_of(store, 9) == [0.9, 1.3, 1.0, 5.0]
+
+
+def test_what_else_a_run_had_found_lost_to_its_finalists(store: RecordStore) -> None:
+    store.add(TASK, [trial(2, 1.0, "a"), trial(4, 1.1, "a"), trial(8, 1.2, "b")])
+    store.add_finals(TASK, [trial(4, 1.3, "a")])
+    assert seconds_of(store, 2) == [1.3, 1.2]
+    assert seconds_of(store, 9) == [1.3, 1.2, 1.0]
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(1.2, 1.3), (1.1, 1.1), (None, 1.3)])
+def test_luck_is_no_reason_to_deploy_what_nobody_checked(
+    store: RecordStore, seconds: float | None, expected: float
+) -> None:
+    store.add(TASK, [trial(2, 0.5, "a")])
+    assert chosen(store, TASK) is None
+    store.add_finals(TASK, [trial(4, 1.3, "a")])
+    if seconds is not None:
+        store.add(TASK, [trial(8, seconds, "b")])
+    found = chosen(store, TASK)
+    assert found is not None
+    assert found.seconds == expected
 
 
 def test_a_winner_comes_before_losers_that_seem_faster(store: RecordStore) -> None:
@@ -120,3 +141,30 @@ def test_metaschedule_gets_no_wrong_kernel(
     assert export_json(store, tmp_path / "all") == 1
     assert export_json(store, tmp_path / "best", best=1) == 1
     assert "0.001" in (tmp_path / "best" / "database_tuning_record.json").read_text()
+
+
+def test_metaschedule_compiles_what_a_playoff_has_proven(
+    store: RecordStore, mods: dict[str, IRModule], target: Target
+) -> None:
+    mod = mods["GMM"]
+    task = task_of(mod, target, "matmul")
+    lucky, proven = (make_record(mod, target, sec, seed) for sec, seed in [(1e-3, 1), (2e-3, 2)])
+    store.add(task, [trial_of(lucky, run="a"), trial_of(proven, run="a")])
+    finalist = make_record(mod, target, 3e-3, 2)
+    store.add_finals(task, [trial_of(finalist, run="a")])
+    database = StoreDatabase(store, target, run="b")
+
+    def best_sec() -> float:
+        found = database.query_tuning_record(mod, target, "main")
+        assert found is not None
+        return float(found.run_secs[0])
+
+    assert best_sec() == 3e-3
+    assert [float(each.run_secs[0]) for each in database.get_top_k(lucky.workload, 9)] == [
+        1e-3,
+        2e-3,
+    ], "who searches is told of all"
+    database.commit_tuning_record(make_record(mod, target, 2.9e-3, 3))
+    assert best_sec() == 3e-3
+    database.commit_tuning_record(make_record(mod, target, 0.5e-3, 4))
+    assert best_sec() == 0.5e-3

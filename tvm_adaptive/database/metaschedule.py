@@ -25,7 +25,7 @@ from tvm_adaptive._tvm import (
 )
 from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.database.verdicts import sound
+from tvm_adaptive.database.verdicts import FLATTERY, chosen, sound
 from tvm_adaptive.records import median_sec
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,8 @@ class StoreDatabase(PyDatabase):  # type: ignore[misc]
     """Let MetaSchedule read and write a record store, one target's records of it.
 
     Records are read per workload when MetaSchedule first asks for it, without those that a
-    play-off found out. What is committed is in the store when the call returns.
+    play-off found out; what one has proven is the best, unless something else was recorded as
+    faster by more than luck. What is committed is in the store when the call returns.
 
     Parameters
     ----------
@@ -95,6 +96,8 @@ class StoreDatabase(PyDatabase):  # type: ignore[misc]
         self._target = target_text(target)
         self._run = run
         self._inner: Database = memory_database()
+        # By workload: what is better asked for the best than all records.
+        self._chosen: dict[str, tuple[Database, float]] = {}
         self._loaded: set[str] = set()
 
     def has_workload(self, mod: IRModule) -> bool:
@@ -117,8 +120,13 @@ class StoreDatabase(PyDatabase):  # type: ignore[misc]
         """
         mod = record.workload.mod
         self._load(mod)
-        self._store.add(task_of(mod, self._target, "main"), [trial_of(record, run=self._run)])
+        trial = trial_of(record, run=self._run)
+        self._store.add(task_of(mod, self._target, "main"), [trial])
         copy_record(record, self._inner)
+        key = workload_key(mod)
+        _, proven_sec = self._chosen.get(key, (None, 0.0))
+        if trial.seconds is not None and trial.seconds < FLATTERY * proven_sec:
+            del self._chosen[key]
 
     def get_top_k(self, workload: Workload, top_k: int) -> list[TuningRecord]:
         """Return the fastest records of a workload, fastest first."""
@@ -135,22 +143,25 @@ class StoreDatabase(PyDatabase):  # type: ignore[misc]
         self, mod: IRModule, target: Target, workload_name: str | None = None
     ) -> TuningRecord | None:
         """Return the best record of a workload, None without one."""
-        self._load(mod)
-        return self._inner.query_tuning_record(mod, target, workload_name or "main")
+        return self._best_of(mod).query_tuning_record(mod, target, workload_name or "main")
 
     def query_schedule(
         self, mod: IRModule, target: Target, workload_name: str | None = None
     ) -> Schedule | None:
         """Return the best schedule of a workload, None without one."""
-        self._load(mod)
-        return self._inner.query_schedule(mod, target, workload_name or "main")
+        return self._best_of(mod).query_schedule(mod, target, workload_name or "main")
 
     def query_ir_module(
         self, mod: IRModule, target: Target, workload_name: str | None = None
     ) -> IRModule | None:
         """Return the workload as its best schedule leaves it, None without one."""
+        return self._best_of(mod).query_ir_module(mod, target, workload_name or "main")
+
+    def _best_of(self, mod: IRModule) -> Database:
+        """Return what to ask for the best record of a workload."""
         self._load(mod)
-        return self._inner.query_ir_module(mod, target, workload_name or "main")
+        database, _ = self._chosen.get(workload_key(mod), (self._inner, 0.0))
+        return database
 
     def __len__(self) -> int:
         """Return the number of the target's records."""
@@ -171,6 +182,12 @@ class StoreDatabase(PyDatabase):  # type: ignore[misc]
             record = record_of(trial, workload)
             if record is not None:
                 self._inner.commit_tuning_record(record)
+        best = chosen(self._store, task)
+        record = None if best is None else record_of(best, workload)
+        if best is not None and best.seconds is not None and record is not None:
+            database = memory_database()
+            copy_record(record, database)
+            self._chosen[key] = (database, best.seconds)
 
 
 def record_of(trial: StoredTrial, workload: Workload) -> TuningRecord | None:

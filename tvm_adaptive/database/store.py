@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,21 +127,23 @@ class RecordStore:
         with self._guard("read"), self._engine.connect() as connection:
             return [_task_of(row) for row in connection.execute(query).mappings()]
 
-    def best(self, task: StoredTask, n: int) -> list[StoredTrial]:
+    def best(self, task: StoredTask, n: int, *, without: Collection[str] = ()) -> list[StoredTrial]:
         """Return the ``n`` fastest trials of a task, fastest first.
+
+        Parameters
+        ----------
+        task : StoredTask
+        n : int
+        without : collection of str, default ()
+            Runs whose trials are not asked for.
 
         Raises
         ------
         StoreError
         """
         trials = schema.trials.c
-        query = (
-            self._of(task)
-            .where(trials.seconds.is_not(None))
-            .order_by(trials.seconds, trials.id)
-            .limit(n)
-        )
-        return self._trials(query)
+        query = self._of(task).where(trials.seconds.is_not(None), trials.run.not_in(without))
+        return self._trials(query.order_by(trials.seconds, trials.id).limit(n))
 
     def latest(self, task: StoredTask, n: int | None = None) -> list[StoredTrial]:
         """Return the last ``n`` trials of a task, or all, in the order measured.

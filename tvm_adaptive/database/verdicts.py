@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
@@ -17,26 +17,17 @@ from tvm_adaptive.traces import choices_of
 
 # Rows looked at for each that is wanted: every run measures again what earlier ones found.
 _ROWS_PER_TRIAL = 4
-
-
-@dataclasses.dataclass(frozen=True)
-class _Verdict:
-    """What the latest play-off of a candidate said."""
-
-    trial: StoredTrial
-    is_winner: bool
-
-    @property
-    def is_sound(self) -> bool:
-        return self.trial.seconds is not None
+# The fastest of hundreds of timings flatters by some 2 to 7 %; only what seems to save more
+# than a tenth goes before what was proven and checked.
+FLATTERY = 0.9
 
 
 def trusted(store: RecordStore, task: StoredTask, n: int) -> list[StoredTrial]:
     """Return the candidates of a task to try first, each once.
 
-    The play-offs' winners, then those who lost there, take turns with the fastest that none
-    has judged, as long as these were recorded as faster than the very first. Those that a
-    play-off found out are left out.
+    The play-offs' winners, then those who lost there, take turns with the fastest that were
+    in no play-off, as long as these were recorded as faster than the very first. Then come
+    the others that were recorded. Those that a play-off found out are left out.
 
     Parameters
     ----------
@@ -55,19 +46,40 @@ def trusted(store: RecordStore, task: StoredTask, n: int) -> list[StoredTrial]:
     StoreError
         When the store cannot be read.
     """
-    verdicts = _verdicts(store.finals(task))
-    proven = [each.trial for each in sorted(verdicts.values(), key=_rank) if each.is_sound]
-    rows = store.best(task, _ROWS_PER_TRIAL * n + len(verdicts))
-    unjudged = list(itertools.islice(_different(rows, verdicts), n))
-    if not proven:
-        return unjudged
-    bar_sec = proven[0].seconds or 0.0
-    # A recorded time flatters: who does not even seem faster is not.
-    hopeful = [each for each in unjudged if (each.seconds or 0.0) < bar_sec]
-    in_turns = [
-        each for pair in itertools.zip_longest(proven, hopeful) for each in pair if each is not None
-    ]
-    return (in_turns + unjudged[len(hopeful) :])[:n]
+    known = _Known(store, task)
+    order = list(known.in_turns(n))[:n]
+    taken = {candidate_of(each) for each in order} | set(known.verdicts)
+    missing = n - len(order)
+    return order + (known.unjudged(missing, taken) if missing else [])
+
+
+def chosen(store: RecordStore, task: StoredTask) -> StoredTrial | None:
+    """Return the candidate of a task to deploy without another look, if one was proven.
+
+    That is the fastest of the play-offs' winners, unless something that was in no play-off
+    seems faster by more than luck.
+
+    Parameters
+    ----------
+    store : RecordStore
+    task : StoredTask
+
+    Returns
+    -------
+    StoredTrial or None
+        None where no play-off has proven any.
+
+    Raises
+    ------
+    StoreError
+        When the store cannot be read.
+    """
+    known = _Known(store, task)
+    if not known.proven:
+        return None
+    winner = known.proven[0]
+    hopeful = known.hopeful(1)
+    return hopeful[0] if hopeful and _sec(hopeful[0]) < FLATTERY * _sec(winner) else winner
 
 
 def sound(store: RecordStore, task: StoredTask, trials: Iterable[StoredTrial]) -> list[StoredTrial]:
@@ -104,6 +116,62 @@ def candidate_of(trial: StoredTrial) -> str:
         return trial.record
 
 
+@dataclasses.dataclass(frozen=True)
+class _Verdict:
+    """What the latest play-off of a candidate said."""
+
+    trial: StoredTrial
+    is_winner: bool
+
+    @property
+    def is_sound(self) -> bool:
+        return self.trial.seconds is not None
+
+    def rank(self) -> tuple[bool, float]:
+        # A winner was timed anew after it was chosen; losers' times may be lucky ones.
+        return not self.is_winner, _sec(self.trial)
+
+
+class _Known:
+    """What a store knows of a task."""
+
+    def __init__(self, store: RecordStore, task: StoredTask) -> None:
+        self._store = store
+        self._task = task
+        finals = store.finals(task)
+        self.verdicts = _verdicts(finals)
+        fit = sorted((v for v in self.verdicts.values() if v.is_sound), key=_Verdict.rank)
+        self.proven = [each.trial for each in fit]
+        # Whatever else these runs had found lost against their finalists.
+        self._judged_runs = {each.run for each in finals}
+
+    def hopeful(self, n: int) -> list[StoredTrial]:
+        """Return the fastest that were in no play-off and were recorded as faster."""
+        found = self.unjudged(n, self.verdicts, without=self._judged_runs)
+        # A recorded time flatters: who does not even seem faster is not.
+        return [each for each in found if _sec(each) < _sec(self.proven[0])]
+
+    def in_turns(self, n: int) -> Iterator[StoredTrial]:
+        """Yield proven and hopeful ones."""
+        hopeful = self.hopeful(n) if self.proven else []
+        for pair in itertools.zip_longest(self.proven, hopeful):
+            yield from (each for each in pair if each is not None)
+
+    def unjudged(
+        self, n: int, known: Collection[str], without: Collection[str] = ()
+    ) -> list[StoredTrial]:
+        """Return the ``n`` fastest candidates, each once, that are none of some."""
+        rows = self._store.best(self._task, _ROWS_PER_TRIAL * n + len(known), without=without)
+        different: dict[str, StoredTrial] = {}
+        for row in rows:
+            key = candidate_of(row)
+            if key not in known:
+                different.setdefault(key, row)
+            if len(different) == n:
+                break
+        return list(different.values())
+
+
 def _verdicts(finals: Iterable[StoredTrial]) -> dict[str, _Verdict]:
     """Return by candidates what their latest play-off said; the winner is its first."""
     verdicts: dict[str, _Verdict] = {}
@@ -115,16 +183,5 @@ def _verdicts(finals: Iterable[StoredTrial]) -> dict[str, _Verdict]:
     return verdicts
 
 
-def _rank(verdict: _Verdict) -> tuple[bool, float]:
-    # A winner was timed anew after it was chosen; losers' times may be lucky ones.
-    return not verdict.is_winner, verdict.trial.seconds or 0.0
-
-
-def _different(trials: Iterable[StoredTrial], known: Container[str]) -> Iterable[StoredTrial]:
-    """Yield the first of each candidate that is not known."""
-    seen: set[str] = set()
-    for trial in trials:
-        key = candidate_of(trial)
-        if key not in known and key not in seen:
-            seen.add(key)
-            yield trial
+def _sec(trial: StoredTrial) -> float:
+    return float("inf") if trial.seconds is None else trial.seconds
