@@ -1,13 +1,20 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.database.conftest import make_record
+from tvm_adaptive._tvm import Target, copy_record, functions_as_tasks, json_database, te_workload
 from tvm_adaptive.config import FinishConfig
+from tvm_adaptive.contenders import contenders_of
+from tvm_adaptive.database.metaschedule import task_of, trial_of
+from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.finish import playoff_reserve_sec
+from tvm_adaptive.measure_callback.recorder import RunProgress, TaskProgress
 
 
 def session(seconds: float | None, left_sec: float) -> Any:
@@ -29,3 +36,43 @@ def test_playoffs_leave_a_short_run_time_to_search(
 ) -> None:
     found = playoff_reserve_sec(session(seconds, left_sec), 20, later_sec)
     assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("own_seed", "final_seed", "importance_sec", "is_proven"),
+    [
+        (None, None, 0.0, False),  # nothing is known
+        (1, None, 2e-3, False),
+        (1, 2, 2e-3, False),  # another one was proven
+        (1, 1, 2e-3, True),
+        (None, 1, 6e-3, True),
+    ],
+)
+def test_a_task_plays_for_its_records_or_for_what_was_proven(
+    tmp_path: Path,
+    own_seed: int | None,
+    final_seed: int | None,
+    importance_sec: float,
+    is_proven: bool,
+) -> None:
+    target = Target({"kind": "llvm", "num-cores": 2})
+    mod = te_workload("GMM")
+    (task,) = functions_as_tasks(mod, target)
+    mod = task.dispatched[0]
+    so_far = TaskProgress("main", 2.0)
+    if own_seed is not None:
+        copy_record(make_record(mod, target, 1e-3, own_seed), json_database(tmp_path))
+        so_far.best_sec = 1e-3
+    with RecordStore(tmp_path / "records.db") as store:
+        if final_seed is not None:
+            # Recorded as much faster than it is.
+            stored = task_of(mod, target, "main")
+            store.add(stored, [trial_of(make_record(mod, target, 1e-6, 9), run="a")])
+            store.add_finals(
+                stored, [trial_of(make_record(mod, target, 3e-3, final_seed), run="a")]
+            )
+        session: Any = SimpleNamespace(work_dir=tmp_path, target=target, store=store)
+        (found,) = contenders_of(session, [task], RunProgress([so_far]))
+    assert found.importance_sec == pytest.approx(importance_sec)
+    assert found.is_proven == is_proven
+    assert len(found.database) == (1 if importance_sec else 0)

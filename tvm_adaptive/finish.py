@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 from collections.abc import Sequence
 
-from tvm_adaptive._tvm import Database, ExtractedTask, json_database
+from tvm_adaptive._tvm import Builder, Database, ExtractedTask
+from tvm_adaptive.contenders import Contenders, contenders_of
 from tvm_adaptive.judge import FunctionJudge, NetworkJudge
 from tvm_adaptive.measure_callback.recorder import RunProgress, TaskProgress
 from tvm_adaptive.outcome import Comparison, TaskOutcome, TuneReport
 from tvm_adaptive.parts import make_builder
-from tvm_adaptive.remember import known_records, proven_sec, remember_finals
+from tvm_adaptive.remember import remember_finals
 from tvm_adaptive.runner.finalists import (
     FinalistReport,
     best_as_recorded,
@@ -22,6 +22,7 @@ from tvm_adaptive.runner.finalists import (
 )
 from tvm_adaptive.session import Session
 from tvm_adaptive.target import describe_target, n_cores_of
+from tvm_adaptive.workers import WorkerPool
 
 FINAL_DIR = "final"
 # Building three finalists and the untuned function and checking them, per task.
@@ -82,14 +83,13 @@ def decide(
     outcomes : list of TaskOutcome
         In the order of ``tasks``.
     """
-    recorded = json_database(session.work_dir)
-    known = _known_tasks(session, tasks, progress)
-    importances = [_importance(known.get(i, task)) for i, task in enumerate(progress.tasks)]
-    # The tasks that matter most first, should the time not suffice for all.
-    order = sorted(range(len(tasks)), key=lambda i: -importances[i])
+    contenders = contenders_of(session, tasks, progress)
+    # Should the time not suffice for all: first those that nobody has checked yet, and the
+    # ones that matter most.
+    order = sorted(
+        range(len(tasks)), key=lambda i: (contenders[i].is_proven, -contenders[i].importance_sec)
+    )
     reports: dict[int, FinalistReport] = {}
-    importance_sec = sum(importances)
-    qualifying_sec = _qualifying_sec(session)
     with (
         session.stage("play-off"),
         contextlib.closing(
@@ -99,32 +99,18 @@ def decide(
             finalist_pool(n_cores_of(session.target), session.server, session.farm)
         ) as pool,
     ):
+        total_sec = sum(each.importance_sec for each in contenders) or 1.0
+        last_sec = _CHECK_SEC
         for n_done, index in enumerate(order):
-            task = tasks[index]
-            mod, name = task.dispatched[0], str(task.task_name)
-            # Unchecked goes only what was checked before.
-            as_it_is = session.budget.interrupted or (index in known and _is_late(session))
-            n_known = 1 if as_it_is else session.config.finish.top_k
-            database = known_records(session, mod, n_known) if index in known else recorded
-            if as_it_is:
-                reports[index] = best_as_recorded(database, mod, session.target, name)
+            mine = contenders[index]
+            if session.budget.interrupted or (mine.is_proven and _is_late(session, last_sec)):
+                reports[index] = best_as_recorded(
+                    mine.database, mine.mod, session.target, mine.name
+                )
                 continue
-            share = importances[index] / (importance_sec or 1.0)
-            reports[index] = play_off(
-                database,
-                mod,
-                session.target,
-                builder=builder,
-                top_k=session.config.finish.top_k,
-                n_qualifiers=round(share * session.config.finish.n_qualifiers),
-                qualifying_sec=share * qualifying_sec,
-                max_sec=_timing_sec(session, len(order) - n_done),
-                seed=session.seed,
-                journal=session.journal,
-                task_name=name,
-                pool=pool,
-                scratch_dir=session.work_dir,
-            )
+            share, n_left = mine.importance_sec / total_sec, len(order) - n_done
+            reports[index] = _play_off(session, mine, share, n_left, builder=builder, pool=pool)
+            last_sec = reports[index].elapsed_sec
     remember_finals(session, reports.values())
     database = final_database(
         session.work_dir, "structural", [reports[i] for i in range(len(tasks))]
@@ -162,26 +148,37 @@ def report_of(
     return report
 
 
-def _known_tasks(
-    session: Session, tasks: Sequence[ExtractedTask], progress: RunProgress
-) -> dict[int, TaskProgress]:
-    """Return tasks without a result of this run of which earlier runs have one."""
-    known = {}
-    for index, (task, so_far) in enumerate(zip(tasks, progress.tasks, strict=True)):
-        if math.isfinite(so_far.best_sec):
-            continue
-        best_sec = proven_sec(session, task.dispatched[0])
-        if best_sec is not None:
-            known[index] = dataclasses.replace(so_far, best_sec=best_sec)
-    return known
+def _play_off(
+    session: Session,
+    mine: Contenders,
+    share: float,
+    n_left: int,
+    *,
+    builder: Builder,
+    pool: WorkerPool,
+) -> FinalistReport:
+    """Hold the play-off of a task that has this share of all latency."""
+    finish = session.config.finish
+    return play_off(
+        mine.database,
+        mine.mod,
+        session.target,
+        builder=builder,
+        top_k=finish.top_k,
+        n_qualifiers=round(share * finish.n_qualifiers),
+        qualifying_sec=share * _qualifying_sec(session),
+        max_sec=_timing_sec(session, n_left),
+        seed=session.seed,
+        journal=session.journal,
+        task_name=mine.name,
+        pool=pool,
+        scratch_dir=session.work_dir,
+    )
 
 
-def _is_late(session: Session) -> bool:
-    return session.budget.left_sec < session.budget.reserve_sec + _CHECK_SEC
-
-
-def _importance(task: TaskProgress) -> float:
-    return task.weight * task.best_sec if math.isfinite(task.best_sec) else 0.0
+def _is_late(session: Session, next_sec: float) -> bool:
+    """Say whether another play-off would take seconds that are kept back for later."""
+    return session.budget.left_sec < session.budget.reserve_sec + next_sec
 
 
 def _timing_sec(session: Session, n_left: int) -> float:

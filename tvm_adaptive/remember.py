@@ -13,18 +13,10 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from tvm_adaptive._tvm import (
-    Database,
-    IRModule,
-    TuneContext,
-    TuningRecord,
-    memory_database,
-    python_side,
-)
-from tvm_adaptive.database.metaschedule import record_of, task_of, trial_of
+from tvm_adaptive._tvm import TuneContext, TuningRecord, python_side
+from tvm_adaptive.database.metaschedule import task_of, trial_of
 from tvm_adaptive.database.records import StoredTrial
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.database.verdicts import chosen, trusted
 from tvm_adaptive.errors import StoreError
 from tvm_adaptive.keeper import Keeper
 from tvm_adaptive.memory import recall, restore
@@ -85,52 +77,6 @@ def remember_finals(session: Session, reports: Iterable[FinalistReport]) -> None
                 session.store.add_finals(task_of(mod, session.target, report.task_name), told)
     except StoreError as error:
         _tell(session, error, "A later run will not know what the play-offs have shown.")
-
-
-def proven_sec(session: Session, mod: IRModule) -> float | None:
-    """Return the seconds of what earlier runs have proven to be best for a task, if any.
-
-    Parameters
-    ----------
-    session : Session
-    mod : IRModule
-        The task's untuned module.
-    """
-    best = _proven(session, mod, 1)
-    return best[0].seconds if best else None
-
-
-def known_records(session: Session, mod: IRModule, n: int) -> Database:
-    """Return what earlier runs have proven for a task as a database of MetaSchedule's.
-
-    Parameters
-    ----------
-    session : Session
-    mod : IRModule
-        The task's untuned module.
-    n : int
-        Records at the most.
-    """
-    database = memory_database()
-    workload = database.commit_workload(mod)
-    for trial in _proven(session, mod, n):
-        record = record_of(trial, workload)
-        if record is not None:
-            database.commit_tuning_record(record)
-    return database
-
-
-def _proven(session: Session, mod: IRModule, n: int) -> list[StoredTrial]:
-    if session.store is None:
-        return []
-    task = task_of(mod, session.target, "main")
-    try:
-        if chosen(session.store, task) is None:
-            return []
-        return trusted(session.store, task, n)
-    except StoreError as error:
-        _tell(session, error, "What it knows of tasks without a result is not used.")
-        return []
 
 
 def _final_of(finalist: Finalist, run_id: str) -> StoredTrial | None:

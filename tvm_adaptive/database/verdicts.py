@@ -82,6 +82,18 @@ def chosen(store: RecordStore, task: StoredTask) -> StoredTrial | None:
     return hopeful[0] if hopeful and _sec(hopeful[0]) < FLATTERY * _sec(winner) else winner
 
 
+def checked(store: RecordStore, task: StoredTask) -> frozenset[str]:
+    """Return the candidates of a task that a play-off has checked and found sound.
+
+    Raises
+    ------
+    StoreError
+        When the store cannot be read.
+    """
+    verdicts = _verdicts(store.finals(task))
+    return frozenset(key for key, each in verdicts.items() if each.is_sound)
+
+
 def sound(store: RecordStore, task: StoredTask, trials: Iterable[StoredTrial]) -> list[StoredTrial]:
     """Return trials without the candidates that a play-off found out.
 
