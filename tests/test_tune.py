@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 import tvm
+import tvm.te
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.testing.te_workload import create_te_workload
 
@@ -251,6 +252,23 @@ def test_a_run_that_measures_nothing_ends_with_what_earlier_ones_have_proven(tmp
     ((again_sec, again),) = decisions_of(tmp_path / "2" / "final")
     assert (again, again_sec) == (winner, winner_sec)
     assert report.tasks[0].best_sec == winner_sec
+
+
+def test_tasks_that_nobody_knows_go_first(tmp_path):
+    config = QUICK.replace(store=str(tmp_path / "records.db"))
+    gmm = create_te_workload("GMM", 0)
+    tune_tir(tvm.IRModule({"main": gmm}), work_dir=tmp_path / "1", trials=4, seed=1, config=config)
+    both = tvm.IRModule({"large": gmm, "small": te_relu()})
+    tune_tir(both, work_dir=tmp_path / "2", trials=8, seed=1, config=config)
+    rounds = [e for e in read_journal(tmp_path / "2" / "journal.jsonl") if e["event"] == "round"]
+    assert [rounds[0]["task"], rounds[1]["task"]] == ["small", "large"]
+    assert rounds[1]["reason"] == "recalled"
+
+
+def te_relu():
+    x = tvm.te.placeholder((64, 64), name="x")
+    y = tvm.te.compute((64, 64), lambda i, j: tvm.te.max(x[i, j], 0.0), name="y")
+    return tvm.te.create_prim_func([x, y])
 
 
 class InterruptAtOnce(NoObserver):

@@ -8,8 +8,9 @@ from tvm_adaptive.task_scheduler.arms import Arm
 from tvm_adaptive.task_scheduler.warmup import WarmUp, is_trivial
 
 
-def arm(latencies=(), *, weight=1.0, flop=1e9, n_slots=0):
-    return Arm("arm", weight, flop, np.array(latencies, dtype=float), n_slots, 1.0)
+def arm(latencies=(), *, weight=1.0, flop=1e9, n_slots=0, is_proven=False):
+    latencies_ms = np.array(latencies, dtype=float)
+    return Arm("arm", weight, flop, latencies_ms, n_slots, 1.0, is_proven=is_proven)
 
 
 def test_big_ones_first_until_each_has_a_result():
@@ -18,6 +19,12 @@ def test_big_ones_first_until_each_has_a_result():
     assert WarmUp().next_arm(arms, [0, 1, 3]) == 1
     assert WarmUp().next_arm(arms, [3]) is None
     assert WarmUp().next_arm(arms, []) is None
+
+
+def test_what_an_earlier_run_has_proven_can_wait():
+    arms = [arm(flop=9e9, is_proven=True), arm(flop=1.0), arm(is_proven=True), arm([1.0])]
+    assert WarmUp().next_arm(arms, [0, 1, 2, 3]) == 1
+    assert WarmUp().next_arm(arms, [0, 2, 3]) == 0
 
 
 def test_the_first_slot_is_small_and_later_ones_are_full():

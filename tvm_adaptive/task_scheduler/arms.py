@@ -37,6 +37,8 @@ class Arm:
     finished : bool
         Whether it cannot be played any more: nothing new to try, trials used up, or
         given up.
+    is_proven : bool
+        Whether an earlier run has proven a candidate of it, which is there to fall back on.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Arm:
     n_slots: int
     spent_sec: float
     finished: bool = False
+    is_proven: bool = False
 
     @property
     def n_trials(self) -> int:

@@ -21,15 +21,23 @@ class Ledger:
         Occurrences of each task in the network.
     flops : sequence of float
         Floating-point operations of one run of each task; raised to 1 where lower.
+    proven : sequence of bool, optional
+        Whether an earlier run has proven a candidate of the task; none without it.
     """
 
     def __init__(
-        self, names: Sequence[str], weights: Sequence[float], flops: Sequence[float]
+        self,
+        names: Sequence[str],
+        weights: Sequence[float],
+        flops: Sequence[float],
+        proven: Sequence[bool] | None = None,
     ) -> None:
         self._arms = [
             Arm(str(name), float(weight), max(1.0, float(flop)), np.empty(0), 0, 0.0)
             for name, weight, flop in zip(names, weights, flops, strict=True)
         ]
+        for index, is_proven in enumerate(proven or []):
+            self._change(index, is_proven=is_proven)
 
     @property
     def arms(self) -> tuple[Arm, ...]:

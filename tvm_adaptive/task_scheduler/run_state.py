@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -81,7 +81,9 @@ class RunState:
         return [*self.waiting, *([] if self.slot is None else [self.slot]), *self.ahead]
 
 
-def ledger_of(records: Sequence[Any], earlier: Mapping[str, Played]) -> Ledger:
+def ledger_of(
+    records: Sequence[Any], earlier: Mapping[str, Played], proven: Container[str] = ()
+) -> Ledger:
     """Open the books for MetaSchedule's records, with what earlier sittings left in them.
 
     Parameters
@@ -90,12 +92,15 @@ def ledger_of(records: Sequence[Any], earlier: Mapping[str, Played]) -> Ledger:
         One per task.
     earlier : mapping of str to Played
         By the names of tasks.
+    proven : container of str, default ()
+        Names of tasks of which an earlier run has proven a candidate.
     """
     names = [str(record.ctx.task_name) for record in records]
     ledger = Ledger(
         names,
         [float(record.task_weight) for record in records],
         [float(record.flop) for record in records],
+        [name in proven for name in names],
     )
     for index, name in enumerate(names):
         if name in earlier:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -134,15 +134,15 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         self.max_waiting = max_waiting
         self.n_lanes = n_lanes
         self.budget_sec = budget_sec
-        self.plateau_slots = plateau_slots
-        self.plateau_share = plateau_share
+        self.plateau = plateau_slots, plateau_share
         self.seed = seed
         self.journal: JournalWriter = journal or NullJournal()
         self.clock = clock
         self.arms: tuple[Arm, ...] = ()
         self._earlier: Mapping[str, Played] = {}
-        # Not bounded where ``tune`` was not entered through Python.
-        self._max_trials: float = math.inf
+        # Names of tasks of which an earlier run has proven a candidate: the others go first.
+        self.proven: Container[str] = ()
+        self._max_trials: float = math.inf  # unless ``tune`` was entered through Python
         self._batch: int | None = None
         self._run: RunState | None = None
 
@@ -209,10 +209,10 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
             self._batch,
             self.length.rounds,
         )
-        ledger, rng = ledger_of(records, self._earlier), np.random.default_rng(self.seed)
-        plateau = Plateau(self.plateau_slots, self.plateau_share)
+        ledger = ledger_of(records, self._earlier, self.proven)
+        rng = np.random.default_rng(self.seed)
         now = self.clock()
-        return RunState(records, ledger, policy, plateau, rng, now, now)
+        return RunState(records, ledger, policy, Plateau(*self.plateau), rng, now, now)
 
     def _next_task_id(self, run: RunState) -> int:
         self._join(run)

@@ -20,7 +20,9 @@ TRIVIAL_TRIALS = 2
 
 @dataclasses.dataclass(frozen=True)
 class WarmUp:
-    """Plays arms without a valid result, big ones first, until each has one or is given up.
+    """Plays arms without a valid result until each has one or is given up.
+
+    Big ones come first; before them all, those for which earlier runs have nothing either.
 
     Attributes
     ----------
@@ -63,7 +65,11 @@ class WarmUp:
             Arms that may be played; hopeless ones are not among them.
         """
         cold = [k for k in live if math.isinf(arms[k].best_ms)]
-        return max(cold, key=lambda k: (arms[k].weight * arms[k].flop, -k), default=None)
+        return max(
+            cold,
+            key=lambda k: (not arms[k].is_proven, arms[k].weight * arms[k].flop, -k),
+            default=None,
+        )
 
     def trials_of(self, arms: Sequence[Arm], k: int) -> int | None:
         """Return how many trials arm k's slot shall have; None for a full batch."""
