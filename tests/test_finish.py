@@ -15,6 +15,37 @@ from tvm_adaptive.database.metaschedule import task_of, trial_of
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.finish import playoff_reserve_sec
 from tvm_adaptive.measure_callback.recorder import RunProgress, TaskProgress
+from tvm_adaptive.remember import remember_finals
+from tvm_adaptive.runner.finalist_contest import BUILD_FAILED, SAME, Finalist
+from tvm_adaptive.runner.finalists import FinalistReport
+
+
+@pytest.mark.parametrize(
+    ("changes", "kept"),
+    [
+        ({}, (1.5e-3, "")),
+        ({"unchecked": "no reference"}, None),
+        ({"playoff_sec": math.nan}, None),
+        ({"disqualified": "wrong result: 3 of 4", "playoff_sec": math.nan}, (None, "wrong result")),
+        ({"disqualified": f"{BUILD_FAILED}timeout", "playoff_sec": math.nan}, None),
+        ({"disqualified": SAME, "playoff_sec": math.nan}, None),
+    ],
+)
+def test_only_what_was_learned_of_a_finalist_is_remembered(
+    tmp_path: Path, changes: dict[str, Any], kept: tuple[float | None, str] | None
+) -> None:
+    target = Target({"kind": "llvm", "num-cores": 2})
+    record = make_record(te_workload("GMM"), target, 1e-3)
+    fields = {"recorded_sec": 1e-3, "playoff_sec": 1.5e-3, "stderr_sec": 1.5e-5, **changes}
+    report = FinalistReport("main", (Finalist(record, **fields),), "tied", 1.0)
+    with RecordStore(tmp_path / "records.db") as store:
+        session: Any = SimpleNamespace(store=store, target=target, run_id="a")
+        remember_finals(session, [report])
+        finals = store.finals(task_of(record.workload.mod, target, "main"))
+    found = [(each.seconds, each.failure.partition(":")[0]) for each in finals]
+    assert found == ([] if kept is None else [kept])
+    assert all(each.run == "a" for each in finals)
+    assert [each.error for each in finals if each.seconds] == ([0.01] if kept and kept[0] else [])
 
 
 def session(seconds: float | None, left_sec: float) -> Any:
@@ -65,9 +96,9 @@ def test_a_task_plays_for_its_records_or_for_what_was_proven(
         so_far.best_sec = 1e-3
     with RecordStore(tmp_path / "records.db") as store:
         if final_seed is not None:
-            # Recorded as much faster than it is.
             stored = task_of(mod, target, "main")
-            store.add(stored, [trial_of(make_record(mod, target, 1e-6, 9), run="a")])
+            # Recorded as much faster, by a run that had no play-off: nobody has checked it.
+            store.add(stored, [trial_of(make_record(mod, target, 1e-6, 9), run="b")])
             store.add_finals(
                 stored, [trial_of(make_record(mod, target, 3e-3, final_seed), run="a")]
             )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from tvm_adaptive._tvm import Database, ExtractedTask, IRModule, json_database, memory_database
 from tvm_adaptive.database.metaschedule import record_of, task_of, trial_of
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.database.verdicts import candidate_of, checked, chosen
+from tvm_adaptive.database.verdicts import candidate_of, checked, proven
 from tvm_adaptive.errors import StoreError
 from tvm_adaptive.measure_callback.recorder import RunProgress
 from tvm_adaptive.runner.finalist_modules import sane_records
@@ -83,15 +83,15 @@ def _with_memory(
         best = sane_records(mine.database, mine.mod, session.target)[:1] if known else []
         is_proven = any(candidate_of(trial_of(record)) in known for record in best)
         return dataclasses.replace(mine, is_proven=is_proven)
-    best_known = chosen(store, task)
-    if best_known is None or best_known.seconds is None:
+    winner = proven(store, task)
+    if winner is None or winner.seconds is None:
         return mine
     database = memory_database()
-    record = record_of(best_known, database.commit_workload(mine.mod))
+    record = record_of(winner, database.commit_workload(mine.mod))
     if record is None:
         return mine
     database.commit_tuning_record(record)
-    importance_sec = weight * best_known.seconds
+    importance_sec = weight * winner.seconds
     return dataclasses.replace(
         mine, database=database, importance_sec=importance_sec, is_proven=True
     )

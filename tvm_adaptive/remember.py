@@ -96,7 +96,8 @@ def _final_of(finalist: Finalist, run_id: str) -> StoredTrial | None:
     is_found_out = bool(finalist.disqualified) and not finalist.disqualified.startswith(
         (SAME, BUILD_FAILED)
     )
-    if not (is_found_out or (is_timed and not finalist.disqualified)):
+    is_proven = is_timed and not finalist.disqualified and not finalist.unchecked
+    if not (is_found_out or is_proven):
         return None
     record = finalist.record
     seconds = [finalist.final_sec()]

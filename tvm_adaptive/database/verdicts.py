@@ -53,6 +53,17 @@ def trusted(store: RecordStore, task: StoredTask, n: int) -> list[StoredTrial]:
     return order + (known.unjudged(missing, taken) if missing else [])
 
 
+def proven(store: RecordStore, task: StoredTask) -> StoredTrial | None:
+    """Return the fastest winner of a task's play-offs, None without one.
+
+    Raises
+    ------
+    StoreError
+        When the store cannot be read.
+    """
+    return next(iter(_Known(store, task).proven), None)
+
+
 def chosen(store: RecordStore, task: StoredTask) -> StoredTrial | None:
     """Return the candidate of a task to deploy without another look, if one was proven.
 
