@@ -60,10 +60,9 @@ def contenders_of(
     store = session.store
     found = []
     for task, so_far in zip(tasks, progress.tasks, strict=True):
-        mod = task.dispatched[0]
-        mine = Contenders(mod, str(task.task_name), recorded, so_far.weight * so_far.best_sec)
-        if not math.isfinite(so_far.best_sec):
-            mine = dataclasses.replace(mine, importance_sec=0.0)
+        has_result = math.isfinite(so_far.best_sec)
+        importance_sec = so_far.weight * so_far.best_sec if has_result else 0.0
+        mine = Contenders(task.dispatched[0], str(task.task_name), recorded, importance_sec)
         if store is not None:
             try:
                 mine = _with_memory(mine, session, store, so_far.weight)

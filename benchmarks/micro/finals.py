@@ -20,9 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from tvm_adaptive._tvm import BuilderInput, IRModule, Target, args_info_of, json_database
+from tvm_adaptive._tvm import BuilderInput, IRModule, Target, json_database
 from tvm_adaptive.builder import PersistentBuilder
 from tvm_adaptive.runner.finalist_modules import (
+    buffers_of,
     mean_sec,
     module_key,
     sane_records,
@@ -116,10 +117,8 @@ def kernel_of(built: Any, mod: IRModule, way: str) -> Kernel | None:
     """Return what to time; None for what was not built."""
     if built.artifact_path is None:
         return None
-    infos = [info.as_json() for info in args_info_of(mod)]
-    buffers = tuple((str(dtype), tuple(int(n) for n in shape)) for _, dtype, shape in infos)
     weights = weights_of(mod) if way == "changing" else ()
-    return Kernel(str(built.artifact_path), "cpu", buffers, weights=weights)
+    return Kernel(str(built.artifact_path), "cpu", buffers_of(mod), weights=weights)
 
 
 def ms_of(pool: Any, kernel: Kernel | None) -> float:

@@ -99,7 +99,7 @@ class RecordStore:
         StoreError
             When they could not be written (disk full, server gone); none of them is then.
         """
-        self._append(schema.trials, task, [_row_of(trial) for trial in trials])
+        self._append(schema.trials, task, trials)
 
     def add_finals(self, task: StoredTask, finals: Sequence[StoredTrial]) -> None:
         """Append what a play-off said of candidates, its winner first, without features.
@@ -109,8 +109,7 @@ class RecordStore:
         StoreError
             When it could not be written; nothing is then.
         """
-        rows = [_row_of(each) for each in finals]
-        self._append(schema.finals, task, [_without_features(row) for row in rows])
+        self._append(schema.finals, task, finals)
 
     def tasks(self, *, family: str | None = None, target: str | None = None) -> list[StoredTask]:
         """Return the tasks of a family, on a target, or all, in the order they came.
@@ -253,7 +252,12 @@ class RecordStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _append(self, table: sa.Table, task: StoredTask, rows: Sequence[dict[str, Any]]) -> None:
+    def _append(self, table: sa.Table, task: StoredTask, trials: Sequence[StoredTrial]) -> None:
+        """Append what a table has columns for."""
+        rows = [
+            {key: value for key, value in _row_of(trial).items() if key in table.c}
+            for trial in trials
+        ]
         with self._lock, self._guard("write to"), self._begin() as connection:
             task_id = self._task_id(connection, task)
             if rows:
@@ -374,10 +378,6 @@ def _row_of(trial: StoredTrial) -> dict[str, Any]:
     # What a crashed process leaves is any bytes; PostgreSQL takes no text with a NUL.
     failure = trial.failure.replace("\0", "").encode(errors="replace").decode()
     return {**row, "failure": failure, "features": pack_features(trial.features)}
-
-
-def _without_features(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in row.items() if key != "features"}
 
 
 def _task_of(row: Any) -> StoredTask:

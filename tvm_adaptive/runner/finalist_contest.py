@@ -17,11 +17,11 @@ from tvm_adaptive._tvm import (
     IRModule,
     Target,
     TuningRecord,
-    args_info_of,
 )
 from tvm_adaptive.errors import NoDeviceError, WorkerError, WorkerTimeoutError
 from tvm_adaptive.runner.agreement import tolerance
 from tvm_adaptive.runner.finalist_modules import (
+    buffers_of,
     mean_sec,
     module_key,
     reduction_length,
@@ -317,7 +317,7 @@ class Contest:
                 Kernel(
                     str(result.artifact_path),
                     _device_type(self._target),
-                    _buffers(mod),
+                    buffers_of(mod),
                     self._options.device_index,
                     weights_of(mod),
                 )
@@ -365,11 +365,6 @@ class Contest:
             return float(outcome.value)
 
         return measure
-
-
-def _buffers(mod: IRModule) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    infos = [info.as_json() for info in args_info_of(mod)]
-    return tuple((str(dtype), tuple(int(n) for n in shape)) for _, dtype, shape in infos)
 
 
 def _left(deadline_sec: float) -> float:

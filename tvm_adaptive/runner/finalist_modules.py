@@ -12,6 +12,7 @@ from tvm_adaptive._tvm import (
     Schedule,
     Target,
     TuningRecord,
+    args_info_of,
     schedule_for_gpu,
     structural_hash,
 )
@@ -54,6 +55,12 @@ def scheduled(record: TuningRecord) -> IRModule:
 def module_key(mod: IRModule) -> int:
     """Return a number that equal modules share."""
     return int(structural_hash(mod))
+
+
+def buffers_of(mod: IRModule) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Return type and shape of each argument."""
+    infos = [info.as_json() for info in args_info_of(mod)]
+    return tuple((str(dtype), tuple(int(n) for n in shape)) for _, dtype, shape in infos)
 
 
 def with_plain_weights(mod: IRModule) -> IRModule:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tvm_adaptive.search_strategy.knobs import Choice, Knob, Tile, Undrawn
 from tvm_adaptive.search_strategy.travel import Finding
-from tvm_adaptive.traces import choices_of, without_flags
+from tvm_adaptive.traces import choices_of
 
 
 def finding_of(record: Any, seconds: float) -> Finding | None:
@@ -36,7 +36,7 @@ def finding_of(record: Any, seconds: float) -> Finding | None:
             kind, _, attributes, _ = instructions[number]
             knobs.append(knob_of(str(kind), attributes, decision))
             vector.extend(as_ints(decision))
-        name = sketch_name(json.dumps(instructions))
+        name = sketch_name(instructions)
     except (TypeError, ValueError, IndexError, KeyError, AttributeError):
         return None
     return Finding(name, tuple(knobs), tuple(vector), seconds)
@@ -63,18 +63,17 @@ def knob_of(kind: str, attributes: Sequence[Any], decision: Any) -> Knob:
     return Undrawn(len(as_ints(decision)))
 
 
-def sketch_name(instructions: str) -> str:
+def sketch_name(instructions: Sequence[Any]) -> str:
     """Return a short name that sketches share exactly if their instructions are equal.
 
     Tasks that differ in extents only have equal instructions.
 
     Parameters
     ----------
-    instructions : str
-        JSON, without those of postprocessors.
+    instructions : sequence
+        JSON, parsed, with 0 and 1 for flags; without those of postprocessors.
     """
-    text = json.dumps(without_flags(json.loads(instructions)))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(instructions).encode()).hexdigest()[:16]
 
 
 def as_ints(decision: Any) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from tvm_adaptive._tvm import Schedule, Trace, TuneContext, load_json, save_json
 from tvm_adaptive.search_strategy.findings import knob_of, sketch_name
 from tvm_adaptive.search_strategy.knobs import OPEN, Knob, KnobSpace, Point, Undrawn
 from tvm_adaptive.search_strategy.schedules import knobs_of
+from tvm_adaptive.traces import without_flags
 
 logger = logging.getLogger(__name__)
 
@@ -132,4 +133,5 @@ def _knob_of(inst: Any, decision: Any) -> Knob:
 def _name_of(trace: Any) -> str:
     instructions, _ = trace.as_json(remove_postproc=True)
     # Numbers are constants of TVM here, and plain ones in a trace that came from a file.
-    return sketch_name(json.dumps(instructions, default=lambda constant: constant.value))
+    text = json.dumps(instructions, default=lambda constant: constant.value)
+    return sketch_name(without_flags(json.loads(text)))
