@@ -31,6 +31,12 @@ def rows_after(header: str) -> list[list[str]]:
     return [[cell.strip() for cell in row] for row in rows if "---" not in row[0]]
 
 
+def anchors(markdown: str) -> set[str]:
+    """The names that GitHub gives to headings."""
+    titles = re.findall(r"^#+ (.+)$", markdown, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
 def command_parser() -> argparse.ArgumentParser:
     return cli._parser()
 
@@ -129,4 +135,7 @@ def test_the_versions_are_those_that_pip_takes() -> None:
 
 def test_links_lead_somewhere() -> None:
     for link in re.findall(r"\]\((?!https?:)([^)]+)\)", README):
-        assert (ROOT / link).exists(), link
+        path, _, anchor = link.partition("#")
+        assert (ROOT / path).exists(), link
+        if anchor:
+            assert anchor in anchors((ROOT / path).read_text()), link
