@@ -101,7 +101,7 @@ def test_the_winner_of_a_playoff_comes_first_and_a_liar_never(
     store.add_finals(task, [dataclasses.replace(kept[2], seconds=1.5e-3)])
     store.add_finals(task, [dataclasses.replace(kept[0], seconds=None, failure="wrong result")])
     relatives, model = Relatives(), Model()
-    recall(store, [context], relatives, model)
+    assert recall(store, [context], relatives, model).proven == {"mine"}
     seeds = relatives.ask(task.family, "mine", space_of(kept[0]), rng)
     findings = [finding_of(json.loads(each.record), 1.0) for each in kept]
     vectors = [each.vector for each in findings if each is not None]

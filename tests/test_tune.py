@@ -219,6 +219,7 @@ def test_a_second_run_begins_with_what_the_first_found(tmp_path):
     first, second = (read_journal(tmp_path / str(n) / "journal.jsonl") for n in (1, 2))
     (told,) = [event for event in second if event["event"] == "recalled"]
     assert (told["n_known"], told["n_related"], told["n_samples"]) == (1, 0, 16)
+    assert len(told["proven"]) == 1
     rounds = [[e for e in events if e["event"] == "round"] for events in (first, second)]
     assert rounds[0][0]["n_seeded"] == 0
     assert (rounds[1][0]["n_candidates"], rounds[1][0]["reason"]) == (2, "recalled")

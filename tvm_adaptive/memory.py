@@ -32,7 +32,7 @@ from tvm_adaptive.cost_model.dataset import Dataset
 from tvm_adaptive.database.metaschedule import task_of
 from tvm_adaptive.database.records import Features, Identity, StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.database.verdicts import sound, trusted
+from tvm_adaptive.database.verdicts import checked, sound, trusted
 from tvm_adaptive.errors import StoreError
 from tvm_adaptive.records import FloatArray
 from tvm_adaptive.search_strategy.findings import finding_of
@@ -65,11 +65,14 @@ class Recalled:
         Other tasks that have relatives in the store.
     n_samples : int
         Samples for the model.
+    proven : frozenset of str
+        Names of the tasks of which an earlier play-off has checked a candidate.
     """
 
     n_known: int = 0
     n_related: int = 0
     n_samples: int = 0
+    proven: frozenset[str] = frozenset()
 
 
 def user_store() -> Path:
@@ -196,7 +199,8 @@ def recall(
     n_known = sum(identity in mine for identity in known)
     families = {task.family for task in known.values()}
     n_of_families = sum(task.family in families for task in tasks)
-    return Recalled(n_known, n_of_families - n_known, len(samples))
+    proven = frozenset(task.name for task in tasks if checked(store, task))
+    return Recalled(n_known, n_of_families - n_known, len(samples), proven)
 
 
 def _relevant(tasks: Sequence[StoredTask], mine: Mapping[Identity, str]) -> list[StoredTask]:

@@ -17,7 +17,6 @@ from tvm_adaptive._tvm import TuneContext, TuningRecord, python_side
 from tvm_adaptive.database.metaschedule import task_of, trial_of
 from tvm_adaptive.database.records import StoredTrial
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.database.verdicts import checked
 from tvm_adaptive.errors import StoreError
 from tvm_adaptive.keeper import Keeper
 from tvm_adaptive.memory import recall, restore
@@ -57,15 +56,6 @@ def remembering(
         lessons = parts.last_lesson
         keeper = Keeper(stores, contexts, session.run_id, lessons, session.journal)
         yield [keeper] if stores else []
-
-
-def _proven(store: RecordStore, contexts: Sequence[TuneContext]) -> frozenset[str]:
-    """Return the names of tasks of which an earlier run has proven a candidate."""
-    named = {
-        str(each.task_name): task_of(each.mod, each.target, str(each.task_name))
-        for each in contexts
-    }
-    return frozenset(name for name, task in named.items() if checked(store, task))
 
 
 def remember_finals(session: Session, reports: Iterable[FinalistReport]) -> None:
@@ -140,11 +130,12 @@ def _recall(
         recalled = recall(store, contexts, parts.relatives, model, without=session.history.run_ids)
         scheduler = python_side(parts.task_scheduler)
         if scheduler is not None and hasattr(scheduler, "proven"):
-            scheduler.proven = _proven(store, contexts)
+            scheduler.proven = recalled.proven
     except StoreError as error:
         _tell(session, error, "The run starts from nothing.")
         return
-    session.journal.write("recalled", store=store.name, **dataclasses.asdict(recalled))
+    counts = dataclasses.asdict(recalled) | {"proven": sorted(recalled.proven)}
+    session.journal.write("recalled", store=store.name, **counts)
     if recalled.n_known or recalled.n_related:
         session.observer.note(
             f"{recalled.n_known} of {len(contexts)} tasks were tuned before, "
