@@ -117,6 +117,7 @@ _ALL: tuple[Method, ...] = (
     _with("no-persistent-builder", "ours with stock's builder", builder="local"),
     _with("no-distilled", "ours with evolution of programs", search__proposer="evolution"),
     _with("no-race", "ours, every candidate measured in full", measure__race=False),
+    _with("no-prefetch", "ours, weights not asked for ahead", finish__prefetch=False),
     _with("no-seeds", "ours, every task starts at random", search__seeds=False),
     # FamilySeer's two ideas, one at a time and together; ours is "default" with seeds.
     _with(

@@ -16,7 +16,7 @@ from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.finish import playoff_reserve_sec
 from tvm_adaptive.measure_callback.recorder import RunProgress, TaskProgress
 from tvm_adaptive.remember import remember_finals
-from tvm_adaptive.runner.finalist_contest import BUILD_FAILED, SAME, Finalist
+from tvm_adaptive.runner.finalist import BUILD_FAILED, SAME, Finalist
 from tvm_adaptive.runner.finalists import FinalistReport
 
 

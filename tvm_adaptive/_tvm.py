@@ -47,7 +47,7 @@ from tvm.runtime import (
     tensor,
 )
 from tvm.runtime.vm import VirtualMachine
-from tvm.s_tir import Schedule, Trace
+from tvm.s_tir import SBlock, SBlockRealize, Schedule, Trace
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.analysis import estimate_tir_flops
 from tvm.s_tir.meta_schedule.arg_info import ArgInfo
@@ -85,7 +85,19 @@ from tvm.support.cc import create_shared
 from tvm.support.tar import tar
 from tvm.target import Target
 from tvm.target.codegen import llvm_get_system_cpu
-from tvm.tirx import Evaluate, IndexMap, PrimFunc
+from tvm.tirx import (
+    BufferLoad,
+    Evaluate,
+    For,
+    IndexMap,
+    IntImm,
+    PrimFunc,
+    SeqStmt,
+    Var,
+    address_of,
+    call_intrin,
+)
+from tvm.tirx.stmt import ForKind
 from tvm_ffi import register_error, structural_hash
 
 _T = TypeVar("_T")

@@ -167,6 +167,7 @@ def _play_off(
         top_k=finish.top_k,
         n_qualifiers=round(share * finish.n_qualifiers),
         qualifying_sec=share * _qualifying_sec(session),
+        prefetch=finish.prefetch,
         max_sec=_timing_sec(session, n_left),
         seed=session.seed,
         journal=session.journal,

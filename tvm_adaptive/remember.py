@@ -21,7 +21,7 @@ from tvm_adaptive.errors import StoreError
 from tvm_adaptive.keeper import Keeper
 from tvm_adaptive.memory import recall, restore
 from tvm_adaptive.parts import Parts
-from tvm_adaptive.runner.finalist_contest import BUILD_FAILED, SAME, Finalist
+from tvm_adaptive.runner.finalist import BUILD_FAILED, SAME, Finalist
 from tvm_adaptive.runner.finalists import FinalistReport
 from tvm_adaptive.session import Session
 

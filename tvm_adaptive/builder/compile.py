@@ -22,6 +22,7 @@ from tvm_adaptive._tvm import (
     tar,
 )
 from tvm_adaptive.builder.link import link_shared
+from tvm_adaptive.prefetch import follow_hints
 
 BuildFunction = Callable[[IRModule, Target, dict[str, Tensor] | None], Module]
 ARCHIVE_NAME = "candidate.tar"  # linked where it is loaded, so another machine may do it
@@ -109,7 +110,8 @@ def build_candidate(mod: IRModule, target: Target, params: dict[str, Tensor] | N
         Not used.
     """
     del params
-    return build_tir(RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(mod), target=target)
+    packed = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(mod)
+    return build_tir(follow_hints(packed), target=target)
 
 
 def _lacks_intrinsic(error: Exception) -> bool:

@@ -20,6 +20,7 @@ from tvm_adaptive._tvm import (
     schedule_for_gpu,
 )
 from tvm_adaptive.models.prepare import Prepared, call_counts, is_gpu
+from tvm_adaptive.prefetch import follow_hints
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ def compile_network(prepared: Prepared, database: Database | None, target: Targe
     """
     with target, PassContext(opt_level=3):
         mod, tuned, failed = _apply(prepared.mod, database)
-        mod = Sequential(_packing())(mod)
+        mod = follow_hints(Sequential(_packing())(mod))
         if is_gpu(target):
             mod = schedule_for_gpu(mod)
         mod = Sequential(_lowering())(mod)
@@ -120,7 +121,7 @@ def compile_tir(mod: IRModule, target: Target, database: Database | None = None)
         mod, _, _ = _apply(mod, database)
         if is_gpu(target):
             mod = schedule_for_gpu(mod)
-        return build_tir(mod, target=target)
+        return build_tir(follow_hints(mod), target=target)
 
 
 def device_kind(target: Target) -> str:

@@ -19,7 +19,9 @@ from tvm_adaptive._tvm import (
     TuningRecord,
 )
 from tvm_adaptive.errors import NoDeviceError, WorkerError, WorkerTimeoutError
+from tvm_adaptive.prefetch import hinted
 from tvm_adaptive.runner.agreement import tolerance
+from tvm_adaptive.runner.finalist import BUILD_FAILED, SAME, Finalist, as_recorded
 from tvm_adaptive.runner.finalist_modules import (
     buffers_of,
     mean_sec,
@@ -44,44 +46,10 @@ QUALIFYING_ROUNDS = 5
 _UNLUCKY = 2.0
 # Built at once while qualifying, between two looks at the clock.
 _BUILD_BATCH = 8
+# With less for a play-off, there is no time to tell forms apart that differ by a tenth.
+_LEAST_FORMS_SEC = 1.0
 # All arguments of all qualifiers stay loaded in one process.
 _QUALIFIERS_BYTES = 1 << 30
-
-# Why a record cannot win; others are what check or timing said.
-SAME = "the same schedule as a better record"
-BUILD_FAILED = "build: "
-
-
-@dataclasses.dataclass
-class Finalist:
-    """A record in the play-off and what became of it.
-
-    Attributes
-    ----------
-    record : TuningRecord
-        As it was recorded while tuning.
-    recorded_sec : float
-        Its mean time then, seconds, lower is better.
-    playoff_sec : float
-        Its time in the play-off, seconds; ``nan`` if it was not timed.
-    stderr_sec : float
-        Standard error of ``playoff_sec``.
-    disqualified : str
-        Why it can't win; empty if it can.
-    unchecked : str
-        Why its results were not compared with the untuned module's; empty if they were.
-    """
-
-    record: TuningRecord
-    recorded_sec: float
-    playoff_sec: float = math.nan
-    stderr_sec: float = math.nan
-    disqualified: str = ""
-    unchecked: str = ""
-
-    def final_sec(self) -> float:
-        """Return the play-off's time, or the recorded one if there was no play-off."""
-        return self.recorded_sec if math.isnan(self.playoff_sec) else self.playoff_sec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +66,7 @@ class ContestOptions:
     scratch_dir: str | None
     n_qualifiers: int
     qualifying_sec: float
+    prefetch: bool
 
 
 @dataclasses.dataclass
@@ -176,8 +145,11 @@ class Contest:
             self._build_timed(batch)
             self._build_plain(batch)
             self._check(batch)
-            reason = self._time([entry for entry in batch if not entry.finalist.disqualified])
+            fit = [entry for entry in batch if not entry.finalist.disqualified]
+            self.winner, reason = self._time(fit, self._options.max_sec)
             finalists += [entry.finalist for entry in batch]
+            if self.winner is not None and self._options.prefetch:
+                self._ask_ahead(next(each for each in batch if each.finalist is self.winner))
             if self.winner is not None:
                 return finalists, reason
         if self._no_reference:
@@ -342,16 +314,44 @@ class Contest:
             elif outcome.value is not None:
                 finalist.disqualified = f"wrong result: {outcome.value}"
 
-    def _time(self, entries: Sequence[_Entry]) -> str:
+    def _ask_ahead(self, winner: _Entry) -> None:
+        """Give the winner the form that asks for its weights ahead, if that is faster."""
+        finalist = winner.finalist
+        if winner.timed is None or winner.timed.device_type != "cpu":
+            return
+        if self._options.max_sec < _LEAST_FORMS_SEC:
+            return
+        records = hinted(finalist.record, winner.timed.weights)
+        forms = [_Entry(Finalist(record, finalist.recorded_sec)) for record in records]
+        self._build_timed(forms)
+        fit = [form for form in forms if form.is_fit and self._is_same(winner.timed, form)]
+        if not fit:
+            return
+        best, _ = self._time([winner, *fit], self._options.max_sec / 2)
+        if finalist.disqualified:  # it ran so far, and a form of it is not to be trusted more
+            self.winner = None
+        elif best is not None and best is not finalist:
+            finalist.record, finalist.asks_ahead = best.record, True
+            finalist.playoff_sec, finalist.stderr_sec = best.playoff_sec, best.stderr_sec
+
+    def _is_same(self, timed: Kernel, form: _Entry) -> bool:
+        """Say whether a form gives the very numbers that the kernel gives."""
+        path, seed = f"{self._reference}-form", self._options.seed
+        if self._call(run_reference, (timed, seed, path)).error is not None:
+            return False
+        outcome = self._call(check, (form.timed, seed, path, 0.0, 0.0))
+        return outcome.error is None and outcome.value is None
+
+    def _time(self, entries: Sequence[_Entry], max_sec: float) -> tuple[Finalist | None, str]:
+        """Return who is the fastest, and why the rounds ended."""
         if not entries:
-            return "failed"
-        result = play_rounds(self._timer(entries), len(entries), max_sec=self._options.max_sec)
+            return None, "failed"
+        result = play_rounds(self._timer(entries), len(entries), max_sec=max_sec)
         for index, entry in enumerate(entries):
             entry.finalist.playoff_sec = float(result.location_sec[index])
             entry.finalist.stderr_sec = float(result.stderr_sec[index])
-        if result.ranking:
-            self.winner = entries[result.ranking[0]].finalist
-        return result.reason
+        first = entries[result.ranking[0]].finalist if result.ranking else None
+        return first, result.reason
 
     def _timer(self, entries: Sequence[_Entry]) -> Callable[[int], float]:
         """Return what times an entry once, by its index; a failure disqualifies it."""
@@ -374,11 +374,6 @@ def _left(deadline_sec: float) -> float:
 def _device_type(target: Target) -> str:
     # "llvm" and "c" are ways to compile, not devices.
     return "cpu" if "cpu" in target.keys else str(target.kind.name)
-
-
-def as_recorded(record: TuningRecord, why: str) -> Finalist:
-    """Return a record as a finalist that was neither checked nor timed, and say why."""
-    return Finalist(record, mean_sec(record), unchecked=why)
 
 
 def _failure(error: WorkerError) -> str:

@@ -29,7 +29,8 @@ from tvm_adaptive.cores import thread_env
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.fork_server import ForkServer
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
-from tvm_adaptive.runner.finalist_contest import Contest, ContestOptions, Finalist, as_recorded
+from tvm_adaptive.runner.finalist import Finalist, as_recorded
+from tvm_adaptive.runner.finalist_contest import Contest, ContestOptions
 from tvm_adaptive.runner.finalist_modules import sane_records
 from tvm_adaptive.runner.finalist_worker import warm_up
 from tvm_adaptive.runner.leasing import LeasingPool
@@ -99,6 +100,7 @@ def play_off(
     top_k: int = 3,
     n_qualifiers: int = 0,
     qualifying_sec: float = 5.0,
+    prefetch: bool = True,
     timeout_sec: float = 30.0,
     rtol: float | None = None,
     atol: float | None = None,
@@ -129,6 +131,9 @@ def play_off(
         with no more than ``top_k`` the fastest as recorded are the finalists.
     qualifying_sec : float
         Seconds for that, building included; who is not built in half of them has no part.
+    prefetch : bool
+        Whether the winner is tried in forms that ask for their weights ahead, where it has
+        large ones, for up to half of ``max_sec`` more; see :mod:`tvm_adaptive.prefetch`.
     timeout_sec : float
         Deadline of one run, one check or one timing.
     rtol, atol : float or None
@@ -165,7 +170,6 @@ def play_off(
         raise InvalidOptionError(f"top_k must be at least 1 but got {top_k}.")
     start_sec = time.monotonic()
     journal = journal or NullJournal()
-    scratch = None if scratch_dir is None else str(scratch_dir)
     options = ContestOptions(
         timeout_sec=timeout_sec,
         rtol=rtol,
@@ -174,9 +178,10 @@ def play_off(
         repeat_ms=repeat_ms,
         seed=seed,
         device_index=device_index,
-        scratch_dir=scratch,
+        scratch_dir=None if scratch_dir is None else str(scratch_dir),
         n_qualifiers=n_qualifiers,
         qualifying_sec=qualifying_sec,
+        prefetch=prefetch,
     )
     records: list[TuningRecord] = []
     contest = Contest(target, builder, pool or finalist_pool(), options)
@@ -195,8 +200,7 @@ def play_off(
     if contest.winner is not None:
         # Confirmed by timings of its own, it may look slower than a rival's lucky ones.
         finalists.sort(key=lambda each: each is not contest.winner)
-    elapsed_sec = time.monotonic() - start_sec
-    report = FinalistReport(task_name, tuple(finalists), reason, elapsed_sec)
+    report = FinalistReport(task_name, tuple(finalists), reason, time.monotonic() - start_sec)
     board = {"board": pool.address} if isinstance(pool, LeasingPool) else {}
     journal.write("playoff", **_as_fields(report), **board)
     return report
@@ -266,6 +270,7 @@ def _as_fields(report: FinalistReport) -> dict[str, Any]:
             "stderr_ms": finalist.stderr_sec * 1e3,
             "disqualified": finalist.disqualified,
             "unchecked": finalist.unchecked,
+            "asks_ahead": finalist.asks_ahead,
         }
         for finalist in report.finalists
     ]

@@ -1,0 +1,118 @@
+"""In which order panels of a weight are read, and who asks for which lines. Pure.
+
+A panel is what a kernel reads of a weight between two steps of the loops that are around
+all of a sum's; a line is a cache line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class Visits:
+    """A regular order: groups of panels, each read several times before the next one.
+
+    Attributes
+    ----------
+    n_panels : int
+        In a group, read one after the other.
+    n_visits : int
+        How often a group is read, all of it each time.
+    """
+
+    n_panels: int
+    n_visits: int
+
+    @property
+    def period(self) -> int:
+        """Steps until the next group begins."""
+        return self.n_panels * self.n_visits
+
+
+def visits_of(offsets: Sequence[int]) -> Visits | None:
+    """Recognise the order in which panels are read.
+
+    Parameters
+    ----------
+    offsets : sequence of int
+        Where the panel of each step begins. What counts is the first group.
+
+    Returns
+    -------
+    Visits or None
+        None when there is no next group, or no such order.
+    """
+    group: dict[int, None] = {}
+    n_panels = period = 0
+    for step, offset in enumerate(offsets):
+        if offset not in group:
+            if n_panels:
+                period = step
+                break
+            group[offset] = None
+        elif not n_panels:
+            n_panels = step
+    if not n_panels:
+        return Visits(1, 1) if len(offsets) > 1 else None
+    whole_visits = period > 0 and period % n_panels == 0
+    if not whole_visits or any(offsets[i] != offsets[i % n_panels] for i in range(period)):
+        return None
+    return Visits(n_panels, period // n_panels)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bursts:
+    """Where in a panel's sum lines are asked for, and how many at a time.
+
+    Attributes
+    ----------
+    loop : int
+        Which of the sum's loops, counted from the outermost, asks.
+    n_parts : int
+        Each round of that loop is cut into so many parts; each begins with a burst.
+    n_bursts : int
+        In all, while one panel is read.
+    n_lines : int
+        Of one burst.
+    """
+
+    loop: int
+    n_parts: int
+    n_bursts: int
+    n_lines: int
+
+
+def bursts_of(extents: Sequence[int], n_lines: int, n_visits: int, at_once: int) -> Bursts:
+    """Spread a panel's lines over the visits of the panel before it, and over each visit.
+
+    As far outside as possible: what compilers make of the inner loops is worth more than
+    an even spread.
+
+    Parameters
+    ----------
+    extents : sequence of int
+        Of the sum's loops, the outermost first; at least one.
+    n_lines : int
+        Of a panel.
+    n_visits : int
+        Each of which asks for an equal share.
+    at_once : int
+        Lines in a burst, about: never more if the loops have enough rounds for that.
+    """
+    share = math.ceil(n_lines / n_visits)
+    wanted = math.ceil(share / at_once)
+    loop, before = 0, 1
+    while before * extents[loop] < wanted and loop + 1 < len(extents):
+        before *= extents[loop]
+        loop += 1
+    enough = [n for n in _divisors(extents[loop]) if before * n >= wanted]
+    n_parts = enough[0] if enough else extents[loop]
+    n_bursts = before * n_parts
+    return Bursts(loop, n_parts, n_bursts, math.ceil(share / n_bursts))
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
