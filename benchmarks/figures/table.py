@@ -10,6 +10,7 @@ from benchmarks.charts import Figure
 from benchmarks.figures.ablation import ablation_by_seconds, ablation_by_trials
 from benchmarks.figures.best_by_seconds import best_by_seconds
 from benchmarks.figures.epsilons import epsilons
+from benchmarks.figures.families import families_by_trials
 from benchmarks.figures.gain_cost import gain_cost
 from benchmarks.figures.networks import network_latency, network_time
 from benchmarks.figures.schedulers import COMPARISONS, figure_of
@@ -60,4 +61,5 @@ FIGURES: dict[str, Entry] = {
     "dynatune-14": Entry("DynaTune 14 to 18", RECORDINGS, _SELECTION),
     "dynatune-19": Entry("DynaTune 19", RECORDINGS, chain_traces),
     "dynatune-20": Entry("DynaTune 20, 21", RECORDINGS, _ANSOR),
+    "familyseer": Entry("FamilySeer, as asked for", BENCH, families_by_trials),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -20,16 +21,29 @@ class Site:
 
     Attributes
     ----------
-    block : SBlock
     loops : tuple of For
         The outermost first.
-    bound : tuple of (Var, Expr)
-        The block's axes by the loops' variables.
+    realized : tuple of SBlockRealize
+        The blocks around it, the outermost first, and itself.
     """
 
-    block: Any
     loops: tuple[Any, ...]
-    bound: _Bound
+    realized: tuple[Any, ...]
+
+    @property
+    def block(self) -> Any:
+        """The block itself."""
+        return self.realized[-1].block
+
+    @functools.cached_property
+    def bound(self) -> _Bound:
+        """The axes of all these blocks by the loops' variables."""
+        bound: _Bound = ()
+        for each in self.realized:
+            values = substitute(list(each.iter_values), bound)
+            axes = [axis.var for axis in each.block.iter_vars]
+            bound = (*bound, *zip(axes, values, strict=True))
+        return bound
 
     def summed(self) -> list[Any]:
         """Return what the axes that are summed over are bound to."""
@@ -51,19 +65,16 @@ def sites_of(function: PrimFunc) -> Iterator[Site]:
     yield from _sites(function.body, (), ())
 
 
-def _sites(statement: Any, loops: tuple[Any, ...], bound: _Bound) -> Iterator[Site]:
+def _sites(statement: Any, loops: tuple[Any, ...], realized: tuple[Any, ...]) -> Iterator[Site]:
     if isinstance(statement, For):
-        yield from _sites(statement.body, (*loops, statement), bound)
+        yield from _sites(statement.body, (*loops, statement), realized)
     elif isinstance(statement, SeqStmt):
         for each in statement.seq:
-            yield from _sites(each, loops, bound)
+            yield from _sites(each, loops, realized)
     elif isinstance(statement, SBlockRealize):
-        block = statement.block
-        values = substitute(list(statement.iter_values), bound)
-        axes = [axis.var for axis in block.iter_vars]
-        mine = (*bound, *zip(axes, values, strict=True))
-        inside = list(_sites(block.body, loops, mine))
-        yield from inside or [Site(block, loops, mine)]
+        mine = (*realized, statement)
+        inside = list(_sites(statement.block.body, loops, mine))
+        yield from inside or [Site(loops, mine)]
 
 
 def substitute(expressions: Sequence[Any], bound: _Bound) -> list[Any]:
