@@ -25,7 +25,7 @@ check_versions(TVM_VERSION, FFI_VERSION)
 # mypy: implicit-reexport
 # ruff: noqa: E402, F401 - the versions are checked before TVM is touched; re-exported
 import tvm
-from tvm import IRModule, relax, topi
+from tvm import IRModule, relax, s_tir, tirx, topi
 from tvm.driver import build as build_tir
 from tvm.ir import load_json, save_json
 from tvm.ir.transform import PassContext, Sequential, module_pass
@@ -47,7 +47,7 @@ from tvm.runtime import (
     tensor,
 )
 from tvm.runtime.vm import VirtualMachine
-from tvm.s_tir import SBlock, SBlockRealize, Schedule, Trace
+from tvm.s_tir import Schedule, Trace
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.analysis import estimate_tir_flops
 from tvm.s_tir.meta_schedule.arg_info import ArgInfo
@@ -101,6 +101,10 @@ from tvm.tirx.stmt import ForKind
 from tvm_ffi import register_error, structural_hash
 
 _T = TypeVar("_T")
+
+# TVM 0.26 has them in the other place.
+SBlock: Any = getattr(s_tir, "SBlock", None) or tirx.SBlock
+SBlockRealize: Any = getattr(s_tir, "SBlockRealize", None) or tirx.SBlockRealize
 
 # An object of ours that has passed through C++ comes back as a bare wrapper of the base
 # class, without its Python side. This table finds the Python side again by the address

@@ -113,6 +113,19 @@ def test_who_wants_none_gets_none(
     assert not report.winner.asks_ahead
 
 
+def test_a_record_that_no_hint_can_be_given_wins_all_the_same(
+    builder: Any, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(record: Any, weights: tuple[int, ...]) -> list[Any]:
+        raise ValueError("an odd trace")
+
+    monkeypatch.setattr(finalist_contest, "hinted", fail)
+    report = play(builder, pool)
+    assert report.winner is not None
+    assert report.reason != "error"
+    assert not report.winner.asks_ahead
+
+
 def test_a_form_with_other_results_cannot_win(
     builder: Any, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -173,8 +173,7 @@ def integer(variable: Any, value: int) -> Any:
 
 def dtype_of(value: Any) -> str:
     """Return the type of a variable, or of a buffer's elements."""
-    # TVM 0.26 has it on the object itself, 0.27 on the object's type.
-    return str(getattr(value, "ty", value).dtype)
+    return str(value.ty.dtype)
 
 
 def item_bytes(buffer: Any) -> int:
@@ -185,19 +184,16 @@ def item_bytes(buffer: Any) -> int:
 
 def parameter_buffers(function: PrimFunc) -> list[Any]:
     """Return the buffers that a function takes; None where a parameter is none."""
-    known = getattr(function, "buffer_map", None)
-    if known is None:
-        return list(function.params)
-    return [known.get(parameter) for parameter in function.params]
+    return [each if hasattr(each.ty, "shape") else None for each in function.params]
 
 
 def shape_of(buffer: Any) -> tuple[int, ...]:
     """Return the extents of a buffer."""
-    return tuple(int(extent) for extent in getattr(buffer, "ty", buffer).shape)
+    return tuple(int(extent) for extent in buffer.ty.shape)
 
 
 def _source(region: Any) -> Any:
-    return region.source if hasattr(region, "source") else region.buffer
+    return region.source if hasattr(region, "source") else region.buffer  # TVM 0.26
 
 
 def _offset(

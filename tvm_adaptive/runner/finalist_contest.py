@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import os
 import shutil
@@ -35,6 +36,8 @@ from tvm_adaptive.runner.finalist_modules import (
 from tvm_adaptive.runner.finalist_worker import Kernel, check, run_reference, time_once
 from tvm_adaptive.runner.playoff import play_rounds
 from tvm_adaptive.workers import Outcome, WorkerPool
+
+logger = logging.getLogger(__name__)
 
 # If all finalists are disqualified the next best get their turn, so often: of thousands of
 # trials, one in a hundred wrong is dozens, and the fastest of all. A task with so many more
@@ -321,7 +324,11 @@ class Contest:
             return
         if self._options.max_sec < _LEAST_FORMS_SEC:
             return
-        records = hinted(finalist.record, winner.timed.weights)
+        try:
+            records = hinted(finalist.record, winner.timed.weights)
+        except Exception:  # worth a tenth at best, and never the play-off
+            logger.warning("No form asks for weights ahead", exc_info=True)
+            return
         forms = [_Entry(Finalist(record, finalist.recorded_sec)) for record in records]
         self._build_timed(forms)
         fit = [form for form in forms if form.is_fit and self._is_same(winner.timed, form)]
