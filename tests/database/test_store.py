@@ -7,6 +7,7 @@ import shutil
 import signal
 import sqlite3
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,22 +30,21 @@ def trial(seconds: float | None, record: str = "[]", **fields: object) -> Stored
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres() -> Iterator[str]:
     """Start a server of our own on a socket in a new folder; skip where there is none."""
     pytest.importorskip("psycopg")
     initdb = shutil.which("initdb")
     if initdb is None:
         pytest.skip("PostgreSQL's initdb is not on PATH")
-    folder = tmp_path_factory.mktemp("pg")
-    with _as_user(folder) as user:
-        done = subprocess.run(
+    # Not in pytest's folders, which are its user's alone.
+    with tempfile.TemporaryDirectory(prefix="tvm-adaptive-pg-") as name:
+        folder = Path(name)
+        user = _as_user(folder)
+        subprocess.run(
             [*user, initdb, "-D", str(folder / "data"), "-U", "tuner", "--auth=trust"],
-            capture_output=True,
-            check=False,
-            text=True,
+            stdout=subprocess.DEVNULL,
+            check=True,
         )
-        if done.returncode:
-            pytest.skip(f"initdb: {done.stderr.strip().splitlines()[-1]}")
         server = subprocess.Popen(
             [
                 *user,
@@ -63,25 +63,14 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             server.wait(timeout=30)
 
 
-class _as_user:
-    """PostgreSQL refuses to run as root: run it as nobody there."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __enter__(self) -> list[str]:
-        if os.geteuid() != 0:
-            return []
-        if shutil.which("setpriv") is None:
-            pytest.skip("PostgreSQL does not run as root, and setpriv is not on PATH")
-        shutil.chown(self.folder, "nobody")
-        for parent in self.folder.parents:
-            if parent.owner() == "root" and "pytest" in parent.name:
-                parent.chmod(parent.stat().st_mode | 0o055)
-        return ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
-
-    def __exit__(self, *_: object) -> None:
-        pass
+def _as_user(folder: Path) -> list[str]:
+    """Return what runs a command as nobody: PostgreSQL refuses to run as root."""
+    if os.geteuid() != 0:
+        return []
+    if shutil.which("setpriv") is None:
+        pytest.skip("PostgreSQL does not run as root, and setpriv is not on PATH")
+    shutil.chown(folder, "nobody")
+    return ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
 
 
 def _wait_for(url: str) -> None:
@@ -92,7 +81,7 @@ def _wait_for(url: str) -> None:
             time.sleep(0.1)
         else:
             return
-    pytest.skip("PostgreSQL did not start")
+    raise TimeoutError("PostgreSQL did not start")
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
