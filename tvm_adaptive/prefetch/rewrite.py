@@ -91,6 +91,12 @@ class _Request:
     ----------
     buffer : Buffer
         The weight.
+    reading : Reading
+        How it is read.
+    visits : Visits
+        In which order, and so what comes next.
+    bursts : Bursts
+        How what comes next is spread over the loop.
     """
 
     buffer: Any
