@@ -77,7 +77,9 @@ def test_no_candidate_is_lost_with_a_server(make_farm, journal, number):
     check_all_measured(found)
     timings = events(journal, "timing")
     assert sorted(event["index"] for event in timings) == list(range(8 + 24))
-    assert {event["board"] for event in timings} == {farm.address(i) for i in range(4)}
+    # On a busy machine the one that was stopped may not have had its first turn.
+    others = {farm.address(i) for i in (0, 2, 3)}
+    assert {event["board"] for event in timings} - {farm.address(1)} == others
     faults = {event["address"] for event in events(journal, "board") if event["state"] == "fault"}
     assert faults == {farm.address(1)}
 
