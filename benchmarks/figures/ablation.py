@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from benchmarks.charts import Figure
-from benchmarks.figures.common import best_chart
+from benchmarks.figures.common import ablation_charts
 from benchmarks.journals import Bench
-from benchmarks.methods import LADDER, METHOD_SETS
+from benchmarks.methods import LADDER
 
 # Of the ladder: stock's parts, then the three that AdaTune adds.
 _RUNGS_OF_THE_PAPER = 4
@@ -30,12 +30,7 @@ def ablation_by_seconds(bench: Bench) -> Figure:
 
 
 def _ablation(bench: Bench, name: str, axis: str, number: int) -> Figure:
-    methods = [each for each in METHOD_SETS["ladder"] if each in bench.methods]
-    panels = tuple(
-        best_chart(bench, workload, methods, by_trials=axis == "trials")
-        for workload in bench.workloads
-        # A ladder has more than its two ends.
-        if sum(bool(bench.of(workload, method)) for method in methods) > 2
-    )
+    # A ladder has more than its two ends.
+    panels = ablation_charts(bench, "ladder", by_trials=axis == "trials")
     more = ", ".join(what.removeprefix("+ ") for _, what, _ in LADDER[_RUNGS_OF_THE_PAPER:])
     return Figure(name, _CAPTION.format(axis=axis, number=number, more=more), panels)

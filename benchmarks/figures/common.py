@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from benchmarks.charts import Chart, Line
 from benchmarks.journals import Bench
-from benchmarks.methods import METHODS
+from benchmarks.methods import METHOD_SETS, METHODS
 from benchmarks.stats import Curve, median_curve
 
 
@@ -56,3 +56,13 @@ def best_chart(
     # On a linear axis a first guess a hundred times slower hides everything else.
     wide = bool(values) and max(values) > 3 * min(values)
     return Chart(workload, x_label, "best latency, ms", tuple(lines), log_y=wide)
+
+
+def ablation_charts(bench: Bench, method_set: str, *, by_trials: bool) -> tuple[Chart, ...]:
+    """Return best latency of a set of methods, for workloads with more than two of them."""
+    methods = [each for each in METHOD_SETS[method_set] if each in bench.methods]
+    return tuple(
+        best_chart(bench, workload, methods, by_trials=by_trials)
+        for workload in bench.workloads
+        if sum(bool(bench.of(workload, method)) for method in methods) > 2
+    )

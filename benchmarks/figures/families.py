@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from benchmarks.charts import Figure
-from benchmarks.figures.common import best_chart
+from benchmarks.figures.common import ablation_charts
 from benchmarks.journals import Bench
-from benchmarks.methods import METHOD_SETS
 
 _CAPTION = (
     "Best latency against trials: one model or a model per family, with and without foresee "
@@ -16,11 +15,6 @@ _CAPTION = (
 
 def families_by_trials(bench: Bench) -> Figure:
     """Return the ablation that the RFC was asked for."""
-    methods = [each for each in METHOD_SETS["families"] if each in bench.methods]
-    panels = tuple(
-        best_chart(bench, workload, methods, by_trials=True)
-        for workload in bench.workloads
-        # Without one of the two alone, nothing is told apart.
-        if sum(bool(bench.of(workload, method)) for method in methods) > 2
-    )
+    # Without one of the two ideas alone, nothing is told apart.
+    panels = ablation_charts(bench, "families", by_trials=True)
     return Figure("families-by-trials", _CAPTION, panels)

@@ -46,8 +46,7 @@ def hinted(record: TuningRecord, weights: tuple[int, ...]) -> list[TuningRecord]
         count as the same candidate; empty where no weight can be asked for.
     """
     schedule = record.as_measure_candidate().sch
-    packed = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(schedule.mod)
-    readers = list(_readers(packed, weights))
+    readers = list(_readers(_packed(schedule.mod), weights))
     forms = []
     for lines in LINES_AT_ONCE if readers else ():
         form = schedule.copy()
@@ -62,8 +61,13 @@ def hinted(record: TuningRecord, weights: tuple[int, ...]) -> list[TuningRecord]
 
 
 def _can_be_followed(mod: IRModule) -> bool:
-    packed = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(mod)
+    packed = _packed(mod)
     return follow_hints(packed) is not packed
+
+
+def _packed(mod: IRModule) -> IRModule:
+    """Return a module that takes its weights in the layout that its schedule wants."""
+    return RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(mod)
 
 
 def _readers(mod: IRModule, weights: tuple[int, ...]) -> Iterator[tuple[str, str, int]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,35 +32,37 @@ class Visits:
         return self.n_panels * self.n_visits
 
 
-def visits_of(offsets: Sequence[int]) -> Visits | None:
+def visits_of(offsets: Iterable[int]) -> Visits | None:
     """Recognise the order in which panels are read.
 
     Parameters
     ----------
-    offsets : sequence of int
-        Where the panel of each step begins. What counts is the first group.
+    offsets : iterable of int
+        Where the panel of each step begins. What counts is the first group; what comes
+        after the beginning of the next is not asked for.
 
     Returns
     -------
     Visits or None
         None when there is no next group, or no such order.
     """
-    group: dict[int, None] = {}
-    n_panels = period = 0
-    for step, offset in enumerate(offsets):
-        if offset not in group:
-            if n_panels:
-                period = step
-                break
-            group[offset] = None
-        elif not n_panels:
-            n_panels = step
-    if not n_panels:
-        return Visits(1, 1) if len(offsets) > 1 else None
-    whole_visits = period > 0 and period % n_panels == 0
-    if not whole_visits or any(offsets[i] != offsets[i % n_panels] for i in range(period)):
+    read: list[int] = []
+    group: set[int] = set()
+    n_panels = 0
+    for offset in offsets:
+        is_new = offset not in group
+        if is_new and n_panels:
+            break  # the next group
+        if not is_new and not n_panels:
+            n_panels = len(read)
+        group.add(offset)
+        read.append(offset)
+    else:
+        return Visits(1, 1) if len(group) == len(read) > 1 else None
+    n_visits, rest = divmod(len(read), n_panels)
+    if rest or read != read[:n_panels] * n_visits:
         return None
-    return Visits(n_panels, period // n_panels)
+    return Visits(n_panels, n_visits)
 
 
 @dataclasses.dataclass(frozen=True)

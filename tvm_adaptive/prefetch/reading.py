@@ -12,7 +12,6 @@ from typing import Any
 from tvm_adaptive._tvm import For, IndexMap, IntImm, PrimFunc, SBlockRealize, SeqStmt
 
 _Bound = tuple[tuple[Any, Any], ...]  # axes of blocks and what they are bound to
-_SUMMED = 2  # the type of a block's axis that is summed over
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Site:
 
     def summed(self) -> list[Any]:
         """Return what the axes that are summed over are bound to."""
-        axes = [axis for axis in self.block.iter_vars if axis.iter_type == _SUMMED]
+        axes = [axis for axis in self.block.iter_vars if axis.iter_type == axis.CommReduce]
         return substitute([axis.var for axis in axes], self.bound)
 
     def index_of(self, buffer: Any) -> list[Any] | None:
@@ -112,7 +111,7 @@ class Reading:
     summing: range
     n_elements: int
 
-    @property
+    @functools.cached_property
     def extents(self) -> list[int]:
         """Rounds of each loop."""
         return [int(loop.extent) for loop in self.loops]

@@ -138,20 +138,20 @@ class _Request:
         ahead = step + visits.period - visit * visits.n_panels  # the same panel, next group
         line = Var("line", dtype_of(part))
         lines = (visit * bursts.n_bursts + burst) * bursts.n_lines + line
-        place = self._offset(outer, ahead) + lines * (_LINE_BYTES // item_bytes(self.buffer))
+        place = self._offset(ahead) + lines * (_LINE_BYTES // item_bytes(self.buffer))
         kind = ForKind.UNROLLED if bursts.n_lines <= _MAX_UNROLLED else ForKind.SERIAL
         ask = _ask(self.buffer, len(self.reading.shape), place)
         return For(line, integer(part, 0), integer(part, bursts.n_lines), kind, ask)
 
-    def _offset(self, outer: Sequence[Any], step: Any) -> Any:
+    def _offset(self, step: Any) -> Any:
         """Return where the panel of a step begins, in elements."""
-        values = {handle(loop.loop_var): integer(loop.loop_var, 0) for loop in self.reading.loops}
-        for loop in outer[:0:-1]:
-            values[handle(loop.loop_var)] = step % int(loop.extent)
-            step = step // int(loop.extent)
-        values[handle(outer[0].loop_var)] = step
-        bound = tuple((loop.loop_var, values[handle(loop.loop_var)]) for loop in self.reading.loops)
-        places = substitute(self.reading.index, bound)
+        variables = [loop.loop_var for loop in self.reading.loops]
+        values = [integer(variable, 0) for variable in variables]
+        for i in self.reading.outer[:0:-1]:
+            values[i] = step % self.reading.extents[i]
+            step = step // self.reading.extents[i]
+        values[0] = step
+        places = substitute(self.reading.index, tuple(zip(variables, values, strict=True)))
         return _linear(list(zip(places, self.reading.shape, strict=True)))
 
 
@@ -174,7 +174,7 @@ def _requests_of(function: PrimFunc) -> dict[int, _Request]:
 def _request_of(reading: Reading, buffer: Any, at_once: int) -> _Request | None:
     """Return what to ask for, None where asking ahead would not help."""
     steps = range(min(reading.n_steps, _MAX_STEPS))
-    visits = visits_of([reading.offset_at(step) for step in steps])
+    visits = visits_of(reading.offset_at(step) for step in steps)
     n_bytes = reading.n_elements * item_bytes(buffer)
     if visits is None or visits.n_panels * n_bytes > _MAX_GROUP_BYTES:
         return None

@@ -331,7 +331,7 @@ class Contest:
             return
         forms = [_Entry(Finalist(record, finalist.recorded_sec)) for record in records]
         self._build_timed(forms)
-        fit = [form for form in forms if form.is_fit and self._is_same(winner.timed, form)]
+        fit = self._equal_ones(winner.timed, [form for form in forms if form.is_fit])
         if not fit:
             return
         best, _ = self._time([winner, *fit], self._options.max_sec / 2)
@@ -341,13 +341,17 @@ class Contest:
             finalist.record, finalist.asks_ahead = best.record, True
             finalist.playoff_sec, finalist.stderr_sec = best.playoff_sec, best.stderr_sec
 
-    def _is_same(self, timed: Kernel, form: _Entry) -> bool:
-        """Say whether a form gives the very numbers that the kernel gives."""
+    def _equal_ones(self, timed: Kernel, forms: list[_Entry]) -> list[_Entry]:
+        """Return the forms that give the very numbers that the kernel gives."""
         path, seed = f"{self._reference}-form", self._options.seed
-        if self._call(run_reference, (timed, seed, path)).error is not None:
-            return False
-        outcome = self._call(check, (form.timed, seed, path, 0.0, 0.0))
-        return outcome.error is None and outcome.value is None
+        if not forms or self._call(run_reference, (timed, seed, path)).error is not None:
+            return []
+        outcomes = [self._call(check, (form.timed, seed, path, 0.0, 0.0)) for form in forms]
+        return [
+            form
+            for form, outcome in zip(forms, outcomes, strict=True)
+            if outcome.error is None and outcome.value is None
+        ]
 
     def _time(self, entries: Sequence[_Entry], max_sec: float) -> tuple[Finalist | None, str]:
         """Return who is the fastest, and why the rounds ended."""
