@@ -30,6 +30,7 @@ from tvm_adaptive.memory import (
 from tvm_adaptive.search_strategy.findings import finding_of
 from tvm_adaptive.search_strategy.knobs import KnobSpace, Tile
 from tvm_adaptive.search_strategy.travel import Relatives
+from tvm_adaptive.task_scheduler.arms import Remembered
 
 N_FEATURES = 5
 
@@ -80,7 +81,10 @@ def test_the_same_task_is_known_and_its_best_are_its_own_seeds(
     kept = trials(mod, target, [3e-3, None, 1e-3])
     store.add(task_of(mod, target, "then"), kept)
     relatives, model = Relatives(), Model()
-    assert recall(store, [context], relatives, model) == Recalled(1, 0, 3)
+    recalled = recall(store, [context], relatives, model)
+    assert (recalled.n_known, recalled.n_related, recalled.n_samples) == (1, 0, 3)
+    np.testing.assert_array_equal(recalled.tasks["mine"].latencies_ms, [3.0, np.nan, 1.0])
+    assert not recalled.tasks["mine"].is_proven
     task = store.tasks()[0]
     seeds = relatives.ask(task.family, "mine", space_of(kept[0]), rng)
     assert all(seed.is_own for seed in seeds)
@@ -101,13 +105,34 @@ def test_the_winner_of_a_playoff_comes_first_and_a_liar_never(
     store.add_finals(task, [dataclasses.replace(kept[2], seconds=1.5e-3)])
     store.add_finals(task, [dataclasses.replace(kept[0], seconds=None, failure="wrong result")])
     relatives, model = Relatives(), Model()
-    assert recall(store, [context], relatives, model).proven == {"mine"}
+    assert recall(store, [context], relatives, model).tasks["mine"].is_proven
     seeds = relatives.ask(task.family, "mine", space_of(kept[0]), rng)
     findings = [finding_of(json.loads(each.record), 1.0) for each in kept]
     vectors = [each.vector for each in findings if each is not None]
     assert [seed.point.vector for seed in seeds] == [vectors[2], vectors[1], vectors[3]]
     ((_, samples),) = model.dataset
     np.testing.assert_array_equal(samples.seconds, [2e-3, 3e-3, 4e-3])
+
+
+def test_what_a_run_did_itself_is_not_told_again(
+    store: RecordStore, mod: IRModule, target: Target, context: Any
+) -> None:
+    first, second = trials(mod, target, [1e-3, 2e-3])
+    task = task_of(mod, target, "then")
+    store.add(task, [dataclasses.replace(first, run="mine"), second])
+    recalled = recall(store, [context], Relatives(), Model(), without={"mine"})
+    assert recalled.tasks["mine"].latencies_ms == (2.0,)
+
+
+def test_a_search_that_takes_no_seeds_is_not_compared_with_earlier_ones(
+    store: RecordStore, mod: IRModule, target: Target, context: Any
+) -> None:
+    task = task_of(mod, target, "then")
+    (kept,) = trials(mod, target, [1e-3])
+    store.add(task, [kept])
+    store.add_finals(task, [kept])
+    recalled = recall(store, [context], None, Model())
+    assert recalled.tasks == {"mine": Remembered((), is_proven=True)}
 
 
 def test_a_relative_brings_seeds_and_samples(

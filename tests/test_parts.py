@@ -3,7 +3,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 
-from tvm_adaptive.config import DEFAULT
+import pytest
+
+from tvm_adaptive.config import DEFAULT, SearchConfig
 from tvm_adaptive.measure_callback.journal import NullJournal
 from tvm_adaptive.parts import make_parts
 from tvm_adaptive.target import n_cores_of, resolve_target
@@ -24,3 +26,25 @@ def test_stocks_builder_has_time_to_import_what_it_imports(tmp_path):
         # Three times the half minute that two quiet cores need.
         assert parts.builder.timeout_sec >= 7.0 + 90.0
         assert parts.builder.max_workers == n_cores_of(target)
+
+
+@pytest.mark.parametrize(
+    ("changes", "takes_seeds"),
+    [
+        ({}, True),
+        ({"strategy": "evolutionary"}, False),
+        ({"search": SearchConfig(proposer="evolution")}, False),
+        ({"search": SearchConfig(seeds=False)}, False),
+    ],
+)
+def test_only_a_search_on_decisions_is_told_of_relatives(tmp_path, changes, takes_seeds):
+    parts = make_parts(
+        DEFAULT.replace(**changes),
+        target=resolve_target("cpu"),
+        work_dir=tmp_path,
+        seed=0,
+        journal=NullJournal(),
+        should_stop=lambda: False,
+    )
+    with contextlib.closing(parts):
+        assert (parts.relatives is not None) == takes_seeds

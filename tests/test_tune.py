@@ -220,6 +220,7 @@ def test_a_second_run_begins_with_what_the_first_found(tmp_path):
     (told,) = [event for event in second if event["event"] == "recalled"]
     assert (told["n_known"], told["n_related"], told["n_samples"]) == (1, 0, 16)
     assert len(told["proven"]) == 1
+    assert told["n_trials"] == {told["proven"][0]: 16}
     rounds = [[e for e in events if e["event"] == "round"] for events in (first, second)]
     assert rounds[0][0]["n_seeded"] == 0
     assert (rounds[1][0]["n_candidates"], rounds[1][0]["reason"]) == (2, "recalled")

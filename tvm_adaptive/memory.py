@@ -21,7 +21,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from tvm_adaptive.errors import StoreError
 from tvm_adaptive.records import FloatArray
 from tvm_adaptive.search_strategy.findings import finding_of
 from tvm_adaptive.search_strategy.travel import KEPT_PER_TASK, Finding, Relatives
+from tvm_adaptive.task_scheduler.arms import Remembered
 
 logger = logging.getLogger(__name__)
 
@@ -65,14 +66,14 @@ class Recalled:
         Other tasks that have relatives in the store.
     n_samples : int
         Samples for the model.
-    proven : frozenset of str
-        Names of the tasks of which an earlier play-off has checked a candidate.
+    tasks : mapping of str to Remembered
+        What is known of the tasks themselves, by their names.
     """
 
     n_known: int = 0
     n_related: int = 0
     n_samples: int = 0
-    proven: frozenset[str] = frozenset()
+    tasks: Mapping[str, Remembered] = dataclasses.field(default_factory=dict)
 
 
 def user_store() -> Path:
@@ -157,7 +158,7 @@ def recall(
     relatives: Relatives | None,
     model: Any,
     *,
-    without: Container[str] = (),
+    without: Collection[str] = (),
 ) -> Recalled:
     """Hand on what a store knows of a run's tasks.
 
@@ -170,8 +171,8 @@ def recall(
         Is told findings; None where the search takes none.
     model : object
         The cost model's Python side; is given samples if it has ``preload``.
-    without : container of str, default ()
-        Runs whose samples the model has already.
+    without : collection of str, default ()
+        Runs whose trials model and task scheduler know already.
 
     Returns
     -------
@@ -199,8 +200,15 @@ def recall(
     n_known = sum(identity in mine for identity in known)
     families = {task.family for task in known.values()}
     n_of_families = sum(task.family in families for task in tasks)
-    proven = frozenset(task.name for task in tasks if checked(store, task))
-    return Recalled(n_known, n_of_families - n_known, len(samples), proven)
+    remembered = {}
+    for task in tasks:
+        # A search that does not begin with the best of them cannot be compared with them.
+        begins_there = relatives is not None and task.identity in known
+        seconds = store.seconds(task, without=without) if begins_there else []
+        is_proven = bool(checked(store, task))
+        if seconds or is_proven:
+            remembered[task.name] = Remembered(tuple(sec * 1e3 for sec in seconds), is_proven)
+    return Recalled(n_known, n_of_families - n_known, len(samples), remembered)
 
 
 def _relevant(tasks: Sequence[StoredTask], mine: Mapping[Identity, str]) -> list[StoredTask]:

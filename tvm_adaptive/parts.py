@@ -118,7 +118,7 @@ def make_parts(
     server : ForkServer or None, default None
         Forks the workers of our builder and our local runner.
     """
-    relatives = Relatives() if config.search.seeds else None
+    relatives = Relatives() if _takes_seeds(config) else None
     last_lesson = LastLesson()
     ours = _our_options(
         config, target, work_dir=work_dir, seed=seed, journal=journal, server=server
@@ -152,6 +152,11 @@ def make_parts(
         made["builder"] = ShelfBuilder(shelf, made["builder"])
     made["strategy"] = StoppableSearch(made["strategy"], should_stop, journal)
     return Parts(**made, relatives=relatives, last_lesson=last_lesson, lanes=lanes)
+
+
+def _takes_seeds(config: TuneConfig) -> bool:
+    search = config.search
+    return config.strategy == "adaptive" and search.proposer == "distilled" and search.seeds
 
 
 def make_lanes(config: TuneConfig, server: ForkServer | None) -> Lanes | None:

@@ -19,6 +19,9 @@ FloatArray = npt.NDArray[np.float64]
 
 # MetaSchedule writes 1e10 s for a failed trial; nothing that long is a measurement.
 FAILED_SEC = 1e9
+# Of what earlier runs found for a task, so many are measured again, before anything else: the
+# second, should the first have been luck.
+N_VERIFIED = 2
 
 
 def median_sec(run_secs: Iterable[float] | None) -> float:

@@ -129,13 +129,21 @@ def _recall(
     try:
         recalled = recall(store, contexts, parts.relatives, model, without=session.history.run_ids)
         scheduler = python_side(parts.task_scheduler)
-        if scheduler is not None and hasattr(scheduler, "proven"):
-            scheduler.proven = recalled.proven
+        if scheduler is not None and hasattr(scheduler, "remember"):
+            scheduler.remember(recalled.tasks)
     except StoreError as error:
         _tell(session, error, "The run starts from nothing.")
         return
-    counts = dataclasses.asdict(recalled) | {"proven": sorted(recalled.proven)}
-    session.journal.write("recalled", store=store.name, **counts)
+    tasks = recalled.tasks
+    session.journal.write(
+        "recalled",
+        store=store.name,
+        n_known=recalled.n_known,
+        n_related=recalled.n_related,
+        n_samples=recalled.n_samples,
+        n_trials={name: len(each.latencies_ms) for name, each in tasks.items()},
+        proven=[name for name, each in tasks.items() if each.is_proven],
+    )
     if recalled.n_known or recalled.n_related:
         session.observer.note(
             f"{recalled.n_known} of {len(contexts)} tasks were tuned before, "

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from tvm_adaptive.database.exchange import export_json, import_json
-from tvm_adaptive.database.store import RecordStore, TaskStats
+from tvm_adaptive.database.records import TaskStats
+from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.memory import NO_STORE, USER_STORE, revealed, user_store
 

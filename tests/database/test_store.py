@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -124,6 +125,18 @@ def test_the_fastest_come_first_and_failures_never(url: str) -> None:
         assert [each.seconds for each in store.latest(task(), 2)] == [1.0, 2.0]
         assert [each.seconds for each in store.latest(task())] == [3.0, None, 1.0, 2.0]
         assert store.best(task(2), 5) == []
+
+
+def test_what_trials_took_is_told_in_order_and_without_some_runs(url: str) -> None:
+    mine = dataclasses.replace(trial(0.5), run="mine")
+    with RecordStore(url) as store:
+        store.add(task(), [trial(3.0), trial(None), trial(1.0), mine])
+        store.add(task(1), [trial(0.1)])
+        store.add(task(), [trial(2.0)])
+        np.testing.assert_array_equal(store.seconds(task()), [3.0, np.nan, 1.0, 0.5, 2.0])
+        without = store.seconds(task(), without={"mine", "another"})
+        np.testing.assert_array_equal(without, [3.0, np.nan, 1.0, 2.0])
+        assert store.seconds(task(2)) == []
 
 
 def test_tasks_are_told_apart_by_workload_and_target(url: str) -> None:

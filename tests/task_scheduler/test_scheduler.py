@@ -9,8 +9,8 @@ from tvm_adaptive import AdaptiveScheduler, AdaptiveSearch, registry
 from tvm_adaptive._tvm import PySearchStrategy, derived_object
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.search_strategy.stoppable import StoppableSearch
-from tvm_adaptive.task_scheduler.arms import Decision
-from tvm_adaptive.task_scheduler.scheduler import MAX_EMPTY_ROUNDS
+from tvm_adaptive.task_scheduler.arms import Decision, Remembered
+from tvm_adaptive.task_scheduler.run_state import MAX_EMPTY_ROUNDS
 
 SMALL = {"population_size": 16, "genetic_num_iters": 1, "init_min_unmeasured": 4}
 
@@ -69,6 +69,17 @@ def test_the_policy_sees_every_trial_and_every_second(world, turns):
     )
     assert [arm.n_slots for arm in last] == [1, 1, 1]
     assert [arm.spent_sec for arm in last] == [8.0, 8.0, 8.0]
+
+
+def test_the_policy_sees_what_earlier_runs_know(world, turns):
+    policy = turns()
+    scheduler = scheduler_in(world, policy)
+    scheduler.remember({"matmul32": Remembered((3.0, 2.0), is_proven=True)})
+    world.tune(scheduler, trials=16)
+    for seen in policy.seen:
+        assert [tuple(arm.remembered.latencies_ms) for arm in seen] == [(), (3.0, 2.0), ()]
+        assert [arm.remembered.is_proven for arm in seen] == [False, True, False]
+        assert [arm.n_slots for arm in seen[1:]] == [0, 0]
 
 
 def test_deciding_is_charged_to_the_slot_decided_on(world, script):

@@ -80,6 +80,27 @@ class StoredTrial:
     run: str = ""
 
 
+@dataclasses.dataclass(frozen=True)
+class TaskStats:
+    """What a store holds of a task.
+
+    Attributes
+    ----------
+    task : StoredTask
+    n_trials, n_failures : int
+    best_sec : float or None
+        None without a success.
+    last_unix_sec : float
+        When the last trial was measured.
+    """
+
+    task: StoredTask
+    n_trials: int
+    n_failures: int
+    best_sec: float | None
+    last_unix_sec: float
+
+
 def pack_features(features: Features | None) -> bytes | None:
     """Return features as compressed bytes, little-endian float32."""
     if features is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 import sqlite3
 import threading
 from collections.abc import Collection, Iterator, Sequence
@@ -29,6 +30,7 @@ from tvm_adaptive.database.engine import (
 from tvm_adaptive.database.records import (
     StoredTask,
     StoredTrial,
+    TaskStats,
     pack_features,
     unpack_features,
 )
@@ -38,27 +40,6 @@ logger = logging.getLogger(__name__)
 
 # Of PostgreSQL's advisory locks, any number that nobody else uses.
 _CREATE_LOCK = 0x7674_6D61
-
-
-@dataclasses.dataclass(frozen=True)
-class TaskStats:
-    """What a store holds of a task.
-
-    Attributes
-    ----------
-    task : StoredTask
-    n_trials, n_failures : int
-    best_sec : float or None
-        None without a success.
-    last_unix_sec : float
-        When the last trial was measured.
-    """
-
-    task: StoredTask
-    n_trials: int
-    n_failures: int
-    best_sec: float | None
-    last_unix_sec: float
 
 
 class RecordStore:
@@ -153,6 +134,25 @@ class RecordStore:
         """
         query = self._of(task).order_by(schema.trials.c.id.desc()).limit(n)
         return self._trials(query)[::-1]
+
+    def seconds(self, task: StoredTask, *, without: Collection[str] = ()) -> list[float]:
+        """Return what each trial of a task took, in the order measured; NaN for a failure.
+
+        Parameters
+        ----------
+        task : StoredTask
+        without : collection of str, default ()
+            Runs whose trials are not asked for.
+
+        Raises
+        ------
+        StoreError
+        """
+        trials = schema.trials.c
+        query = sa.select(trials.seconds).join_from(schema.trials, schema.tasks)
+        query = query.where(*_is_task(task), trials.run.not_in(without)).order_by(trials.id)
+        with self._guard("read"), self._engine.connect() as connection:
+            return [math.nan if each is None else each for each in connection.scalars(query)]
 
     def finals(self, task: StoredTask) -> list[StoredTrial]:
         """Return what play-offs said of a task's candidates, in the order they were held.

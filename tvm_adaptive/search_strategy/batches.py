@@ -15,7 +15,7 @@ import numpy as np
 
 from tvm_adaptive._tvm import Schedule
 from tvm_adaptive.measure_callback.journal import JournalWriter
-from tvm_adaptive.records import Exploration
+from tvm_adaptive.records import N_VERIFIED, Exploration
 from tvm_adaptive.search_strategy.exploration import (
     FALLBACK_EPSILON,
     n_random,
@@ -28,9 +28,6 @@ logger = logging.getLogger(__name__)
 
 # Of a task's initial trials: half teach the model of the whole space, half follow it.
 INITIAL_EPSILON = 0.5
-# Records of the task itself that its first batch measures again, and nothing else: what
-# an earlier run found, within seconds; the second, should the first have been luck.
-N_VERIFIED = 2
 # Random schedules per place, where the model chooses among them without evolution.
 CHEAP_SAMPLES_PER_TRIAL = 3
 

@@ -13,7 +13,24 @@ from typing import Protocol
 
 import numpy as np
 
-from tvm_adaptive.records import FloatArray
+from tvm_adaptive.records import N_VERIFIED, FloatArray
+
+
+@dataclasses.dataclass(frozen=True)
+class Remembered:
+    """What earlier runs left of a task.
+
+    Attributes
+    ----------
+    latencies_ms : sequence of float, milliseconds of one run, lower is better
+        One per trial in the order measured, of all runs; ``nan`` for a failure. Empty
+        where this run does not begin with the best of them.
+    is_proven : bool
+        Whether a play-off has proven a candidate, which is there to fall back on.
+    """
+
+    latencies_ms: Sequence[float] = ()
+    is_proven: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +54,8 @@ class Arm:
     finished : bool
         Whether it cannot be played any more: nothing new to try, trials used up, or
         given up.
-    is_proven : bool
-        Whether an earlier run has proven a candidate of it, which is there to fall back on.
+    remembered : Remembered
+        What earlier runs know of it.
     """
 
     name: str
@@ -48,7 +65,7 @@ class Arm:
     n_slots: int
     spent_sec: float
     finished: bool = False
-    is_proven: bool = False
+    remembered: Remembered = Remembered()
 
     @property
     def n_trials(self) -> int:
@@ -68,9 +85,25 @@ class Arm:
 
     def best_history_ms(self) -> FloatArray:
         """Return the incumbent's milliseconds after each trial; ``inf`` before a success."""
-        filled = np.where(np.isfinite(self.latencies_ms), self.latencies_ms, np.inf)
-        best: FloatArray = np.minimum.accumulate(filled)
-        return best
+        return best_so_far(self.latencies_ms)
+
+    def throughput_history(self) -> FloatArray:
+        """Return the best throughput after each trial, of earlier runs and then of this one.
+
+        In multiples of the incumbent's, which must exist; of shape (m + n,), 0 before the
+        first success. Machines are not equally fast every day: what earlier runs measured
+        is told relative to their best, of which this run's first successes, for which it
+        was measured again, say how fast it is now.
+        """
+        own = self.best_ms / self.best_history_ms()
+        earlier = best_so_far(np.asarray(self.remembered.latencies_ms, dtype=np.float64))
+        if not len(earlier) or math.isinf(earlier[-1]):
+            return own
+        successes = self.latencies_ms[np.isfinite(self.latencies_ms)]
+        again_ms = float(successes[:N_VERIFIED].min())
+        earlier = self.best_ms / again_ms * earlier[-1] / earlier
+        history: FloatArray = np.maximum.accumulate(np.concatenate([earlier, own]))
+        return history
 
 
 class Played(Protocol):
@@ -144,3 +177,10 @@ class Policy(Protocol):
         rng : numpy.random.Generator
             The only source of randomness; ties are broken with it.
         """
+
+
+def best_so_far(latencies_ms: FloatArray) -> FloatArray:
+    """Return the lowest of each trial's latency and those before; ``inf`` before a success."""
+    filled = np.where(np.isfinite(latencies_ms), latencies_ms, np.inf)
+    best: FloatArray = np.minimum.accumulate(filled)
+    return best

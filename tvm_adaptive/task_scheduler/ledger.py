@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from tvm_adaptive.task_scheduler.arms import Arm, Played
+from tvm_adaptive.task_scheduler.arms import Arm, Played, Remembered
 
 
 class Ledger:
@@ -21,8 +21,6 @@ class Ledger:
         Occurrences of each task in the network.
     flops : sequence of float
         Floating-point operations of one run of each task; raised to 1 where lower.
-    proven : sequence of bool, optional
-        Whether an earlier run has proven a candidate of the task; none without it.
     """
 
     def __init__(
@@ -30,14 +28,11 @@ class Ledger:
         names: Sequence[str],
         weights: Sequence[float],
         flops: Sequence[float],
-        proven: Sequence[bool] | None = None,
     ) -> None:
         self._arms = [
             Arm(str(name), float(weight), max(1.0, float(flop)), np.empty(0), 0, 0.0)
             for name, weight, flop in zip(names, weights, flops, strict=True)
         ]
-        for index, is_proven in enumerate(proven or []):
-            self._change(index, is_proven=is_proven)
 
     @property
     def arms(self) -> tuple[Arm, ...]:
@@ -58,6 +53,10 @@ class Ledger:
         """
         counted = [arm for arm in self._arms if not (arm.finished and math.isinf(arm.best_ms))]
         return math.fsum(arm.weight * arm.best_ms for arm in counted) if counted else math.inf
+
+    def remember(self, index: int, remembered: Remembered) -> None:
+        """Enter what earlier runs know of an arm."""
+        self._change(index, remembered=remembered)
 
     def restore(self, index: int, played: Played) -> None:
         """Enter what an arm got and gave in an earlier sitting of the run."""

@@ -295,7 +295,7 @@ class DynaTunePolicy:
             peak = max(options.peak_gflops / own_gflops, 1.0)
         if options.peer_margin is not None:
             expected_peak = (1.0 + options.peer_margin) * peer_gflops / own_gflops
-        return History(arm.best_ms / arm.best_history_ms(), peak, expected_peak)
+        return History(arm.throughput_history(), peak, expected_peak)
 
     def _scores(self, arms: Sequence[Arm], live: Sequence[int]) -> FloatArray:
         scores = np.full(len(arms), np.nan)

@@ -5,17 +5,21 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tvm_adaptive.task_scheduler.arms import Arm, Played, Policy
+from tvm_adaptive.task_scheduler.arms import Arm, Played, Policy, Remembered
 from tvm_adaptive.task_scheduler.ledger import Ledger
 from tvm_adaptive.task_scheduler.presets import make_policy
 from tvm_adaptive.task_scheduler.slots import Plateau, Slot, SlotLength
 
 logger = logging.getLogger(__name__)
+
+# Twice what TVM's own search allows itself: a strategy that brings empty batches without
+# end would never use up a trial, nor give up its task.
+MAX_EMPTY_ROUNDS = 10
 
 
 @dataclasses.dataclass
@@ -76,33 +80,41 @@ class RunState:
         """Say whether the results of a task's batch, which was sent, are there."""
         return all(future.done() for future in self.records[index].runner_futures)
 
+    def is_empty_again(self, index: int, n_results: int) -> bool:
+        """Count a task's batch; say whether too many in a row were empty."""
+        self.n_empty[index] = 0 if n_results else self.n_empty.get(index, 0) + 1
+        return self.n_empty[index] >= MAX_EMPTY_ROUNDS
+
     def open_slots(self) -> list[Slot]:
         """Return the slots that are not closed, in the order they began."""
         return [*self.waiting, *([] if self.slot is None else [self.slot]), *self.ahead]
 
 
 def ledger_of(
-    records: Sequence[Any], earlier: Mapping[str, Played], proven: Container[str] = ()
+    records: Sequence[Any],
+    earlier: Mapping[str, Played],
+    remembered: Mapping[str, Remembered] | None = None,
 ) -> Ledger:
-    """Open the books for MetaSchedule's records, with what earlier sittings left in them.
+    """Open the books for MetaSchedule's records, with what is known from before.
 
     Parameters
     ----------
     records : sequence
         One per task.
     earlier : mapping of str to Played
-        By the names of tasks.
-    proven : container of str, default ()
-        Names of tasks of which an earlier run has proven a candidate.
+        Of earlier sittings of the same run, by the names of tasks.
+    remembered : mapping of str to Remembered, optional
+        Of earlier runs, by the names of tasks.
     """
     names = [str(record.ctx.task_name) for record in records]
     ledger = Ledger(
         names,
         [float(record.task_weight) for record in records],
         [float(record.flop) for record in records],
-        [name in proven for name in names],
     )
     for index, name in enumerate(names):
+        if remembered and name in remembered:
+            ledger.remember(index, remembered[name])
         if name in earlier:
             ledger.restore(index, earlier[name])
     return ledger

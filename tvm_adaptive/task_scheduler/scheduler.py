@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from tvm_adaptive._tvm import (
     handle,
 )
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
-from tvm_adaptive.task_scheduler.arms import Arm, Decision, Played, Policy
+from tvm_adaptive.task_scheduler.arms import Arm, Decision, Played, Policy, Remembered
 from tvm_adaptive.task_scheduler.asking import is_ready, limit_next_batch, prefetch
 from tvm_adaptive.task_scheduler.callback_guard import tune_guarded
 from tvm_adaptive.task_scheduler.decisions import (
@@ -36,10 +36,6 @@ from tvm_adaptive.task_scheduler.siblings import with_foresight
 from tvm_adaptive.task_scheduler.slots import Plateau, Slot, SlotLength
 
 logger = logging.getLogger(__name__)
-
-# Twice what TVM's own search allows itself: a strategy that brings empty batches without
-# end would never use up a trial, nor give up its task.
-MAX_EMPTY_ROUNDS = 10
 
 
 @derived_object
@@ -140,8 +136,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         self.clock = clock
         self.arms: tuple[Arm, ...] = ()
         self._earlier: Mapping[str, Played] = {}
-        # Names of tasks of which an earlier run has proven a candidate: the others go first.
-        self.proven: Container[str] = ()
+        self._remembered: Mapping[str, Remembered] = {}
         self._max_trials: float = math.inf  # unless ``tune`` was entered through Python
         self._batch: int | None = None
         self._run: RunState | None = None
@@ -149,6 +144,10 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
     def restore(self, earlier: Mapping[str, Played]) -> None:
         """Begin the next run where earlier sittings of it ended; by the names of tasks."""
         self._earlier = dict(earlier)
+
+    def remember(self, remembered: Mapping[str, Remembered]) -> None:
+        """Tell the next run what earlier ones know of its tasks; by the names of tasks."""
+        self._remembered = dict(remembered)
 
     def next_task_id(self) -> int:
         """Take in what ran and return the index of the task that runs next, or -1."""
@@ -209,7 +208,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
             self._batch,
             self.length.rounds,
         )
-        ledger = ledger_of(records, self._earlier, self.proven)
+        ledger = ledger_of(records, self._earlier, self._remembered)
         rng = np.random.default_rng(self.seed)
         now = self.clock()
         return RunState(records, ledger, policy, Plateau(*self.plateau), rng, now, now)
@@ -318,8 +317,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         for slot in run.open_slots():
             if slot.arm == index:
                 slot.add_round(len(results), has_success=any(map(math.isfinite, latencies_ms)))
-        run.n_empty[index] = 0 if results else run.n_empty.get(index, 0) + 1
-        if run.n_empty[index] >= MAX_EMPTY_ROUNDS:
+        if run.is_empty_again(index, len(results)):
             logger.info("%s: nothing new to try", self.task_name(index))
             self._terminate(run, index)
 

@@ -67,7 +67,7 @@ class WarmUp:
         cold = [k for k in live if math.isinf(arms[k].best_ms)]
         return max(
             cold,
-            key=lambda k: (not arms[k].is_proven, arms[k].weight * arms[k].flop, -k),
+            key=lambda k: (not arms[k].remembered.is_proven, arms[k].weight * arms[k].flop, -k),
             default=None,
         )
 
