@@ -77,3 +77,13 @@ def test_a_goal_that_is_reached_ends_the_search():
     budget.reach()
     assert budget.should_stop()
     assert not budget.interrupted
+
+
+def test_what_has_ended_does_not_begin_again():
+    clock = Clock()
+    budget = Budget(100.0, clock)
+    budget.reserve_sec = 60.0
+    clock.now += 50.0
+    assert budget.should_stop()
+    budget.reserve_sec = 0.0
+    assert budget.should_stop()

@@ -8,16 +8,19 @@ from typing import Any
 import pytest
 
 from tests.database.conftest import make_record
+from tvm_adaptive import finish
 from tvm_adaptive._tvm import Target, copy_record, functions_as_tasks, json_database, te_workload
-from tvm_adaptive.config import FinishConfig
+from tvm_adaptive.budget import Budget
+from tvm_adaptive.config import DEFAULT
 from tvm_adaptive.contenders import contenders_of
 from tvm_adaptive.database.metaschedule import task_of, trial_of
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.finish import playoff_reserve_sec
 from tvm_adaptive.measure_callback.recorder import RunProgress, TaskProgress
 from tvm_adaptive.remember import remember_finals
+from tvm_adaptive.reserve import Reserve
 from tvm_adaptive.runner.finalist import BUILD_FAILED, SAME, Finalist
 from tvm_adaptive.runner.finalists import FinalistReport
+from tvm_adaptive.session import NoObserver, Session
 
 
 @pytest.mark.parametrize(
@@ -46,27 +49,6 @@ def test_only_what_was_learned_of_a_finalist_is_remembered(
     assert found == ([] if kept is None else [kept])
     assert all(each.run == "a" for each in finals)
     assert [each.error for each in finals if each.seconds] == ([0.01] if kept and kept[0] else [])
-
-
-def session(seconds: float | None, left_sec: float) -> Any:
-    budget = SimpleNamespace(seconds=seconds, left_sec=left_sec, elapsed_sec=600.0)
-    return SimpleNamespace(budget=budget, config=SimpleNamespace(finish=FinishConfig()))
-
-
-@pytest.mark.parametrize(
-    ("seconds", "left_sec", "later_sec", "expected"),
-    [
-        (600.0, 580.0, 20.0, 20 + 30 + 19.2),  # checks, timings, qualifying
-        (80.0, 50.0, 20.0, 15.0),
-        (80.0, 15.0, 20.0, 0.0),
-        (None, math.inf, 20.0, 20 + 160 + 19.2),
-    ],
-)
-def test_playoffs_leave_a_short_run_time_to_search(
-    seconds: float | None, left_sec: float, later_sec: float, expected: float
-) -> None:
-    found = playoff_reserve_sec(session(seconds, left_sec), 20, later_sec)
-    assert found == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -107,3 +89,56 @@ def test_a_task_plays_for_its_records_or_for_what_was_proven(
     assert found.importance_sec == pytest.approx(importance_sec)
     assert found.is_proven == is_proven
     assert len(found.database) == (1 if importance_sec else 0)
+
+
+@pytest.mark.parametrize(
+    ("left_sec", "expected"),
+    [
+        (100.0, {"top_k": 3, "n_qualifiers": 32, "prefetch": True, "max_sec": 8.0}),
+        (25.0, {"top_k": 3, "n_qualifiers": 32, "prefetch": True, "max_sec": 0.5}),
+        (19.0, {"top_k": 1, "n_qualifiers": 0, "prefetch": False, "max_sec": 0.2}),
+    ],
+)
+def test_a_task_is_only_checked_where_the_seconds_do_not_suffice_for_all(
+    monkeypatch: pytest.MonkeyPatch, left_sec: float, expected: dict[str, Any]
+) -> None:
+    told: dict[str, Any] = {}
+    monkeypatch.setattr(finish, "play_off", lambda *_args, **options: told.update(options))
+    budget = SimpleNamespace(seconds=600.0, left_sec=left_sec, reserve_sec=10.0, elapsed_sec=0.0)
+    session: Any = SimpleNamespace(
+        budget=budget,
+        config=DEFAULT,
+        target=None,
+        seed=0,
+        journal=None,
+        work_dir=None,
+    )
+    mine: Any = SimpleNamespace(database=None, mod=None, name="main")
+    finish._play_off(session, mine, 0.5, 10, builder=None, pool=None)  # type: ignore[arg-type]
+    assert {key: told[key] for key in expected} == pytest.approx(expected)
+
+
+def test_a_round_that_closes_the_last_gap_ends_the_hurry() -> None:
+    nothing: Any = None
+    session = Session(
+        config=DEFAULT,
+        target=nothing,
+        work_dir=nothing,
+        run_id="",
+        seed=0,
+        trials=None,
+        until_ms=None,
+        budget=Budget(100.0),
+        journal=nothing,
+        observer=NoObserver(),
+        server=None,
+        store=None,
+        reserve=Reserve(later_sec=10.0, playoff_sec=30.0, check_sec=5.0),
+        proven=frozenset({"b"}),
+    )
+    progress = RunProgress([TaskProgress("a", 1.0), TaskProgress("b", 1.0)])
+    session.keep_back(progress)
+    assert session.budget.reserve_sec == 15.0
+    progress.tasks[0].best_sec = 1e-3
+    session.round_done(progress)
+    assert session.budget.reserve_sec == 40.0

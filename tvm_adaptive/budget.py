@@ -40,6 +40,7 @@ class Budget:
         self.reached = False
         self._round_secs: list[float] = []
         self._round_start_sec: float | None = None
+        self._is_over = False
 
     @property
     def elapsed_sec(self) -> float:
@@ -76,8 +77,8 @@ class Budget:
 
         True after an interrupt, when the goal is reached, and when what is left after the
         next round would not cover ``reserve_sec``, the seconds kept back for the end of
-        the command.
+        the command. Once true it stays so: tasks that were refused are not asked again.
         """
-        if self.interrupted or self.reached:
-            return True
-        return self.left_sec < self.reserve_sec + self.next_round_sec
+        if self.left_sec < self.reserve_sec + self.next_round_sec:
+            self._is_over = True
+        return self.interrupted or self.reached or self._is_over

@@ -13,6 +13,7 @@ from tvm_adaptive.measure_callback.recorder import RunProgress, TaskProgress
 from tvm_adaptive.outcome import Comparison, TaskOutcome, TuneReport
 from tvm_adaptive.parts import make_builder
 from tvm_adaptive.remember import remember_finals
+from tvm_adaptive.reserve import PLAYOFF_CHECK_SEC, qualifying_sec
 from tvm_adaptive.runner.finalists import (
     FinalistReport,
     best_as_recorded,
@@ -25,40 +26,8 @@ from tvm_adaptive.target import describe_target, n_cores_of
 from tvm_adaptive.workers import WorkerPool
 
 FINAL_DIR = "final"
-# Building three finalists and the untuned function and checking them, per task.
-_CHECK_SEC = 1.0
-# Building one qualifier and timing it some five times: most of that is the build.
-_QUALIFIER_SEC = 0.3
 # Timings of a play-off that are worth the name take at least this long.
 _LEAST_TIMING_SEC = 0.2
-# Of what a short run has left, play-offs get no more: without a search there is nothing to
-# play for.
-_MAX_RESERVE_SHARE = 0.5
-
-
-def playoff_reserve_sec(session: Session, n_tasks: int, later_sec: float) -> float:
-    """Return the seconds to keep back for the play-offs of ``n_tasks`` tasks.
-
-    Parameters
-    ----------
-    session : Session
-    n_tasks : int
-    later_sec : float
-        Seconds that are kept back for what comes after the play-offs.
-    """
-    finish = session.config.finish
-    timing_sec = n_tasks * finish.max_task_sec
-    if session.budget.seconds is not None:
-        timing_sec = min(timing_sec, finish.max_share * session.budget.seconds)
-    wanted_sec = n_tasks * _CHECK_SEC + timing_sec + _qualifying_sec(session)
-    return min(wanted_sec, _MAX_RESERVE_SHARE * max(0.0, session.budget.left_sec - later_sec))
-
-
-def _qualifying_sec(session: Session) -> float:
-    """Return the seconds for the qualifying of all tasks."""
-    finish = session.config.finish
-    spent_sec = session.budget.seconds or session.budget.elapsed_sec
-    return min(finish.n_qualifiers * _QUALIFIER_SEC, finish.max_share * spent_sec)
 
 
 def decide(
@@ -100,16 +69,18 @@ def decide(
         ) as pool,
     ):
         total_sec = sum(each.importance_sec for each in contenders) or 1.0
-        last_sec = _CHECK_SEC
+        last_sec = PLAYOFF_CHECK_SEC
         for n_done, index in enumerate(order):
             mine = contenders[index]
-            if session.budget.interrupted or (mine.is_proven and _is_late(session, last_sec)):
+            if session.budget.interrupted or (mine.is_proven and _spare_sec(session) < last_sec):
                 reports[index] = best_as_recorded(
                     mine.database, mine.mod, session.target, mine.name
                 )
                 continue
-            share, n_left = mine.importance_sec / total_sec, len(order) - n_done
-            reports[index] = _play_off(session, mine, share, n_left, builder=builder, pool=pool)
+            share = mine.importance_sec / total_sec
+            # Those that are proven can do without.
+            n_due = max(1, sum(not contenders[i].is_proven for i in order[n_done:]))
+            reports[index] = _play_off(session, mine, share, n_due, builder=builder, pool=pool)
             last_sec = reports[index].elapsed_sec
     remember_finals(session, reports.values())
     database = final_database(
@@ -152,23 +123,27 @@ def _play_off(
     session: Session,
     mine: Contenders,
     share: float,
-    n_left: int,
+    n_due: int,
     *,
     builder: Builder,
     pool: WorkerPool,
 ) -> FinalistReport:
-    """Hold the play-off of a task that has this share of all latency."""
+    """Hold the play-off of a task that has this share of all latency.
+
+    Where the seconds do not suffice for all that are due, only its best record is checked.
+    """
     finish = session.config.finish
+    is_hurried = _spare_sec(session) < n_due * PLAYOFF_CHECK_SEC
     return play_off(
         mine.database,
         mine.mod,
         session.target,
         builder=builder,
-        top_k=finish.top_k,
-        n_qualifiers=round(share * finish.n_qualifiers),
-        qualifying_sec=share * _qualifying_sec(session),
-        prefetch=finish.prefetch,
-        max_sec=_timing_sec(session, n_left),
+        top_k=1 if is_hurried else finish.top_k,
+        n_qualifiers=0 if is_hurried else round(share * finish.n_qualifiers),
+        qualifying_sec=share * qualifying_sec(session.budget, finish),
+        prefetch=finish.prefetch and not is_hurried,
+        max_sec=_timing_sec(session, n_due),
         seed=session.seed,
         journal=session.journal,
         task_name=mine.name,
@@ -177,15 +152,13 @@ def _play_off(
     )
 
 
-def _is_late(session: Session, next_sec: float) -> bool:
-    """Say whether another play-off would take seconds that are kept back for later."""
-    return session.budget.left_sec < session.budget.reserve_sec + next_sec
+def _spare_sec(session: Session) -> float:
+    return session.budget.left_sec - session.budget.reserve_sec
 
 
-def _timing_sec(session: Session, n_left: int) -> float:
-    finish = session.config.finish
-    spare_sec = session.budget.left_sec - session.budget.reserve_sec - n_left * _CHECK_SEC
-    return min(finish.max_task_sec, max(_LEAST_TIMING_SEC, spare_sec / n_left))
+def _timing_sec(session: Session, n_due: int) -> float:
+    spare_sec = _spare_sec(session) - n_due * PLAYOFF_CHECK_SEC
+    return min(session.config.finish.max_task_sec, max(_LEAST_TIMING_SEC, spare_sec / n_due))
 
 
 def _outcome(task: TaskProgress, report: FinalistReport) -> TaskOutcome:

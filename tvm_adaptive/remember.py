@@ -135,6 +135,7 @@ def _recall(
         _tell(session, error, "The run starts from nothing.")
         return
     tasks = recalled.tasks
+    session.proven = frozenset(name for name, each in tasks.items() if each.is_proven)
     session.journal.write(
         "recalled",
         store=store.name,
@@ -142,7 +143,7 @@ def _recall(
         n_related=recalled.n_related,
         n_samples=recalled.n_samples,
         n_trials={name: len(each.latencies_ms) for name, each in tasks.items()},
-        proven=[name for name, each in tasks.items() if each.is_proven],
+        proven=sorted(session.proven),
     )
     if recalled.n_known or recalled.n_related:
         session.observer.note(

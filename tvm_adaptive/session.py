@@ -29,6 +29,7 @@ from tvm_adaptive.measure_callback.recorder import RunProgress
 from tvm_adaptive.memory import open_store, told_name
 from tvm_adaptive.models.prepare import check_layout
 from tvm_adaptive.parts import check_names, farm_of
+from tvm_adaptive.reserve import Reserve, has_gaps
 from tvm_adaptive.target import TargetLike, resolve_target
 
 logger = logging.getLogger(__name__)
@@ -105,6 +106,10 @@ class Session:
         Where the devices are that everything runs on; None for this machine.
     history : History
         What earlier sittings of the run did; empty for a run that is not resumed.
+    reserve : Reserve
+        What the search keeps back of the budget.
+    proven : frozenset of str
+        Names of the tasks of which an earlier run has proven a record.
     stage_secs : dict of str to float
         Seconds that each stage took, in their order.
     """
@@ -123,6 +128,8 @@ class Session:
     store: RecordStore | None
     farm: RPCConfig | None = None
     history: History = dataclasses.field(default_factory=History)
+    reserve: Reserve = dataclasses.field(default_factory=Reserve)
+    proven: frozenset[str] = frozenset()
     stage_secs: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @contextlib.contextmanager
@@ -140,7 +147,14 @@ class Session:
     def round_done(self, progress: RunProgress) -> None:
         """Pass a round's result on to the observer, and see whether the goal is reached."""
         self.observer.round(progress, self.budget)
+        self.keep_back(progress)
         self.see_goal(progress)
+
+    def keep_back(self, progress: RunProgress) -> None:
+        """Keep back what the end of the run needs."""
+        n_tries = self.config.search.n_trials_per_round
+        is_incomplete = has_gaps(progress, self.proven, n_tries)
+        self.budget.reserve_sec = self.reserve.kept_sec(has_gaps=is_incomplete)
 
     def see_goal(self, progress: RunProgress) -> None:
         """See whether what the user wanted is reached."""

@@ -23,7 +23,7 @@ from tvm_adaptive._tvm import (
 from tvm_adaptive.budget import Budget
 from tvm_adaptive.config import DEFAULT, TuneConfig
 from tvm_adaptive.database.repair import repair_database
-from tvm_adaptive.finish import decide, playoff_reserve_sec, report_of
+from tvm_adaptive.finish import decide, report_of
 from tvm_adaptive.importers import FORMATS, load, network_of_imported
 from tvm_adaptive.judge import FunctionJudge, NetworkJudge
 from tvm_adaptive.measure_callback.recorder import Recorder, RunProgress
@@ -31,6 +31,7 @@ from tvm_adaptive.models import Network, TIRWorkload, extract, prepare
 from tvm_adaptive.outcome import TuneReport
 from tvm_adaptive.parts import Parts, make_parts
 from tvm_adaptive.remember import remembering
+from tvm_adaptive.reserve import reserve_of
 from tvm_adaptive.runner.leasing import check_farm
 from tvm_adaptive.session import Observer, Session, open_session
 from tvm_adaptive.target import TargetLike, describe_target
@@ -253,8 +254,8 @@ def _tune_tasks(
     judge: NetworkJudge | FunctionJudge,
 ) -> TuneReport:
     judge.measure_untuned()
-    later_sec = judge.reserve_sec
-    session.budget.reserve_sec = later_sec + playoff_reserve_sec(session, len(tasks), later_sec)
+    finish = session.config.finish
+    session.reserve = reserve_of(session.budget, finish, len(tasks), judge.reserve_sec)
     progress = _search(session, tasks)
     session.budget.reserve_sec = judge.reserve_sec
     database, outcomes = decide(session, tasks, progress)
@@ -269,6 +270,7 @@ def _search(session: Session, tasks: Sequence[ExtractedTask]) -> RunProgress:
     repair_database(session.work_dir)
     history = session.history
     progress = history.progress([(str(each.task_name), float(int(each.weight))) for each in tasks])
+    session.keep_back(progress)
     if history.n_trials:
         session.observer.note(
             f"goes on after {history.n_trials} trials and {history.spent_sec:.0f} s"

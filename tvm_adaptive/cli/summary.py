@@ -38,6 +38,11 @@ def summary_lines(report: TuneReport) -> list[str]:
         lines.append(f"sum of tasks  {report.weighted_sec * 1e3:.3f} ms")
     if report.coverage:
         lines.append(f"coverage      {report.coverage}")
+    if n_missed := sum(math.isinf(task.best_sec) and not task.n_trials for task in report.tasks):
+        lines.append(
+            f"not reached   {n_missed} of {len(report.tasks)} tasks, which stay untuned; "
+            f"--resume {report.work_dir} with a larger budget goes on"
+        )
     lines.append(f"trials        {report.n_trials}, {report.n_errors} failed")
     most = sorted(report.errors.items(), key=lambda item: -item[1])[:_MAX_ERRORS]
     lines += [f"  {count} x {message}" for message, count in most]

@@ -1,0 +1,58 @@
+import math
+
+import pytest
+
+from tvm_adaptive.budget import Budget
+from tvm_adaptive.config import FinishConfig
+from tvm_adaptive.measure_callback.recorder import RunProgress, TaskProgress
+from tvm_adaptive.reserve import Reserve, has_gaps, reserve_of
+
+
+def budget_with(seconds, left_sec):
+    now = [0.0]
+    budget = Budget(seconds, lambda: now[0])
+    now[0] = 600.0 if seconds is None else seconds - left_sec
+    return budget
+
+
+@pytest.mark.parametrize(
+    ("seconds", "left_sec", "playoff_sec", "check_sec"),
+    [
+        (600.0, 580.0, 20 + 30 + 19.2, 12.0),  # checks, timings, qualifying
+        (80.0, 50.0, 15.0, 12.0),
+        (80.0, 30.0, 5.0, 5.0),
+        (80.0, 15.0, 0.0, 0.0),
+        (None, math.inf, 20 + 160 + 19.2, 12.0),
+    ],
+)
+def test_playoffs_leave_a_short_run_time_to_search(seconds, left_sec, playoff_sec, check_sec):
+    found = reserve_of(budget_with(seconds, left_sec), FinishConfig(), 20, 20.0)
+    assert found.later_sec == 20.0
+    assert found.playoff_sec == pytest.approx(playoff_sec)
+    assert found.check_sec == pytest.approx(check_sec)
+
+
+def test_while_a_task_has_nothing_only_checks_are_kept_back():
+    reserve = Reserve(later_sec=10.0, playoff_sec=30.0, check_sec=5.0)
+    assert reserve.kept_sec(has_gaps=True) == 15.0
+    assert reserve.kept_sec(has_gaps=False) == 40.0
+
+
+@pytest.mark.parametrize(
+    ("best_sec", "n_trials", "proven", "expected"),
+    [
+        (math.inf, 0, (), True),
+        (math.inf, 4, (), True),
+        (math.inf, 16, (), False),  # a whole batch has failed
+        (math.inf, 0, ("b",), False),
+        (1e-3, 4, (), False),
+    ],
+)
+def test_a_gap_is_a_task_that_has_nothing_and_was_hardly_tried(
+    best_sec, n_trials, proven, expected
+):
+    tasks = [
+        TaskProgress("a", 1.0, 4, best_sec=1e-3),
+        TaskProgress("b", 1.0, n_trials, best_sec=best_sec),
+    ]
+    assert has_gaps(RunProgress(tasks), proven, 16) == expected
