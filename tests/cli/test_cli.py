@@ -114,6 +114,15 @@ def test_the_report_says_what_was_asked_for():
     json.dumps(make_report().as_fields())
 
 
+def test_the_report_says_how_to_go_on_with_tasks_that_were_not_reached():
+    # "odd" was tried, and failed; more time does not help it.
+    assert "not reached" not in "\n".join(summary_lines(make_report()))
+    tasks = (*make_report().tasks, TaskOutcome("late", 1.0, 0, 0, math.inf))
+    (line,) = [each for each in summary_lines(make_report(tasks=tasks)) if "not reached" in each]
+    assert "1 of 3 tasks" in line
+    assert "--resume w " in line
+
+
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
