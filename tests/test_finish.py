@@ -96,10 +96,11 @@ def test_a_task_plays_for_its_records_or_for_what_was_proven(
     [
         (100.0, {"top_k": 3, "n_qualifiers": 32, "prefetch": True, "max_sec": 8.0}),
         (25.0, {"top_k": 3, "n_qualifiers": 32, "prefetch": True, "max_sec": 0.5}),
-        (19.0, {"top_k": 1, "n_qualifiers": 0, "prefetch": False, "max_sec": 0.2}),
+        (17.0, {"top_k": 3, "n_qualifiers": 32, "prefetch": True, "max_sec": 0.2}),
+        (16.0, {"top_k": 1, "n_qualifiers": 0, "prefetch": False, "max_sec": 0.2}),
     ],
 )
-def test_a_task_is_only_checked_where_the_seconds_do_not_suffice_for_all(
+def test_a_task_is_only_checked_where_the_seconds_would_not_suffice_for_the_others(
     monkeypatch: pytest.MonkeyPatch, left_sec: float, expected: dict[str, Any]
 ) -> None:
     told: dict[str, Any] = {}
@@ -114,7 +115,9 @@ def test_a_task_is_only_checked_where_the_seconds_do_not_suffice_for_all(
         work_dir=None,
     )
     mine: Any = SimpleNamespace(database=None, mod=None, name="main")
-    finish._play_off(session, mine, 0.5, 10, builder=None, pool=None)  # type: ignore[arg-type]
+    nothing: Any = None
+    turn = finish._Turn(share=0.5, n_left=10, n_due=9)
+    finish._play_off(session, mine, turn, builder=nothing, pool=nothing)
     assert {key: told[key] for key in expected} == pytest.approx(expected)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -13,7 +14,7 @@ from tvm_adaptive.measure_callback.recorder import RunProgress, TaskProgress
 from tvm_adaptive.outcome import Comparison, TaskOutcome, TuneReport
 from tvm_adaptive.parts import make_builder
 from tvm_adaptive.remember import remember_finals
-from tvm_adaptive.reserve import PLAYOFF_CHECK_SEC, qualifying_sec
+from tvm_adaptive.reserve import LEAST_CHECK_SEC, PLAYOFF_CHECK_SEC, qualifying_sec
 from tvm_adaptive.runner.finalists import (
     FinalistReport,
     best_as_recorded,
@@ -28,6 +29,25 @@ from tvm_adaptive.workers import WorkerPool
 FINAL_DIR = "final"
 # Timings of a play-off that are worth the name take at least this long.
 _LEAST_TIMING_SEC = 0.2
+
+
+@dataclasses.dataclass(frozen=True)
+class _Turn:
+    """Of a task whose play-off comes next.
+
+    Attributes
+    ----------
+    share : float
+        Of all tasks' latency.
+    n_left : int
+        Tasks whose play-offs have not been held, this one included.
+    n_due : int
+        Tasks after it that nobody has checked yet; the others can do without.
+    """
+
+    share: float
+    n_left: int
+    n_due: int
 
 
 def decide(
@@ -77,10 +97,12 @@ def decide(
                     mine.database, mine.mod, session.target, mine.name
                 )
                 continue
-            share = mine.importance_sec / total_sec
-            # Those that are proven can do without.
-            n_due = max(1, sum(not contenders[i].is_proven for i in order[n_done:]))
-            reports[index] = _play_off(session, mine, share, n_due, builder=builder, pool=pool)
+            turn = _Turn(
+                share=mine.importance_sec / total_sec,
+                n_left=len(order) - n_done,
+                n_due=sum(not contenders[i].is_proven for i in order[n_done + 1 :]),
+            )
+            reports[index] = _play_off(session, mine, turn, builder=builder, pool=pool)
             last_sec = reports[index].elapsed_sec
     remember_finals(session, reports.values())
     database = final_database(
@@ -122,28 +144,28 @@ def report_of(
 def _play_off(
     session: Session,
     mine: Contenders,
-    share: float,
-    n_due: int,
+    turn: _Turn,
     *,
     builder: Builder,
     pool: WorkerPool,
 ) -> FinalistReport:
-    """Hold the play-off of a task that has this share of all latency.
+    """Hold the play-off of a task.
 
-    Where the seconds do not suffice for all that are due, only its best record is checked.
+    Where the seconds would not suffice to check those that are due after it, only its best
+    record is checked.
     """
     finish = session.config.finish
-    is_hurried = _spare_sec(session) < n_due * PLAYOFF_CHECK_SEC
+    is_hurried = _spare_sec(session) < PLAYOFF_CHECK_SEC + turn.n_due * LEAST_CHECK_SEC
     return play_off(
         mine.database,
         mine.mod,
         session.target,
         builder=builder,
         top_k=1 if is_hurried else finish.top_k,
-        n_qualifiers=0 if is_hurried else round(share * finish.n_qualifiers),
-        qualifying_sec=share * qualifying_sec(session.budget, finish),
+        n_qualifiers=0 if is_hurried else round(turn.share * finish.n_qualifiers),
+        qualifying_sec=turn.share * qualifying_sec(session.budget, finish),
         prefetch=finish.prefetch and not is_hurried,
-        max_sec=_timing_sec(session, n_due),
+        max_sec=_timing_sec(session, turn.n_left),
         seed=session.seed,
         journal=session.journal,
         task_name=mine.name,
@@ -156,9 +178,9 @@ def _spare_sec(session: Session) -> float:
     return session.budget.left_sec - session.budget.reserve_sec
 
 
-def _timing_sec(session: Session, n_due: int) -> float:
-    spare_sec = _spare_sec(session) - n_due * PLAYOFF_CHECK_SEC
-    return min(session.config.finish.max_task_sec, max(_LEAST_TIMING_SEC, spare_sec / n_due))
+def _timing_sec(session: Session, n_left: int) -> float:
+    spare_sec = _spare_sec(session) - n_left * PLAYOFF_CHECK_SEC
+    return min(session.config.finish.max_task_sec, max(_LEAST_TIMING_SEC, spare_sec / n_left))
 
 
 def _outcome(task: TaskProgress, report: FinalistReport) -> TaskOutcome:
