@@ -88,6 +88,7 @@ def test_a_task_plays_for_its_records_or_for_what_was_proven(
         (found,) = contenders_of(session, [task], RunProgress([so_far]))
     assert found.importance_sec == pytest.approx(importance_sec)
     assert found.is_proven == is_proven
+    assert found.is_due == (importance_sec > 0 and not is_proven)
     assert len(found.database) == (1 if importance_sec else 0)
 
 

@@ -43,6 +43,11 @@ class Contenders:
     importance_sec: float
     is_proven: bool = False
 
+    @property
+    def is_due(self) -> bool:
+        """Whether there is something to play for that nobody has checked yet."""
+        return self.importance_sec > 0.0 and not self.is_proven
+
 
 def contenders_of(
     session: Session, tasks: Sequence[ExtractedTask], progress: RunProgress

@@ -42,7 +42,7 @@ class _Turn:
     n_left : int
         Tasks whose play-offs have not been held, this one included.
     n_due : int
-        Tasks after it that nobody has checked yet; the others can do without.
+        Tasks after it that cannot do without.
     """
 
     share: float
@@ -100,7 +100,7 @@ def decide(
             turn = _Turn(
                 share=mine.importance_sec / total_sec,
                 n_left=len(order) - n_done,
-                n_due=sum(not contenders[i].is_proven for i in order[n_done + 1 :]),
+                n_due=sum(contenders[i].is_due for i in order[n_done + 1 :]),
             )
             reports[index] = _play_off(session, mine, turn, builder=builder, pool=pool)
             last_sec = reports[index].elapsed_sec
