@@ -8,6 +8,7 @@ import numpy as np
 
 from benchmarks.charts import Chart, Figure, Line
 from tvm_adaptive.records import FloatArray
+from tvm_adaptive.task_scheduler.arms import best_so_far
 from tvm_adaptive.task_scheduler.belief_emcee import Posterior, run_chain
 from tvm_adaptive.task_scheduler.curve import LOG_POWER
 from tvm_adaptive.task_scheduler.curve_fit import NoFitError, fit_least_squares, last_segment
@@ -104,10 +105,8 @@ def chain_traces(recordings: Sequence[Recording]) -> Figure:
 
 def history(task: TaskRecording) -> tuple[FloatArray, FloatArray]:
     """Return trials from the first success on, counted from 1, and the best runs per ms."""
-    valid = np.isfinite(task.latencies_ms)
-    first = int(np.argmax(valid))
-    filled = np.where(valid, task.latencies_ms, np.inf)[first:]
-    best = 1.0 / np.minimum.accumulate(filled)
+    first = int(np.argmax(np.isfinite(task.latencies_ms)))
+    best = 1.0 / best_so_far(task.latencies_ms[first:])
     return np.arange(1.0, len(best) + 1), best
 
 

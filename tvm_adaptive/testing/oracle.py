@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from tvm_adaptive.records import FloatArray
-from tvm_adaptive.task_scheduler.arms import Arm, Decision
+from tvm_adaptive.task_scheduler.arms import Arm, Decision, best_so_far
 from tvm_adaptive.task_scheduler.index import argmax
 from tvm_adaptive.task_scheduler.warmup import WarmUp
 from tvm_adaptive.testing.draw import draw
@@ -105,7 +104,6 @@ def future(task: TaskRecording, n_trials: int, batch: int) -> tuple[FloatArray, 
     starts = [n_trials, *stops[:-1]]
     pairs = zip(starts, stops, strict=True)
     sec = np.cumsum([task.slot_sec(start, stop) for start, stop in pairs])
-    filled = np.where(np.isnan(task.latencies_ms), math.inf, task.latencies_ms)
-    best = np.minimum.accumulate(filled)
+    best = best_so_far(task.latencies_ms)
     ends = best[np.asarray(stops) - 1]
     return sec, task.weight * (best[n_trials - 1] - ends)
