@@ -123,6 +123,38 @@ def test_closing_ends_what_runs_and_gives_up_the_rest() -> None:
     office.close()
 
 
+@pytest.mark.timeout(60)
+def test_closing_ends_what_is_put_back_for_ever() -> None:
+    office = Office(1, overlap=True)
+
+    def refuse(job: Any) -> None:
+        time.sleep(0.01)
+        office.dispatcher.put_back(job)
+        raise RuntimeError
+
+    office.before = refuse
+    futures = office.dispatcher.submit([1, 2])
+    time.sleep(0.1)
+    office.close()
+    assert answers(futures) == ["given up: the runner was closed"] * 2
+
+
+@pytest.mark.timeout(60)
+def test_closing_does_not_wait_with_a_worker_that_has_no_candidate() -> None:
+    office = Office(2, overlap=True)
+
+    def plan() -> Plan:
+        job = office.dispatcher.take()
+        if job is None:
+            return
+        office.dispatcher.settle(job, job.task)
+        yield Step("queueing for a device", time.sleep, (1000.0,), 1000.0)
+
+    office.dispatcher._make_plan = plan
+    assert answers(office.dispatcher.submit([1])) == [1]
+    office.close()
+
+
 def test_a_mistake_in_the_stream_gives_up_what_is_open(office: Office, monkeypatch: Any) -> None:
     stream = office.pool.stream
 

@@ -1,6 +1,8 @@
+import errno
+
 import pytest
 
-from tvm_adaptive.errors import essence
+from tvm_adaptive.errors import MACHINE_FAILURE, essence, is_machine_failure, machine_failure
 
 
 @pytest.mark.parametrize(
@@ -16,3 +18,42 @@ from tvm_adaptive.errors import essence
 )
 def test_the_line_that_says_most(error, line):
     assert essence(error) == line
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [(None, False), ("", False), ("machine", False), (f"{MACHINE_FAILURE}no room", True)],
+)
+def test_a_machines_failure_is_told_by_its_first_words(message, expected):
+    assert is_machine_failure(message) == expected
+
+
+def led_to(error, cause):
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (MemoryError(), "MemoryError"),
+        (OSError(errno.ENOSPC, "disk full"), "OSError: [Errno 28] disk full"),
+        (BlockingIOError(errno.EAGAIN, "no fork"), "BlockingIOError: [Errno 11] no fork"),
+        (led_to(RuntimeError("link"), OSError(errno.EMFILE, "x")), "OSError: [Errno 24] x"),
+        (
+            RuntimeError("ld failed\nld: a.so: No space left on device\nstop"),
+            "RuntimeError: ld: a.so: No space left on device",
+        ),
+        (FileNotFoundError(errno.ENOENT, "gone"), ""),
+        (RuntimeError("recv: Resource temporarily unavailable"), ""),
+        (led_to(RuntimeError("a"), ValueError("b")), ""),
+    ],
+)
+def test_what_the_machine_could_not_do(error, line):
+    assert machine_failure(error) == line
+
+
+def test_exceptions_in_a_circle():
+    first, second = ValueError("a"), ValueError("b")
+    first.__cause__, second.__cause__ = second, first
+    assert machine_failure(first) == ""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import signal
+import socket
+import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -12,8 +17,10 @@ import cloudpickle
 import pytest
 
 from tvm_adaptive.cores import usable_physical_cores
-from tvm_adaptive.errors import WorkerDiedError
+from tvm_adaptive.errors import MachineError
 from tvm_adaptive.fork_server import ForkServer, new_fork_server
+from tvm_adaptive.worker_main import kill_group
+from tvm_adaptive.worker_process import HEADER, Worker
 from tvm_adaptive.workers import WorkerPool
 
 # The workers cannot import this file.
@@ -125,16 +132,243 @@ def test_a_server_that_dies_takes_its_workers_along_and_is_replaced(make_server,
     old = pool.map(parent, [()], TIMEOUT_SEC)[0].value
     os.kill(old, sig)
     assert gone(before)
-    (lost,) = pool.map(parent, [()], TIMEOUT_SEC)
-    assert isinstance(lost.error, WorkerDiedError)
     (found,) = pool.map(parent, [()], TIMEOUT_SEC)
     assert found.error is None
     assert found.value != old
     pool.close()
 
 
+def test_what_ran_when_the_server_died_has_done_no_wrong(make_server):
+    pool = WorkerPool(2, server=make_server())
+
+    def end_the_server():
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(1000)
+
+    outcomes = pool.map(end_the_server, [()], TIMEOUT_SEC)
+    outcomes += pool.map(time.sleep, [(0.01,)] * 3, TIMEOUT_SEC)
+    pool.close()
+    with pytest.raises(MachineError, match="process that workers are forked from has ended"):
+        raise outcomes[0].error
+    assert [outcome.error for outcome in outcomes[1:]] == [None] * 3
+
+
+def parent_of(pid):
+    """Return the id of a process's parent, None if it has been reaped."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return int(stat.read().rpartition(")")[2].split()[1])
+    # Reaped before the file was opened, or between that and the reading.
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+class Asker:
+    """Forks workers that leave with a code of their own, and looks at them."""
+
+    def __init__(self, server):
+        self.server = server
+        self.forked = []
+        self.wrong = []
+
+    def fork(self, codes):
+        for code in codes:
+            to_worker, from_worker = os.pipe(), os.pipe()
+            try:
+                process = self.server.fork((to_worker[0], from_worker[1]), None)
+                os.close(to_worker[0])
+                task = cloudpickle.dumps((os._exit, (code,)))
+                os.write(to_worker[1], HEADER.pack(len(task)) + task)
+                os.close(to_worker[1])
+                self.forked.append((process, code))
+                if parent_of(process.pid) == os.getpid():
+                    self.wrong.append("not forked by the server")
+                if process.wait(TIMEOUT_SEC) != code:
+                    self.wrong.append((code, process.poll()))
+            except Exception as error:
+                self.wrong.append(repr(error))
+            finally:
+                os.close(from_worker[0])
+                os.close(from_worker[1])
+
+    def poll_all(self, done):
+        while not done.is_set():
+            for process, code in list(self.forked):
+                found = process.poll()
+                if found not in (None, code):
+                    self.wrong.append((code, found))
+            time.sleep(0.001)
+
+
+def test_each_asker_gets_its_own_answer(make_server):
+    n_forks = 300
+    asker, done = Asker(make_server()), threading.Event()
+    codes = [list(range(n_forks))[start::8] for start in range(8)]
+    forkers = [
+        threading.Thread(target=asker.fork, args=([code % 250 + 1 for code in each],))
+        for each in codes
+    ]
+    pollers = [threading.Thread(target=asker.poll_all, args=(done,)) for _ in range(4)]
+    for thread in (*forkers, *pollers):
+        thread.start()
+    for thread in forkers:
+        thread.join()
+    done.set()
+    for thread in pollers:
+        thread.join()
+    assert asker.wrong == []
+    assert sorted(process.poll() for process, _ in asker.forked) == sorted(
+        code % 250 + 1 for code in range(n_forks)
+    )
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """Return a function that makes a server which says what it is told to say."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    monkeypatch.setattr(
+        "tvm_adaptive.fork_server.start_program",
+        lambda *_: subprocess.Popen(["sleep", "1000"], start_new_session=True),
+    )
+    monkeypatch.setattr("tvm_adaptive.fork_server.socket.socketpair", lambda *_: (ours, theirs))
+    with theirs.dup() as end:
+        yield end
+
+
+def ask(server):
+    reads, writes = os.pipe()
+    try:
+        return server.fork((reads, writes), None)
+    finally:
+        os.close(reads)
+        os.close(writes)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"no JSON",
+        b"7",
+        b"[" * 60_000,
+        b'["forked", 99, 4711]',  # of somebody else's question
+        b'["forked", true, 4711]',
+        b'["forked", 1, 1]',
+        b'["forked", 1, -1]',
+        b'["forked", 1, "x"]',
+        b'["ended", 1, 0]',  # it was never forked
+    ],
+    ids=lambda answer: answer[:24].decode(),
+)
+def test_an_answer_that_cannot_be_is_nobodys_answer(make_server, fake, answer):
+    server = make_server()
+    first, second = ask(server), ask(server)
+    if answer:
+        fake.send(answer)
+    else:
+        fake.shutdown(socket.SHUT_RDWR)
+    for worker in (first, second):
+        with pytest.raises(MachineError, match="process that workers are forked from"):
+            worker.wait(TIMEOUT_SEC)
+        with pytest.raises(MachineError):
+            assert worker.pid
+
+
+def test_answers_may_come_in_any_order(make_server, fake):
+    server = make_server()
+    first, second = ask(server), ask(server)
+    for message in (
+        ["forked", 2, 222],
+        ["ended", 2, 22],
+        ["refused", 1, errno.EAGAIN],
+    ):
+        fake.send(json.dumps(message).encode())
+    assert (second.pid, second.wait(TIMEOUT_SEC)) == (222, 22)
+    with pytest.raises(MachineError, match="would not fork another worker: Resource temp"):
+        first.wait(TIMEOUT_SEC)
+
+
+def test_no_news_is_no_end(make_server):
+    server = make_server()
+    worker, process = Worker(server=server), None
+    try:
+        worker.send(os.getppid, ())
+        while (answer := worker.receive()) is None:
+            time.sleep(0.01)
+        process = answer.value
+        os.kill(process, signal.SIGSTOP)
+        for _ in range(3):
+            assert not worker.has_ended()
+        worker.send(os.getpid, ())
+        while (answer := worker.receive()) is None:
+            time.sleep(0.01)
+        assert answer.value == worker.pid
+    finally:
+        if process is not None:
+            os.kill(process, signal.SIGCONT)
+        worker.kill()
+
+
+def test_looking_does_not_wait_for_a_fork_that_waits_for_an_import(make_server, tmp_path):
+    (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(3)\n")
+    sys.path.insert(0, str(tmp_path))
+    try:
+        worker = ask(make_server(["slow_to_import"]))
+    finally:
+        sys.path.remove(str(tmp_path))
+    assert worker.poll() is None
+    assert worker.started_sec is None  # asked, and told at once that nothing is known
+    assert worker.pid > 1
+
+
+@pytest.mark.parametrize("pid", [0, 1, -1, True, 4.0, "77", None])
+def test_no_signal_to_what_is_no_worker(pid, monkeypatch):
+    sent = []
+    monkeypatch.setattr(os, "killpg", lambda *args: sent.append(args))
+    with pytest.raises(ValueError, match="is not the id of a worker"):
+        kill_group(pid)
+    assert sent == []
+
+
+@pytest.mark.parametrize("is_forked", [True, False])
+def test_a_worker_that_has_ended_is_not_signalled_again(make_server, monkeypatch, is_forked):
+    worker = Worker(server=make_server() if is_forked else None)
+    worker.send(os._exit, (0,))
+    while not worker.has_ended():
+        time.sleep(0.01)
+    sent = []
+    monkeypatch.setattr(os, "kill", lambda *args: sent.append(args))
+    monkeypatch.setattr(os, "killpg", lambda *args: sent.append(args))
+    worker.kill()
+    assert sent == []
+
+
+def test_a_limit_of_processes_is_the_machines_failure(make_server, tmp_path, monkeypatch):
+    if os.geteuid() != 0:
+        pytest.skip("needs a user without other processes, whom only root can become")
+    (tmp_path / "for_two_processes.py").write_text(
+        "import os, resource\n"
+        "os.setresuid(54321, 54321, 54321)\n"
+        "resource.setrlimit(resource.RLIMIT_NPROC, (2, 2))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    server = make_server(["for_two_processes"])
+    # Nobody may import more than what is loaded already.
+    options = {"server": server, "setup": os.getpid, "start_patience_sec": 0.5}
+    first, second = (WorkerPool(1, **options) for _ in range(2))
+    before = first.map(os.getpid, [()], TIMEOUT_SEC)[0]
+    refused = second.map(os.getpid, [()], TIMEOUT_SEC)[0]
+    with pytest.raises(MachineError, match="would not fork another worker: Resource temporarily"):
+        raise refused.error
+    assert first.map(os.getpid, [()], TIMEOUT_SEC)[0].value == before.value
+    # When there is room again, there is a worker.
+    first.close()
+    assert second.map(os.getpid, [()], TIMEOUT_SEC)[0].error is None
+    second.close()
+
+
 def test_a_server_that_is_stopped_is_replaced(make_server, monkeypatch):
-    monkeypatch.setattr("tvm_adaptive.fork_server._IMPORT_TIMEOUT_SEC", 1.0)
+    monkeypatch.setattr("tvm_adaptive.fork_server._FORK_TIMEOUT_SEC", 1.0)
     server = make_server()
     old = run(server, parent).value
     os.kill(old, signal.SIGSTOP)
@@ -153,7 +387,7 @@ def test_closing_ends_server_and_workers(make_server):
     assert gone(worker.value)
     assert gone(process.value)
     (outcome,) = pool.map(os.getpid, [()], TIMEOUT_SEC)
-    assert isinstance(outcome.error, WorkerDiedError)
+    assert outcome.value not in (None, worker.value)
     pool.close()
 
 
@@ -179,7 +413,7 @@ def test_nothing_is_left_of_workers_that_ended(make_server):
 def test_a_server_that_cannot_start_is_an_error_of_each_task(make_server, monkeypatch):
     monkeypatch.setattr("tvm_adaptive.fork_server.sys.executable", "/no/such/python")
     outcome = run(make_server(), os.getpid)
-    assert isinstance(outcome.error, WorkerDiedError)
+    assert isinstance(outcome.error, MachineError)
     assert "could not be started" in str(outcome.error)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import functools
 import os
 import resource
@@ -19,6 +20,7 @@ import cloudpickle
 import pytest
 
 from tvm_adaptive.errors import (
+    MachineError,
     WorkerDiedError,
     WorkerError,
     WorkerTaskError,
@@ -170,14 +172,23 @@ def test_a_stopped_worker_cannot_block_the_sender(make_pool, size):
     assert gone(stopped.value)
 
 
-def test_a_worker_killed_while_idle_costs_one_outcome(make_pool):
+def test_a_worker_killed_while_idle_costs_nothing(make_pool):
     pool = make_pool()
     (victim,) = pool.map(pid, [()], TIMEOUT_SEC)
     os.kill(victim.value, signal.SIGKILL)
     assert gone(victim.value)
-    first, second = (pool.map(double, [(1,)], TIMEOUT_SEC)[0] for _ in range(2))
-    assert isinstance(first.error, WorkerDiedError)
-    assert second.value == 2
+    for worker in pool._idle:  # forked workers' ends are told by another process
+        assert eventually(worker.has_ended)
+    (outcome,) = pool.map(double, [(1,)], TIMEOUT_SEC)
+    assert outcome.value == 2
+
+
+def eventually(holds):
+    for _ in range(100):
+        if holds():
+            return True
+        time.sleep(0.1)
+    return False
 
 
 def test_a_death_shows_although_a_forked_process_holds_the_pipe(make_pool, tmp_path):
@@ -240,6 +251,15 @@ def nap():
 def test_setup_does_not_count_against_the_deadline(make_pool):
     (outcome,) = make_pool(setup=nap).map(double, [(2,)], 1.0)
     assert outcome.value == 4
+
+
+def test_a_setup_that_never_ends_is_not_the_tasks_failure(make_pool, monkeypatch):
+    monkeypatch.setattr("tvm_adaptive.workers.START_TIMEOUT_SEC", 1.0)
+    (outcome,) = make_pool(setup=hold_the_lock, start_patience_sec=0.0).map(
+        double, [(2,)], TIMEOUT_SEC
+    )
+    with pytest.raises(MachineError, match="could not be started: timeout: killed after 1 s of st"):
+        raise outcome.error
 
 
 def test_each_step_has_a_deadline_of_its_own(make_pool):
@@ -381,21 +401,111 @@ def test_env_reaches_the_worker(make_pool):
     assert outcome.value == "hello"
 
 
-def test_a_worker_that_cannot_start_is_an_error_outcome(make_pool):
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    pool = make_pool()
-    before = open_files()
-    # Room for the pool's own selector but for no pair of pipes.
-    resource.setrlimit(resource.RLIMIT_NOFILE, (before + 1, hard))
+def test_those_that_have_a_worker_go_on_while_another_cannot_start(make_pool):
+    pool = make_pool(2, start_patience_sec=0.0)
+    pool.map(pid, [()], TIMEOUT_SEC)
+    # The first worker takes what the second, which cannot be started, does not.
+    with no_more_files():
+        outcomes = pool.map(double, [(number,) for number in range(5)], TIMEOUT_SEC)
+    assert [outcome.value for outcome in outcomes] == [0, 2, 4, 6, 8]
+
+
+def raise_chained(outer, inner):
     try:
-        (outcome,) = pool.map(double, [(1,)], TIMEOUT_SEC)
+        raise inner
+    except BaseException as error:
+        raise outer from error
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "message"),
+    [
+        (raise_chained, (OSError(errno.ENOSPC, "full"), None), "OSError: .*full"),
+        (raise_chained, (OSError(errno.EMFILE, "files"), None), "OSError: .*files"),
+        (raise_chained, (RuntimeError("x"), BlockingIOError(errno.EAGAIN, "fork")), "fork"),
+        (raise_chained, (MemoryError("much"), None), "MemoryError: much"),
+        (fail, ("ld failed:\n/tmp/x.so: No space left on device\n",), "ValueError: /tmp/x.so: No"),
+    ],
+)
+def test_what_the_machine_could_not_do_is_not_the_tasks_failure(make_pool, function, args, message):
+    pool = make_pool()
+    failed, good = pool.map(function, [args], TIMEOUT_SEC) + pool.map(double, [(4,)], TIMEOUT_SEC)
+    with pytest.raises(MachineError, match=message):
+        raise failed.error
+    assert "\n" not in str(failed.error)
+    assert good.value == 8
+
+
+def test_a_real_disk_that_is_full(make_pool, make_disk):
+    disk = make_disk(64 << 10)
+    (outcome,) = make_pool().map(Path.write_bytes, [(disk / "file", bytes(1 << 20))], TIMEOUT_SEC)
+    with pytest.raises(MachineError, match="No space left on device"):
+        raise outcome.error
+
+
+@pytest.mark.parametrize(("n_kills", "error"), [(1, MachineError), (0, WorkerDiedError)])
+def test_a_worker_that_is_killed_while_memory_runs_out(make_pool, tmp_path, n_kills, error):
+    counts = tmp_path / "vmstat"
+    counts.write_text("oom_kill 3\n")
+    pool = make_pool()
+    pool.map(pid, [()], TIMEOUT_SEC)
+    (worker,) = pool._idle
+    worker._oom_kills._files = [counts]
+
+    def be_killed():
+        counts.write_text(f"oom_kill {3 + n_kills}\n")
+        die(signal.SIGKILL)
+
+    (outcome,) = pool.map(be_killed, [()], TIMEOUT_SEC)
+    with pytest.raises(error, match="out of memory" if n_kills else "killed by SIGKILL"):
+        raise outcome.error
+
+
+def oom_score():
+    return int(Path("/proc/self/oom_score_adj").read_text())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such scores")
+def test_workers_go_before_the_tuner_when_memory_runs_out(make_pool):
+    (outcome,) = make_pool().map(oom_score, [()], TIMEOUT_SEC)
+    assert outcome.value == 1000 > oom_score()
+
+
+@contextlib.contextmanager
+def no_more_files():
+    """Let this process open nothing beyond its standard streams."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    with pytest.raises(WorkerDiedError, match=r"could not be started.*Too many open files"):
-        raise outcome.error
+
+
+def test_a_worker_that_cannot_start_is_the_machines_failure(make_pool):
+    pool = make_pool(start_patience_sec=0.3)
+    before = open_files()
+    with no_more_files():
+        outcomes = pool.map(double, [(1,), (2,)], TIMEOUT_SEC)
+    for outcome in outcomes:
+        with pytest.raises(MachineError, match=r"could not be started.*Too many open files"):
+            raise outcome.error
     assert open_files() == before
     (outcome,) = pool.map(double, [(1,)], TIMEOUT_SEC)
     assert outcome.value == 2
+
+
+def test_a_worker_that_cannot_start_now_starts_later(make_pool):
+    pool = make_pool(2)
+
+    def plans():
+        with no_more_files():
+            yield both(pid, pid)
+            yield None
+            yield None
+
+    outcomes = [outcome for _, outcome in pool.stream(plans())]
+    assert [outcome.error for outcome in outcomes] == [None]
 
 
 def test_no_descriptor_is_left_open(make_pool):

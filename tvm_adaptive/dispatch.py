@@ -21,6 +21,8 @@ from tvm_adaptive.workers import Plan, WorkerPool
 
 logger = logging.getLogger(__name__)
 
+_CLOSED = "the runner was closed"
+
 _TaskT = TypeVar("_TaskT")
 _ResultT = TypeVar("_ResultT")
 
@@ -105,9 +107,13 @@ class Dispatcher(Generic[_TaskT, _ResultT]):
             return self._queue.popleft() if self._queue else None
 
     def put_back(self, job: Job[_TaskT, _ResultT]) -> None:
-        """Queue a candidate again, before all others."""
+        """Queue a candidate again, before all others; give it up while closing."""
         with self._lock:
-            self._queue.appendleft(job)
+            is_closing = self._is_closing
+            if not is_closing:
+                self._queue.appendleft(job)
+        if is_closing:
+            self.settle(job, self._give_up(job, _CLOSED))
 
     def settle(self, job: Job[_TaskT, _ResultT], result: _ResultT) -> None:
         """Answer a candidate."""
@@ -129,8 +135,9 @@ class Dispatcher(Generic[_TaskT, _ResultT]):
         """Let devices finish what they have, give up what they have not, end the thread."""
         thread, self._thread = self._thread, None
         if thread is not None:
-            self._is_closing = True
-            self.fail_queued("the runner was closed")
+            with self._lock:
+                self._is_closing = True
+            self.fail_queued(_CLOSED)
             self._signal()
             thread.join()
             self._is_closing = False
@@ -158,7 +165,11 @@ class Dispatcher(Generic[_TaskT, _ResultT]):
         wake = self._wakes[0] if self._overlap and self._wakes else None
         while not self._is_over():
             try:
-                with contextlib.closing(self._pool.stream(self._plans(), wake=wake)) as ended:
+                # A device that others use may be queued for long: closing does not wait.
+                stream = self._pool.stream(
+                    self._plans(), wake=wake, is_over=lambda: self._is_closing and not self._open
+                )
+                with contextlib.closing(stream) as ended:
                     for _, outcome in ended:
                         if outcome.error is not None:
                             logger.debug("a device's plan ended: %s", outcome.error)

@@ -6,31 +6,45 @@ forked from one process that has the modules and does nothing else, so that this
 once, in the background, and a worker that was killed or is worn out costs nothing to
 replace. (``multiprocessing`` has such a server, too, but one for the whole process, which
 belongs to the user, and it runs the user's main module again.)
+
+Each worker has a number, which all messages about it carry. The server tells of itself
+what becomes of a worker: forked, refused, ended. One thread reads that, so that any number
+of threads may fork and look, and none waits for another's answer. Signals are sent by the
+server alone: only it knows which of its children still have their process id.
 """
 
 from __future__ import annotations
 
+import array
 import contextlib
+import errno
+import itertools
+import json
 import os
-import pickle
-import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
+
+from tvm_adaptive.errors import MachineError
+from tvm_adaptive.worker_main import MAX_MESSAGE_BYTES, kill_group
 
 # Forking a process that holds an initialised device or threads of its own is unsafe; this
 # one holds neither. Only Linux also ends the workers when their parent dies.
 _IS_AVAILABLE = sys.platform == "linux"
-# An import that has not ended by then never will; see also workers.START_TIMEOUT_SEC.
-_IMPORT_TIMEOUT_SEC = 120.0
-# It answers at once unless the system has stopped it.
-_ANSWER_TIMEOUT_SEC = 5.0
-# Linux gives a message of this kind a limit of some 200 kB; ours are names and numbers.
-_MAX_MESSAGE_BYTES = 1 << 16
+# A fork waits for the imports, which take seconds, and tens of seconds where the machine
+# swaps or many runs start at once. A server that needs longer has been stopped; all its
+# workers end with it, so we rather wait too long.
+_FORK_TIMEOUT_SEC = 120.0
+# It ends its workers and leaves within milliseconds; then the system does it.
+_LEAVE_TIMEOUT_SEC = 1.0
+# A killed process is gone at once unless the kernel holds it.
+_END_TIMEOUT_SEC = 5.0
 _WAIT_STEP_SEC = 0.002
 _PROGRAM = Path(__file__).with_name("worker_main.py")
 _BOOTSTRAP = (
@@ -71,27 +85,34 @@ def start_program(
     )
 
 
-class ForkedProcess:
-    """A worker that a server has forked; as much of ``subprocess.Popen`` as a worker needs.
+class Program:
+    """A worker that is a program of its own; what a pool needs of it.
+
+    It is left unreaped until its process group has been ended: as long as that, the
+    system gives its process id, which is its group's, to nobody else.
 
     Attributes
     ----------
     pid : int
+    started_sec : float
+        Monotonic time.
+
+    Raises
+    ------
+    OSError
+        When it cannot be started.
     """
 
-    def __init__(self, pid: int, server: _Connection) -> None:
-        self.pid = pid
-        self._server = server
-        self._code: int | None = None
+    def __init__(self, descriptors: Sequence[int], env: dict[str, str] | None) -> None:
+        self._popen = start_program("worker", descriptors, env)
+        self.pid = self._popen.pid
+        self.started_sec = time.monotonic()
 
     def poll(self) -> int | None:
         """Return the exit code, minus the signal's number if one ended it; None if it runs."""
-        if self._code is None:
-            try:
-                self._code = self._server.ask("exit-code", self.pid)
-            except OSError:  # the system kills workers together with their server
-                self._code = -signal.SIGKILL
-        return self._code
+        if self._popen.returncode is None and _is_unreaped(self.pid):
+            self._end_group()
+        return self._popen.poll()
 
     def wait(self, timeout: float) -> int:
         """Return the exit code once it has ended.
@@ -109,17 +130,122 @@ class ForkedProcess:
         return code
 
     def kill(self) -> None:
-        """Send SIGKILL unless it has ended."""
+        """Send SIGKILL to it and what it has started, unless it has ended."""
         if self.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+            self._end_group()
+            self._popen.kill()
+
+    def _end_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill_group(self.pid)
+
+
+def _is_unreaped(pid: int) -> bool:
+    """Say whether a child of ours has ended and still has its process id."""
+    if not hasattr(os, "waitid"):
+        return False
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # somebody else has reaped it
+        return False
+
+
+class ForkedProcess:
+    """A worker that a server has forked, or will have soon; what a pool needs of it.
+
+    Made by :meth:`ForkServer.fork`. May be used by any thread.
+
+    Attributes
+    ----------
+    started_sec : float or None
+        Monotonic time at which the server told that it exists; None before.
+    """
+
+    def __init__(self, number: int, connection: _Connection) -> None:
+        self.started_sec: float | None = None
+        self._asked_sec = time.monotonic()
+        self._number = number
+        self._connection = connection
+        self._pid: int | None = None
+        self._refusal = ""
+        self._code: int | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id, for messages; waits until there is one.
+
+        Raises
+        ------
+        MachineError
+            When there will be none.
+        """
+        with self._connection.changed:
+            while self._pid is None and self.poll() is None:
+                self._connection.changed.wait(_FORK_TIMEOUT_SEC)
+            assert self._pid is not None
+            return self._pid
+
+    def poll(self) -> int | None:
+        """Return the exit code, minus the signal's number if one ended it; None if it runs.
+
+        None also says that the server has not told yet.
+
+        Raises
+        ------
+        MachineError
+            When it could not be forked, or was lost together with its server.
+        """
+        with self._connection.changed:
+            if self._code is not None:
+                return self._code
+            if self._pid is None and time.monotonic() - self._asked_sec > _FORK_TIMEOUT_SEC:
+                self._connection.lose(f"has not answered for {_FORK_TIMEOUT_SEC:g} s")
+            problem = self._refusal or self._connection.lost
+            if problem:
+                raise MachineError(problem)
+            return None
+
+    def wait(self, timeout: float) -> int:
+        """Return the exit code once it has ended.
+
+        Raises
+        ------
+        subprocess.TimeoutExpired
+            When nothing is known of its end after ``timeout`` seconds.
+        MachineError
+            As :meth:`poll`.
+        """
+        with self._connection.changed:
+            end_sec = time.monotonic() + timeout
+            while (code := self.poll()) is None:
+                left_sec = end_sec - time.monotonic()
+                if left_sec <= 0.0:
+                    raise subprocess.TimeoutExpired(f"worker {self._number}", timeout)
+                self._connection.changed.wait(left_sec)
+            return code
+
+    def kill(self) -> None:
+        """Have it and what it has started killed, unless it has ended; returns at once."""
+        self._connection.kill(self._number)
+
+    def tell(self, what: str, value: int) -> bool:
+        """Take what its server says of it; False if that cannot be."""
+        if what == "forked" and self._pid is None and value > 1:
+            self._pid, self.started_sec = value, time.monotonic()
+        elif what == "refused" and self._pid is None:
+            reason = os.strerror(value)
+            self._refusal = f"the system would not fork another worker: {reason}"
+        elif what == "ended" and self._pid is not None:
+            self._code = value
+        else:
+            return False
+        return True
 
 
 class ForkServer:
     """A process that imports modules once and forks workers that have them.
 
-    Use it from one thread, like :class:`~tvm_adaptive.workers.WorkerPool`. Several pools
-    may share one.
+    Any number of threads, and of pools, may share one.
 
     Parameters
     ----------
@@ -131,6 +257,7 @@ class ForkServer:
 
     def __init__(self, modules: Sequence[str] = ()) -> None:
         self._modules = tuple(modules)
+        self._lock = threading.Lock()
         self._connection: _Connection | None = None
 
     def start(self) -> None:
@@ -141,54 +268,52 @@ class ForkServer:
         OSError
             When the process cannot be started.
         """
-        if self._connection is None:
-            self._connection = _Connection(self._modules)
+        self._running()
 
     def fork(self, descriptors: Sequence[int], env: dict[str, str] | None) -> ForkedProcess:
-        """Return a new worker; waits until the modules are imported.
+        """Have a worker forked as soon as the modules are imported; returns at once.
 
-        A server that has died is started again, once.
+        What becomes of it, the worker's own methods tell. A server that has died is
+        started again.
 
         Parameters
         ----------
         descriptors : sequence of int
-            Those that the worker reads tasks from and writes answers to.
+            Those that the worker reads tasks from and writes answers to; may be closed
+            here afterwards.
         env : dict of str to str, or None
             Variables added to the worker's environment.
 
         Raises
         ------
         OSError
-            When the server cannot be started or does not answer.
+            When the server cannot be started, or takes no more requests.
         """
-        for attempt in range(2):
-            self.start()
-            assert self._connection is not None
-            try:
-                pid = self._connection.ask(
-                    "fork", env or {}, descriptors, timeout_sec=_IMPORT_TIMEOUT_SEC
-                )
-            except OSError:
-                self.close()
-                if attempt:
-                    raise
-            else:
-                if pid is None:
-                    raise OSError("the system would not fork another worker")
-                return ForkedProcess(pid, self._connection)
-        raise AssertionError("unreachable")
+        connection = self._running()
+        try:
+            return connection.fork(descriptors, env)
+        except ConnectionError:  # it died, and that was not known yet
+            connection.lose("has ended")
+            return self._running().fork(descriptors, env)
 
     def close(self) -> None:
         """End the process and all its workers; a later :meth:`fork` starts a new one."""
-        if self._connection is not None:
-            self._connection.close()
-        self._connection = None
+        with self._lock:
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
     def __del__(self) -> None:
         # At the end of the interpreter parts of it may be gone; the server sees the end
         # of its connection and leaves by itself.
         with contextlib.suppress(Exception):
             self.close()
+
+    def _running(self) -> _Connection:
+        with self._lock:
+            if self._connection is None or self._connection.lost:
+                self._connection = _Connection(self._modules)
+            return self._connection
 
 
 def new_fork_server(modules: Sequence[str]) -> ForkServer | None:
@@ -197,50 +322,125 @@ def new_fork_server(modules: Sequence[str]) -> ForkServer | None:
 
 
 class _Connection:
-    """A running server and the socket to it."""
+    """A running server, the socket to it, and the thread that reads what it tells."""
 
     def __init__(self, modules: tuple[str, ...]) -> None:
+        # Guards everything here and in the workers; notified when a worker's state changes.
+        self.changed = threading.Condition()
+        # Why the server is of no use any more.
+        self.lost = ""
+        self._workers: dict[int, ForkedProcess] = {}
+        self._numbers = itertools.count(1)
+        self._has_forked = False
+        self._owner = os.getpid()
         # Keeps the borders between messages.
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        started: Future[None] = Future()
+        # Linux kills a child when the thread that started it ends: this one lives as long.
+        self._thread = threading.Thread(
+            target=self._run, args=(theirs, started), name="tvm-adaptive-fork-server", daemon=True
+        )
+        try:
+            self._thread.start()
+            started.result()
+        except RuntimeError as error:  # as OSError says it of processes
+            theirs.close()
+            self._socket.close()
+            raise OSError(errno.EAGAIN, str(error)) from error
+        with contextlib.suppress(OSError), self.changed:  # it shows in the first fork
+            self._send("import", 0, modules)
+
+    def fork(self, descriptors: Sequence[int], env: dict[str, str] | None) -> ForkedProcess:
+        """Ask for a worker."""
+        with self.changed:
+            if self.lost:
+                raise ConnectionError(self.lost)
+            number = next(self._numbers)
+            self._send("fork", number, env or {}, descriptors)
+            self._workers[number] = ForkedProcess(number, self)
+            return self._workers[number]
+
+    def kill(self, number: int) -> None:
+        """Ask for a worker's end."""
+        with contextlib.suppress(OSError), self.changed:  # a lost server takes it along
+            if number in self._workers:
+                self._send("kill", number, None)
+
+    def lose(self, reason: str) -> None:
+        """Have the server ended; whatever it was doing is lost."""
+        with self.changed:
+            if self.lost:
+                return
+            self.lost = f"the process that workers are forked from {reason}"
+            self._workers.clear()
+            self.changed.notify_all()
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
+
+    def close(self) -> None:
+        """End the server and wait until it has ended."""
+        if os.getpid() != self._owner:  # a copy, in a process that the user has forked
+            return
+        self.lose("was closed")
+        # At the interpreter's end such threads do not go on.
+        if not (sys.is_finalizing() or self._thread is threading.current_thread()):
+            self._thread.join(_LEAVE_TIMEOUT_SEC + _END_TIMEOUT_SEC)
+
+    def _send(self, what: str, number: int, argument: Any, descriptors: Sequence[int] = ()) -> None:
+        rights = array.array("i", descriptors)
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if descriptors else []
+        message = json.dumps([what, number, argument]).encode()
+        # A server that has been stopped must not stop us, too.
+        self._socket.sendmsg([message], ancillary, socket.MSG_DONTWAIT)
+
+    def _run(self, theirs: socket.socket, started: Future[None]) -> None:
         try:
             with theirs:
                 # numpy's threads would be lost by forking; workers have no use for them.
                 env = {"OPENBLAS_NUM_THREADS": "1"}
-                self._process = start_program("server", (theirs.fileno(),), env)
-        except OSError:
+                process = start_program("server", (theirs.fileno(),), env)
+        except BaseException as error:
             self._socket.close()
-            raise
-        with contextlib.suppress(OSError):  # it shows when it is asked for something
-            self._socket.sendall(pickle.dumps(("import", modules)))
-
-    def ask(
-        self,
-        what: str,
-        argument: Any,
-        descriptors: Sequence[int] = (),
-        *,
-        timeout_sec: float = _ANSWER_TIMEOUT_SEC,
-    ) -> Any:
-        """Return the server's answer.
-
-        Raises
-        ------
-        OSError
-            When there is none; there will be none to later questions either.
-        """
-        try:
-            self._socket.settimeout(timeout_sec)
-            socket.send_fds(self._socket, [pickle.dumps((what, argument))], list(descriptors))
-            message = self._socket.recv(_MAX_MESSAGE_BYTES)
-            if not message:
-                raise ConnectionError("the process that workers are forked from has ended")
-        except OSError:
-            self.close()  # an answer that came late would be taken for the next one's
-            raise
-        return pickle.loads(message)
-
-    def close(self) -> None:
-        self._socket.close()
-        self._process.kill()
+            started.set_exception(error)
+            return
+        started.set_result(None)
+        while self._hear():
+            pass
+        if self._has_forked:  # it ends its workers and what they have started, and leaves
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_LEAVE_TIMEOUT_SEC)
+        process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_ANSWER_TIMEOUT_SEC)
+            process.wait(_END_TIMEOUT_SEC)
+        self.lose("has ended")
+        self._socket.close()
+
+    def _hear(self) -> bool:
+        """Take one message; False when no more will come."""
+        try:
+            message = self._socket.recv(MAX_MESSAGE_BYTES)
+        except OSError:
+            message = b""
+        with self.changed:
+            if not message or self.lost:
+                return False
+            if not self._take(message):
+                self.lose("answered what nobody asked")
+                return False
+            self.changed.notify_all()
+            return True
+
+    def _take(self, message: bytes) -> bool:
+        try:
+            what, number, value = json.loads(message)
+        except (ValueError, TypeError, RecursionError):
+            return False
+        if type(number) is not int or type(value) is not int or number not in self._workers:
+            return False
+        if not self._workers[number].tell(what, value):
+            return False
+        if what == "forked":
+            self._has_forked = True
+        else:
+            del self._workers[number]
+        return True

@@ -6,6 +6,10 @@ the group also kills what it had started; it dies with its parent (``PR_SET_PDEA
 on Linux, end-of-file on its pipe elsewhere). The parent never blocks on a worker: it
 writes and reads only what the pipes take at once.
 
+What the machine cannot do (no more processes, no memory, no disk space) is no failure of
+the task: a worker that cannot be started is tried again while the others go on, and what
+comes of it in the end is a :class:`~tvm_adaptive.errors.MachineError`.
+
 Start and use a :class:`WorkerPool` from one thread: Linux sends the death signal when
 the *thread* that started the child ends.
 """
@@ -14,25 +18,43 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import selectors
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 from tvm_adaptive.errors import (
+    MachineError,
     WorkerDiedError,
     WorkerError,
     WorkerTaskError,
     WorkerTimeoutError,
+    machine_failure,
 )
 from tvm_adaptive.fork_server import ForkServer
-from tvm_adaptive.worker_process import HEADER, Worker
+from tvm_adaptive.worker_process import HEADER, Answer, Worker
 
-__all__ = ["HEADER", "START_TIMEOUT_SEC", "Outcome", "Plan", "Step", "Worker", "WorkerPool"]
+__all__ = [
+    "HEADER",
+    "START_PATIENCE_SEC",
+    "START_TIMEOUT_SEC",
+    "Outcome",
+    "Plan",
+    "Step",
+    "Worker",
+    "WorkerPool",
+]
 
 # A worker that has not imported its modules by then never will: the slowest import we
 # know (all tensor intrinsics of TVM) takes about 15 s on an idle core.
 START_TIMEOUT_SEC = 120.0
+# So long the machine may be out of processes, memory or descriptors: another program's
+# peak, such as a build that uses all cores, is over by then or goes on for long.
+START_PATIENCE_SEC = 30.0
+# Another try costs a millisecond, and another program's process ends any moment.
+_FIRST_PAUSE_SEC = 0.1
+_LONGEST_PAUSE_SEC = 5.0
 # A worker that died while a process it had forked keeps its pipe open shows no end of
 # file; so often we ask whether it still lives.
 POLL_SEC = 0.5
@@ -93,10 +115,49 @@ class _Job:
     setup: Step | None = None
     # Whether the worker can be used again.
     is_broken: bool = False
+    # Why no worker could be started for it, since when, and when to try again.
+    want: MachineError | None = None
+    wants_since_sec: float = math.inf
+    pause_sec: float = _FIRST_PAUSE_SEC
+    retry_sec: float = 0.0
 
     @property
     def current(self) -> Step:
         return self.setup or self.step
+
+    def postpone(self) -> None:
+        """Wait, longer each time, before another worker is started."""
+        now = time.monotonic()
+        self.setup = None
+        self.wants_since_sec = min(self.wants_since_sec, now)
+        self.retry_sec = now + self.pause_sec
+        self.pause_sec = min(2.0 * self.pause_sec, _LONGEST_PAUSE_SEC)
+
+
+@dataclasses.dataclass
+class _Shift:
+    """What one call of :meth:`WorkerPool.stream` has under way."""
+
+    source: Iterator[Plan | None]
+    is_open: bool = True
+    n_begun: int = 0
+    busy: dict[Worker, _Job] = dataclasses.field(default_factory=dict)
+    # Those that no worker could be started for.
+    waiting: list[_Job] = dataclasses.field(default_factory=list)
+
+    @property
+    def n_jobs(self) -> int:
+        return len(self.busy) + len(self.waiting)
+
+    def next_plan(self) -> Plan | None:
+        """Return and count the next plan; None if there is none now."""
+        try:
+            plan = next(self.source)
+        except StopIteration:
+            self.is_open = False
+            return None
+        self.n_begun += plan is not None
+        return plan
 
 
 class WorkerPool:
@@ -120,6 +181,9 @@ class WorkerPool:
     server : ForkServer or None
         Forks the workers, in milliseconds; it outlives the pool. None starts each as
         a new program, which imports what it needs itself.
+    start_patience_sec : float
+        A plan for which the machine starts no worker is given up after so many seconds,
+        unless another worker of the pool, which can take it, is at work. Default 30.
     """
 
     def __init__(
@@ -132,6 +196,7 @@ class WorkerPool:
         replace_after_error: bool = False,
         env: dict[str, str] | None = None,
         server: ForkServer | None = None,
+        start_patience_sec: float = START_PATIENCE_SEC,
     ) -> None:
         self._idle: list[Worker] = []
         if max_workers < 1:
@@ -145,6 +210,7 @@ class WorkerPool:
         self._replace_after_error = replace_after_error
         self._env = env
         self._server = server
+        self._start_patience_sec = start_patience_sec
         self._uses: dict[Worker, int] = {}
         # Which of the setups each worker has had.
         self._places: dict[Worker, int] = {}
@@ -179,7 +245,11 @@ class WorkerPool:
         return (yield step)
 
     def stream(
-        self, plans: Iterable[Plan | None], *, wake: int | None = None
+        self,
+        plans: Iterable[Plan | None],
+        *,
+        wake: int | None = None,
+        is_over: Callable[[], bool] | None = None,
     ) -> Generator[tuple[int, Outcome], None, None]:
         """Carry out plans, as many at the same time as there are workers.
 
@@ -190,6 +260,8 @@ class WorkerPool:
             none now, and that there may be one later.
         wake : int or None, default None
             A descriptor that becomes readable when there may be one.
+        is_over : callable or None, default None
+            Asked now and then; once it says so, busy workers are killed and this ends.
 
         Yields
         ------
@@ -197,38 +269,35 @@ class WorkerPool:
             The plan's number, counted from 0, and what became of it, when it has ended.
             Closing this generator kills the workers that are busy.
         """
-        source, is_open, n_begun = iter(plans), True, 0
-        busy: dict[Worker, _Job] = {}
+        shift = _Shift(iter(plans))
         try:
             while True:
-                while is_open and len(busy) < self.max_workers:
-                    try:
-                        plan = next(source)
-                    except StopIteration:
-                        is_open = False
-                        break
+                for job in self._due(shift):
+                    yield from _told(job.index, self._staff(job, shift))
+                while shift.is_open and shift.n_jobs < self.max_workers:
+                    plan = shift.next_plan()
                     if plan is None:
                         break
-                    failure = self._begin(n_begun, plan, busy)
-                    n_begun += 1
-                    if failure is not None:
-                        yield n_begun - 1, failure
-                if not busy and not is_open:
+                    yield from _told(shift.n_begun - 1, self._begin(plan, shift))
+                if not shift.n_jobs and not shift.is_open:
                     return
-                _wait(busy, wake)
-                for worker, job in list(busy.items()):
-                    outcome = self._advance(worker, job)
-                    if outcome is not None:
-                        del busy[worker]
-                        self._give_back(worker, job)
-                        yield job.index, outcome
+                if is_over is not None and is_over():
+                    return
+                _wait(shift, wake)
+                for worker, job in list(shift.busy.items()):
+                    yield from _told(job.index, self._look_after(worker, job, shift))
         finally:
-            for worker, job in busy.items():
+            for worker in shift.busy:
+                worker.begin_kill()
+            for worker in shift.busy:
                 self._discard(worker)
+            for job in (*shift.busy.values(), *shift.waiting):
                 job.plan.close()
 
     def close(self) -> None:
         """Kill the workers; the pool can be used again and then starts new ones."""
+        for worker in self._idle:
+            worker.begin_kill()
         while self._idle:
             self._discard(self._idle.pop())
 
@@ -238,28 +307,60 @@ class WorkerPool:
         with contextlib.suppress(Exception):
             self.close()
 
-    def _begin(self, index: int, plan: Plan, busy: dict[Worker, _Job]) -> Outcome | None:
+    def _begin(self, plan: Plan, shift: _Shift) -> Outcome | None:
         try:
-            job = _Job(index, plan, next(plan))
+            job = _Job(shift.n_begun - 1, plan, next(plan))
         except Exception as end:
             return _ended(end, 0.0)
-        if self._idle:
-            worker = self._idle.pop()
-        else:
+        return self._staff(job, shift)
+
+    def _due(self, shift: _Shift) -> list[_Job]:
+        """Take those for which there is a worker, or another may be tried."""
+        now, n_idle = time.monotonic(), len(self._idle)
+        due = [job for i, job in enumerate(shift.waiting) if i < n_idle or job.retry_sec <= now]
+        shift.waiting = [job for job in shift.waiting if job not in due]
+        return due
+
+    def _staff(self, job: _Job, shift: _Shift) -> Outcome | None:
+        """Give a plan a worker, or let it wait for one; an Outcome if it ends instead."""
+        job.want = None
+        worker = self._idle_worker()
+        if worker is None:
             try:
                 worker = Worker(env=self._env, server=self._server)
             except OSError as error:
-                text = f"a worker process could not be started: {error}"
-                return _fail(job, WorkerDiedError(text), worker_lives=False)
+                job.want = MachineError(f"a worker process could not be started: {error}")
+                if isinstance(error, (FileNotFoundError, PermissionError)):  # for good
+                    return _fail(job, job.want, worker_lives=False)
+                return self._want_worker(job, shift)
             self._uses[worker] = 0
             job.setup = Step("starting", self._setup_of(worker), (), START_TIMEOUT_SEC)
         self._uses[worker] += 1
         failure = _send(worker, job)
         if failure is None:
-            busy[worker] = job
+            shift.busy[worker] = job
         else:
             self._give_back(worker, job)
         return failure
+
+    def _idle_worker(self) -> Worker | None:
+        """Take a worker that waits for a task; one that has ended meanwhile does not."""
+        while self._idle:
+            worker = self._idle.pop()
+            if not worker.has_ended():
+                return worker
+            self._discard(worker)
+        return None
+
+    def _want_worker(self, job: _Job, shift: _Shift) -> Outcome | None:
+        """Let a plan wait for a worker; an Outcome if it has waited long enough."""
+        assert job.want is not None
+        job.postpone()
+        # Whoever is busy will be free, at its deadline at the latest.
+        if shift.busy or time.monotonic() - job.wants_since_sec < self._start_patience_sec:
+            shift.waiting.append(job)
+            return None
+        return _fail(job, job.want, worker_lives=False)
 
     def _setup_of(self, worker: Worker) -> Callable[[], Any]:
         if not self._setups:
@@ -269,12 +370,28 @@ class WorkerPool:
         self._places[worker] = place
         return self._setups[place]
 
+    def _look_after(self, worker: Worker, job: _Job, shift: _Shift) -> Outcome | None:
+        """Take what a worker has to say; None unless its plan has ended."""
+        outcome = self._advance(worker, job)
+        if job.want is not None:
+            del shift.busy[worker]
+            self._discard(worker)
+            return self._want_worker(job, shift)
+        if outcome is not None:
+            del shift.busy[worker]
+            self._give_back(worker, job)
+        return outcome
+
     def _advance(self, worker: Worker, job: _Job) -> Outcome | None:
-        """Take what a worker has to say; None while the plan goes on."""
-        elapsed_sec = time.monotonic() - worker.started_sec
+        """Carry a plan on; None while it goes on or wants another worker."""
+        elapsed_sec = worker.elapsed_sec
         try:
             answer = _receive(worker, job.current, elapsed_sec)
         except WorkerError as error:
+            # An import that takes so long is no task's fault either.
+            if job.setup is not None and isinstance(error, (MachineError, WorkerTimeoutError)):
+                job.want = MachineError(f"a worker process could not be started: {error}")
+                return None
             lives = isinstance(error, WorkerTaskError) and job.setup is None
             job.is_broken |= not lives or self._replace_after_error
             return _fail(job, error, worker_lives=lives, elapsed_sec=elapsed_sec) or (
@@ -286,7 +403,7 @@ class WorkerPool:
             job.setup = None
             return _send(worker, job)
         try:
-            job.step = job.plan.send(answer[1])
+            job.step = job.plan.send(answer.value)
         except Exception as end:
             return _ended(end, elapsed_sec)
         return _send(worker, job)
@@ -306,7 +423,7 @@ class WorkerPool:
         worker.kill()
 
 
-def _receive(worker: Worker, step: Step, elapsed_sec: float) -> tuple[bool, Any] | None:
+def _receive(worker: Worker, step: Step, elapsed_sec: float) -> Answer | None:
     """Return a worker's answer, None while there is none; raises what went wrong."""
     try:
         worker.flush()
@@ -314,12 +431,15 @@ def _receive(worker: Worker, step: Step, elapsed_sec: float) -> tuple[bool, Any]
     except WorkerError:
         raise
     except Exception as error:  # an answer that cannot be unpickled
-        raise WorkerDiedError(f"the worker's answer could not be read: {error!r}") from error
+        text = f"the worker's answer could not be read: {error!r}"
+        raise (MachineError if machine_failure(error) else WorkerDiedError)(text) from error
     if answer is None and elapsed_sec >= step.timeout_sec:
         text = f"timeout: killed after {step.timeout_sec:g} s of {step.doing}"
         raise WorkerTimeoutError(text)
-    if answer is not None and not answer[0]:
-        raise WorkerTaskError(str(answer[1]))
+    if answer is not None and not answer.succeeded:
+        if answer.machine_failure:
+            raise MachineError(answer.machine_failure)
+        raise WorkerTaskError(str(answer.value))
     return answer
 
 
@@ -331,7 +451,8 @@ def _send(worker: Worker, job: _Job) -> Outcome | None:
             worker.send(step.function, step.args)
         except Exception as error:  # cloudpickle: whatever the argument's own pickling raises
             text = f"the task could not be sent to a worker: {error!r}"
-            failure = _fail(job, WorkerTaskError(text), worker_lives=job.setup is None)
+            kind = MachineError if machine_failure(error) else WorkerTaskError
+            failure = _fail(job, kind(text), worker_lives=job.setup is None)
             if failure is not None:
                 return failure
         else:
@@ -361,19 +482,25 @@ def _ended(end: Exception, elapsed_sec: float) -> Outcome:
     return Outcome(error=WorkerTaskError(f"the plan failed: {end!r}"), elapsed_sec=elapsed_sec)
 
 
-def _wait(busy: dict[Worker, _Job], wake: int | None) -> None:
-    """Wait until a worker can be read, written or given up, or for POLL_SEC."""
+def _told(index: int, outcome: Outcome | None) -> Iterator[tuple[int, Outcome]]:
+    if outcome is not None:
+        yield index, outcome
+
+
+def _wait(shift: _Shift, wake: int | None) -> None:
+    """Wait until a worker can be read, written, given up or tried again, or for POLL_SEC."""
     now = time.monotonic()
-    ends = [worker.started_sec + job.current.timeout_sec for worker, job in busy.items()]
-    with selectors.DefaultSelector() as selector:
-        for worker in busy:
+    left_secs = [job.current.timeout_sec - worker.elapsed_sec for worker, job in shift.busy.items()]
+    left_secs += [job.retry_sec - now for job in shift.waiting]
+    with selectors.PollSelector() as selector:  # needs no descriptor, there may be none left
+        for worker in shift.busy:
             selector.register(worker, selectors.EVENT_READ)
             unsent = worker.unsent_fileno()
             if unsent is not None:
                 selector.register(unsent, selectors.EVENT_WRITE)
         if wake is not None:
             selector.register(wake, selectors.EVENT_READ)
-        selector.select(max(0.0, min([POLL_SEC, *(end - now for end in ends)])))
+        selector.select(max(0.0, min([POLL_SEC, *left_secs])))
 
 
 def _no_setup() -> None:
