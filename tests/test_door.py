@@ -96,3 +96,10 @@ def test_exported_finds_what_the_search_needs() -> None:
 def test_a_function_that_tvm_lacks_is_named() -> None:
     with pytest.raises(ValueError, match=r"does not export s_tir\.meta_schedule\.NoSuch.*README"):
         _tvm.exported("NoSuch")
+
+
+def test_tasks_are_called_as_files_may_be() -> None:
+    function = _tvm.te_workload("GMM")["main"]
+    mod = _tvm.IRModule(dict.fromkeys(("a/b", "a_b", "[/x]", "main"), function))
+    tasks = _tvm.functions_as_tasks(mod, _tvm.Target({"kind": "llvm", "num-cores": 1}))
+    assert [str(task.task_name) for task in tasks] == ["[_x]", "a_b", "a_b_", "main"]

@@ -33,6 +33,7 @@ from tvm.ir.utils import derived_object as _derived_object
 from tvm.relax import backend as relax_backend
 from tvm.relax import dpl as relax_patterns
 from tvm.relax import transform as relax_transform
+from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.relax.frontend import nn
 from tvm.rpc import base as rpc_base
 from tvm.rpc import connect as rpc_connect
@@ -56,7 +57,7 @@ from tvm.s_tir.meta_schedule.cost_model import CostModel, PyCostModel
 from tvm.s_tir.meta_schedule.database import Database, PyDatabase, TuningRecord, Workload
 from tvm.s_tir.meta_schedule.extracted_task import ExtractedTask
 from tvm.s_tir.meta_schedule.feature_extractor import PerStoreFeature
-from tvm.s_tir.meta_schedule.measure_callback import MeasureCallback, PyMeasureCallback
+from tvm.s_tir.meta_schedule.measure_callback import PyMeasureCallback, RemoveBuildArtifact
 from tvm.s_tir.meta_schedule.relax_integration import (
     extract_tasks,
     extracted_tasks_to_tune_contexts,
@@ -262,6 +263,11 @@ def workload_key(mod: IRModule) -> str:
     return f"{structural_hash(mod) & 0xFFFF_FFFF_FFFF_FFFF:016x}"
 
 
+def structure_key(mod: Any) -> str:
+    """Return 16 hexadecimal digits that modules share which differ in constants' values only."""
+    return f"{structural_hash(mod, skip_tensor_content=True) & 0xFFFF_FFFF_FFFF_FFFF:016x}"
+
+
 def anchor_of(mod: IRModule) -> str:
     """Return the name of a task's heaviest block; empty without one.
 
@@ -326,6 +332,84 @@ def _as_plain(value: Any) -> Any:
     return [_as_plain(each) for each in value]
 
 
+def _data_of(constant: Any) -> Any:
+    """Return the tensor in a constant, whose attribute each version of TVM calls otherwise."""
+    return constant.value if hasattr(constant, "value") else constant.data
+
+
+def constants_as_parameters(mod: IRModule, least_bytes: int) -> tuple[IRModule, dict[str, Tensor]]:
+    """Turn the large constants of ``main`` into parameters after its own.
+
+    ``BindParams`` undoes it.
+
+    Parameters
+    ----------
+    mod : IRModule
+    least_bytes : int
+        Smaller constants stay.
+
+    Returns
+    -------
+    (IRModule, dict of str to Tensor)
+        The module, and the values by the parameters' names.
+    """
+    weights: dict[str, Tensor] = {}
+    parameters: list[Any] = []
+
+    @relax.expr_functor.mutator
+    class Lift(relax.PyExprMutator):  # type: ignore[misc]
+        def visit_generic_const_(self, constant: Any) -> Any:
+            if _data_of(constant).numpy().nbytes < least_bytes:
+                return constant
+            name = f"constant_{len(parameters)}"
+            parameters.append(relax.Var(name, constant.ty))
+            weights[name] = _data_of(constant)
+            return parameters[-1]
+
+        visit_constant_ = visit_generic_const_  # as TVM 0.26 calls it
+
+    main = mod["main"]
+    body = Lift(mod).visit_expr(main.body)
+    lifted = relax.Function(
+        [*main.params, *parameters], body, main.ret_ty, main.is_pure, main.attrs
+    )
+    return IRModule({**dict(mod.functions), mod.get_global_var("main"): lifted}, attrs=mod.attrs), (
+        weights
+    )
+
+
+def fold_calls(mod: IRModule, value_of: Callable[[Any, str, list[Any]], Any | None]) -> IRModule:
+    """Replace calls of operators in ``main`` whose arguments are constants.
+
+    Parameters
+    ----------
+    mod : IRModule
+        With types: a call without one stays.
+    value_of : callable
+        ``(call, operator's name, arguments as arrays) -> array``, or None to leave it.
+    """
+    constant_type = type(relax.const(0.0))
+
+    @relax.expr_functor.mutator
+    class Fold(relax.PyExprMutator):  # type: ignore[misc]
+        def visit_call_(self, call: Any) -> Any:
+            call = self.visit_expr_post_order(call)
+            values = []
+            for argument in call.args:
+                bound = argument
+                if isinstance(argument, relax.Var):
+                    bound = self.lookup_binding(argument)
+                if isinstance(bound, constant_type):
+                    values.append(_data_of(bound).numpy())
+                elif not isinstance(bound, relax.ShapeExpr):
+                    return call
+            value = value_of(call, str(getattr(call.op, "name", "")), values) if values else None
+            return call if value is None else relax.const(tensor(value))
+
+    folded = Fold(mod).visit_expr(mod["main"])
+    return IRModule({**dict(mod.functions), mod.get_global_var("main"): folded}, attrs=mod.attrs)
+
+
 def memory_database() -> Database:
     """Make a database that forgets; it tells modules apart as :func:`json_database` does."""
     return ms.database.MemoryDatabase(module_equality="structural")
@@ -376,17 +460,44 @@ def _without_nameless_handlers() -> Iterator[None]:
 
 
 def functions_as_tasks(mod: IRModule | PrimFunc, target: Target) -> list[ExtractedTask]:
-    """Return the tensor functions of a module as tasks, in the order of their names."""
+    """Return the tensor functions of a module as tasks, in the order of their names.
+
+    Logs and libraries are called as their tasks are, so that no name has a slash.
+    """
     # Normalised as MetaSchedule does it when it looks a function up.
-    single = [(str(v.name_hint), normalize_mod(f)) for v, f in _tensor_functions(mod)]
-    ordered = sorted(single, key=lambda pair: pair[0])
-    return [ExtractedTask(name, each, target, [each], 1) for name, each in ordered]
+    single = {str(v.name_hint): normalize_mod(f) for v, f in _tensor_functions(mod)}
+    tasks: dict[str, ExtractedTask] = {}
+    # Those that keep their name first: no other may take it.
+    for name, each in sorted(single.items(), key=lambda pair: ("/" in pair[0], pair[0])):
+        free = name.replace("/", "_")
+        while free in tasks:
+            free += "_"
+        tasks[free] = ExtractedTask(free, each, target, [each], 1)
+    return [tasks[name] for name in sorted(tasks)]
 
 
 def without_bodies(mod: IRModule) -> IRModule:
     """Return the module with tensor functions that do nothing, for tests of what checks them."""
     idle = {v: f.with_body(Evaluate(0)) for v, f in _tensor_functions(mod)}
     return IRModule({**dict(mod.functions.items()), **idle})
+
+
+def with_swapped_arguments(mod: IRModule) -> IRModule:
+    """Return the module with functions that take their first two arguments in the other order.
+
+    For tests of what checks them: these are as fast as before. A function whose first two
+    differ in type or shape stays as it is.
+    """
+    swapped = {v: _swapped(f) for v, f in _tensor_functions(mod)}
+    return IRModule({**dict(mod.functions.items()), **swapped})
+
+
+def _swapped(function: PrimFunc) -> PrimFunc:
+    first, second, *others = function.params
+    kinds = [(each.ty.dtype, list(map(int, each.ty.shape))) for each in (first, second)]
+    if kinds[0] != kinds[1]:
+        return function
+    return PrimFunc([second, first, *others], function.body, function.ret_type, function.attrs)
 
 
 def _tensor_functions(mod: IRModule | PrimFunc) -> list[tuple[Any, PrimFunc]]:

@@ -1,0 +1,170 @@
+"""What the control groups of this process allow it: cores, memory, and who was killed.
+
+A container's limits are those of its control group and of all groups above it, in version 1
+of Linux's control groups or in version 2. Elsewhere, and where they cannot be seen, there
+are none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+PROC = Path("/proc")
+
+
+def cpu_limit(proc: Path = PROC) -> float | None:
+    """Return how many processors' time this process may use; None for all.
+
+    Parameters
+    ----------
+    proc : Path
+        Where the system describes its processes.
+    """
+    return min(_cpu_limits(proc), default=None)
+
+
+def memory_limit(proc: Path = PROC) -> int | None:
+    """Return the bytes that this process and its group may use; None for all there are.
+
+    Parameters
+    ----------
+    proc : Path
+    """
+    limit = min((limit for _, limit, _ in _memory_limits(proc)), default=None)
+    total = _meminfo(proc, "MemTotal")
+    # Version 1 writes a number near 2^63 where there is no limit.
+    return None if limit is None or (total is not None and limit >= total) else limit
+
+
+def available_memory(proc: Path = PROC) -> int | None:
+    """Return the bytes that can still be used without taking them from anybody.
+
+    Files that are cached and have not been read lately do not count as used.
+
+    Parameters
+    ----------
+    proc : Path
+
+    Returns
+    -------
+    int or None
+        None where the system does not say.
+    """
+    found = [max(0, limit - used) for _, limit, used in _memory_limits(proc) if used is not None]
+    of_machine = _meminfo(proc, "MemAvailable")
+    return min(found if of_machine is None else [*found, of_machine], default=None)
+
+
+class OomKills:
+    """How many processes the system has killed for want of memory.
+
+    Parameters
+    ----------
+    proc : Path
+    """
+
+    def __init__(self, proc: Path = PROC) -> None:
+        groups = list(_own_groups(proc, "memory"))
+        self._files = [
+            proc / "vmstat",
+            *(group / name for group in groups for name in ("memory.events", "memory.oom_control")),
+        ]
+
+    def count(self) -> tuple[int, ...]:
+        """Return the present counts: of the machine, and of each of our own groups."""
+        return tuple(_field(_read(path), "oom_kill") or 0 for path in self._files)
+
+
+def _cpu_limits(proc: Path) -> Iterator[float]:
+    for group in _groups(proc, "cpu"):
+        fields = _read(group / "cpu.max").split()
+        if len(fields) != 2:
+            quota = _read(group / "cpu.cfs_quota_us").strip()
+            fields = [quota, _read(group / "cpu.cfs_period_us").strip()]
+        if all(field.isdecimal() for field in fields) and int(fields[0]) and int(fields[1]):
+            yield int(fields[0]) / int(fields[1])
+
+
+def _memory_limits(proc: Path) -> Iterator[tuple[Path, int, int | None]]:
+    """Yield each group that has a limit, the limit, and what is used of it."""
+    for group in _groups(proc, "memory"):
+        names = ("memory.max", "memory.high", "memory.limit_in_bytes")
+        told = [_read(group / name).strip() for name in names]
+        limits = [int(text) for text in told if text.isdecimal()]
+        if limits:
+            yield group, min(limits), _used(group)
+
+
+def _used(group: Path) -> int | None:
+    stat = _read(group / "memory.stat")
+    for name, cached in (
+        ("memory.current", "inactive_file"),
+        ("memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        text = _read(group / name).strip()
+        if text.isdecimal():
+            return max(0, int(text) - (_field(stat, cached) or 0))
+    return None
+
+
+def _groups(proc: Path, controller: str) -> Iterator[Path]:
+    """Yield the folders of this process's groups and of all groups above them."""
+    for mount, path in _mounted_groups(proc, controller):
+        yield path
+        yield from (above for above in path.parents if above.is_relative_to(mount))
+
+
+def _own_groups(proc: Path, controller: str) -> Iterator[Path]:
+    return (path for _, path in _mounted_groups(proc, controller))
+
+
+def _mounted_groups(proc: Path, controller: str) -> Iterator[tuple[Path, Path]]:
+    """Yield where a controller's groups are mounted, and the folder of our own."""
+    ours = {}
+    for line in _read(proc / "self" / "cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        for name in controllers.split(","):  # none for version 2
+            ours[name] = path
+    for line in _read(proc / "self" / "mountinfo").splitlines():
+        before, _, after = line.partition(" - ")
+        root, point = (_unescaped(field) for field in before.split()[3:5])
+        kind, _, options = after.split()[:3]
+        wanted = "" if kind == "cgroup2" else controller
+        if kind not in ("cgroup", "cgroup2") or wanted not in ours:
+            continue
+        if wanted and wanted not in options.split(","):
+            continue
+        mount = Path(point)
+        inside = Path(ours[wanted])
+        # A container sees its own group mounted as if it were the topmost.
+        if root != "/" and inside.is_relative_to(root):
+            inside = Path("/") / inside.relative_to(root)
+        folder = mount / inside.relative_to("/")
+        yield mount, folder if ".." not in inside.parts and folder.is_dir() else mount
+
+
+def _unescaped(field: str) -> str:
+    """Return a path of a list of mounts, where spaces and their like are octal numbers."""
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), field)
+
+
+def _meminfo(proc: Path, name: str) -> int | None:
+    kilobytes = _field(_read(proc / "meminfo"), f"{name}:")
+    return None if kilobytes is None else kilobytes << 10
+
+
+def _field(text: str, name: str) -> int | None:
+    for line in text.splitlines():
+        fields = line.split()
+        if len(fields) > 1 and fields[0] == name and fields[1].isdecimal():
+            return int(fields[1])
+    return None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""
