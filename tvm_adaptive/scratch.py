@@ -1,0 +1,154 @@
+"""Temporary folders that belong to a process, and the end of those whose process is gone.
+
+A process that is killed leaves its folders behind. Each of ours says whose it is, and
+whoever makes another one beside it removes those of dead owners.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import socket
+import tempfile
+import time
+import weakref
+from pathlib import Path
+
+PREFIX = "tvm-adaptive-"
+OWNER_FILE = "owner.json"
+_PROC = Path("/proc")
+# A killed process may write for a moment yet; what is left after that, the next one removes.
+_REMOVE_TRIES = 5
+_REMOVE_PAUSE_SEC = 0.1
+
+
+class ScratchFolder:
+    """A folder that is removed with its owner, this process.
+
+    Parameters
+    ----------
+    purpose : str
+        A part of its name.
+    parent : str, Path or None
+        Where it is made, and where folders of dead owners are removed; None for the
+        system's folder of temporary files.
+
+    Attributes
+    ----------
+    path : Path
+
+    Raises
+    ------
+    OSError
+        When it cannot be made.
+    """
+
+    def __init__(self, purpose: str, parent: str | Path | None = None) -> None:
+        place = Path(tempfile.gettempdir() if parent is None else parent)
+        remove_abandoned(place)
+        self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{purpose}-", dir=place))
+        self._remove = weakref.finalize(self, _remove_own, self.path, os.getpid())
+        owner = json.dumps(dataclasses.asdict(Owner.of(os.getpid())))
+        (self.path / OWNER_FILE).write_text(owner)
+
+    def remove(self) -> None:
+        """Remove it and all that is in it; what cannot be removed stays."""
+        self._remove()
+
+
+@dataclasses.dataclass(frozen=True)
+class Owner:
+    """A process, told from all others that there have been on this machine.
+
+    Attributes
+    ----------
+    host : str
+    boot : str
+        Differs after every start of the machine; empty where the system does not say.
+    namespace : str
+        In which process ids mean the same: each container has its own.
+    pid : int
+    started : str
+        When, in the kernel's ticks; empty where there is no such process.
+    """
+
+    host: str
+    boot: str
+    namespace: str
+    pid: int
+    started: str
+
+    @classmethod
+    def of(cls, pid: int, proc: Path = _PROC) -> Owner:
+        """Return what is known of a process of this machine."""
+        boot = _read(proc / "sys" / "kernel" / "random" / "boot_id").strip()
+        try:
+            namespace = os.readlink(proc / "self" / "ns" / "pid")
+        except OSError:
+            namespace = ""
+        # Behind the program's name, which may hold spaces and brackets itself.
+        fields = _read(proc / str(pid) / "stat").rpartition(")")[2].split()
+        is_alive = len(fields) > 19 and fields[0] not in "ZX"
+        return cls(socket.gethostname(), boot, namespace, pid, fields[19] if is_alive else "")
+
+    def is_gone(self, proc: Path = _PROC) -> bool:
+        """Say whether the process is known to have ended; False where that cannot be seen."""
+        if not (self.boot and self.namespace and self.started):
+            return False
+        present = Owner.of(self.pid, proc)
+        is_comparable = (present.host, present.boot, present.namespace) == (
+            *(self.host, self.boot, self.namespace),
+        )
+        return is_comparable and present.started != self.started
+
+
+def remove_abandoned(place: Path) -> None:
+    """Remove scratch folders whose owners, of the same user and machine, are gone.
+
+    Parameters
+    ----------
+    place : Path
+        Where to look, not below that.
+    """
+    with contextlib.suppress(OSError), os.scandir(place) as entries:
+        for entry in entries:
+            if not entry.name.startswith(PREFIX):
+                continue
+            with contextlib.suppress(OSError, ValueError, TypeError):
+                is_ours = entry.stat(follow_symlinks=False).st_uid == os.geteuid()
+                if not is_ours or not entry.is_dir(follow_symlinks=False):
+                    continue
+                folder = Path(entry.path)
+                if Owner(**json.loads((folder / OWNER_FILE).read_bytes())).is_gone():
+                    _remove(folder)
+
+
+def _remove_own(folder: Path, pid: int) -> None:
+    if os.getpid() == pid:  # else a copy of the owner, forked by the user
+        _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder, the owner's name last: what is interrupted can be done again."""
+    for _ in range(_REMOVE_TRIES):
+        with contextlib.suppress(OSError):
+            for entry in [each for each in folder.iterdir() if each.name != OWNER_FILE]:
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry, ignore_errors=True)
+                else:
+                    entry.unlink(missing_ok=True)
+            if {entry.name for entry in folder.iterdir()} <= {OWNER_FILE}:
+                shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(_REMOVE_PAUSE_SEC)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
