@@ -32,3 +32,15 @@ def test_errors_are_relative_and_taken_once() -> None:
     assert errors.take(7e-3) == ONE_LOOK_ERROR
     assert math.isnan(errors.take(2e-3))
     assert math.isnan(errors.take(1.0))
+
+
+def test_notes_that_nobody_takes_are_dropped() -> None:
+    times, errors = BuildTimes(), TimingErrors()
+    for number in range(1, 10_001):
+        times.note(number, 0.5)
+        errors.note(1e-3 * number, 1e-5)
+    assert len(times._seconds) == len(errors._relative) == 4096
+    assert times.take(1) is None
+    assert math.isnan(errors.take(1e-3 * 1))
+    assert times.take(10_000) == 0.5
+    assert errors.take(1e-3 * 10_000) == pytest.approx(1e-6)

@@ -8,27 +8,54 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+_Key = TypeVar("_Key", int, float)
+
 # Single micro-batches of one kernel differ so much on a virtual machine.
 ONE_LOOK_ERROR = 0.1
+# Notes that are kept for somebody who may not take them: those of the batches under way,
+# which are some hundred, must be among them.
+_MAX_NOTES = 4096
+
+
+class _Notes(Generic[_Key]):
+    """Numbers that one part leaves for another, by key; the oldest are dropped."""
+
+    def __init__(self) -> None:
+        self._values: dict[_Key, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def note(self, key: _Key, value: float) -> None:
+        """Remember a number, the latest of a key."""
+        self._values.pop(key, None)
+        self._values[key] = value
+        if len(self._values) > _MAX_NOTES:
+            del self._values[next(iter(self._values))]
+
+    def take(self, key: _Key) -> float | None:
+        """Return and forget what was noted; None if nothing was."""
+        return self._values.pop(key, None)
 
 
 class BuildTimes:
     """How long candidates took to build, by module: a builder writes, a search reads."""
 
     def __init__(self) -> None:
-        self._seconds: dict[int, float] = {}
+        self._seconds: _Notes[int] = _Notes()
 
     def note(self, key: int, seconds: float) -> None:
         """Remember a build's share of its batch's seconds."""
-        self._seconds[key] = seconds
+        self._seconds.note(key, seconds)
 
     def take(self, key: int) -> float | None:
         """Return and forget what was noted; None if nothing was."""
-        return self._seconds.pop(key, None)
+        return self._seconds.take(key)
 
 
 class Incumbent:
@@ -66,16 +93,17 @@ class TimingErrors:
     """
 
     def __init__(self) -> None:
-        self._relative: dict[float, float] = {}
+        self._relative: _Notes[float] = _Notes()
 
     def note(self, seconds: float, stderr_sec: float) -> None:
         """Remember the standard error of a time; NaN where a single look gives none."""
         known = math.isfinite(stderr_sec)
-        self._relative[seconds] = stderr_sec / seconds if known else ONE_LOOK_ERROR
+        self._relative.note(seconds, stderr_sec / seconds if known else ONE_LOOK_ERROR)
 
     def take(self, seconds: float) -> float:
         """Return and forget the relative standard error of a time; NaN if not known."""
-        return self._relative.pop(seconds, math.nan)
+        relative = self._relative.take(seconds)
+        return math.nan if relative is None else relative
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,73 +22,52 @@ from tvm_adaptive.asides import LastLesson, Lesson
 from tvm_adaptive.database.metaschedule import task_of, trial_of
 from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.errors import StoreError, essence
+from tvm_adaptive.errors import essence, is_untried
 from tvm_adaptive.measure_callback.journal import JournalWriter
+from tvm_adaptive.outbox import SYSTEM_CLOCK, Clock, Outbox
+from tvm_adaptive.records import RECORDED_FAILURE_SEC
 
 logger = logging.getLogger(__name__)
-
-# A store that refused so often in a row is left alone for the rest of the run.
-_MAX_FAILURES = 3
-# What MetaSchedule writes for a failed trial.
-_FAILED_SEC = 1e10
-
-
-class _Shelf:
-    """One store, and what it could not take yet."""
-
-    def __init__(self, store: RecordStore, journal: JournalWriter) -> None:
-        self._store = store
-        self._journal = journal
-        self._waiting: list[tuple[StoredTask, list[StoredTrial]]] = []
-        self._n_failures = 0
-
-    def put(self, task: StoredTask, trials: list[StoredTrial]) -> None:
-        """Write a batch, after what waits."""
-        if self._n_failures >= _MAX_FAILURES:
-            return
-        self._waiting.append((task, trials))
-        while self._waiting:
-            try:
-                self._store.add(*self._waiting[0])
-            except StoreError as error:
-                self._n_failures += 1
-                logger.warning("%s", error)
-                self._journal.write("error", where="store", message=str(error))
-                return
-            self._n_failures = 0
-            del self._waiting[0]
 
 
 @derived_object
 class Keeper(PyMeasureCallback):  # type: ignore[misc]
     """Append every measured batch to record stores; a store that fails costs no trial.
 
-    What could not be written is tried again with the next batch. MetaSchedule's own
+    What the shared store could not take lies in the run's own meanwhile. MetaSchedule's own
     database in the run's folder has it in any case.
 
     Parameters
     ----------
-    stores : sequence of RecordStore
     contexts : sequence of TuneContext
         In the scheduler's order.
+    own : RecordStore or None
+        The run's; nobody else writes to it.
+    shared : RecordStore or None
+        The one that outlives the run.
     run : str
         Names the run.
     lessons : LastLesson
         What the cost model learned of the batch, if it says so.
     journal : JournalWriter
-        Gets an ``"error"`` event when the store fails.
+        Gets an ``"error"`` event when a store fails.
+    clock : Clock
     """
 
     def __init__(
         self,
-        stores: Sequence[RecordStore],
         contexts: Sequence[TuneContext],
+        *,
+        own: RecordStore | None,
+        shared: RecordStore | None,
         run: str,
         lessons: LastLesson,
         journal: JournalWriter,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         super().__init__()
-        self._shelves = [_Shelf(store, journal) for store in stores]
+        self._own = None if own is None else Outbox(own, journal, clock)
+        self._shared = None if shared is None else Outbox(shared, journal, clock, spill=own)
         self._contexts = list(contexts)
         self._run = run
         self._lessons = lessons
@@ -106,18 +85,35 @@ class Keeper(PyMeasureCallback):  # type: ignore[misc]
     ) -> None:
         """Take in one round; whatever goes wrong here must not end the run."""
         try:
-            lesson = self._lessons.take(len(measure_candidates))
+            rounds = zip(measure_candidates, builder_results, runner_results, strict=True)
             trials = [
                 self._trial(task_id, candidate, built.error_msg or run.error_msg, run.run_secs)
-                for candidate, built, run in zip(
-                    measure_candidates, builder_results, runner_results, strict=True
-                )
+                for candidate, built, run in rounds
+                if not is_untried(built.error_msg or run.error_msg)
             ]
-            for shelf in self._shelves:
-                shelf.put(self._task(task_id), with_lesson(trials, lesson))
+            if not trials:
+                return
+            lesson = self._lessons.take(len(trials))
+            task, batch = self._task(task_id), with_lesson(trials, lesson)
+            is_kept = self._own is not None and self._own.put(task, batch)
+            if self._shared is not None:
+                self._shared.put(task, batch, is_spilled=is_kept)
         except Exception as error:
             logger.exception("a round is not in the record store")
             self._journal.write("error", where="keeper", task_id=task_id, message=repr(error))
+
+    def close(self, limit_sec: float) -> int:
+        """Write what waits; return how many trials the shared store does not have.
+
+        Parameters
+        ----------
+        limit_sec : float
+            No other try is begun after that.
+        """
+        for outbox in (self._own, self._shared):
+            if outbox is not None:
+                outbox.flush(limit_sec)
+        return 0 if self._shared is None else self._shared.n_missing
 
     def _task(self, task_id: int) -> StoredTask:
         if task_id not in self._tasks:
@@ -134,7 +130,9 @@ class Keeper(PyMeasureCallback):  # type: ignore[misc]
         record = TuningRecord(
             candidate.sch.trace,
             self._workloads[task_id],
-            [_FAILED_SEC] if message is not None else [float(sec) for sec in run_secs or ()],
+            [RECORDED_FAILURE_SEC]
+            if message is not None
+            else [float(sec) for sec in run_secs or ()],
             context.target,
             candidate.args_info,
         )

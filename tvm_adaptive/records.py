@@ -17,8 +17,10 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
 
-# MetaSchedule writes 1e10 s for a failed trial; nothing that long is a measurement.
-FAILED_SEC = 1e9
+# What MetaSchedule writes instead of the time of a failed trial.
+RECORDED_FAILURE_SEC = 1e10
+# Nothing that takes a tenth of that is a measurement.
+FAILED_SEC = RECORDED_FAILURE_SEC / 10
 # Of what earlier runs found for a task, so many are measured again, before anything else: the
 # second, should the first have been luck.
 N_VERIFIED = 2

@@ -7,9 +7,16 @@ before.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 _END = "EnterPostproc"
+# Of an instruction.
+_N_PARTS = 4
+# Instructions whose decisions are factors of an extent.
+_TILES = ("SamplePerfectTile", "SamplePartitionedTile")
+# Extents and numbers of choices have 32 bits.
+_MOST_DECIDED = 2**31 - 1
 
 
 def choices_of(trace: Any) -> tuple[list[Any], list[tuple[int, Any]]]:
@@ -37,6 +44,35 @@ def choices_of(trace: Any) -> tuple[list[Any], list[tuple[int, Any]]]:
     numbered = sorted((int(number), decision) for number, decision in decisions)
     made = [(number, decision) for number, decision in numbered if number < end]
     return without_flags(instructions[:end]), made
+
+
+def is_sane(trace: Any) -> bool:
+    """Say whether a trace has the form of one, with decisions that can be computed with.
+
+    What it does is not looked at. TVM, given a tile of no iterations, divides by it.
+
+    Parameters
+    ----------
+    trace : object
+        JSON, parsed.
+    """
+    try:
+        instructions, decisions = trace
+        kinds = [kind for kind, *_ in instructions]
+        sane_kinds = all(isinstance(kind, str) for kind in kinds)
+        sane_form = all(len(each) == _N_PARTS for each in instructions)
+        return sane_kinds and sane_form and all(_is_decided(kinds, *each) for each in decisions)
+    except (TypeError, ValueError, IndexError):
+        return False
+
+
+def _is_decided(kinds: Sequence[str], number: Any, decision: Any) -> bool:
+    """Say whether a decision is one that its instruction may have."""
+    parts = decision if isinstance(decision, list) else [decision]
+    least = 1 if kinds[number] in _TILES else -_MOST_DECIDED
+    return 0 <= number < len(kinds) and all(
+        isinstance(part, int) and least <= part <= _MOST_DECIDED for part in parts
+    )
 
 
 def without_flags(value: Any) -> Any:

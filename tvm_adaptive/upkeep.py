@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tvm_adaptive.database.exchange import export_json, import_json
+from tvm_adaptive.database.exchange import export_json, has_json, import_json, import_store
 from tvm_adaptive.database.records import TaskStats
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.memory import NO_STORE, USER_STORE, revealed, user_store
+from tvm_adaptive.environment import UNKNOWN, Environment
+from tvm_adaptive.errors import InvalidOptionError, JournalError
+from tvm_adaptive.measure_callback.journal import read_journal
+from tvm_adaptive.memory import NO_STORE, RUN_STORE, USER_STORE, revealed, user_store
+from tvm_adaptive.session import JOURNAL_FILE
 
 
 def stats(store: str) -> tuple[str, list[TaskStats]]:
@@ -45,7 +48,21 @@ def export_records(store: str, folder: Path, best: int | None = None) -> int:
 
 
 def import_records(store: str, folder: Path) -> tuple[str, int, int]:
-    """Add a JSON database's records; return the store's name, how many were added, left out.
+    """Add the records of a run's folder, or of a JSON database.
+
+    Parameters
+    ----------
+    store : str
+    folder : Path
+        What a run's own record store in it says beyond MetaSchedule's records (features,
+        failures, which run it was, where it was measured) is kept.
+
+    Returns
+    -------
+    name : str
+        The store's.
+    n_added, n_skipped : int
+        Skipped are those that the store holds, and those that cannot be read.
 
     Raises
     ------
@@ -54,8 +71,31 @@ def import_records(store: str, folder: Path) -> tuple[str, int, int]:
     StoreError
         When the store cannot be written.
     """
+    own = folder / RUN_STORE
     with _open(store) as opened:
-        return opened.name, *import_json(opened, folder)
+        if not own.is_file() or str(own.resolve()) == str(
+            Path(opened.url.database or "").resolve()
+        ):
+            return opened.name, *import_json(opened, folder, _environment_of(folder))
+        with RecordStore(own) as other:
+            n_added, n_skipped = import_store(opened, other)
+        if has_json(folder):
+            # Nearly all of it was in the run's store; that is no news.
+            n_added += import_json(opened, folder, _environment_of(folder))[0]
+        return opened.name, n_added, n_skipped
+
+
+def _environment_of(folder: Path) -> Environment:
+    """Return where a run measured; unknown if its journal does not say so, or several."""
+    journal = folder / JOURNAL_FILE
+    if not journal.is_file():
+        return UNKNOWN
+    try:
+        runs = [event for event in read_journal(journal) if event.get("event") == "run"]
+    except JournalError:
+        return UNKNOWN
+    found = {Environment.from_fields(event) for event in runs}
+    return found.pop() if len(found) == 1 else UNKNOWN
 
 
 def prune(store: str, keep: int) -> tuple[str, int]:

@@ -24,14 +24,15 @@ from tvm_adaptive.database.metaschedule import StoreDatabase, record_of, target_
 from tvm_adaptive.database.records import StoredTrial
 from tvm_adaptive.database.repair import RECORD_FILE, WORKLOAD_FILE
 from tvm_adaptive.database.store import RecordStore
+from tvm_adaptive.environment import Environment
 from tvm_adaptive.errors import InvalidOptionError
 
 Mods = dict[str, IRModule]
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[RecordStore]:
-    with RecordStore(tmp_path / "records.db") as store:
+def store(tmp_path: Path, target: Target) -> Iterator[RecordStore]:
+    with RecordStore(tmp_path / "records.db", Environment.current(target)) as store:
         yield store
 
 
@@ -44,7 +45,7 @@ def test_what_one_database_commits_another_reads(
     for seed, seconds in enumerate((3e-3, None, 1e-3, 2e-3), start=1):
         first.commit_tuning_record(make_record(mod, target, seconds, seed))
     assert len(first) == 4
-    second = StoreDatabase(store, target)
+    second = StoreDatabase(store, target, checked_only=False)
     assert second.has_workload(mod)
     assert not second.has_workload(mods["C1D"])
     top = second.get_top_k(second.commit_workload(mod), 2)
@@ -65,7 +66,7 @@ def test_records_of_another_target_are_not_seen(
 ) -> None:
     other = Target({"kind": "llvm", "num-cores": 64})
     StoreDatabase(store, other).commit_tuning_record(make_record(mods["GMM"], other, 1e-3))
-    mine = StoreDatabase(store, target)
+    mine = StoreDatabase(store, target, checked_only=False)
     assert not mine.has_workload(mods["GMM"])
     assert len(mine) == 0
     assert mine.query_tuning_record(mods["GMM"], target, "main") is None
@@ -74,7 +75,7 @@ def test_records_of_another_target_are_not_seen(
 def test_it_stands_in_for_metaschedules_own_in_a_context(
     store: RecordStore, mods: Mods, target: Target
 ) -> None:
-    database = StoreDatabase(store, target)
+    database = StoreDatabase(store, target, checked_only=False)
     database.commit_tuning_record(make_record(mods["GMM"], target, 1e-3))
     with database:
         from tvm.s_tir.meta_schedule import database as ms_database
@@ -89,7 +90,8 @@ def test_a_record_that_cannot_be_read_is_left_out(
 ) -> None:
     task = task_of(mods["GMM"], target, "main")
     StoreDatabase(store, target).commit_tuning_record(make_record(mods["GMM"], target, 1e-3))
-    store.add(task, [StoredTrial('["of another version"]', 1e-4), StoredTrial("{", 1e-4)])
+    another = '[[[["AnotherVersions", [], [], []]], []], [1e-4], {"kind": "llvm"}, []]'
+    store.add(task, [StoredTrial(another, 1e-4), StoredTrial("{", 1e-4)])
     database = StoreDatabase(store, target)
     assert len(database.get_top_k(database.commit_workload(mods["GMM"]), 9)) == 1
     assert "left out" in caplog.text

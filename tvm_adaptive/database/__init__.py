@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tvm_adaptive.database.metaschedule import StoreDatabase
+from tvm_adaptive.database.run_database import RunDatabase
 from tvm_adaptive.database.store import RecordStore
 
-__all__ = ["RecordStore", "StoreDatabase"]
+__all__ = ["RecordStore", "RunDatabase", "StoreDatabase"]

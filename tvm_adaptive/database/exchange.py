@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from tvm_adaptive.database.metaschedule import target_text, task_of, trial_of
 from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.repair import RECORD_FILE, WORKLOAD_FILE
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.database.verdicts import sound, trusted
+from tvm_adaptive.database.verdicts import candidate_of, sound, trusted
+from tvm_adaptive.environment import UNKNOWN, Environment
 from tvm_adaptive.errors import InvalidOptionError
 
 
@@ -20,7 +22,8 @@ def export_json(store: RecordStore, folder: Path, best: int | None = None) -> in
     """Write a store as a JSON database, for MetaSchedule and for people without our package.
 
     What play-offs found out, wrong results above all, is left out: MetaSchedule would take
-    the fastest of it.
+    the fastest of it. Its records do not say where they were measured: of a store without an
+    environment, those of all devices are written.
 
     Parameters
     ----------
@@ -68,13 +71,22 @@ def export_json(store: RecordStore, folder: Path, best: int | None = None) -> in
     return len(records)
 
 
-def import_json(store: RecordStore, folder: Path) -> tuple[int, int]:
+def has_json(folder: Path) -> bool:
+    """Say whether a folder holds a JSON database."""
+    return all((folder / name).is_file() for name in (WORKLOAD_FILE, RECORD_FILE))
+
+
+def import_json(
+    store: RecordStore, folder: Path, environment: Environment = UNKNOWN
+) -> tuple[int, int]:
     """Add a JSON database's records that a store does not hold yet.
 
     Parameters
     ----------
     store : RecordStore
     folder : Path
+    environment : Environment
+        Where they were measured; the files do not say so.
 
     Returns
     -------
@@ -88,7 +100,7 @@ def import_json(store: RecordStore, folder: Path) -> tuple[int, int]:
     StoreError
         When the store cannot be written.
     """
-    if not (folder / WORKLOAD_FILE).is_file() or not (folder / RECORD_FILE).is_file():
+    if not has_json(folder):
         raise InvalidOptionError(
             f"{folder} holds no database of MetaSchedule ({WORKLOAD_FILE}, {RECORD_FILE})."
         )
@@ -105,15 +117,62 @@ def import_json(store: RecordStore, folder: Path) -> tuple[int, int]:
         key = (number, target_text(record.target))
         if key not in tasks:
             tasks[key] = task_of(workloads[number].mod, key[1], "main")
-        found.setdefault(key, []).append(trial_of(record, unix_sec=0.0, run=str(folder)))
+        trial = trial_of(record, unix_sec=0.0, run=str(folder))
+        found.setdefault(key, []).append(dataclasses.replace(trial, environment=environment))
     n_added = n_known = 0
     for key, trials in found.items():
-        known = {trial.record for trial in store.latest(tasks[key])}
-        new = [trial for trial in trials if trial.record not in known]
-        store.add(tasks[key], new)
-        n_added += len(new)
-        n_known += len(trials) - len(new)
+        n_new = _add_new(store, tasks[key], trials)
+        n_added += n_new
+        n_known += len(trials) - n_new
     return n_added, n_known + n_unreadable
+
+
+def import_store(store: RecordStore, other: RecordStore) -> tuple[int, int]:
+    """Add another store's rows that a store does not hold yet, as they are.
+
+    Parameters
+    ----------
+    store, other : RecordStore
+
+    Returns
+    -------
+    n_added, n_skipped : int
+        Trials; skipped are those that the store holds, and those that cannot be read.
+
+    Raises
+    ------
+    StoreError
+        When the one cannot be written or the other not be read.
+    """
+    n_added = n_known = 0
+    for task in other.tasks():
+        trials = other.latest(task)
+        n_new = _add_new(store, task, trials)
+        n_added += n_new
+        n_known += len(trials) - n_new
+        known = {_place_of(each) for each in store.finals(task)}
+        store.add_finals(
+            task, [each for each in other.finals(task) if _place_of(each) not in known]
+        )
+    return n_added, n_known + other.n_left_out
+
+
+def _add_new(store: RecordStore, task: StoredTask, trials: Sequence[StoredTrial]) -> int:
+    """Add the trials that a store does not hold; return how many."""
+    known = {_measurement(trial) for trial in store.latest(task)}
+    new = [trial for trial in trials if _measurement(trial) not in known]
+    store.add(task, new)
+    return len(new)
+
+
+def _measurement(trial: StoredTrial) -> tuple[str, float | None]:
+    """Return what tells measurements apart; the texts of their records may differ."""
+    return candidate_of(trial), trial.seconds
+
+
+def _place_of(final: StoredTrial) -> tuple[str, str, float]:
+    """Return what two verdicts on one candidate differ by."""
+    return final.record, final.run, final.unix_sec
 
 
 def _lines(path: Path) -> Iterator[str]:

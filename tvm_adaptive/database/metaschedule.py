@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import math
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 from tvm_adaptive._tvm import (
@@ -19,13 +21,16 @@ from tvm_adaptive._tvm import (
     anchor_of,
     copy_record,
     derived_object,
+    json_database,
     memory_database,
     record_as_json,
     workload_key,
 )
 from tvm_adaptive.database.records import StoredTask, StoredTrial
+from tvm_adaptive.database.repair import copy_readable
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.database.verdicts import FLATTERY, chosen, sound
+from tvm_adaptive.database.verdicts import proven, sound
+from tvm_adaptive.environment import Environment
 from tvm_adaptive.records import median_sec
 
 logger = logging.getLogger(__name__)
@@ -72,32 +77,57 @@ def trial_of(
     )
 
 
+def readable_database(work_dir: Path) -> Database:
+    """Return what can be read of a JSON database, also of one that is being written.
+
+    Parameters
+    ----------
+    work_dir : Path
+        Holds it; nothing in it is changed. Without a database there is nothing in the answer.
+    """
+    with tempfile.TemporaryDirectory(prefix="tvm-adaptive-") as folder:
+        if not copy_readable(work_dir, Path(folder)):
+            return memory_database()
+        return json_database(folder)
+
+
 @derived_object
 class StoreDatabase(PyDatabase):  # type: ignore[misc]
     """Let MetaSchedule read and write a record store, one target's records of it.
 
     Records are read per workload when MetaSchedule first asks for it, without those that a
-    play-off found out; what one has proven is the best, unless something else was recorded as
-    faster by more than luck. What is committed is in the store when the call returns.
+    play-off found out. What a compiler asks for (``query_schedule`` and its like) is what a
+    play-off has proven, and nothing where none has: the function is then compiled untuned.
+    What a search asks for (``get_top_k``) is all records. What is committed is in the store
+    when the call returns.
 
     Parameters
     ----------
     store : RecordStore
         Stays open as long as this object is used.
+        What was measured in another environment than its own is not told of; that is the
+        target's on this machine where it has none.
     target : Target
         MetaSchedule does not tell records of one workload apart by target.
     run : str, default ""
         Names whoever writes.
+    checked_only : bool, default True
+        False lets a compiler have the fastest record of a workload of which no play-off has
+        proven any, as MetaSchedule's own databases do; nobody has looked at its results then.
     """
 
-    def __init__(self, store: RecordStore, target: Target, run: str = "") -> None:
+    def __init__(
+        self, store: RecordStore, target: Target, run: str = "", *, checked_only: bool = True
+    ) -> None:
         super().__init__()
-        self._store = store
+        is_bound = store.environment is not None
+        self._store = store if is_bound else store.at(Environment.current(target))
         self._target = target_text(target)
         self._run = run
+        self._checked_only = checked_only
         self._inner: Database = memory_database()
-        # By workload: what is better asked for the best than all records.
-        self._chosen: dict[str, tuple[Database, float]] = {}
+        # Of each workload the record that a play-off has proven.
+        self._proven: Database = memory_database()
         self._loaded: set[str] = set()
 
     def has_workload(self, mod: IRModule) -> bool:
@@ -123,10 +153,6 @@ class StoreDatabase(PyDatabase):  # type: ignore[misc]
         trial = trial_of(record, run=self._run)
         self._store.add(task_of(mod, self._target, "main"), [trial])
         copy_record(record, self._inner)
-        key = workload_key(mod)
-        _, proven_sec = self._chosen.get(key, (None, 0.0))
-        if trial.seconds is not None and trial.seconds < FLATTERY * proven_sec:
-            del self._chosen[key]
 
     def get_top_k(self, workload: Workload, top_k: int) -> list[TuningRecord]:
         """Return the fastest records of a workload, fastest first."""
@@ -136,32 +162,35 @@ class StoreDatabase(PyDatabase):  # type: ignore[misc]
     def get_all_tuning_records(self) -> list[TuningRecord]:
         """Return all records of the target."""
         for task in self._store.tasks(target=self._target):
-            self._load(_workload_of(task).mod)
+            workload = _workload_of(task)
+            if workload is not None:
+                self._load(workload.mod)
         return list(self._inner.get_all_tuning_records())
 
     def query_tuning_record(
         self, mod: IRModule, target: Target, workload_name: str | None = None
     ) -> TuningRecord | None:
-        """Return the best record of a workload, None without one."""
-        return self._best_of(mod).query_tuning_record(mod, target, workload_name or "main")
+        """Return the record of a workload to compile, None without one."""
+        return self._to_compile(mod).query_tuning_record(mod, target, workload_name or "main")
 
     def query_schedule(
         self, mod: IRModule, target: Target, workload_name: str | None = None
     ) -> Schedule | None:
-        """Return the best schedule of a workload, None without one."""
-        return self._best_of(mod).query_schedule(mod, target, workload_name or "main")
+        """Return the schedule of a workload to compile, None without one."""
+        return self._to_compile(mod).query_schedule(mod, target, workload_name or "main")
 
     def query_ir_module(
         self, mod: IRModule, target: Target, workload_name: str | None = None
     ) -> IRModule | None:
-        """Return the workload as its best schedule leaves it, None without one."""
-        return self._best_of(mod).query_ir_module(mod, target, workload_name or "main")
+        """Return the workload as the schedule to compile leaves it, None without one."""
+        return self._to_compile(mod).query_ir_module(mod, target, workload_name or "main")
 
-    def _best_of(self, mod: IRModule) -> Database:
-        """Return what to ask for the best record of a workload."""
+    def _to_compile(self, mod: IRModule) -> Database:
+        """Return what to ask for the record of a workload to compile."""
         self._load(mod)
-        database, _ = self._chosen.get(workload_key(mod), (self._inner, 0.0))
-        return database
+        if self._checked_only or self._proven.has_workload(mod):
+            return self._proven
+        return self._inner
 
     def __len__(self) -> int:
         """Return the number of the target's records."""
@@ -174,20 +203,15 @@ class StoreDatabase(PyDatabase):  # type: ignore[misc]
             return
         self._loaded.add(key)
         task = task_of(mod, self._target, "main")
+        best = proven(self._store, task)
         trials = sound(self._store, task, self._store.latest(task))
-        if not trials:
-            return
-        workload = self._inner.commit_workload(mod)
         for trial in trials:
-            record = record_of(trial, workload)
+            record = record_of(trial, self._inner.commit_workload(mod))
             if record is not None:
                 self._inner.commit_tuning_record(record)
-        best = chosen(self._store, task)
-        record = None if best is None else record_of(best, workload)
-        if best is not None and best.seconds is not None and record is not None:
-            database = memory_database()
-            copy_record(record, database)
-            self._chosen[key] = (database, best.seconds)
+        record = None if best is None else record_of(best, Workload(mod))
+        if record is not None:
+            copy_record(record, self._proven)
 
 
 def record_of(trial: StoredTrial, workload: Workload) -> TuningRecord | None:
@@ -200,4 +224,9 @@ def record_of(trial: StoredTrial, workload: Workload) -> TuningRecord | None:
 
 
 def _workload_of(task: StoredTask) -> Any:
-    return Workload.from_json(json.loads(task.workload))
+    """Return MetaSchedule's object of a row; None, which is logged, if it cannot be read."""
+    try:
+        return Workload.from_json(json.loads(task.workload))
+    except Exception:  # what TVM's parser may raise is anything
+        logger.warning("a workload of the store cannot be read and is left out", exc_info=True)
+        return None

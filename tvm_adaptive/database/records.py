@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import zlib
 
 import numpy as np
 import numpy.typing as npt
+
+from tvm_adaptive.environment import UNKNOWN, Environment
 
 Features = npt.NDArray[np.float32]
 # Of a task: keys of its workload and of its target.
@@ -69,6 +70,8 @@ class StoredTrial:
         When it was measured.
     run : str
         Names the run that measured it.
+    environment : Environment
+        Where it was measured.
     """
 
     record: str
@@ -78,6 +81,7 @@ class StoredTrial:
     features: Features | None = None
     unix_sec: float = 0.0
     run: str = ""
+    environment: Environment = dataclasses.field(default=UNKNOWN, compare=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,27 +103,3 @@ class TaskStats:
     n_failures: int
     best_sec: float | None
     last_unix_sec: float
-
-
-def pack_features(features: Features | None) -> bytes | None:
-    """Return features as compressed bytes, little-endian float32."""
-    if features is None:
-        return None
-    # Most of them are 0: the fastest level makes a third of them.
-    return zlib.compress(np.ascontiguousarray(features, dtype="<f4").tobytes(), level=1)
-
-
-def unpack_features(packed: bytes | None) -> Features | None:
-    """Undo :func:`pack_features`.
-
-    Raises
-    ------
-    ValueError
-        When the bytes are none of its.
-    """
-    if packed is None:
-        return None
-    try:
-        return np.frombuffer(zlib.decompress(packed), dtype="<f4").astype(np.float32)
-    except zlib.error as error:
-        raise ValueError(f"features are damaged: {error}") from error

@@ -8,9 +8,12 @@ reader takes.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import logging
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,12 @@ WORKLOAD_FILE = "database_workload.json"
 RECORD_FILE = "database_tuning_record.json"
 # What could not be read is moved here, never deleted.
 DAMAGED_SUFFIX = ".damaged"
+# A record is [number of its workload, [trace, seconds, target, arguments]].
+_RECORD_FIELDS = 4
+
+
+# Says whether a line is readable, by its place among those that are not empty.
+_IsGood = Callable[[int, bytes], bool]
 
 
 def repair_database(work_dir: Path) -> int:
@@ -28,62 +37,113 @@ def repair_database(work_dir: Path) -> int:
     Parameters
     ----------
     work_dir : Path
-        Holds the two files of the database; missing ones are fine.
+        Holds the two files of the database; missing ones are fine. No other process may
+        write to them.
 
     Returns
     -------
     int
         Lines that were moved to a file with the suffix ``.damaged``.
     """
+    workloads, records = _good_lines(work_dir)
+    return _repair(work_dir / WORKLOAD_FILE, workloads) + _repair(work_dir / RECORD_FILE, records)
+
+
+def copy_readable(work_dir: Path, folder: Path) -> bool:
+    """Copy what can be read of a JSON database, which may be written to meanwhile.
+
+    Parameters
+    ----------
+    work_dir : Path
+        Holds the database; nothing in it is changed.
+    folder : Path
+        Where the copy goes.
+
+    Returns
+    -------
+    bool
+        Whether there was a record to copy.
+    """
+    workloads, records = _good_lines(work_dir)
+    _copy(work_dir / WORKLOAD_FILE, workloads, folder / WORKLOAD_FILE)
+    return _copy(work_dir / RECORD_FILE, records, folder / RECORD_FILE) > 0
+
+
+def _good_lines(work_dir: Path) -> tuple[_IsGood, _IsGood]:
+    """Return which lines can be read, of the workloads and of the records."""
     # A record names its workload by line number, so a lost workload line would give the
     # records behind it to other workloads: they go, too.
-    n_before = _count_lines(work_dir / WORKLOAD_FILE)
-    moved = _repair(work_dir / WORKLOAD_FILE, keep_after_damage=False)
-    n_workloads = _count_lines(work_dir / WORKLOAD_FILE)
-    limit = n_workloads if n_workloads < n_before or moved else None
-    return moved + _repair(work_dir / RECORD_FILE, keep_after_damage=True, n_workloads=limit)
+    n_intact = sum(1 for _ in itertools.takewhile(_is_workload, _lines(work_dir / WORKLOAD_FILE)))
+    return (
+        lambda place, _line: place < n_intact,
+        lambda _place, line: _is_record(line, n_intact),
+    )
 
 
-def _repair(path: Path, *, keep_after_damage: bool, n_workloads: int | None = None) -> int:
-    if not path.exists():
+def _lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines that are not empty, one at a time: a long run has a gigabyte of them."""
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+        for line in file:
+            if line.strip():
+                yield line.removesuffix(b"\n")
+
+
+def _repair(path: Path, is_good: _IsGood) -> int:
+    if not path.exists() or _is_sound(path, is_good):
         return 0
-    text = path.read_bytes()
-    lines = text.split(b"\n")
-    good: list[bytes] = []
-    damaged: list[bytes] = []
-    for line in lines:
-        if not line.strip():
-            continue
-        intact = _is_intact(line, n_workloads) and (keep_after_damage or not damaged)
-        (good if intact else damaged).append(line)
-    repaired = b"".join(line + b"\n" for line in good)
-    if repaired == text:
-        return 0
-    if damaged:
-        with open(path.with_name(path.name + DAMAGED_SUFFIX), "ab") as file:
-            file.write(b"".join(line + b"\n" for line in damaged))
-        logger.warning("%s: moved %d unreadable lines to *%s", path, len(damaged), DAMAGED_SUFFIX)
+    damaged = path.with_name(path.name + DAMAGED_SUFFIX)
+    n_damaged = _copy(path, lambda place, line: not is_good(place, line), damaged)
+    if n_damaged:
+        logger.warning("%s: moved %d unreadable lines to *%s", path, n_damaged, DAMAGED_SUFFIX)
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_bytes(repaired)
+    temporary.write_bytes(b"")
+    _copy(path, is_good, temporary)
     os.replace(temporary, path)
-    return len(damaged)
+    return n_damaged
 
 
-def _is_intact(line: bytes, n_workloads: int | None) -> bool:
-    try:
-        value = json.loads(line, parse_constant=_refuse_constant)
-    except ValueError:
+def _is_sound(path: Path, is_good: _IsGood) -> bool:
+    with open(path, "rb") as file:
+        return all(
+            line.endswith(b"\n") and bool(line.strip()) and is_good(place, line)
+            for place, line in enumerate(file)
+        )
+
+
+def _copy(path: Path, is_wanted: _IsGood, to: Path) -> int:
+    """Append lines to a file, which is made if missing and there are any; return how many."""
+    wanted = (line for place, line in enumerate(_lines(path)) if is_wanted(place, line))
+    n_copied = 0
+    with contextlib.ExitStack() as stack:
+        for line in wanted:
+            if not n_copied:
+                file = stack.enter_context(open(to, "ab"))
+            file.write(line + b"\n")
+            n_copied += 1
+    return n_copied
+
+
+def _is_workload(line: bytes) -> bool:
+    value = _parsed(line)
+    return isinstance(value, list) and bool(value) and all(isinstance(each, str) for each in value)
+
+
+def _is_record(line: bytes, n_workloads: int) -> bool:
+    value = _parsed(line)
+    if not isinstance(value, list) or len(value) != 2:
         return False
-    if n_workloads is None:
-        return True
-    return isinstance(value, list) and isinstance(value[0], int) and value[0] < n_workloads
+    number, fields = value
+    names_workload = type(number) is int and 0 <= number < n_workloads
+    return names_workload and isinstance(fields, list) and len(fields) == _RECORD_FIELDS
+
+
+def _parsed(line: bytes) -> Any:
+    """Return what a line says, None if it is no JSON."""
+    try:
+        return json.loads(line, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
-
-
-def _count_lines(path: Path) -> int:
-    if not path.exists():
-        return 0
-    return sum(1 for line in path.read_bytes().split(b"\n") if line.strip())

@@ -1,13 +1,16 @@
 """The tables of a record store.
 
-========  ============================================================================
-table     a row is
-========  ============================================================================
-meta      one fact of the store itself: its format version
-tasks     a workload on a target, with what other tasks recognise it by
-trials    one measured candidate of a task, failed ones included
-finals    what a play-off said of one candidate of a task
-========  ============================================================================
+============  ========================================================================
+table         a row is
+============  ========================================================================
+meta          one fact of the store itself: its format version
+tasks         a workload on a target, with what other tasks recognise it by
+environments  a device with versions of TVM and of this package
+trials        one measured candidate of a task, failed ones included
+finals        what a play-off said of one candidate of a task
+============  ========================================================================
+
+Older formats are brought to this one by :mod:`tvm_adaptive.database.upgrade`.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 metadata = MetaData()
 
@@ -52,6 +55,18 @@ tasks = Table(
     UniqueConstraint("workload_key", "target_key"),
 )
 
+environments = Table(
+    "tvm_adaptive_environments",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    # The texts together are too long for an index everywhere.
+    Column("key", String(64), nullable=False, unique=True),
+    Column("device", Text, nullable=False),
+    Column("tvm", Text, nullable=False),
+    Column("tvm_ffi", Text, nullable=False),
+    Column("tvm_adaptive", Text, nullable=False),
+)
+
 trials = Table(
     "tvm_adaptive_trials",
     metadata,
@@ -63,9 +78,11 @@ trials = Table(
     Column("failure", Text, nullable=False),
     Column("features", LargeBinary),
     Column("unix_sec", Float, nullable=False),
-    Column("run", String(64), nullable=False),
+    # Text: for imported records it is a folder's path.
+    Column("run", Text, nullable=False),
+    # NULL where nobody said where it was measured.
+    Column("environment_id", ForeignKey(environments.c.id)),
 )
-# Added to a store that has none: who does not know of it can use the store nevertheless.
 finals = Table(
     "tvm_adaptive_finals",
     metadata,
@@ -76,6 +93,7 @@ finals = Table(
     Column("error", Float),
     Column("failure", Text, nullable=False),
     Column("unix_sec", Float, nullable=False),
-    Column("run", String(64), nullable=False),
+    Column("run", Text, nullable=False),
+    Column("environment_id", ForeignKey(environments.c.id)),
 )
 Index("tvm_adaptive_trials_by_time", trials.c.task_id, trials.c.seconds)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
@@ -17,9 +17,6 @@ from tvm_adaptive.traces import choices_of
 
 # Rows looked at for each that is wanted: every run measures again what earlier ones found.
 _ROWS_PER_TRIAL = 4
-# The fastest of hundreds of timings flatters by some 2 to 7 %; only what seems to save more
-# than a tenth goes before what was proven and checked.
-FLATTERY = 0.9
 
 
 def trusted(store: RecordStore, task: StoredTask, n: int) -> list[StoredTrial]:
@@ -27,7 +24,9 @@ def trusted(store: RecordStore, task: StoredTask, n: int) -> list[StoredTrial]:
 
     The play-offs' winners, then those who lost there, take turns with the fastest that were
     in no play-off, as long as these were recorded as faster than the very first. Then come
-    the others that were recorded. Those that a play-off found out are left out.
+    the others that were recorded. Those that a play-off found out are left out. What was
+    measured elsewhere comes last, but has the last place of all: its times do not compare
+    with these, so that it may be the best as well.
 
     Parameters
     ----------
@@ -50,7 +49,25 @@ def trusted(store: RecordStore, task: StoredTask, n: int) -> list[StoredTrial]:
     order = list(known.in_turns(n))[:n]
     taken = {candidate_of(each) for each in order} | set(known.verdicts)
     missing = n - len(order)
-    return order + (known.unjudged(missing, taken) if missing else [])
+    order += known.unjudged(missing, taken) if missing else []
+    taken |= {candidate_of(each) for each in order}
+    hints = _hints(store, task, max(n - len(order), n > 1), taken)
+    return order[: n - len(hints)] + hints
+
+
+def _hints(
+    store: RecordStore, task: StoredTask, n: int, taken: Collection[str]
+) -> list[StoredTrial]:
+    """Return what is the best elsewhere, winners of play-offs first, each once."""
+    verdicts = _verdicts(store.finals(task, elsewhere=True))
+    winners = sorted(verdicts.values(), key=_Verdict.rank)
+    recorded = store.best(task, _ROWS_PER_TRIAL * n + len(taken), elsewhere=True)
+    different: dict[str, StoredTrial] = {}
+    for each in [*(verdict.trial for verdict in winners), *recorded]:
+        key = candidate_of(each)
+        if key not in taken:
+            different.setdefault(key, each)
+    return list(different.values())[:n]
 
 
 def proven(store: RecordStore, task: StoredTask) -> StoredTrial | None:
@@ -62,47 +79,6 @@ def proven(store: RecordStore, task: StoredTask) -> StoredTrial | None:
         When the store cannot be read.
     """
     return next(iter(_Known(store, task).proven), None)
-
-
-def chosen(store: RecordStore, task: StoredTask) -> StoredTrial | None:
-    """Return the candidate of a task to deploy without another look, if one was proven.
-
-    That is the fastest of the play-offs' winners, unless something that was in no play-off
-    seems faster by more than luck.
-
-    Parameters
-    ----------
-    store : RecordStore
-    task : StoredTask
-
-    Returns
-    -------
-    StoredTrial or None
-        None where no play-off has proven any.
-
-    Raises
-    ------
-    StoreError
-        When the store cannot be read.
-    """
-    known = _Known(store, task)
-    if not known.proven:
-        return None
-    winner = known.proven[0]
-    hopeful = known.hopeful(1)
-    return hopeful[0] if hopeful and _sec(hopeful[0]) < FLATTERY * _sec(winner) else winner
-
-
-def checked(store: RecordStore, task: StoredTask) -> frozenset[str]:
-    """Return the candidates of a task that a play-off has checked and found sound.
-
-    Raises
-    ------
-    StoreError
-        When the store cannot be read.
-    """
-    verdicts = _verdicts(store.finals(task))
-    return frozenset(key for key, each in verdicts.items() if each.is_sound)
 
 
 def sound(store: RecordStore, task: StoredTask, trials: Iterable[StoredTrial]) -> list[StoredTrial]:
@@ -120,11 +96,49 @@ def sound(store: RecordStore, task: StoredTask, trials: Iterable[StoredTrial]) -
     StoreError
         When the store cannot be read.
     """
-    verdicts = _verdicts(store.finals(task))
-    wrong = {key for key, each in verdicts.items() if not each.is_sound}
+    wrong = disqualified(store.finals(task))
     if not wrong:  # nearly always: spare the reading of all records
         return list(trials)
     return [trial for trial in trials if candidate_of(trial) not in wrong]
+
+
+def checked(finals: Iterable[StoredTrial]) -> frozenset[str]:
+    """Return the candidates that a play-off has checked and found sound.
+
+    Parameters
+    ----------
+    finals : iterable of StoredTrial
+        What play-offs said of one task's candidates, in the order they were held.
+    """
+    return frozenset(key for key, each in _verdicts(finals).items() if each.is_sound)
+
+
+def disqualified(finals: Iterable[StoredTrial]) -> frozenset[str]:
+    """Return the candidates that a play-off found out, and that none has cleared since."""
+    return frozenset(key for key, each in _verdicts(finals).items() if not each.is_sound)
+
+
+def ever_disqualified(finals: Iterable[StoredTrial]) -> frozenset[str]:
+    """Return the candidates that any play-off found out, whatever others said."""
+    return frozenset(candidate_of(each) for each in finals if each.failure)
+
+
+def standing_winner(finals: Sequence[StoredTrial]) -> StoredTrial | None:
+    """Return the winner of a run's last play-off of a task that had one; None without one.
+
+    Who was once found out in the run is none.
+
+    Parameters
+    ----------
+    finals : sequence of StoredTrial
+        What the play-offs of the run's task said, each play-off's winner first.
+    """
+    lost = ever_disqualified(finals)
+    winners: dict[str, StoredTrial] = {}
+    for each in finals:
+        if each.seconds is not None and candidate_of(each) not in lost:
+            winners.setdefault(each.run, each)
+    return next(reversed(winners.values()), None)
 
 
 def candidate_of(trial: StoredTrial) -> str:
@@ -135,7 +149,7 @@ def candidate_of(trial: StoredTrial) -> str:
     """
     try:
         return json.dumps(choices_of(json.loads(trial.record)[0]))
-    except (TypeError, ValueError, IndexError, KeyError):
+    except (TypeError, ValueError, IndexError, KeyError, RecursionError):
         return trial.record
 
 

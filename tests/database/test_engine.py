@@ -1,0 +1,250 @@
+"""Waits that end, and file systems on which SQLite must not use its write-ahead mode."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from tests.database.conftest import drop_all
+from tests.database.test_store import task, trial
+from tvm_adaptive.database import engine as engines
+from tvm_adaptive.database import upgrade
+from tvm_adaptive.database.engine import file_system_of, is_shared_by_network
+from tvm_adaptive.database.store import RecordStore
+from tvm_adaptive.errors import StoreError
+
+# Only tells what ends from what hangs: on a busy machine anything takes seconds.
+MUCH_SEC = 60.0
+
+
+@pytest.fixture
+def server(postgres: str) -> Iterator[str]:
+    drop_all(postgres)
+    yield postgres
+    drop_all(postgres)
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "_LOCK_TIMEOUT_SEC", 1)
+    monkeypatch.setattr(engines, "_STATEMENT_TIMEOUT_SEC", 2)
+    monkeypatch.setattr(engines, "CONNECT_TIMEOUT_SEC", 2)
+    monkeypatch.setattr(engines, "BUSY_TIMEOUT_SEC", 0.5)
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_table_that_another_session_has_locked_is_an_error_soon(server: str) -> None:
+    with RecordStore(server) as store:
+        store.add(task(), [trial(1.0)])
+        other = sa.create_engine(server)
+        with other.connect() as session:
+            session.exec_driver_sql("LOCK TABLE tvm_adaptive_trials IN ACCESS EXCLUSIVE MODE")
+            start_sec = time.monotonic()
+            with pytest.raises(StoreError, match=r"lock timeout.*Something else holds it"):
+                store.add(task(), [trial(2.0)])
+            with pytest.raises(StoreError, match="lock timeout"):
+                store.best(task(), 1)
+            assert time.monotonic() - start_sec < MUCH_SEC
+            session.rollback()
+        other.dispose()
+        store.add(task(), [trial(3.0)])  # and goes on
+        assert [each.seconds for each in store.latest(task())] == [1.0, 3.0]
+
+
+@pytest.mark.usefixtures("hurried")
+def test_one_who_never_ends_making_the_tables_is_not_waited_for(server: str) -> None:
+    other = sa.create_engine(server)
+    with other.connect() as session:
+        session.execute(sa.select(sa.func.pg_advisory_xact_lock(upgrade._CREATE_LOCK)))
+        with pytest.raises(StoreError, match="lock timeout"):
+            RecordStore(server)
+        session.rollback()
+    other.dispose()
+    RecordStore(server).close()
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_question_that_takes_too_long_is_ended_by_the_server(server: str) -> None:
+    with (
+        RecordStore(server) as store,
+        pytest.raises(sa.exc.OperationalError, match="statement timeout"),
+        engines.connected(store._engine) as connection,
+    ):
+        connection.exec_driver_sql("SELECT pg_sleep(600)")
+
+
+def test_a_server_that_does_not_end_it_is_left_after_a_while(server: str) -> None:
+    with RecordStore(server) as store:
+        start_sec = time.monotonic()
+        with (
+            pytest.raises(sa.exc.OperationalError),
+            engines.connected(store._engine, 0.5) as connection,
+        ):
+            connection.exec_driver_sql("SET statement_timeout = 0; SELECT pg_sleep(600)")
+        assert time.monotonic() - start_sec < MUCH_SEC
+        assert store.tasks() == []  # with another connection
+
+
+def test_a_connection_that_the_server_has_ended_is_made_anew(server: str) -> None:
+    other = sa.create_engine(server, isolation_level="AUTOCOMMIT")
+    with RecordStore(server) as store, other.connect() as session:
+        store.add(task(), [trial(1.0)])
+        session.exec_driver_sql(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+        )
+        store.add(task(), [trial(2.0)])
+        assert len(store.latest(task())) == 2
+    other.dispose()
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_server_that_accepts_and_never_answers_is_an_error() -> None:
+    pytest.importorskip("psycopg")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        start_sec = time.monotonic()
+        with pytest.raises(StoreError, match=r"Could not open the record store.*timeout"):
+            RecordStore(f"postgresql+psycopg://me:secret@127.0.0.1:{port}/name")
+        assert time.monotonic() - start_sec < MUCH_SEC
+
+
+def test_the_bounds_are_what_the_server_and_libpq_are_told(server: str) -> None:
+    with (
+        RecordStore(f"{server}&keepalives_idle=77") as store,
+        engines.connected(store._engine) as connection,
+    ):
+        settings = {
+            name: connection.exec_driver_sql(f"SHOW {name}").scalar()
+            for name in (
+                "lock_timeout",
+                "statement_timeout",
+                "idle_in_transaction_session_timeout",
+            )
+        }
+        info = connection.connection.driver_connection.info  # type: ignore[union-attr]
+        told = info.get_parameters()
+    assert settings == {
+        "lock_timeout": "5s",
+        "statement_timeout": "10s",
+        "idle_in_transaction_session_timeout": "1min",
+    }
+    assert told["connect_timeout"] == "5"
+    assert (told["keepalives_interval"], told["tcp_user_timeout"]) == ("5", "15000")
+    assert told["keepalives_idle"] == "77", "what a URL says goes before"
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_file_that_another_writer_holds_is_an_error_soon(tmp_path: Path) -> None:
+    with RecordStore(tmp_path / "records.db") as store:
+        other = sqlite3.connect(tmp_path / "records.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreError, match=r"locked.*Something else holds it"):
+            store.add(task(), [trial(1.0)])
+        other.execute("ROLLBACK")
+        other.close()
+        store.add(task(), [trial(1.0)])
+
+
+def mounts(path: Path, *lines: tuple[str, str]) -> Path:
+    """Write what Linux would say of mounted file systems."""
+    text = "".join(
+        f"{number} 1 0:{number} / {place} rw,relatime shared:1 - {kind} source rw\n"
+        for number, (place, kind) in enumerate(lines, start=20)
+    )
+    path.write_text(text)
+    return path
+
+
+def test_the_file_system_of_a_path_is_the_innermost(tmp_path: Path) -> None:
+    table = mounts(
+        tmp_path / "mountinfo",
+        ("/", "ext4"),
+        ("/home", "nfs4"),
+        ("/home/me/fast", "xfs"),
+        (r"/mnt/two\040words", "fuse.sshfs"),
+        ("/over", "ext4"),
+        ("/over", "lustre"),
+    )
+    found = {
+        place: file_system_of(Path(place), table)
+        for place in (
+            "/homes/me",
+            "/home/me/new folder/records.db",
+            "/home/me/fast/records.db",
+            "/mnt/two words/x",
+            "/over/x",
+        )
+    }
+    assert list(found.values()) == ["ext4", "nfs4", "xfs", "fuse.sshfs", "lustre"]
+    assert file_system_of(Path("/home"), tmp_path / "missing") == ""
+    (tmp_path / "odd").write_text("no\nsuch table - \n\n1 2 3 - x")
+    assert file_system_of(Path("/home"), tmp_path / "odd") == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_shared"),
+    [
+        *((kind, True) for kind in ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "ceph")),
+        *((kind, True) for kind in ("9p", "beegfs", "afs", "fuse.sshfs", "fuse.glusterfs")),
+        *((kind, False) for kind in ("ext4", "xfs", "btrfs", "overlay", "tmpfs", "zfs", "")),
+        *((kind, False) for kind in ("fuseblk", "fuse.fuse-overlayfs")),
+    ],
+)
+def test_which_file_systems_lie_on_other_machines(kind: str, is_shared: bool) -> None:
+    assert is_shared_by_network(kind) is is_shared
+
+
+def modes(path: Path, table: Path) -> tuple[object, object]:
+    with (
+        RecordStore(path, mountinfo=table) as store,
+        engines.connected(store._engine) as connection,
+    ):
+        store.add(task(), [trial(1.0)])
+        return (
+            connection.exec_driver_sql("PRAGMA journal_mode").scalar(),
+            connection.exec_driver_sql("PRAGMA synchronous").scalar(),
+        )
+
+
+def test_on_a_network_file_system_there_is_no_write_ahead_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "records.db"
+    local = mounts(tmp_path / "local", ("/", "ext4"))
+    network = mounts(tmp_path / "network", ("/", "ext4"), (str(tmp_path), "nfs4"))
+    assert modes(path, local) == ("wal", 2)
+    assert caplog.text == ""
+    # Also of one that was made before with it.
+    assert modes(path, network) == ("delete", 3)
+    (line,) = [each for each in caplog.records if each.levelno == logging.WARNING]
+    assert "nfs4" in line.message
+    assert "local disk, or a PostgreSQL server" in line.message
+    assert not list(tmp_path.glob("*-wal"))
+    with RecordStore(path, mountinfo=network) as store:
+        assert len(store.latest(task())) == 2
+
+
+def test_several_threads_write_without_a_write_ahead_log(tmp_path: Path) -> None:
+    network = mounts(tmp_path / "network", ("/", "cifs"))
+    stores = [RecordStore(tmp_path / "records.db", mountinfo=network) for _ in range(3)]
+
+    def write(store: RecordStore) -> None:
+        for number in range(5):
+            store.add(task(), [trial(1.0 + number)])
+
+    threads = [threading.Thread(target=write, args=(store,)) for store in stores]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert len(stores[0].latest(task())) == 15
+    for store in stores:
+        store.close()
