@@ -3,13 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tvm_adaptive.importers.reader import ModelReader
 from tvm_adaptive.models import compile_network, outputs_agree, prepare, run_network
 from tvm_adaptive.target import resolve_target
+
+
+class SharedReader(ModelReader):
+    """A worker that starts once for all tests: each start imports TVM."""
+
+    def close(self):
+        """Stay."""
+
+
+@pytest.fixture(scope="session")
+def shared_reader():
+    reader = SharedReader()
+    yield reader
+    ModelReader.close(reader)
+
+
+@pytest.fixture(autouse=True)
+def _use_shared_reader(shared_reader, monkeypatch):
+    # The package has a function of the module's name.
+    module = sys.modules["tvm_adaptive.importers.load"]
+    monkeypatch.setattr(module, "ModelReader", lambda: shared_reader)
 
 
 @pytest.fixture(scope="session")

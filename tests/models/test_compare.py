@@ -72,6 +72,16 @@ def test_atol_replaces_the_floor():
     assert not outputs_agree(outputs, reference, atol=1e-6)
 
 
+def test_integers_are_equal_but_for_what_rounding_makes_of_a_few():
+    classes = np.array([500])
+    assert outputs_agree([classes], [classes])
+    assert not outputs_agree([classes + 1], [classes])
+    pixels = np.arange(200) % 50
+    assert outputs_agree([pixels + (np.arange(200) < 2)], [pixels])
+    assert not outputs_agree([pixels + (np.arange(200) < 3)], [pixels])
+    assert not outputs_agree([pixels + 2 * (np.arange(200) < 1)], [pixels])
+
+
 def test_time_is_positive_and_checked(case):
     compiled = case.tuned["NHWC"]
     assert time_network(compiled, case.inputs, min_seconds=0.1) > 0

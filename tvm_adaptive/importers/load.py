@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
 
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.importers.factory import is_factory, network_of_factory
-from tvm_adaptive.importers.onnx_file import network_of_onnx
-from tvm_adaptive.importers.relax_file import network_of_json
-from tvm_adaptive.importers.torch_program import network_of_pt2
+from tvm_adaptive.importers.onnx_file import ONNX
+from tvm_adaptive.importers.reader import ModelReader
+from tvm_adaptive.importers.reading import Form, Shapes
+from tvm_adaptive.importers.relax_file import RELAX
+from tvm_adaptive.importers.torch_program import PROGRAM
 from tvm_adaptive.models import Network, TIRWorkload, load_workload
 
-Shapes: TypeAlias = Mapping[str, Sequence[int]]
-
-# To read another kind of file, write its importer in a file of its own and name it here.
-FORMATS: dict[str, Callable[[Path, str, Shapes], Network]] = {
-    ".onnx": network_of_onnx,
-    ".pt2": network_of_pt2,
-    ".json": network_of_json,
-}
+# To read another kind of file, write its form in a file of its own and name it here.
+FORMATS: dict[str, Form] = {".onnx": ONNX, ".pt2": PROGRAM, ".json": RELAX}
 
 
-def load(what: str, input_shapes: Shapes | None = None) -> Network | TIRWorkload:
+def load(
+    what: str, input_shapes: Shapes | None = None, *, reader: ModelReader | None = None
+) -> Network | TIRWorkload:
     """Return a network or an operator by its name, its file or its factory.
 
     Parameters
@@ -36,6 +32,9 @@ def load(what: str, input_shapes: Shapes | None = None) -> Network | TIRWorkload
     input_shapes : mapping of str to sequence of int, or None, default None
         Extents by the names of inputs, for those with dynamic shapes. Where there is one
         input only, ``""`` names it, too.
+    reader : ModelReader or None, default None
+        Reads files; None for a worker that is started for this one, and ends when the
+        network's original is closed.
 
     Raises
     ------
@@ -47,7 +46,7 @@ def load(what: str, input_shapes: Shapes | None = None) -> Network | TIRWorkload
     path = Path(what)
     if path.suffix in FORMATS:
         _check_readable(path)
-        return FORMATS[path.suffix](path, slug(path.stem), shapes)
+        return _read(path, shapes, reader)
     if is_factory(what):
         return network_of_factory(what, slug(what), shapes)
     if shapes:
@@ -59,6 +58,17 @@ def load(what: str, input_shapes: Shapes | None = None) -> Network | TIRWorkload
             f"{error} A model of your own is a file that ends in {', '.join(FORMATS)}, or "
             "package.module:factory."
         ) from error
+
+
+def _read(path: Path, shapes: Shapes, reader: ModelReader | None) -> Network:
+    found: Network | None = None
+    mine = reader or ModelReader()
+    try:
+        found = mine.read(FORMATS[path.suffix], path, slug(path.stem), shapes)
+        return found
+    finally:
+        if reader is None and (found is None or found.original is None):
+            mine.close()
 
 
 def slug(text: str) -> str:

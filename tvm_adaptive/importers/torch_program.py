@@ -2,46 +2,69 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 import importlib.util
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
 
-from tvm_adaptive._tvm import relax_of_exported_program
+from tvm_adaptive._tvm import IRModule, relax_of_exported_program
 from tvm_adaptive.errors import InvalidOptionError, essence, refused
+from tvm_adaptive.importers.reading import Form
 from tvm_adaptive.importers.shapes import network_of_imported
 from tvm_adaptive.models.network import Network, Original
 
+_MISFIT = "is no program of torch.export.save, or a damaged one"
+# In these places PyTorch unpickles objects, or loads compiled code.
+_CODE = re.compile(
+    r"(.*/)?(data/constants/(custom_obj|opaque_obj)_|data/aotinductor/).*", re.DOTALL
+)
 
-def network_of_pt2(path: Path, name: str, shapes: Mapping[str, Sequence[int]]) -> Network:
+_PICKLED = (
+    "{path} holds pickled objects or compiled code, which could do anything when they are "
+    "read. Export it again, with tensors, numbers and plain containers as example inputs, "
+    "and save it with torch.export.save of a recent PyTorch; or name a function that "
+    "returns the module: package.module:function."
+)
+
+
+def read_program(path: Path, _shapes: Mapping[str, Sequence[int]]) -> IRModule:
     """Read a file that ``torch.export.save`` wrote.
 
     Parameters
     ----------
     path : Path
-    name : str
-        Of the network.
-    shapes : mapping of str to sequence of int
-        As for :func:`~tvm_adaptive.importers.load`.
+    _shapes : mapping of str to sequence of int
+        Not needed: the importer keeps open extents as symbols.
 
     Raises
     ------
     InvalidOptionError
-        When PyTorch is missing, the file is no exported program, an operator is unknown
-        to TVM, or a shape stays dynamic.
+        When the file is no exported program, holds pickled objects, or an operator is
+        unknown to TVM.
     """
-    check_torch(f"Reading {path}")
+    program = _load(path, path.stat().st_mtime_ns)
+    with refused(f"TVM cannot import {path}"):
+        return relax_of_exported_program(program)
+
+
+@functools.lru_cache(maxsize=1)  # it is run after it was read
+def _load(path: Path, _changed_ns: int) -> Any:
+    """Read a program; the environment of the process keeps PyTorch from unpickling."""
     import torch
 
     try:
-        program = torch.export.load(str(path))
+        names = torch._C.PyTorchFileReader(str(path)).get_all_records()
+        if not any(_CODE.fullmatch(name) for name in names):
+            return torch.export.load(str(path))
     except Exception as error:  # zip, JSON and pickle errors, and PyTorch's own
-        raise InvalidOptionError(
-            f"{path} is no program of torch.export.save, or a damaged one: {essence(error)}"
-        ) from error
-    return network_of_program(program, name, shapes, str(path))
+        if "Weights only load failed" not in str(error):
+            raise InvalidOptionError(f"{path} {_MISFIT}: {essence(error)}") from error
+    raise InvalidOptionError(_PICKLED.format(path=path))
 
 
 def network_of_program(
@@ -64,7 +87,8 @@ def network_of_program(
     """
     with refused(f"TVM cannot import {source}"):
         mod = relax_of_exported_program(program)
-    return network_of_imported(name, mod, shapes, original=_original(program))
+    original = Original(_framework(), functools.partial(_run_program, program))
+    return network_of_imported(name, mod, shapes, original=original)
 
 
 def check_torch(what: str) -> None:
@@ -73,17 +97,27 @@ def check_torch(what: str) -> None:
         raise InvalidOptionError(f"{what} needs PyTorch: pip install torch.")
 
 
-def _original(program: Any) -> Original:
+def _run_program(program: Any, inputs: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
     import torch
 
-    module = program.module()
     pytree = torch.utils._pytree
+    tensors = [torch.from_numpy(value) for value in inputs]
+    positional, named = pytree.tree_unflatten(tensors, program.call_spec.in_spec)
+    with torch.inference_mode():
+        outputs = program.module()(*positional, **named)
+    return [output.detach().numpy() for output in pytree.tree_leaves(outputs)]
 
-    def run(inputs: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
-        tensors = [torch.from_numpy(value) for value in inputs]
-        positional, named = pytree.tree_unflatten(tensors, program.call_spec.in_spec)
-        with torch.inference_mode():
-            outputs = module(*positional, **named)
-        return [output.detach().numpy() for output in pytree.tree_leaves(outputs)]
 
-    return Original(f"PyTorch {torch.__version__}", run)
+def _run_file(path: Path, inputs: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+    return _run_program(_load(path, path.stat().st_mtime_ns), inputs)
+
+
+def _check_file(path: Path) -> None:
+    check_torch(f"Reading {path}")
+
+
+def _framework() -> str:
+    return f"PyTorch {importlib.metadata.version('torch')}"
+
+
+PROGRAM = Form(read_program, _MISFIT, _check_file, _framework, _run_file)

@@ -22,6 +22,7 @@ from tvm_adaptive._tvm import VirtualMachine, tensor
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.compile import Compiled
 from tvm_adaptive.records import FloatArray
+from tvm_adaptive.runner.agreement import ROUNDED_SHARE, disagreement
 
 Array = npt.NDArray[Any]
 
@@ -201,8 +202,9 @@ def outputs_agree(
 ) -> bool:
     """Say whether two networks computed the same, but for rounding.
 
-    An element agrees when ``|output - reference| <= atol + rtol * |reference|``; all
-    must, and nothing may be infinite or not a number.
+    A floating-point element agrees when ``|output - reference| <= atol + rtol *
+    |reference|``; all must, and nothing may be infinite or not a number. Integers must be
+    equal, but for one in a hundred that may be off by one, as rounding makes it.
 
     Parameters
     ----------
@@ -216,14 +218,10 @@ def outputs_agree(
     """
     if not _same_structure(outputs, reference):
         return False
-    for output, expected in zip(outputs, reference, strict=True):
-        got, want = output.astype(np.float64), expected.astype(np.float64)
-        if not (np.isfinite(got).all() and np.isfinite(want).all()):
-            return False
-        floor = rtol * math.sqrt(float(np.mean(want**2))) if atol is None and want.size else atol
-        if not np.allclose(got, want, rtol=rtol, atol=floor or 0.0):
-            return False
-    return True
+    if not all(np.isfinite(each.astype(np.float64)).all() for each in [*outputs, *reference]):
+        return False
+    problem = disagreement(reference, outputs, rtol=rtol, atol=atol, rounded_share=ROUNDED_SHARE)
+    return problem is None
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from tvm_adaptive._tvm import (
@@ -94,16 +95,51 @@ def compile_network(prepared: Prepared, database: Database | None, target: Targe
     target : Target
         The one that the network was prepared for.
     """
+    mod, coverage = schedule_network(prepared, database, target)
+    return dataclasses.replace(build_network(mod, target), name=prepared.name, coverage=coverage)
+
+
+def schedule_network(
+    prepared: Prepared,
+    database: Database | None,
+    target: Target,
+    *,
+    check: Callable[[], None] | None = None,
+) -> tuple[IRModule, Coverage]:
+    """Give the functions of a prepared network their best schedules; nothing is compiled.
+
+    Parameters
+    ----------
+    prepared, database, target
+        As in :func:`compile_network`.
+    check : callable or None, default None
+        Called before each function; what it raises ends this.
+    """
     with target, PassContext(opt_level=3):
-        mod, tuned, failed = _apply(prepared.mod, database)
+        mod, tuned, failed = _apply(prepared.mod, database, check)
+    return mod, _coverage(prepared.mod, tuned, failed)
+
+
+def build_network(mod: IRModule, target: Target) -> Compiled:
+    """Compile what :func:`schedule_network` returns.
+
+    Parameters
+    ----------
+    mod : IRModule
+    target : Target
+
+    Returns
+    -------
+    Compiled
+        Without a name, and without a word on what is tuned.
+    """
+    with target, PassContext(opt_level=3):
         mod = follow_hints(Sequential(_packing())(mod))
         if is_gpu(target):
             mod = schedule_for_gpu(mod)
         mod = Sequential(_lowering())(mod)
         executable = relax.build(mod, target=target, relax_pipeline=None)
-    return Compiled(
-        prepared.name, executable, _coverage(prepared.mod, tuned, failed), device_kind(target)
-    )
+    return Compiled("", executable, Coverage({}, {}, {}), device_kind(target))
 
 
 def compile_tir(mod: IRModule, target: Target, database: Database | None = None) -> Module:
@@ -117,8 +153,19 @@ def compile_tir(mod: IRModule, target: Target, database: Database | None = None)
     database : Database or None, default None
         None, or a database without a valid record, gives the untuned operator.
     """
+    return build_scheduled(schedule_tir(mod, target, database), target)
+
+
+def schedule_tir(mod: IRModule, target: Target, database: Database | None) -> IRModule:
+    """Give an operator its best schedule, if there is one; nothing is compiled."""
     with target, PassContext(opt_level=3):
         mod, _, _ = _apply(mod, database)
+    return mod
+
+
+def build_scheduled(mod: IRModule, target: Target) -> Module:
+    """Compile what :func:`schedule_tir` returns."""
+    with target, PassContext(opt_level=3):
         if is_gpu(target):
             mod = schedule_for_gpu(mod)
         return build_tir(follow_hints(mod), target=target)
@@ -158,7 +205,9 @@ def _lowering() -> list[Any]:
     ]
 
 
-def _apply(mod: IRModule, database: Database | None) -> tuple[IRModule, set[str], dict[str, str]]:
+def _apply(
+    mod: IRModule, database: Database | None, check: Callable[[], None] | None = None
+) -> tuple[IRModule, set[str], dict[str, str]]:
     """Give each tensor function its best schedule; call it within the target."""
     tuned: set[str] = set()
     failed: dict[str, str] = {}
@@ -169,6 +218,8 @@ def _apply(mod: IRModule, database: Database | None) -> tuple[IRModule, set[str]
         functions[variable] = function
         if not isinstance(function, PrimFunc):
             continue
+        if check is not None:
+            check()
         name = str(variable.name_hint)
         # One function at a time: a record that cannot be applied costs only its own.
         try:

@@ -23,10 +23,18 @@ class Original:
         Name and version, for people.
     run : callable
         Takes the inputs in the order of ``main``, returns the outputs in theirs.
+    end : callable or None, default None
+        Lets go of the process that runs it.
     """
 
     framework: str
     run: Callable[[Sequence[npt.NDArray[Any]]], list[npt.NDArray[Any]]]
+    end: Callable[[], None] | None = None
+
+    def close(self) -> None:
+        """Let go of what :attr:`run` needs; it can still be called, which takes longer."""
+        if self.end is not None:
+            self.end()
 
 
 @dataclasses.dataclass(frozen=True)

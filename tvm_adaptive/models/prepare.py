@@ -26,6 +26,7 @@ from tvm_adaptive._tvm import (
     relax_transform,
 )
 from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.models.folding import fold
 from tvm_adaptive.models.network import Network
 from tvm_adaptive.models.rewrites import split_clips
 from tvm_adaptive.models.vector_math import legalizations
@@ -188,30 +189,27 @@ def _lower(
     mod: IRModule, target: Target, layout: str, *, prepack: bool, vector_math: bool
 ) -> IRModule:
     t = relax_transform
+    cleaned = [t.FoldConstant(), t.DeadCodeElimination()]
+    opened = [t.FoldBatchnormToConv2D(), t.DecomposeOpsForInference(), t.CanonicalizeBindings()]
+    turned = [t.ConvertLayout(_CHANNELS_LAST), t.Normalize(), t.CanonicalizeBindings()]
     passes = [
-        t.FoldBatchnormToConv2D(),
-        t.DecomposeOpsForInference(),
-        t.CanonicalizeBindings(),
-        # ConvertLayout ends the process when a weight is still an expression.
-        t.FoldConstant(),
-        t.DeadCodeElimination(),
-    ]
-    if layout == "NHWC":
-        mod = split_clips(mod)
-        passes += [t.ConvertLayout(_CHANNELS_LAST), t.Normalize(), t.CanonicalizeBindings()]
-    passes += [
         relax_backend.DispatchSampling(),
         relax_backend.DispatchSortScan(),
         t.LegalizeOps(legalizations() if vector_math else None),
         t.AnnotateTIROpPattern(),
-        t.FoldConstant(),
-        t.DeadCodeElimination(),
+        *cleaned,
         t.FuseOps(),
         t.FuseTIR(),
     ]
     if prepack:
         passes.append(t.AttachAttrLayoutFreeBuffers())
+    if layout == "NHWC":
+        mod = split_clips(mod)
     with target, PassContext(opt_level=3):
+        # ConvertLayout ends the process when a weight is still an expression.
+        mod = Sequential(cleaned)(fold(Sequential(opened)(mod)))
+        if layout == "NHWC":
+            mod = fold(Sequential(turned)(mod))
         return Sequential(passes)(mod)
 
 
