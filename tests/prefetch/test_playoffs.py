@@ -16,6 +16,7 @@ from tvm_adaptive.builder import PersistentBuilder
 from tvm_adaptive.measure_callback.journal import Journal, read_journal
 from tvm_adaptive.prefetch.rewrite import HINT
 from tvm_adaptive.runner import finalist_contest
+from tvm_adaptive.runner.finalist_modules import sane_records
 from tvm_adaptive.runner.finalists import FinalistReport, finalist_pool, play_off
 from tvm_adaptive.runner.playoff import PlayoffResult
 from tvm_adaptive.workers import WorkerPool
@@ -44,8 +45,7 @@ def database_of_one() -> tuple[Any, IRModule]:
 def play(builder: Any, pool: WorkerPool, **options: Any) -> FinalistReport:
     database, mod = database_of_one()
     return play_off(
-        database,
-        mod,
+        sane_records(database, mod, LLVM),
         LLVM,
         builder=builder,
         pool=pool,

@@ -40,9 +40,16 @@ def make_farm():
 
 
 @pytest.fixture(scope="module")
-def farm():
+def _farm():
     with LoopbackFarm(2) as farm:
         yield farm
+
+
+@pytest.fixture
+def farm(_farm):
+    # One test's server that ended must not fail the tests after it.
+    _farm.restart_ended()
+    return _farm
 
 
 @pytest.fixture

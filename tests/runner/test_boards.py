@@ -147,3 +147,59 @@ def test_the_record_of_each(boards):
     boards.served(A)
     boards.served(B)
     assert [(each["address"], each["n_timings"]) for each in boards.as_fields()] == [(A, 1), (B, 2)]
+
+
+def test_a_device_that_left_does_not_set_the_bar(boards):
+    assert boards.calibrate(A, timing(1e-3))
+    assert not boards.calibrate(B, timing(5e-3))
+    boards.see([B, C])
+    assert boards.calibrate(B, timing(5e-3))
+    assert boards.calibrate(C, timing(4e-3))
+    # Still as the first one would have them.
+    assert boards.comparable(B, timing(5e-3)).mean_sec == pytest.approx(1e-3)
+
+
+def test_slow_devices_are_used_while_the_fast_one_rests(boards, clock):
+    assert boards.calibrate(A, timing(1e-3))
+    fail(boards, A, RULES.max_faults)
+    assert boards.calibrate(B, timing(5e-3))
+    clock.now += RULES.quarantine_sec
+    boards.served(A)
+    assert boards.calibrate(A, timing(1e-3))
+    assert boards.needs_calibration(B)
+    assert not boards.calibrate(B, timing(5e-3))
+
+
+@pytest.mark.parametrize("slowness", [3.5, 100.0])
+def test_whoever_remains_is_accepted_in_the_end(boards, clock, slowness):
+    """However devices come and go: a farm whose devices all answer measures."""
+    boards.calibrate(A, timing(1e-3))
+    boards.see([B, C])
+    accepted = [boards.calibrate(each, timing(slowness * 1e-3)) for each in (B, C)]
+    assert accepted == [True, True]
+    boards.see([C])
+    assert boards.calibrate(C, timing(slowness * 1e-3))
+
+
+def test_the_only_device_is_calibrated_if_times_are_given_for_another(boards, clock):
+    boards.see([A])
+    boards.calibrate(A, timing(1e-3))
+    clock.now += RULES.calibrate_sec + 1.0
+    assert not boards.needs_calibration(A)
+    boards.see([B])
+    assert boards.needs_calibration(B)
+
+
+def test_another_reference_kernel_leaves_times_comparable(boards):
+    boards.calibrate(A, timing(1e-3))
+    boards.calibrate(B, timing(2e-3))
+    assert boards.can_restart(B)
+    assert not boards.can_restart(C)  # its speed is not known
+    boards.restart(B, timing(8e-3))  # another kernel, which would take 4 ms on A
+    assert boards.speed(B) == pytest.approx(0.5)
+    assert not boards.needs_calibration(B)
+    assert boards.needs_calibration(A)
+    assert boards.calibrate(A, timing(4e-3))
+    assert boards.speed(A) == pytest.approx(1.0)
+    boards.see([C])
+    assert boards.can_restart(C)  # there is nobody to compare with

@@ -9,7 +9,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 import cloudpickle
@@ -22,9 +24,10 @@ from tvm.s_tir.meta_schedule.runner import Runner, RunnerInput
 from tvm.support.tar import tar
 
 from tvm_adaptive.asides import Incumbent, TimingErrors
-from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.errors import InvalidOptionError, is_machine_failure, is_out_of_time
 from tvm_adaptive.measure_callback.journal import Journal, read_journal
 from tvm_adaptive.records import Timing
+from tvm_adaptive.runner.futures import FinishedFuture, PendingFuture
 from tvm_adaptive.runner.local import AdaptiveRunner
 
 # The workers cannot import this file.
@@ -294,6 +297,7 @@ def test_closing_lets_the_batch_in_the_background_end(make_runner):
     assert first[0].done()
     assert float(first[0].result().run_secs[0]) == 4.0
     assert "could not measure: the runner was closed" in second[0].result().error_msg
+    assert is_machine_failure(second[0].result().error_msg)
     (again,) = Runner.run(runner, [fake("4.0")])
     assert float(again.result().run_secs[0]) == 4.0
 
@@ -346,6 +350,30 @@ def test_a_fault_on_one_device_costs_the_other_nothing(make_runner):
     assert [result.error_msg is None for result in found] == [deed == "good" for deed in deeds]
 
 
+def test_what_the_machine_could_not_do_is_measured_once_more(make_runner, tmp_path, monkeypatch):
+    monkeypatch.setattr("tvm_adaptive.runner.local._RETRY_PAUSE_SEC", 0.01)
+    journal = Journal(tmp_path / "journal.jsonl")
+    note = tmp_path / "tries"
+
+    def measure(artifact_path, *_):
+        with note.open("a") as file:
+            file.write(artifact_path[0])
+        if artifact_path == "always" or note.read_text().count(artifact_path[0]) == 1:
+            raise MemoryError("no room")
+        return Timing(1e-3, 1e-5, 3, 1, "precise", 0.1)
+
+    runner = make_runner(measure=measure, journal=journal)
+    always, once = (future.result() for future in runner.run([fake("always"), fake("once")]))
+    assert [float(each) for each in once.run_secs] == [1e-3]
+    assert str(always.error_msg) == "machine: AdaptiveRunner: Error: MemoryError: no room"
+    assert is_machine_failure(str(always.error_msg))
+    assert sorted(note.read_text()) == ["a", "a", "o", "o"]
+    journal.close()
+    events = read_journal(tmp_path / "journal.jsonl")
+    errors = [each["error"] for each in events if each["event"] == "timing"]
+    assert errors == ["machine: MemoryError: no room", None]
+
+
 def test_what_is_faster_than_possible_is_a_failure(make_runner, tmp_path):
     journal = Journal(tmp_path / "journal.jsonl")
     incumbent = Incumbent(floor_sec=2.0)
@@ -356,3 +384,34 @@ def test_what_is_faster_than_possible_is_a_failure(make_runner, tmp_path):
     assert "the kernel does not do them" in impossible.error_msg
     events = [event for event in read_journal(journal.path) if event["event"] == "timing"]
     assert [event["error"] is None for event in events] == [True, False, True]
+
+
+def test_what_there_is_no_time_to_measure_is_no_candidates_fault(make_runner):
+    left_sec = iter([60.0, 0.5, 0.0])
+    runner = make_runner(
+        measure=misbehave, timeout_sec=500.0, time_left=lambda: next(left_sec, 60.0)
+    )
+    first, hangs, late = results(runner, [fake("good"), fake("hang"), fake("good")])
+    assert first.error_msg is None
+    assert is_out_of_time(hangs.error_msg)
+    assert is_out_of_time(late.error_msg)
+
+
+def test_a_candidate_that_hangs_while_there_is_time_is_to_blame(make_runner):
+    runner = make_runner(measure=misbehave, timeout_sec=1.0, time_left=lambda: 60.0)
+    (result,) = results(runner, [fake("hang")])
+    assert "Timeout" in result.error_msg
+    assert not is_out_of_time(result.error_msg)
+
+
+@pytest.mark.parametrize("left_sec", [0.05, 0.0, -3.0])
+def test_nobody_waits_for_a_device_longer_than_there_is_time(left_sec):
+    result = PendingFuture(Future(), lambda: left_sec).result()
+    assert is_out_of_time(result.error_msg)
+
+
+def test_a_result_is_waited_for_where_there_is_no_limit():
+    for time_left in (None, lambda: float("inf")):
+        answer = Future()
+        threading.Timer(0.05, answer.set_result, [FinishedFuture(2.0, None)]).start()
+        assert [float(sec) for sec in PendingFuture(answer, time_left).result().run_secs] == [2.0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import signal
 import sys
 import time
 
@@ -121,7 +122,8 @@ def test_candidates_race_against_the_incumbent(make_runner, matmul, tmp_path):
     incumbent.seconds = float(alone.run_secs[0]) / 10
     (raced,) = results(runner, [matmul])
     assert raced.error_msg is None
-    assert read_journal(journal.path)[-1]["reason"] == "raced"
+    timings = [event for event in read_journal(journal.path) if event["event"] == "timing"]
+    assert timings[-1]["reason"] == "raced"
     assert errors.take(float(raced.run_secs[0])) > 0
 
 
@@ -131,6 +133,22 @@ def test_in_the_background_the_caller_goes_on(make_runner, matmul):
     assert not batches[-1][0].done()
     found = [future.result() for batch in batches for future in batch]
     assert [result.error_msg for result in found] == [None] * 6
+
+
+def test_a_farm_that_loses_a_device_measures_on(farm, make_runner, matmul, tmp_path):
+    journal = Journal(tmp_path / "journal.jsonl")
+    runner = make_runner(journal=journal, timeout_sec=10.0)
+    first = results(runner, [matmul] * 4)
+    (port, process), *_ = farm.servers.items()
+    try:
+        farm.signal_server(0, signal.SIGKILL)
+        later = results(runner, [matmul] * 4)
+    finally:
+        process.wait()
+        farm.start_server(port)
+    assert [result.error_msg for result in first + later] == [None] * 8
+    events = [event for event in read_journal(journal.path) if event["event"] == "timing"]
+    assert {event["board"] for event in events[4:]} == {farm.address(1)}
 
 
 @pytest.mark.slow

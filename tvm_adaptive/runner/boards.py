@@ -30,7 +30,8 @@ class BoardRules:
         How long a reference time is believed: devices heat up and throttle.
     max_slowness : float, default 3.0
         A device that takes so many times as long as the fastest for the reference kernel
-        is at fault: the time of another kernel would not scale by the same factor.
+        is at fault: the time of another kernel would not scale by the same factor. The
+        fastest is one that can be used now: when only slow devices are left, they are used.
     """
 
     max_faults: int = 3
@@ -103,6 +104,8 @@ class Boards:
         self._clock = clock
         self._boards: dict[str, Board] = {}
         self._standard: Timing | None = None
+        # The device that times are given for; it may have left.
+        self._standard_address = ""
 
     def see(self, present: Collection[str]) -> None:
         """Learn which devices there are."""
@@ -145,9 +148,14 @@ class Boards:
         self._tell("board", address=address, state="quarantined", seconds=rest_sec, reason=why)
 
     def needs_calibration(self, address: str) -> bool:
-        """Say whether the reference kernel should run on a device; not if it is the only one."""
+        """Say whether the reference kernel should run on a device.
+
+        Not if it is the only one, unless times are given for one that has left.
+        """
+        if len(self.present) <= 1 and self._standard_address in ("", address):
+            return False
         age_sec = self._clock() - self.board(address).calibrated_sec
-        return len(self.present) > 1 and age_sec > self.rules.calibrate_sec
+        return age_sec > self.rules.calibrate_sec
 
     def calibrate(self, address: str, reference: Timing) -> bool:
         """Take in the time of the reference kernel; the first device sets the standard.
@@ -155,21 +163,58 @@ class Boards:
         Returns
         -------
         bool
-            False where the device is too slow to be of use, which is a fault.
+            False where the device is too slow beside those that can be counted on now,
+            which is a fault.
         """
         board = self.board(address)
         board.reference, board.calibrated_sec = reference, self._clock()
         if self._standard is None:
-            self._standard = reference
+            self._standard, self._standard_address = reference, address
         self._tell("board", address=address, state="calibrated", speed=self.speed(address))
-        known = [each.reference for each in self._boards.values() if each.reference is not None]
-        fastest_sec = min(timing.mean_sec for timing in known)
-        if reference.mean_sec <= self.rules.max_slowness * fastest_sec:
-            return True
-        board.calibrated_sec = -math.inf
+        fastest_sec = min(
+            each.reference.mean_sec
+            for each in self._boards.values()
+            if each.reference is not None and (each is board or self._sets_bar(each))
+        )
         slowness = reference.mean_sec / fastest_sec
-        self.fault(address, f"{slowness:.1f} times slower than the fastest")
-        return False
+        if slowness > self.rules.max_slowness:
+            board.calibrated_sec = -math.inf
+            self.fault(address, f"{slowness:.1f} times slower than the fastest")
+            return False
+        for other in self._boards.values():
+            # One that was used while there was no faster one is looked at again.
+            if other.reference is not None and (
+                other.reference.mean_sec > self.rules.max_slowness * fastest_sec
+            ):
+                other.calibrated_sec = -math.inf
+        return True
+
+    def can_restart(self, address: str) -> bool:
+        """Say whether a device may be the first one to time another reference kernel.
+
+        One whose speed is known, as long as there is one: it says how the two compare.
+        """
+        known = [each for each in self._boards.values() if each.reference is not None]
+        return self.board(address) in known or not any(
+            each.address in self.present for each in known
+        )
+
+    def restart(self, address: str, reference: Timing) -> None:
+        """Begin with another reference kernel, whose time on a calibrated device is known.
+
+        Times are still given as the first device would have them.
+        """
+        standard = self.comparable(address, reference)
+        for board in self._boards.values():
+            board.reference, board.calibrated_sec = None, -math.inf
+        self._standard = standard
+        self._standard_address = self._standard_address or address
+        self.calibrate(address, reference)
+
+    def _sets_bar(self, board: Board) -> bool:
+        """Say whether a device can be counted on, so that slower ones are not needed."""
+        is_free = board.free_at_sec <= self._clock()
+        return board.address in self.present and is_free and not board.n_faults
 
     def speed(self, address: str) -> float:
         """Return how many times as fast as the standard a device is; 1 while unknown."""

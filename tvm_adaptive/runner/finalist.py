@@ -11,6 +11,8 @@ from tvm_adaptive.runner.finalist_modules import mean_sec
 # Why a record cannot win; others are what check or timing said.
 SAME = "the same schedule as a better record"
 BUILD_FAILED = "build: "
+# Until its results were compared, nothing may win.
+NOT_CHECKED = "not checked"
 
 
 @dataclasses.dataclass
@@ -41,8 +43,13 @@ class Finalist:
     playoff_sec: float = math.nan
     stderr_sec: float = math.nan
     disqualified: str = ""
-    unchecked: str = ""
+    unchecked: str = NOT_CHECKED
     asks_ahead: bool = False
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it was run and gives the untuned module's results."""
+        return not self.disqualified and not self.unchecked
 
     def final_sec(self) -> float:
         """Return the play-off's time, or the recorded one if there was no play-off."""
@@ -50,5 +57,8 @@ class Finalist:
 
 
 def as_recorded(record: TuningRecord, why: str) -> Finalist:
-    """Return a record as a finalist that was neither checked nor timed, and say why."""
+    """Return a record as a finalist that was neither checked nor timed, and say why.
+
+    It is never deployed.
+    """
     return Finalist(record, mean_sec(record), unchecked=why)

@@ -7,7 +7,6 @@ import logging
 import math
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +18,15 @@ from tvm_adaptive._tvm import (
     Target,
     TuningRecord,
 )
-from tvm_adaptive.errors import NoDeviceError, WorkerError, WorkerTimeoutError
+from tvm_adaptive.errors import (
+    OUT_OF_TIME,
+    MachineError,
+    NoDeviceError,
+    OutOfTimeError,
+    WorkerError,
+    WorkerTimeoutError,
+    is_out_of_time,
+)
 from tvm_adaptive.prefetch import hinted
 from tvm_adaptive.runner.agreement import tolerance
 from tvm_adaptive.runner.finalist import BUILD_FAILED, SAME, Finalist, as_recorded
@@ -33,8 +40,15 @@ from tvm_adaptive.runner.finalist_modules import (
     weights_of,
     with_plain_weights,
 )
-from tvm_adaptive.runner.finalist_worker import Kernel, check, run_reference, time_once
+from tvm_adaptive.runner.finalist_worker import (
+    Kernel,
+    check,
+    run_neighbours,
+    run_reference,
+    time_once,
+)
 from tvm_adaptive.runner.playoff import play_rounds
+from tvm_adaptive.scratch import ScratchFolder
 from tvm_adaptive.workers import Outcome, WorkerPool
 
 logger = logging.getLogger(__name__)
@@ -60,6 +74,7 @@ class ContestOptions:
     """How to check and to time; see :func:`~tvm_adaptive.runner.finalists.play_off`."""
 
     timeout_sec: float
+    reference_timeout_sec: float
     rtol: float | None
     atol: float | None
     max_sec: float
@@ -70,6 +85,8 @@ class ContestOptions:
     n_qualifiers: int
     qualifying_sec: float
     prefetch: bool
+    # Monotonic; what a play-off has found by then is what it found.
+    end_sec: float = math.inf
 
 
 @dataclasses.dataclass
@@ -83,6 +100,10 @@ class _Entry:
     @property
     def is_fit(self) -> bool:
         return self.timed is not None and not self.finalist.disqualified
+
+    @property
+    def is_checked(self) -> bool:
+        return self.is_fit and self.finalist.is_sound
 
 
 class Contest:
@@ -108,12 +129,12 @@ class Contest:
         self._target = target
         self._builder = builder
         self._options = options
-        self._folder = tempfile.mkdtemp(prefix="tvm-adaptive-playoff-", dir=options.scratch_dir)
+        self._folder = ScratchFolder("playoff", options.scratch_dir)
         self._artifacts: list[str] = []
         self._seen: set[int] = set()  # modules
-        self._reference = os.path.join(self._folder, "reference")
-        self._no_reference = ""
+        self._reference = str(self._folder.path / "reference")
         self._rtol = 0.0
+        self._untuned: Kernel | None = None
         self.pool = pool
         self.winner: Finalist | None = None
 
@@ -136,8 +157,16 @@ class Contest:
         """
         if not records:
             return [], "no-record"
-        self._prepare_reference(records[0].workload.mod)
         entries = [_Entry(Finalist(record, mean_sec(record))) for record in records]
+        try:
+            if problem := self._prepare_reference(records[0].workload.mod):
+                return [as_recorded(records[0], f"no reference: {problem}")], "no-reference"
+            return self._hold(entries, top_k)
+        except OutOfTimeError:
+            return self._found_so_far(entries)
+
+    def _hold(self, entries: list[_Entry], top_k: int) -> tuple[list[Finalist], str]:
+        """Play with a reference."""
         finalists: list[Finalist] = []
         if self._options.n_qualifiers > top_k and len(entries) > top_k:
             entries, unfit = self._qualify(entries)
@@ -148,55 +177,82 @@ class Contest:
             self._build_timed(batch)
             self._build_plain(batch)
             self._check(batch)
-            fit = [entry for entry in batch if not entry.finalist.disqualified]
-            self.winner, reason = self._time(fit, self._options.max_sec)
+            checked = [entry for entry in batch if entry.is_checked]
+            self.winner, reason = self._time(checked, self._options.max_sec)
             finalists += [entry.finalist for entry in batch]
             if self.winner is not None and self._options.prefetch:
                 self._ask_ahead(next(each for each in batch if each.finalist is self.winner))
             if self.winner is not None:
                 return finalists, reason
-        if self._no_reference:
-            # Not even the untuned module runs: the fault is not the records'.
-            return [as_recorded(records[0], self._no_reference)], "error"
         return finalists, reason
+
+    def _found_so_far(self, entries: Sequence[_Entry]) -> tuple[list[Finalist], str]:
+        """Return who was checked when the time was over; the fastest of them wins."""
+        known = [entry.finalist for entry in entries if entry.is_checked]
+        out = [each.finalist for each in entries if each.finalist.disqualified]
+        if self.winner is None and known:
+            self.winner = min(known, key=Finalist.final_sec)
+        return [*known, *out], "no-time"
 
     def close(self) -> None:
         """Remove the artifacts."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.remove()
         for path in self._artifacts:
             shutil.rmtree(os.path.dirname(path), ignore_errors=True)
 
-    def _prepare_reference(self, mod: IRModule) -> None:
+    def _prepare_reference(self, mod: IRModule) -> str:
+        """Run the untuned module; say why that was not possible, nothing if it was."""
         try:
-            problem = self._run_reference(mod)
-        except NoDeviceError:
+            (kernel,), (error,) = self._kernels([runnable(mod, self._target)])
+            if kernel is None:
+                return str(error)
+            self._untuned = kernel
+            self._rtol = tolerance([dtype for dtype, _ in kernel.buffers], reduction_length(mod))
+            task = (kernel, self._options.seed, self._reference)
+            outcome = self._call(run_reference, task, self._options.reference_timeout_sec)
+        except (NoDeviceError, OutOfTimeError):
             raise
         except Exception as error:  # e.g. a type that numpy does not know
-            problem = repr(error)
-        if problem:
-            self._no_reference = f"no reference: {problem}"
+            return repr(error)
+        return "" if outcome.error is None else _last_line(outcome.error)
 
-    def _run_reference(self, mod: IRModule) -> str | None:
-        (kernel,), (error,) = self._kernels([runnable(mod, self._target)])
-        if kernel is None:
-            return error
-        self._rtol = tolerance([dtype for dtype, _ in kernel.buffers], reduction_length(mod))
-        task = (kernel, self._options.seed, self._reference)
-        outcome = self._call(run_reference, task)
-        return None if outcome.error is None else _last_line(outcome.error)
-
-    def _call(self, function: Callable[..., Any], task: tuple[Any, ...]) -> Outcome:
+    def _call(
+        self,
+        function: Callable[..., Any],
+        task: tuple[Any, ...],
+        timeout_sec: float | None = None,
+    ) -> Outcome:
         """Let the worker do something.
 
         Raises
         ------
-        NoDeviceError
+        NoDeviceError, MachineError, OutOfTimeError
             When it cannot, which is no finalist's fault.
         """
-        (outcome,) = self.pool.map(function, [task], self._options.timeout_sec)
-        if isinstance(outcome.error, NoDeviceError):
+        deadline_sec = self._options.timeout_sec if timeout_sec is None else timeout_sec
+        limit_sec = min(deadline_sec, self._left_sec())
+        (outcome,) = self.pool.map(function, [task], limit_sec)
+        if isinstance(outcome.error, MachineError):  # what it lacked may be there again
+            (outcome,) = self.pool.map(function, [task], min(deadline_sec, self._left_sec()))
+        is_late = isinstance(outcome.error, WorkerTimeoutError)
+        if is_late and limit_sec < deadline_sec:
+            raise OutOfTimeError(OUT_OF_TIME)
+        if isinstance(outcome.error, NoDeviceError | MachineError):
             raise outcome.error
         return outcome
+
+    def _left_sec(self) -> float:
+        """Return the seconds that are left.
+
+        Raises
+        ------
+        OutOfTimeError
+            When there are none.
+        """
+        left_sec = self._options.end_sec - time.monotonic()
+        if left_sec <= 0:
+            raise OutOfTimeError(OUT_OF_TIME)
+        return left_sec
 
     def _qualify(self, entries: list[_Entry]) -> tuple[list[_Entry], list[_Entry]]:
         """Time the first entries for a few short rounds, side by side.
@@ -211,14 +267,16 @@ class Contest:
             those that failed. Whoever is the same as another one is in neither.
         """
         options = self._options
-        deadline_sec = time.monotonic() + options.qualifying_sec
+        # Who is fast is of no use as long as nobody is checked: that takes the other half.
+        qualifying_sec = min(options.qualifying_sec, self._left_sec() / 2)
+        deadline_sec = time.monotonic() + qualifying_sec
         n_wanted = sum(
             entry.finalist.recorded_sec <= _UNLUCKY * entries[0].finalist.recorded_sec
             for entry in entries[: options.n_qualifiers]
         )
         tried: list[_Entry] = []
         # Building takes at most half of the time: who is built shall be timed as well.
-        while len(tried) < n_wanted and _left(deadline_sec) > options.qualifying_sec / 2:
+        while len(tried) < n_wanted and _left(deadline_sec) > qualifying_sec / 2:
             batch = entries[len(tried) : min(n_wanted, len(tried) + _BUILD_BATCH)]
             self._build_timed(batch)
             tried += batch
@@ -278,10 +336,14 @@ class Contest:
         kernels, errors = self._kernels([mod for _, mod in jobs])
         for (entry, _), kernel, problem in zip(jobs, kernels, errors, strict=True):
             entry.plain = kernel
-            entry.finalist.unchecked = f"{BUILD_FAILED}{problem}" if problem else ""
+            if problem:
+                entry.finalist.unchecked = f"{BUILD_FAILED}{problem}"
 
     def _kernels(self, mods: list[IRModule]) -> tuple[list[Kernel | None], list[str | None]]:
+        self._left_sec()
         results = self._builder.build([BuilderInput(mod, self._target) for mod in mods])
+        if any(is_out_of_time(result.error_msg) for result in results):
+            raise OutOfTimeError(OUT_OF_TIME)
         kernels: list[Kernel | None] = []
         for mod, result in zip(mods, results, strict=True):
             if result.artifact_path is None:
@@ -307,15 +369,25 @@ class Contest:
         atol = 0.0 if options.rtol is not None and options.atol is None else options.atol
         for entry in batch:
             finalist = entry.finalist
-            finalist.unchecked = finalist.unchecked or self._no_reference
-            if finalist.disqualified or finalist.unchecked:
+            if finalist.disqualified or entry.plain is None:
                 continue
             task = (entry.plain, options.seed, self._reference, rtol, atol)
             outcome = self._call(check, task)
+            if outcome.error is None and outcome.value.may_be_rounding and self._untuned:
+                self._find_neighbours(self._untuned, rtol)
+                outcome = self._call(check, task)
             if outcome.error is not None:
                 finalist.disqualified = _failure(outcome.error)
-            elif outcome.value is not None:
-                finalist.disqualified = f"wrong result: {outcome.value}"
+                continue
+            finalist.unchecked = ""
+            if outcome.value.problem is not None:
+                finalist.disqualified = f"wrong result: {outcome.value.problem}"
+
+    def _find_neighbours(self, untuned: Kernel, rtol: float) -> None:
+        """Let the reference say which integers rounding decides; without it, none."""
+        task = (untuned, self._options.seed, self._reference, rtol)
+        self._call(run_neighbours, task, self._options.reference_timeout_sec)
+        self._untuned = None  # once is enough
 
     def _ask_ahead(self, winner: _Entry) -> None:
         """Give the winner the form that asks for its weights ahead, if that is faster."""
@@ -350,13 +422,15 @@ class Contest:
         return [
             form
             for form, outcome in zip(forms, outcomes, strict=True)
-            if outcome.error is None and outcome.value is None
+            if outcome.error is None and outcome.value.problem is None
         ]
 
     def _time(self, entries: Sequence[_Entry], max_sec: float) -> tuple[Finalist | None, str]:
         """Return who is the fastest, and why the rounds ended."""
         if not entries:
             return None, "failed"
+        # At least one round is played, with what it takes to start each kernel.
+        max_sec = min(max_sec, self._left_sec() / 2)
         result = play_rounds(self._timer(entries), len(entries), max_sec=max_sec)
         for index, entry in enumerate(entries):
             entry.finalist.playoff_sec = float(result.location_sec[index])

@@ -16,15 +16,19 @@ from tvm_adaptive._tvm import (
     schedule_for_gpu,
     structural_hash,
 )
+from tvm_adaptive.records import FAILED_SEC
 
 _FREE_LAYOUTS = "layout_free_buffers"
 _REWRITES_WEIGHT = "meta_schedule.layout_rewrite_preproc"
-# MetaSchedule records a failed run as 1e10 s; nothing sane takes a tenth of that.
-_INSANE_SEC = 1e9
+# A play-off looks at a dozen at most, some of which are one program or another target's;
+# all of a long run's records would take gigabytes.
+MAX_RECORDS = 256
 
 
-def sane_records(database: Database, mod: IRModule, target: Target) -> list[TuningRecord]:
-    """Return a task's records with believable times, fastest first.
+def sane_records(
+    database: Database, mod: IRModule, target: Target, n: int = MAX_RECORDS
+) -> list[TuningRecord]:
+    """Return a task's best records with believable times, fastest first.
 
     Parameters
     ----------
@@ -33,10 +37,12 @@ def sane_records(database: Database, mod: IRModule, target: Target) -> list[Tuni
         The task's untuned module.
     target : Target
         Records of another kind of target are left out.
+    n : int, default 256
+        Records that are looked at.
     """
     if not database.has_workload(mod):
         return []
-    records = database.get_top_k(database.commit_workload(mod), len(database))
+    records = database.get_top_k(database.commit_workload(mod), n)
     sane = [record for record in records if _is_sane(record, target)]
     return sorted(sane, key=mean_sec)
 
@@ -125,7 +131,7 @@ def runnable(mod: IRModule, target: Target) -> IRModule:
 def _is_sane(record: TuningRecord, target: Target) -> bool:
     if record.target is not None and record.target.kind.name != target.kind.name:
         return False
-    return bool(record.run_secs) and 0.0 < mean_sec(record) < _INSANE_SEC
+    return bool(record.run_secs) and 0.0 < mean_sec(record) < FAILED_SEC
 
 
 def _blocks(schedule: Schedule) -> list[Any]:

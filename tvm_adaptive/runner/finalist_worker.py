@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,10 @@ from tvm_adaptive._tvm import from_dlpack, tensor
 from tvm_adaptive.runner.agreement import (
     Array,
     disagreement,
+    disturbed,
+    is_float,
     item_bytes,
+    numpy_dtype,
     random_array,
     tells_nothing,
 )
@@ -63,6 +66,10 @@ class _Loaded:
 
 
 _POSITIVE = "positive"
+_NEIGHBOURS = ".neighbours"
+# Three opposite pairs: of a thousand integers that another order of additions changes, they
+# miss none in most cases; see the size of a disturbance.
+_N_PAIRS = 3
 # What was loaded on a device that has been given back is of no use. Each task's reference
 # comes first, and with it the end of what the task before has loaded.
 _loaded: dict[tuple[int, Kernel], _Loaded] = {}
@@ -98,8 +105,23 @@ def run_reference(kernel: Kernel, seed: int, path: str) -> None:
     raise ValueError("the reference gives NaN or infinity for random values")
 
 
-def check(kernel: Kernel, seed: int, path: str, rtol: float, atol: float | None) -> str | None:
-    """Run a kernel on the values that the reference had; say where they disagree.
+class Checked(NamedTuple):
+    """What came of a check.
+
+    Attributes
+    ----------
+    problem : str or None
+        Where the results disagree, None if they do not.
+    may_be_rounding : bool
+        Whether only integers differ, and neighbours of the reference could excuse them.
+    """
+
+    problem: str | None = None
+    may_be_rounding: bool = False
+
+
+def check(kernel: Kernel, seed: int, path: str, rtol: float, atol: float | None) -> Checked:
+    """Run a kernel on the values that the reference had, and compare what it computes.
 
     Parameters
     ----------
@@ -107,20 +129,46 @@ def check(kernel: Kernel, seed: int, path: str, rtol: float, atol: float | None)
     seed : int
         The reference's.
     path : str
-        What :func:`run_reference` wrote.
+        What :func:`run_reference` wrote, and beside it :func:`run_neighbours`.
     rtol, atol : float
         See :func:`~tvm_adaptive.runner.agreement.disagreement`.
-
-    Returns
-    -------
-    str or None
     """
-    with np.load(path, allow_pickle=False) as saved:
-        found = _run(kernel, _start_values(kernel, seed, bool(saved[_POSITIVE])))
-        expected = [
-            saved[f"buffer{i}"].view(each.dtype).reshape(each.shape) for i, each in enumerate(found)
-        ]
-    return disagreement(expected, found, rtol=rtol, atol=atol)
+    expected, positive = _saved(Path(path))
+    found = _run(kernel, _start_values(kernel, seed, positive))
+    neighbours = _saved_neighbours(Path(path), expected)
+    problem = disagreement(expected, found, rtol=rtol, atol=atol, neighbours=neighbours)
+    if problem is None or neighbours or rtol == 0.0:
+        return Checked(problem)
+    floats = [pair for pair in zip(expected, found, strict=True) if is_float(pair[0].dtype)]
+    rounded = [list(each) for each in zip(*floats, strict=True)]
+    may_be_rounding = bool(floats) and disagreement(*rounded, rtol=rtol, atol=atol) is None
+    return Checked(problem, may_be_rounding)
+
+
+def run_neighbours(kernel: Kernel, seed: int, path: str, rtol: float) -> None:
+    """Run the reference on values that differ by rounding; save its integers.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        The reference.
+    seed : int
+    path : str
+        What :func:`run_reference` wrote.
+    rtol : float
+        Of the comparison.
+    """
+    _, positive = _saved(Path(path))
+    start = _start_values(kernel, seed, positive)
+    integers: dict[str, Array] = {}
+    for pair in range(_N_PAIRS):
+        rng = np.random.default_rng([seed, len(start), pair])
+        for way, values in enumerate(disturbed(start, rtol, rng)):
+            for number, each in enumerate(_run(kernel, values)):
+                if not is_float(each.dtype):
+                    integers[f"{2 * pair + way}.{number}"] = _as_bytes(each)
+    with Path(path + _NEIGHBOURS).open("wb") as file:
+        np.savez(file, allow_pickle=False, **integers)
 
 
 def time_once(kernel: Kernel, seed: int, repeat_ms: float) -> float:
@@ -151,10 +199,46 @@ def time_once(kernel: Kernel, seed: int, repeat_ms: float) -> float:
 
 
 def _save(path: Path, positive: bool, end: Sequence[Array]) -> None:
-    """Write what buffers hold as bytes: numpy's format does not know all of TVM's types."""
-    buffers = {f"buffer{i}": np.frombuffer(each.tobytes(), np.uint8) for i, each in enumerate(end)}
+    buffers = {f"buffer{i}": _as_bytes(each) for i, each in enumerate(end)}
+    shapes = {f"shape{i}": np.array(each.shape, np.int64) for i, each in enumerate(end)}
+    dtypes = np.array([str(each.dtype) for each in end])
     with path.open("wb") as file:
-        np.savez(file, allow_pickle=False, **{_POSITIVE: np.array(positive)}, **buffers)
+        np.savez(
+            file,
+            allow_pickle=False,
+            **{_POSITIVE: np.array(positive), "dtypes": dtypes},
+            **buffers,
+            **shapes,
+        )
+
+
+def _as_bytes(values: Array) -> Array:
+    """Return what is in an array as bytes: numpy's format does not know all of TVM's types."""
+    return np.frombuffer(values.tobytes(), np.uint8)
+
+
+def _saved(path: Path) -> tuple[list[Array], bool]:
+    """Return what the reference's buffers held, and whether its values were positive."""
+    with np.load(path, allow_pickle=False) as saved:
+        buffers = [
+            saved[f"buffer{i}"].view(numpy_dtype(str(name))).reshape(saved[f"shape{i}"])
+            for i, name in enumerate(saved["dtypes"])
+        ]
+        return buffers, bool(saved[_POSITIVE])
+
+
+def _saved_neighbours(path: Path, expected: Sequence[Array]) -> list[dict[int, Array]]:
+    """Return the integers of each neighbour by the numbers of their buffers, if there are any."""
+    neighbours: list[dict[int, Array]] = [{} for _ in range(2 * _N_PAIRS)]
+    file = Path(f"{path}{_NEIGHBOURS}")
+    if not file.exists():
+        return []
+    with np.load(file, allow_pickle=False) as saved:
+        for key in saved.files:
+            which, number = map(int, key.split("."))
+            like = expected[number]
+            neighbours[which][number] = saved[key].view(like.dtype).reshape(like.shape)
+    return neighbours
 
 
 def _rotation(kernel: Kernel, args: Sequence[Any]) -> Iterator[list[Any]] | None:

@@ -1,24 +1,25 @@
 """The finish of a task: its best few are checked, timed side by side, and recorded so.
 
 Checked means: run on the same random values as the untuned module, with the same
-result. A finalist that computes something else, crashes or hangs can never win.
+result. A finalist that computes something else, crashes or hangs can never win, nor can
+one that could not be checked.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import os
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tvm_adaptive._tvm import (
     Builder,
     Database,
-    IRModule,
     RPCConfig,
     Target,
     TuningRecord,
@@ -31,12 +32,15 @@ from tvm_adaptive.fork_server import ForkServer
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
 from tvm_adaptive.runner.finalist import Finalist, as_recorded
 from tvm_adaptive.runner.finalist_contest import Contest, ContestOptions
-from tvm_adaptive.runner.finalist_modules import sane_records
 from tvm_adaptive.runner.finalist_worker import warm_up
 from tvm_adaptive.runner.leasing import LeasingPool
 from tvm_adaptive.workers import WorkerPool
 
 logger = logging.getLogger(__name__)
+
+# The untuned module is the slowest of all and is run only once or twice: a large
+# convolution takes a minute.
+REFERENCE_TIMEOUT_SEC = 120.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +55,9 @@ class FinalistReport:
     reason : str
         Why the play-off ended (see :class:`~tvm_adaptive.runner.playoff.PlayoffResult`),
         ``"no-record"`` if there was nothing to play for; ``"not-held"`` if none was
-        held or ``"error"`` if none could be: then the best record stands as it was.
+        held, ``"no-time"`` if the time was over first, and only who was checked by then is a
+        finalist, ``"no-reference"`` if the untuned module could not be run, ``"error"`` if
+        something else failed: then only what an earlier play-off has proven can win.
     elapsed_sec : float
     """
 
@@ -62,16 +68,22 @@ class FinalistReport:
 
     @property
     def winner(self) -> Finalist | None:
-        """The fastest qualified finalist, or None."""
-        if self.finalists and not self.finalists[0].disqualified:
-            return self.finalists[0]
-        return None
+        """The fastest finalist that was checked, or None."""
+        first = self.finalists[0] if self.finalists else None
+        return first if first is not None and first.is_sound else None
+
+    @property
+    def unchecked(self) -> str:
+        """Why nothing of what there was could be checked; empty if something was."""
+        first = self.finalists[0] if self.finalists else None
+        return "" if first is None or first.disqualified else first.unchecked
 
 
 def finalist_pool(
     n_threads: int | None = None,
     server: ForkServer | None = None,
     farm: RPCConfig | None = None,
+    time_left: Callable[[], float] | None = None,
 ) -> WorkerPool:
     """Return the worker that play-offs run in; one can serve all tasks of a run.
 
@@ -83,17 +95,18 @@ def finalist_pool(
         Forks the worker.
     farm : RPCConfig or None, default None
         Runs everything on a device that is leased there; None on this machine.
+    time_left : callable or None, default None
+        Returns the seconds that there are for all; no device is waited for longer.
     """
     if farm is not None:
-        return LeasingPool(farm, server=server)
+        return LeasingPool(farm, server=server, time_left=time_left)
     return WorkerPool(
         1, setup=warm_up, replace_after_error=True, env=thread_env(n_threads), server=server
     )
 
 
 def play_off(
-    database: Database,
-    mod: IRModule,
+    records: Sequence[TuningRecord],
     target: Target,
     *,
     builder: Builder,
@@ -102,9 +115,11 @@ def play_off(
     qualifying_sec: float = 5.0,
     prefetch: bool = True,
     timeout_sec: float = 30.0,
+    reference_timeout_sec: float = REFERENCE_TIMEOUT_SEC,
     rtol: float | None = None,
     atol: float | None = None,
     max_sec: float = 5.0,
+    limit_sec: float = math.inf,
     repeat_ms: float = 20.0,
     seed: int = 0,
     device_index: int = 0,
@@ -117,30 +132,34 @@ def play_off(
 
     Parameters
     ----------
-    database : Database
-        What tuning recorded; it is not changed.
-    mod : IRModule
-        The task's untuned module.
+    records : sequence of TuningRecord
+        Of one workload, whom to try first comes first; see
+        :func:`~tvm_adaptive.runner.finalist_modules.sane_records`.
     target : Target
     builder : Builder
         Builds the finalists and the untuned module.
     top_k : int
         Finalists; as many more take their place if all are disqualified.
     n_qualifiers : int
-        Records that run for these places in a few short rounds, the fastest as recorded;
-        with no more than ``top_k`` the fastest as recorded are the finalists.
+        Records that run for these places in a few short rounds, the first ones; with no
+        more than ``top_k`` the first ones are the finalists.
     qualifying_sec : float
         Seconds for that, building included; who is not built in half of them has no part.
     prefetch : bool
         Whether the winner is tried in forms that ask for their weights ahead, where it has
         large ones, for up to half of ``max_sec`` more; see :mod:`tvm_adaptive.prefetch`.
     timeout_sec : float
-        Deadline of one run, one check or one timing.
+        Deadline of one check or one timing.
+    reference_timeout_sec : float
+        Deadline of the untuned module's run, which everything is compared with: without it
+        nothing can win.
     rtol, atol : float or None
         Tolerance of the check; None follows from the types and the longest sum (see
         :func:`~tvm_adaptive.runner.agreement.tolerance`).
     max_sec : float
         Seconds for the timings; building and checking come on top.
+    limit_sec : float
+        Seconds for everything. Who is not checked by then cannot win.
     repeat_ms : float
         Duration of one timing.
     seed : int
@@ -172,6 +191,7 @@ def play_off(
     journal = journal or NullJournal()
     options = ContestOptions(
         timeout_sec=timeout_sec,
+        reference_timeout_sec=reference_timeout_sec,
         rtol=rtol,
         atol=atol,
         max_sec=max_sec,
@@ -182,11 +202,10 @@ def play_off(
         n_qualifiers=n_qualifiers,
         qualifying_sec=qualifying_sec,
         prefetch=prefetch,
+        end_sec=start_sec + limit_sec,
     )
-    records: list[TuningRecord] = []
     contest = Contest(target, builder, pool or finalist_pool(), options)
     try:
-        records = sane_records(database, mod, target)
         finalists, reason = contest.hold(records, top_k)
     except Exception as error:
         logger.exception("The play-off of %s could not be held", task_name)
@@ -196,27 +215,36 @@ def play_off(
         contest.close()
         if pool is None:
             contest.pool.close()
-    finalists.sort(key=lambda each: (bool(each.disqualified), each.final_sec()))
-    if contest.winner is not None:
-        # Confirmed by timings of its own, it may look slower than a rival's lucky ones.
-        finalists.sort(key=lambda each: each is not contest.winner)
-    report = FinalistReport(task_name, tuple(finalists), reason, time.monotonic() - start_sec)
-    board = {"board": pool.address} if isinstance(pool, LeasingPool) else {}
-    journal.write("playoff", **_as_fields(report), **board)
+    ranked = _ranked(finalists, contest.winner)
+    report = FinalistReport(task_name, ranked, reason, time.monotonic() - start_sec)
+    journal.write("playoff", **_as_fields(report), **_board_of(pool))
     return report
 
 
-def best_as_recorded(
-    database: Database, mod: IRModule, target: Target, task_name: str = "main"
+def _board_of(pool: WorkerPool | None) -> dict[str, str]:
+    return {"board": pool.address} if isinstance(pool, LeasingPool) else {}
+
+
+def _ranked(finalists: Iterable[Finalist], winner: Finalist | None) -> tuple[Finalist, ...]:
+    ranked = sorted(
+        finalists, key=lambda each: (bool(each.disqualified), not each.is_sound, each.final_sec())
+    )
+    # Confirmed by timings of its own, the winner may look slower than a rival's lucky ones.
+    return tuple(sorted(ranked, key=lambda each: winner is not None and each is not winner))
+
+
+def without_playoff(
+    records: Sequence[TuningRecord], proven: Finalist | None, task_name: str = "main"
 ) -> FinalistReport:
-    """Return the report of a task that gets no play-off: its best record stands.
+    """Return the report of a task that gets no play-off: what was proven before stands.
 
     Parameters
     ----------
-    database : Database
-    mod : IRModule
-        The task's untuned module.
-    target : Target
+    records : sequence of TuningRecord
+        Whom to try first comes first. Without a proven one the first is told of, as not
+        checked.
+    proven : Finalist or None
+        The winner of an earlier play-off.
     task_name : str
 
     Returns
@@ -224,8 +252,9 @@ def best_as_recorded(
     FinalistReport
         With reason ``"not-held"``, or ``"no-record"``.
     """
-    records = sane_records(database, mod, target)[:1]
-    finalists = tuple(as_recorded(record, "no play-off") for record in records)
+    if proven is not None:
+        return FinalistReport(task_name, (proven,), "not-held", 0.0)
+    finalists = tuple(as_recorded(record, "no play-off") for record in records[:1])
     return FinalistReport(task_name, finalists, "not-held" if records else "no-record", 0.0)
 
 

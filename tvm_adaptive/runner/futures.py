@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import threading
+from collections.abc import Callable
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 
 from tvm_adaptive._tvm import PyRunnerFuture, RunnerResult, derived_object
+from tvm_adaptive.errors import OUT_OF_TIME
 
 
 @derived_object
@@ -41,11 +46,16 @@ class PendingFuture(PyRunnerFuture):  # type: ignore[misc]
     ----------
     answer : concurrent.futures.Future
         Of the candidate's :class:`FinishedFuture`.
+    time_left : callable or None, default None
+        Returns the seconds that may be waited; None for no limit.
     """
 
-    def __init__(self, answer: Future[FinishedFuture]) -> None:
+    def __init__(
+        self, answer: Future[FinishedFuture], time_left: Callable[[], float] | None = None
+    ) -> None:
         super().__init__()
         self._answer = answer
+        self._time_left = time_left
 
     def done(self) -> bool:
         """Say whether the candidate is measured."""
@@ -53,8 +63,12 @@ class PendingFuture(PyRunnerFuture):  # type: ignore[misc]
 
     def result(self) -> RunnerResult:
         """Wait for the candidate's result."""
+        left_sec = math.inf if self._time_left is None else max(0.0, self._time_left())
         try:
-            return self._answer.result().result()
+            # A wait of as much as a lock can wait is no limit.
+            return self._answer.result(min(left_sec, threading.TIMEOUT_MAX)).result()
+        except FutureTimeoutError:
+            return RunnerResult(None, OUT_OF_TIME)
         # It is waited for inside of MetaSchedule's loop, which an exception would end.
         except BaseException as error:
             return RunnerResult(None, f"the candidate could not be measured: {error!r}")

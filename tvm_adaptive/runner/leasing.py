@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections.abc import Callable
 
 from tvm_adaptive._tvm import RPCConfig
 from tvm_adaptive.errors import (
@@ -33,6 +34,8 @@ HOLD_SEC = 60.0
 # A farm that had no device is asked again only after so long: a run's end has dozens of
 # tasks, and none of them should wait in vain by itself.
 ASK_AGAIN_SEC = 60.0
+# How long one queues then: the first task has waited in full, for all of them.
+QUEUE_AGAIN_SEC = 30.0
 
 
 class LeasingPool(WorkerPool):
@@ -48,7 +51,11 @@ class LeasingPool(WorkerPool):
     server : ForkServer or None
         Forks the worker.
     queue_timeout_sec : float
-        Longest wait for a device that others use. Default 600.
+        Longest wait for a device that others use; after a wait in vain the next ones are
+        30 s at most, until there is a device again. Default 600.
+    time_left : callable or None
+        Returns the seconds that there are for all; none is waited longer for a device. None
+        for no limit.
 
     Attributes
     ----------
@@ -62,10 +69,12 @@ class LeasingPool(WorkerPool):
         *,
         server: ForkServer | None = None,
         queue_timeout_sec: float = 600.0,
+        time_left: Callable[[], float] | None = None,
     ) -> None:
         super().__init__(1, server=server, replace_after_error=True)
         self.farm = farm
         self.queue_timeout_sec = queue_timeout_sec
+        self._time_left = time_left
         self.address = ""
         self._present: tuple[str, ...] = ()
         self._refusal = ""
@@ -110,15 +119,22 @@ class LeasingPool(WorkerPool):
     def _lease(self, session_sec: int) -> Plan:
         others = set(self._present) - {self.address}
         avoided = frozenset(others) if self.address in self._present else frozenset()
+        queue_sec = self.queue_timeout_sec
+        if self._refusal:
+            queue_sec = min(queue_sec, QUEUE_AGAIN_SEC)
         self.address, self._present = yield Step(
             "queueing for a device",
             queue_for_device,
             (self.farm, avoided, SERVER_WAIT_SEC),
-            self.queue_timeout_sec,
+            min(queue_sec, self._time_left_sec()),
         )
         yield Step(
             f"connecting to {self.address}", open_session, (session_sec,), CONNECT_TIMEOUT_SEC
         )
+        self._refusal = ""
+
+    def _time_left_sec(self) -> float:
+        return math.inf if self._time_left is None else max(0.0, self._time_left())
 
 
 def devices_of(pool: WorkerPool, farm: RPCConfig) -> tuple[str, ...]:

@@ -7,7 +7,8 @@ import dataclasses
 import functools
 import logging
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm_adaptive._tvm import (
@@ -18,7 +19,17 @@ from tvm_adaptive._tvm import (
 from tvm_adaptive.asides import Incumbent, TimingErrors
 from tvm_adaptive.cores import thread_env
 from tvm_adaptive.dispatch import Dispatcher, Job
-from tvm_adaptive.errors import InvalidOptionError, WorkerError, WorkerTimeoutError, essence
+from tvm_adaptive.errors import (
+    MACHINE_FAILURE,
+    OUT_OF_TIME,
+    InvalidOptionError,
+    MachineError,
+    OutOfTimeError,
+    WorkerError,
+    WorkerTimeoutError,
+    essence,
+    machine_failure,
+)
 from tvm_adaptive.fork_server import ForkServer, new_fork_server
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
 from tvm_adaptive.records import Timing
@@ -31,10 +42,12 @@ from tvm_adaptive.runner.measure import (
 )
 from tvm_adaptive.runner.racing import Race
 from tvm_adaptive.runner.stopping import StoppingRule, make_rule
-from tvm_adaptive.workers import Plan, Step, WorkerPool
+from tvm_adaptive.workers import START_TIMEOUT_SEC, Plan, Step, WorkerPool
 
 logger = logging.getLogger(__name__)
 
+# Before what the machine had no room for is tried again: another program's peak.
+_RETRY_PAUSE_SEC = 2.0
 _WORKER_MODULES = ("tvm_adaptive.runner.measure",)
 
 
@@ -45,7 +58,8 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
     Candidates are measured one after the other in a worker process of their own, so
     that nothing else of the run disturbs a time; with several devices, in one for each.
     A candidate that crashes, hangs, exits or reports an impossible time costs one error
-    result and a new worker.
+    result and a new worker. One that fails because the machine is out of processes or
+    memory is measured once more.
 
     Parameters
     ----------
@@ -82,6 +96,10 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
     overlap : bool
         Measure in the background: :meth:`run` returns at once, and the next batch may be
         made meanwhile. Not for the CPU that also builds. Default False.
+    time_left : callable or None
+        Returns the seconds that are left for measuring, e.g. of a run's budget. What is not
+        measured by then is answered with an error that
+        :func:`~tvm_adaptive.errors.is_out_of_time` knows. Default None: no limit.
     server : ForkServer or None
         Forks the worker; None for one of its own.
     journal : JournalWriter or None
@@ -109,10 +127,12 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
         incumbent: Incumbent | None = None,
         timing_errors: TimingErrors | None = None,
         overlap: bool = False,
+        time_left: Callable[[], float] | None = None,
         server: ForkServer | None = None,
         journal: JournalWriter | None = None,
     ) -> None:
         super().__init__()
+        self._time_left = time_left
         self.timeout_sec = checked_timeout(timeout_sec)
         self.options = make_options(
             rule=rule,
@@ -172,19 +192,35 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
         if job is None:
             return
         best = job.task.best
+        limit_sec = self.timeout_sec
         try:
+            if job.task.machine_failures:
+                yield Step("pausing", time.sleep, (_RETRY_PAUSE_SEC,), START_TIMEOUT_SEC)
+            if self._time_left is not None:
+                limit_sec = min(limit_sec, self._time_left())
+            if limit_sec <= 0:
+                raise OutOfTimeError(OUT_OF_TIME)
             options = with_race(self.options, best)
             args = (*as_task(job.task.runner_input), options)
-            timing = yield Step("running", self._measure, args, self.timeout_sec)
+            timing = yield Step("running", self._measure, args, limit_sec)
             answer = self._log.timed(job.index, timing, best)
+        except WorkerTimeoutError as error:
+            late = OutOfTimeError(OUT_OF_TIME) if limit_sec < self.timeout_sec else error
+            answer = self._log.failed(job.index, late)
         except WorkerError as error:
+            if isinstance(error, MachineError) and not job.task.machine_failures:
+                logger.warning("candidate %d is measured once more: %s", job.index, error)
+                job.task.machine_failures.append(str(error))
+                self._dispatcher.put_back(job)
+                return
             answer = self._log.failed(job.index, error)
         except Exception as error:  # of ours
             answer = self._log.broken(job.index, error)
         self._dispatcher.settle(job, answer)
 
     def _give_up(self, job: Job[Candidate, FinishedFuture], reason: str) -> FinishedFuture:
-        return self._log.fail(job.index, f"Error: could not measure: {reason}")
+        message = f"Error: could not measure: {reason}"
+        return self._log.fail(job.index, message, origin=MACHINE_FAILURE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,11 +234,17 @@ class Candidate:
         Of the candidate's task; each batch has its own.
     lost_on : list of (str, str)
         Remote devices that were lost under it, and how.
+    machine_failures : list of str
+        What this machine could not do when it was to be measured.
+    refused_by : list of str
+        Remote devices that measured it and then turned out to be of no use.
     """
 
     runner_input: RunnerInput
     best: Incumbent | None
     lost_on: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    machine_failures: list[str] = dataclasses.field(default_factory=list)
+    refused_by: list[str] = dataclasses.field(default_factory=list)
 
 
 class TimingLog:
@@ -262,24 +304,37 @@ class TimingLog:
         return FinishedFuture(float(timing.mean_sec), None)
 
     def failed(self, index: int, error: WorkerError, **where: Any) -> FinishedFuture:
-        """Return the error result of a candidate that brought no time."""
+        """Return the error result of a candidate that brought no time.
+
+        It begins with :data:`~tvm_adaptive.errors.MACHINE_FAILURE` if the candidate is not
+        to blame.
+        """
         cause = "Timeout" if isinstance(error, WorkerTimeoutError) else "Error"
-        return self.fail(index, f"{cause}: {error}", essence(error), **where)
+        origin = MACHINE_FAILURE if isinstance(error, MachineError) else ""
+        text, short = f"{cause}: {error}", origin + essence(error)
+        return self.fail(index, text, short, origin=origin, **where)
 
     def broken(self, index: int, error: Exception) -> FinishedFuture:
         """Return the error result of a candidate that could not be measured for our fault."""
         # C++ called us: an exception would end the whole run.
         logger.error("%s could not measure candidate %d", self._name, index, exc_info=error)
         self.write("error", where=f"{self._name}.run", error=repr(error))
-        return self.fail(index, f"could not measure: {error!r}")
+        origin = MACHINE_FAILURE if machine_failure(error) else ""
+        return self.fail(index, f"could not measure: {error!r}", origin=origin)
 
     def fail(
-        self, index: int, message: str, short: str | None = None, **where: Any
+        self,
+        index: int,
+        message: str,
+        short: str | None = None,
+        *,
+        origin: str = "",
+        **where: Any,
     ) -> FinishedFuture:
         """Return an error result and write its ``"timing"`` event, in ``short`` if given."""
         logger.debug("%s, candidate %d: %s", self._name, index, message)
-        self.write("timing", index=index, error=short or message, **where)
-        return FinishedFuture(None, f"{self._name}: {message}")
+        self.write("timing", index=index, error=short or origin + message, **where)
+        return FinishedFuture(None, f"{origin}{self._name}: {message}")
 
     def write(self, event: str, **fields: Any) -> None:
         """Tell the journal."""
@@ -295,13 +350,17 @@ def send(
     incumbent: Incumbent | None,
     *,
     overlap: bool,
+    time_left: Callable[[], float] | None = None,
 ) -> list[FinishedFuture] | list[PendingFuture]:
-    """Give a batch to devices; return what MetaSchedule is given for it."""
+    """Give a batch to devices; return what MetaSchedule is given for it.
+
+    In the background, results are waited for as long as there is time left.
+    """
     # One for the batch: another task's by the time that it is measured.
     best = copy.copy(incumbent)
     answers = dispatcher.submit([Candidate(each, best) for each in runner_inputs])
     if overlap:
-        return [PendingFuture(answer) for answer in answers]
+        return [PendingFuture(answer, time_left) for answer in answers]
     return [answer.result() for answer in answers]
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shutil
-import tempfile
 import time
-import weakref
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,9 @@ from tvm_adaptive.runner.local import (
     with_race,
 )
 from tvm_adaptive.runner.measure import MeasureFunction
+from tvm_adaptive.runner.racing import RACED
 from tvm_adaptive.runner.stopping import StoppingRule
+from tvm_adaptive.scratch import ScratchFolder
 from tvm_adaptive.workers import Plan, Step, WorkerPool
 
 # How long one keeps a device: others use the farm, too, and after a kernel that hangs the
@@ -57,6 +58,11 @@ LEASE_SEC = 15.0
 # A candidate whose device is lost is measured on another, once: the next time it is the
 # candidate that kills devices.
 MAX_MOVES = 1
+# Devices that may measure a candidate and then turn out too slow, or unable to run the
+# reference kernel. As many as there are at a farm's start, when nothing is known of them.
+MAX_REFUSALS = 5
+# Times in a row, on whatever devices: then the reference kernel is at fault, not they.
+MAX_REFERENCE_FAILURES = 3
 _WORKER_MODULES = ("tvm_adaptive.runner.lease",)
 
 _CandidateJob = Job[Candidate, FinishedFuture]
@@ -112,6 +118,9 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
     overlap : bool
         Measure in the background: :meth:`run` returns at once, and the next batch may be
         made meanwhile. Default False; not where the devices are this machine.
+    time_left : callable or None
+        Returns the seconds that are left for measuring, e.g. of a run's budget. In the
+        background, no result is waited for longer. Default None: no limit.
     server : ForkServer or None
         Forks the workers; None for one of its own.
     journal : JournalWriter or None
@@ -143,6 +152,7 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         incumbent: Incumbent | None = None,
         timing_errors: TimingErrors | None = None,
         overlap: bool = False,
+        time_left: Callable[[], float] | None = None,
         server: ForkServer | None = None,
         journal: JournalWriter | None = None,
     ) -> None:
@@ -166,13 +176,17 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
             )
         self.max_workers = max_workers
         self.overlap = overlap
+        self._time_left = time_left
         self._measure = measure
         self._incumbent = incumbent
         self._log = TimingLog("AdaptiveRPCRunner", journal, timing_errors)
         self._boards = Boards(boards or BoardRules(), self._log.write)
         self._reference: tuple[Any, ...] | None = None
-        self._scratch = Path(tempfile.mkdtemp(prefix="tvm-adaptive-rpc-"))
-        self._cleanup = weakref.finalize(self, shutil.rmtree, self._scratch, ignore_errors=True)
+        self._n_references = 0
+        self._n_reference_failures = 0
+        # Monotonic time at which a device last measured a candidate.
+        self._served_sec = -math.inf
+        self._scratch = ScratchFolder("rpc")
         self._n_leased = 0
         self._own_server = None if server else new_fork_server(_WORKER_MODULES)
         self._pool = WorkerPool(1, server=server or self._own_server, replace_after_error=True)
@@ -198,17 +212,23 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         list of FinishedFuture or PendingFuture
             In the order of ``runner_inputs``; all done unless measured in the background.
         """
-        return send(self._dispatcher, runner_inputs, self._incumbent, overlap=self.overlap)
+        return send(
+            self._dispatcher,
+            runner_inputs,
+            self._incumbent,
+            overlap=self.overlap,
+            time_left=self._time_left,
+        )
 
     def close(self) -> None:
         """End the workers and give the devices back; tell the journal what each one did."""
-        if self._scratch.exists():  # not closed yet
+        if self._scratch.path.exists():  # not closed yet
             self._log.write("boards", boards=self._boards.as_fields())
         self._dispatcher.close()
         self._pool.close()
         if self._own_server is not None:
             self._own_server.close()
-        self._cleanup()
+        self._scratch.remove()
 
     def _plan(self) -> Plan:
         """Lease a device, and measure on it what is queued."""
@@ -223,9 +243,26 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
             yield Step(
                 f"connecting to {address}", open_session, (session_sec,), CONNECT_TIMEOUT_SEC
             )
+            # Before a candidate is taken: a device that is of no use should cost none.
+            is_usable = yield from self._calibrate(address)
         except WorkerError as error:
             self._without_device(address, error)
             return
+        if is_usable:
+            is_usable = yield from self._measure_queued(address)
+        else:
+            self._fail_stalled(f"{address} is not fit to measure on")
+        if is_usable:
+            yield Step("releasing the device", release, (), CONNECT_TIMEOUT_SEC)
+
+    def _measure_queued(self, address: str) -> Generator[Step, Any, bool]:
+        """Measure candidates while there are any and the lease lasts.
+
+        Returns
+        -------
+        bool
+            Whether the device can be used on.
+        """
         self._n_leased += 1
         end_sec = time.monotonic() + LEASE_SEC
         try:
@@ -235,10 +272,9 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
                 if job is None:
                     break
                 is_usable = yield from self._measure_on(address, job)
+            return is_usable
         finally:
             self._n_leased -= 1
-        if is_usable:
-            yield Step("releasing the device", release, (), CONNECT_TIMEOUT_SEC)
 
     def _measure_on(self, address: str, job: _CandidateJob) -> Generator[Step, Any, bool]:
         """Measure one candidate, which gets an answer or is queued again.
@@ -257,9 +293,9 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
                 self._refused(address, job, timing)
                 return False
             if isinstance(timing, Timing):
-                self._keep_reference(task)
+                self._keep_reference(address, task, timing)
                 if not (yield from self._calibrate(address)):
-                    self._dispatcher.put_back(job)
+                    self._measured_in_vain(address, job)
                     return False
                 timing = self._boards.comparable(address, timing)
         except WorkerError as error:
@@ -269,6 +305,7 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
             self._dispatcher.settle(job, self._log.broken(job.index, error))
             return False
         self._boards.served(address)
+        self._served_sec = time.monotonic()
         for suspect, reason in job.task.lost_on:
             # Here the candidate did no harm.
             self._boards.fault(suspect, reason)
@@ -290,35 +327,84 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         else:
             self._dispatcher.settle(job, self._log.failed(job.index, error, board=address))
 
+    def _measured_in_vain(self, address: str, job: _CandidateJob) -> None:
+        """Queue a candidate again whose time is worth nothing, or give it up."""
+        job.task.refused_by.append(address)
+        if len(job.task.refused_by) < MAX_REFUSALS:
+            self._dispatcher.put_back(job)
+        else:
+            by = ", ".join(job.task.refused_by)
+            reason = f"no device that measured it could be calibrated: {by}"
+            self._dispatcher.settle(job, self._give_up(job, reason))
+
     def _without_device(self, address: str, error: WorkerError) -> None:
         if address:
             self._boards.fault(address, essence(error))
-            self._dispatcher.fail_queued(
-                f"no device for {self.queue_timeout_sec:g} s: {essence(error)}",
-                waited_sec=self.queue_timeout_sec,
-            )
+            self._fail_stalled(essence(error))
         elif not self._n_leased:
             self._dispatcher.fail_queued(no_device(self.rpc_config, essence(error)))
 
+    def _fail_stalled(self, reason: str) -> None:
+        """Give up what has waited for too long, if no device has measured anything since."""
+        if time.monotonic() - self._served_sec >= self.queue_timeout_sec:
+            self._dispatcher.fail_queued(
+                f"no device for {self.queue_timeout_sec:g} s: {reason}",
+                waited_sec=self.queue_timeout_sec,
+            )
+
     def _calibrate(self, address: str) -> Generator[Step, Any, bool]:
         """Time the reference kernel on a device if that is due; say whether it can be used."""
-        if not self._boards.needs_calibration(address) or self._reference is None:
-            return True
-        args = (self._measure, *self._reference, self.options)
-        timing = yield Step("calibrating", measure_leased, args, self.timeout_sec)
-        if not isinstance(timing, Timing):
-            self._boards.fault(address, "the reference kernel failed")
+        while self._has_reference() and self._boards.needs_calibration(address):
+            reference = self._reference
+            args = (self._measure, *(reference or ()), self.options)
+            try:
+                timing = yield Step("calibrating", measure_leased, args, self.timeout_sec)
+            except WorkerError as error:  # the worker may be gone: nothing more can be done
+                self._reference_failed(address, essence(error))
+                return False
+            if reference is not self._reference:
+                continue  # another one was chosen meanwhile
+            if isinstance(timing, Timing):
+                self._n_reference_failures = 0
+                if self._boards.calibrate(address, timing):
+                    return True
+                yield Step("releasing the device", release, (), CONNECT_TIMEOUT_SEC)
+                return False
+            self._reference_failed(address, essence(getattr(timing, "text", repr(timing))))
             return False
-        return self._boards.calibrate(address, timing)
+        return True
 
-    def _keep_reference(self, task: tuple[Any, ...]) -> None:
-        """Keep the first candidate that succeeds: its batch's artifacts will be removed."""
-        if self._reference is None:
-            path, *rest = task
-            kept = self._scratch / Path(path).name
-            if Path(path).is_file():
-                shutil.copyfile(path, kept)
-                self._reference = (str(kept), *rest)
+    def _reference_failed(self, address: str, why: str) -> None:
+        """Note a fault of a device, or of a reference kernel that fails again and again."""
+        self._n_reference_failures += 1
+        if self._n_reference_failures >= MAX_REFERENCE_FAILURES:
+            self._reference = None
+        self._boards.fault(address, f"the reference kernel failed: {why}")
+
+    def _has_reference(self) -> bool:
+        """Say whether there is a reference kernel; one whose file has vanished is forgotten."""
+        if self._reference is not None and not Path(self._reference[0]).is_file():
+            self._reference = None
+        return self._reference is not None
+
+    def _keep_reference(self, address: str, task: tuple[Any, ...], timing: Timing) -> None:
+        """Keep a candidate that succeeded if there is no reference kernel.
+
+        A copy, for its batch's artifacts will be removed. Where it follows an earlier one,
+        only a device whose speed is known can say how the two compare.
+        """
+        is_time = 0.0 < timing.mean_sec < math.inf and timing.reason != RACED
+        if self._has_reference() or not is_time or not self._boards.can_restart(address):
+            return
+        path, *rest = task
+        kept = self._scratch.path / f"{self._n_references}-{Path(path).name}"
+        with contextlib.suppress(OSError):  # there is none, or no room for it
+            self._scratch.path.mkdir(mode=0o700, exist_ok=True)
+            shutil.copyfile(path, kept)
+            self._reference = (str(kept), *rest)
+            self._n_references += 1
+            self._n_reference_failures = 0
+            self._boards.restart(address, timing)
 
     def _best_on(self, address: str, best: Incumbent | None) -> Incumbent | None:
         """Return the incumbent's time as the device would have it."""

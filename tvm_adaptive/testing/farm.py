@@ -19,11 +19,15 @@ from typing import Any
 
 from tvm_adaptive._tvm import RPCConfig
 from tvm_adaptive.errors import AdaptiveError, InvalidOptionError
+from tvm_adaptive.runner.lease import address_of, known_devices
 from tvm_adaptive.runner.rpc import AdaptiveRPCRunner
 
 HOST = "127.0.0.1"
 # A server imports TVM first: some seconds each, all of them at once on a few cores.
 _START_SEC = 120.0
+# A server whose last client was killed may stay in that session for good. Others are free
+# again at the session's end.
+_STUCK_SEC = 20.0
 _SUPERVISE_SEC = 0.2
 
 
@@ -117,17 +121,42 @@ class LoopbackFarm:
             When they do not come.
         """
         end_sec = time.monotonic() + _START_SEC
+        stuck_sec = time.monotonic() + _STUCK_SEC
+        found = ""
         while time.monotonic() < end_sec:
-            with contextlib.suppress(InvalidOptionError):
+            if time.monotonic() > stuck_sec:
+                stuck_sec = end_sec
+                self.restart_missing()
+            try:
                 runner = AdaptiveRPCRunner(self.config, **options)
+            except InvalidOptionError as error:
+                found = str(error)
+            else:
                 if runner.n_devices >= n_devices:
                     return runner
+                found = f"there are {runner.n_devices}"
                 runner.close()
             time.sleep(_SUPERVISE_SEC)
+        ended = [port for port, process in self.servers.items() if process.poll() is not None]
         raise AdaptiveError(
-            f"{n_devices} servers have not registered within {_START_SEC:g} s. Look for other "
-            "programs that keep the processor busy, or start fewer servers."
+            f"{n_devices} servers have not registered within {_START_SEC:g} s ({found}; ended: "
+            f"{ended or 'none'}). Look for other programs that keep the processor busy, or start "
+            "fewer servers."
         )
+
+    def restart_ended(self) -> None:
+        """Start every server again that has ended."""
+        for port, process in list(self.servers.items()):
+            if process.poll() is not None and not self._is_closed.is_set():
+                self.start_server(port)
+
+    def restart_missing(self) -> None:
+        """Kill and start every server again that the tracker does not know."""
+        present = known_devices(self.config, 0.0)
+        for port, process in list(self.servers.items()):
+            if address_of(HOST, port) not in present:
+                _kill(process)
+                self.start_server(port)
 
     def close(self) -> None:
         """Kill tracker and servers."""
@@ -137,9 +166,7 @@ class LoopbackFarm:
 
     def _supervise(self) -> None:
         while not self._is_closed.wait(_SUPERVISE_SEC):
-            for port, process in list(self.servers.items()):
-                if process.poll() is not None and not self._is_closed.is_set():
-                    self.start_server(port)
+            self.restart_ended()
 
 
 def free_port() -> int:

@@ -17,7 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from tvm_adaptive import registry
-from tvm_adaptive._tvm import IRModule, Module, Target, Tensor, structural_hash, without_bodies
+from tvm_adaptive._tvm import (
+    IRModule,
+    Module,
+    Target,
+    Tensor,
+    structural_hash,
+    with_swapped_arguments,
+    without_bodies,
+)
 from tvm_adaptive.builder.compile import build_candidate
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.records import Timing
@@ -45,6 +53,9 @@ class Faults:
         Measuring leaks 8 MiB in the worker.
     wrong : float, default 0.0
         The kernel computes nothing, which makes it the fastest.
+    swapped : float, default 0.0
+        The kernel takes its first two arguments, where they are alike, in the other order:
+        that is as fast, and only a look at the results tells.
     compile_crash, compile_hang : float, default 0.0
         The compiler does.
     seed : int, default 0
@@ -60,6 +71,7 @@ class Faults:
     lie: float = 0.0
     leak: float = 0.0
     wrong: float = 0.0
+    swapped: float = 0.0
     compile_crash: float = 0.0
     compile_hang: float = 0.0
     seed: int = 0
@@ -104,10 +116,11 @@ class FaultyBuild:
             os.abort()
         if fault == "compile_hang":
             hang()
-        built = build_candidate(mod, target, params)
         if fault == "wrong":
-            return build_candidate(without_bodies(mod), target, params)
-        return built
+            mod = without_bodies(mod)
+        if fault == "swapped":
+            mod = with_swapped_arguments(mod)
+        return build_candidate(mod, target, params)
 
 
 @dataclasses.dataclass(frozen=True)
