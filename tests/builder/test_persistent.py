@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
 import os
 import signal
@@ -19,10 +21,11 @@ from tvm.target import Target
 from tvm_ffi import structural_hash
 
 from tvm_adaptive.asides import BuildTimes
+from tvm_adaptive.builder import persistent
 from tvm_adaptive.builder.compile import build_candidate
 from tvm_adaptive.builder.persistent import PersistentBuilder
 from tvm_adaptive.cores import usable_physical_cores
-from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.errors import InvalidOptionError, is_machine_failure, is_out_of_time
 from tvm_adaptive.measure_callback.journal import Journal, read_journal
 
 # Workers cannot import this file; its functions travel whole.
@@ -122,7 +125,7 @@ def test_a_call_through_tvm_keeps_the_workers_and_stock_cleans_up() -> None:
 
 
 def _with_pid(mod: Any, target: Any, params: Any) -> Any:
-    Path(os.environ["TMPDIR"]).parent.joinpath("pid").write_text(str(os.getpid()))
+    Path(os.environ["TMPDIR"]).joinpath("pid").write_text(str(os.getpid()))
     return build_candidate(mod, target, params)
 
 
@@ -187,6 +190,69 @@ def test_a_bad_compilation_costs_one_result(how: str, message: str, tmp_path: Pa
     # A folder for each artifact, none for the failure, nothing else is left.
     kept = {Path(result.artifact_path).parent.name for result in (good, other, later)}
     assert {path.name for path in tmp_path.iterdir()} == kept
+
+
+def full(disk: Path) -> Path:
+    """Fill a disk but for what folders and names take."""
+    with contextlib.suppress(OSError), (disk / "somebody-elses").open("wb") as file:
+        while True:
+            file.write(bytes(1 << 12))
+            file.flush()
+    return disk / "somebody-elses"
+
+
+@pytest.mark.parametrize("link", [True, False])
+@pytest.mark.parametrize("makes_room", [True, False])
+def test_a_full_disk_is_not_the_candidates_failure(
+    make_disk: Any, monkeypatch: pytest.MonkeyPatch, link: bool, makes_room: bool
+) -> None:
+    disk = make_disk(2 << 20)
+    builder = PersistentBuilder(max_workers=1, artifact_dir=disk / "artifacts", link=link)
+    times = builder._build_times = BuildTimes()
+    inputs = [BuilderInput(tiled(16, 2), LLVM)] * 2
+    pauses = []
+    try:
+        filling = full(disk)
+
+        def pause(seconds: float) -> None:
+            pauses.append(seconds)
+            if makes_room:
+                filling.unlink()
+
+        monkeypatch.setattr(persistent.time, "sleep", pause)
+        results = builder.build(inputs)
+    finally:
+        monkeypatch.undo()
+        builder.close()
+    assert pauses == [2.0]
+    for result in results:
+        assert (result.error_msg is None) == makes_room
+        assert is_machine_failure(result.error_msg) != makes_room
+    assert (times.take(int(structural_hash(inputs[0].mod))) is not None) == makes_room
+
+
+def test_what_cannot_be_started_fails_for_the_machine_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(persistent, "_RETRY_PAUSE_SEC", 0.01)
+    builder = PersistentBuilder(max_workers=1)
+    builder._pool._start_patience_sec = 0.0
+    n_forks = []
+
+    def refuse(*_: Any) -> Any:
+        n_forks.append(1)
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr("tvm_adaptive.worker_process.ForkServer.fork", refuse)
+            (refused,) = builder.build([BuilderInput(tiled(16, 2), LLVM)])
+        (built,) = builder.build([BuilderInput(tiled(16, 2), LLVM)])
+    finally:
+        builder.close()
+    assert str(refused.error_msg).startswith("machine: PersistentBuilder: Error: a worker process")
+    assert len(n_forks) == 2  # and each is tried again by the pool
+    assert built.error_msg is None
 
 
 def test_params_reach_the_build_function() -> None:
@@ -285,3 +351,37 @@ def test_patience_follows_what_builds_take() -> None:
     builder._recent_sec.extend([20.0] * 20)
     assert builder._deadline_sec() == 30.0
     builder.close()
+
+
+@pytest.mark.parametrize(("left_sec", "n_built"), [([60.0, 0.5, 0.0], 1), ([0.0, 0.0, 0.0], 0)])
+def test_what_there_is_no_time_to_build_is_no_candidates_fault(
+    tmp_path: Path, left_sec: list[float], n_built: int
+) -> None:
+    builder = PersistentBuilder(
+        max_workers=1,
+        timeout_sec=500.0,
+        time_left=iter(left_sec).__next__,
+        artifact_dir=tmp_path,
+        build_function=functools.partial(misbehave, "hang", 16),
+    )
+    try:
+        results = builder.build([BuilderInput(tiled(n, 2), LLVM) for n in (8, 16, 8)])
+    finally:
+        builder.close()
+    messages = [result.error_msg for result in results]
+    assert messages[:n_built] == [None] * n_built
+    assert all(is_out_of_time(message) for message in messages[n_built:])
+    assert len(list(tmp_path.glob("candidate-*"))) == n_built
+
+
+def test_a_build_that_hangs_while_there_is_time_is_its_own_fault() -> None:
+    build = functools.partial(misbehave, "hang", 16)
+    builder = PersistentBuilder(
+        max_workers=1, timeout_sec=1.0, time_left=lambda: 60.0, build_function=build
+    )
+    try:
+        (result,) = builder.build([BuilderInput(tiled(16, 2), LLVM)])
+    finally:
+        builder.close()
+    assert "Timeout" in result.error_msg
+    assert not is_out_of_time(result.error_msg)

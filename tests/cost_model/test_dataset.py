@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tvm_adaptive.cost_model.dataset import Dataset
+from tvm_adaptive.cost_model.dataset import Dataset, largest_share
 
 seconds_lists = st.lists(st.floats(1e-7, 10.0), min_size=1, max_size=10)
 
@@ -111,3 +111,94 @@ def test_weights_fit_the_training_set(target):
 
 def test_no_samples_no_weights():
     assert Dataset().training_weights(0.3).shape == (0,)
+
+
+def samples(n, seed=0, n_failures=0):
+    """Rows that say which sample they are, and their seconds."""
+    seconds = np.random.default_rng(seed).uniform(1e-3, 1e-2, n)
+    seconds[:n_failures] = math.nan
+    return np.arange(n, dtype=np.float32)[:, None] + np.zeros((1, 4), np.float32), seconds
+
+
+def kept(dataset):
+    return {key: task.rows[:, 0].astype(int).tolist() for key, task in dataset}
+
+
+def test_below_its_capacity_it_keeps_all():
+    dataset = Dataset(capacity=80)
+    X, seconds = samples(90)
+    for start in range(0, 90, 10):
+        dataset.add("a", X[start : start + 10], seconds[start : start + 10])
+    assert kept(dataset) == {"a": list(range(90))}
+
+
+def test_the_fastest_stay_and_some_of_the_others_from_the_whole_history():
+    X, seconds = samples(2000, n_failures=200)
+    dataset = Dataset(capacity=200)
+    for start in range(0, 2000, 16):
+        dataset.add("a", X[start : start + 16], seconds[start : start + 16])
+        assert len(dataset) <= 225
+        assert dataset.n_added == min(2000, start + 16)
+    (stayed,) = kept(dataset).values()
+    assert stayed == sorted(stayed)
+    fastest = np.argsort(seconds)[:100]
+    assert set(fastest) <= set(stayed)
+    others = [number for number in stayed if number not in fastest]
+    # A uniform sample of some 100 has a mean with a standard error of 58.
+    assert abs(np.mean(others) - 1000) < 5 * 58
+    assert 0 < dataset.n_failures < 40  # a tenth is expected of the others
+    assert dataset.best_sec("a") == np.nanmin(seconds)
+
+
+def test_the_same_samples_leave_the_same():
+    X, seconds = samples(600)
+    found = []
+    for _ in range(2):
+        dataset = Dataset(capacity=100)
+        for start in range(0, 600, 16):
+            dataset.add("a", X[start : start + 16], seconds[start : start + 16])
+        found.append(kept(dataset))
+    assert found[0] == found[1]
+
+
+def test_tasks_with_few_samples_keep_them():
+    dataset = Dataset(capacity=120)
+    for key, n in (("few", 10), ("many", 400), ("some", 70)):
+        dataset.add(key, *samples(n))
+    assert {key: len(rows) for key, rows in kept(dataset).items()} == {
+        "many": 55,
+        "some": 55,
+        "few": 10,
+    }
+
+
+def test_of_a_single_sample_it_is_the_fastest():
+    dataset = Dataset(capacity=2)
+    for key in ("a", "b"):
+        dataset.add(key, *samples(50))
+    best = int(np.argmin(samples(50)[1]))
+    assert kept(dataset) == {"a": [best], "b": [best]}
+
+
+@given(st.lists(st.integers(0, 50), max_size=12), st.integers(1, 300))
+def test_the_largest_share_fills_the_capacity(sizes, capacity):
+    share = largest_share(sizes, capacity)
+
+    def total(most):
+        return sum(min(size, most) for size in sizes)
+
+    if sum(sizes) <= capacity:
+        assert share == max(sizes, default=0)
+    else:
+        assert share == 1 or total(share) <= capacity
+        assert total(share + 1) > capacity
+
+
+def test_a_shared_task_is_no_copy():
+    whole, part = Dataset(capacity=40), Dataset()
+    whole.add("a", *samples(40))
+    part.share(whole, "a", 40)
+    assert next(iter(part))[1].rows is next(iter(whole))[1].rows
+    whole.add("b", *samples(40))
+    part.follow(whole)
+    assert (len(part), part.n_added) == (20, 40)

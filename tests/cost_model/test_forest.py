@@ -5,6 +5,7 @@ import sys
 import numpy as np
 import pytest
 
+from tvm_adaptive.cost_model import forest as forests
 from tvm_adaptive.cost_model.forest import STDS, Forest, distinct_columns, n_draws
 
 
@@ -175,3 +176,13 @@ def test_equal_weights_change_nothing():
     X = np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32)
     forests = [Forest(n_trees=5).fit(X, X[:, 0] * 1.0, 1, w) for w in (None, np.ones(50))]
     np.testing.assert_array_equal(*(forest.tree_predictions(X) for forest in forests))
+
+
+def test_columns_are_compared_a_few_at_a_time(monkeypatch):
+    rng = np.random.default_rng(0)
+    base = rng.random((50, 6)).astype(np.float32)
+    X = np.hstack([base, 2 * base[:, ::-1], np.ones((50, 1))]).astype(np.float32)
+    whole = distinct_columns(X)
+    assert len(whole) == 6
+    monkeypatch.setattr(forests, "_MAX_CENTERED", 200)
+    np.testing.assert_array_equal(distinct_columns(X), whole)

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import sys
+import tempfile
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from tvm_adaptive.lanes.order import Built
 from tvm_adaptive.lanes.process_lanes import MAX_TRIES, ProcessLanes
 from tvm_adaptive.lanes.shelf import Shelf, ShelfBuilder
 from tvm_adaptive.measure_callback import read_journal
+from tvm_adaptive.scratch import ScratchFolder
 from tvm_adaptive.search_strategy.schedules import key_of
 
 # The lanes cannot import this file.
@@ -119,6 +121,20 @@ def test_lanes_that_die_are_not_waited_for(make_task: Any, monkeypatch: pytest.M
     assert alone.journal.of("error")[0]["message"] == "no lane is left"
 
 
+class SlowLanes(DeadLanes):
+    """Lanes that take an order and go on for ever."""
+
+    def is_alive(self) -> bool:
+        return True
+
+
+def test_no_lane_is_waited_for_longer_than_the_search_has_left(make_task: Any) -> None:
+    late = make_task(SlowLanes())
+    late.side.time_left = iter([5e-3, 0.0]).__next__
+    assert late.side.generate_measure_candidates() is None
+    assert not late.journal.of("error")
+
+
 class Bomb:
     """What ends the process that unpacks it, and notes it."""
 
@@ -147,6 +163,35 @@ def test_an_order_that_cannot_be_filled_is_not_tried_again(lanes: ProcessLanes) 
     answer = lanes.submit(None).result(timeout=60)  # type: ignore[arg-type]
     assert isinstance(answer, LaneError)
     assert "AttributeError" in str(answer)
+
+
+class Litter:
+    """What makes temporary folders where it is unpacked, and ends the process."""
+
+    def __init__(self, note: Path) -> None:
+        self.note = note
+
+    def __reduce__(self) -> Any:
+        return litter, (str(self.note),)
+
+
+def litter(note: str) -> None:
+    folders = [str(ScratchFolder("lane").path), tempfile.mkdtemp()]
+    with open(note, "a") as file:
+        file.write("".join(f"{folder}\n" for folder in folders))
+    os._exit(7)
+
+
+def test_nothing_stays_of_lanes_that_were_killed(tmp_path: Path) -> None:
+    note: Any = tmp_path / "note"
+    with contextlib.closing(ProcessLanes(1)) as lanes:
+        answer = lanes.submit(Litter(note)).result(timeout=200)  # type: ignore[arg-type]
+        assert isinstance(answer, LaneError)
+        made = [Path(line) for line in note.read_text().splitlines()]
+        (place,) = {path.parent for path in made}
+        assert place.name.startswith("tvm-adaptive-lanes-")
+        assert any(path.exists() for path in made)
+    assert not place.exists()
 
 
 @derived_object

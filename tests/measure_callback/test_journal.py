@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from tvm_adaptive.measure_callback.journal import (
     FORMAT_VERSION,
     Journal,
     NullJournal,
+    follow,
     read_journal,
 )
 
@@ -108,3 +110,18 @@ def test_an_empty_file_has_no_events(tmp_path: Path) -> None:
 
 def test_the_null_journal_takes_anything() -> None:
     NullJournal().write("round", value=object())
+
+
+def test_a_journal_is_followed_without_reading_it_whole(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path)
+    for number in range(2000):
+        journal.write("timing", index=number, text="x" * 4000)
+    journal.close()
+    seen = []
+    tracemalloc.start()
+    follow(path, lambda event: seen.append(event.get("index")))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert seen == [None, *range(2000)]
+    assert peak < path.stat().st_size / 4

@@ -3,6 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tvm_adaptive.errors import OUT_OF_TIME
 from tvm_adaptive.measure_callback.recorder import (
     Recorder as TVMRecorder,
 )
@@ -77,3 +78,16 @@ def test_an_observer_that_raises_does_not_end_the_run(progress):
     Recorder(progress, fail, journal).apply(None, 0, None, [built()], [ran(1.0)])
     assert events[-1][0] == "error"
     assert "display broke" in events[-1][1]["message"]
+
+
+def test_what_was_not_tried_for_want_of_time_is_no_trial(progress):
+    events = []
+    journal = SimpleNamespace(write=lambda event, **fields: events.append(fields))
+    late = f"AdaptiveRunner: Error: {OUT_OF_TIME}"
+    results = [ran(3e-3), ran(error=late), ran(error="x")]
+    Recorder(progress, journal=journal).apply(None, 0, None, [built()] * 3, results)
+    task = progress.tasks[0]
+    assert (task.n_trials, task.n_errors) == (2, 1)
+    assert events[0]["latencies_ms"] == [pytest.approx(3.0), None]
+    assert events[0]["n_candidates"] == 2
+    assert progress.errors == {"x": 1}

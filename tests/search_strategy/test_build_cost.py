@@ -51,3 +51,17 @@ def test_later_builds_change_the_forecast() -> None:
     assert before is not None
     assert after is not None
     assert after[0] > 3 * before[0]
+
+
+def test_only_the_latest_builds_are_kept() -> None:
+    dear, cheap = Point(0, (1, 1, 1, 256, 3)), Point(0, (256, 1, 1, 1, 0))
+    cost = BuildCost(SPACE)
+    for point, n in ((dear, 5000), (cheap, 4096)):
+        for _ in range(n):
+            cost.add(point, build_sec(point))
+    points, seconds = cost.carry()
+    assert points == [cheap] * 4096
+    assert seconds == [0.1] * 4096
+    other = BuildCost(SPACE)
+    other.resume((points, seconds))
+    assert other.carry() == (points, seconds)

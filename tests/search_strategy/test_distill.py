@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -203,3 +205,24 @@ def test_within_counts_knobs_from_any_centre() -> None:
     assert within(pool, SPACE, points[:1], 1).tolist() == [0, 2]
     assert within(pool, SPACE, points[:2], 0).tolist() == [0, 1]
     assert within(pool, SPACE, points[:1], 3).tolist() == [0, 1, 2, 3]
+
+
+def test_what_was_seen_is_known_in_a_few_bytes() -> None:
+    rng = np.random.default_rng(0)
+    pool = Pool(10)
+    points = list({SPACE.draw(rng): None for _ in range(6000)})
+    pool.remember(points, range(len(points)))
+    assert all(pool.knows(point) for point in points)
+    assert len(pickle.dumps(pool)) < 30 * len(points)
+    others = {SPACE.draw(rng) for _ in range(2000)} - set(points)
+    assert len(others) > 100
+    assert not any(pool.knows(point) for point in others)
+
+
+def test_points_that_python_hashes_alike_are_told_apart() -> None:
+    inlined, at_root = Point(0, (4, -2)), Point(0, (4, -1))
+    assert hash(inlined) == hash(at_root)
+    pool = Pool(10)
+    pool.remember([inlined])
+    assert pool.knows(inlined)
+    assert not pool.knows(at_root)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import collections
 import logging
+import math
 import shutil
 import statistics
 import tempfile
 import time
-import weakref
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,21 @@ from tvm_adaptive.builder.compile import (
     compile_task,
     warm_up,
 )
-from tvm_adaptive.cores import usable_physical_cores
-from tvm_adaptive.errors import InvalidOptionError, WorkerTimeoutError
+from tvm_adaptive.cores import n_build_workers, usable_physical_cores
+from tvm_adaptive.errors import (
+    MACHINE_FAILURE,
+    OUT_OF_TIME,
+    InvalidOptionError,
+    MachineError,
+    OutOfTimeError,
+    WorkerTimeoutError,
+    is_machine_failure,
+    machine_failure,
+)
 from tvm_adaptive.fork_server import ForkServer, new_fork_server
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
-from tvm_adaptive.workers import Outcome, WorkerPool
+from tvm_adaptive.scratch import ScratchFolder
+from tvm_adaptive.workers import Outcome, Plan, Step, WorkerPool
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +57,9 @@ _N_RECENT = 256
 # Nothing is gained by giving up sooner, and a moment of load on the machine must not look
 # like a candidate without end.
 _LEAST_PATIENCE_SEC = 3.0
+# What the machine had no room for is tried again, after another program's peak.
+_TRIES = 2
+_RETRY_PAUSE_SEC = 2.0
 _WORKER_MODULES = ("tvm_adaptive.builder.compile",)
 
 
@@ -53,12 +67,15 @@ _WORKER_MODULES = ("tvm_adaptive.builder.compile",)
 class PersistentBuilder(PyBuilder):  # type: ignore[misc]
     """Compile candidates in worker processes that stay; ``builder="persistent"``.
 
-    A candidate whose compilation crashes, hangs or fails costs one error result.
+    A candidate whose compilation crashes, hangs or fails costs one error result. One that
+    fails because the machine is out of processes, memory or disk space is compiled once
+    more; if that does not help, its message begins with ``errors.MACHINE_FAILURE``.
 
     Parameters
     ----------
     max_workers : int or None
-        Worker processes at the most; None for the physical cores this process may use.
+        Worker processes at the most; None for the physical cores this process may use,
+        or fewer where there is memory for fewer.
     timeout_sec : float
         Deadline of one compilation; the start of a worker does not count.
     patience : float or None
@@ -66,6 +83,10 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
         3 s at the least, is given up. A few candidates that unroll without measure take
         as long as all others of a batch together, and are hardly ever among the best.
         Default None: only ``timeout_sec`` ends it.
+    time_left : callable or None
+        Returns the seconds that are left for building, e.g. of a run's budget. What is not
+        built by then is answered with an error that
+        :func:`~tvm_adaptive.errors.is_out_of_time` knows. Default None: no limit.
     max_uses : int
         Compilations after which a worker is replaced. TVM's compiler leaks memory;
         500 keeps the leak small and the cost of a new worker below 1 %.
@@ -98,6 +119,7 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
         max_workers: int | None = None,
         timeout_sec: float = 30.0,
         patience: float | None = None,
+        time_left: Callable[[], float] | None = None,
         max_uses: int = 500,
         artifact_dir: str | Path | None = None,
         link: bool = False,
@@ -108,29 +130,31 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         if max_workers is None:
-            max_workers = usable_physical_cores()
+            max_workers = n_build_workers(usable_physical_cores())
         _check_options(max_workers, timeout_sec, max_uses, patience)
         self.max_workers = max_workers
         self.timeout_sec = timeout_sec
         self.patience = patience
+        self._time_left = time_left
         self._recent_sec: collections.deque[float] = collections.deque(maxlen=_N_RECENT)
         self.journal: JournalWriter = journal or NullJournal()
         self._link = link
         self._build_times = build_times
         self._build_function = build_function
-        self._root = _make_root(artifact_dir)
+        if artifact_dir is not None:
+            Path(artifact_dir).mkdir(parents=True, exist_ok=True)
+            artifact_dir = Path(artifact_dir).resolve()
         # What a killed compilation leaves in the temporary folder goes with ours.
-        self._scratch = Path(tempfile.mkdtemp(prefix="scratch-", dir=self._root))
+        self._scratch = ScratchFolder("build", artifact_dir)
+        self._root = self._scratch.path if artifact_dir is None else artifact_dir
         self._own_server = None if server else new_fork_server(_WORKER_MODULES)
         self._pool = WorkerPool(
             max_workers,
             setup=warm_up,
             max_uses=max_uses,
             server=server or self._own_server,
-            env={"TMPDIR": str(self._scratch)},
+            env={"TMPDIR": str(self._scratch.path)},
         )
-        removed_at_end = self._root if artifact_dir is None else self._scratch
-        self._cleanup = weakref.finalize(self, shutil.rmtree, removed_at_end, ignore_errors=True)
 
     def build(self, build_inputs: list[BuilderInput]) -> list[BuilderResult]:
         """Compile a batch; never raises for what a candidate does.
@@ -150,7 +174,7 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
         except Exception as error:  # C++ called us: an exception would end the whole run
             logger.exception("PersistentBuilder could not build a batch")
             self._write("error", where="PersistentBuilder.build", error=repr(error))
-            message = f"PersistentBuilder: the batch could not be built: {error!r}"
+            message = _message("the batch could not be built", error)
             results = [BuilderResult(None, message) for _ in build_inputs]
         n_errors = sum(result.error_msg is not None for result in results)
         seconds = round(time.monotonic() - start_sec, 6)
@@ -166,28 +190,65 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
         self._pool.close()
         if self._own_server is not None:
             self._own_server.close()
-        self._cleanup()
+        self._scratch.remove()
 
     def _build(self, build_inputs: list[BuilderInput]) -> list[BuilderResult]:
-        results: list[BuilderResult | None] = [None] * len(build_inputs)
+        results: dict[int, BuilderResult] = {}
+        open_ones: Sequence[int] = range(len(build_inputs))
+        for attempt in range(_TRIES):
+            if attempt:
+                logger.warning(
+                    "%d of %d builds failed for want of resources; once more in %g s",
+                    *(len(open_ones), len(build_inputs), _RETRY_PAUSE_SEC),
+                )
+                time.sleep(_RETRY_PAUSE_SEC)
+            results |= self._attempt({index: build_inputs[index] for index in open_ones})
+            open_ones = [
+                index for index in open_ones if is_machine_failure(results[index].error_msg)
+            ]
+            if not open_ones:
+                break
+        return [results[index] for index in range(len(build_inputs))]
+
+    def _attempt(self, build_inputs: dict[int, BuilderInput]) -> dict[int, BuilderResult]:
+        """Compile each input once, and return its result under its number."""
+        results: dict[int, BuilderResult] = {}
         tasks: dict[int, CompileTask] = {}
-        for index, build_input in enumerate(build_inputs):
+        for index, build_input in build_inputs.items():
             try:
                 tasks[index] = self._task(build_input)
             except Exception as error:
-                text = f"PersistentBuilder: the input could not be prepared: {error!r}"
-                results[index] = BuilderResult(None, text)
-        arguments = [(task,) for task in tasks.values()]
-        outcomes = self._pool.map(compile_candidate, arguments, self._deadline_sec())
-        for (index, task), outcome in zip(tasks.items(), outcomes, strict=True):
+                message = _message("the input could not be prepared", error)
+                results[index] = BuilderResult(None, message)
+        deadline_sec = self._deadline_sec()
+        plans = [self._plan(task, deadline_sec) for task in tasks.values()]
+        outcomes = dict(self._pool.stream(plans))
+        for place, (index, task) in enumerate(tasks.items()):
+            outcome = outcomes[place]
             results[index] = _result(outcome)
+            if outcome.error is not None:
+                shutil.rmtree(task.directory, ignore_errors=True)
+            # The seconds of what was not its own failure say nothing of a candidate.
+            if isinstance(outcome.error, MachineError | OutOfTimeError):
+                continue
             self._recent_sec.append(outcome.elapsed_sec)
             if self._build_times is not None:
                 key = int(structural_hash(build_inputs[index].mod))
                 self._build_times.note(key, outcome.elapsed_sec / self.max_workers)
-            if outcome.error is not None:
-                shutil.rmtree(task.directory, ignore_errors=True)
         return results
+
+    def _plan(self, task: CompileTask, deadline_sec: float) -> Plan:
+        """Build one candidate as long as there is time."""
+        left_sec = math.inf if self._time_left is None else self._time_left()
+        if left_sec <= 0:
+            raise OutOfTimeError(OUT_OF_TIME)
+        limit_sec = min(deadline_sec, left_sec)
+        try:
+            return (yield Step("running", compile_candidate, (task,), limit_sec))
+        except WorkerTimeoutError as error:
+            if limit_sec < deadline_sec:
+                raise OutOfTimeError(OUT_OF_TIME) from error
+            raise
 
     def _deadline_sec(self) -> float:
         """Return what a compilation of the next batch may take."""
@@ -205,14 +266,6 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
     def _task(self, build_input: BuilderInput) -> CompileTask:
         directory = tempfile.mkdtemp(prefix="candidate-", dir=self._root)
         return compile_task(build_input, directory, self._build_function, link=self._link)
-
-
-def _make_root(artifact_dir: str | Path | None) -> Path:
-    if artifact_dir is None:
-        return Path(tempfile.mkdtemp(prefix="tvm-adaptive-build-"))
-    root = Path(artifact_dir).resolve()
-    root.mkdir(parents=True, exist_ok=True)
-    return root
 
 
 def _check_options(
@@ -238,4 +291,11 @@ def _result(outcome: Outcome) -> BuilderResult:
     if outcome.error is None:
         return BuilderResult(str(outcome.value), None)
     cause = "Timeout" if isinstance(outcome.error, WorkerTimeoutError) else "Error"
-    return BuilderResult(None, f"PersistentBuilder: {cause}: {outcome.error}")
+    origin = MACHINE_FAILURE if isinstance(outcome.error, MachineError) else ""
+    return BuilderResult(None, f"{origin}PersistentBuilder: {cause}: {outcome.error}")
+
+
+def _message(what: str, error: Exception) -> str:
+    """Return the error message of what failed in this process."""
+    origin = MACHINE_FAILURE if machine_failure(error) else ""
+    return f"{origin}PersistentBuilder: {what}: {error!r}"

@@ -95,15 +95,18 @@ class FamilySurrogate:
         for key, task in self.dataset:
             name = self._family_of.get(key, "")
             if name in touched and name:
-                self._part(name).add(key, task.rows, task.seconds, task.errors)
+                self._part(name).dataset.share(self.dataset, key, len(task.seconds))
 
     def add(
         self, key: str, rows: Rows, seconds: FloatArray, errors: FloatArray | None = None
     ) -> None:
         """Learn what was measured of a task; a task without a family is one of all only."""
         self.whole.add(key, rows, seconds, errors)
-        if name := self._family_of.get(key):
-            self._part(name).add(key, rows, seconds, errors)
+        if len(seconds) and (name := self._family_of.get(key)):
+            self._part(name).dataset.share(self.dataset, key, len(seconds))
+        # The samples that the whole has dropped must not stay in the families.
+        for part in self.parts.values():
+            part.dataset.follow(self.dataset)
 
     def preload(self, dataset: Dataset) -> None:
         """Add what earlier runs measured; their families are not known."""
@@ -145,7 +148,7 @@ class FamilySurrogate:
         found: dict[str, Dataset] = {}
         for key, task in self.dataset:
             part = found.setdefault(self._family_of.get(key, ""), Dataset())
-            part.add(key, task.rows, task.seconds, task.errors)
+            part.share(self.dataset, key, len(task.seconds))
         return found
 
     def replace(self, datasets: Mapping[str, Dataset]) -> None:

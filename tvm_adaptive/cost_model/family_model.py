@@ -130,7 +130,7 @@ class RFEIFamilyCostModel(RFEICostModel._cls):  # type: ignore[misc, name-define
         return key
 
     def _learn_families(self) -> None:
-        n_samples = len(self._surrogate.dataset)
+        n_samples = self._surrogate.dataset.n_added
         if n_samples < max(_FIRST_LEARN, _RELEARN_GROWTH * self._n_learned_from):
             return
         self._n_learned_from = n_samples

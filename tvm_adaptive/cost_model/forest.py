@@ -42,6 +42,9 @@ STDS: tuple[str, ...] = get_args(Std)
 # of them: that bounds the cost of a fit, and all data are still used, by one tree or another.
 FULL_DRAWS = 320
 LEAST_SHARE_DRAWN = 0.6
+# Values in double precision at the same time, while columns are compared: 32 MB, where all of
+# a large fit would be twice as much as its data.
+_MAX_CENTERED = 1 << 22
 # Features tried at a split, at the most. Several hundred vary on tasks of many stores,
 # and trying a third of those costs more than it teaches.
 MAX_TRIED = 48
@@ -270,11 +273,22 @@ def distinct_columns(X: npt.NDArray[np.float32]) -> npt.NDArray[np.intp]:
     varying = np.flatnonzero(np.not_equal(X, X[0]).any(axis=0))
     if not varying.size:
         return np.zeros(1, dtype=np.intp)
-    centered = X[:, varying].astype(np.float64)
-    centered -= centered.mean(axis=0)
-    norms = np.sqrt(np.einsum("ij,ij->j", centered, centered))
     # Fixed: which columns count must not depend on the seed of a fit.
     direction = np.random.default_rng(0).standard_normal(len(X))
-    prints = np.abs(direction @ centered) / np.where(norms > 0.0, norms, 1.0)
+    n_at_once = max(1, _MAX_CENTERED // len(X))
+    prints = np.concatenate(
+        [
+            _prints(X[:, varying[start : start + n_at_once]], direction)
+            for start in range(0, len(varying), n_at_once)
+        ]
+    )
     _, first = np.unique(np.round(prints, _EQUAL_DIGITS), return_index=True)
     return varying[np.sort(first)]
+
+
+def _prints(columns: npt.NDArray[np.float32], direction: FloatArray) -> FloatArray:
+    """Return a number for each column that those share which repeat it up to scale."""
+    centered = columns.astype(np.float64)
+    centered -= centered.mean(axis=0)
+    norms = np.sqrt(np.einsum("ij,ij->j", centered, centered))
+    return np.asarray(np.abs(direction @ centered) / np.where(norms > 0.0, norms, 1.0))

@@ -267,7 +267,7 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
         return float(self._surrogate.accuracy_of(self._key(context)))
 
     def save(self, path: str) -> None:
-        """Write all samples to a file, atomically.
+        """Write the samples that the model learns from to a file, atomically.
 
         Parameters
         ----------
@@ -291,6 +291,11 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
         dataset, _ = read_samples(Path(path))
         self._surrogate.replace_dataset(dataset)
 
+    @property
+    def n_features(self) -> int:
+        """How many features a candidate has; samples with others are of no use here."""
+        return int(to_rows([]).shape[1])
+
     def preload(self, dataset: Dataset) -> None:
         """Learn what earlier runs measured; their times are compared among themselves only.
 
@@ -299,7 +304,7 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
         dataset : Dataset
             Samples whose features are not this model's are left out.
         """
-        self._surrogate.preload(dataset.of_width(to_rows([]).shape[1]))
+        self._surrogate.preload(dataset.of_width(self.n_features))
 
     def restore(
         self,
@@ -320,7 +325,7 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
         errors : ndarray of shape (n,) or None, default None
             Relative standard errors of the times; NaN where unknown.
         """
-        if rows.shape[1] == to_rows([]).shape[1]:
+        if rows.shape[1] == self.n_features:
             self._surrogate.add(self._key(context), rows, seconds, errors)
 
     def _learn(

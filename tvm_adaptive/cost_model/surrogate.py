@@ -187,14 +187,14 @@ class Surrogate:
             None when nothing was done.
         """
         del key
-        news = len(self.dataset) - self._n_fitted
+        news = self.dataset.n_added - self._n_fitted
         # Many samples of earlier runs must not make what this one finds wait to be learned.
         n_own = max(0, self._n_fitted - self._n_before)
         if news == 0 or news < _REFIT_GROWTH * n_own:
             return None
         start_sec = time.perf_counter()
         rows, y = self.dataset.training_set(self.options.target)
-        self._n_fitted = len(self.dataset)
+        self._n_fitted = self.dataset.n_added
         if not len(y):
             return None
         noise = _FIRST_NOISE if self._forest is None else self._forest.oob_rms
@@ -317,7 +317,7 @@ class Surrogate:
         """
         copied = copy.copy(self)
         copied.dataset = self.dataset.bests()
-        copied._n_fitted = len(copied.dataset)
+        copied._n_fitted = copied.dataset.n_added
         copied._n_before = 0
         return copied
 

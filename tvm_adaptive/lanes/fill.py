@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import tempfile
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,6 +24,7 @@ from tvm_adaptive.builder.persistent import PersistentBuilder
 from tvm_adaptive.cost_model.model import RFEICostModel
 from tvm_adaptive.cost_model.snapshot import install
 from tvm_adaptive.lanes.order import Built, Delivery, Order, TaskSpec
+from tvm_adaptive.scratch import ScratchFolder
 from tvm_adaptive.search_strategy.schedules import key_of
 from tvm_adaptive.search_strategy.strategy import AdaptiveSearch
 
@@ -86,9 +86,9 @@ class OpenTask:
         mod, self.target = load_json(spec.mod_json), load_json(spec.target_json)
         task = ExtractedTask(spec.name, mod, self.target, [mod], 1)
         # MetaSchedule writes a log of each task; nobody reads this one.
-        self._folder = tempfile.TemporaryDirectory(prefix="tvm-adaptive-lane-")
+        self._folder = ScratchFolder("lane")
         strategy = AdaptiveSearch(**spec.options, journal=self.notes)
-        (context,) = contexts_of([task], self._folder.name, strategy, spec.seed)
+        (context,) = contexts_of([task], str(self._folder.path), strategy, spec.seed)
         self._context = context
         self.search: Any = python_side(context.search_strategy)
         assert self.search is not None
@@ -99,7 +99,7 @@ class OpenTask:
     def close(self) -> None:
         """Let go of the task."""
         self.search.post_tuning()
-        self._folder.cleanup()
+        self._folder.remove()
 
 
 class _Kept:

@@ -10,6 +10,7 @@ from tvm_adaptive.fork_server import ForkServer
 from tvm_adaptive.lanes.base import ORDER_TIMEOUT_SEC, Answer
 from tvm_adaptive.lanes.fill import fill
 from tvm_adaptive.lanes.order import Order
+from tvm_adaptive.scratch import ScratchFolder
 from tvm_adaptive.workers import Plan, Step, WorkerPool
 
 # A process that dies takes its order with it; the order may be what killed it.
@@ -27,7 +28,9 @@ class ProcessLanes:
     """
 
     def __init__(self, n_lanes: int, server: ForkServer | None = None) -> None:
-        self._pool = WorkerPool(n_lanes, server=server)
+        # What they leave behind, killed as they are in the end, goes with ours.
+        self._scratch = ScratchFolder("lanes")
+        self._pool = WorkerPool(n_lanes, server=server, env={"TMPDIR": str(self._scratch.path)})
         self._tries: dict[Job[Order, Answer], int] = {}
         self._dispatcher: Dispatcher[Order, Answer] = Dispatcher(
             self._pool, self._plan, self._give_up, overlap=True
@@ -51,6 +54,7 @@ class ProcessLanes:
         """End what is under way."""
         self._dispatcher.close()
         self._pool.close()
+        self._scratch.remove()
 
     def _plan(self) -> Plan:
         job = self._dispatcher.take()

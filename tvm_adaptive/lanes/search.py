@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
@@ -49,6 +49,9 @@ class LaneSearch(PySearchStrategy):  # type: ignore[misc]
         Options of :class:`~tvm_adaptive.PersistentBuilder` on a lane.
     journal : JournalWriter
         Gets the lanes' events, and an ``"error"`` for a round that no lane could fill.
+    time_left : callable or None, default None
+        Returns the seconds that the search has left; no lane is waited for longer, and the
+        task ends then. None for no limit.
     """
 
     def __init__(
@@ -58,8 +61,11 @@ class LaneSearch(PySearchStrategy):  # type: ignore[misc]
         shelf: Shelf,
         build: Mapping[str, Any],
         journal: JournalWriter,
+        *,
+        time_left: Callable[[], float] | None = None,
     ) -> None:
         super().__init__()
+        self.time_left = time_left
         self.inner = inner
         self.lanes = lanes
         self.shelf = shelf
@@ -103,7 +109,14 @@ class LaneSearch(PySearchStrategy):  # type: ignore[misc]
 
     def clone(self) -> Any:
         """Return the same around a clone of the inner search."""
-        return LaneSearch(self.inner.clone(), self.lanes, self.shelf, self.build, self.journal)
+        return LaneSearch(
+            self.inner.clone(),
+            self.lanes,
+            self.shelf,
+            self.build,
+            self.journal,
+            time_left=self.time_left,
+        )
 
     def limit_next_batch(self, n_trials: int | None) -> None:
         """Let the next batch, and only that, have at most so many candidates."""
@@ -149,6 +162,8 @@ class LaneSearch(PySearchStrategy):  # type: ignore[misc]
             return None
         self.prefetch()
         delivery = self._delivery()
+        if delivery is None:
+            return None
         if isinstance(delivery, LaneError):
             name = None if self._spec is None else self._spec.name
             logger.warning(
@@ -171,13 +186,17 @@ class LaneSearch(PySearchStrategy):  # type: ignore[misc]
                 search.note_build(built.key, built.build_sec)
         return [candidate_of(schedule) for schedule in schedules.values()]
 
-    def _delivery(self) -> Answer:
+    def _delivery(self) -> Answer | None:
+        """Return what a lane brought; None when the search's time is over first."""
         assert self._pending is not None
         pending, self._pending = self._pending, None
         end_sec = time.monotonic() + ORDER_TIMEOUT_SEC
         while time.monotonic() < end_sec:
+            left_sec = LOOK_SEC if self.time_left is None else self.time_left()
             with contextlib.suppress(FutureTimeoutError):
-                return pending.result(timeout=LOOK_SEC)
+                return pending.result(timeout=max(0.0, min(LOOK_SEC, left_sec)))
+            if left_sec <= 0:
+                return None
             if not self.lanes.is_alive():
                 return LaneError("no lane is left")
         return LaneError(f"nothing came back in {ORDER_TIMEOUT_SEC:g} s")

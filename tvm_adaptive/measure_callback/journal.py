@@ -124,7 +124,7 @@ def follow(path: Path, take: Callable[[dict[str, Any]], None]) -> None:
     JournalError
         As :func:`read_journal`; also when an event lacks what ``take`` looks for.
     """
-    for number, event in enumerate(read_journal(path), start=1):
+    for number, event in enumerate(_events(path), start=1):
         try:
             take(event)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -156,14 +156,13 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
 
 
 def _events(path: Path) -> Iterator[dict[str, Any]]:
-    lines = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines, start=1):
+    for number, (line, after) in enumerate(_with_next(path), start=1):
         if not line.strip():
             continue
         try:
             event = _event_of(line)
         except (ValueError, RecursionError) as error:
-            if number == len(lines) or _is_header(lines[number]):
+            if not line.endswith(b"\n") or _is_header(after):
                 continue
             raise JournalError(
                 f"{path}, line {number} is not valid JSON ({error}). Only a torn last line "
@@ -176,6 +175,16 @@ def _events(path: Path) -> Iterator[dict[str, Any]]:
                 f"{FORMAT_VERSION}. Update tvm_adaptive."
             )
         yield event
+
+
+def _with_next(path: Path) -> Iterator[tuple[bytes, bytes]]:
+    """Yield each line and the one after it, empty at the end, without reading the file whole."""
+    with open(path, "rb") as file:
+        line = file.readline()
+        while line:
+            after = file.readline()
+            yield line, after
+            line = after
 
 
 def _event_of(line: bytes) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm_adaptive._tvm import PyMeasureCallback, derived_object
-from tvm_adaptive.errors import essence
+from tvm_adaptive.errors import essence, is_machine_failure, is_untried
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
 from tvm_adaptive.records import median_sec
 
@@ -49,12 +49,16 @@ class RunProgress:
     tasks : list of TaskProgress
     errors : Counter of str
         First lines of error messages and how often each was met.
+    n_machine_failures : int
+        Candidates that could not be built or run for want of processes, memory or disk
+        space; they are no trials.
     current : str
         The task that was measured last.
     """
 
     tasks: list[TaskProgress]
     errors: Counter[str] = dataclasses.field(default_factory=Counter)
+    n_machine_failures: int = 0
     current: str = ""
 
     @property
@@ -86,7 +90,7 @@ class Recorder(PyMeasureCallback):  # type: ignore[misc]
     journal : JournalWriter or None, default None
         Gets one ``"measured"`` event per round, with the milliseconds of each trial in
         the order measured (None for a failed one), the messages of failures, and the
-        task's weight and flop.
+        task's weight and flop. What the machine failed is counted apart.
     """
 
     def __init__(
@@ -126,9 +130,13 @@ class Recorder(PyMeasureCallback):  # type: ignore[misc]
         best_before = task.best_sec
         latencies_ms: list[float | None] = []
         errors: Counter[str] = Counter()
+        n_machine_failures = 0
         for built, run in zip(builder_results, runner_results, strict=True):
-            task.n_trials += 1
             message = built.error_msg or run.error_msg
+            if is_untried(message):
+                n_machine_failures += is_machine_failure(message)
+                continue
+            task.n_trials += 1
             seconds = math.nan if message is not None else median_sec(run.run_secs)
             if math.isnan(seconds):
                 task.n_errors += 1
@@ -138,16 +146,18 @@ class Recorder(PyMeasureCallback):  # type: ignore[misc]
             latencies_ms.append(seconds * 1e3)
             task.best_sec = min(task.best_sec, seconds)
         self.progress.errors += errors
+        self.progress.n_machine_failures += n_machine_failures
         self.progress.current = task.name
         self.journal.write(
             "measured",
             task=task.name,
             weight=task.weight,
             flop=flop,
-            n_candidates=len(runner_results),
+            n_candidates=len(latencies_ms),
             latencies_ms=latencies_ms,
             n_trials=task.n_trials,
             n_errors=task.n_errors,
+            n_machine_failures=n_machine_failures,
             errors=dict(errors),
             best_ms=task.best_sec * 1e3,
             improved=task.best_sec < best_before,

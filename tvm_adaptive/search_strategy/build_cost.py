@@ -7,6 +7,7 @@ Snoek et al., "Practical Bayesian Optimization", NeurIPS 2012, section 3.2).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,9 @@ from tvm_adaptive.search_strategy.knobs import KnobSpace, Point
 OTHER_SEC = 0.1
 # From fewer builds nothing is forecast.
 _MIN_BUILDS = 8
+# The latest are forecast from: the forest is grown anew after every batch, in half a second
+# of CPU time from so many, and they are where the search looks now.
+_MAX_BUILDS = 4096
 _N_TREES = 16
 
 
@@ -32,8 +36,8 @@ class BuildCost:
 
     def __init__(self, space: KnobSpace) -> None:
         self._space = space
-        self._points: list[Point] = []
-        self._seconds: list[float] = []
+        self._points: deque[Point] = deque(maxlen=_MAX_BUILDS)
+        self._seconds: deque[float] = deque(maxlen=_MAX_BUILDS)
         self._forest: Any = None
 
     def add(self, point: Point, seconds: float) -> None:
@@ -44,13 +48,14 @@ class BuildCost:
 
     def carry(self) -> tuple[list[Point], list[float]]:
         """Return what was learned."""
-        return self._points, self._seconds
+        return list(self._points), list(self._seconds)
 
     def resume(self, carried: tuple[list[Point], list[float]]) -> None:
         """Go on with what another one learned."""
-        if len(carried[1]) != len(self._seconds):
+        points, seconds = carried
+        if seconds != list(self._seconds):
             self._forest = None
-        self._points, self._seconds = list(carried[0]), list(carried[1])
+        self._points, self._seconds = deque(points, _MAX_BUILDS), deque(seconds, _MAX_BUILDS)
 
     def seconds(self, points: Sequence[Point]) -> FloatArray | None:
         """Return what candidates are expected to cost, all in all; None while unknown.

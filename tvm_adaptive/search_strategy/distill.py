@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_adaptive.records import FloatArray
+from tvm_adaptive.search_strategy.hashes import HashSet
 from tvm_adaptive.search_strategy.knobs import KnobSpace, Point
 
 Rows = npt.NDArray[np.float32]
@@ -100,8 +101,8 @@ class Pool:
         self.points: list[Point] = []
         self.keys: list[int] = []
         self._blocks: list[Rows] = []
-        self._known: set[Point] = set()
-        self._known_keys: set[int] = set()
+        self._known = HashSet()  # of points: a run has more than could be kept whole
+        self._known_keys = HashSet()
 
     def __len__(self) -> int:
         return len(self.points)
@@ -117,7 +118,7 @@ class Pool:
 
     def knows(self, point: Point) -> bool:
         """Say whether a point is here, was, or leads to a program that was."""
-        return point in self._known
+        return _hash_of(point) in self._known
 
     def knows_key(self, key: int) -> bool:
         """Say whether a program is here or was."""
@@ -125,7 +126,7 @@ class Pool:
 
     def remember(self, points: Iterable[Point], keys: Iterable[int] = ()) -> None:
         """Know points and programs from now on, without having them here."""
-        self._known.update(points)
+        self._known.update(_hash_of(point) for point in points)
         self._known_keys.update(keys)
 
     def add(self, points: Sequence[Point], keys: Sequence[int], rows: Rows) -> None:
@@ -154,6 +155,12 @@ class Pool:
         self._blocks = [self.rows[kept]]
         self.points = [self.points[i] for i in kept]
         self.keys = [self.keys[i] for i in kept]
+
+
+def _hash_of(point: Point) -> int:
+    """Return 64 bits that are the same in every process."""
+    # Doubled, because Python hashes -1 as -2, and both are decisions.
+    return hash((point.sketch, *[2 * value for value in point.vector]))
 
 
 def refine(

@@ -6,6 +6,8 @@ An adapter, like :mod:`tvm_adaptive.search_strategy.strategy`; the search itself
 
 from __future__ import annotations
 
+import bisect
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +26,7 @@ from tvm_adaptive.search_strategy.distill import (
     within,
 )
 from tvm_adaptive.search_strategy.exploration import expected_gain
+from tvm_adaptive.search_strategy.hashes import HashSet
 from tvm_adaptive.search_strategy.knobs import OPEN, Point
 from tvm_adaptive.search_strategy.picking import DIVERSITY_RATIO, IndexArray, pick
 from tvm_adaptive.search_strategy.schedules import candidate_of, key_of, measured_schedules
@@ -80,7 +83,7 @@ class DistilledProposer:
         relatives: Relatives | None = None,
     ) -> None:
         self.context = context
-        self.measured: set[int] = set()
+        self.measured = HashSet()
         self.n_population = 0
         self._model = model
         self._diversity = diversity
@@ -106,15 +109,14 @@ class DistilledProposer:
         self._sketches = Sketches(self.context, design_spaces)
         self._cost = BuildCost(self._sketches.space)
         self._family = anchor_of(self.context.mod)
-        self.measured, elites = measured_schedules(
-            database, self.context.mod, max(1, int(self.context.num_threads))
-        )
-        for seconds, schedule in elites:
-            point = self._sketches.point_of(schedule)
-            if point is not None:
-                self._elites.append((seconds, point))
-        self._pool.remember([point for _, point in self._elites], self.measured)
-        del self._elites[N_ELITES:]
+        n_threads = max(1, int(self.context.num_threads))
+        for seconds, schedule in measured_schedules(database, self.context.mod, n_threads):
+            key, point = key_of(schedule), self._sketches.point_of(schedule)
+            self.measured.update([key])
+            self._pool.remember([], [key])
+            if point is not None and math.isfinite(seconds):
+                self._pool.remember([point])
+                self._add_elite(seconds, point)
         self._tell_relatives()
 
     def end(self) -> None:
@@ -289,7 +291,7 @@ class DistilledProposer:
     def sent(self, batch: Sequence[Schedule]) -> None:
         """Never propose these again, and forget the least of what does not fit."""
         keys = {key_of(schedule) for schedule in batch}
-        self.measured |= keys
+        self.measured.update(keys)
         gone = [i for i, key in enumerate(self._pool.keys) if key in keys]
         gone_keys = [self._pool.keys[i] for i in gone]
         self._points.update(zip(gone_keys, self._pool.take(gone), strict=True))
@@ -305,10 +307,12 @@ class DistilledProposer:
             if point is not None and build_sec is not None:
                 self._cost.add(point, build_sec)
             if point is not None and sec is not None:
-                self._elites.append((sec, point))
-        self._elites.sort(key=lambda elite: elite[0])
-        del self._elites[N_ELITES:]
+                self._add_elite(sec, point)
         self._tell_relatives()
+
+    def _add_elite(self, seconds: float, point: Point) -> None:
+        bisect.insort(self._elites, (seconds, point), key=lambda elite: elite[0])
+        del self._elites[N_ELITES:]
 
     def _tell_relatives(self) -> None:
         if len(self.measured) < MIN_TO_TELL:

@@ -12,6 +12,9 @@ from tvm_adaptive.search_strategy.knobs import Choice, Knob, Tile, Undrawn
 from tvm_adaptive.search_strategy.travel import Finding
 from tvm_adaptive.traces import choices_of
 
+# TVM's extents have 32 bits in most programs, and no loop runs longer.
+_MOST_EXTENT = 2**31 - 1
+
 
 def finding_of(record: Any, seconds: float) -> Finding | None:
     """Return what a record found.
@@ -34,12 +37,23 @@ def finding_of(record: Any, seconds: float) -> Finding | None:
         vector: list[int] = []
         for number, decision in decisions:
             kind, _, attributes, _ = instructions[number]
-            knobs.append(knob_of(str(kind), attributes, decision))
-            vector.extend(as_ints(decision))
+            knob = knob_of(str(kind), attributes, decision)
+            parts = as_ints(decision)
+            if not _is_possible(knob, parts):
+                return None
+            knobs.append(knob)
+            vector.extend(parts)
         name = sketch_name(instructions)
-    except (TypeError, ValueError, IndexError, KeyError, AttributeError):
+    except (TypeError, ValueError, IndexError, KeyError, AttributeError, ArithmeticError):
         return None
     return Finding(name, tuple(knobs), tuple(vector), seconds)
+
+
+def _is_possible(knob: Knob, decision: Sequence[int]) -> bool:
+    """Say whether a decision of a record is one that its knob has."""
+    if isinstance(knob, Tile):
+        return min(decision) >= 1 and knob.extent <= _MOST_EXTENT
+    return not isinstance(knob, Choice) or 0 <= decision[0] < len(knob.weights)
 
 
 def knob_of(kind: str, attributes: Sequence[Any], decision: Any) -> Knob:

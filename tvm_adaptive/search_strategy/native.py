@@ -6,6 +6,7 @@ An adapter, like :mod:`tvm_adaptive.search_strategy.strategy`.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from tvm_adaptive._tvm import (
     sample_population,
 )
 from tvm_adaptive.records import FloatArray, Prediction
+from tvm_adaptive.search_strategy.hashes import HashSet
 from tvm_adaptive.search_strategy.picking import DIVERSITY_RATIO, pick
 from tvm_adaptive.search_strategy.schedules import (
     candidate_of,
@@ -56,11 +58,11 @@ class NativeProposer:
     rng: np.random.Generator
 
     def __post_init__(self) -> None:
-        self.measured: set[int] = set()
+        self.measured = HashSet()
         self._inner: Any = None
         self._model: Any = python_side(self.cost_model)
         self._elites: list[tuple[float, Schedule]] = []
-        self._returned: set[int] = set()
+        self._returned = HashSet()
         self._spares: list[Schedule] = []
         self._population: list[Schedule] = []
         self._fresh: list[Schedule] = []
@@ -70,9 +72,10 @@ class NativeProposer:
         self._inner = EvolutionarySearch(**self.options)
         self._inner._initialize_with_tune_context(self.context)
         self._inner.pre_tuning(max_trials, self.batch, design_spaces, database, self.cost_model)
-        self.measured, self._elites = measured_schedules(
-            database, self.context.mod, max(1, int(self.context.num_threads))
-        )
+        n_threads = max(1, int(self.context.num_threads))
+        for seconds, schedule in measured_schedules(database, self.context.mod, n_threads):
+            self.sent([schedule])
+            self.learned([schedule], [seconds if math.isfinite(seconds) else None])
 
     def end(self) -> None:
         """End the native search, which owns the task in turn."""

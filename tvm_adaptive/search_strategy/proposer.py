@@ -7,12 +7,13 @@ from typing import Protocol
 
 from tvm_adaptive._tvm import Database, Schedule
 from tvm_adaptive.records import Prediction
+from tvm_adaptive.search_strategy.hashes import HashSet
 
 
 class Proposer(Protocol):
     """Where one task's candidates come from."""
 
-    measured: set[int]
+    measured: HashSet
 
     @property
     def best_sec(self) -> float | None:

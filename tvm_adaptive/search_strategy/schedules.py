@@ -5,12 +5,11 @@ An adapter, like :mod:`tvm_adaptive.search_strategy.strategy`.
 
 from __future__ import annotations
 
+import itertools
 import logging
-import math
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 
@@ -20,10 +19,12 @@ from tvm_adaptive._tvm import (
     MeasureCandidate,
     Schedule,
     TuneContext,
+    TuningRecord,
     args_info_of,
     estimate_tir_flops,
     handle,
     load_json,
+    python_side,
     save_json,
     structural_hash,
 )
@@ -32,6 +33,9 @@ from tvm_adaptive.roofline import fastest_believable_sec
 from tvm_adaptive.search_strategy.findings import as_ints
 
 logger = logging.getLogger(__name__)
+
+# Records that a thread replays before it waits for the others: enough that it hardly waits.
+_REPLAYED_AT_ONCE = 16
 
 
 def key_of(schedule: Schedule) -> int:
@@ -62,8 +66,8 @@ def knobs_of(schedule: Schedule) -> list[tuple[int, ...]]:
 
 def measured_schedules(
     database: Database, mod: IRModule, n_threads: int = 1
-) -> tuple[set[int], list[tuple[float, Schedule]]]:
-    """Replay the records that a database holds of a workload.
+) -> Iterator[tuple[float, Schedule]]:
+    """Replay the records that a database holds of a workload, a few at a time.
 
     Parameters
     ----------
@@ -73,45 +77,55 @@ def measured_schedules(
     n_threads : int, default 1
         A record takes some ten milliseconds, and a resumed run may have thousands.
 
-    Returns
-    -------
-    keys : set of int
-        Of everything that was tried, failed trials included.
-    elites : list of (seconds, Schedule)
-        The successful ones, fastest first. Records that no longer replay are left out.
+    Yields
+    ------
+    seconds : float
+        NaN for a trial that failed.
+    schedule : Schedule
+        Some hundred kilobytes: whoever keeps all of them fills the memory. Records that
+        no longer replay are left out.
     """
+    # Schedules copy a module on write, which is not safe from several threads.
+    mods = [mod] if n_threads == 1 else [load_json(save_json(mod)) for _ in range(n_threads)]
+    records = _records_of(database, mod)
+    with ThreadPoolExecutor(max(1, n_threads)) as threads:
+        while some := list(itertools.islice(records, _REPLAYED_AT_ONCE * len(mods))):
+            parts = [some[thread :: len(mods)] for thread in range(len(mods))]
+            replayed = [iter(part) for part in threads.map(_replay_all, mods, parts)]
+            for number, record in enumerate(some):
+                schedule = next(replayed[number % len(mods)])
+                if schedule is not None:
+                    yield median_sec(record.run_secs), schedule
+
+
+def _records_of(database: Database, mod: IRModule) -> Iterator[TuningRecord]:
+    """Yield the records of a workload; of a database that can, without reading all at once."""
     if not database.has_workload(mod):
-        return set(), []
+        return
+    read_some = getattr(python_side(database), "records_of", None)
+    if read_some is not None:
+        yield from read_some(mod)
+        return
     mine = handle(database.commit_workload(mod))
-    records = [
-        record for record in database.get_all_tuning_records() if handle(record.workload) == mine
-    ]
-    keys: set[int] = set()
-    elites: list[tuple[float, Schedule]] = []
-    for record, schedule in zip(records, _replayed(mod, records, n_threads), strict=True):
-        if schedule is None:
-            continue
-        keys.add(key_of(schedule))
-        seconds = median_sec(record.run_secs)
-        if math.isfinite(seconds):
-            elites.append((seconds, schedule))
-    return keys, sorted(elites, key=lambda elite: elite[0])
+    for record in database.get_all_tuning_records():
+        if handle(record.workload) == mine:
+            yield record
 
 
-def distinct(schedules: Sequence[Schedule], measured: set[int]) -> list[Schedule]:
+def distinct(schedules: Sequence[Schedule], measured: Container[int]) -> list[Schedule]:
     """Drop schedules whose module is measured or was seen earlier in the list.
 
     Parameters
     ----------
     schedules : sequence of Schedule
-    measured : set of int
+    measured : container of int
         Keys; not changed.
     """
-    seen = set(measured)
+    seen: set[int] = set()
     kept = []
     for schedule in schedules:
         key = key_of(schedule)
-        if key not in seen:
+        if key not in seen and key not in measured:
             seen.add(key)
             kept.append(schedule)
     return kept
@@ -157,26 +171,11 @@ def vectors_of(schedules: list[Schedule]) -> FloatArray:
     return np.stack([np.pad(row, (0, width - len(row))) for row in rows])
 
 
-def _replayed(mod: IRModule, records: Sequence[Any], n_threads: int) -> list[Schedule | None]:
-    """Replay records in several threads; None for one that does not replay."""
-    found: list[Schedule | None] = [None] * len(records)
-    n_threads = min(n_threads, len(records))
-
-    def work(thread: int) -> None:
-        # Schedules copy a module on write, which is not safe from several threads.
-        own = mod if n_threads == 1 else load_json(save_json(mod))
-        for i in range(thread, len(records), n_threads):
-            found[i] = _replay(own, records[i])
-
-    if n_threads == 1:
-        work(0)
-    else:
-        with ThreadPoolExecutor(max(1, n_threads)) as threads:
-            list(threads.map(work, range(n_threads)))
-    return found
+def _replay_all(mod: IRModule, records: Sequence[TuningRecord]) -> list[Schedule | None]:
+    return [_replay(mod, record) for record in records]
 
 
-def _replay(mod: IRModule, record: Any) -> Schedule | None:
+def _replay(mod: IRModule, record: TuningRecord) -> Schedule | None:
     schedule = Schedule(mod)
     try:
         record.trace.apply_to_schedule(schedule, remove_postproc=False)

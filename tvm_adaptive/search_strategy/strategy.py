@@ -28,7 +28,7 @@ from tvm_adaptive._tvm import (
     python_side,
 )
 from tvm_adaptive.asides import BuildTimes, Incumbent
-from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.errors import InvalidOptionError, is_untried
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
 from tvm_adaptive.records import Promise, median_sec
 from tvm_adaptive.search_strategy.batches import Batches
@@ -351,9 +351,15 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
     ) -> None:
         """Count the trials and learn what they took."""
         state = self._live_state()
-        state.n_sent += len(results)
-        schedules = [candidate.sch for candidate in measure_candidates]
-        times_sec = [median_sec(result.run_secs) for result in results]
+        # Of what was not tried nothing is known.
+        known = [
+            (candidate.sch, result)
+            for candidate, result in zip(measure_candidates, results, strict=True)
+            if not is_untried(result.error_msg)
+        ]
+        state.n_sent += len(known)
+        schedules = [schedule for schedule, _ in known]
+        times_sec = [median_sec(result.run_secs) for _, result in known]
         state.proposer.learned(schedules, [t if math.isfinite(t) else None for t in times_sec])
 
     def _set_incumbent(self, state: _State) -> None:

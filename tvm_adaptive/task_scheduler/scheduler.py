@@ -20,6 +20,7 @@ from tvm_adaptive._tvm import (
     derived_object,
     handle,
 )
+from tvm_adaptive.errors import is_untried
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
 from tvm_adaptive.task_scheduler.arms import Arm, Decision, Played, Policy, Remembered
 from tvm_adaptive.task_scheduler.asking import is_ready, limit_next_batch, prefetch
@@ -312,7 +313,11 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
 
     def _take(self, run: RunState, index: int, results: Sequence[RunnerResult]) -> None:
         run.arrived.pop(index, None)
-        latencies_ms = [latency_ms_of(result.run_secs, result.error_msg) for result in results]
+        latencies_ms = [
+            latency_ms_of(result.run_secs, result.error_msg)
+            for result in results
+            if not is_untried(result.error_msg)
+        ]
         run.ledger.add_trials(index, latencies_ms)
         for slot in run.open_slots():
             if slot.arm == index:

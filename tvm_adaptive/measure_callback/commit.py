@@ -1,0 +1,128 @@
+"""Take a measured round into the database and the cost model.
+
+As MetaSchedule's own callbacks do, but without candidates that were not tried, because the
+machine failed or the run's time was over: nothing is known of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm_adaptive._tvm import (
+    CostModel,
+    Database,
+    MeasureCandidate,
+    PyMeasureCallback,
+    TuneContext,
+    TuningRecord,
+    derived_object,
+    ms,
+)
+from tvm_adaptive.errors import essence, is_machine_failure, is_untried
+from tvm_adaptive.records import RECORDED_FAILURE_SEC
+
+logger = logging.getLogger(__name__)
+
+# A builder and a runner have tried again by themselves. A machine that failed somebody in
+# so many rounds in a row will not recover by going on.
+MAX_FAILED_ROUNDS = 3
+
+
+@dataclasses.dataclass
+class MachineHealth:
+    """Whether the machine still does what it is asked for.
+
+    Attributes
+    ----------
+    n_failures : int
+        Candidates that it failed.
+    n_failed_rounds : int
+        Rounds in a row in which it failed one.
+    """
+
+    n_failures: int = 0
+    n_failed_rounds: int = 0
+
+    def add_round(self, messages: Sequence[str | None]) -> str:
+        """Take in a round's error messages.
+
+        Parameters
+        ----------
+        messages : sequence of str or None
+            One per candidate; None for a success.
+
+        Returns
+        -------
+        str
+            Why the run should end; empty while it should go on.
+        """
+        failed = [each for each in messages if each is not None and is_machine_failure(each)]
+        self.n_failures += len(failed)
+        self.n_failed_rounds = self.n_failed_rounds + 1 if failed else 0
+        is_broken = len(failed) == len(messages) or self.n_failed_rounds >= MAX_FAILED_ROUNDS
+        return essence(failed[-1]) if failed and is_broken else ""
+
+
+@derived_object
+class CommitRound(PyMeasureCallback):  # type: ignore[misc]
+    """Commit a round to a database and teach it to a cost model.
+
+    Parameters
+    ----------
+    contexts : sequence of TuneContext
+        In the scheduler's order.
+    database : Database
+    cost_model : CostModel
+    on_broken_machine : callable
+        Called with the reason when the run should end because the machine fails.
+    """
+
+    def __init__(
+        self,
+        contexts: Sequence[TuneContext],
+        database: Database,
+        cost_model: CostModel,
+        on_broken_machine: Callable[[str], None],
+    ) -> None:
+        super().__init__()
+        self._contexts = list(contexts)
+        self._database = database
+        self._cost_model = cost_model
+        self._on_broken_machine = on_broken_machine
+        self._health = MachineHealth()
+
+    def apply(
+        self,
+        _task_scheduler: Any,
+        task_id: int,
+        measure_candidates: Sequence[MeasureCandidate],
+        builder_results: Sequence[Any],
+        runner_results: Sequence[Any],
+    ) -> None:
+        """Take in one round."""
+        context = self._contexts[task_id]
+        rounds = list(zip(measure_candidates, builder_results, runner_results, strict=True))
+        messages = [built.error_msg or run.error_msg for _, built, run in rounds]
+        known = [
+            each for each, message in zip(rounds, messages, strict=True) if not is_untried(message)
+        ]
+        workload = self._database.commit_workload(context.mod)
+        for candidate, _, run in known:
+            seconds = [RECORDED_FAILURE_SEC] if run.run_secs is None else list(run.run_secs)
+            self._database.commit_tuning_record(
+                TuningRecord(
+                    candidate.sch.trace, workload, seconds, context.target, candidate.args_info
+                )
+            )
+        # As MetaSchedule: of a candidate that did not compile, nothing can be learned.
+        taught = [(candidate, run) for candidate, built, run in known if built.error_msg is None]
+        # Under the name of MetaSchedule's own callback, for its profiler's table.
+        with ms.Profiler.timeit("MeasureCallback/UpdateCostModel"):
+            self._cost_model.update(
+                context, [candidate for candidate, _ in taught], [run for _, run in taught]
+            )
+        if reason := self._health.add_round(messages):
+            self._on_broken_machine(reason)
