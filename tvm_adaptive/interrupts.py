@@ -1,0 +1,158 @@
+"""Ctrl-C, SIGTERM and a closed terminal: the first ends a run in order, a second at once.
+
+The main thread of a run is mostly inside TVM, or waits for a worker or a database, where
+Python's own handlers do not run. So a thread of its own reads what Python's handler in C
+writes at once (:func:`signal.set_wakeup_fd`); TVM lets other threads run while it works.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+logger = logging.getLogger(__name__)
+
+# As a shell tells of a program that Ctrl-C ended.
+EXIT_INTERRUPTED = 130
+# One keystroke, one closed terminal and one "kill" may arrive twice: from the kernel and
+# from a shell, from "timeout" to the process and to its group. Nobody asks again so soon.
+_ONE_REQUEST_SEC = 0.5
+# For the last words of a display that may hang as the main thread does.
+_LAST_WORDS_SEC = 1.0
+
+
+class SignalCount:
+    """Tell a second request from an echo of the first one.
+
+    Parameters
+    ----------
+    numbers : collection of int
+        The signals that ask for an end.
+    clock : callable
+        Monotonic seconds.
+    """
+
+    def __init__(
+        self, numbers: frozenset[int], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._numbers = numbers
+        self._clock = clock
+        self._first_sec: float | None = None
+
+    def take(self, number: int) -> int:
+        """Return which request a signal is: 1 for the first, 2 for a later, 0 for none."""
+        if number not in self._numbers:
+            return 0
+        if self._first_sec is None:
+            self._first_sec = self._clock()
+            return 1
+        return 2 if self._clock() - self._first_sec >= _ONE_REQUEST_SEC else 0
+
+
+@contextlib.contextmanager
+def interruptible(
+    interrupt: Callable[[], None],
+    *,
+    last_words: Callable[[], None],
+    release: Callable[[], None],
+) -> Iterator[None]:
+    """Turn signals into a flag; a second one ends the process within two seconds.
+
+    Python's own handler would raise wherever the main thread happens to be, and inside
+    TVM's native search that ends in a segmentation fault. Workers end with the process.
+    Outside the main thread, where Python sets no handlers, nothing is caught; in an
+    interactive interpreter, whose variables are the user's, a second signal ends nothing.
+
+    Parameters
+    ----------
+    interrupt : callable
+        Asks for an end in order; called by a signal handler and by a thread.
+    last_words : callable
+        Called before the process ends at once; may hang.
+    release : callable
+        Called right before the process ends at once; must not wait for anything.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = _numbers()
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+
+    def end(name: str) -> None:
+        _speak(name, last_words)
+        release()
+        os._exit(EXIT_INTERRUPTED)
+
+    watcher = threading.Thread(
+        target=_watch, args=(reads, numbers, interrupt, end), name="signals", daemon=True
+    )
+    watcher.start()
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        interrupt()
+
+    wakeup_before = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
+    before = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(wakeup_before)
+        os.close(writes)
+        watcher.join()
+        os.close(reads)
+
+
+def _numbers() -> frozenset[int]:
+    """Return the signals that ask for an end."""
+    numbers = {signal.SIGINT, signal.SIGTERM}
+    # "nohup" lets a run outlive its terminal.
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.add(signal.SIGHUP)
+    return frozenset(numbers)
+
+
+def _watch(
+    reads: int,
+    numbers: frozenset[int],
+    interrupt: Callable[[], None],
+    end: Callable[[str], None],
+) -> None:
+    """Read the numbers of signals until the other end of the pipe is closed."""
+    count = SignalCount(numbers)
+    while received := os.read(reads, 64):
+        for number in received:
+            request = count.take(number)
+            name = signal.Signals(number).name if request else ""
+            if request == 1:
+                interrupt()
+                logger.warning("%s: stopping after this round; once more ends at once", name)
+            elif request == 2 and _is_interactive():
+                logger.warning("%s: stopping after this round; restart Python to end now", name)
+            elif request == 2:
+                end(name)
+
+
+def _is_interactive() -> bool:
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive)
+
+
+def _speak(name: str, last_words: Callable[[], None]) -> None:
+    """Say that the process ends; whoever holds the screen may hang as the main thread does."""
+
+    def speak() -> None:
+        last_words()
+        logger.warning("%s again: ended at once; what was written is kept", name)
+
+    speaker = threading.Thread(target=speak, daemon=True)
+    speaker.start()
+    speaker.join(_LAST_WORDS_SEC)
