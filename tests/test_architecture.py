@@ -33,6 +33,8 @@ ADAPTERS = {
     "cost_model/snapshot.py",
     "database/exchange.py",
     "database/metaschedule.py",
+    "database/run_database.py",
+    "measure_callback/commit.py",
     "measure_callback/recorder.py",
     "runner/finalist.py",
     "runner/finalist_contest.py",
@@ -64,18 +66,20 @@ COMMON = {
     "tvm_adaptive.asides",
     "tvm_adaptive.cores",
     "tvm_adaptive.dispatch",
+    "tvm_adaptive.environment",
     "tvm_adaptive.roofline",
     "tvm_adaptive.errors",
     "tvm_adaptive.measure_callback.journal",
     "tvm_adaptive.prefetch",
     "tvm_adaptive.records",
     "tvm_adaptive.fork_server",
+    "tvm_adaptive.scratch",
     "tvm_adaptive.station",
     "tvm_adaptive.traces",
     "tvm_adaptive.workers",
 }
 
-MAX_FILE_LINES = 400
+MAX_FILE_LINES = 520
 MAX_MEDIAN_FILE_LINES = 150
 MAX_FUNCTION_LINES = 60
 MAX_P90_FUNCTION_LINES = 30

@@ -87,3 +87,14 @@ def test_what_has_ended_does_not_begin_again():
     assert budget.should_stop()
     budget.reserve_sec = 0.0
     assert budget.should_stop()
+
+
+def test_what_the_search_has_left_is_without_what_is_kept_back():
+    clock = Clock()
+    budget = Budget(100.0, clock, spent_sec=10.0)
+    budget.reserve_sec = 20.0
+    clock.now += 30.0
+    assert (budget.left_sec, budget.search_left_sec) == (60.0, 40.0)
+    clock.now += 50.0
+    assert (budget.left_sec, budget.search_left_sec) == (10.0, 0.0)
+    assert Budget(None, clock).search_left_sec == math.inf

@@ -11,14 +11,19 @@ import pytest
 import tvm
 import tvm_ffi
 
+from tests.database.conftest import make_record
 from tvm_adaptive import TuneConfig, tune, tune_tir
-from tvm_adaptive._tvm import IRModule, te_workload
+from tvm_adaptive._tvm import IRModule, functions_as_tasks, te_workload
 from tvm_adaptive.cli import main
 from tvm_adaptive.config import FinishConfig, SearchConfig
-from tvm_adaptive.deploy import apply
+from tvm_adaptive.database.metaschedule import task_of, trial_of
+from tvm_adaptive.database.store import RecordStore
+from tvm_adaptive.deploy import APPLY_FILE, apply
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.examples import Argument, cpp_example
+from tvm_adaptive.measure_callback.journal import read_journal
 from tvm_adaptive.models import run_exported
+from tvm_adaptive.target import resolve_target
 from tvm_adaptive.testing.farm import free_port
 
 QUICK = TuneConfig(
@@ -64,6 +69,11 @@ def test_a_run_becomes_a_library_with_examples(run, tmp_path, monkeypatch, capsy
     assert summary["library"] == "tiny_encoder-make.so"
     assert summary["comparison"]["agree"] is True
     assert summary["tvm"] == tvm.__version__
+    # What was applied is no run: nothing that reads runs takes it for one.
+    for command in (["show"], ["apply"], ["tune", "--resume"]):
+        assert main([*command, str(tmp_path / "out")]) == 2
+        assert "Traceback" not in capsys.readouterr().err
+    assert not (tmp_path / "out" / "journal.jsonl").exists()
     assert example_says(tmp_path / "out" / "example.py", tmp_path).startswith("(1, 16, 32) float32")
 
 
@@ -135,6 +145,34 @@ def test_what_was_given_in_python_is_applied_in_python(tmp_path):
     tune_tir(mod, work_dir=tmp_path / "run", trials=4, seed=1, config=QUICK)
     with pytest.raises(InvalidOptionError, match="was given its model in Python"):
         apply(str(tmp_path / "run"), out_dir=tmp_path / "out")
+
+
+def test_a_run_is_not_applied_over_a_run(run, capsys):
+    before = sorted((path, path.stat().st_mtime_ns) for path in (run / "run").rglob("*"))
+    assert main(["apply", str(run / "run"), "--out", str(run / "run")]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "is a run's directory" in line
+    assert "--out" in line
+    assert sorted((path, path.stat().st_mtime_ns) for path in (run / "run").rglob("*")) == before
+
+
+def test_what_a_store_has_recorded_only_is_checked_first(tmp_path):
+    """Nobody has held a play-off for what MetaSchedule, or a killed run, has put there."""
+    target = resolve_target("cpu")
+    (task,) = functions_as_tasks(te_workload("GMM"), target)
+    mod, path = task.dispatched[0], str(tmp_path / "records.db")
+    with RecordStore(path) as store:
+        records = [
+            make_record(mod, target, seconds, seed) for seed, seconds in ((1, 1e-3), (2, 2e-3))
+        ]
+        store.add(task_of(mod, target, "main"), [trial_of(record) for record in records])
+    applied = apply("te:GMM", out_dir=tmp_path / "out", config=QUICK.replace(store=path))
+    assert applied.coverage == "1 of 1 functions tuned"
+    assert applied.comparison.agree
+    events = read_journal(tmp_path / "out" / APPLY_FILE)
+    (held,) = [event for event in events if event["event"] == "playoff"]
+    (winner,) = held["candidates"]
+    assert (winner["unchecked"], winner["disqualified"]) == ("", "")
 
 
 def test_a_run_has_its_own_target(run, tmp_path):

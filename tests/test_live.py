@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
 import pty
 import re
 import subprocess
@@ -176,3 +177,51 @@ def test_quiet_under_a_terminal_prints_the_result_only(tmp_path: Path) -> None:
     text = under_a_terminal([*command, "--work-dir", str(tmp_path / "run")])
     assert "gone" not in text
     assert "latency" in text
+
+
+def rounds_of_a_run(n: int) -> list[dict[str, Any]]:
+    """Return the events of so many rounds, the second half after a resumption."""
+    events: list[dict[str, Any]] = [{"event": "journal", "time_sec": 0.0}]
+    for number in range(n):
+        if number == n // 2:
+            events.append({"event": "journal", "time_sec": 0.0})
+        at = {"time_sec": float(number), "task": "a"}
+        events.append({"event": "slot", "reason": "index", "gain": 0.1, "unit": "ms/s", **at})
+        events.append({"event": "round", "sample_sec": 0.1, "evolve_sec": 0.2, **at})
+        events.append({"event": "build", "seconds": 0.5, **at})
+        events += [{"event": "timing", "elapsed_sec": 0.1, **at} for _ in range(16)]
+        events.append({"event": "forecast", "spearman": 0.5, **at})
+        latencies_ms = [1.0 + 1.0 / (number + 1)] * 16
+        events.append({"event": "measured", "latencies_ms": latencies_ms, "weighted_ms": 1.0, **at})
+        events.append({"event": "slot-end", "seconds": 3.0, "n_trials": 16, **at})
+    return events
+
+
+def test_a_screen_needs_no_event_of_the_past() -> None:
+    brief, whole = StoryReader(keeps_all=False), StoryReader()
+    events = rounds_of_a_run(200)
+    for event in events:
+        brief.take(event)
+        whole.take(event)
+    assert drawn(brief, Budget(600.0, lambda: 42.0)) == drawn(whole, Budget(600.0, lambda: 42.0))
+    assert brief.story.search_secs() == pytest.approx(whole.story.search_secs())
+    assert whole.story.search_secs()["measure"] == pytest.approx(0.1 * 16 * 200)
+    story = brief.story
+    assert story.rounds == story.builds == story.timings == story.forecasts == story.slots == []
+    assert len(story.curve) == 1
+    # A number per trial is left.
+    assert len(pickle.dumps(story)) < 12 * 16 * 200
+
+
+@pytest.mark.parametrize("kind", ["terminal", "notebook"])
+def test_what_shows_a_run_keeps_no_events(kind: str) -> None:
+    view: Any
+    if kind == "terminal":
+        view = Display(Console(file=io.StringIO(), force_terminal=True))
+    else:
+        view = NotebookView(show=lambda _: None)
+    for event in rounds_of_a_run(20):
+        view.event(event)
+    story = view._reader.story
+    assert story.n_trials == 20 * 16
+    assert story.rounds == story.builds == story.timings == story.slots == []

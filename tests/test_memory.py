@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,14 +11,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sqlalchemy as sa
 
 from tests.database.conftest import make_record
 from tvm_adaptive import memory
 from tvm_adaptive._tvm import IRModule, Target, te_workload
 from tvm_adaptive.cost_model.dataset import Dataset
+from tvm_adaptive.database import schema
+from tvm_adaptive.database.engine import transaction
 from tvm_adaptive.database.metaschedule import task_of, trial_of
 from tvm_adaptive.database.records import StoredTask, StoredTrial
+from tvm_adaptive.database.rows import pack_features
 from tvm_adaptive.database.store import RecordStore
+from tvm_adaptive.environment import Environment
 from tvm_adaptive.errors import StoreError
 from tvm_adaptive.memory import (
     NO_STORE,
@@ -33,6 +40,7 @@ from tvm_adaptive.search_strategy.travel import Relatives
 from tvm_adaptive.task_scheduler.arms import Remembered
 
 N_FEATURES = 5
+HERE = Environment("this processor, 2 cores", "0.27.0", "0.1.14")
 
 
 class Model:
@@ -42,7 +50,7 @@ class Model:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[RecordStore]:
-    with RecordStore(tmp_path / "records.db") as store:
+    with RecordStore(tmp_path / "records.db", HERE) as store:
         yield store
 
 
@@ -274,3 +282,161 @@ def test_a_url_may_come_from_the_environment(
     with RecordStore(tmp_path / "other.db") as store:
         assert told_name("whatever", store) == str(tmp_path / "other.db")
     assert told_name(USER_STORE, None) == NO_STORE
+
+
+def at(environment: Environment, trials: list[StoredTrial]) -> list[StoredTrial]:
+    return [dataclasses.replace(trial, environment=environment) for trial in trials]
+
+
+OTHER_DEVICE = dataclasses.replace(HERE, device="another processor, 2 cores")
+OTHER_TVM = dataclasses.replace(HERE, tvm="0.26.0")
+SOMEWHERE = dataclasses.replace(HERE, device="")
+
+
+@pytest.mark.parametrize("there", [OTHER_DEVICE, OTHER_TVM, SOMEWHERE])
+def test_what_comes_from_elsewhere_is_a_hint_and_no_time(
+    tmp_path: Path, context: Any, rng: np.random.Generator, there: Environment
+) -> None:
+    mod, target = context.mod, context.target
+    task = task_of(mod, target, "then")
+    kept = trials(mod, target, [1e-3, 2e-3, 3e-3])
+    with RecordStore(tmp_path / "records.db") as store:
+        store.add(task, at(there, kept))
+        store.add_finals(task, at(there, [dataclasses.replace(kept[1], features=None)]))
+        relatives, model = Relatives(), Model()
+        recalled = recall(store.at(HERE), [context], relatives, model)
+        assert recalled.n_known == 1
+        assert recalled.n_samples == len(model.dataset) == 0
+        assert recalled.tasks == {}
+        found = vectors_of(kept)
+        seeds = relatives.ask(task.family, "mine", space_of(kept[0]), rng)
+        # The winner there is the best hint; all are measured again.
+        assert [seed.point.vector for seed in seeds] == [found[1], found[0], found[2]]
+        assert all(seed.is_own for seed in seeds)
+        # As before, for somebody who measures there.
+        if there.is_known:
+            again = recall(store.at(there), [context], Relatives(), Model())
+            assert again.n_samples == 3
+            assert again.tasks["mine"].is_proven
+
+
+def vectors_of(kept: list[StoredTrial]) -> list[tuple[int, ...]]:
+    findings = [finding_of(json.loads(each.record), 1.0) for each in kept]
+    return [each.vector for each in findings if each is not None]
+
+
+def test_among_what_was_measured_here_the_best_from_elsewhere_has_a_place(
+    store: RecordStore, mod: IRModule, target: Target, context: Any, rng: np.random.Generator
+) -> None:
+    task = task_of(mod, target, "then")
+    kept = trials(mod, target, [1e-3, 2e-3, 3e-3, 4e-3, 5e-3, 6e-3])
+    store.add(task, kept[:5])
+    store.add(task, at(OTHER_DEVICE, [dataclasses.replace(kept[5], seconds=9.0)]))
+    relatives = Relatives()
+    recalled = recall(store, [context], relatives, Model())
+    assert len(recalled.tasks["mine"].latencies_ms) == 5
+    found = vectors_of(kept)
+    seeds = relatives.ask(task.family, "mine", space_of(kept[0]), rng)
+    assert [seed.point.vector for seed in seeds] == [found[0], found[1], found[2], found[5]]
+
+
+def test_what_a_playoff_found_out_elsewhere_is_wrong_here_too(
+    store: RecordStore, mod: IRModule, target: Target, context: Any, rng: np.random.Generator
+) -> None:
+    task = task_of(mod, target, "then")
+    kept = trials(mod, target, [1e-3, 2e-3])
+    store.add(task, kept)
+    liar = dataclasses.replace(kept[0], seconds=None, failure="wrong result")
+    store.add_finals(task, at(OTHER_TVM, [liar]))
+    relatives, model = Relatives(), Model()
+    recall(store, [context], relatives, model)
+    seeds = relatives.ask(task.family, "mine", space_of(kept[0]), rng)
+    assert [seed.point.vector for seed in seeds] == vectors_of(kept)[1:]
+    ((_, samples),) = model.dataset
+    assert samples.seconds.tolist() == [2e-3]
+
+
+def hostile_rows(n: int) -> list[dict[str, Any]]:
+    """Return rows that somebody wrote by hand, most of them faster than any kernel."""
+    good = json.dumps([[[], []], [1.0]])
+    bomb = zlib.compress(bytes(1 << 20), level=9)
+    tile = [["SamplePerfectTile", ["l"], [2, 64], ["a", "b"]]]
+    foreign = pack_features(np.ones(N_FEATURES + 2, dtype=np.float32))
+    patterns: list[dict[str, Any]] = [
+        {"record": good[:-2]},
+        {"record": "[" * 2000},
+        {"record": "[[[],[]],[Infinity]]"},
+        {"record": json.dumps([[tile, [[0, [0, 64]]]], [1.0]])},
+        {"record": good, "seconds": 1e-300},
+        {"record": good, "seconds": float("inf")},
+        # Of these the record is one.
+        {"record": good, "features": bomb, "seconds": 0.5},
+        {"record": good, "features": foreign, "seconds": 0.5},
+    ]
+    return [
+        {"seconds": 1e-9 * (number + 1), "features": None, **patterns[number % len(patterns)]}
+        for number in range(n)
+    ]
+
+
+def test_ten_thousand_hostile_rows_hide_no_good_one(
+    tmp_path: Path, mod: IRModule, target: Target, context: Any, rng: np.random.Generator
+) -> None:
+    task = task_of(mod, target, "then")
+    seconds = [1e-3 * (number + 1) for number in range(100)]
+    kept = trials(mod, target, [*seconds])
+    with RecordStore(tmp_path / "records.db", HERE) as store:
+        store.add(task, kept[:50])
+        common = {"failure": "", "unix_sec": 1.0, "run": "theirs", "task_id": 1}
+        rows = [{**common, "environment_id": 1, **row} for row in hostile_rows(10_000)]
+        with transaction(store._engine) as connection:
+            connection.execute(sa.insert(schema.trials), rows)
+        store.add(task, kept[50:])
+    with RecordStore(tmp_path / "records.db", HERE) as store:
+        relatives, model = Relatives(), WideModel()
+        start_sec = time.process_time()
+        recalled = recall(store, [context], relatives, model)
+        assert time.process_time() - start_sec < 60.0
+        assert recalled.n_known == 1
+        assert recalled.n_left_out > 4000
+        ((_, samples),) = model.dataset
+        assert len(samples.seconds) == 64
+        assert set(samples.seconds) <= set(seconds)
+        assert set(seconds[:32]) <= set(samples.seconds)
+        seeds = relatives.ask(task.family, "mine", space_of(kept[0]), rng)
+        assert seeds[0].point.vector == vectors_of(kept)[0]
+
+
+class WideModel(Model):
+    n_features = N_FEATURES
+
+
+def test_a_row_of_foreign_width_costs_no_other(
+    store: RecordStore, mod: IRModule, target: Target, context: Any
+) -> None:
+    task = task_of(mod, target, "then")
+    kept = trials(mod, target, [1e-3, 2e-3, 3e-3])
+    wide = dataclasses.replace(kept[2], features=np.ones(N_FEATURES + 1, dtype=np.float32))
+    store.add(task, [wide, kept[0], kept[1], wide])
+    assert recall(store, [context], None, WideModel()).n_samples == 2
+    kept_ones: list[Any] = []
+    learner = SimpleNamespace(
+        n_features=N_FEATURES, restore=lambda _context, rows, *_: kept_ones.extend(rows)
+    )
+    assert memory.restore(store, [context], learner) == 2
+    assert len(kept_ones) == 2
+
+
+def test_a_user_without_a_home_has_no_store(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    with open_store(USER_STORE) as store:
+        assert store is None
+    assert len(caplog.records) == 1
+    assert "no home directory to keep records in; name a file with --store" in caplog.text
+    with pytest.raises(StoreError, match="no home directory"):
+        user_store()

@@ -136,6 +136,7 @@ def test_the_versions_are_those_that_pip_takes() -> None:
 def test_links_lead_somewhere() -> None:
     for link in re.findall(r"\]\((?!https?:)([^)]+)\)", README):
         path, _, anchor = link.partition("#")
+        path = path or "README.md"
         assert (ROOT / path).exists(), link
         if anchor:
             assert anchor in anchors((ROOT / path).read_text()), link

@@ -5,7 +5,7 @@ import pytest
 from tvm_adaptive.budget import Budget
 from tvm_adaptive.config import FinishConfig
 from tvm_adaptive.measure_callback.recorder import RunProgress, TaskProgress
-from tvm_adaptive.reserve import Reserve, has_gaps, reserve_of
+from tvm_adaptive.reserve import Reserve, has_gaps, reserve_of, tuned_share
 
 
 def budget_with(seconds, left_sec):
@@ -26,16 +26,31 @@ def budget_with(seconds, left_sec):
     ],
 )
 def test_playoffs_leave_a_short_run_time_to_search(seconds, left_sec, playoff_sec, check_sec):
-    found = reserve_of(budget_with(seconds, left_sec), FinishConfig(), 20, 20.0)
-    assert found.later_sec == 20.0
+    budget = budget_with(seconds, left_sec)
+    found = reserve_of(budget, FinishConfig(), 20, later_sec=30.0, least_later_sec=20.0)
+    assert (found.later_sec, found.least_later_sec) == (30.0, 20.0)
     assert found.playoff_sec == pytest.approx(playoff_sec)
     assert found.check_sec == pytest.approx(check_sec)
 
 
 def test_while_a_task_has_nothing_only_checks_are_kept_back():
-    reserve = Reserve(later_sec=10.0, playoff_sec=30.0, check_sec=5.0)
+    reserve = Reserve(later_sec=10.0, least_later_sec=10.0, playoff_sec=30.0, check_sec=5.0)
     assert reserve.kept_sec(has_gaps=True) == 15.0
     assert reserve.kept_sec(has_gaps=False) == 40.0
+
+
+def test_what_is_not_tuned_need_not_be_checked_and_compiles_faster():
+    reserve = Reserve(later_sec=50.0, least_later_sec=20.0, playoff_sec=30.0, check_sec=10.0)
+    assert reserve.kept_sec(has_gaps=True, share=0.0) == 20.0
+    assert reserve.kept_sec(has_gaps=True, share=0.5) == 40.0
+    assert reserve.kept_sec(has_gaps=True, share=1.0) == 60.0
+    assert reserve.after_sec(0.5) == 35.0
+
+
+def test_a_task_with_a_result_counts_as_tuned():
+    tasks = [TaskProgress("a", 1.0, best_sec=1e-3), TaskProgress("b", 1.0)]
+    assert tuned_share(RunProgress(tasks)) == 0.5
+    assert tuned_share(RunProgress([])) == 0.0
 
 
 @pytest.mark.parametrize(

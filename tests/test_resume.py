@@ -16,10 +16,11 @@ from tvm_adaptive._tvm import IRModule, te_workload
 from tvm_adaptive.cli import main
 from tvm_adaptive.config import FinishConfig, SearchConfig
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.errors import InvalidOptionError, OtherMachineError, OtherModelError
+from tvm_adaptive.history import read_history
 from tvm_adaptive.measure_callback import read_journal
+from tvm_adaptive.memory import RUN_STORE
 from tvm_adaptive.outcome import TuneReport
-from tvm_adaptive.remember import RUN_STORE
 from tvm_adaptive.resume import resume
 from tvm_adaptive.testing.runs import recorded_programs
 
@@ -108,6 +109,85 @@ def test_a_model_that_was_given_in_python_is_resumed_in_python(tmp_path: Path) -
     assert report.n_trials == 8
     (restored,) = of_kind(sittings(tmp_path)[1], "restored")
     assert restored["n_samples"] == 4
+
+
+def resaid(work_dir: Path, kind: str, **fields: object) -> None:
+    """Change what the events of one kind in a journal say; None takes a field away."""
+    path = work_dir / "journal.jsonl"
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    for event in events:
+        if event["event"] == kind:
+            event.update(fields)
+            for name in [name for name, value in fields.items() if value is None]:
+                del event[name]
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+
+
+def test_another_machines_run_is_refused_and_measured_anew_where_allowed(tmp_path: Path) -> None:
+    tune("te:GMM", work_dir=tmp_path, trials=8, seed=3, config=QUICK)
+    before = recorded_programs(tmp_path)
+    (told,) = of_kind(sittings(tmp_path)[0], "run")
+    assert told["device"]
+    resaid(tmp_path, "run", device="Z80, 1 cores")
+    journal = (tmp_path / "journal.jsonl").read_bytes()
+    message = "taken elsewhere .device Z80, 1 cores, here .*--allow-other-machine"
+    for again in (
+        lambda: resume(tmp_path, trials=12),
+        lambda: resume(tmp_path),  # it has come to its end, elsewhere
+        lambda: tune("te:GMM", work_dir=tmp_path, trials=4, config=QUICK),
+    ):
+        with pytest.raises(OtherMachineError, match=message):
+            again()
+    assert (tmp_path / "journal.jsonl").read_bytes() == journal
+    assert recorded_programs(tmp_path) == before
+
+    observer = Notes()
+    report = resume(tmp_path, trials=12, observer=observer, allow_other_machine=True)
+    assert report.n_trials == 12
+    _, after = sittings(tmp_path)
+    # No time from elsewhere: not in the model, the task scheduler, or among the records.
+    assert of_kind(after, "restored") == []
+    first = of_kind(after, "measured")[0]
+    assert first["n_trials"] == first["n_candidates"]
+    assert any(slot["reason"] == "warm-up" for slot in of_kind(after, "slot"))
+    assert len(recorded_programs(tmp_path)) == 12
+    # They are kept, and the best of them were measured again, first of all.
+    folder = tmp_path / "other-machine-1"
+    assert recorded_programs(folder) == before
+    assert (folder / RUN_STORE).is_file()
+    assert (folder / "final").is_dir()
+    assert any(str(folder) in note for note in observer.notes)
+    assert of_kind(after, "hinted")[0]["tasks"] == ["main"]
+    assert set(before) & set(recorded_programs(tmp_path))
+
+    # From now on it is this machine's run, and what was spent elsewhere is not counted.
+    history = read_history(tmp_path / "journal.jsonl")
+    assert history.n_trials == 12
+    assert history.spent_sec == pytest.approx(after[-1]["time_sec"], abs=1.0)
+    assert resume(tmp_path).n_trials == 12
+
+
+def test_a_journal_that_does_not_say_where_and_what_goes_on_with_a_note(tmp_path: Path) -> None:
+    tune("te:GMM", work_dir=tmp_path, trials=4, seed=3, config=QUICK)
+    resaid(tmp_path, "run", device=None)
+    resaid(tmp_path, "model", content=None)
+    observer = Notes()
+    assert resume(tmp_path, trials=8, observer=observer).n_trials == 8
+    assert sum("the journal does not say" in note for note in observer.notes) == 2
+    assert len(recorded_programs(tmp_path)) == 8
+
+
+def test_another_model_or_version_of_tvm_is_refused(tmp_path: Path) -> None:
+    tune("te:GMM", work_dir=tmp_path, trials=4, seed=3, config=QUICK)
+    journal = (tmp_path / "journal.jsonl").read_bytes()
+    with pytest.raises(OtherModelError, match="its operators, shapes or types changed; begin anew"):
+        tune("te:C1D", work_dir=tmp_path, trials=8, config=QUICK, resume=True)
+    with pytest.raises(OtherModelError):
+        tune_tir(te_workload("C1D"), work_dir=tmp_path, trials=8, config=QUICK, resume=True)
+    assert (tmp_path / "journal.jsonl").read_bytes() == journal
+    resaid(tmp_path, "run", tvm="0.25.0")
+    with pytest.raises(OtherMachineError, match=r"TVM 0\.25\.0, here 0\."):
+        resume(tmp_path, trials=8)
 
 
 def test_resuming_nothing_begins(tmp_path: Path) -> None:

@@ -21,20 +21,26 @@ class Budget:
         None for no limit.
     clock : callable
         Monotonic seconds.
+    spent_sec : float, default 0.0
+        Seconds that were spent before now.
 
     Attributes
     ----------
     spent_sec : float
-        Seconds that earlier sittings of the same run took; they count, too.
+        The same, and those that earlier sittings of the same run took; they count, too.
     """
 
     def __init__(
-        self, seconds: float | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        seconds: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        spent_sec: float = 0.0,
     ) -> None:
         self._clock = clock
         self.start_sec = clock()
         self.seconds = seconds
-        self.spent_sec = 0.0
+        self.spent_sec = spent_sec
         self.reserve_sec = 0.0
         self.interrupted = False
         self.reached = False
@@ -51,6 +57,11 @@ class Budget:
     def left_sec(self) -> float:
         """Seconds until the command has to end; infinite without a limit."""
         return math.inf if self.seconds is None else self.seconds - self.elapsed_sec
+
+    @property
+    def search_left_sec(self) -> float:
+        """Seconds until the search has to end: without what is kept back, never below 0."""
+        return max(0.0, self.left_sec - self.reserve_sec)
 
     def interrupt(self) -> None:
         """Ask for a clean stop, e.g. from a signal handler."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,31 +14,35 @@ from tvm_adaptive._tvm import (
     FFI_VERSION,
     TVM_VERSION,
     Database,
-    Target,
+    ExtractedTask,
     args_info_of,
-    copy_record,
     functions_as_tasks,
-    memory_database,
 )
 from tvm_adaptive.budget import Budget
 from tvm_adaptive.config import DEFAULT, TuneConfig
-from tvm_adaptive.database.metaschedule import StoreDatabase
-from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.contenders import Contenders, contenders_of_run, contenders_of_store
+from tvm_adaptive.environment import Environment
+from tvm_adaptive.errors import InvalidOptionError, WorkerError
 from tvm_adaptive.examples import Argument, cpp_example, function_example, network_example
+from tvm_adaptive.finish import checked_database
 from tvm_adaptive.importers import load
 from tvm_adaptive.judge import FunctionJudge, NetworkJudge
 from tvm_adaptive.memory import NO_STORE, open_store
-from tvm_adaptive.models import Network, TIRWorkload, prepare
+from tvm_adaptive.models import Network, TIRWorkload, extract, prepare
 from tvm_adaptive.models.compile import device_kind
+from tvm_adaptive.observer import Observer
 from tvm_adaptive.outcome import Comparison
-from tvm_adaptive.session import JOURNAL_FILE, Observer, Session, open_session
-from tvm_adaptive.show import best_records
+from tvm_adaptive.session import JOURNAL_FILE, Session, open_session
 from tvm_adaptive.target import TargetLike, describe_target
 from tvm_adaptive.told import read_told
 
 SUMMARY_FILE = "summary.json"
+# What happened while it was compiled and checked.
+APPLY_FILE = "apply.jsonl"
 # A library runs with the version that made it.
 _PINS = f"apache-tvm=={TVM_VERSION} apache-tvm-ffi=={FFI_VERSION}"
+# From tasks to what is recorded of each.
+_Records = Callable[[Sequence[ExtractedTask]], list[Contenders]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,14 +94,18 @@ def apply(
 ) -> Applied:
     """Compile a model with the best records there are; check and time it.
 
+    Only what a play-off has checked is compiled. Of tasks that were in none, as of a run
+    that was interrupted, the best few records are checked first: that takes seconds for
+    each; a task of which none passes stays untuned.
+
     Parameters
     ----------
     what : str
         A run's work directory, also of one that goes on or was killed: everything else is
-        taken from its journal then. Or a model, as for :func:`~tvm_adaptive.tune`; then
-        the records are those of ``config.store``.
+        taken from its journal then, and nothing in it is changed. Or a model, as for
+        :func:`~tvm_adaptive.tune`; then the records are those of ``config.store``.
     out_dir : str or Path
-        Made if it is not there.
+        Made if it is not there; no run's directory.
     target, config, observer, input_shapes
         As in :func:`~tvm_adaptive.tune`; of ``config`` what concerns the model, the store
         and the farm that a foreign target needs. A run has its own, but for another farm.
@@ -108,13 +117,19 @@ def apply(
     Raises
     ------
     InvalidOptionError
-        When an option cannot be used, or nothing was recorded for the model and target.
+        When an option cannot be used, or nothing that was recorded for the model and target
+        can be deployed.
     ImportMismatchError
         When an imported network computes something else than in its own framework.
     StoreError
         When the store cannot be read.
     """
     run = Path(what)
+    if (Path(out_dir) / JOURNAL_FILE).is_file():
+        raise InvalidOptionError(
+            f"{out_dir} is a run's directory, and what is applied needs one of its own; name "
+            "another with --out."
+        )
     if (run / JOURNAL_FILE).is_file():
         if target is not None or input_shapes:
             raise InvalidOptionError(f"Target and shapes are those of the run {what}; leave them.")
@@ -125,6 +140,24 @@ def apply(
     else:
         plan = _Plan(what, target, dict(input_shapes or {}), config, None)
     workload = load(plan.what, plan.input_shapes)
+    with _opened(plan, out_dir, observer) as session, _records(plan, session) as records:
+        if isinstance(workload, TIRWorkload):
+            applied = _compile_function(session, workload, records)
+        else:
+            applied = _compile_network(session, workload, records)
+        _write_summary(applied)
+        return applied
+
+
+@contextmanager
+def _opened(plan: _Plan, out_dir: str | Path, observer: Observer | None) -> Iterator[Session]:
+    """Open a session whose directory does not look like a run's.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        At its end, after an interrupt: half of what was asked for is of no use.
+    """
     with open_session(
         plan.what,
         work_dir=out_dir,
@@ -135,11 +168,15 @@ def apply(
         seed=0,
         config=plan.config.replace(store=NO_STORE),
         observer=observer,
+        journal_file=APPLY_FILE,
     ) as session:
-        with _records(plan, session.target) as database:
-            applied = _compile(session, workload, database)
-        _write_summary(applied)
-        return applied
+        try:
+            yield session
+        except InvalidOptionError:
+            if not session.budget.interrupted:
+                raise
+        if session.budget.interrupted:
+            raise KeyboardInterrupt
 
 
 def _plan_of_run(run: Path) -> _Plan:
@@ -149,31 +186,34 @@ def _plan_of_run(run: Path) -> _Plan:
 
 
 @contextmanager
-def _records(plan: _Plan, target: Target) -> Iterator[Database]:
+def _records(plan: _Plan, session: Session) -> Iterator[_Records]:
     """Open the records to compile with."""
     if plan.run is not None:
-        found = memory_database()
-        for _, record in best_records(plan.run).values():
-            copy_record(record, found)
-        yield found
+        yield functools.partial(contenders_of_run, plan.run, session.target)
         return
-    with open_store(plan.config.store) as store:
+    with open_store(plan.config.store, Environment.current(session.target, session.farm)) as store:
         if store is None:
             raise InvalidOptionError("Say where the records are: a run's directory, or a store.")
-        yield StoreDatabase(store, target)
+        yield functools.partial(contenders_of_store, store, session.target)
 
 
-def _compile(session: Session, workload: Network | TIRWorkload, database: Database) -> Applied:
-    if isinstance(workload, TIRWorkload):
-        return _compile_function(session, workload, database)
-    return _compile_network(session, workload, database)
+def _deployable(session: Session, what: str, contenders: Sequence[Contenders]) -> Database:
+    """Return a record for each task that has a sound one."""
+    if not any(each.records for each in contenders):
+        raise InvalidOptionError(
+            f"Nothing was recorded for {what} on {describe_target(session.target)}; tune it "
+            "first, with the same layout and target."
+        )
+    return checked_database(session, contenders)
 
 
-def _compile_network(session: Session, network: Network, database: Database) -> Applied:
+def _compile_network(session: Session, network: Network, records: _Records) -> Applied:
     with session.stage("prepare"):
         prepared = prepare(network, session.target, **session.config.preparation)
+    contenders = records(extract(prepared, session.target))
     with NetworkJudge(session, network, prepared) as judge:
         judge.measure_untuned()
+        database = _deployable(session, network.name, contenders)
         comparison = judge.measure_tuned(database)
     library = judge.library or session.work_dir / f"{network.name}.so"
     kind = device_kind(session.target)
@@ -187,13 +227,15 @@ def _compile_network(session: Session, network: Network, database: Database) -> 
     return _applied(session, library, texts, judge, comparison, what=network.name)
 
 
-def _compile_function(session: Session, workload: TIRWorkload, database: Database) -> Applied:
+def _compile_function(session: Session, workload: TIRWorkload, records: _Records) -> Applied:
     tasks = functions_as_tasks(workload.mod, session.target)
+    (task,) = tasks  # what has a name has one function
+    contenders = records(tasks)
     with FunctionJudge(session, tasks) as judge:
         judge.measure_untuned()
+        database = _deployable(session, workload.name, contenders)
         comparison = judge.measure_tuned(database)
-    (task,) = tasks  # what has a name has one function
-    library = judge.libraries[str(task.task_name)]
+    library = judge.libraries.get(str(task.task_name), session.work_dir)
     arguments = [
         Argument(f"buffer_{place}", tuple(int(extent) for extent in info.shape), str(info.dtype))
         for place, info in enumerate(args_info_of(workload.mod))
@@ -212,10 +254,15 @@ def _applied(
     *,
     what: str,
 ) -> Applied:
+    if judge.failure:
+        raise WorkerError(
+            f"What is tuned of {what} could not be compiled: {judge.failure}. The journal in "
+            f"{session.work_dir} has all of the message."
+        )
     if not judge.n_tuned:
         raise InvalidOptionError(
-            f"Nothing was recorded for {what} on {describe_target(session.target)}; tune it "
-            "first, with the same layout and target."
+            f"Nothing that was recorded for {what} passed its check and could be compiled; "
+            f"{session.journal.path} says why. Tune it for longer."
         )
     examples = []
     for name, text in texts.items():

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 from tvm_adaptive._tvm import FFI_VERSION, TVM_VERSION
-from tvm_adaptive.cores import thread_env, usable_physical_cores
+from tvm_adaptive.containers import available_memory, cpu_limit, memory_limit
+from tvm_adaptive.cores import describe_quota, thread_env, usable_physical_cores
 from tvm_adaptive.errors import AdaptiveError
 from tvm_adaptive.memory import USER_STORE, open_store, user_store
 from tvm_adaptive.noise import NOISY_SPREAD, spread_of, time_fixed_kernel
@@ -120,6 +121,14 @@ def check_cores() -> Finding:
     if given is not None and given != wanted:
         cure = f"Unset {variable} for tuning, or set it to {wanted}."
         return Finding("cores", "warning", f"{text}, but {variable} is {given}", cure)
+    quota = cpu_limit()
+    if quota is not None and quota < (os.cpu_count() or 1):
+        text = f"{text}, as this container has {describe_quota(quota)}"
+        cure = (
+            "Kernels are stopped when their time is used up, and so are timings: give the "
+            "container cores of its own (docker run --cpuset-cpus) instead of a quota (--cpus)."
+        )
+        return Finding("cores", "warning", text, cure)
     return Finding("cores", "ok", text)
 
 
@@ -128,9 +137,14 @@ def check_memory() -> Finding:
     free_gb = _free_memory_gb()
     if free_gb is None:
         return Finding("memory", "ok", "not visible here")
-    text = f"{free_gb:.1f} GB free"
+    limit = memory_limit()
+    where = "" if limit is None else f" of this container's {limit / 2**30:.1f}"
+    text = f"{free_gb:.1f} GB free{where}"
     if free_gb < _LEAST_MEMORY_GB:
-        cure = "Close something, or give --target fewer num-cores: each is a worker of 200 MB."
+        cure = (
+            "Close something, give the container more, or give --target fewer num-cores: each "
+            "is a worker of 200 MB."
+        )
         return Finding("memory", "warning", text, cure)
     return Finding("memory", "ok", text)
 
@@ -234,12 +248,8 @@ def _time_in_worker(seconds: float) -> list[float]:
 
 
 def _free_memory_gb() -> float | None:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    return int(found[0]) / 2**20 if found else None
+    available = available_memory()
+    return None if available is None else available / 2**30
 
 
 def _output_of(command: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from tvm_adaptive.environment import UNKNOWN, Environment
 from tvm_adaptive.measure_callback.journal import follow
 from tvm_adaptive.measure_callback.recorder import RunProgress, TaskProgress
 
@@ -59,9 +60,12 @@ class History:
     run : dict
         Options of the last sitting, as its journal has them.
     run_ids : set of str
-        Of all sittings.
+        Of all sittings, wherever they ran.
+    environment : Environment
+        Where the last sitting took its times. What was timed elsewhere before is in none
+        of the fields below, and its seconds do not count.
     model : dict or None
-        Where the model comes from; None when it was given in Python.
+        Where the model comes from, as the last sitting's journal has it.
     tasks : dict of str to TaskHistory
     errors : Counter of str
         Messages of failed trials.
@@ -75,6 +79,7 @@ class History:
     spent_sec: float = 0.0
     run: dict[str, Any] = dataclasses.field(default_factory=dict)
     run_ids: set[str] = dataclasses.field(default_factory=set)
+    environment: Environment = UNKNOWN
     model: dict[str, Any] | None = None
     tasks: dict[str, TaskHistory] = dataclasses.field(default_factory=dict)
     errors: Counter[str] = dataclasses.field(default_factory=Counter)
@@ -89,6 +94,13 @@ class History:
     def task(self, name: str) -> TaskHistory:
         """Return what is known of a task, to be added to."""
         return self.tasks.setdefault(name, TaskHistory())
+
+    def forget_times(self) -> None:
+        """Forget all that was timed and spent: from here on it is another machine's."""
+        self.tasks.clear()
+        self.errors.clear()
+        self.report = None
+        self.spent_sec = self.before_sec = 0.0
 
     def progress(self, tasks: list[tuple[str, float]]) -> RunProgress:
         """Return where a run stands.
@@ -105,6 +117,20 @@ class History:
                 TaskProgress(name, weight, len(known.latencies_ms), known.n_errors, known.best_sec)
             )
         return RunProgress(found, Counter(self.errors))
+
+
+def differences(before: Environment, now: Environment) -> list[str]:
+    """Return in words what differs of two environments, as far as both are known."""
+    pairs = {
+        "device": (before.device, now.device),
+        "TVM": (before.tvm, now.tvm),
+        "tvm-ffi": (before.tvm_ffi, now.tvm_ffi),
+    }
+    return [
+        f"{name} {was}, here {is_now}"
+        for name, (was, is_now) in pairs.items()
+        if was and is_now and was != is_now
+    ]
 
 
 def read_history(path: Path) -> History:
@@ -145,6 +171,10 @@ def _take_journal(history: History, _event: dict[str, Any]) -> None:
 def _take_run(history: History, event: dict[str, Any]) -> None:
     history.run = event
     history.run_ids.add(str(event.get("run_id", "")))
+    environment = Environment.from_fields(event)
+    if differences(history.environment, environment):
+        history.forget_times()
+    history.environment = environment
 
 
 def _take_model(history: History, event: dict[str, Any]) -> None:

@@ -6,7 +6,11 @@ records of           seeds                          samples
 the same task        measured first, as they are    yes
 its family           fitted to the task's extents   yes
 another target       fitted to the task's extents   no: other machines differ
+another environment  measured first, as they are    no: other machines differ
 ===================  =============================  ==========================
+
+An environment is a device with a version of TVM (:mod:`tvm_adaptive.environment`); what does
+not say where it was measured is another one's.
 
 The best are those that play-offs proved, and the fastest that none has judged; what one
 found out (wrong results, crashes) is forgotten. Nothing that was recorded is believed
@@ -21,6 +25,7 @@ import json
 import logging
 import math
 import os
+from collections import Counter
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,11 +33,12 @@ from typing import Any
 import numpy as np
 
 from tvm_adaptive._tvm import TuneContext
-from tvm_adaptive.cost_model.dataset import Dataset
+from tvm_adaptive.cost_model.dataset import CAPACITY, Dataset
 from tvm_adaptive.database.metaschedule import task_of
 from tvm_adaptive.database.records import Features, Identity, StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.verdicts import checked, sound, trusted
+from tvm_adaptive.environment import Environment
 from tvm_adaptive.errors import StoreError
 from tvm_adaptive.records import FloatArray
 from tvm_adaptive.search_strategy.findings import finding_of
@@ -41,6 +47,8 @@ from tvm_adaptive.task_scheduler.arms import Remembered
 
 logger = logging.getLogger(__name__)
 
+# Of a run's folder.
+RUN_STORE = "records.db"
 USER_STORE = "user"
 NO_STORE = "none"
 _FROM_ENVIRONMENT = "env:"
@@ -68,21 +76,35 @@ class Recalled:
         Samples for the model.
     tasks : mapping of str to Remembered
         What is known of the tasks themselves, by their names.
+    n_left_out : int
+        Rows of the store that are no records.
     """
 
     n_known: int = 0
     n_related: int = 0
     n_samples: int = 0
     tasks: Mapping[str, Remembered] = dataclasses.field(default_factory=dict)
+    n_left_out: int = 0
 
 
 def user_store() -> Path:
-    """Return where the user's own store is."""
-    return Path.home() / _USER_PATH
+    """Return where the user's own store is.
+
+    Raises
+    ------
+    StoreError
+        When the user has no home directory.
+    """
+    try:
+        return Path.home() / _USER_PATH
+    except RuntimeError as error:  # neither HOME nor an entry in the list of users
+        raise StoreError(
+            "There is no home directory to keep records in; name a file with --store."
+        ) from error
 
 
 @contextlib.contextmanager
-def open_store(name: str) -> Iterator[RecordStore | None]:
+def open_store(name: str, environment: Environment | None = None) -> Iterator[RecordStore | None]:
     """Open the store that a configuration names.
 
     Parameters
@@ -91,6 +113,8 @@ def open_store(name: str) -> Iterator[RecordStore | None]:
         ``"user"``, ``"none"``, a path or a URL, or ``"env:NAME"`` for a URL in an
         environment variable. The user's own store is a convenience: where it cannot be
         opened, a run goes without, which is logged.
+    environment : Environment or None, default None
+        Where its user measures; None for one who only looks at it.
 
     Raises
     ------
@@ -101,7 +125,7 @@ def open_store(name: str) -> Iterator[RecordStore | None]:
         yield None
         return
     try:
-        store = RecordStore(user_store() if name == USER_STORE else revealed(name))
+        store = RecordStore(user_store() if name == USER_STORE else revealed(name), environment)
     except StoreError as error:
         if name != USER_STORE:
             raise
@@ -165,6 +189,7 @@ def recall(
     Parameters
     ----------
     store : RecordStore
+        Of the run's environment.
     contexts : sequence of TuneContext
         One per task.
     relatives : Relatives or None
@@ -187,14 +212,15 @@ def recall(
     mine = {task.identity: task.name for task in tasks}
     known: dict[Identity, StoredTask] = {}
     for family in dict.fromkeys(task.family for task in tasks):
-        for task in _relevant(store.tasks(family=family), mine):
+        for task in _relevant(store, family, tasks):
             findings = _findings(trusted(store, task, KEPT_PER_TASK))
             if findings:
                 known[task.identity] = task
                 if relatives is not None:
                     name = mine.get(task.identity, str(task.identity))
                     relatives.remember(family, name, findings)
-    samples = _samples(store, tasks, known, without)
+    width = getattr(model, "n_features", None)
+    samples = _samples(store, tasks, known, without, width)
     if hasattr(model, "preload"):
         model.preload(samples)
     n_known = sum(identity in mine for identity in known)
@@ -205,30 +231,28 @@ def recall(
         # A search that does not begin with the best of them cannot be compared with them.
         begins_there = relatives is not None and task.identity in known
         seconds = store.seconds(task, without=without) if begins_there else []
-        is_proven = bool(checked(store, task))
+        is_proven = bool(checked(store.finals(task)))
         if seconds or is_proven:
             remembered[task.name] = Remembered(tuple(sec * 1e3 for sec in seconds), is_proven)
-    return Recalled(n_known, n_of_families - n_known, len(samples), remembered)
+    n_related = n_of_families - n_known
+    return Recalled(n_known, n_related, len(samples), remembered, store.n_left_out)
 
 
-def _relevant(tasks: Sequence[StoredTask], mine: Mapping[Identity, str]) -> list[StoredTask]:
-    """Return a run's own tasks, and the latest of the others."""
-    own = [task for task in tasks if task.identity in mine]
-    others = [task for task in tasks if task.identity not in mine]
-    return own + others[-_MAX_RELATIVES:]
+def _relevant(store: RecordStore, family: str, tasks: Sequence[StoredTask]) -> list[StoredTask]:
+    """Return a run's own tasks of a family, and the latest of the others."""
+    own = {task.identity: task for task in tasks if task.family == family}
+    latest = store.tasks(family=family, newest=_MAX_RELATIVES + len(own))
+    others = [task for task in latest if task.identity not in own]
+    return [*own.values(), *others[-_MAX_RELATIVES:]]
 
 
 def _findings(trials: Sequence[StoredTrial]) -> list[Finding]:
     """Return what trials found; those that this version cannot read are left out."""
     found = []
     for trial in trials:
-        try:
-            record = json.loads(trial.record)
-        except ValueError:
-            continue
-        finding = None if trial.seconds is None else finding_of(record, trial.seconds)
-        if finding is not None:
-            found.append(finding)
+        if trial.seconds is not None:
+            finding = finding_of(json.loads(trial.record), trial.seconds)
+            found += [] if finding is None else [finding]
     return found
 
 
@@ -259,7 +283,9 @@ def restore(store: RecordStore, contexts: Sequence[TuneContext], model: Any) -> 
         return n_samples
     for context in contexts:
         task = task_of(context.mod, context.target, str(context.task_name))
-        for rows, seconds, errors in _arrays(store.latest(task)):
+        # More would only be read to be dropped again.
+        trials = store.sample(task, CAPACITY, with_record=False)
+        for rows, seconds, errors in _arrays(trials, getattr(model, "n_features", None)):
             model.restore(context, rows, seconds, errors)
             n_samples += len(seconds)
     return n_samples
@@ -270,6 +296,7 @@ def _samples(
     mine: Sequence[StoredTask],
     known: Mapping[Identity, StoredTask],
     without: Container[str],
+    width: int | None,
 ) -> Dataset:
     """Return what the model is given: of the run's own tasks, then of others of its target."""
     targets = {task.target for task in mine}
@@ -277,20 +304,25 @@ def _samples(
     samples = Dataset()
     for task in sorted(known.values(), key=lambda task: task.identity not in own):
         if task.target in targets and len(samples) < _MAX_SAMPLES:
-            trials = sound(store, task, store.sample(task, _SAMPLES_PER_TASK))
-            for rows, seconds, errors in _arrays([t for t in trials if t.run not in without]):
-                if samples.width in (None, rows.shape[1]):
-                    samples.add("/".join(task.identity), rows, seconds, errors)
+            sampled = store.sample(task, _SAMPLES_PER_TASK, width=width)
+            trials = [t for t in sound(store, task, sampled) if t.run not in without]
+            for rows, seconds, errors in _arrays(trials, samples.width or width):
+                samples.add("/".join(task.identity), rows, seconds, errors)
     return samples
 
 
 def _arrays(
-    trials: Sequence[StoredTrial],
+    trials: Sequence[StoredTrial], width: int | None
 ) -> Iterator[tuple[Features, FloatArray, FloatArray]]:
-    """Yield features, seconds and errors of trials that have features; once, or not at all."""
-    widths = [len(trial.features) for trial in trials if trial.features is not None]
-    # Another version's features are another number of them.
-    usable = [t for t in trials if t.features is not None and len(t.features) == widths[-1]]
+    """Yield features, seconds and errors of trials that have features; once, or not at all.
+
+    Another version's features are another number of them; where the model does not say how
+    many it takes, the commonest are right.
+    """
+    widths = Counter(len(trial.features) for trial in trials if trial.features is not None)
+    if width is None and widths:
+        ((width, _),) = widths.most_common(1)
+    usable = [t for t in trials if t.features is not None and len(t.features) == width]
     if usable:
         yield (
             np.stack([trial.features for trial in usable if trial.features is not None]),

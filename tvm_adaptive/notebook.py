@@ -43,7 +43,7 @@ class NotebookView:
         if show is None:
             import IPython.display  # noqa: F401 - better now than after the first stage
         self._show = _Cell if show is None else show
-        self._reader = StoryReader()
+        self._reader = StoryReader(keeps_all=False)
         self._budget: Budget | None = None
         self._stage = "starting"
         self._notes: list[str] = []

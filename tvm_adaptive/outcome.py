@@ -20,10 +20,11 @@ class TaskOutcome:
         Calls per inference.
     n_trials, n_errors : int
     best_sec : float
-        The winner's time: from its play-off where there was one, else the fastest that
+        The winner's time: from its play-off where it was timed in one, else the fastest that
         was recorded; infinite when no trial succeeded.
     played_off : bool
-        Whether ``best_sec`` is a play-off's, and the winner's outputs were checked.
+        Whether a play-off, of this run or of an earlier one, has checked the outputs of what
+        takes ``best_sec``. Otherwise the task stays untuned.
     n_disqualified : int
         Finalists that computed something else than the untuned function, or crashed.
     """
@@ -69,12 +70,13 @@ class TuneReport:
     work_dir : Path
         Holds everything below, and the journal.
     database_dir : Path
-        MetaSchedule's JSON database to compile with: one checked record per task.
+        MetaSchedule's JSON database to compile with: one checked record for each task that
+        has one.
     library : Path or None
         The tuned network, ready to load; None for operators and interrupted runs.
     tasks : tuple of TaskOutcome
     comparison : Comparison or None
-        None when the run was interrupted before it.
+        None when the run was interrupted before it, or had no time for it.
     coverage : str
         Which functions run with a tuned schedule, in words.
     weighted_sec : float
@@ -85,6 +87,8 @@ class TuneReport:
         Where the seconds went.
     elapsed_sec : float
     interrupted : bool
+    shortfall : str
+        What the budget was too short for, in words; empty if for nothing.
     """
 
     what: str
@@ -100,6 +104,7 @@ class TuneReport:
     stage_secs: dict[str, float]
     elapsed_sec: float
     interrupted: bool
+    shortfall: str = ""
 
     @property
     def n_trials(self) -> int:

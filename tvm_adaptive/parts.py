@@ -21,6 +21,7 @@ from tvm_adaptive._tvm import (
 )
 from tvm_adaptive.asides import BuildTimes, Incumbent, LastLesson, TimingErrors
 from tvm_adaptive.config import MeasureConfig, TuneConfig
+from tvm_adaptive.cores import n_build_workers, usable_physical_cores
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.fork_server import ForkServer
 from tvm_adaptive.lanes.base import Lanes
@@ -101,6 +102,7 @@ def make_parts(
     journal: JournalWriter,
     should_stop: Callable[[], bool],
     server: ForkServer | None = None,
+    time_left: Callable[[], float] | None = None,
 ) -> Parts:
     """Construct the parts that a configuration names.
 
@@ -108,7 +110,7 @@ def make_parts(
     ----------
     config : TuneConfig
     target : Target
-        Its ``num-cores`` bounds the worker processes.
+        Its ``num-cores`` bounds the worker processes, as does the memory there is.
     work_dir : Path
         Artifacts go to a folder in it.
     seed : int
@@ -117,11 +119,20 @@ def make_parts(
         Asked before each round.
     server : ForkServer or None, default None
         Forks the workers of our builder and our local runner.
+    time_left : callable or None, default None
+        Returns the seconds that the search has left; builds, runs and waits of ours end then.
+        None for no limit.
     """
     relatives = Relatives() if _takes_seeds(config) else None
     last_lesson = LastLesson()
     ours = _our_options(
-        config, target, work_dir=work_dir, seed=seed, journal=journal, server=server
+        config,
+        target=target,
+        work_dir=work_dir,
+        seed=seed,
+        journal=journal,
+        server=server,
+        time_left=time_left,
     )
     ours["strategy"]["relatives"] = relatives
     ours["cost_model"]["last_lesson"] = last_lesson
@@ -147,8 +158,11 @@ def make_parts(
     if lanes is not None:
         build = _build_options(config, target, work_dir, None)
         shelf = Shelf(build.pop("artifact_dir"))
-        build.pop("server")
-        made["strategy"] = LaneSearch(made["strategy"], lanes, shelf, build, journal)
+        # What cannot travel.
+        del build["server"], build["time_left"]
+        made["strategy"] = LaneSearch(
+            made["strategy"], lanes, shelf, build, journal, time_left=time_left
+        )
         made["builder"] = ShelfBuilder(shelf, made["builder"])
     made["strategy"] = StoppableSearch(made["strategy"], should_stop, journal)
     return Parts(**made, relatives=relatives, last_lesson=last_lesson, lanes=lanes)
@@ -182,10 +196,15 @@ def make_lanes(config: TuneConfig, server: ForkServer | None) -> Lanes | None:
 
 
 def make_builder(
-    config: TuneConfig, target: Target, work_dir: Path, *, server: ForkServer | None = None
+    config: TuneConfig,
+    target: Target,
+    work_dir: Path,
+    *,
+    server: ForkServer | None = None,
+    time_left: Callable[[], float] | None = None,
 ) -> Any:
     """Construct our builder, whatever the configuration names; for the play-offs, held here."""
-    options = _build_options(config, target, work_dir, server)
+    options = _build_options(config, target, work_dir, server, time_left)
     # What is built here is known to build, and may be the best there is.
     options["patience"] = None
     return registry.create(
@@ -209,14 +228,19 @@ def farm_of(config: TuneConfig) -> RPCConfig | None:
 
 
 def _build_options(
-    config: TuneConfig, target: Target, work_dir: Path, server: ForkServer | None
+    config: TuneConfig,
+    target: Target,
+    work_dir: Path,
+    server: ForkServer | None,
+    time_left: Callable[[], float] | None = None,
 ) -> dict[str, Any]:
     return {
         "timeout_sec": config.measure.build_timeout_sec,
         "patience": config.measure.build_patience,
         "artifact_dir": work_dir / "artifacts",
-        "max_workers": n_cores_of(target),
+        "max_workers": n_build_workers(n_cores_of(target) or usable_physical_cores()),
         "server": server,
+        "time_left": time_left,
     }
 
 
@@ -228,6 +252,7 @@ def _our_options(
     seed: int,
     journal: JournalWriter,
     server: ForkServer | None,
+    time_left: Callable[[], float] | None,
 ) -> dict[str, dict[str, Any]]:
     n_cores = n_cores_of(target)
     build_times, incumbent, timing_errors = BuildTimes(), Incumbent(), TimingErrors()
@@ -235,17 +260,6 @@ def _our_options(
     # MetaSchedule's own, and the run's.
     for name in ("n_trials_per_round", "seeds", "lanes", "ray"):
         del search[name]
-    runner: dict[str, Any] = {
-        "rule": config.measure.rule,
-        "timeout_sec": config.measure.timeout_sec,
-    }
-    if config.runner == "adaptive":
-        runner |= {"n_threads": n_cores, "devices": config.measure.device_indices}
-    elif config.runner == "adaptive-rpc":
-        runner |= {"rpc_config": _rpc_config(config.measure)}
-    overlap = config.measure.overlap
-    if overlap is None:
-        overlap = config.runner not in LOCAL_RUNNERS or is_gpu(target)
     return {
         "cost_model": {
             **dataclasses.asdict(config.model),
@@ -261,15 +275,15 @@ def _our_options(
             "journal": journal,
         },
         "runner": {
-            **runner,
+            **_runner_options(config, target),
             "server": server,
             "incumbent": incumbent if config.measure.race else None,
             "timing_errors": timing_errors,
-            "overlap": overlap,
+            "time_left": time_left,
             "journal": journal,
         },
         "builder": {
-            **_build_options(config, target, work_dir, server),
+            **_build_options(config, target, work_dir, server, time_left),
             "link": config.runner in LOCAL_RUNNERS,
             "build_times": build_times,
             "journal": journal,
@@ -280,6 +294,21 @@ def _our_options(
             "journal": journal,
         },
     }
+
+
+def _runner_options(config: TuneConfig, target: Target) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "rule": config.measure.rule,
+        "timeout_sec": config.measure.timeout_sec,
+        "overlap": config.measure.overlap,
+    }
+    if config.runner == "adaptive":
+        options |= {"n_threads": n_cores_of(target), "devices": config.measure.device_indices}
+    elif config.runner == "adaptive-rpc":
+        options |= {"rpc_config": _rpc_config(config.measure)}
+    if options["overlap"] is None:
+        options["overlap"] = config.runner not in LOCAL_RUNNERS or is_gpu(target)
+    return options
 
 
 def _rpc_config(measure: MeasureConfig) -> RPCConfig:
@@ -299,6 +328,8 @@ def _stock_options(n_cores: int | None, measure: MeasureConfig) -> dict[str, dic
         "cost_model": {} if n_cores is None else {"num_tuning_cores": n_cores},
         "strategy": {},
         "runner": {},
-        "builder": builder if n_cores is None else {**builder, "max_workers": n_cores},
+        "builder": builder
+        if n_cores is None
+        else {**builder, "max_workers": n_build_workers(n_cores)},
         "task_scheduler": {},
     }

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tvm_adaptive.environment import Environment
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.history import History
+from tvm_adaptive.history import History, differences
+from tvm_adaptive.observer import GuardedObserver, Observer
 from tvm_adaptive.outcome import TuneReport
-from tvm_adaptive.session import Observer
-from tvm_adaptive.told import Bounds, read_told
-from tvm_adaptive.tune import tune
+from tvm_adaptive.ownership import owned
+from tvm_adaptive.parts import farm_of
+from tvm_adaptive.session import JOURNAL_FILE
+from tvm_adaptive.target import resolve_target
+from tvm_adaptive.told import Bounds, Told, read_told
+from tvm_adaptive.tune import tune_named
 
 
 def resume(
@@ -20,6 +25,8 @@ def resume(
     until_ms: float | None = None,
     store: str | None = None,
     observer: Observer | None = None,
+    allow_other_machine: bool = False,
+    spent_sec: float = 0.0,
 ) -> TuneReport:
     """Continue a run that was interrupted, killed, or shall go on for longer.
 
@@ -36,6 +43,12 @@ def resume(
         The record store; needed again where its URL holds a password, which no journal
         keeps.
     observer : Observer or None, default None
+    allow_other_machine : bool, default False
+        Go on also where another machine, or another version of TVM, took the run's times:
+        they are set aside in a folder of ``work_dir`` and count for nothing, seconds and
+        trials neither; the fastest records are measured again.
+    spent_sec : float, default 0.0
+        Seconds of the budget that were spent before the call, such as a program's start.
 
     Returns
     -------
@@ -48,37 +61,57 @@ def resume(
     InvalidOptionError
         When there is no run in ``work_dir``, or it was given its model in Python: resume
         that with ``tune_relax(..., resume=True)``.
+    WorkDirInUseError
+        When the run goes on in another process.
+    OtherMachineError
+        When its times were taken elsewhere, unless that is allowed.
+    OtherModelError
+        When the model has changed since.
     JournalError
         When its journal is damaged.
     """
-    told = read_told(Path(work_dir))
-    before = told.bounds
-    bounds = Bounds(
-        budget_sec or before.budget_sec, trials or before.trials, until_ms or before.until_ms
-    )
-    if told.history.report is not None and bounds == before:
-        if observer is not None:
-            observer.note("the run has come to its end; give it more --budget or --trials")
-        return _report_of(told.history, work_dir)
-    if store is None and told.hides_password:
-        raise InvalidOptionError(
-            f"The run kept its records in {told.config.store}; give --store with the password "
-            "again, or none."
+    folder = Path(work_dir)
+    if not (folder / JOURNAL_FILE).is_file():
+        raise InvalidOptionError(f"There is no run in {work_dir}.")
+    with owned(folder) as owner:
+        told = read_told(folder)
+        before = told.bounds
+        bounds = Bounds(
+            budget_sec or before.budget_sec, trials or before.trials, until_ms or before.until_ms
         )
-    return tune(
-        told.what,
-        work_dir=work_dir,
-        target=told.target,
-        budget_sec=bounds.budget_sec,
-        trials=bounds.trials,
-        until_ms=bounds.until_ms,
-        # The same would draw the candidates again that are measured already.
-        seed=told.seed + told.history.n_sittings,
-        config=told.config.replace(store=store),
-        observer=observer,
-        input_shapes=told.input_shapes,
-        resume=True,
-    )
+        if told.history.report is not None and bounds == before and _is_from_here(told):
+            GuardedObserver(observer).note(
+                "the run has come to its end; give it more --budget or --trials"
+            )
+            return _report_of(told.history, work_dir)
+        if store is None and told.hides_password:
+            raise InvalidOptionError(
+                f"The run kept its records in {told.config.store}; give --store with the "
+                "password again, or none."
+            )
+        return tune_named(
+            told.what,
+            work_dir=folder,
+            target=told.target,
+            budget_sec=bounds.budget_sec,
+            trials=bounds.trials,
+            until_ms=bounds.until_ms,
+            # The same would draw the candidates again that are measured already.
+            seed=told.seed + told.history.n_sittings,
+            config=told.config.replace(store=store),
+            observer=observer,
+            input_shapes=told.input_shapes,
+            resume=True,
+            allow_other_machine=allow_other_machine,
+            spent_sec=spent_sec,
+            owner=owner,
+        )
+
+
+def _is_from_here(told: Told) -> bool:
+    """Say whether what a run ended with was timed on this machine, for all that is known."""
+    here = Environment.current(resolve_target(told.target), farm_of(told.config))
+    return not differences(told.history.environment, here)
 
 
 def _report_of(history: History, work_dir: str | Path) -> TuneReport:

@@ -8,28 +8,29 @@ import json
 import logging
 import os
 import shutil
-import signal
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
-from typing import Any, Protocol
 
-from tvm_adaptive._tvm import FFI_VERSION, TVM_VERSION, RPCConfig, Target
-from tvm_adaptive._versions import installed_version
+from tvm_adaptive._tvm import RPCConfig, Target
 from tvm_adaptive.budget import Budget
 from tvm_adaptive.config import TuneConfig
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.environment import Environment
+from tvm_adaptive.errors import InvalidOptionError, OtherMachineError
 from tvm_adaptive.fork_server import ForkServer, new_fork_server
 from tvm_adaptive.history import History, read_history
+from tvm_adaptive.interrupts import interruptible
 from tvm_adaptive.measure_callback.journal import Journal
 from tvm_adaptive.measure_callback.recorder import RunProgress
 from tvm_adaptive.memory import open_store, told_name
+from tvm_adaptive.model_content import ModelSource, check_same_model
 from tvm_adaptive.models.prepare import check_layout
+from tvm_adaptive.observer import GuardedObserver, Observer
+from tvm_adaptive.other_machine import check_environment, set_aside
+from tvm_adaptive.ownership import Ownership, owned
 from tvm_adaptive.parts import check_names, farm_of
-from tvm_adaptive.reserve import Reserve, has_gaps
+from tvm_adaptive.reserve import Reserve, has_gaps, tuned_share
 from tvm_adaptive.target import TargetLike, resolve_target
 
 logger = logging.getLogger(__name__)
@@ -44,38 +45,6 @@ _WORKER_MODULES = (
     "tvm_adaptive.runner.lease",
     "tvm_adaptive.runner.finalist_worker",
 )
-
-
-class Observer(Protocol):
-    """Who watches a run: the command line's display, or nobody."""
-
-    def stage(self, name: str) -> None:
-        """Learn that a stage begins (``"prepare"``, ``"search"``, ...)."""
-
-    def round(self, progress: RunProgress, budget: Budget) -> None:
-        """Learn what a round brought."""
-
-    def note(self, text: str) -> None:
-        """Learn something worth a line."""
-
-    def event(self, event: dict[str, Any]) -> None:
-        """Learn an event of the journal, as it was written; may be missing."""
-
-
-class NoObserver:
-    """Nobody watches."""
-
-    def stage(self, name: str) -> None:
-        """Do nothing."""
-
-    def round(self, progress: RunProgress, budget: Budget) -> None:
-        """Do nothing."""
-
-    def note(self, text: str) -> None:
-        """Do nothing."""
-
-    def event(self, event: dict[str, Any]) -> None:
-        """Do nothing."""
 
 
 @dataclasses.dataclass
@@ -97,7 +66,7 @@ class Session:
         The search ends when the sum of the tasks is as fast; None for no such goal.
     budget : Budget
     journal : Journal
-    observer : Observer
+    observer : GuardedObserver
     server : ForkServer or None
         Forks the run's workers; None where there is no such thing.
     store : RecordStore or None
@@ -123,7 +92,7 @@ class Session:
     until_ms: float | None
     budget: Budget
     journal: Journal
-    observer: Observer
+    observer: GuardedObserver
     server: ForkServer | None
     store: RecordStore | None
     farm: RPCConfig | None = None
@@ -154,7 +123,9 @@ class Session:
         """Keep back what the end of the run needs."""
         n_tries = self.config.search.n_trials_per_round
         is_incomplete = has_gaps(progress, self.proven, n_tries)
-        self.budget.reserve_sec = self.reserve.kept_sec(has_gaps=is_incomplete)
+        self.budget.reserve_sec = self.reserve.kept_sec(
+            has_gaps=is_incomplete, share=tuned_share(progress)
+        )
 
     def see_goal(self, progress: RunProgress) -> None:
         """See whether what the user wanted is reached."""
@@ -162,6 +133,15 @@ class Session:
             if not self.budget.reached:
                 self.observer.note(f"{progress.weighted_sec * 1e3:.3f} ms: the goal is reached")
             self.budget.reach()
+
+    def machine_failed(self, reason: str) -> None:
+        """End the run like an interrupt: what the machine cannot do now, it may do later."""
+        self.journal.write("error", where="machine", message=reason)
+        if not self.budget.interrupted:
+            self.observer.note(
+                f"{reason}; the run ends here. Mend that, then go on with --resume {self.work_dir}"
+            )
+            self.budget.interrupt()
 
     def should_stop(self) -> bool:
         """Say whether to end the search; asked before each round."""
@@ -193,8 +173,12 @@ def open_session(
     config: TuneConfig,
     observer: Observer | None,
     resume: bool = False,
+    allow_other_machine: bool = False,
+    model: ModelSource | None = None,
+    owner: Ownership | None = None,
+    journal_file: str = JOURNAL_FILE,
 ) -> Iterator[Session]:
-    """Check the options, create directory and journal, catch interrupts while inside.
+    """Check the options, own directory and journal, catch interrupts while inside.
 
     Parameters
     ----------
@@ -204,11 +188,24 @@ def open_session(
         See :class:`Session`; ``seed`` None draws one, which the journal tells.
     resume : bool, default False
         Whether to go on where the journal in ``work_dir``, if there is one, ends.
+    allow_other_machine : bool, default False
+        Whether to set aside what another machine or version of TVM timed in ``work_dir``,
+        instead of refusing to go on.
+    model : ModelSource or None, default None
+        For the journal; a resumed run's must be the one that it was begun with.
+    owner : Ownership or None, default None
+        Of ``work_dir``, if the caller owns it already; None owns it while inside.
+    journal_file : str, default "journal.jsonl"
+        What the journal is called. By the default's name a directory is known as a run's.
 
     Raises
     ------
     InvalidOptionError
         When an option cannot be used, before anything is written.
+    WorkDirInUseError
+        When another run owns ``work_dir``, before anything is read or written.
+    OtherMachineError, OtherModelError
+        When what is in ``work_dir`` is no beginning of this run.
     StoreError
         When a record store that was named cannot be opened, before anything is written.
     """
@@ -217,41 +214,83 @@ def open_session(
     check_layout(config.layout)
     resolved = resolve_target(target)
     farm = farm_of(config)
-    history = read_history(Path(work_dir) / JOURNAL_FILE) if resume else History()
-    budget.spent_sec = history.spent_sec
-    server = new_fork_server(_WORKER_MODULES)
-    if seed is None:
-        seed = time.time_ns() % 2**31
-    with (
-        open_store(config.store) as store,
-        contextlib.closing(_open_journal(Path(work_dir), observer)) as journal,
-        _started(server),
-    ):
+    _check_room(Path(work_dir))
+    guarded = GuardedObserver(observer)
+    with contextlib.ExitStack() as stack:
+        owner = owner or stack.enter_context(owned(Path(work_dir)))
+        environment = Environment.current(resolved, farm)
+        history, notes = _begun(owner.work_dir, environment, allow_other_machine)
+        if resume:
+            notes += _resumed(history, environment, model, owner.work_dir)
+        else:
+            history = History()
+        budget.spent_sec += history.spent_sec
+        store = stack.enter_context(open_store(config.store, environment))
+        path = owner.work_dir / journal_file
+        journal = stack.enter_context(contextlib.closing(_open_journal(path, guarded)))
+        server = new_fork_server(_WORKER_MODULES)
+        stack.enter_context(_started(server))
         session = Session(
             config=config,
             target=resolved,
             work_dir=journal.path.parent,
             run_id=f"{time.time_ns():x}-{os.getpid()}",
-            seed=seed,
+            seed=time.time_ns() % 2**31 if seed is None else seed,
             trials=trials,
             until_ms=until_ms,
             budget=budget,
             journal=journal,
-            observer=observer or NoObserver(),
+            observer=guarded,
             server=server,
             store=store,
             farm=farm,
             history=history,
         )
-        _tell_begin(session, what)
-        with _flag_instead_of_interrupt(session):
+        _tell_begin(session, what, environment, model)
+        for note in notes:
+            guarded.note(note)
+        with interruptible(budget.interrupt, last_words=guarded.close, release=owner.release):
             yield session
-        journal.write(
-            "end",
-            interrupted=budget.interrupted,
-            seconds=budget.elapsed_sec,
-            stages=session.stage_secs,
+        _tell_end(session)
+
+
+def _check_room(work_dir: Path) -> None:
+    place = next(each for each in (work_dir, *work_dir.absolute().parents) if each.exists())
+    if problem := _want_of_room(place):
+        raise InvalidOptionError(f"There is no room for a run: {problem}. Choose another place.")
+
+
+def _begun(
+    work_dir: Path, environment: Environment, allow_other_machine: bool
+) -> tuple[History, list[str]]:
+    """Return what was begun in a directory, and what a user should know of it."""
+    history = read_history(work_dir / JOURNAL_FILE)
+    try:
+        check_environment(history.environment, environment, work_dir)
+    except OtherMachineError:
+        if not allow_other_machine:
+            raise
+        folder = set_aside(work_dir)
+        history.forget_times()
+        if folder is not None:
+            return history, [f"another machine's records are in {folder}; the best begin anew"]
+    return history, []
+
+
+def _resumed(
+    history: History, environment: Environment, model: ModelSource | None, work_dir: Path
+) -> list[str]:
+    """Check that a run is what it was; say what its journal does not tell."""
+    notes = []
+    if history.run and environment.is_known and not history.environment.is_known:
+        notes.append(
+            "the journal does not say on which machine: its times are taken for this one's"
         )
+    if model is not None and history.run:
+        before = history.model or {}
+        if not check_same_model(before, model, work_dir) and model.content:
+            notes.append("the journal does not say which model it was: it is taken for the same")
+    return notes
 
 
 def _want_of_room(folder: Path) -> str:
@@ -262,7 +301,9 @@ def _want_of_room(folder: Path) -> str:
     return f"only {free / 2**20:.0f} MiB are left on the disk of {folder}"
 
 
-def _tell_begin(session: Session, what: str) -> None:
+def _tell_begin(
+    session: Session, what: str, environment: Environment, model: ModelSource | None
+) -> None:
     config = dataclasses.asdict(session.config)
     # Not as it was given: a URL may hold a password.
     config["store"] = told_name(session.config.store, session.store)
@@ -276,9 +317,18 @@ def _tell_begin(session: Session, what: str) -> None:
         trials=session.trials,
         until_ms=session.until_ms,
         config=config,
-        tvm=TVM_VERSION,
-        tvm_ffi=FFI_VERSION,
-        tvm_adaptive=installed_version("tvm-adaptive"),
+        **environment.as_fields(),
+    )
+    if model is not None:
+        session.journal.write("model", **model.as_fields())
+
+
+def _tell_end(session: Session) -> None:
+    session.journal.write(
+        "end",
+        interrupted=session.budget.interrupted,
+        seconds=session.budget.elapsed_sec,
+        stages=session.stage_secs,
     )
 
 
@@ -308,29 +358,6 @@ def _started(server: ForkServer | None) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def _flag_instead_of_interrupt(session: Session) -> Iterator[None]:
-    """Turn SIGINT and SIGTERM into a flag that is looked at between rounds.
-
-    Python's own handler raises wherever the main thread happens to be, and inside TVM's
-    native search that ends in a segmentation fault.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Python lets only the main thread set handlers
-        return
-
-    def handle(number: int, _frame: FrameType | None) -> None:
-        session.budget.interrupt()
-        logger.warning("%s: stopping after this round", signal.Signals(number).name)
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def journal_of(work_dir: Path) -> Path:
     """Return where a run's journal is.
 
@@ -345,19 +372,11 @@ def journal_of(work_dir: Path) -> Path:
     return path
 
 
-def _open_journal(work_dir: Path, observer: Observer | None) -> Journal:
-    """Make a run's directory and open its journal."""
-    place = next(each for each in (work_dir, *work_dir.absolute().parents) if each.exists())
-    if problem := _want_of_room(place):
-        raise InvalidOptionError(f"There is no room for a run: {problem}. Choose another place.")
+def _open_journal(path: Path, observer: GuardedObserver) -> Journal:
+    """Open a run's journal."""
+    work_dir = path.parent
     try:
-        work_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidOptionError(
-            f"The work directory {work_dir} cannot be made ({error.strerror}); choose another."
-        ) from error
-    try:
-        return Journal(work_dir.resolve() / JOURNAL_FILE, getattr(observer, "event", None))
+        return Journal(work_dir.resolve() / path.name, observer.event)
     except OSError as error:
         raise InvalidOptionError(
             f"The journal in {work_dir} cannot be written ({error.strerror}); choose another "

@@ -7,13 +7,33 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tvm_adaptive._tvm import Schedule, json_database, workload_key
-from tvm_adaptive.database.repair import RECORD_FILE
+from tvm_adaptive._tvm import TVM_VERSION, Schedule, TuningRecord, workload_key
+from tvm_adaptive.database.metaschedule import readable_database, record_of, trial_of
+from tvm_adaptive.database.records import StoredTrial
+from tvm_adaptive.database.verdict_file import VerdictFile
+from tvm_adaptive.database.verdicts import candidate_of, ever_disqualified, standing_winner
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.finish import FINAL_DIR
 from tvm_adaptive.measure_callback.journal import follow
 from tvm_adaptive.records import median_sec
 from tvm_adaptive.session import journal_of
+
+
+class Best(NamedTuple):
+    """The best record of a task.
+
+    Attributes
+    ----------
+    seconds : float
+        Of its play-off, if it won one, else as it was recorded; infinite without a record.
+    record : object or None
+        MetaSchedule's.
+    is_checked : bool
+        Whether it has won a play-off, and so computes what the untuned function does.
+    """
+
+    seconds: float = math.inf
+    record: Any = None
+    is_checked: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,17 +45,13 @@ class ShownTask:
     name, family : str
     weight : float
         Calls per inference.
-    best_sec : float
-        Of the best record, by the play-off if there was one; infinite without any.
-    record : object or None
-        MetaSchedule's record of it.
+    best : Best
     """
 
     name: str
     family: str
     weight: float
-    best_sec: float
-    record: Any
+    best: Best
 
 
 class _Told(NamedTuple):
@@ -73,10 +89,9 @@ def shown_tasks(work_dir: Path) -> list[ShownTask]:
     follow(journal_of(work_dir), take)
     if not told:
         raise InvalidOptionError(f"{work_dir}: the run had not begun its search; let it go on.")
-    best = best_records(work_dir)
+    best = _best_records(work_dir)
     return [
-        ShownTask(name, family, weight, *best.get(key, (math.inf, None)))
-        for name, family, weight, key in told
+        ShownTask(name, family, weight, best.get(key, Best())) for name, family, weight, key in told
     ]
 
 
@@ -101,7 +116,7 @@ def best_schedule(work_dir: Path, task_name: str | None = None) -> tuple[str, st
         raise InvalidOptionError(
             f"The task must be one of {', '.join(tasks)} but got {task_name!r}."
         )
-    record = tasks[task_name].record
+    record = tasks[task_name].best.record
     if record is None:
         raise InvalidOptionError(f"Nothing was found for task {task_name} yet.")
     schedule = Schedule(record.workload.mod)
@@ -109,20 +124,35 @@ def best_schedule(work_dir: Path, task_name: str | None = None) -> tuple[str, st
     return str(schedule.mod.script()), str(record.trace)
 
 
-def best_records(work_dir: Path) -> dict[str, tuple[float, Any]]:
-    """Return seconds and record of a run's best of each workload, by the workload's key.
+def _best_records(work_dir: Path) -> dict[str, Best]:
+    """Return a run's best record of each workload, by the workload's key.
 
-    That of its play-off, where there was one: it was measured again, at length.
+    That is the winner of its play-off, where there was one, else the fastest recorded that
+    none has found out.
     """
-    return {**_fastest(work_dir), **_fastest(work_dir / FINAL_DIR)}
-
-
-def _fastest(folder: Path) -> dict[str, tuple[float, Any]]:
-    if not (folder / RECORD_FILE).is_file():
-        return {}
-    best: dict[str, tuple[float, Any]] = {}
-    for record in json_database(folder).get_all_tuning_records():
-        seconds, key = median_sec(record.run_secs), workload_key(record.workload.mod)
-        if seconds < best.get(key, (math.inf, None))[0]:
-            best[key] = (seconds, record)
+    finals: dict[str, list[StoredTrial]] = {}
+    for (key, _), said in VerdictFile(work_dir, str(TVM_VERSION)).read().items():
+        finals.setdefault(key, []).extend(said)
+    best: dict[str, Best] = {}
+    for key, records in _records_by_workload(work_dir).items():
+        said = finals.get(key, [])
+        winner = standing_winner(said)
+        record = None if winner is None else record_of(winner, records[0].workload)
+        if record is not None:
+            best[key] = Best(median_sec(record.run_secs), record, is_checked=True)
+            continue
+        lost = ever_disqualified(said)
+        for each in records:
+            if not lost or candidate_of(trial_of(each)) not in lost:
+                best[key] = Best(median_sec(each.run_secs), each)
+                break
     return best
+
+
+def _records_by_workload(work_dir: Path) -> dict[str, list[TuningRecord]]:
+    """Return a run's records that have a time, the fastest first."""
+    found: dict[str, list[TuningRecord]] = {}
+    for record in readable_database(work_dir).get_all_tuning_records():
+        if math.isfinite(median_sec(record.run_secs)):
+            found.setdefault(workload_key(record.workload.mod), []).append(record)
+    return {key: sorted(each, key=lambda r: median_sec(r.run_secs)) for key, each in found.items()}

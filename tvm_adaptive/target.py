@@ -23,7 +23,7 @@ def resolve_target(spec: TargetLike) -> Target:
     ----------
     spec : str, mapping, Target or None
         - None, ``"cpu"`` or ``"auto"``: the processor of this machine, with the physical
-          cores that this process may use;
+          cores that this process may use, as few as a container's quota is worth;
         - ``"cuda"``: the first GPU of this machine, its architecture and limits;
         - a JSON string or a mapping, e.g.
           ``{"kind": "llvm", "mcpu": "znver4", "num-cores": 8}``;

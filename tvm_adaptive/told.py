@@ -8,13 +8,12 @@ from typing import Any
 
 from tvm_adaptive.config import TuneConfig
 from tvm_adaptive.config_file import config_of_fields
+from tvm_adaptive.database.url import HIDDEN
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.history import History, read_history
 from tvm_adaptive.memory import NO_STORE
 from tvm_adaptive.session import JOURNAL_FILE
 
-# What SQLAlchemy writes instead of a password.
-_HIDDEN = ":***@"
 # What a run's first events have to say, and as what.
 _RUN: dict[str, tuple[type, ...]] = {
     "target": (dict, str),
@@ -66,7 +65,7 @@ class Told:
     @property
     def hides_password(self) -> bool:
         """Whether the record store's name lacks its password."""
-        return _HIDDEN in self.config.store
+        return HIDDEN in self.config.store
 
 
 def read_told(work_dir: Path) -> Told:
@@ -88,7 +87,7 @@ def read_told(work_dir: Path) -> Told:
     history = read_history(path)
     if not history.run:
         raise InvalidOptionError(f"There is no run in {work_dir}.")
-    if history.model is None:
+    if history.model is None or history.model.get("what") is None:
         raise InvalidOptionError(
             f"The run in {work_dir} was given its model in Python: resume it there with "
             "resume=True, or compile it there with tvm_adaptive.models.compile_network."

@@ -10,31 +10,36 @@ from typing import Any
 from tvm_adaptive._tvm import (
     ExtractedTask,
     IRModule,
-    MeasureCallback,
+    RemoveBuildArtifact,
     TuneContext,
     anchor_of,
     contexts_of,
     functions_as_tasks,
-    json_database,
     ms,
     python_side,
     workload_key,
 )
 from tvm_adaptive.budget import Budget
 from tvm_adaptive.config import DEFAULT, TuneConfig
+from tvm_adaptive.cores import limits_note, usable_physical_cores
 from tvm_adaptive.database.repair import repair_database
+from tvm_adaptive.database.run_database import RunDatabase
 from tvm_adaptive.finish import decide, report_of
-from tvm_adaptive.importers import FORMATS, load, network_of_imported
+from tvm_adaptive.importers import load, network_of_imported
 from tvm_adaptive.judge import FunctionJudge, NetworkJudge
+from tvm_adaptive.measure_callback.commit import CommitRound
 from tvm_adaptive.measure_callback.recorder import Recorder, RunProgress
+from tvm_adaptive.model_content import named_source, python_source
 from tvm_adaptive.models import Network, TIRWorkload, extract, prepare
+from tvm_adaptive.observer import Observer
 from tvm_adaptive.outcome import TuneReport
+from tvm_adaptive.ownership import Ownership
 from tvm_adaptive.parts import Parts, make_parts
 from tvm_adaptive.remember import remembering
-from tvm_adaptive.reserve import reserve_of
+from tvm_adaptive.reserve import reserve_of, tuned_share
 from tvm_adaptive.runner.leasing import check_farm
-from tvm_adaptive.session import Observer, Session, open_session
-from tvm_adaptive.target import TargetLike, describe_target
+from tvm_adaptive.session import Session, open_session
+from tvm_adaptive.target import TargetLike, describe_target, n_cores_of
 
 # MetaSchedule counts trials in 32 bits; no run gets near this.
 _UNLIMITED = 10**8
@@ -53,6 +58,8 @@ def tune(
     observer: Observer | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     resume: bool = False,
+    allow_other_machine: bool = False,
+    spent_sec: float = 0.0,
 ) -> TuneReport:
     """Tune a network or an operator by its name, its file or its factory.
 
@@ -68,7 +75,8 @@ def tune(
     target : Target, str, mapping or None, default None
         ``"cpu"`` or None is this machine's CPU, ``"cuda"`` its first GPU.
     budget_sec : float or None, default None
-        Wall-clock seconds for the whole call, kept within one batch.
+        Wall-clock seconds for the whole call. What takes long is bounded by what is left of
+        them: a check that has no time is not made, and what nobody has checked is not used.
     trials : int or None, default None
         Trials at the most. One of the two bounds must be given.
     until_ms : float or None, default None
@@ -86,6 +94,12 @@ def tune(
         Go on where the run in ``work_dir`` ended, was interrupted or crashed: its seconds
         and trials count towards ``budget_sec`` and ``trials``, and cost model and task
         scheduler know what they knew. Where there is none, this is its beginning.
+    allow_other_machine : bool, default False
+        Use a ``work_dir`` whose times another machine or version of TVM has taken: they are
+        set aside in a folder there and count for nothing, seconds and trials neither; the
+        fastest records are measured again.
+    spent_sec : float, default 0.0
+        Seconds of ``budget_sec`` that were spent before the call, such as a program's start.
 
     Returns
     -------
@@ -95,10 +109,66 @@ def tune(
     ------
     InvalidOptionError
         For a name, file, target or option that cannot be used; nothing is written then.
+    WorkDirInUseError
+        When another run uses ``work_dir``.
+    OtherMachineError
+        When times in ``work_dir`` were taken elsewhere, unless that is allowed.
+    OtherModelError
+        When the model is not the one that the resumed run was begun with.
     ImportMismatchError
         When an imported network computes something else than in its own framework.
     """
-    budget = Budget(budget_sec)
+    return tune_named(
+        what,
+        work_dir=work_dir,
+        target=target,
+        budget_sec=budget_sec,
+        trials=trials,
+        until_ms=until_ms,
+        seed=seed,
+        config=config,
+        observer=observer,
+        input_shapes=input_shapes,
+        resume=resume,
+        allow_other_machine=allow_other_machine,
+        spent_sec=spent_sec,
+    )
+
+
+def tune_named(
+    what: str,
+    *,
+    work_dir: str | Path,
+    target: TargetLike,
+    budget_sec: float | None,
+    trials: int | None,
+    until_ms: float | None,
+    seed: int | None,
+    config: TuneConfig,
+    observer: Observer | None,
+    input_shapes: Mapping[str, Sequence[int]] | None,
+    resume: bool,
+    allow_other_machine: bool,
+    spent_sec: float = 0.0,
+    owner: Ownership | None = None,
+) -> TuneReport:
+    """Do as :func:`tune`, also in a directory that the caller owns already.
+
+    Parameters
+    ----------
+    what, work_dir, target, budget_sec, trials, until_ms, seed, config, observer
+        As in :func:`tune`.
+    input_shapes, resume, allow_other_machine, spent_sec
+        As in :func:`tune`.
+    owner : Ownership or None, default None
+        Of ``work_dir``.
+
+    Raises
+    ------
+    AdaptiveError
+        As :func:`tune`.
+    """
+    budget = Budget(budget_sec, spent_sec=spent_sec)
     workload = load(what, input_shapes)
     with open_session(
         what,
@@ -111,9 +181,10 @@ def tune(
         config=config,
         observer=observer,
         resume=resume,
+        allow_other_machine=allow_other_machine,
+        model=named_source(what, workload, input_shapes),
+        owner=owner,
     ) as session:
-        where = str(Path(what).resolve()) if Path(what).suffix in FORMATS else what
-        session.journal.write("model", what=where, input_shapes=dict(input_shapes or {}))
         if isinstance(workload, TIRWorkload):
             return _tune_functions(session, what, workload.mod)
         return _tune_network(session, workload)
@@ -133,6 +204,7 @@ def tune_relax(
     observer: Observer | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     resume: bool = False,
+    allow_other_machine: bool = False,
     name: str = "network",
 ) -> TuneReport:
     """Tune a network that is given as a Relax module.
@@ -146,7 +218,7 @@ def tune_relax(
         Weights by the names of ``main``'s parameters; None when they are bound already.
     work_dir, target, budget_sec, trials, until_ms, seed, config, observer
         As in :func:`tune`.
-    input_shapes, resume
+    input_shapes, resume, allow_other_machine
         As in :func:`tune`.
     name : str, default "network"
         For the journal.
@@ -173,6 +245,8 @@ def tune_relax(
         config=config,
         observer=observer,
         resume=resume,
+        allow_other_machine=allow_other_machine,
+        model=python_source(network, input_shapes),
     ) as session:
         return _tune_network(session, network)
 
@@ -189,6 +263,7 @@ def tune_tir(
     config: TuneConfig = DEFAULT,
     observer: Observer | None = None,
     resume: bool = False,
+    allow_other_machine: bool = False,
     name: str = "functions",
 ) -> TuneReport:
     """Tune every tensor function of a module.
@@ -196,7 +271,9 @@ def tune_tir(
     Parameters
     ----------
     mod : IRModule or PrimFunc
-    work_dir, target, budget_sec, trials, until_ms, seed, config, observer, resume
+    work_dir, target, budget_sec, trials, until_ms, seed, config, observer
+        As in :func:`tune`.
+    resume, allow_other_machine
         As in :func:`tune`.
     name : str, default "functions"
         For the journal.
@@ -222,6 +299,8 @@ def tune_tir(
         config=config,
         observer=observer,
         resume=resume,
+        allow_other_machine=allow_other_machine,
+        model=python_source(mod),
     ) as session:
         return _tune_functions(session, name, mod)
 
@@ -253,11 +332,19 @@ def _tune_tasks(
     tasks: Sequence[ExtractedTask],
     judge: NetworkJudge | FunctionJudge,
 ) -> TuneReport:
+    if note := limits_note(n_cores_of(session.target) or usable_physical_cores()):
+        session.observer.note(note)
     judge.measure_untuned()
     finish = session.config.finish
-    session.reserve = reserve_of(session.budget, finish, len(tasks), judge.reserve_sec)
+    session.reserve = reserve_of(
+        session.budget,
+        finish,
+        len(tasks),
+        later_sec=judge.reserve_sec,
+        least_later_sec=judge.least_reserve_sec,
+    )
     progress = _search(session, tasks)
-    session.budget.reserve_sec = judge.reserve_sec
+    session.budget.reserve_sec = session.reserve.after_sec(tuned_share(progress))
     database, outcomes = decide(session, tasks, progress)
     comparison = judge.measure_tuned(database)
     return report_of(
@@ -288,6 +375,7 @@ def _search(session: Session, tasks: Sequence[ExtractedTask]) -> RunProgress:
         if restore is not None:
             restore(history.tasks)
         with remembering(session, contexts, parts) as keepers:
+            database = RunDatabase(session.work_dir)
             ms.tune_tasks(
                 tasks=contexts,
                 task_weights=[task.weight for task in progress.tasks],
@@ -296,10 +384,11 @@ def _search(session: Session, tasks: Sequence[ExtractedTask]) -> RunProgress:
                 num_trials_per_iter=session.config.search.n_trials_per_round,
                 builder=parts.builder,
                 runner=parts.runner,
-                database=json_database(session.work_dir),
+                database=database,
                 cost_model=parts.cost_model,
                 measure_callbacks=[
-                    *MeasureCallback.create("default"),
+                    CommitRound(contexts, database, parts.cost_model, session.machine_failed),
+                    RemoveBuildArtifact(),
                     # What the journal counts, a resumed run's cost model shall know.
                     *keepers,
                     Recorder(progress, session.round_done, session.journal),
@@ -328,6 +417,7 @@ def _parts(session: Session) -> Iterator[Parts]:
         journal=session.journal,
         should_stop=session.should_stop,
         server=session.server,
+        time_left=lambda: session.budget.search_left_sec,
     )
     with closing(parts):
         yield parts

@@ -18,6 +18,7 @@ from tvm_adaptive.cli.summary import print_report, summary_lines
 from tvm_adaptive.cli.tune import exit_code
 from tvm_adaptive.measure_callback.recorder import RunProgress, TaskProgress
 from tvm_adaptive.outcome import Comparison, TaskOutcome, TuneReport
+from tvm_adaptive.show import Best, ShownTask
 
 
 @pytest.mark.parametrize(
@@ -114,6 +115,19 @@ def test_the_report_says_what_was_asked_for():
     json.dumps(make_report().as_fields())
 
 
+def test_a_task_may_be_called_what_is_markup_elsewhere(monkeypatch, capsys):
+    name = "conv[/x][red]:smile:"
+    task = TaskOutcome(name, 1.0, 4, 0, 0.001, played_off=True)
+    out = io.StringIO()
+    print_report(make_report(tasks=(task,)), Console(file=out, width=120))
+    assert name in out.getvalue()
+    shown = ShownTask(name, "[/y]", 1.0, Best(0.001))
+    monkeypatch.setattr("tvm_adaptive.show.shown_tasks", lambda work_dir: [shown])
+    assert main(["show", "run"]) == 0
+    assert name in (printed := capsys.readouterr().out)
+    assert "[/y]" in printed
+
+
 def test_the_report_says_how_to_go_on_with_tasks_that_were_not_reached():
     # "odd" was tried, and failed; more time does not help it.
     assert "not reached" not in "\n".join(summary_lines(make_report()))
@@ -123,12 +137,34 @@ def test_the_report_says_how_to_go_on_with_tasks_that_were_not_reached():
     assert "--resume w " in line
 
 
+def test_the_report_says_what_the_budget_was_too_short_for():
+    lines = summary_lines(make_report(comparison=None, shortfall="no time was left to run net.so"))
+    assert "not compared: no time was left to run net.so" in lines
+
+
+def test_a_program_counts_from_its_start(monkeypatch):
+    told = {}
+
+    def tune(*_args, **options):
+        told.update(options)
+        return make_report()
+
+    monkeypatch.setattr("tvm_adaptive.cli.tune.tune", tune)
+    arguments = ["tune", "te:GMM", "--budget", "10s", "--quiet"]
+    assert main(arguments) == 0
+    assert told["spent_sec"] == 0.0
+    monkeypatch.setattr(sys, "argv", ["tvm-adaptive", *arguments])
+    assert main() == 0
+    assert told["spent_sec"] > 0.0
+
+
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
         ({}, 0),
         ({"comparison": Comparison(0.5, 0.01, 1.0, 1.0, False)}, 1),
         ({"comparison": None}, 1),
+        ({"comparison": None, "shortfall": "no time was left to run net.so"}, 0),
         ({"interrupted": True, "comparison": None}, 130),
     ],
 )

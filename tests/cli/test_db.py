@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.database.conftest import make_record
-from tvm_adaptive._tvm import Target, te_workload
+from tvm_adaptive._tvm import Target, TuningRecord, json_database, te_workload
 from tvm_adaptive.cli import main
-from tvm_adaptive.database.metaschedule import StoreDatabase
+from tvm_adaptive.database.metaschedule import StoreDatabase, task_of, trial_of
+from tvm_adaptive.database.records import StoredTask
 from tvm_adaptive.database.store import RecordStore
+from tvm_adaptive.environment import Environment
 from tvm_adaptive.memory import user_store
 
 
@@ -73,3 +78,55 @@ def test_what_is_no_number_is_refused(number: str, capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit) as left:
         main(["db", "prune", "--keep", number])
     assert left.value.code == 2
+
+
+def test_a_runs_folder_brings_all_that_its_own_store_knows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As for a shared store that could not be written while the run lasted."""
+    target = Target({"kind": "llvm", "mcpu": "znver4", "num-cores": 2})
+    mod = te_workload("GMM")
+    run, shared = tmp_path / "run", tmp_path / "shared.db"
+    here = Environment("a processor, 2 cores", "0.27.0", "0.1.14")
+    run.mkdir()
+    (run / "journal.jsonl").write_text(
+        json.dumps({"event": "journal", "version": 1, "time_sec": 0.0, "pid": 1})
+        + "\n"
+        + json.dumps({"event": "run", "time_sec": 0.0, **here.as_fields()})
+        + "\n"
+    )
+    recorded = json_database(run)
+    workload = recorded.commit_workload(mod)
+    task = task_of(mod, target, "gmm")
+    with RecordStore(run / "records.db", here) as own:
+        for seed, seconds in enumerate((3e-3, None, 1e-3, 2e-3), start=1):
+            record = make_record(mod, target, seconds, seed)
+            written = TuningRecord(
+                record.trace, workload, record.run_secs, target, record.args_info
+            )
+            recorded.commit_tuning_record(written)
+            if seed < 4:  # the last one is in MetaSchedule's files only
+                features = np.full(3, seed, dtype=np.float32)
+                trial = trial_of(record, run="17a", failure="" if seconds else "Boom")
+                own.add(task, [dataclasses.replace(trial, features=features)])
+    assert main(["db", "--store", str(shared), "import", str(run)]) == 0
+    assert "4 records added, 0 left out" in capsys.readouterr().out
+    assert main(["db", "--store", str(shared), "import", str(run)]) == 0
+    assert "0 records added, 3 left out" in capsys.readouterr().out
+    with RecordStore(shared, here) as store:
+        kept = store.latest(store.tasks()[0])
+    assert sorted(each.seconds for each in kept if each.seconds) == [1e-3, 2e-3, 3e-3]
+    assert [each.failure for each in kept if each.failure] == ["Boom"]
+    assert [each.run for each in kept] == ["17a", "17a", "17a", str(run)]
+    assert sum(each.features is not None for each in kept) == 3
+
+
+def test_what_somebody_named_a_task_is_only_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with RecordStore(tmp_path / "records.db") as store:
+        store.add(StoredTask("0" * 16, "{}", "f", "[/x]\x1b[2Jname", "[]"), [])
+    assert main(["db", "--store", str(tmp_path / "records.db"), "stats"]) == 0
+    shown = capsys.readouterr().out
+    assert "[/x]?[2Jname" in shown
+    assert "\x1b[2J" not in shown

@@ -7,6 +7,7 @@ import pytest
 
 from tests.database.conftest import make_record
 from tvm_adaptive._tvm import (
+    TVM_VERSION,
     Target,
     TuningRecord,
     anchor_of,
@@ -15,6 +16,9 @@ from tvm_adaptive._tvm import (
     workload_key,
 )
 from tvm_adaptive.cli import main
+from tvm_adaptive.database.metaschedule import task_of, trial_of
+from tvm_adaptive.database.repair import RECORD_FILE
+from tvm_adaptive.database.verdict_file import VerdictFile
 from tvm_adaptive.measure_callback.journal import Journal
 
 TARGET = Target({"kind": "llvm", "num-cores": 2})
@@ -58,18 +62,60 @@ def test_the_tasks_of_a_run_are_listed(write_run: Callable[..., Path], capsys: C
     rows = [line for line in capsys.readouterr().out.splitlines() if "│" in line][-3:]
     cells = [[cell.strip() for cell in row.strip("│").split("│")] for row in rows]
     assert [row[0] for row in cells] == ["gmm", "c1d", "c2d"]
-    assert cells[0][2:] == ["2", "1", "2"]
-    assert cells[1][2:] == ["2", "-", "-"]
+    assert cells[0][2:] == ["2", "1", "2", "no"]
+    assert cells[1][2:] == ["2", "-", "-", "-"]
+
+
+def verdict(folder: Path, name: str, seconds: float, seed: int, failure: str = "") -> None:
+    mod = te_workload(name)
+    trial = trial_of(make_record(mod, TARGET, seconds, seed), failure=failure, run="a")
+    VerdictFile(folder, str(TVM_VERSION)).add(task_of(mod, TARGET, name.lower()), [trial])
+
+
+def row_of(text: str, name: str) -> list[str]:
+    (row,) = [line for line in text.splitlines() if f" {name} " in line]
+    return [cell.strip() for cell in row.strip("│").split("│")]
 
 
 def test_what_the_play_off_measured_is_shown(
     write_run: Callable[..., Path], capsys: Captured
 ) -> None:
-    folder = write_run("GMM")
+    folder = write_run("GMM", "C1D")
     keep(folder, "GMM", 1e-3)
-    keep(folder / "final", "GMM", 4e-3, 2)
+    verdict(folder, "GMM", 4e-3, 2)
+    # Without a winner, what a play-off has found out is not the best either.
+    keep(folder, "C1D", 1e-3, 1)
+    keep(folder, "C1D", 5e-3, 2)
+    verdict(folder, "C1D", 1e-3, 1, "wrong result: 3 of 4")
     main(["show", str(folder)])
-    assert " 4 " in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert row_of(text, "gmm")[2:] == ["2", "4", "8", "yes"]
+    assert row_of(text, "c1d")[2:] == ["2", "5", "10", "no"]
+
+
+@pytest.mark.parametrize("damage", ["half a line", "empty lines", "nothing", "nan"])
+def test_a_run_that_was_killed_is_shown_and_left_as_it_is(
+    write_run: Callable[..., Path], damage: str, capsys: Captured
+) -> None:
+    folder = write_run("GMM")
+    for seed, seconds in enumerate((3e-3, 1e-3), start=1):
+        keep(folder, "GMM", seconds, seed)
+    path = folder / RECORD_FILE
+    text = path.read_text()
+    path.write_text(
+        {
+            "half a line": text[:-40],
+            "empty lines": text + "\n\n",
+            "nothing": text + "[]\n{}\n",
+            "nan": text.replace("[0.003", "[nan"),
+        }[damage]
+    )
+    assert path.read_text() != text
+    before = {each.name: each.read_bytes() for each in folder.iterdir()}
+    assert main(["show", str(folder)]) == 0
+    best = "3" if damage == "half a line" else "1"
+    assert row_of(capsys.readouterr().out, "gmm")[3] == best
+    assert {each.name: each.read_bytes() for each in folder.iterdir()} == before
 
 
 def test_the_best_schedule_is_printed_as_a_program(

@@ -16,8 +16,6 @@ import pytest
 from tvm_adaptive.measure_callback import read_journal
 from tvm_adaptive.testing.runs import journalled_trials, recorded_programs
 
-pytestmark = pytest.mark.slow
-
 N_STOPS = 20
 TRIALS = 400
 # A sitting begins to measure some 4 s after its start.
@@ -47,6 +45,38 @@ def orphans() -> list[psutil.Process]:
     return found
 
 
+QUICK = """
+[search]
+n_trials_per_round = 4
+[finish]
+top_k = 1
+max_task_sec = 0.5
+"""
+
+
+def test_a_killed_run_goes_on_and_measures_nothing_twice(tmp_path: Path) -> None:
+    work_dir, config = tmp_path / "run", tmp_path / "quick.toml"
+    config.write_text(QUICK)
+    process = start(
+        *("te:GMM", "--trials", "20", "--work-dir", str(work_dir)),
+        *("--store", "none", "--config", str(config)),
+    )
+    while not journalled_trials(work_dir) and process.poll() is None:
+        time.sleep(0.05)
+    workers = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    assert process.wait(timeout=60) == -signal.SIGKILL
+    assert 0 < journalled_trials(work_dir) < 20
+    assert workers
+    assert psutil.wait_procs(workers, timeout=10)[1] == []
+
+    assert start("--resume", str(work_dir)).wait(timeout=120) == 0
+    assert journalled_trials(work_dir) == 20
+    found = recorded_programs(work_dir)
+    assert len(set(found)) == len(found) >= 20
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
 def test_stopped_at_random_moments_it_comes_to_its_end(

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import sys
+import time
 from collections.abc import Sequence
 from typing import NoReturn
 
+import psutil
+
 import tvm_adaptive
 from tvm_adaptive.cli import apply, db, doctor, report, show, tune
-from tvm_adaptive.cli.codes import EXIT_BAD_INPUT, EXIT_INTERRUPTED
+from tvm_adaptive.cli.codes import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK
+from tvm_adaptive.cli.console import settle, unless_closed
 from tvm_adaptive.errors import AdaptiveError
 
 
@@ -28,17 +33,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0; 1 when the tuned network computes something else than the untuned one; 2 for
         input that cannot be used, after one line that says why; 130 after Ctrl-C.
     """
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    _set_up_logging(getattr(options, "verbose", False))
     try:
-        code: int = options.run(options)
+        options = _parser().parse_args(arguments)
+        # A program's budget begins when it does: to import TVM takes seconds.
+        options.spent_sec = 0.0 if arguments is not None else _age_sec()
+        return _run(options)
+    finally:
+        settle()
+
+
+def _run(options: argparse.Namespace) -> int:
+    _set_up_logging(getattr(options, "verbose", False))
+    code: int = EXIT_OK
+    try:
+        with unless_closed():
+            code = options.run(options)
     except AdaptiveError as error:
-        print(f"tvm-adaptive: error: {error}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # standard error is closed
+            print(f"tvm-adaptive: error: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
     except KeyboardInterrupt:  # before the run caught interrupts itself
         return EXIT_INTERRUPTED
     return code
+
+
+def _age_sec() -> float:
+    """Return the seconds since this process was started."""
+    return max(0.0, time.time() - float(psutil.Process().create_time()))
 
 
 class _Parser(argparse.ArgumentParser):

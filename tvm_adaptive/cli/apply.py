@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from tvm_adaptive.cli.arguments import (
     WHAT_HELP,
     add_farm_options,
@@ -16,6 +14,7 @@ from tvm_adaptive.cli.arguments import (
     with_farm,
 )
 from tvm_adaptive.cli.codes import EXIT_BAD_RESULT, EXIT_OK
+from tvm_adaptive.cli.console import PlainConsole, unless_closed
 from tvm_adaptive.cli.display import Display
 from tvm_adaptive.cli.summary import comparison_lines
 from tvm_adaptive.config import DEFAULT
@@ -30,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
     AdaptiveError
         For input that cannot be used, or when there are no records.
     """
-    from tvm_adaptive.deploy import apply
+    from tvm_adaptive.deploy import APPLY_FILE, apply
 
     what: str = options.what
     out_dir = options.out or Path("applied") / slug(Path(what).name)
@@ -40,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
         vector_math=options.vector_math,
         store=options.store,
     )
-    with Display(Console(stderr=True), quiet=options.quiet) as display:
+    with Display(PlainConsole(stderr=True), quiet=options.quiet) as display:
         applied = apply(
             what,
             out_dir=out_dir,
@@ -51,15 +50,18 @@ def run(options: argparse.Namespace) -> int:
         )
     lines = [f"{applied.what} on {applied.target}"]
     if applied.comparison is None:
-        lines.append("the library, or the untuned one, could not be run; see the journal")
+        lines.append(
+            f"the library, or the untuned one, could not be run; see {applied.out_dir / APPLY_FILE}"
+        )
     else:
         lines += comparison_lines(applied.comparison)
     lines.append(f"coverage      {applied.coverage}")
     lines.append(f"library       {applied.library}")
     lines += [f"example       {path}" for path in applied.examples]
-    console = Console(file=sys.stdout)
-    for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    with unless_closed():
+        console = PlainConsole(file=sys.stdout)
+        for line in lines:
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
     good = applied.comparison is not None and applied.comparison.agree
     return EXIT_OK if good else EXIT_BAD_RESULT
 
@@ -70,8 +72,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         "apply",
         help="compile a model with the best records there are",
         description="Compile WHAT to a library with the best records of a run, or of the "
-        "store; check and time it, and write examples that load it. Exit code 0, 1 if "
-        "outputs disagree, 2 for bad input.",
+        "store; check and time it, and write examples that load it. What no play-off has "
+        "checked yet is checked first. Exit code 0, 1 if outputs disagree, 2 for bad input.",
     )
     apply.add_argument(
         "what", metavar="WHAT", help=f"a run's work directory; or, with a store, {WHAT_HELP}"

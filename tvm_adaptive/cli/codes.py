@@ -1,6 +1,9 @@
 """Exit codes: what a shell script can tell apart."""
 
+from tvm_adaptive.interrupts import EXIT_INTERRUPTED
+
+__all__ = ["EXIT_BAD_INPUT", "EXIT_BAD_RESULT", "EXIT_INTERRUPTED", "EXIT_OK"]
+
 EXIT_OK = 0
 EXIT_BAD_RESULT = 1
 EXIT_BAD_INPUT = 2
-EXIT_INTERRUPTED = 130

@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from tvm_adaptive import upkeep
 from tvm_adaptive.cli.arguments import parse_count
@@ -47,7 +48,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     export.add_argument(
         "--best", type=parse_count, metavar="N", help="only the N fastest of each task"
     )
-    read = actions.add_parser("import", help="add a JSON database, e.g. a run's folder")
+    read = actions.add_parser("import", help="add a run's records, or a JSON database")
     read.add_argument("folder", type=Path, metavar="DIR")
     prune = actions.add_parser("prune", help="delete all but the fastest trials of each task")
     prune.add_argument("--keep", type=parse_count, default=64, metavar="N", help="default: 64")
@@ -58,9 +59,9 @@ def _stats(options: argparse.Namespace) -> int:
     table = Table("task", "family", "target", "trials", "failed", "best, ms", "last")
     for each in stats:
         table.add_row(
-            each.task.name,
-            each.task.family,
-            _short(each.task.target),
+            _shown(each.task.name),
+            _shown(each.task.family),
+            _shown(_short(each.task.target)),
             str(each.n_trials),
             str(each.n_failures),
             "-" if each.best_sec is None else f"{each.best_sec * 1e3:.4g}",
@@ -96,6 +97,11 @@ _ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
     "import": _import,
     "prune": _prune,
 }
+
+
+def _shown(text: str) -> Text:
+    """Return what somebody else wrote: as it is, but for what terminals obey."""
+    return Text("".join(char if char.isprintable() else "?" for char in text))
 
 
 def _short(target: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from types import TracebackType
@@ -34,7 +35,7 @@ class Display:
     def __init__(self, console: Console, quiet: bool = False) -> None:
         self._console = console
         self._quiet = quiet
-        self._reader = StoryReader()
+        self._reader = StoryReader(keeps_all=False)
         self._budget: Budget | None = None
         self._stage = "starting"
         self._last_sec = -math.inf
@@ -42,7 +43,8 @@ class Display:
 
     def __enter__(self) -> Display:
         if self._is_live:
-            self._live.start()
+            with contextlib.suppress(OSError):  # the run does not need a screen
+                self._live.start()
         return self
 
     def __exit__(
@@ -51,7 +53,12 @@ class Display:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._live.stop()
+        self.close()
+
+    def close(self) -> None:
+        """Leave the screen as it was found."""
+        with contextlib.suppress(OSError):
+            self._live.stop()
 
     def stage(self, name: str) -> None:
         """Show that a stage begins."""

@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from tvm_adaptive.cli.codes import EXIT_OK
+from tvm_adaptive.cli.console import PlainConsole
 
 
 def run(options: argparse.Namespace) -> int:
@@ -28,17 +29,19 @@ def run(options: argparse.Namespace) -> int:
         script, trace = best_schedule(options.work_dir, options.task)
         print(trace if options.trace else script)
         return EXIT_OK
-    table = Table("task", "family", "calls", "best, ms", "in all, ms")
+    table = Table("task", "family", "calls", "best, ms", "in all, ms", "checked")
     for task in shown_tasks(options.work_dir):
-        known = math.isfinite(task.best_sec)
+        best = task.best
+        known = math.isfinite(best.seconds)
         table.add_row(
-            task.name,
-            task.family,
+            Text(task.name),  # not markup, whatever it is called
+            Text(task.family),
             f"{task.weight:g}",
-            f"{task.best_sec * 1e3:.4g}" if known else "-",
-            f"{task.weight * task.best_sec * 1e3:.4g}" if known else "-",
+            f"{best.seconds * 1e3:.4g}" if known else "-",
+            f"{task.weight * best.seconds * 1e3:.4g}" if known else "-",
+            ("yes" if best.is_checked else "no") if known else "-",
         )
-    Console(file=sys.stdout).print(table)
+    PlainConsole(file=sys.stdout).print(table)
     return EXIT_OK
 
 

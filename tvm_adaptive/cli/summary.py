@@ -6,6 +6,7 @@ import math
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from tvm_adaptive.outcome import Comparison, TuneReport
 
@@ -31,7 +32,12 @@ def summary_lines(report: TuneReport) -> list[str]:
     if report.comparison is not None:
         lines += comparison_lines(report.comparison)
     elif report.interrupted:
-        lines.append("interrupted: what was found so far is in the database")
+        lines.append(
+            "interrupted: what was found so far is kept; tasks that were not checked stay untuned "
+            f"until --resume {report.work_dir} goes on, or apply {report.work_dir} checks them"
+        )
+    elif report.shortfall:
+        lines.append(f"not compared: {report.shortfall}")
     else:
         lines.append("the tuned result could not be run; see the journal")
     if math.isfinite(report.weighted_sec):
@@ -69,7 +75,7 @@ def comparison_lines(comparison: Comparison) -> list[str]:
 def _task_table(report: TuneReport) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("task")
-    for column in ("calls", "trials", "failed", "best ms", "play-off"):
+    for column in ("calls", "trials", "failed", "best ms", "checked"):
         table.add_column(column, justify="right")
     for task in sorted(report.tasks, key=lambda task: -task.weight * _finite(task.best_sec)):
         best = f"{task.best_sec * 1e3:.4f}" if math.isfinite(task.best_sec) else "-"
@@ -77,7 +83,12 @@ def _task_table(report: TuneReport) -> Table:
         if task.n_disqualified:
             checked += f", {task.n_disqualified} out"
         table.add_row(
-            task.name, f"{task.weight:g}", str(task.n_trials), str(task.n_errors), best, checked
+            Text(task.name),
+            f"{task.weight:g}",
+            str(task.n_trials),
+            str(task.n_errors),
+            best,
+            checked,
         )
     return table
 

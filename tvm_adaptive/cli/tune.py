@@ -9,8 +9,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from tvm_adaptive import registry, tune
 from tvm_adaptive.cli.arguments import (
     WHAT_HELP,
@@ -22,6 +20,7 @@ from tvm_adaptive.cli.arguments import (
     with_farm,
 )
 from tvm_adaptive.cli.codes import EXIT_BAD_RESULT, EXIT_INTERRUPTED, EXIT_OK
+from tvm_adaptive.cli.console import PlainConsole, unless_closed
 from tvm_adaptive.cli.display import Display
 from tvm_adaptive.cli.summary import print_report
 from tvm_adaptive.config import TuneConfig, preset
@@ -66,9 +65,10 @@ def run(options: argparse.Namespace) -> int:
         return EXIT_OK
     check_resume(options)
     # Results go to standard output, what happens on the way to standard error.
-    with Display(Console(stderr=True), quiet=options.quiet) as display:
+    with Display(PlainConsole(stderr=True), quiet=options.quiet) as display:
         report = _resume(options, display) if options.resume else _tune(options, display)
-    print_report(report, Console(file=sys.stdout))
+    with unless_closed():
+        print_report(report, PlainConsole(file=sys.stdout))
     return exit_code(report)
 
 
@@ -90,6 +90,8 @@ def _tune(options: argparse.Namespace, display: Display) -> TuneReport:
         config=config,
         observer=display,
         input_shapes=dict(options.input_shape),
+        allow_other_machine=options.allow_other_machine,
+        spent_sec=options.spent_sec,
     )
 
 
@@ -101,6 +103,8 @@ def _resume(options: argparse.Namespace, display: Display) -> TuneReport:
         until_ms=options.until_latency,
         store=options.store,
         observer=display,
+        allow_other_machine=options.allow_other_machine,
+        spent_sec=options.spent_sec,
     )
 
 
@@ -166,7 +170,10 @@ def exit_code(report: TuneReport) -> int:
     """Return what the shell is told of a report."""
     if report.interrupted:
         return EXIT_INTERRUPTED
-    if report.comparison is None or not report.comparison.agree:
+    if report.comparison is None:
+        # What the budget was too short to compare is made of what was checked, or untuned.
+        return EXIT_OK if report.shortfall else EXIT_BAD_RESULT
+    if not report.comparison.agree:
         return EXIT_BAD_RESULT
     return EXIT_OK
 
@@ -185,6 +192,12 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         metavar="DIR",
         help="go on with the run in DIR, which was interrupted or killed, or shall have more "
         "--budget or --trials than it had; seconds and trials count from its beginning",
+    )
+    tune.add_argument(
+        "--allow-other-machine",
+        action="store_true",
+        help="go on where another machine or version of TVM took the times in the directory: "
+        "they are set aside, and the fastest records measured again",
     )
     tune.add_argument(
         "--budget",

@@ -172,6 +172,11 @@ def _runs(stories: Sequence[Story]) -> str:
 
 
 def _tasks(story: Story) -> str:
+    checked = {
+        str(task["name"]): bool(task.get("played_off"))
+        for task in (story.report or {}).get("tasks") or ()
+    }
+    words = {True: "yes", False: "no", None: "-"}
     rows = []
     for task in story.heaviest[:MAX_TASKS]:
         gflops = task.flop / task.best_ms / 1e6 if task.flop else math.nan
@@ -184,9 +189,10 @@ def _tasks(story: Story) -> str:
                 _number(task.best_ms),
                 _number(task.share_ms),
                 _number(gflops),
+                words[checked.get(task.name)],
             ]
         )
-    head = ["task", "calls", "trials", "failed", "best, ms", "in all, ms", "GFLOP/s"]
+    head = ["task", "calls", "trials", "failed", "best, ms", "in all, ms", "GFLOP/s", "checked"]
     return "<h2>Tasks</h2>\n" + _table(head, rows, n_text=1)
 
 

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tvm_adaptive.environment import Environment
+from tvm_adaptive.history import differences
 from tvm_adaptive.measure_callback.journal import follow
 from tvm_adaptive.session import journal_of
 
@@ -20,8 +22,12 @@ Event = dict[str, Any]
 
 # Of a path, to tell runs apart; two that are one directory stay alike.
 _MAX_PARTS = 20
-# Of an event of the search: its seconds.
-_PROPOSE = ("sample_sec", "posterior_sec", "evolve_sec")
+# The events that tell of seconds, and in which fields.
+_PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "round": ("propose", ("sample_sec", "posterior_sec", "evolve_sec")),
+    "build": ("build", ("seconds",)),
+    "timing": ("measure", ("elapsed_sec",)),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,10 +105,14 @@ class Story:
     curve : list of (float, float)
         Seconds, and milliseconds that the best of all tasks add up to.
     slots : list of SlotStory
+    slot_sec : float
+        Seconds of all of them.
     tasks : dict of str to TaskStory
     rounds, forecasts, timings, builds, boards : list of dict
         Events of the search, the model, the runner, the builder and of devices elsewhere,
         with ``time_sec`` from the run's beginning.
+    part_secs : dict of str to float
+        Seconds of ``"propose"``, ``"build"`` and ``"measure"``.
     failures : Counter of str
     stage_secs : dict of str to float
     now : dict or None
@@ -121,12 +131,16 @@ class Story:
     run: Event = dataclasses.field(default_factory=dict)
     curve: list[tuple[float, float]] = dataclasses.field(default_factory=list)
     slots: list[SlotStory] = dataclasses.field(default_factory=list)
+    slot_sec: float = 0.0
     tasks: dict[str, TaskStory] = dataclasses.field(default_factory=dict)
     rounds: list[Event] = dataclasses.field(default_factory=list)
     forecasts: list[Event] = dataclasses.field(default_factory=list)
     timings: list[Event] = dataclasses.field(default_factory=list)
     builds: list[Event] = dataclasses.field(default_factory=list)
     boards: list[Event] = dataclasses.field(default_factory=list)
+    part_secs: dict[str, float] = dataclasses.field(
+        default_factory=lambda: {"propose": 0.0, "build": 0.0, "measure": 0.0}
+    )
     failures: Counter[str] = dataclasses.field(default_factory=Counter)
     stage_secs: dict[str, float] = dataclasses.field(default_factory=dict)
     now: Event | None = None
@@ -144,17 +158,9 @@ class Story:
 
     def search_secs(self) -> dict[str, float]:
         """Return the seconds of proposing, building and measuring, and of the rest."""
-        propose_sec = sum(float(event.get(key) or 0.0) for event in self.rounds for key in _PROPOSE)
-        build_sec = sum(float(event.get("seconds") or 0.0) for event in self.builds)
-        measure_sec = sum(float(event.get("elapsed_sec") or 0.0) for event in self.timings)
-        known_sec = propose_sec + build_sec + measure_sec
-        search_sec = self.stage_secs.get("search", sum(slot.seconds for slot in self.slots))
-        return {
-            "propose": propose_sec,
-            "build": build_sec,
-            "measure": measure_sec,
-            "rest of the search": max(0.0, search_sec - known_sec),
-        }
+        search_sec = self.stage_secs.get("search", self.slot_sec)
+        rest_sec = max(0.0, search_sec - sum(self.part_secs.values()))
+        return {**self.part_secs, "rest of the search": rest_sec}
 
     @property
     def heaviest(self) -> list[TaskStory]:
@@ -204,6 +210,9 @@ class StoryReader:
     ----------
     name : str, default ""
         Of the story.
+    keeps_all : bool, default True
+        Whether the story keeps each event, as charts need it. Without, it has sums and the
+        last point of the curve alone, which is what a screen shows of a run of any length.
 
     Attributes
     ----------
@@ -211,8 +220,9 @@ class StoryReader:
         So far.
     """
 
-    def __init__(self, name: str = "") -> None:
+    def __init__(self, name: str = "", *, keeps_all: bool = True) -> None:
         self.story = Story(name=name)
+        self._keeps_all = keeps_all
         self._before_sec = 0.0
         self._open: dict[str, Event] = {}  # slots by task
 
@@ -234,15 +244,26 @@ class StoryReader:
             "build": story.builds,
             "board": story.boards,
         }
+        if kind in _PARTS:
+            part, fields = _PARTS[kind]
+            story.part_secs[part] += sum(float(event.get(field) or 0.0) for field in fields)
         if kind in lists:
-            lists[kind].append(event)
+            if self._keeps_all:
+                lists[kind].append(event)
         else:
             take = getattr(self, f"_take_{kind.replace('-', '_')}", None)
             if take is not None:
                 take(event)
 
     def _take_run(self, event: Event) -> None:
-        self.story.run = event
+        story = self.story
+        if differences(Environment.from_fields(story.run), Environment.from_fields(event)):
+            # Another machine's times are no beginning of this one's curve.
+            story.tasks.clear()
+            story.curve.clear()
+            story.failures.clear()
+            story.untuned_sec = None
+        story.run = event
 
     def _take_stage(self, event: Event) -> None:
         secs, name = self.story.stage_secs, str(event["stage"])
@@ -265,6 +286,9 @@ class StoryReader:
         if self.story.now is opened:
             self.story.now = None
         seconds = float(event.get("seconds") or 0.0)
+        self.story.slot_sec += seconds
+        if not self._keeps_all:
+            return
         self.story.slots.append(
             SlotStory(
                 task=str(event["task"]),
@@ -289,6 +313,8 @@ class StoryReader:
         story.failures.update(event.get("errors") or {})
         weighted_ms = event.get("weighted_ms")
         if weighted_ms is not None:
+            if not self._keeps_all:
+                story.curve.clear()
             story.curve.append((event["time_sec"], float(weighted_ms)))
 
     def _take_comparison(self, event: Event) -> None:
