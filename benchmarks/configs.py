@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from benchmarks.methods import Method
-from tvm_adaptive.config import TuneConfig, preset
+from tvm_adaptive.tuning.config import TuneConfig, preset
 
 
 def config_of(method: Method) -> TuneConfig:

@@ -2,7 +2,7 @@
 
 A method is either stock MetaSchedule, called by its own function with its own defaults,
 or ``tvm_adaptive.tune`` with some options changed. Options are written as in
-``tvm_adaptive.config``, those of a stage with a dot: ``"search.epsilon"``.
+``tvm_adaptive.tuning.config``, those of a stage with a dot: ``"search.epsilon"``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Method:
     door : {"tune", "stock"}
         ``tvm_adaptive.tune``, or MetaSchedule's own ``tune_tasks``.
     preset : str
-        Of ``tvm_adaptive.config``; what ``changes`` start from.
+        Of ``tvm_adaptive.tuning.config``; what ``changes`` start from.
     changes : mapping of str to value
         Options that differ from the preset. Stock takes only those that
         say how a network is prepared.

@@ -22,8 +22,8 @@ from benchmarks.entries import Entry, entries_of
 from benchmarks.journals import NEUTRAL_FILE, Bench, load_bench
 from benchmarks.torch_models import TORCH_MODELS, time_torch, why_no_torch
 from benchmarks.workloads import WORKLOADS
-from tvm_adaptive.cores import thread_env
-from tvm_adaptive.workers import WorkerPool
+from tvm_adaptive.workers.cores import thread_env
+from tvm_adaptive.workers.pool import WorkerPool
 
 # One timing of a kernel: long against whatever wakes up on a machine for a moment.
 REPEAT_MS = 50.0
@@ -167,8 +167,8 @@ def _build(folder: Path, workload: str, target: str, entries: Sequence[Entry]) -
 
 
 def _pool(device: str, n_threads: int | None, is_network: bool) -> WorkerPool:
-    from tvm_adaptive.runner.finalists import finalist_pool
     from tvm_adaptive.runner.measure import give_threads_cores
+    from tvm_adaptive.runner.playoff.playoff import finalist_pool
 
     if is_network and device == "cpu":
         return WorkerPool(1, setup=give_threads_cores, env=thread_env(n_threads))
@@ -177,7 +177,7 @@ def _pool(device: str, n_threads: int | None, is_network: bool) -> WorkerPool:
 
 def _library_timer(pool: WorkerPool, workload: str, built: dict[str, Any], path: str) -> Timer:
     from tvm_adaptive.models import Network, load_workload, try_exported
-    from tvm_adaptive.runner.finalist_worker import Kernel, time_once
+    from tvm_adaptive.runner.playoff.worker import Kernel, time_once
 
     if WORKLOADS[workload].is_network:
         network = load_workload(workload)

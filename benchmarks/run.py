@@ -32,7 +32,7 @@ from benchmarks.workloads import SIZES, Size, Workload, choose_workloads
 from tvm_adaptive.cli.arguments import parse_duration
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import Journal
-from tvm_adaptive.target import n_cores_of, resolve_target
+from tvm_adaptive.tuning.target import n_cores_of, resolve_target
 
 BENCH_JOURNAL = "bench.jsonl"
 LOG_FILE = "log.txt"

@@ -22,13 +22,14 @@ from benchmarks.configs import config_of
 from benchmarks.methods import Method
 from benchmarks.plan import RunSpec
 from tvm_adaptive._tvm import functions_as_tasks
-from tvm_adaptive.config import DEFAULT
 from tvm_adaptive.measure_callback.journal import Journal
-from tvm_adaptive.measure_callback.recorder import Recorder, RunProgress, TaskProgress
+from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
+from tvm_adaptive.measure_callback.recorder import Recorder
 from tvm_adaptive.models import TIRWorkload, extract, load_workload, prepare
-from tvm_adaptive.parts import STOCK_START_SEC
 from tvm_adaptive.search_strategy.stoppable import StoppableSearch
-from tvm_adaptive.target import resolve_target
+from tvm_adaptive.tuning.config import DEFAULT
+from tvm_adaptive.tuning.parts import STOCK_START_SEC
+from tvm_adaptive.tuning.target import resolve_target
 
 JOURNAL_FILE = "journal.jsonl"
 # In MetaSchedule's profiler, which has no name for it: most of it are imports.

@@ -26,7 +26,7 @@ from tvm_adaptive.models import (
     prepare,
 )
 from tvm_adaptive.models.compile import device_kind
-from tvm_adaptive.target import resolve_target
+from tvm_adaptive.tuning.target import resolve_target
 
 # MetaSchedule records a failed trial as 1e10 s, and would take it for want of another.
 _FAILED_SEC = 1e9

@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tvm_adaptive.errors import AdaptiveError, JournalError
-from tvm_adaptive.history import read_history
+from tvm_adaptive.measure_callback.history import read_history
 from tvm_adaptive.measure_callback.journal import read_journal
 from tvm_adaptive.report import read_story
-from tvm_adaptive.resume import resume
-from tvm_adaptive.show import shown_tasks
+from tvm_adaptive.tuning.inspect import shown_tasks
+from tvm_adaptive.tuning.resume import resume
 
 KINDS = ["journal", "run", "model", "tasks", "slot", "slot-end", "round", "build", "timing"]
 KINDS += ["forecast", "measured", "untuned", "stage", "comparison", "report", "recalled"]

@@ -12,9 +12,10 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 import tvm_adaptive
-from tvm_adaptive import cli, registry
-from tvm_adaptive.config import PRESETS
+from tvm_adaptive import cli
 from tvm_adaptive.search_strategy import AdaptiveSearch
+from tvm_adaptive.tuning import registry
+from tvm_adaptive.tuning.config import PRESETS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

@@ -24,10 +24,10 @@ import psutil
 from benchmarks.entries import Entry
 from benchmarks.remeasure import time_anew
 from tvm_adaptive import tune
-from tvm_adaptive.config import DEFAULT
-from tvm_adaptive.cores import usable_physical_cores
 from tvm_adaptive.measure_callback import read_journal
 from tvm_adaptive.testing.faults import Faults, injected
+from tvm_adaptive.tuning.config import DEFAULT
+from tvm_adaptive.workers.cores import usable_physical_cores
 
 FAULTS = {"abort": 0.03, "segfault": 0.02, "hang": 0.02, "nan": 0.02, "wrong": 0.01}
 

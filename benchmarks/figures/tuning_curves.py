@@ -7,12 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks.charts import Chart, Figure, Line
-from tvm_adaptive.records import FloatArray
 from tvm_adaptive.task_scheduler.arms import best_so_far
-from tvm_adaptive.task_scheduler.belief_emcee import Posterior, run_chain
-from tvm_adaptive.task_scheduler.curve import LOG_POWER
-from tvm_adaptive.task_scheduler.curve_fit import NoFitError, fit_least_squares, last_segment
+from tvm_adaptive.task_scheduler.forecast.curve import LOG_POWER
+from tvm_adaptive.task_scheduler.forecast.curve_fit import (
+    NoFitError,
+    fit_least_squares,
+    last_segment,
+)
+from tvm_adaptive.task_scheduler.forecast.emcee_chains import Posterior, run_chain
 from tvm_adaptive.testing.recording import Recording, TaskRecording
+from tvm_adaptive.values.trial import FloatArray
 
 # Fits are shown after these shares of a recording, and go on to its end.
 FIT_SHARES = (0.25, 0.5)

@@ -31,10 +31,10 @@ from tvm.s_tir.meta_schedule.runner.utils import alloc_argument_common, run_eval
 from benchmarks.micro.runner import REFERENCE, REFERENCE_TIMEOUT_SEC, SETTLE_SEC
 from tvm_adaptive._tvm import json_database
 from tvm_adaptive.builder import PersistentBuilder
-from tvm_adaptive.cores import thread_env
 from tvm_adaptive.runner.measure import RANDOM_FILL, give_threads_cores
-from tvm_adaptive.target import n_cores_of, resolve_target
-from tvm_adaptive.workers import WorkerPool
+from tvm_adaptive.tuning.target import n_cores_of, resolve_target
+from tvm_adaptive.workers.cores import thread_env
+from tvm_adaptive.workers.pool import WorkerPool
 
 Times = npt.NDArray[np.float64]
 

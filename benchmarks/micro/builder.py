@@ -21,7 +21,7 @@ import psutil
 from benchmarks.micro.runner import drawn_candidates
 from tvm_adaptive import PersistentBuilder
 from tvm_adaptive._tvm import BuilderInput
-from tvm_adaptive.target import resolve_target
+from tvm_adaptive.tuning.target import resolve_target
 
 BATCH = 50
 

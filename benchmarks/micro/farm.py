@@ -24,9 +24,9 @@ from typing import Any
 import cloudpickle
 
 from tvm_adaptive._tvm import RunnerInput
-from tvm_adaptive.records import Timing
 from tvm_adaptive.runner.measure import MeasureOptions
 from tvm_adaptive.testing.farm import LoopbackFarm
+from tvm_adaptive.values.trial import Timing
 
 # Workers cannot import what was started as a program.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -77,15 +77,15 @@ def simulate(
     artifact_path: str, device_type: str, args_info: Sequence[Any], options: MeasureOptions
 ) -> Timing:
     """Take the seconds that the artifact's name says, on the device that is held."""
-    from tvm_adaptive import station
     from tvm_adaptive.runner.measure import RANDOM_FILL
+    from tvm_adaptive.workers import device_session
 
     del device_type, args_info, options
     seconds = float(artifact_path)
     end_sec = time.monotonic() + seconds
     while (left_sec := end_sec - time.monotonic()) > 0:
         time.sleep(min(0.1, left_sec))
-        station.function(RANDOM_FILL)  # fails once the device is gone
+        device_session.function(RANDOM_FILL)  # fails once the device is gone
     return Timing(seconds, 0.0, 1, 1, "precise", seconds)
 
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from tvm_adaptive._tvm import BuilderInput, IRModule, Target, json_database
 from tvm_adaptive.builder import PersistentBuilder
-from tvm_adaptive.runner.finalist_modules import (
+from tvm_adaptive.runner.playoff.modules import (
     buffers_of,
     mean_sec,
     module_key,
@@ -30,9 +30,9 @@ from tvm_adaptive.runner.finalist_modules import (
     scheduled,
     weights_of,
 )
-from tvm_adaptive.runner.finalist_worker import Kernel, time_once
-from tvm_adaptive.runner.finalists import finalist_pool
-from tvm_adaptive.target import n_cores_of, resolve_target
+from tvm_adaptive.runner.playoff.playoff import finalist_pool
+from tvm_adaptive.runner.playoff.worker import Kernel, time_once
+from tvm_adaptive.tuning.target import n_cores_of, resolve_target
 
 REPEAT_MS = 20.0
 TIMEOUT_SEC = 30.0

@@ -34,7 +34,6 @@ import tvm
 from tvm import te
 
 from tvm_adaptive import AdaptiveSearch, RFEICostModel
-from tvm_adaptive._intrinsics import only_intrinsics
 from tvm_adaptive._tvm import (
     BuilderResult,
     IRModule,
@@ -45,20 +44,21 @@ from tvm_adaptive._tvm import (
     functions_as_tasks,
     python_side,
 )
-from tvm_adaptive.asides import LastLesson
+from tvm_adaptive._tvm.intrinsics import only_intrinsics
 from tvm_adaptive.database.run_database import RunDatabase
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.keeper import Keeper
+from tvm_adaptive.database.store_callback import Keeper
 from tvm_adaptive.measure_callback.journal import Journal
-from tvm_adaptive.memory import restore
 from tvm_adaptive.models import load_workload
-from tvm_adaptive.remember import RUN_STORE
 from tvm_adaptive.report.story import StoryReader
 from tvm_adaptive.search_strategy.schedules import knobs_of
-from tvm_adaptive.target import resolve_target
+from tvm_adaptive.task_scheduler.arm_table import Ledger
 from tvm_adaptive.task_scheduler.arms import Arm
-from tvm_adaptive.task_scheduler.ledger import Ledger
 from tvm_adaptive.task_scheduler.policy import DynaTunePolicy
+from tvm_adaptive.tuning.prior_trials import restore
+from tvm_adaptive.tuning.target import resolve_target
+from tvm_adaptive.tuning.warm_start import RUN_STORE
+from tvm_adaptive.values.trial_log import LastLesson
 
 BATCH = 16
 # Where the table looks: the mean of the rounds around these numbers of trials.

@@ -19,9 +19,9 @@ import numpy as np
 
 from benchmarks.remeasure import interleave
 from benchmarks.torch_models import TORCH_MODELS, time_torch, why_no_torch
-from tvm_adaptive.cores import thread_env, usable_physical_cores
 from tvm_adaptive.models import BUILTIN, try_exported
-from tvm_adaptive.workers import WorkerPool
+from tvm_adaptive.workers.cores import thread_env, usable_physical_cores
+from tvm_adaptive.workers.pool import WorkerPool
 
 ROUND_SEC = 1.0
 RUN_TIMEOUT_SEC = 120.0

@@ -22,7 +22,6 @@ from tvm.runtime import load_module
 from tvm.s_tir.meta_schedule.runner.utils import alloc_argument_common, run_evaluator_common
 
 from benchmarks.micro.runner import REFERENCE, WORKLOADS, random_candidates
-from tvm_adaptive.cores import thread_env
 from tvm_adaptive.runner.measure import (
     RANDOM_FILL,
     MeasureOptions,
@@ -31,8 +30,9 @@ from tvm_adaptive.runner.measure import (
 )
 from tvm_adaptive.runner.racing import RACED, Race
 from tvm_adaptive.runner.stopping import make_rule
-from tvm_adaptive.target import n_cores_of, resolve_target
-from tvm_adaptive.workers import WorkerPool
+from tvm_adaptive.tuning.target import n_cores_of, resolve_target
+from tvm_adaptive.workers.cores import thread_env
+from tvm_adaptive.workers.pool import WorkerPool
 
 # How many times as long as its incumbent a candidate takes; None is without a race.
 FACTORS = (0.9, 1.0, 1.5, 2.0, 4.0, None)

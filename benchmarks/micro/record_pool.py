@@ -27,8 +27,8 @@ from tvm.s_tir.meta_schedule.testing.te_workload import create_te_workload
 from tvm.target.codegen import llvm_get_system_cpu
 
 from tvm_adaptive import _tvm
-from tvm_adaptive.cores import thread_env
-from tvm_adaptive.workers import Outcome, WorkerPool
+from tvm_adaptive.workers.cores import thread_env
+from tvm_adaptive.workers.pool import Outcome, WorkerPool
 
 # Random schedules of a small space repeat themselves; after so many rounds without
 # enough new ones the space is as good as exhausted.

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.records import N_VERIFIED
 from tvm_adaptive.task_scheduler.arms import Arm, Remembered
-from tvm_adaptive.task_scheduler.belief import forecast
+from tvm_adaptive.task_scheduler.forecast.belief import forecast
+from tvm_adaptive.values.trial import N_VERIFIED
 
 # A batch of the default search.
 HORIZON_TRIALS = 16

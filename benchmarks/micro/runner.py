@@ -36,8 +36,6 @@ from tvm.target.codegen import llvm_get_system_cpu
 
 from tvm_adaptive._tvm import MeasureCandidate
 from tvm_adaptive.builder import PersistentBuilder
-from tvm_adaptive.cores import thread_env
-from tvm_adaptive.records import Timing
 from tvm_adaptive.runner.local import AdaptiveRunner
 from tvm_adaptive.runner.measure import (
     RANDOM_FILL,
@@ -46,7 +44,9 @@ from tvm_adaptive.runner.measure import (
     measure_module,
 )
 from tvm_adaptive.runner.stopping import make_rule
-from tvm_adaptive.workers import WorkerPool
+from tvm_adaptive.values.trial import Timing
+from tvm_adaptive.workers.cores import thread_env
+from tvm_adaptive.workers.pool import WorkerPool
 
 WORKLOADS = ("GMM", "C2D", "SFM")
 # Before a candidate and again after it, half a second each; their median is the truth.

@@ -18,10 +18,10 @@ from tvm.runtime import load_module
 from tvm.s_tir.meta_schedule.runner.utils import alloc_argument_common
 
 from benchmarks.micro.runner import WORKLOADS, random_candidates
-from tvm_adaptive.cores import thread_env
 from tvm_adaptive.runner.measure import RANDOM_FILL, give_threads_cores
-from tvm_adaptive.target import n_cores_of, resolve_target
-from tvm_adaptive.workers import WorkerPool
+from tvm_adaptive.tuning.target import n_cores_of, resolve_target
+from tvm_adaptive.workers.cores import thread_env
+from tvm_adaptive.workers.pool import WorkerPool
 
 # A candidate whose single run takes longer would need minutes.
 _TIMEOUT_SEC = 60.0

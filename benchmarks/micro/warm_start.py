@@ -32,13 +32,13 @@ import numpy as np
 
 from benchmarks.micro.network import time_libraries
 from tvm_adaptive.cli.arguments import parse_duration
-from tvm_adaptive.config import DEFAULT
-from tvm_adaptive.cores import thread_env
+from tvm_adaptive.database.location import NO_STORE
 from tvm_adaptive.measure_callback.journal import read_journal
-from tvm_adaptive.memory import NO_STORE
 from tvm_adaptive.models import BUILTIN
-from tvm_adaptive.target import n_cores_of, resolve_target
-from tvm_adaptive.tune import tune_relax
+from tvm_adaptive.tuning.config import DEFAULT
+from tvm_adaptive.tuning.target import n_cores_of, resolve_target
+from tvm_adaptive.tuning.tune import tune_relax
+from tvm_adaptive.workers.cores import thread_env
 
 STORE = "records.db"
 HEADER = """

@@ -20,10 +20,10 @@ import numpy as np
 
 import tvm_adaptive
 from tvm_adaptive.cli.arguments import parse_duration
-from tvm_adaptive.config import DEFAULT, TuneConfig
 from tvm_adaptive.task_scheduler.retire import STUCK_TRIALS
 from tvm_adaptive.testing.record import record_from_journal
 from tvm_adaptive.testing.recording import Recording, save_recording
+from tvm_adaptive.tuning.config import DEFAULT, TuneConfig
 
 BATCH = 32
 

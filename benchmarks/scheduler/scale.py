@@ -27,10 +27,10 @@ from typing import Any
 
 import numpy as np
 
-from tvm_adaptive.records import FloatArray
-from tvm_adaptive.task_scheduler.ledger import Ledger
+from tvm_adaptive.task_scheduler.arm_table import Ledger
 from tvm_adaptive.task_scheduler.policy import DEFAULT, DynaTunePolicy
 from tvm_adaptive.testing.synthetic import SyntheticArm, varied_arms
+from tvm_adaptive.values.trial import FloatArray
 
 BATCH = 16
 # Tasks of a run this long are large: their curves go on falling.

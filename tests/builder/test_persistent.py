@@ -20,13 +20,13 @@ from tvm.s_tir.meta_schedule.builder import BuilderInput
 from tvm.target import Target
 from tvm_ffi import structural_hash
 
-from tvm_adaptive.asides import BuildTimes
 from tvm_adaptive.builder import persistent
 from tvm_adaptive.builder.compile import build_candidate
 from tvm_adaptive.builder.persistent import PersistentBuilder
-from tvm_adaptive.cores import usable_physical_cores
 from tvm_adaptive.errors import InvalidOptionError, is_machine_failure, is_out_of_time
 from tvm_adaptive.measure_callback.journal import Journal, read_journal
+from tvm_adaptive.values.trial_log import BuildTimes
+from tvm_adaptive.workers.cores import usable_physical_cores
 
 # Workers cannot import this file; its functions travel whole.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -245,7 +245,7 @@ def test_what_cannot_be_started_fails_for_the_machine_alone(
 
     try:
         with monkeypatch.context() as patch:
-            patch.setattr("tvm_adaptive.worker_process.ForkServer.fork", refuse)
+            patch.setattr("tvm_adaptive.workers.process.ForkServer.fork", refuse)
             (refused,) = builder.build([BuilderInput(tiled(16, 2), LLVM)])
         (built,) = builder.build([BuilderInput(tiled(16, 2), LLVM)])
     finally:

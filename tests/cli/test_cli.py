@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tvm_adaptive.budget import Budget
 from tvm_adaptive.cli import main
 from tvm_adaptive.cli.arguments import parse_duration
 from tvm_adaptive.cli.display import Display, describe
 from tvm_adaptive.cli.summary import print_report, summary_lines
 from tvm_adaptive.cli.tune import exit_code
-from tvm_adaptive.measure_callback.recorder import RunProgress, TaskProgress
-from tvm_adaptive.outcome import Comparison, TaskOutcome, TuneReport
-from tvm_adaptive.show import Best, ShownTask
+from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
+from tvm_adaptive.tuning.budget import Budget
+from tvm_adaptive.tuning.inspect import Best, ShownTask
+from tvm_adaptive.tuning.outcome import Comparison, TaskOutcome, TuneReport
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_task_may_be_called_what_is_markup_elsewhere(monkeypatch, capsys):
     print_report(make_report(tasks=(task,)), Console(file=out, width=120))
     assert name in out.getvalue()
     shown = ShownTask(name, "[/y]", 1.0, Best(0.001))
-    monkeypatch.setattr("tvm_adaptive.show.shown_tasks", lambda work_dir: [shown])
+    monkeypatch.setattr("tvm_adaptive.tuning.inspect.shown_tasks", lambda work_dir: [shown])
     assert main(["show", "run"]) == 0
     assert name in (printed := capsys.readouterr().out)
     assert "[/y]" in printed

@@ -7,8 +7,8 @@ import pytest
 
 from tvm_adaptive.cli import main
 from tvm_adaptive.cli.arguments import parse_latency
-from tvm_adaptive.config import DEFAULT, PAPER
-from tvm_adaptive.config_file import parse_config
+from tvm_adaptive.tuning.config import DEFAULT, PAPER
+from tvm_adaptive.tuning.config_file import parse_config
 
 Captured = pytest.CaptureFixture[str]
 

@@ -10,11 +10,11 @@ import pytest
 from tests.database.conftest import make_record
 from tvm_adaptive._tvm import Target, TuningRecord, json_database, te_workload
 from tvm_adaptive.cli import main
+from tvm_adaptive.database.location import user_store
 from tvm_adaptive.database.metaschedule import StoreDatabase, task_of, trial_of
 from tvm_adaptive.database.records import StoredTask
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.environment import Environment
-from tvm_adaptive.memory import user_store
+from tvm_adaptive.workers.environment import Environment
 
 
 def fill(path: Path) -> None:

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from tvm_adaptive import _tvm
-from tvm_adaptive.asides import TimingErrors
 from tvm_adaptive.cost_model import RFEICostModel
 from tvm_adaptive.cost_model.dataset import Dataset
 from tvm_adaptive.cost_model.storage import write_dataset
 from tvm_adaptive.cost_model.surrogate import rank_correlation
 from tvm_adaptive.errors import InvalidOptionError, ModelFileError
 from tvm_adaptive.measure_callback.journal import Journal, read_journal
+from tvm_adaptive.values.trial_log import TimingErrors
 
 N = 48
 

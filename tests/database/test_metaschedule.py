@@ -24,8 +24,8 @@ from tvm_adaptive.database.metaschedule import StoreDatabase, record_of, target_
 from tvm_adaptive.database.records import StoredTrial
 from tvm_adaptive.database.repair import RECORD_FILE, WORKLOAD_FILE
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.environment import Environment
 from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.workers.environment import Environment
 
 Mods = dict[str, IRModule]
 

@@ -25,8 +25,8 @@ from tvm_adaptive.database.rows import (
     unpack_features,
 )
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.search_strategy.findings import finding_of
-from tvm_adaptive.traces import is_sane
+from tvm_adaptive.search_strategy.transfer_records import finding_of
+from tvm_adaptive.values.trace_json import is_sane
 
 GOOD: dict[str, Any] = {
     "record": record(),

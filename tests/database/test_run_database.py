@@ -28,7 +28,7 @@ from tvm_adaptive._tvm import (
 )
 from tvm_adaptive.database.repair import RECORD_FILE, WORKLOAD_FILE, repair_database
 from tvm_adaptive.database.run_database import RunDatabase
-from tvm_adaptive.runner.finalist_modules import MAX_RECORDS, sane_records
+from tvm_adaptive.runner.playoff.modules import MAX_RECORDS, sane_records
 from tvm_adaptive.search_strategy.schedules import measured_schedules
 
 Mods = dict[str, IRModule]

@@ -16,8 +16,8 @@ from tvm_adaptive.cli import main
 from tvm_adaptive.database import schema, upgrade
 from tvm_adaptive.database.records import StoredTrial
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.environment import UNKNOWN, Environment
 from tvm_adaptive.errors import StoreError
+from tvm_adaptive.workers.environment import UNKNOWN, Environment
 
 HERE = Environment("this processor, 2 cores", "0.27.0", "0.1.14")
 _FOLDER = Path(__file__).parent

@@ -22,7 +22,7 @@ from tvm_adaptive.database.verdicts import (
     standing_winner,
     trusted,
 )
-from tvm_adaptive.environment import Environment
+from tvm_adaptive.workers.environment import Environment
 
 TASK = StoredTask("0" * 16, '{"kind":"llvm"}', "matmul", "matmul", "[]")
 

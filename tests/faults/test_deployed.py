@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tvm_adaptive import TuneConfig, deploy, tune
+from tvm_adaptive import TuneConfig, tune
 from tvm_adaptive._tvm import (
     TVM_VERSION,
     TuningRecord,
@@ -24,15 +24,16 @@ from tvm_adaptive._tvm import (
     structural_hash,
     te_workload,
 )
-from tvm_adaptive.config import FinishConfig, SearchConfig
-from tvm_adaptive.contenders import contenders_of_run
 from tvm_adaptive.database.repair import RECORD_FILE
 from tvm_adaptive.database.verdict_file import VERDICT_FILE, VerdictFile
 from tvm_adaptive.measure_callback import read_journal
-from tvm_adaptive.observer import NoObserver
-from tvm_adaptive.resume import resume
 from tvm_adaptive.testing.faults import Faults, injected
 from tvm_adaptive.testing.runs import journalled_trials
+from tvm_adaptive.tuning import deploy
+from tvm_adaptive.tuning.config import FinishConfig, SearchConfig
+from tvm_adaptive.tuning.finalists import contenders_of_run
+from tvm_adaptive.tuning.observer import NoObserver
+from tvm_adaptive.tuning.resume import resume
 
 QUICK = TuneConfig(
     search=SearchConfig(n_trials_per_round=8, population_size=64, genetic_num_iters=1),

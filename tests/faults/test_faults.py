@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tvm_adaptive import TuneConfig, registry, tune
-from tvm_adaptive.config import FinishConfig, MeasureConfig, SearchConfig
+from tvm_adaptive import TuneConfig, tune
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.testing.faults import Faults, injected
+from tvm_adaptive.tuning import registry
+from tvm_adaptive.tuning.config import FinishConfig, MeasureConfig, SearchConfig
 
 QUICK = TuneConfig(
     search=SearchConfig(n_trials_per_round=8, population_size=64, genetic_num_iters=1),

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from tvm_adaptive import TuneConfig, tune
-from tvm_adaptive.config import FinishConfig, SearchConfig
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import Journal, read_journal
-from tvm_adaptive.resume import resume
-from tvm_adaptive.session import LEAST_FREE_BYTES
+from tvm_adaptive.tuning.config import FinishConfig, SearchConfig
+from tvm_adaptive.tuning.resume import resume
+from tvm_adaptive.tuning.session import LEAST_FREE_BYTES
 
 QUICK = TuneConfig(
     search=SearchConfig(n_trials_per_round=4),

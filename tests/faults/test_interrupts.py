@@ -38,7 +38,7 @@ def orphans() -> list[psutil.Process]:
     """Return workers of ours whose parent is gone."""
     found = []
     for process in psutil.process_iter(["cmdline", "ppid", "status"]):
-        is_ours = "worker_main.py" in " ".join(process.info["cmdline"] or ())
+        is_ours = "workers/main.py" in " ".join(process.info["cmdline"] or ())
         is_dead = process.info["status"] == psutil.STATUS_ZOMBIE
         if is_ours and process.info["ppid"] == 1 and not is_dead:
             found.append(process)

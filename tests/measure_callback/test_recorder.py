@@ -4,12 +4,9 @@ from types import SimpleNamespace
 import pytest
 
 from tvm_adaptive.errors import OUT_OF_TIME
+from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
 from tvm_adaptive.measure_callback.recorder import (
     Recorder as TVMRecorder,
-)
-from tvm_adaptive.measure_callback.recorder import (
-    RunProgress,
-    TaskProgress,
 )
 
 # C++ hands over lists of its own; the Python side takes any.

@@ -17,7 +17,7 @@ from tvm_adaptive.models import (
     prepare,
     run_network,
 )
-from tvm_adaptive.target import resolve_target
+from tvm_adaptive.tuning.target import resolve_target
 
 # Random tilings of a convolution are valid more often than not, and half of them unroll
 # little; fifty in a row never fail.

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from tvm_adaptive import station
 from tvm_adaptive.errors import InvalidOptionError, WorkerDiedError
 from tvm_adaptive.models import (
     export,
@@ -20,7 +19,8 @@ from tvm_adaptive.models import (
     time_exported,
     time_network,
 )
-from tvm_adaptive.workers import WorkerPool
+from tvm_adaptive.workers import device_session
+from tvm_adaptive.workers.pool import WorkerPool
 
 FLOATS = arrays(np.float32, 6, elements=st.floats(-1e6, 1e6, width=32, allow_subnormal=False))
 
@@ -107,11 +107,11 @@ def test_a_library_is_loaded_once_as_tvm_never_lets_go_of_it(case, tmp_path):
     path, other = str(tmp_path / "network.so"), str(tmp_path / "other.so")
     export(case.tuned["NHWC"], path)
     export(case.tuned["prepack"], other)
-    first = station.load_once(path)
-    assert station.load_once(path) is first
-    assert station.load_once(other) is not first
+    first = device_session.load_once(path)
+    assert device_session.load_once(path) is first
+    assert device_session.load_once(other) is not first
     os.replace(other, path)
-    assert station.load_once(path) is not first, "a new file of the old name"
+    assert device_session.load_once(path) is not first, "a new file of the old name"
 
 
 def test_an_exported_network_runs_in_another_process(case, tmp_path):

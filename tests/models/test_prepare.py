@@ -16,7 +16,7 @@ from tvm_adaptive.models import (
     resnet18,
     run_network,
 )
-from tvm_adaptive.target import resolve_target
+from tvm_adaptive.tuning.target import resolve_target
 
 LAYOUTS_OF_CALLS = {"keep": 24, "NHWC": 25, "prepack": 25}
 

@@ -14,7 +14,7 @@ from tvm_adaptive.models import (
     run_network,
 )
 from tvm_adaptive.models.rewrites import split_clips
-from tvm_adaptive.target import resolve_target
+from tvm_adaptive.tuning.target import resolve_target
 
 SHAPE = (1, 4, 6, 6)
 

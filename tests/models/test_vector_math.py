@@ -8,7 +8,7 @@ from scipy import special
 
 from tvm_adaptive._tvm import relax, workload_key
 from tvm_adaptive.models import Network, compile_network, prepare, run_network
-from tvm_adaptive.target import resolve_target
+from tvm_adaptive.tuning.target import resolve_target
 
 # Relax operator, what it computes, and the range where it is not flat or infinite.
 FUNCTIONS = {

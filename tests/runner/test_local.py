@@ -23,12 +23,12 @@ from tvm.s_tir.meta_schedule.arg_info import TensorInfo
 from tvm.s_tir.meta_schedule.runner import Runner, RunnerInput
 from tvm.support.tar import tar
 
-from tvm_adaptive.asides import Incumbent, TimingErrors
 from tvm_adaptive.errors import InvalidOptionError, is_machine_failure, is_out_of_time
 from tvm_adaptive.measure_callback.journal import Journal, read_journal
-from tvm_adaptive.records import Timing
 from tvm_adaptive.runner.futures import FinishedFuture, PendingFuture
 from tvm_adaptive.runner.local import AdaptiveRunner
+from tvm_adaptive.values.trial import Timing
+from tvm_adaptive.values.trial_log import Incumbent, TimingErrors
 
 # The workers cannot import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -4,7 +4,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.testing.te_workload import create_te_workload
 
 from tvm_adaptive._tvm import python_side
-from tvm_adaptive.target import resolve_target
+from tvm_adaptive.tuning.target import resolve_target
 
 
 def context_of(name, strategy=None, *, seed=7, num_threads=1, shape=0):

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.records import Exploration, Prediction
 from tvm_adaptive.search_strategy.exploration import (
     FALLBACK_EPSILON,
     check_epsilon,
@@ -14,6 +13,7 @@ from tvm_adaptive.search_strategy.exploration import (
     n_random,
     posterior_epsilon,
 )
+from tvm_adaptive.values.trial import Exploration, Prediction
 
 
 def plans(std):

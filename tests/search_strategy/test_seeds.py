@@ -6,7 +6,7 @@ from tvm_adaptive import AdaptiveSearch, RFEICostModel
 from tvm_adaptive._tvm import python_side
 from tvm_adaptive.search_strategy.knobs import Tile
 from tvm_adaptive.search_strategy.schedules import key_of
-from tvm_adaptive.search_strategy.travel import Finding, Relatives
+from tvm_adaptive.search_strategy.transfer import Finding, Relatives
 
 
 class Events:

@@ -7,10 +7,10 @@ from tvm_ffi import structural_hash
 
 from tvm_adaptive import AdaptiveSearch, RFEICostModel
 from tvm_adaptive._tvm import PyCostModel, derived_object
-from tvm_adaptive.asides import BuildTimes, Incumbent
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.search_strategy.schedules import knobs_of
 from tvm_adaptive.search_strategy.strategy import MAX_EMPTY_ROUNDS
+from tvm_adaptive.values.trial_log import BuildTimes, Incumbent
 
 SMALL = {"population_size": 48, "genetic_num_iters": 1, "init_min_unmeasured": 8}
 

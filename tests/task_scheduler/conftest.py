@@ -15,8 +15,8 @@ from tvm_adaptive._tvm import (
     args_info_of,
     derived_object,
 )
-from tvm_adaptive.target import resolve_target
 from tvm_adaptive.task_scheduler.arms import Decision
+from tvm_adaptive.tuning.target import resolve_target
 
 
 class Clock:

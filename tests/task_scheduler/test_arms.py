@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tvm_adaptive.task_scheduler.arms import Arm, Remembered
-from tvm_adaptive.task_scheduler.belief import forecast
+from tvm_adaptive.task_scheduler.forecast.belief import forecast
 from tvm_adaptive.task_scheduler.policy import DynaTunePolicy
 
 NAN = math.nan

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.records import Promise
 from tvm_adaptive.task_scheduler.arms import Arm, Decision
 from tvm_adaptive.task_scheduler.foresight import Foresight
+from tvm_adaptive.values.trial import Promise
 
 
 class Script:

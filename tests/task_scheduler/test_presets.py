@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 
-from tvm_adaptive.config import PAPER, SchedulerConfig
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.task_scheduler.arms import Arm
 from tvm_adaptive.task_scheduler.policy import PRESETS
 from tvm_adaptive.task_scheduler.presets import POLICIES, check_policy_name, make_policy
+from tvm_adaptive.tuning.config import PAPER, SchedulerConfig
 
 
 def arms_of(n=3):

@@ -5,12 +5,13 @@ import numpy as np
 import pytest
 from tvm.s_tir import meta_schedule as ms
 
-from tvm_adaptive import AdaptiveScheduler, AdaptiveSearch, registry
+from tvm_adaptive import AdaptiveScheduler, AdaptiveSearch
 from tvm_adaptive._tvm import PySearchStrategy, derived_object
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.search_strategy.stoppable import StoppableSearch
 from tvm_adaptive.task_scheduler.arms import Decision, Remembered
 from tvm_adaptive.task_scheduler.run_state import MAX_EMPTY_ROUNDS
+from tvm_adaptive.tuning import registry
 
 SMALL = {"population_size": 16, "genetic_num_iters": 1, "init_min_unmeasured": 4}
 

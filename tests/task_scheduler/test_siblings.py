@@ -7,10 +7,10 @@ import numpy as np
 
 from tvm_adaptive import AdaptiveSearch
 from tvm_adaptive._tvm import te_workload
-from tvm_adaptive.records import Promise
 from tvm_adaptive.task_scheduler.arms import Arm, Decision
 from tvm_adaptive.task_scheduler.foresight import Foresight
 from tvm_adaptive.task_scheduler.siblings import with_foresight
+from tvm_adaptive.values.trial import Promise
 
 
 class Always:

@@ -22,7 +22,7 @@ from tvm_adaptive._tvm import (
     tar,
 )
 from tvm_adaptive.builder.link import link_shared
-from tvm_adaptive.prefetch import follow_hints
+from tvm_adaptive.models.prefetch import follow_hints
 
 BuildFunction = Callable[[IRModule, Target, dict[str, Tensor] | None], Module]
 ARCHIVE_NAME = "candidate.tar"  # linked where it is loaded, so another machine may do it

@@ -24,7 +24,6 @@ from tvm_adaptive._tvm import (
     derived_object,
     structural_hash,
 )
-from tvm_adaptive.asides import BuildTimes
 from tvm_adaptive.builder.compile import (
     BuildFunction,
     CompileTask,
@@ -32,7 +31,6 @@ from tvm_adaptive.builder.compile import (
     compile_task,
     warm_up,
 )
-from tvm_adaptive.cores import n_build_workers, usable_physical_cores
 from tvm_adaptive.errors import (
     MACHINE_FAILURE,
     OUT_OF_TIME,
@@ -43,10 +41,12 @@ from tvm_adaptive.errors import (
     is_machine_failure,
     machine_failure,
 )
-from tvm_adaptive.fork_server import ForkServer, new_fork_server
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
-from tvm_adaptive.scratch import ScratchFolder
-from tvm_adaptive.workers import Outcome, Plan, Step, WorkerPool
+from tvm_adaptive.values.trial_log import BuildTimes
+from tvm_adaptive.workers.cores import n_build_workers, usable_physical_cores
+from tvm_adaptive.workers.fork_server import ForkServer, new_fork_server
+from tvm_adaptive.workers.pool import Outcome, Plan, Step, WorkerPool
+from tvm_adaptive.workers.scratch import ScratchFolder
 
 logger = logging.getLogger(__name__)
 

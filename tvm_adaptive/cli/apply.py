@@ -17,8 +17,8 @@ from tvm_adaptive.cli.codes import EXIT_BAD_RESULT, EXIT_OK
 from tvm_adaptive.cli.console import PlainConsole, unless_closed
 from tvm_adaptive.cli.display import Display
 from tvm_adaptive.cli.summary import comparison_lines
-from tvm_adaptive.config import DEFAULT
-from tvm_adaptive.importers import slug
+from tvm_adaptive.models.frontend import slug
+from tvm_adaptive.tuning.config import DEFAULT
 
 
 def run(options: argparse.Namespace) -> int:
@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
     AdaptiveError
         For input that cannot be used, or when there are no records.
     """
-    from tvm_adaptive.deploy import APPLY_FILE, apply
+    from tvm_adaptive.tuning.deploy import APPLY_FILE, apply
 
     what: str = options.what
     out_dir = options.out or Path("applied") / slug(Path(what).name)

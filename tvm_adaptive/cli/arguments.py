@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import re
 
-from tvm_adaptive.config import TuneConfig
+from tvm_adaptive.tuning.config import TuneConfig
 
 WHAT_HELP = (
     "a model of your own, as net.onnx, net.pt2 (torch.export.save), net.json (Relax, "

@@ -1,6 +1,6 @@
 """Exit codes: what a shell script can tell apart."""
 
-from tvm_adaptive.interrupts import EXIT_INTERRUPTED
+from tvm_adaptive.tuning.interrupts import EXIT_INTERRUPTED
 
 __all__ = ["EXIT_BAD_INPUT", "EXIT_BAD_RESULT", "EXIT_INTERRUPTED", "EXIT_OK"]
 

@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tvm_adaptive import upkeep
 from tvm_adaptive.cli.arguments import parse_count
 from tvm_adaptive.cli.codes import EXIT_OK
+from tvm_adaptive.database import maintenance
 
 
 def run(options: argparse.Namespace) -> int:
@@ -55,7 +55,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def _stats(options: argparse.Namespace) -> int:
-    name, stats = upkeep.stats(options.store)
+    name, stats = maintenance.stats(options.store)
     table = Table("task", "family", "target", "trials", "failed", "best, ms", "last")
     for each in stats:
         table.add_row(
@@ -74,19 +74,19 @@ def _stats(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    n_written = upkeep.export_records(options.store, options.folder, options.best)
+    n_written = maintenance.export_records(options.store, options.folder, options.best)
     print(f"{options.folder}: {n_written} records")
     return EXIT_OK
 
 
 def _import(options: argparse.Namespace) -> int:
-    name, n_added, n_skipped = upkeep.import_records(options.store, options.folder)
+    name, n_added, n_skipped = maintenance.import_records(options.store, options.folder)
     print(f"{name}: {n_added} records added, {n_skipped} left out (known or not readable)")
     return EXIT_OK
 
 
 def _prune(options: argparse.Namespace) -> int:
-    name, n_deleted = upkeep.prune(options.store, options.keep)
+    name, n_deleted = maintenance.prune(options.store, options.keep)
     print(f"{name}: {n_deleted} trials deleted")
     return EXIT_OK
 

@@ -11,10 +11,10 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
-from tvm_adaptive.budget import Budget
-from tvm_adaptive.live import failure_lines, screen
-from tvm_adaptive.measure_callback.recorder import RunProgress
+from tvm_adaptive.measure_callback.progress import RunProgress
+from tvm_adaptive.report.live import failure_lines, screen
 from tvm_adaptive.report.story import StoryReader
+from tvm_adaptive.tuning.budget import Budget
 
 # Not on a terminal: a line as often as a patient reader wants one.
 _PLAIN_LINE_SEC = 15.0

@@ -13,7 +13,7 @@ _MARKS = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}
 
 def run(options: argparse.Namespace) -> int:
     """Print what was found; 1 if something is a problem."""
-    from tvm_adaptive.doctor import examine, is_fit
+    from tvm_adaptive.tuning.doctor import examine, is_fit
 
     findings = examine(options.work_dir, 0.0 if options.quick else options.noise_sec)
     width = max(len(each.name) for each in findings)

@@ -23,7 +23,7 @@ def run(options: argparse.Namespace) -> int:
     AdaptiveError
         When there is no such run or task.
     """
-    from tvm_adaptive.show import best_schedule, shown_tasks
+    from tvm_adaptive.tuning.inspect import best_schedule, shown_tasks
 
     if options.task is not None or options.trace:
         script, trace = best_schedule(options.work_dir, options.task)

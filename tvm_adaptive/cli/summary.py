@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tvm_adaptive.outcome import Comparison, TuneReport
+from tvm_adaptive.tuning.outcome import Comparison, TuneReport
 
 _MAX_ERRORS = 3
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tvm_adaptive import registry, tune
+from tvm_adaptive import tune
 from tvm_adaptive.cli.arguments import (
     WHAT_HELP,
     add_farm_options,
@@ -23,12 +23,13 @@ from tvm_adaptive.cli.codes import EXIT_BAD_RESULT, EXIT_INTERRUPTED, EXIT_OK
 from tvm_adaptive.cli.console import PlainConsole, unless_closed
 from tvm_adaptive.cli.display import Display
 from tvm_adaptive.cli.summary import print_report
-from tvm_adaptive.config import TuneConfig, preset
-from tvm_adaptive.config_file import read_config, write_config
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.importers import slug
-from tvm_adaptive.outcome import TuneReport
-from tvm_adaptive.resume import resume
+from tvm_adaptive.models.frontend import slug
+from tvm_adaptive.tuning import registry
+from tvm_adaptive.tuning.config import TuneConfig, preset
+from tvm_adaptive.tuning.config_file import read_config, write_config
+from tvm_adaptive.tuning.outcome import TuneReport
+from tvm_adaptive.tuning.resume import resume
 
 _DEFAULT_BUDGET_SEC = 600.0
 # Two for each task of ResNet-18.

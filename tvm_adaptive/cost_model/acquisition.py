@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import erfcx, ndtr
 
-from tvm_adaptive.records import FloatArray
+from tvm_adaptive.values.trial import FloatArray
 
 _LOG_SQRT_2PI = 0.5 * np.log(2.0 * np.pi)
 # Above, h(z) is computed as it is defined: less than one digit is lost.

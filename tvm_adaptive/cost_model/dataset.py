@@ -22,7 +22,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from tvm_adaptive.cost_model.features import Rows
-from tvm_adaptive.records import FloatArray
+from tvm_adaptive.values.trial import FloatArray
 
 TargetKind = Literal["log", "throughput"]
 TARGETS: tuple[str, ...] = get_args(TargetKind)

@@ -24,7 +24,7 @@ from tvm_adaptive.cost_model.surrogate import (
     SurrogateOptions,
     rank_correlation,
 )
-from tvm_adaptive.records import FloatArray, Prediction
+from tvm_adaptive.values.trial import FloatArray, Prediction
 
 # A forest of fewer samples ranks worse than one of all tasks' (FamilySeer waits for one
 # batch of 64 per task).

@@ -33,7 +33,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from tvm_adaptive.records import FloatArray
+from tvm_adaptive.values.trial import FloatArray
 
 Std = Literal["between-tree", "total", "jackknife"]
 STDS: tuple[str, ...] = get_args(Std)

@@ -19,7 +19,6 @@ from tvm_adaptive._tvm import (
     register_error,
     workload_key,
 )
-from tvm_adaptive.asides import LastLesson, Lesson, TimingErrors
 from tvm_adaptive.cost_model.dataset import Dataset, TargetKind
 from tvm_adaptive.cost_model.family import FamilySurrogate
 from tvm_adaptive.cost_model.features import Rows, to_rows
@@ -28,7 +27,8 @@ from tvm_adaptive.cost_model.storage import read_dataset, write_dataset
 from tvm_adaptive.cost_model.surrogate import Acquisition, Surrogate, SurrogateOptions
 from tvm_adaptive.errors import ModelFileError
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
-from tvm_adaptive.records import FloatArray, Prediction, median_sec
+from tvm_adaptive.values.trial import FloatArray, Prediction, median_sec
+from tvm_adaptive.values.trial_log import LastLesson, Lesson, TimingErrors
 
 logger = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from tvm_adaptive.cost_model.dataset import TARGETS, Dataset, TargetKind
 from tvm_adaptive.cost_model.features import Rows
 from tvm_adaptive.cost_model.forest import STDS, Forest, Std
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.records import FloatArray, Prediction
+from tvm_adaptive.values.trial import FloatArray, Prediction
 
 # Of mean, standard deviation and incumbent, higher is better: the logarithm of what a
 # candidate is worth.

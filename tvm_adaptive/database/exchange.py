@@ -14,8 +14,8 @@ from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.repair import RECORD_FILE, WORKLOAD_FILE
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.verdicts import candidate_of, sound, trusted
-from tvm_adaptive.environment import UNKNOWN, Environment
 from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.workers.environment import UNKNOWN, Environment
 
 
 def export_json(store: RecordStore, folder: Path, best: int | None = None) -> int:

@@ -30,8 +30,8 @@ from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.repair import copy_readable
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.verdicts import proven, sound
-from tvm_adaptive.environment import Environment
-from tvm_adaptive.records import median_sec
+from tvm_adaptive.values.trial import median_sec
+from tvm_adaptive.workers.environment import Environment
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from tvm_adaptive.database.rows import (
     task_of_row,
     trial_of_row,
 )
-from tvm_adaptive.environment import Environment
+from tvm_adaptive.workers.environment import Environment
 
 # Rows that are asked for at once: their records are some megabytes together.
 _PAGE_ROWS = 256

@@ -8,7 +8,7 @@ import hashlib
 import numpy as np
 import numpy.typing as npt
 
-from tvm_adaptive.environment import UNKNOWN, Environment
+from tvm_adaptive.workers.environment import UNKNOWN, Environment
 
 Features = npt.NDArray[np.float32]
 # Of a task: keys of its workload and of its target.

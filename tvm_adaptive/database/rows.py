@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from tvm_adaptive.database.records import Features, StoredTask, StoredTrial
-from tvm_adaptive.environment import UNKNOWN, Environment
-from tvm_adaptive.traces import is_sane
+from tvm_adaptive.values.trace_json import is_sane
+from tvm_adaptive.workers.environment import UNKNOWN, Environment
 
 # Characters of a record; those of large networks have some 20,000.
 MAX_RECORD_CHARS = 1 << 18

@@ -31,8 +31,8 @@ from tvm_adaptive._tvm import (
     workload_key,
 )
 from tvm_adaptive.database.repair import RECORD_FILE, WORKLOAD_FILE
-from tvm_adaptive.records import RECORDED_FAILURE_SEC
-from tvm_adaptive.traces import without_flags
+from tvm_adaptive.values.trace_json import without_flags
+from tvm_adaptive.values.trial import RECORDED_FAILURE_SEC
 
 logger = logging.getLogger(__name__)
 

@@ -42,8 +42,8 @@ from tvm_adaptive.database.rows import task_of_row
 from tvm_adaptive.database.upgrade import prepare
 from tvm_adaptive.database.url import displayed, scrubbed, url_of
 from tvm_adaptive.database.writing import append, delete, delete_all_but
-from tvm_adaptive.environment import UNKNOWN, Environment
 from tvm_adaptive.errors import StoreError
+from tvm_adaptive.workers.environment import UNKNOWN, Environment
 
 # The latest that any calendar can show.
 _LAST_UNIX_SEC = 1e11

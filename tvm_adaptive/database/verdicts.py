@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.traces import choices_of
+from tvm_adaptive.values.trace_json import choices_of
 
 # Rows looked at for each that is wanted: every run measures again what earlier ones found.
 _ROWS_PER_TRIAL = 4

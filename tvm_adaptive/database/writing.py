@@ -15,7 +15,7 @@ from tvm_adaptive.database.engine import INSERTS
 from tvm_adaptive.database.reading import is_task
 from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.rows import row_of
-from tvm_adaptive.environment import Environment
+from tvm_adaptive.workers.environment import Environment
 
 # Rows that are deleted with one statement; databases limit its length.
 _DELETED_AT_ONCE = 500

@@ -22,7 +22,7 @@ from tvm_adaptive._tvm import (
     ms,
 )
 from tvm_adaptive.errors import essence, is_machine_failure, is_untried
-from tvm_adaptive.records import RECORDED_FAILURE_SEC
+from tvm_adaptive.values.trial import RECORDED_FAILURE_SEC
 
 logger = logging.getLogger(__name__)
 

@@ -25,6 +25,8 @@ from tvm_adaptive.errors import JournalError
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
+# Of a run's folder.
+JOURNAL_FILE = "journal.jsonl"
 
 
 class JournalWriter(Protocol):

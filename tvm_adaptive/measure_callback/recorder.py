@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 import time
@@ -13,68 +12,10 @@ from typing import Any
 from tvm_adaptive._tvm import PyMeasureCallback, derived_object
 from tvm_adaptive.errors import essence, is_machine_failure, is_untried
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
-from tvm_adaptive.records import median_sec
+from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
+from tvm_adaptive.values.trial import median_sec
 
 logger = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass
-class TaskProgress:
-    """What is known of one task.
-
-    Attributes
-    ----------
-    name : str
-    weight : float
-        Calls per inference.
-    n_trials, n_errors : int
-        Trials so far, and those among them that failed.
-    best_sec : float
-        Fastest recorded time, infinite before the first success.
-    """
-
-    name: str
-    weight: float
-    n_trials: int = 0
-    n_errors: int = 0
-    best_sec: float = math.inf
-
-
-@dataclasses.dataclass
-class RunProgress:
-    """What is known of a run; updated in place after every round.
-
-    Attributes
-    ----------
-    tasks : list of TaskProgress
-    errors : Counter of str
-        First lines of error messages and how often each was met.
-    n_machine_failures : int
-        Candidates that could not be built or run for want of processes, memory or disk
-        space; they are no trials.
-    current : str
-        The task that was measured last.
-    """
-
-    tasks: list[TaskProgress]
-    errors: Counter[str] = dataclasses.field(default_factory=Counter)
-    n_machine_failures: int = 0
-    current: str = ""
-
-    @property
-    def n_trials(self) -> int:
-        """Trials of all tasks."""
-        return sum(task.n_trials for task in self.tasks)
-
-    @property
-    def n_errors(self) -> int:
-        """Failed trials of all tasks."""
-        return sum(task.n_errors for task in self.tasks)
-
-    @property
-    def weighted_sec(self) -> float:
-        """Sum over tasks of weight times best; infinite until each has a success."""
-        return sum(task.weight * task.best_sec for task in self.tasks)
 
 
 @derived_object

@@ -1,7 +1,12 @@
 """Networks to tune: built-in ones, their preparation, compilation and comparison."""
 
-from tvm_adaptive.models.bert import bert_base
-from tvm_adaptive.models.builtin import BUILTIN, TIRWorkload, load_workload
+from tvm_adaptive.models.builtin.bert import bert_base
+from tvm_adaptive.models.builtin.catalog import BUILTIN, TIRWorkload, load_workload
+from tvm_adaptive.models.builtin.encoder import transformer
+from tvm_adaptive.models.builtin.mobilenet import mobilenet_v2
+from tvm_adaptive.models.builtin.resnet import resnet18, resnet34, resnet50
+from tvm_adaptive.models.builtin.squeezenet import squeezenet1_1
+from tvm_adaptive.models.builtin.vgg import vgg16
 from tvm_adaptive.models.compare import (
     Difference,
     export,
@@ -14,8 +19,6 @@ from tvm_adaptive.models.compare import (
     try_exported,
 )
 from tvm_adaptive.models.compile import Compiled, Coverage, compile_network, compile_tir
-from tvm_adaptive.models.encoder import transformer
-from tvm_adaptive.models.mobilenet import mobilenet_v2
 from tvm_adaptive.models.network import Network
 from tvm_adaptive.models.prepare import (
     Prepared,
@@ -25,9 +28,6 @@ from tvm_adaptive.models.prepare import (
     is_gpu,
     prepare,
 )
-from tvm_adaptive.models.resnet import resnet18, resnet34, resnet50
-from tvm_adaptive.models.squeezenet import squeezenet1_1
-from tvm_adaptive.models.vgg import vgg16
 
 __all__ = [
     "BUILTIN",

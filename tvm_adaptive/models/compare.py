@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tvm_adaptive import station
 from tvm_adaptive._tvm import VirtualMachine, tensor
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.compile import Compiled
-from tvm_adaptive.records import FloatArray
-from tvm_adaptive.runner.agreement import ROUNDED_SHARE, disagreement
+from tvm_adaptive.values.agreement import ROUNDED_SHARE, disagreement
+from tvm_adaptive.values.trial import FloatArray
+from tvm_adaptive.workers import device_session
 
 Array = npt.NDArray[Any]
 
@@ -108,7 +108,7 @@ def run_exported(
     device_kind : str, default "cpu"
         As in :class:`~tvm_adaptive.models.compile.Compiled`.
     """
-    return _run(station.load_once(os.fspath(path)), inputs, device_kind)
+    return _run(device_session.load_once(os.fspath(path)), inputs, device_kind)
 
 
 def time_exported(
@@ -133,7 +133,7 @@ def time_exported(
     InvalidOptionError
         When ``min_seconds`` is not positive.
     """
-    samples = _time(station.load_once(os.fspath(path)), inputs, device_kind, min_seconds)
+    samples = _time(device_session.load_once(os.fspath(path)), inputs, device_kind, min_seconds)
     return [float(sample) for sample in samples]
 
 
@@ -161,12 +161,12 @@ def try_exported(
     latency_sec : float
         Seconds per inference, the median of repeats; lower is better.
     """
-    executable = station.load_once(os.fspath(path))
+    executable = device_session.load_once(os.fspath(path))
     start_sec = time.perf_counter()
     outputs = _run(executable, inputs, device_kind)
     first_sec = time.perf_counter() - start_sec
     # From elsewhere, that is the time to send the inputs, too.
-    if first_sec >= min_seconds and not station.is_elsewhere():
+    if first_sec >= min_seconds and not device_session.is_elsewhere():
         return outputs, first_sec
     return outputs, float(np.median(_time(executable, inputs, device_kind, min_seconds)))
 
@@ -242,7 +242,7 @@ def _same_structure(outputs: Sequence[Array], reference: Sequence[Array]) -> boo
 
 
 def _run(executable: Any, inputs: Sequence[Array], device_kind: str) -> list[Array]:
-    where = station.place(device_kind)
+    where = device_session.place(device_kind)
     machine = VirtualMachine(executable, where)
     # Not called like a function: its outputs, if several, could not come from a device elsewhere.
     machine.set_input("main", *(tensor(value, device=where) for value in inputs))
@@ -257,7 +257,7 @@ def _time(
 ) -> FloatArray:
     if not min_seconds > 0:
         raise InvalidOptionError(f"min_seconds must be positive but got {min_seconds!r}.")
-    where = station.place(device_kind)
+    where = device_session.place(device_kind)
     machine = VirtualMachine(executable, where)
     values = [tensor(value, device=where) for value in inputs]
     machine.save_function("main", _TIMED, *values, include_return=False)

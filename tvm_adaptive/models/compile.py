@@ -20,8 +20,8 @@ from tvm_adaptive._tvm import (
     relax_transform,
     schedule_for_gpu,
 )
+from tvm_adaptive.models.prefetch import follow_hints
 from tvm_adaptive.models.prepare import Prepared, call_counts, is_gpu
-from tvm_adaptive.prefetch import follow_hints
 
 logger = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_adaptive import station
 from tvm_adaptive._tvm import tensor
-from tvm_adaptive.runner.agreement import random_array
+from tvm_adaptive.values.agreement import random_array
+from tvm_adaptive.workers import device_session
 
 Array = npt.NDArray[Any]
 
@@ -48,8 +48,8 @@ def try_function(
     latency_sec : float
         Seconds of one run, the median of repeats; lower is better.
     """
-    module = station.load(path)
-    where = station.place(device_kind)
+    module = device_session.load(path)
+    where = device_session.place(device_kind)
     rng = np.random.default_rng(seed)
     buffers = [tensor(random_array(rng, shape, dtype), device=where) for shape, dtype in args]
     function = module[module.entry_name]

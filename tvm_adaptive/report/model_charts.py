@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from tvm_adaptive.records import FloatArray
 from tvm_adaptive.report.charts import COLOURS, Chart, Spec, axis
 from tvm_adaptive.report.story import Story, TaskStory
-from tvm_adaptive.task_scheduler.belief import forecast
+from tvm_adaptive.task_scheduler.forecast.belief import forecast
+from tvm_adaptive.values.trial import FloatArray
 
 # Of a running median: so many rounds show a trend and hide the noise.
 _WINDOW = 15

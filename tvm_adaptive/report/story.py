@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tvm_adaptive.environment import Environment
-from tvm_adaptive.history import differences
+from tvm_adaptive.measure_callback.history import differences
 from tvm_adaptive.measure_callback.journal import follow
-from tvm_adaptive.session import journal_of
+from tvm_adaptive.tuning.session import journal_of
+from tvm_adaptive.workers.environment import Environment
 
 Event = dict[str, Any]
 

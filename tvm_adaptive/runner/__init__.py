@@ -2,7 +2,7 @@
 
 from tvm_adaptive.runner.evaluator import evaluate
 from tvm_adaptive.runner.local import AdaptiveRunner
-from tvm_adaptive.runner.rpc import AdaptiveRPCRunner
+from tvm_adaptive.runner.rpc.runner import AdaptiveRPCRunner
 from tvm_adaptive.runner.stopping import (
     CVRule,
     PaperRule,

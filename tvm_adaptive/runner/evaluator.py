@@ -13,10 +13,10 @@ from typing import Protocol
 import numpy as np
 
 from tvm_adaptive.errors import AdaptiveError
-from tvm_adaptive.records import FloatArray, Timing
 from tvm_adaptive.runner.racing import RACED, Race
 from tvm_adaptive.runner.stopping import StoppingRule, looks
 from tvm_adaptive.runner.summary import summarize
+from tvm_adaptive.values.trial import FloatArray, Timing
 
 # Long against a timer's resolution and one scheduler tick of noise, short enough that
 # three of them cost a twentieth of stock's 100 ms minimum.

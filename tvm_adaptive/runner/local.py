@@ -16,9 +16,6 @@ from tvm_adaptive._tvm import (
     RunnerInput,
     derived_object,
 )
-from tvm_adaptive.asides import Incumbent, TimingErrors
-from tvm_adaptive.cores import thread_env
-from tvm_adaptive.dispatch import Dispatcher, Job
 from tvm_adaptive.errors import (
     MACHINE_FAILURE,
     OUT_OF_TIME,
@@ -30,9 +27,7 @@ from tvm_adaptive.errors import (
     essence,
     machine_failure,
 )
-from tvm_adaptive.fork_server import ForkServer, new_fork_server
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
-from tvm_adaptive.records import Timing
 from tvm_adaptive.runner.futures import FinishedFuture, PendingFuture
 from tvm_adaptive.runner.measure import (
     MeasureFunction,
@@ -42,7 +37,12 @@ from tvm_adaptive.runner.measure import (
 )
 from tvm_adaptive.runner.racing import Race
 from tvm_adaptive.runner.stopping import StoppingRule, make_rule
-from tvm_adaptive.workers import START_TIMEOUT_SEC, Plan, Step, WorkerPool
+from tvm_adaptive.values.trial import Timing
+from tvm_adaptive.values.trial_log import Incumbent, TimingErrors
+from tvm_adaptive.workers.cores import thread_env
+from tvm_adaptive.workers.dispatcher import Dispatcher, Job
+from tvm_adaptive.workers.fork_server import ForkServer, new_fork_server
+from tvm_adaptive.workers.pool import START_TIMEOUT_SEC, Plan, Step, WorkerPool
 
 logger = logging.getLogger(__name__)
 

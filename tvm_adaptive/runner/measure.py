@@ -13,11 +13,11 @@ from tvm_adaptive._tvm import (
     start_thread_pool,
     tvm,
 )
-from tvm_adaptive.cores import take_free_core
-from tvm_adaptive.records import Timing
 from tvm_adaptive.runner.evaluator import Timer, evaluate
 from tvm_adaptive.runner.racing import Race
 from tvm_adaptive.runner.stopping import StoppingRule
+from tvm_adaptive.values.trial import Timing
+from tvm_adaptive.workers.cores import take_free_core
 
 RANDOM_FILL = "tvm.contrib.random.random_fill_for_measure"
 CPU_CACHE_FLUSH = "cache_flush_cpu_non_first_arg"

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tvm_adaptive.records import FloatArray
+from tvm_adaptive.values.trial import FloatArray
 
 RACED = "raced"
 # No more than one run is needed to see it.

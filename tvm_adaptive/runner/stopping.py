@@ -26,8 +26,8 @@ import numpy as np
 from scipy.special import stdtrit
 
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.records import FloatArray, StopDecision
 from tvm_adaptive.runner.summary import summarize
+from tvm_adaptive.values.trial import FloatArray, StopDecision
 
 # AdaTune, section 4.1: n = 500 runs in micro-batches of B = 50, so ten at the most.
 PAPER_RUNS_PER_BATCH = 50

@@ -27,7 +27,7 @@ import math
 
 import numpy as np
 
-from tvm_adaptive.records import FloatArray
+from tvm_adaptive.values.trial import FloatArray
 
 # The usual choice for long tails (Wilcox 2012): survives one bad batch in five at each
 # end and is still about 90 % efficient under normal noise.

@@ -15,7 +15,6 @@ import numpy as np
 
 from tvm_adaptive._tvm import Schedule
 from tvm_adaptive.measure_callback.journal import JournalWriter
-from tvm_adaptive.records import N_VERIFIED, Exploration
 from tvm_adaptive.search_strategy.exploration import (
     FALLBACK_EPSILON,
     n_random,
@@ -23,6 +22,7 @@ from tvm_adaptive.search_strategy.exploration import (
 )
 from tvm_adaptive.search_strategy.proposer import Proposer
 from tvm_adaptive.search_strategy.schedules import mix
+from tvm_adaptive.values.trial import N_VERIFIED, Exploration
 
 logger = logging.getLogger(__name__)
 

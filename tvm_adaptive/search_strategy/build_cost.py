@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from tvm_adaptive.records import FloatArray
 from tvm_adaptive.search_strategy.knobs import KnobSpace, Point
+from tvm_adaptive.values.trial import FloatArray
 
 # Proposing, loading and measuring one candidate: 0.06 s for GMM, 0.11 s for T2D.
 OTHER_SEC = 0.1

@@ -27,7 +27,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.records import Exploration, FloatArray, Prediction
+from tvm_adaptive.values.trial import Exploration, FloatArray, Prediction
 
 # The paper does not state K; the authors' released code draws 20.
 N_PLANS = 20

@@ -23,7 +23,7 @@ from collections.abc import Callable, Hashable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from tvm_adaptive.records import FloatArray
+from tvm_adaptive.values.trial import FloatArray
 
 # Weight of one candidate's share of unseen knob values against a score scaled to [0, 1]:
 # at 1 a candidate that is new in every knob may outrank the best, and no more.

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from tvm_adaptive._tvm import Database, Schedule
-from tvm_adaptive.records import Prediction
-from tvm_adaptive.search_strategy.hashes import HashSet
+from tvm_adaptive.values.hash_set import HashSet
+from tvm_adaptive.values.trial import Prediction
 
 
 class Proposer(Protocol):

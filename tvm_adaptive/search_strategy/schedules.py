@@ -28,9 +28,9 @@ from tvm_adaptive._tvm import (
     save_json,
     structural_hash,
 )
-from tvm_adaptive.records import FloatArray, median_sec
-from tvm_adaptive.roofline import fastest_believable_sec
-from tvm_adaptive.search_strategy.findings import as_ints
+from tvm_adaptive.search_strategy.transfer_records import as_ints
+from tvm_adaptive.values.roofline import fastest_believable_sec
+from tvm_adaptive.values.trial import FloatArray, median_sec
 
 logger = logging.getLogger(__name__)
 

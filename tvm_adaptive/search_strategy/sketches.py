@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from tvm_adaptive._tvm import Schedule, Trace, TuneContext, load_json, save_json
-from tvm_adaptive.search_strategy.findings import knob_of, sketch_name
 from tvm_adaptive.search_strategy.knobs import OPEN, Knob, KnobSpace, Point, Undrawn
 from tvm_adaptive.search_strategy.schedules import knobs_of
-from tvm_adaptive.traces import without_flags
+from tvm_adaptive.search_strategy.transfer_records import knob_of, sketch_name
+from tvm_adaptive.values.trace_json import without_flags
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from tvm_adaptive._tvm import (
     python_side,
 )
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
-from tvm_adaptive.records import Promise
+from tvm_adaptive.values.trial import Promise
 
 logger = logging.getLogger(__name__)
 

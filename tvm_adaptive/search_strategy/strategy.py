@@ -1,9 +1,9 @@
 """``strategy="adaptive"``: what of a batch is searched, what is random, and how much of each.
 
 Where candidates come from is a proposer's business: a search on the knobs
-(:mod:`tvm_adaptive.search_strategy.distilled`) or MetaSchedule's native evolution
-(:mod:`tvm_adaptive.search_strategy.native`). What is decided here is how much of the batch
-is drawn at random, and that nothing is measured twice.
+(:mod:`tvm_adaptive.search_strategy.surrogate_proposer`) or MetaSchedule's native evolution
+(:mod:`tvm_adaptive.search_strategy.evolution_proposer`). What is decided here is how much of
+the batch is drawn at random, and that nothing is measured twice.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from tvm_adaptive._tvm import (
     derived_object,
     python_side,
 )
-from tvm_adaptive.asides import BuildTimes, Incumbent
 from tvm_adaptive.errors import InvalidOptionError, is_untried
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
-from tvm_adaptive.records import Promise, median_sec
 from tvm_adaptive.search_strategy.batches import Batches
-from tvm_adaptive.search_strategy.distilled import DistilledProposer, can_distill
+from tvm_adaptive.search_strategy.evolution_proposer import NativeProposer
 from tvm_adaptive.search_strategy.exploration import N_PLANS
-from tvm_adaptive.search_strategy.native import NativeProposer
 from tvm_adaptive.search_strategy.options import check_options
 from tvm_adaptive.search_strategy.proposer import Proposer
 from tvm_adaptive.search_strategy.schedules import candidate_of, floor_sec_of
-from tvm_adaptive.search_strategy.travel import Relatives
+from tvm_adaptive.search_strategy.surrogate_proposer import DistilledProposer, can_distill
+from tvm_adaptive.search_strategy.transfer import Relatives
+from tvm_adaptive.values.trial import Promise, median_sec
+from tvm_adaptive.values.trial_log import BuildTimes, Incumbent
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tvm_adaptive.records import N_VERIFIED, FloatArray
+from tvm_adaptive.values.trial import N_VERIFIED, FloatArray
 
 
 @dataclasses.dataclass(frozen=True)

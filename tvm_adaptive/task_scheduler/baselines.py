@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.records import FloatArray
 from tvm_adaptive.task_scheduler.arms import Arm, Decision
 from tvm_adaptive.task_scheduler.index import argmax
 from tvm_adaptive.task_scheduler.retire import out_of_patience
 from tvm_adaptive.task_scheduler.warmup import WarmUp
+from tvm_adaptive.values.trial import FloatArray
 
 # Among the live arms: (arms, live, rng) -> arm.
 Rule = Callable[[Sequence[Arm], Sequence[int], np.random.Generator], int]

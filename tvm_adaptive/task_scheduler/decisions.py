@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.records import median_sec
 from tvm_adaptive.task_scheduler.arms import Arm, Decision
 from tvm_adaptive.task_scheduler.slots import Slot
+from tvm_adaptive.values.trial import median_sec
 
 
 def latency_ms_of(run_secs: Sequence[float] | None, error: str | None) -> float:

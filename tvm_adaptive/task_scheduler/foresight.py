@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.records import Promise
 from tvm_adaptive.task_scheduler.arms import Arm, Decision, Policy
+from tvm_adaptive.values.trial import Promise
 
 # FamilySeer: 16 programs after every 64.
 SHARE = 0.25

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.records import FloatArray
 from tvm_adaptive.task_scheduler.arms import Arm, Decision
+from tvm_adaptive.values.trial import FloatArray
 
 # What TVM writes for a failed trial, in ms.
 _FAILED_MS = 1e9

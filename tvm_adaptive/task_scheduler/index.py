@@ -22,7 +22,7 @@ import numpy.typing as npt
 from scipy.special import ndtr
 
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.records import FloatArray
+from tvm_adaptive.values.trial import FloatArray
 
 # Auer et al. (2002); the paper found it robust.
 EXPLORATION = 2.0

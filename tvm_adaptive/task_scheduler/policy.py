@@ -14,14 +14,14 @@ from typing import Protocol
 import numpy as np
 
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.records import FloatArray
 from tvm_adaptive.task_scheduler import index, retire
 from tvm_adaptive.task_scheduler.arms import Arm, Decision
-from tvm_adaptive.task_scheduler.belief import METHODS, forecast
-from tvm_adaptive.task_scheduler.belief_result import History
-from tvm_adaptive.task_scheduler.curve import CurveFamily, curve_family
+from tvm_adaptive.task_scheduler.forecast.belief import METHODS, forecast
+from tvm_adaptive.task_scheduler.forecast.curve import CurveFamily, curve_family
+from tvm_adaptive.task_scheduler.forecast.result import History
 from tvm_adaptive.task_scheduler.index import EPSILON
 from tvm_adaptive.task_scheduler.warmup import WarmUp
+from tvm_adaptive.values.trial import FloatArray
 
 INDICES = ("gain-per-sec", "ucb", "bayes-ucb", "ei", "epsilon-greedy", "softmax")
 # Arms whose seconds are unknown (nothing charged yet) count as equally dear.

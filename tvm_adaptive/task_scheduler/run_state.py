@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from tvm_adaptive.task_scheduler.arm_table import Ledger
 from tvm_adaptive.task_scheduler.arms import Arm, Played, Policy, Remembered
-from tvm_adaptive.task_scheduler.ledger import Ledger
 from tvm_adaptive.task_scheduler.presets import make_policy
 from tvm_adaptive.task_scheduler.slots import Plateau, Slot, SlotLength
 

@@ -23,7 +23,6 @@ from tvm_adaptive._tvm import (
 from tvm_adaptive.errors import is_untried
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
 from tvm_adaptive.task_scheduler.arms import Arm, Decision, Played, Policy, Remembered
-from tvm_adaptive.task_scheduler.asking import is_ready, limit_next_batch, prefetch
 from tvm_adaptive.task_scheduler.callback_guard import tune_guarded
 from tvm_adaptive.task_scheduler.decisions import (
     check_decision,
@@ -33,6 +32,7 @@ from tvm_adaptive.task_scheduler.decisions import (
 )
 from tvm_adaptive.task_scheduler.presets import check_limits, check_policy_name
 from tvm_adaptive.task_scheduler.run_state import RunState, least_played, ledger_of, policy_of
+from tvm_adaptive.task_scheduler.search_hooks import is_ready, limit_next_batch, prefetch
 from tvm_adaptive.task_scheduler.siblings import with_foresight
 from tvm_adaptive.task_scheduler.slots import Plateau, Slot, SlotLength
 
@@ -74,7 +74,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         and built, where the runner does that: the number of devices.
     n_lanes : int, default 1
         Slots whose first batches are searched at the same time, where strategies can do
-        that (``prefetch``): see :mod:`tvm_adaptive.lanes`.
+        that (``prefetch``): see :mod:`tvm_adaptive.tuning.lanes`.
     budget_sec : float or None, default None
         Ends the run after as many seconds, to the batch that is running then.
     plateau_slots : int or None, default None

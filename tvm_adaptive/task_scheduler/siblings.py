@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from tvm_adaptive._tvm import anchor_of, python_side
-from tvm_adaptive.records import Promise
 from tvm_adaptive.task_scheduler.arms import Policy
 from tvm_adaptive.task_scheduler.foresight import Foresight
+from tvm_adaptive.values.trial import Promise
 
 # TVM's own batch, for a run that does not say its own.
 _BATCH = 64

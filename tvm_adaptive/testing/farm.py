@@ -19,8 +19,8 @@ from typing import Any
 
 from tvm_adaptive._tvm import RPCConfig
 from tvm_adaptive.errors import AdaptiveError, InvalidOptionError
-from tvm_adaptive.runner.lease import address_of, known_devices
-from tvm_adaptive.runner.rpc import AdaptiveRPCRunner
+from tvm_adaptive.runner.rpc.lease import address_of, known_devices
+from tvm_adaptive.runner.rpc.runner import AdaptiveRPCRunner
 
 HOST = "127.0.0.1"
 # A server imports TVM first: some seconds each, all of them at once on a few cores.
@@ -109,7 +109,7 @@ class LoopbackFarm:
         n_devices : int
             To wait for. Default 1.
         **options
-            Of :class:`~tvm_adaptive.runner.rpc.AdaptiveRPCRunner`.
+            Of :class:`~tvm_adaptive.runner.rpc.runner.AdaptiveRPCRunner`.
 
         Returns
         -------

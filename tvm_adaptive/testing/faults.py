@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tvm_adaptive import registry
 from tvm_adaptive._tvm import (
     IRModule,
     Module,
@@ -28,8 +27,9 @@ from tvm_adaptive._tvm import (
 )
 from tvm_adaptive.builder.compile import build_candidate
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.records import Timing
 from tvm_adaptive.runner.measure import MeasureOptions, measure_artifact
+from tvm_adaptive.tuning import registry
+from tvm_adaptive.values.trial import Timing
 
 _HANG_SEC = 3600
 _LEAK_BYTES = 8 << 20

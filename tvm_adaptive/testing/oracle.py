@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tvm_adaptive.records import FloatArray
 from tvm_adaptive.task_scheduler.arms import Arm, Decision, best_so_far
 from tvm_adaptive.task_scheduler.index import argmax
 from tvm_adaptive.task_scheduler.warmup import WarmUp
 from tvm_adaptive.testing.draw import draw
 from tvm_adaptive.testing.recording import Recording, TaskRecording
+from tvm_adaptive.values.trial import FloatArray
 
 
 class OraclePolicy:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.records import FloatArray
+from tvm_adaptive.values.trial import FloatArray
 
 FORMAT_VERSION = 1
 _HEADER = "header"

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.records import FloatArray
+from tvm_adaptive.task_scheduler.arm_table import Ledger
 from tvm_adaptive.task_scheduler.arms import Decision, Policy
 from tvm_adaptive.task_scheduler.decisions import check_decision
-from tvm_adaptive.task_scheduler.ledger import Ledger
 from tvm_adaptive.testing.draw import draw
 from tvm_adaptive.testing.recording import Recording
+from tvm_adaptive.values.trial import FloatArray
 
 
 @dataclasses.dataclass(frozen=True)

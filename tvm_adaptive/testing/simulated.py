@@ -17,8 +17,8 @@ from tvm_adaptive._tvm import (
     derived_object,
     structural_hash,
 )
-from tvm_adaptive.asides import BuildTimes
 from tvm_adaptive.runner.futures import FinishedFuture
+from tvm_adaptive.values.trial_log import BuildTimes
 
 
 class SimulatedClock:

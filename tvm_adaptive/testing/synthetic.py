@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.records import FloatArray
 from tvm_adaptive.testing.recording import Recording, TaskRecording
+from tvm_adaptive.values.trial import FloatArray
 
 
 @dataclasses.dataclass(frozen=True)

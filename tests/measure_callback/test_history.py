@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tvm_adaptive.errors import JournalError
+from tvm_adaptive.measure_callback.history import TaskHistory, read_history
+
+
+def write(path: Path, *events: dict[str, Any], tail: str = "") -> Path:
+    with open(path, "a") as file:
+        for event in events:
+            file.write(json.dumps(event, separators=(",", ":")) + "\n")
+        file.write(tail)
+    return path
+
+
+def sitting(run_id: str, start: int, latencies: list[float | None]) -> list[dict[str, Any]]:
+    return [
+        {"event": "journal", "time_sec": 0.0, "version": 1},
+        {"event": "run", "time_sec": 0.1, "run_id": run_id, "seed": start},
+        {"event": "model", "time_sec": 0.1, "what": "net.onnx", "input_shapes": {}},
+        {
+            "event": "measured",
+            "time_sec": 5.0,
+            "task": "conv",
+            "latencies_ms": latencies,
+            "errors": {"boom": sum(value is None for value in latencies)},
+        },
+        {"event": "slot-end", "time_sec": 5.5, "task": "conv", "seconds": 4.5},
+    ]
+
+
+def test_sittings_add_up(tmp_path: Path) -> None:
+    path = write(tmp_path / "journal.jsonl", *sitting("a", 1, [2.0, None]), tail='{"event":"mea')
+    write(path, tail="\n")
+    write(path, *sitting("b", 2, [1.0]), {"event": "measured", "time_sec": 7.0} | empty("dense"))
+    history = read_history(path)
+    assert (history.n_sittings, history.spent_sec, history.n_trials) == (2, 12.5, 3)
+    assert history.run_ids == {"a", "b"}
+    assert history.run["seed"] == 2
+    conv = history.tasks["conv"]
+    assert (conv.n_slots, conv.spent_sec, conv.n_errors, conv.best_sec) == (2, 9.0, 1, 1e-3)
+    assert conv.latencies_ms[0] == 2.0
+    assert math.isnan(conv.latencies_ms[1])
+    assert history.errors["boom"] == 1
+    assert history.model is not None
+    assert history.report is None
+
+
+def empty(task: str) -> dict[str, Any]:
+    return {"task": task, "latencies_ms": []}
+
+
+def test_where_a_run_stands(tmp_path: Path) -> None:
+    path = write(tmp_path / "journal.jsonl", *sitting("a", 1, [2.0, None]))
+    progress = read_history(path).progress([("conv", 3.0), ("dense", 1.0)])
+    assert [task.n_trials for task in progress.tasks] == [2, 0]
+    assert progress.n_errors == 1
+    assert progress.tasks[0].best_sec == pytest.approx(2e-3)
+    assert math.isinf(progress.weighted_sec)
+    assert progress.errors == {"boom": 1}
+
+
+def test_only_a_whole_last_sitting_has_a_report(tmp_path: Path) -> None:
+    path = write(tmp_path / "journal.jsonl", *sitting("a", 1, [2.0]))
+    write(path, {"event": "report", "time_sec": 9.0, "interrupted": False, "what": "net"})
+    assert (read_history(path).report or {})["what"] == "net"
+    write(path, {"event": "journal", "time_sec": 0.0, "version": 1})
+    assert read_history(path).report is None
+    write(path, {"event": "report", "time_sec": 9.0, "interrupted": True})
+    assert read_history(path).report is None
+
+
+def test_where_there_is_no_run_there_is_no_history(tmp_path: Path) -> None:
+    history = read_history(tmp_path / "journal.jsonl")
+    assert (history.n_sittings, history.n_trials, history.run) == (0, 0, {})
+    assert TaskHistory().best_sec == math.inf
+
+
+def test_a_damaged_journal_is_an_error(tmp_path: Path) -> None:
+    path = write(tmp_path / "journal.jsonl", *sitting("a", 1, [2.0]), tail="{nonsense}\n")
+    write(path, {"event": "stage", "time_sec": 6.0})
+    with pytest.raises(JournalError, match="line 6"):
+        read_history(path)

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import pytest
+from tvm import relax, tirx
+from tvm.ir import save_json
+
+from tvm_adaptive.errors import ImportMismatchError, InvalidOptionError
+from tvm_adaptive.models import prepare, transformer
+from tvm_adaptive.models.frontend import load, network_of_imported, slug
+from tvm_adaptive.models.frontend.shapes import by_name
+from tvm_adaptive.models.network import Original
+from tvm_adaptive.tuning.end_to_end import NetworkJudge
+from tvm_adaptive.tuning.session import open_session
+
+
+@pytest.fixture(scope="module")
+def saved():
+    network = transformer(sequence=16, layers=1, hidden=32, heads=4, inner=64)
+    weights = {name: value.numpy() for name, value in network.params.items()}
+    return save_json(relax.transform.BindParams("main", weights)(network.mod))
+
+
+def test_a_saved_module_is_read_with_its_weights(saved, tmp_path):
+    path = tmp_path / "my net.json"
+    path.write_text(saved)
+    network = load(str(path))
+    assert network.name == "my-net"
+    assert network.input_shapes == {"embedded": (1, 16, 32)}
+    assert network.params == {}
+
+
+@pytest.mark.parametrize("cut", [0, 1, 100, 0.5, 0.999])
+def test_damage_is_refused(cut, saved, tmp_path):
+    path = tmp_path / "net.json"
+    path.write_text(saved[: cut if isinstance(cut, int) else int(cut * len(saved))])
+    with pytest.raises(InvalidOptionError, match=r"is no module that tvm.ir.save_json wrote"):
+        load(str(path))
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", '{"root_index": 1, "nodes": []}', '{"nodes": 7}'])
+def test_other_json_is_refused(text, tmp_path):
+    path = tmp_path / "net.json"
+    path.write_text(text)
+    with pytest.raises(InvalidOptionError, match=r"is no module"):
+        load(str(path))
+
+
+def test_other_things_of_tvm_are_refused(tmp_path):
+    path = tmp_path / "net.json"
+    path.write_text(save_json(relax.Var("x", relax.TensorType((2,), "float32"))))
+    with pytest.raises(InvalidOptionError, match="it holds a Var"):
+        load(str(path))
+
+
+@pytest.mark.parametrize("name", ["net.onnx", "net.pt2", "net.json", "net\0.onnx"])
+def test_a_file_that_is_not_there(name, tmp_path):
+    with pytest.raises(InvalidOptionError, match="cannot be read"):
+        load(str(tmp_path / name))
+
+
+def test_a_directory_is_no_file(tmp_path):
+    (tmp_path / "net.onnx").mkdir()
+    with pytest.raises(InvalidOptionError, match="cannot be read: Is a directory"):
+        load(str(tmp_path / "net.onnx"))
+
+
+def test_shapes_of_built_in_networks_are_fixed():
+    with pytest.raises(InvalidOptionError, match="shapes of resnet18 are fixed"):
+        load("resnet18", {"": (1,)})
+
+
+@pytest.mark.parametrize(
+    ("text", "name"), [("a b/c", "a-b-c"), ("../x", "x"), ("", "model"), ("p.q:make", "p.q-make")]
+)
+def test_names_for_files(text, name):
+    assert slug(text) == name
+
+
+def dynamic():
+    n, m = tirx.Var("n", "int64"), tirx.Var("m", "int64")
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((n, m), "float32"))
+    y = relax.Var("y", relax.TensorType((m, n * 2), "float32"))
+    with builder.function("main", [x, y]):
+        with builder.dataflow():
+            out = builder.emit_output(builder.emit(relax.op.matmul(x, y)))
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+def test_one_symbol_fixes_every_input_that_has_it():
+    network = network_of_imported("net", dynamic(), {"x": (3, 4)})
+    assert network.input_shapes == {"x": (3, 4), "y": (4, 6)}
+
+
+@pytest.mark.parametrize(
+    ("shapes", "text"),
+    [
+        ({"x": (3, 4), "y": (5, 6)}, "Input y has the shape .*, where 4 is no 5"),
+        ({"y": (4, 6)}, "depends on others"),
+        ({"x": (3,)}, "has 2 extents"),
+        ({"z": (3,)}, "the inputs of net are x, y"),
+        ({"": (3,)}, "given for the only input, but"),
+    ],
+)
+def test_shapes_that_contradict(shapes, text):
+    with pytest.raises(InvalidOptionError, match=text):
+        network_of_imported("net", dynamic(), shapes)
+
+
+def test_the_empty_name_is_the_only_input():
+    assert by_name({"": [2]}, ["x"], "net") == {"x": (2,)}
+
+
+class Notes:
+    def __init__(self):
+        self.notes = []
+
+    def stage(self, name):
+        pass
+
+    def round(self, progress, budget):
+        pass
+
+    def note(self, text):
+        self.notes.append(text)
+
+
+def judged(run, tmp_path, observer):
+    from tvm_adaptive.tuning.budget import Budget
+    from tvm_adaptive.tuning.config import DEFAULT
+
+    small = transformer(sequence=16, layers=1, hidden=32, heads=4, inner=64)
+    network = network_of_imported(
+        "net", small.mod, {}, params=small.params, original=Original("Framework 1.0", run)
+    )
+    options = {"target": None, "budget": Budget(None), "trials": 1, "until_ms": None, "seed": 0}
+    config = DEFAULT.replace(store="none")
+    with open_session("net", work_dir=tmp_path, config=config, observer=observer, **options) as it:
+        prepared = prepare(network, it.target)
+        with NetworkJudge(it, network, prepared) as judge:
+            judge.measure_untuned()
+    return it
+
+
+def test_a_model_that_was_imported_wrongly_is_not_tuned(tmp_path):
+    with pytest.raises(ImportMismatchError, match=r"something else than Framework 1.0 .*rtol"):
+        judged(lambda inputs: [inputs[0] * 0], tmp_path, Notes())
+
+
+def test_an_original_that_fails_is_told_and_forgiven(tmp_path):
+    def run(inputs):
+        raise RuntimeError("no such kernel\nmore")
+
+    observer = Notes()
+    judged(run, tmp_path, observer)
+    assert observer.notes[-1] == (
+        "outputs are not checked: Framework 1.0 could not run it: no such kernel"
+    )

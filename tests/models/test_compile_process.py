@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from tvm_adaptive._tvm import save_json, structural_hash, te_workload
+from tvm_adaptive.models import (
+    compile_network,
+    extract,
+    prepare,
+    resnet18,
+    run_exported,
+    run_network,
+)
+from tvm_adaptive.models.compile import schedule_network, schedule_tir
+from tvm_adaptive.models.compile_process import (
+    export_function,
+    export_module,
+    load_module,
+    save_module,
+)
+from tvm_adaptive.models.operator import try_function
+from tvm_adaptive.tuning.target import resolve_target
+
+
+def test_a_network_compiled_elsewhere_is_the_same_network(tmp_path: Path) -> None:
+    target = resolve_target("cpu")
+    network = resnet18(image_size=32, width=16, classes=10)
+    prepared = prepare(network, target, prepack=None)
+    mod, coverage = schedule_network(prepared, None, target)
+    assert len(coverage.fallback) == len(extract(prepared, target))
+    save_module(mod, tmp_path)
+    # Its weights are in the other file, not in the text.
+    assert (tmp_path / "weights.bin").stat().st_size > (tmp_path / "module.json").stat().st_size
+    assert structural_hash(load_module(tmp_path)) == structural_hash(mod)
+    library = tmp_path / "net.so"
+    export_module(str(tmp_path), save_json(target), str(library))
+    inputs = network.random_inputs()
+    (found,) = run_exported(library, inputs)
+    (expected,) = run_network(compile_network(prepared, None, target), inputs)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_function_compiled_elsewhere_runs(tmp_path: Path) -> None:
+    target = resolve_target("cpu")
+    mod = schedule_tir(te_workload("GMM"), target, None)
+    path = str(tmp_path / "gmm.so")
+    export_function(save_json(mod), save_json(target), path)
+    shape = ((1, 128, 128), "float32")
+    (a, b, c), latency_sec = try_function(path, [shape] * 3, "cpu", 0)
+    np.testing.assert_allclose(c, a @ b, rtol=1e-4, atol=1e-4)
+    assert latency_sec > 0

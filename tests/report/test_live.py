@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import pty
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tvm_adaptive.cli.display import Display
+from tvm_adaptive.measure_callback.journal import Journal
+from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
+from tvm_adaptive.report.live import MAX_ROWS, failure_lines, latency_line, screen, status_lines
+from tvm_adaptive.report.notebook import NotebookView
+from tvm_adaptive.report.story import StoryReader
+from tvm_adaptive.tuning.budget import Budget
+
+
+def told(n_tasks: int = 2) -> StoryReader:
+    """Return a reader after a few slots."""
+    reader = StoryReader("net")
+    reader.take({"event": "journal", "time_sec": 0.0})
+    reader.take({"event": "untuned", "time_sec": 1.0, "seconds": 0.1})
+    reader.take({"event": "tasks", "time_sec": 1.0, "tasks": [{}] * n_tasks})
+    for number in range(n_tasks):
+        task = f"[red]task {number}[/red]"
+        reader.take({"event": "build", "time_sec": 2.0, "seconds": 3.0})
+        reader.take({"event": "timing", "time_sec": 2.0, "elapsed_sec": 1.0})
+        measured: dict[str, Any] = {"event": "measured", "time_sec": 3.0, "task": task}
+        measured |= {"weight": 1.0, "latencies_ms": [2.0, None, 1.0], "errors": {"boom": 1}}
+        measured["weighted_ms"] = float(n_tasks) if number == n_tasks - 1 else None
+        reader.take(measured)
+    gain = {"reason": "index", "gain": 0.25, "unit": "ms/s"}
+    reader.take({"event": "slot", "time_sec": 4.0, "task": "[red]task 1[/red]", **gain})
+    return reader
+
+
+def drawn(reader: StoryReader, budget: Budget | None, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(screen(reader.story, budget, "search"))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_screen_says_what_was_asked_for() -> None:
+    clock = iter([0.0] + [42.0] * 20)
+    text = drawn(told(), Budget(600.0, lambda: next(clock)))
+    assert "search" in text
+    assert "0:42 gone, 9:18 left" in text
+    assert "sum of tasks 2 ms, untuned 100 ms: 50.0 x faster; 6 trials" in text
+    rows = [line.split() for line in text.splitlines() if line.startswith("[red]task")]
+    assert rows[0][2:] == ["1", "3", "1", "1", "50%"]
+    assert "now      [red]task 1[/red]: index, expected gain 0.25 ms/s" in text
+    assert re.search(r"seconds  propose 0%, build \d+%, measure \d+%", text)
+    assert "failed   2, mostly (2): boom" in text
+
+
+def test_many_tasks_are_cut_and_long_names_do_not_wrap() -> None:
+    reader = told(n_tasks=MAX_ROWS + 5)
+    text = drawn(reader, None, width=60)
+    assert "and 5 more" in text
+    assert max(len(line) for line in text.splitlines()) <= 60
+
+
+def test_before_every_task_has_a_time_there_is_no_sum() -> None:
+    reader = StoryReader()
+    reader.take({"event": "tasks", "tasks": [{}, {}]})
+    reader.take({"event": "measured", "task": "a", "latencies_ms": [1.0], "weighted_ms": None})
+    assert latency_line(reader.story) == "1 of 2 tasks timed, 1 trials"
+    assert status_lines(reader.story) == []
+    assert failure_lines(Counter()) == []
+
+
+def test_plain_lines_tell_the_commonest_failure() -> None:
+    out = io.StringIO()
+    progress = RunProgress([TaskProgress("a", 1.0, 4, 3, 0.001)], Counter({"boom": 2, "hang": 1}))
+    with Display(Console(file=out, width=200)) as display:
+        display.event({"event": "journal"})
+        display.round(progress, Budget(10.0))
+    assert "4 trials, 3 errors" in out.getvalue()
+    assert "failed   3, mostly (2): boom" in out.getvalue()
+
+
+def test_a_listener_that_fails_costs_no_event(tmp_path: Path) -> None:
+    def listener(event: dict[str, Any]) -> None:
+        raise RuntimeError("screen is gone")
+
+    journal = Journal(tmp_path / "journal.jsonl", listener)
+    journal.write("stage", stage="search", seconds=1.0)
+    journal.close()
+    assert len((tmp_path / "journal.jsonl").read_text().splitlines()) == 2
+
+
+class Cell:
+    def __init__(self, html: str) -> None:
+        self.shown = [html]
+
+    def update(self, html: str) -> None:
+        self.shown.append(html)
+
+
+def test_a_notebook_keeps_one_cell_up_to_date() -> None:
+    cells: list[Cell] = []
+
+    def show(html: str) -> Cell:
+        cells.append(Cell(html))
+        return cells[-1]
+
+    view = NotebookView(show)
+    view.stage("search")
+    for event in ({"event": "tasks", "tasks": [{}]}, {"event": "untuned", "seconds": 0.5}):
+        view.event(event)
+    view.note("<b>a note</b>")
+    view.round(RunProgress([TaskProgress("a", 1.0)]), Budget(10.0))
+    (cell,) = cells
+    assert len(cell.shown) == 2  # rounds that follow at once are not drawn
+    assert "0 of 1 tasks timed" in cell.shown[-1]
+    assert "&lt;b&gt;a note" in cell.shown[-1]
+    assert "<b>a note" not in cell.shown[-1]
+
+
+def test_in_ipython_the_cell_is_an_output() -> None:
+    pytest.importorskip("IPython")
+    from IPython.core.interactiveshell import InteractiveShell
+    from IPython.utils.capture import capture_output
+
+    InteractiveShell.instance()
+    with capture_output() as captured:
+        view = NotebookView()
+        view.stage("search")
+        view.note("done")
+    assert len(captured.outputs) >= 1
+    assert "tasks timed" in captured.outputs[0].data["text/html"]
+    InteractiveShell.clear_instance()
+
+
+def under_a_terminal(command: list[str], columns: int = 100) -> str:
+    """Run a command under a pseudo-terminal and return all that it drew."""
+    parent, child = pty.openpty()
+    environment = {**os.environ, "COLUMNS": str(columns), "LINES": "40", "TERM": "xterm-256color"}
+    process = subprocess.Popen(command, stdout=child, stderr=child, env=environment)
+    os.close(child)
+    chunks = []
+    while True:
+        try:
+            chunk = os.read(parent, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not chunk:
+            break
+        chunks.append(chunk)
+    os.close(parent)
+    assert process.wait() == 0
+    return b"".join(chunks).decode(errors="replace")
+
+
+def test_under_a_terminal_the_screen_is_live(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tvm_adaptive", "tune", "te:GMM", "--trials", "40"]
+    text = under_a_terminal([*command, "--work-dir", str(tmp_path / "run")])
+    assert "\x1b[" in text  # it moves the cursor to draw over itself
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    for part in ("gone", "x faster;", "trials", "now      main:", "seconds  propose", "share"):
+        assert part in plain
+    # The result stands below, and the cursor is back.
+    assert plain.rstrip().splitlines()[-1].startswith("database")
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
+
+
+def test_quiet_under_a_terminal_prints_the_result_only(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tvm_adaptive", "tune", "te:GMM", "--trials", "4", "-q"]
+    text = under_a_terminal([*command, "--work-dir", str(tmp_path / "run")])
+    assert "gone" not in text
+    assert "latency" in text
+
+
+def rounds_of_a_run(n: int) -> list[dict[str, Any]]:
+    """Return the events of so many rounds, the second half after a resumption."""
+    events: list[dict[str, Any]] = [{"event": "journal", "time_sec": 0.0}]
+    for number in range(n):
+        if number == n // 2:
+            events.append({"event": "journal", "time_sec": 0.0})
+        at = {"time_sec": float(number), "task": "a"}
+        events.append({"event": "slot", "reason": "index", "gain": 0.1, "unit": "ms/s", **at})
+        events.append({"event": "round", "sample_sec": 0.1, "evolve_sec": 0.2, **at})
+        events.append({"event": "build", "seconds": 0.5, **at})
+        events += [{"event": "timing", "elapsed_sec": 0.1, **at} for _ in range(16)]
+        events.append({"event": "forecast", "spearman": 0.5, **at})
+        latencies_ms = [1.0 + 1.0 / (number + 1)] * 16
+        events.append({"event": "measured", "latencies_ms": latencies_ms, "weighted_ms": 1.0, **at})
+        events.append({"event": "slot-end", "seconds": 3.0, "n_trials": 16, **at})
+    return events
+
+
+def test_a_screen_needs_no_event_of_the_past() -> None:
+    brief, whole = StoryReader(keeps_all=False), StoryReader()
+    events = rounds_of_a_run(200)
+    for event in events:
+        brief.take(event)
+        whole.take(event)
+    assert drawn(brief, Budget(600.0, lambda: 42.0)) == drawn(whole, Budget(600.0, lambda: 42.0))
+    assert brief.story.search_secs() == pytest.approx(whole.story.search_secs())
+    assert whole.story.search_secs()["measure"] == pytest.approx(0.1 * 16 * 200)
+    story = brief.story
+    assert story.rounds == story.builds == story.timings == story.forecasts == story.slots == []
+    assert len(story.curve) == 1
+    # A number per trial is left.
+    assert len(pickle.dumps(story)) < 12 * 16 * 200
+
+
+@pytest.mark.parametrize("kind", ["terminal", "notebook"])
+def test_what_shows_a_run_keeps_no_events(kind: str) -> None:
+    view: Any
+    if kind == "terminal":
+        view = Display(Console(file=io.StringIO(), force_terminal=True))
+    else:
+        view = NotebookView(show=lambda _: None)
+    for event in rounds_of_a_run(20):
+        view.event(event)
+    story = view._reader.story
+    assert story.n_trials == 20 * 16
+    assert story.rounds == story.builds == story.timings == story.slots == []

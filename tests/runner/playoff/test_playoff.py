@@ -1,0 +1,493 @@
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+import tvm
+from tvm import te
+from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.meta_schedule.database import TuningRecord
+from tvm.target import Target
+
+from tvm_adaptive.builder import PersistentBuilder
+from tvm_adaptive.builder.compile import build_candidate
+from tvm_adaptive.errors import OUT_OF_TIME, InvalidOptionError, OutOfTimeError
+from tvm_adaptive.measure_callback.journal import Journal, read_journal
+from tvm_adaptive.runner.playoff import contest
+from tvm_adaptive.runner.playoff.contest import Contest
+from tvm_adaptive.runner.playoff.finalist import Finalist
+from tvm_adaptive.runner.playoff.modules import (
+    reduction_length,
+    sane_records,
+    with_plain_weights,
+)
+from tvm_adaptive.runner.playoff.playoff import (
+    final_database,
+    finalist_pool,
+    play_off,
+    without_playoff,
+)
+from tvm_adaptive.workers.pool import WorkerPool
+
+# Workers cannot import this file; its functions travel whole.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+LLVM = Target({"kind": "llvm", "num-cores": 1})
+SIZE = 32
+# A block iterates in tiles of this many rows; the misbehaving builder knows them by it.
+GOOD, BETTER, WRONG, CRASHING, HANGING, UNBUILDABLE = 2, 4, 8, 16, 32, 1
+
+
+def matmul(n: int = SIZE) -> tvm.IRModule:
+    a = te.placeholder((n, n), name="A")
+    b = te.placeholder((n, n), name="B")
+    k = te.reduce_axis((0, n), name="k")
+    c = te.compute((n, n), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="C")
+    function = te.create_prim_func([a, b, c]).with_attr("global_symbol", "main")
+    return tvm.IRModule({"main": function})
+
+
+def record(workload: Any, rows: int, run_secs: list[float]) -> TuningRecord:
+    schedule = Schedule(workload.mod)
+    i, _, _ = schedule.get_loops(schedule.get_sblock("C"))
+    schedule.split(i, factors=[None, rows])
+    info = ms.arg_info.ArgInfo.from_entry_func(schedule.mod, remove_preproc=True)
+    return TuningRecord(schedule.trace, workload, run_secs, LLVM, info)
+
+
+def database_of(times: dict[int, list[float]]) -> tuple[Any, tvm.IRModule]:
+    mod = matmul()
+    database = ms.database.MemoryDatabase()
+    workload = database.commit_workload(mod)
+    for rows, run_secs in times.items():
+        database.commit_tuning_record(record(workload, rows, run_secs))
+    return database, mod
+
+
+def build_badly(mod: Any, target: Any, params: Any) -> Any:
+    """Build something else for some tile sizes: wrong and fast, crashing, hanging."""
+    text = mod.script()
+    rows = next((n for n in (2, 4, 8, 16, 32, 1) if f"T.grid({SIZE // n}, {n}, " in text), 0)
+    if rows == UNBUILDABLE:
+        raise RuntimeError("no registers left")
+    if rows == WRONG:
+        return build_candidate(idle(), target, params)
+    if rows == CRASHING:
+        return build_candidate(far_write(), target, params)
+    if rows == HANGING:
+        return build_candidate(long_loop(), target, params)
+    return build_candidate(mod, target, params)
+
+
+def idle() -> tvm.IRModule:
+    return elementwise(lambda a, b: lambda i, j: a[i, j] + b[i, j])
+
+
+def elementwise(rule: Any, n: int = SIZE) -> tvm.IRModule:
+    a = te.placeholder((n, n), name="A")
+    b = te.placeholder((n, n), name="B")
+    c = te.compute((n, n), rule(a, b), name="C")
+    function = te.create_prim_func([a, b, c]).with_attr("global_symbol", "main")
+    return tvm.IRModule({"main": function})
+
+
+def far_write() -> tvm.IRModule:
+    far = 1 << 44
+    return elementwise(lambda a, b: lambda i, j: te.if_then_else(i < 0, 0.0, a[i + far, j]))
+
+
+def long_loop() -> tvm.IRModule:
+    n = SIZE
+    a = te.placeholder((n, n), name="A")
+    b = te.placeholder((n, n), name="B")
+    k = te.reduce_axis((0, 1 << 40), name="k")
+    c = te.compute((n, n), lambda i, j: te.max(te.sin(a[i, j] + k) * b[i, j], axis=k), name="C")
+    function = te.create_prim_func([a, b, c]).with_attr("global_symbol", "main")
+    return tvm.IRModule({"main": function})
+
+
+@pytest.fixture(scope="module")
+def builder() -> Iterator[Any]:
+    builder = PersistentBuilder(max_workers=1, timeout_sec=60, build_function=build_badly)
+    yield builder
+    builder.close()
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[WorkerPool]:
+    pool = finalist_pool()
+    yield pool
+    pool.close()
+
+
+def play(database: Any, mod: Any, builder: Any, pool: WorkerPool, **options: Any) -> Any:
+    options = {"timeout_sec": 20.0, "max_sec": 1.0, "repeat_ms": 1.0, **options}
+    records = sane_records(database, mod, LLVM)
+    return play_off(records, LLVM, builder=builder, pool=pool, **options)
+
+
+def test_the_database_ends_with_the_playoffs_numbers(
+    builder: Any, pool: WorkerPool, tmp_path: Path
+) -> None:
+    database, mod = database_of({GOOD: [2e-9], BETTER: [1e-9, 3e-9]})
+    journal = Journal(tmp_path / "journal.jsonl")
+    report = play(database, mod, builder, pool, journal=journal, task_name="matmul")
+    winner = report.winner
+    assert [finalist.disqualified for finalist in report.finalists] == ["", ""]
+    assert [finalist.unchecked for finalist in report.finalists] == ["", ""]
+    assert winner.playoff_sec > 1e-7  # 32^3 multiplications can't be done in 2 ns
+    assert winner.stderr_sec >= 0.0
+    final = final_database(tmp_path, "structural", [report])
+    reopened = ms.database.JSONDatabase(work_dir=str(tmp_path / "final"))
+    for each in (final, reopened):
+        assert len(each) == 1
+        found = each.query_tuning_record(mod, LLVM, "main")
+        assert [float(s) for s in found.run_secs] == pytest.approx([winner.playoff_sec])
+        assert each.query_schedule(mod, LLVM, "main") is not None
+    assert len(final_database(tmp_path, "structural", [report, report])) == 2
+    event = read_journal(tmp_path / "journal.jsonl")[-1]
+    assert (event["event"], event["task"], event["winner"]) == ("playoff", "matmul", 0)
+    assert event["candidates"][0]["recorded_ms"] == pytest.approx(2e-6)
+    assert event["candidates"][0]["playoff_ms"] == pytest.approx(winner.playoff_sec * 1e3)
+    assert event["disqualified"] == []
+    assert event["seconds"] > 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        (WRONG, "wrong result: buffer 2: .* values are wrong"),
+        (CRASHING, "crash: the worker process ended: killed by SIGSEGV"),
+        (HANGING, "hang: timeout: killed after 2 s"),
+        (UNBUILDABLE, "build: .*no registers left"),
+    ],
+)
+def test_a_bad_finalist_never_wins(
+    rows: int, reason: str, builder: Any, pool: WorkerPool, tmp_path: Path
+) -> None:
+    database, mod = database_of({rows: [1e-9], GOOD: [2e-9], BETTER: [3e-9]})
+    journal = Journal(tmp_path / "journal.jsonl")
+    report = play(database, mod, builder, pool, journal=journal, timeout_sec=2.0)
+    assert report.winner.recorded_sec in (2e-9, 3e-9)
+    *good, bad = report.finalists
+    assert bad.recorded_sec == 1e-9
+    assert math.isnan(bad.playoff_sec)
+    assert [finalist.disqualified for finalist in good] == ["", ""]
+    assert not math.isnan(good[1].playoff_sec)
+    with pytest.raises(AssertionError, match=f"(?s){reason}"):
+        raise AssertionError(bad.disqualified)
+    event = read_journal(tmp_path / "journal.jsonl")[-1]
+    assert event["disqualified"] == [bad.disqualified]
+    final = final_database(tmp_path, "structural", [report])
+    (kept,) = final.get_all_tuning_records()
+    assert float(kept.run_secs[0]) == pytest.approx(report.winner.playoff_sec)
+
+
+def test_the_next_best_get_their_turn(builder: Any, pool: WorkerPool, tmp_path: Path) -> None:
+    database, mod = database_of({WRONG: [1e-9], GOOD: [2e-9], BETTER: [3e-9]})
+    report = play(database, mod, builder, pool, top_k=1)
+    assert report.winner.recorded_sec == 2e-9
+    assert len(report.finalists) == 2
+    database, mod = database_of({WRONG: [1e-9]})
+    report = play(database, mod, builder, pool)
+    assert report.winner is None
+    assert len(final_database(tmp_path, "structural", [report])) == 0
+
+
+@pytest.mark.parametrize("bad", [[1e10], [float("nan")], [1e10, 1e10], [float("inf")], [0.0]])
+def test_failed_records_are_no_finalists(bad: list[float], builder: Any, pool: Any) -> None:
+    database, mod = database_of({WRONG: bad})
+    report = play(database, mod, builder, pool)
+    assert (report.finalists, report.winner, report.reason) == ((), None, "no-record")
+
+
+def test_an_unknown_task_and_another_target_have_no_record(builder: Any, pool: Any) -> None:
+    database, mod = database_of({GOOD: [1e-3]})
+    assert play(database, matmul(8), builder, pool).reason == "no-record"
+    assert len(database) == 1
+    assert sane_records(database, mod, Target("c")) == []
+
+
+def test_the_same_schedule_plays_once(builder: Any, pool: WorkerPool) -> None:
+    database, mod = database_of({GOOD: [2e-9]})
+    workload = database.commit_workload(mod)
+    database.commit_tuning_record(record(workload, GOOD, [1e-9]))
+    report = play(database, mod, builder, pool)
+    assert report.winner.recorded_sec == 1e-9
+    assert report.finalists[1].disqualified == "the same schedule as a better record"
+
+
+def test_a_builder_that_is_broken_lets_nothing_win(pool: WorkerPool, tmp_path: Path) -> None:
+    database, mod = database_of({GOOD: [2e-3], BETTER: [1e-3]})
+    builder = PersistentBuilder(max_workers=1)
+    builder.close()
+    report = play(database, mod, builder, pool)
+    assert (report.reason, report.winner) == ("no-reference", None)
+    assert "no reference" in report.unchecked
+    assert len(final_database(tmp_path, "structural", [report])) == 0
+    report = play(database, mod, None, pool, journal=Journal(tmp_path / "journal.jsonl"))
+    assert (report.reason, report.winner) == ("no-reference", None)
+
+
+def test_without_a_reference_nothing_wins(builder: Any, pool: WorkerPool) -> None:
+    """A function that takes longer than its deadline leaves nothing to compare with."""
+    database, _ = database_of({})
+    mod = long_loop()
+    workload = database.commit_workload(mod)
+    schedule = Schedule(mod)
+    info = ms.arg_info.ArgInfo.from_entry_func(mod, remove_preproc=True)
+    slow = TuningRecord(schedule.trace, workload, [1e-9], LLVM, info)
+    report = play_off([slow], LLVM, builder=builder, pool=pool, reference_timeout_sec=1.0)
+    assert (report.reason, report.winner) == ("no-reference", None)
+    assert "killed after 1 s" in report.unchecked
+    assert len(report.finalists) == 1
+
+
+def test_the_reference_has_a_deadline_of_its_own(
+    builder: Any, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deadlines: dict[str, float] = {}
+
+    def note(function: Any, tasks: Any, timeout_sec: float) -> Any:
+        deadlines.setdefault(function.__name__, timeout_sec)
+        return carry_out(function, tasks, timeout_sec)
+
+    carry_out = pool.map
+    monkeypatch.setattr(pool, "map", note)
+    database, mod = database_of({GOOD: [1e-3]})
+    play(database, mod, builder, pool, timeout_sec=20.0, reference_timeout_sec=90.0)
+    assert deadlines == {"run_reference": 90.0, "check": 20.0, "time_once": 20.0}
+
+
+def test_who_cannot_be_checked_does_not_win(
+    builder: Any, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel that is timed was built, the one that is checked was not."""
+
+    def with_something_else(mod: Any) -> Any:
+        if f"T.grid({SIZE // GOOD}, {GOOD}, " in mod.script():
+            return scheduled_as(mod, UNBUILDABLE)
+        return mod
+
+    monkeypatch.setattr(contest, "with_plain_weights", with_something_else)
+    database, mod = database_of({GOOD: [1e-9], BETTER: [2e-9]})
+    report = play(database, mod, builder, pool)
+    assert report.winner is not None
+    assert report.winner.recorded_sec == 2e-9
+    (other,) = [each for each in report.finalists if each is not report.winner]
+    assert "no registers left" in other.unchecked
+    assert math.isnan(other.playoff_sec)
+    database, mod = database_of({GOOD: [1e-9]})
+    assert play(database, mod, builder, pool).winner is None
+
+
+def scheduled_as(mod: Any, rows: int) -> tvm.IRModule:
+    schedule = Schedule(matmul())
+    i, _, _ = schedule.get_loops(schedule.get_sblock("C"))
+    schedule.split(i, factors=[None, rows])
+    return schedule.mod
+
+
+def test_artifacts_are_removed(pool: WorkerPool, tmp_path: Path) -> None:
+    database, mod = database_of({GOOD: [1e-9]})
+    builder = PersistentBuilder(max_workers=1, artifact_dir=tmp_path)
+    report = play(database, mod, builder, pool)
+    builder.close()
+    assert report.winner is not None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_prepacked_weights_are_checked_in_their_plain_layout(
+    builder: Any, pool: WorkerPool
+) -> None:
+    mod = matmul()
+    mod = tvm.IRModule({"main": mod["main"].with_attr("layout_free_buffers", [1])})
+    database = ms.database.MemoryDatabase()
+    workload = database.commit_workload(mod)
+    schedule = Schedule(mod)
+    block = schedule.get_sblock("C")
+    packed = schedule.cache_read(block, 1, "global")
+    schedule.transform_layout(
+        block, ("read", 1), lambda k, j: [j // 8, k, j % 8], assume_injective_transform=True
+    )
+    schedule.annotate(packed, "meta_schedule.layout_rewrite_preproc", True)
+    assert with_plain_weights(schedule.mod) is not schedule.mod
+    info = ms.arg_info.ArgInfo.from_entry_func(schedule.mod, remove_preproc=True)
+    assert [int(n) for n in info[1].shape] == [4, SIZE, 8]
+    database.commit_tuning_record(TuningRecord(schedule.trace, workload, [1e-9], LLVM, info))
+    report = play(database, mod, builder, pool)
+    (finalist,) = report.finalists
+    assert (finalist.disqualified, finalist.unchecked) == ("", "")
+    assert finalist.playoff_sec > 0
+
+
+def test_without_a_playoff_only_what_was_proven_before_stands() -> None:
+    database, mod = database_of({GOOD: [2e-3], BETTER: [1e-3], WRONG: [1e10]})
+    records = sane_records(database, mod, LLVM)
+    report = without_playoff(records, None, "matmul")
+    assert (report.reason, report.winner, report.unchecked) == ("not-held", None, "no play-off")
+    assert report.finalists[0].final_sec() == 1e-3
+    proven = Finalist(records[1], 3e-3, 3e-3, unchecked="")
+    assert without_playoff(records, proven).winner is proven
+    assert without_playoff([], None).reason == "no-record"
+
+
+def test_nothing_is_sound_before_it_was_checked() -> None:
+    database, mod = database_of({GOOD: [2e-3]})
+    (record_of_it,) = sane_records(database, mod, LLVM)
+    assert not Finalist(record_of_it, 2e-3, 1e-3).is_sound
+
+
+def test_reduction_length_is_the_longest_sum() -> None:
+    assert reduction_length(matmul(24)) == 24
+    assert reduction_length(idle()) == 1
+    plain = matmul()
+    assert with_plain_weights(plain) is plain
+
+
+def loops(database: Any, mod: Any, recorded: dict[tuple[int, str], float]) -> None:
+    """Record schedules of a matmul by their rows and their innermost loop."""
+    workload = database.commit_workload(mod)
+    for (rows, innermost), seconds in recorded.items():
+        schedule = Schedule(mod)
+        i, j, k = schedule.get_loops(schedule.get_sblock("C"))
+        outer, inner = schedule.split(i, factors=[None, rows])
+        if innermost == "j":  # contiguous, and in vectors
+            schedule.reorder(outer, inner, k, j)
+            schedule.vectorize(j)
+        info = ms.arg_info.ArgInfo.from_entry_func(schedule.mod, remove_preproc=True)
+        database.commit_tuning_record(TuningRecord(schedule.trace, workload, [seconds], LLVM, info))
+
+
+def test_who_was_lucky_does_not_keep_the_fast_one_out(builder: Any, pool: WorkerPool) -> None:
+    mod, database = matmul(128), ms.database.MemoryDatabase()
+    slow = {(rows, "k"): rows * 1e-10 + 1e-8 for rows in (1, 2, 4, 8)}
+    loops(database, mod, {**slow, (4, "j"): 1.2e-8, (16, "k"): 3e-8})
+    lucky = play(database, mod, builder, pool, top_k=2)
+    assert lucky.winner.recorded_sec < 1.2e-8
+    fair = play(database, mod, builder, pool, top_k=2, n_qualifiers=6)
+    assert fair.winner.recorded_sec == pytest.approx(1.2e-8)
+    assert fair.winner.playoff_sec < 0.7 * lucky.winner.playoff_sec
+    assert len(fair.finalists) == 2, "the others are out before they are checked"
+    in_no_time = play(database, mod, builder, pool, top_k=2, n_qualifiers=6, qualifying_sec=0.0)
+    assert in_no_time.winner.recorded_sec < 1.2e-8
+
+
+def test_what_fails_while_qualifying_is_told_and_never_wins(builder: Any, pool: WorkerPool) -> None:
+    times = {UNBUILDABLE: 1.0, CRASHING: 1.1, WRONG: 1.2, GOOD: 1.3, BETTER: 1.4}
+    database, mod = database_of({rows: [1e-8 * factor] for rows, factor in times.items()})
+    workload = database.commit_workload(mod)
+    database.commit_tuning_record(record(workload, GOOD, [1.35e-8]))
+    report = play(database, mod, builder, pool, top_k=1, n_qualifiers=6, qualifying_sec=30.0)
+    assert report.winner.recorded_sec in (1.3e-8, 1.4e-8)
+    told = " ".join(each.disqualified for each in report.finalists)
+    assert "no registers left" in told
+    assert "crash" in told
+    assert "the same schedule" not in told
+
+
+def counted(offset: Any = lambda i, j: 0) -> tvm.IRModule:
+    """Return a product whose sums are rounded to integers."""
+    n = SIZE
+    a = te.placeholder((n, n), name="A")
+    b = te.placeholder((n, n), name="B")
+    k = te.reduce_axis((0, n), name="k")
+    c = te.compute((n, n), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="C")
+    d = te.compute((n, n), lambda i, j: (c[i, j] * 64).astype("int32") + offset(i, j), name="D")
+    function = te.create_prim_func([a, b, d]).with_attr("global_symbol", "main")
+    return tvm.IRModule({"main": function})
+
+
+def reordered(mod: tvm.IRModule) -> Schedule:
+    """Return a schedule whose sums have another order."""
+    schedule = Schedule(mod)
+    block = schedule.get_sblock("C")
+    *_, k = schedule.get_loops(block)
+    _, inner = schedule.split(k, factors=[None, 4])
+    schedule.rfactor(inner, factor_axis=0)
+    return schedule
+
+
+@pytest.mark.parametrize("n_wrong", [0, 4])
+def test_integers_that_are_made_of_sums_are_looked_at_one_by_one(
+    n_wrong: int, pool: WorkerPool
+) -> None:
+    """A few of a thousand that are off by one are no rounding, unless they are near an edge."""
+
+    def build(mod: Any, target: Any, params: Any) -> Any:
+        if n_wrong and "rf" in mod.script():
+            mod = counted(lambda i, j: te.if_then_else(te.all(i == 3, j < n_wrong), 1, 0))
+        return build_candidate(mod, target, params)
+
+    mod = counted()
+    workload = ms.database.MemoryDatabase().commit_workload(mod)
+    info = ms.arg_info.ArgInfo.from_entry_func(mod, remove_preproc=True)
+    other = TuningRecord(reordered(mod).trace, workload, [1e-9], LLVM, info)
+    with contextlib.closing(PersistentBuilder(max_workers=1, build_function=build)) as builder:
+        report = play_off([other], LLVM, builder=builder, pool=pool, max_sec=0.2, repeat_ms=1.0)
+    (finalist,) = report.finalists
+    if n_wrong:
+        assert report.winner is None
+        assert f"{n_wrong} of 1024 values are wrong" in finalist.disqualified
+    else:
+        assert report.winner is finalist, finalist.disqualified
+
+
+def test_top_k_is_checked(builder: Any) -> None:
+    database, mod = database_of({})
+    with pytest.raises(InvalidOptionError, match="top_k must be at least 1 but got 0"):
+        play_off(sane_records(database, mod, LLVM), LLVM, builder=builder, top_k=0)
+
+
+def test_a_reference_that_outlasts_the_time_leaves_the_task_without_a_winner(
+    builder: Any, pool: WorkerPool
+) -> None:
+    mod = long_loop()
+    database = ms.database.MemoryDatabase()
+    database.commit_tuning_record(record(database.commit_workload(mod), GOOD, [1e-9]))
+    report = play(database, mod, builder, pool, timeout_sec=1000.0, limit_sec=5.0)
+    assert (report.reason, report.winner, report.finalists) == ("no-time", None, ())
+
+
+def test_without_time_nothing_is_begun(builder: Any, pool: WorkerPool) -> None:
+    database, mod = database_of({GOOD: [2e-9]})
+    report = play(database, mod, builder, pool, limit_sec=0.0)
+    assert (report.reason, report.winner, report.finalists) == ("no-time", None, ())
+
+
+@pytest.mark.parametrize("is_cut", ["checking", "timing"])
+def test_who_was_checked_when_the_time_was_over_wins(
+    builder: Any, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch, is_cut: str
+) -> None:
+    """The faster record is looked at first; the other one hangs, or is not timed any more."""
+    times = {GOOD: [1e-9], HANGING: [2e-9]} if is_cut == "checking" else {GOOD: [1e-9]}
+    database, mod = database_of(times)
+    if is_cut == "timing":
+
+        def late(*_args: Any) -> None:
+            raise OutOfTimeError(OUT_OF_TIME)
+
+        monkeypatch.setattr(Contest, "_time", late)
+    report = play(database, mod, builder, pool, timeout_sec=1000.0, limit_sec=20.0)
+    assert report.reason == "no-time"
+    (winner,) = report.finalists
+    assert report.winner is winner
+    assert (winner.recorded_sec, winner.unchecked, winner.disqualified) == (1e-9, "", "")
+    assert math.isnan(winner.playoff_sec)
+
+
+def test_a_builder_without_time_is_no_finalists_fault(builder: Any, pool: WorkerPool) -> None:
+    database, mod = database_of({GOOD: [2e-9]})
+    late = PersistentBuilder(max_workers=1, time_left=lambda: 0.0)
+    try:
+        report = play(database, mod, late, pool)
+    finally:
+        late.close()
+    assert (report.reason, report.finalists) == ("no-time", ())

@@ -1,0 +1,198 @@
+"""The RPC runner's queue always ends: devices are scripted, workers are real."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+from tvm.s_tir.meta_schedule.runner import RPCConfig, Runner, RunnerInput
+
+from tvm_adaptive.measure_callback.journal import Journal, read_journal
+from tvm_adaptive.runner.rpc import runner as rpc
+from tvm_adaptive.runner.rpc.device_pool import BoardRules
+from tvm_adaptive.runner.rpc.runner import AdaptiveRPCRunner
+from tvm_adaptive.values.trial import Timing
+from tvm_adaptive.workers.scratch import OWNER_FILE
+
+# A queue without an end is a test that hangs.
+pytestmark = pytest.mark.timeout(120)
+
+# The workers cannot import this file.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+FAST, SLOW, SLOWER = "farm:1", "farm:2", "farm:3"
+
+
+def offer_device(config: Any, avoided: Any, wait_sec: float) -> tuple[str, tuple[str, ...]]:
+    """Offer the device that was offered longest ago, as a tracker does."""
+    from tvm_adaptive.runner.rpc import lease
+
+    state = Path(config.tracker_host)
+    devices = json.loads(state.read_text())
+    allowed = [each for each in devices if each not in avoided] or list(devices)
+
+    def offered_ns(address: str) -> int:
+        mark = state.with_name(address)
+        return mark.stat().st_mtime_ns if mark.exists() else 0
+
+    chosen = min(allowed, key=offered_ns)
+    state.with_name(chosen).write_text("")
+    host, _, port = chosen.partition(":")
+    lease._Lease.offer = (host, int(port), "")
+    return chosen, tuple(devices)
+
+
+def connect(timeout_sec: int) -> None:
+    return None
+
+
+def refuse_connection(timeout_sec: int) -> None:
+    raise OSError("connection refused")
+
+
+def queue_in_vain(config: Any, avoided: Any, wait_sec: float) -> Any:
+    time.sleep(1000.0)
+
+
+def measure(artifact_path: str, device_type: str, args_info: Any, options: Any) -> Timing:
+    """Take as long as the kernel says, times how slow the device is."""
+    from tvm_adaptive.runner.rpc import lease
+
+    assert lease._Lease.offer is not None
+    host, port, _ = lease._Lease.offer
+    slowness = json.loads(Path(device_type).read_text())[f"{host}:{port}"]
+    return Timing(slowness * float(Path(artifact_path).read_text()), 0.0, 1, 1, "precise", 0.0)
+
+
+def fail_on_copies(artifact_path: str, device_type: str, args_info: Any, options: Any) -> Timing:
+    if "tvm-adaptive-rpc-" in artifact_path:
+        raise RuntimeError("the copy is bad")
+    return measure(artifact_path, device_type, args_info, options)
+
+
+class Farm:
+    """Devices and their slowness, in a file that workers read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.state = folder / "devices.json"
+        self.journal = Journal(folder / "journal.jsonl")
+        self.runners: list[AdaptiveRPCRunner] = []
+
+    def set(self, **slowness: float) -> None:
+        devices = {name.replace("_", ":"): value for name, value in slowness.items()}
+        self.state.write_text(json.dumps(devices))
+
+    def runner(self, **options: Any) -> AdaptiveRPCRunner:
+        options = {"measure": measure, "max_workers": 1, "journal": self.journal, **options}
+        config = RPCConfig(str(self.state), 1, "board", 1, 5)
+        self.runners.append(AdaptiveRPCRunner(config, **options))
+        return self.runners[-1]
+
+    def measure(self, runner: AdaptiveRPCRunner, n: int) -> list[Any]:
+        inputs = []
+        for number in range(n):
+            path = self.folder / f"kernel-{number}"
+            path.write_text(str(1.0 + number))
+            inputs.append(RunnerInput(str(path), str(self.state), []))
+        return [future.result() for future in Runner.run(runner, inputs)]
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in read_journal(self.journal.path) if event["event"] == kind]
+
+
+@pytest.fixture
+def farm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Farm]:
+    farm = Farm(tmp_path)
+
+    def present(pool: Any, config: Any) -> tuple[str, ...]:
+        return tuple(json.loads(farm.state.read_text()))
+
+    monkeypatch.setattr(rpc, "devices_of", present)
+    monkeypatch.setattr(rpc, "queue_for_device", offer_device)
+    monkeypatch.setattr(rpc, "open_session", connect)
+    # A lease for each candidate, so that devices take turns.
+    monkeypatch.setattr(rpc, "LEASE_SEC", 1e-3)
+    with contextlib.closing(farm.journal):
+        yield farm
+        for runner in farm.runners:
+            runner.close()
+
+
+def seconds(found: list[Any]) -> list[float]:
+    assert [result.error_msg for result in found] == [None] * len(found)
+    return [float(result.run_secs[0]) for result in found]
+
+
+@pytest.mark.parametrize("left", [{"farm_2": 5.0}, {"farm_2": 5.0, "farm_3": 6.0}])
+def test_the_queue_ends_when_only_slow_devices_are_left(left: Any, farm: Farm) -> None:
+    farm.set(farm_1=1.0, farm_2=5.0)
+    runner = farm.runner()
+    assert seconds(farm.measure(runner, 4)) == pytest.approx([1.0, 2.0, 3.0, 4.0])
+    assert {event["board"] for event in farm.events("timing")} == {FAST}
+    farm.set(**left)
+    found = seconds(farm.measure(runner, 6))
+    # As the device would have them that has left.
+    assert found == pytest.approx([1.0 + n for n in range(6)])
+    assert {event["board"] for event in farm.events("timing")[4:]} <= {SLOW, SLOWER}
+    speeds = {e["address"]: e["speed"] for e in farm.events("board") if e["state"] == "calibrated"}
+    expected = {FAST: 1.0, SLOW: 1 / 5, SLOWER: 1 / 6}
+    assert speeds == pytest.approx({each: expected[each] for each in speeds})
+
+
+def test_a_device_that_is_too_slow_costs_no_candidate(farm: Farm) -> None:
+    farm.set(farm_1=1.0, farm_2=10.0)
+    runner = farm.runner(boards=BoardRules(max_faults=2))
+    assert seconds(farm.measure(runner, 8)) == pytest.approx([1.0 + n for n in range(8)])
+    assert {event["board"] for event in farm.events("timing")[1:]} == {FAST}
+    states = [event["state"] for event in farm.events("board") if event["address"] == SLOW]
+    assert states.count("quarantined") <= 1
+
+
+def test_another_reference_kernel_follows_one_that_vanished(farm: Farm) -> None:
+    farm.set(farm_1=1.0, farm_2=2.0)
+    runner = farm.runner(boards=BoardRules(calibrate_sec=1e-9))
+    seconds(farm.measure(runner, 4))
+    for kept in kept_kernels(runner):
+        kept.unlink()
+    assert seconds(farm.measure(runner, 6)) == pytest.approx([1.0 + n for n in range(6)])
+    assert len(kept_kernels(runner)) == 1
+
+
+def kept_kernels(runner: Any) -> list[Path]:
+    return [path for path in runner._scratch.path.iterdir() if path.name != OWNER_FILE]
+
+
+def test_a_reference_kernel_that_fails_everywhere_ends_no_queue(farm: Farm) -> None:
+    farm.set(farm_1=1.0, farm_2=1.0)
+    rules = BoardRules(calibrate_sec=1e-9)
+    runner = farm.runner(measure=fail_on_copies, boards=rules)
+    found = farm.measure(runner, 4)
+    assert len(found) == 4
+    reasons = [event["reason"] for event in farm.events("board") if event["state"] == "fault"]
+    assert any("the reference kernel failed" in reason for reason in reasons)
+
+
+def test_candidates_end_when_no_device_can_be_reached(farm: Farm, monkeypatch: Any) -> None:
+    monkeypatch.setattr(rpc, "open_session", refuse_connection)
+    farm.set(farm_1=1.0, farm_2=1.0)
+    found = farm.measure(farm.runner(queue_timeout_sec=1.0), 3)
+    assert ["no device for 1 s" in str(result.error_msg) for result in found] == [True] * 3
+
+
+def test_closing_does_not_wait_for_a_device(farm: Farm, monkeypatch: Any) -> None:
+    monkeypatch.setattr(rpc, "queue_for_device", queue_in_vain)
+    farm.set(farm_1=1.0)
+    runner = farm.runner(overlap=True)
+    path = farm.folder / "kernel"
+    (future,) = Runner.run(runner, [RunnerInput(str(path), str(farm.state), [])])
+    time.sleep(0.2)
+    runner.close()
+    assert "the runner was closed" in str(future.result().error_msg)

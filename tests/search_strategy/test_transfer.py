@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tvm_adaptive.search_strategy.knobs import Choice, Knob, KnobSpace, Point, Tile, Undrawn
+from tvm_adaptive.search_strategy.transfer import (
+    KEPT_PER_TASK,
+    Finding,
+    Relatives,
+    fit,
+    fit_split,
+)
+
+UNROLL = Choice((0.25, 0.25, 0.25, 0.25))
+
+
+def sketch(rows: int, columns: int) -> tuple[Knob, ...]:
+    """Return the knobs of a matrix product: two loops in four parts, one in two, two others."""
+    return (Tile(rows, 4), Tile(columns, 4, 64), Tile(128, 2), UNROLL, Undrawn())
+
+
+SMALL, LARGE = sketch(64, 64), sketch(256, 96)
+GOOD = (4, 2, 4, 2, 2, 1, 2, 16, 32, 4, 3, 7)
+
+
+def finding(seconds: float = 1.0, vector: tuple[int, ...] = GOOD) -> Finding:
+    return Finding("0", SMALL, vector, seconds)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+@pytest.mark.parametrize(
+    ("extent", "bound", "parts", "fitted"),
+    [
+        (64, -1, (4, 2, 4, 2), (4, 2, 4, 2)),  # fits as it is
+        (256, -1, (4, 2, 4, 2), (16, 2, 4, 2)),  # the outermost part takes the rest
+        (8, -1, (4, 2, 4, 2), (1, 1, 4, 2)),  # inner parts first
+        (49, -1, (4, 2, 8, 2), (7, 1, 7, 1)),  # the nearest divisors, as ratios
+        (64, 16, (1, 1, 2, 32), (2, 1, 2, 16)),  # what may not be wider is not
+        (1, -1, (4, 2, 4, 2), (1, 1, 1, 1)),
+        (13, -1, (1, 1, 1, 8), (1, 1, 1, 13)),
+    ],
+)
+def test_inner_parts_are_kept_as_far_as_the_extent_allows(
+    extent: int, bound: int, parts: tuple[int, ...], fitted: tuple[int, ...]
+) -> None:
+    assert fit_split(Tile(extent, 4, bound), parts) == fitted
+
+
+@given(
+    extent=st.integers(1, 5000),
+    bound=st.sampled_from([-1, 1, 8, 64]),
+    parts=st.lists(st.integers(1, 4096), min_size=2, max_size=5),
+)
+def test_whatever_is_fitted_is_a_split_of_the_tile(
+    extent: int, bound: int, parts: list[int]
+) -> None:
+    fitted = fit_split(Tile(extent, len(parts), bound), parts)
+    assert len(fitted) == len(parts)
+    assert math.prod(fitted) == extent
+    assert bound < 0 or fitted[-1] <= bound
+
+
+@given(seed=st.integers(0, 1000))
+def test_a_task_of_the_same_extents_gets_the_decisions_unchanged(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    space = KnobSpace([SMALL])
+    point = space.draw(rng)
+    assert fit(Finding("0", SMALL, point.vector, 1.0), space, rng) == point
+
+
+def test_knobs_of_another_size_are_fitted_and_other_knobs_are_copied(
+    rng: np.random.Generator,
+) -> None:
+    point = fit(finding(), KnobSpace([LARGE]), rng)
+    assert point == Point(0, (16, 2, 4, 2, 3, 1, 2, 16, 32, 4, 3, 7))
+
+
+def test_what_a_relative_has_no_knob_for_is_drawn(rng: np.random.Generator) -> None:
+    more = (*LARGE, Choice((1.0, 0.0)), UNROLL)
+    point = fit(finding(), KnobSpace([more]), rng)
+    assert point is not None
+    assert point.vector[:12] == (16, 2, 4, 2, 3, 1, 2, 16, 32, 4, 3, 7)
+    assert point.vector[12] == 0
+    assert point.vector[13] in range(4)
+
+
+def test_nothing_fits_where_loops_are_split_otherwise(rng: np.random.Generator) -> None:
+    assert fit(finding(), KnobSpace([(Tile(64, 4), Tile(64, 4))]), rng) is None
+    assert fit(finding(), KnobSpace([(UNROLL, Undrawn())]), rng) is None
+
+
+def test_without_loops_to_split_all_knobs_must_be_alike(rng: np.random.Generator) -> None:
+    plain = Finding("0", (UNROLL, Undrawn()), (2, 5), 1.0)
+    assert fit(plain, KnobSpace([(UNROLL, Undrawn())]), rng) == Point(0, (2, 5))
+    assert fit(plain, KnobSpace([(UNROLL, UNROLL)]), rng) is None
+
+
+def test_of_as_many_sketches_the_same_is_taken(rng: np.random.Generator) -> None:
+    second = Finding("1", SMALL, GOOD, 1.0)
+    alike = fit(second, KnobSpace([LARGE, LARGE]), rng)
+    fewer = fit(second, KnobSpace([LARGE]), rng)
+    other = fit(second, KnobSpace([LARGE, (UNROLL,)]), rng)
+    assert [point and point.sketch for point in (alike, fewer, other)] == [1, 0, 0]
+
+
+def test_relatives_of_another_family_are_not_asked(rng: np.random.Generator) -> None:
+    relatives = Relatives()
+    relatives.tell("matmul", "a", [finding()])
+    assert relatives.ask("conv2d", "b", KnobSpace([LARGE]), rng) == []
+    assert len(relatives.ask("matmul", "b", KnobSpace([LARGE]), rng)) == 1
+
+
+def test_a_tasks_own_findings_of_this_run_are_no_news_to_it(rng: np.random.Generator) -> None:
+    relatives = Relatives()
+    relatives.tell("matmul", "a", [finding()])
+    assert relatives.ask("matmul", "a", KnobSpace([SMALL]), rng) == []
+
+
+def test_what_an_earlier_run_found_for_the_task_comes_first(rng: np.random.Generator) -> None:
+    relatives = Relatives()
+    other = (8, 1, 4, 2, 2, 1, 2, 16, 32, 4, 3, 7)
+    relatives.tell("matmul", "b", [finding(0.5, other)])
+    relatives.remember("matmul", "a", [finding(9.0)])
+    seeds = relatives.ask("matmul", "a", KnobSpace([SMALL]), rng)
+    assert [(seed.point.vector, seed.is_own) for seed in seeds] == [(GOOD, True), (other, False)]
+
+
+def test_the_nearest_relative_is_asked_first_and_all_of_them_before_any_second_best(
+    rng: np.random.Generator,
+) -> None:
+    def found(knobs: tuple[Knob, ...], *choices: int) -> list[Finding]:
+        vectors = [KnobSpace([knobs]).draw(rng).vector[:10] for _ in choices]
+        return [
+            Finding("0", knobs, (*vector, choice, 0), 1.0)
+            for vector, choice in zip(vectors, choices, strict=True)
+        ]
+
+    relatives = Relatives()
+    relatives.tell("matmul", "far", found(sketch(2048, 2048), 0, 1))
+    relatives.tell("matmul", "near", found(sketch(128, 64), 2, 3))
+    seeds = relatives.ask("matmul", "mine", KnobSpace([SMALL]), rng)
+    assert [seed.point.vector[10] for seed in seeds] == [2, 0, 3, 1]
+
+
+def test_only_the_best_of_a_task_travel(rng: np.random.Generator) -> None:
+    relatives = Relatives()
+    space = KnobSpace([SMALL])
+    relatives.tell("matmul", "a", [finding(1.0, space.draw(rng).vector) for _ in range(20)])
+    assert 1 <= len(relatives.ask("matmul", "b", KnobSpace([LARGE]), rng)) <= KEPT_PER_TASK
+
+
+def test_seeds_are_different(rng: np.random.Generator) -> None:
+    relatives = Relatives()
+    relatives.tell("matmul", "a", [finding(), finding()])
+    relatives.tell("matmul", "b", [finding()])
+    assert len(relatives.ask("matmul", "c", KnobSpace([LARGE]), rng)) == 1

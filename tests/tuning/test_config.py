@@ -1,0 +1,65 @@
+import dataclasses
+
+import pytest
+
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.tuning.config import (
+    DEFAULT,
+    PAPER,
+    FinishConfig,
+    MeasureConfig,
+    ModelConfig,
+    SchedulerConfig,
+    SearchConfig,
+    TuneConfig,
+    preset,
+)
+
+
+def test_presets_by_name():
+    assert preset("default") is DEFAULT
+    assert preset("paper") is PAPER
+    assert PAPER.measure.rule == "paper"
+    assert (PAPER.model.n_trees, PAPER.model.target) == (10, "throughput")
+
+
+def test_an_unknown_preset_lists_the_known():
+    with pytest.raises(InvalidOptionError, match="Unknown preset 'fast'; possible are default, "):
+        preset("fast")
+
+
+def test_replace_ignores_none_and_refuses_unknown():
+    changed = DEFAULT.replace(cost_model="xgb", strategy=None)
+    assert (changed.cost_model, changed.strategy) == ("xgb", DEFAULT.strategy)
+    with pytest.raises(InvalidOptionError, match="Unknown option speed; possible are builder"):
+        DEFAULT.replace(speed=9)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: SearchConfig(n_trials_per_round=0), "n_trials_per_round must be at least 1"),
+        (lambda: SearchConfig(population_size=0), "population_size must be at least 1"),
+        (lambda: SearchConfig(genetic_num_iters=-1), "genetic_num_iters must be at least 0"),
+        (lambda: ModelConfig(n_trees=0), "n_trees must be at least 2"),
+        (lambda: MeasureConfig(timeout_sec=0), "timeout_sec must be above 0"),
+        (lambda: MeasureConfig(build_timeout_sec=-1), "build_timeout_sec must be above 0"),
+        (lambda: SchedulerConfig(preset="x"), "preset must be default or paper but got 'x'"),
+        (lambda: SchedulerConfig(slot_rounds=0), "slot_rounds must be at least 1"),
+        (lambda: SchedulerConfig(slot_sec=0), "slot_sec must be above 0"),
+        (lambda: SchedulerConfig(warm_up_trials=0), "warm_up_trials must be at least 1"),
+        (lambda: SchedulerConfig(patience_trials=0), "patience_trials must be at least 1"),
+        (lambda: SchedulerConfig(plateau_slots=0), "plateau_slots must be at least 1"),
+        (lambda: SchedulerConfig(plateau_share=1.0), r"plateau_share must be in \[0, 1\)"),
+        (lambda: FinishConfig(top_k=0), "top_k must be at least 1"),
+        (lambda: FinishConfig(rtol=0.0), "rtol must be above 0"),
+    ],
+)
+def test_values_out_of_range_are_refused(make, text):
+    with pytest.raises(InvalidOptionError, match=text):
+        make()
+
+
+def test_configurations_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError, match="cannot assign"):
+        TuneConfig().layout = "keep"

@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+
+from tests.database.conftest import make_record
+from tvm_adaptive import TuneConfig, tune, tune_tir
+from tvm_adaptive._tvm import IRModule, functions_as_tasks, te_workload
+from tvm_adaptive.cli import main
+from tvm_adaptive.database.metaschedule import task_of, trial_of
+from tvm_adaptive.database.store import RecordStore
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.measure_callback.journal import read_journal
+from tvm_adaptive.models import run_exported
+from tvm_adaptive.testing.farm import free_port
+from tvm_adaptive.tuning.config import FinishConfig, SearchConfig
+from tvm_adaptive.tuning.deploy import APPLY_FILE, apply
+from tvm_adaptive.tuning.loader_examples import Argument, cpp_example
+from tvm_adaptive.tuning.target import resolve_target
+
+QUICK = TuneConfig(
+    search=SearchConfig(n_trials_per_round=4, population_size=64, genetic_num_iters=1),
+    finish=FinishConfig(top_k=1, max_task_sec=0.5),
+)
+FACTORY = """
+from tvm_adaptive.models import transformer
+
+def make():
+    return transformer(sequence=16, layers=1, hidden=32, heads=4, inner=64)
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A network of the user's own, tuned a little."""
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "tiny_encoder.py").write_text(FACTORY)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        tune("tiny_encoder:make", work_dir="run", trials=30, seed=1, config=QUICK)
+    yield folder
+    sys.modules.pop("tiny_encoder", None)
+
+
+def example_says(path: Path, folder: Path) -> str:
+    """Run a Python example as a user would, from elsewhere and without this package."""
+    command = [sys.executable, "-c", f"import runpy; runpy.run_path({str(path)!r})"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_a_run_becomes_a_library_with_examples(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(run)
+    assert main(["apply", "run", "--out", str(tmp_path / "out")]) == 0
+    out = capsys.readouterr().out
+    assert "agree; largest difference" in out
+    assert "functions tuned" in out
+    assert "x faster" in out
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["library"] == "tiny_encoder-make.so"
+    assert summary["comparison"]["agree"] is True
+    assert summary["tvm"] == tvm.__version__
+    # What was applied is no run: nothing that reads runs takes it for one.
+    for command in (["show"], ["apply"], ["tune", "--resume"]):
+        assert main([*command, str(tmp_path / "out")]) == 2
+        assert "Traceback" not in capsys.readouterr().err
+    assert not (tmp_path / "out" / "journal.jsonl").exists()
+    assert example_says(tmp_path / "out" / "example.py", tmp_path).startswith("(1, 16, 32) float32")
+
+
+def test_a_farm_that_is_not_there_costs_the_comparison(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(run)
+    farm = ["--tracker", f"127.0.0.1:{free_port()}", "--tracker-key", "board"]
+    assert main(["apply", "run", "--out", str(tmp_path), *farm]) == 1
+    told = capsys.readouterr()
+    assert "no device could be leased" in told.err
+    assert "functions tuned" in told.out
+    assert json.loads((tmp_path / "summary.json").read_text())["comparison"] is None
+    # What it was built from is there, and whoever has a linker can use it.
+    (scores,) = run_exported(tmp_path / "tiny_encoder-make.tar", [np.zeros((1, 16, 32), "float32")])
+    assert scores.shape == (1, 16, 32)
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
+def test_the_example_in_cpp_compiles_and_runs(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(run)
+    apply("run", out_dir=tmp_path)
+    library = Path(tvm.__file__).parent / "lib"
+    ffi = Path(tvm_ffi.__file__).parent
+    command = ["c++", "-std=c++17", "example.cc", "-o", "example", f"-I{ffi / 'include'}"]
+    command += [f"-L{ffi / 'lib'}", "-ltvm_ffi", f"-L{library}", "-Wl,--no-as-needed"]
+    command += ["-ltvm_runtime", f"-Wl,-rpath,{library}:{ffi / 'lib'}"]
+    subprocess.run(command, check=True, cwd=tmp_path)
+    result = subprocess.run(
+        ["./example"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert result.stdout.split() == ["output", "1", "16", "32"], result.stderr
+
+
+def test_the_example_in_cpp_takes_several_inputs():
+    text = cpp_example("net.so", [Argument("a", (1, 2), "int64"), Argument("b", (), "float32")])
+    assert 'Zeros({1, 2}, "int64"),\n      Zeros({}, "float32"));' in text
+    assert "$" not in text.replace("$(", "").replace("$tvm", "")
+
+
+def test_the_store_will_do_instead_of_a_run(tmp_path):
+    store = str(tmp_path / "records.db")
+    tune("te:GMM", work_dir=tmp_path / "run", trials=8, seed=1, config=QUICK.replace(store=store))
+    shutil.rmtree(tmp_path / "run")
+    applied = apply("te:GMM", out_dir=tmp_path / "out", config=QUICK.replace(store=store))
+    assert applied.coverage == "1 of 1 functions tuned"
+    assert applied.comparison.agree
+    assert applied.library.is_file()
+    assert "(1, 128, 128)" in example_says(applied.examples[0], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("what", "options", "text"),
+    [
+        ("te:GMM", {}, "Nothing was recorded for te:GMM on llvm"),
+        ("te:GMM", {"config": QUICK.replace(store="none")}, "Say where the records are"),
+        ("resnet19", {}, "workload must be one of"),
+    ],
+)
+def test_without_records_nothing_is_applied(what, options, text, tmp_path):
+    with pytest.raises(InvalidOptionError, match=text):
+        apply(what, out_dir=tmp_path / "out", **options)
+
+
+def test_what_was_given_in_python_is_applied_in_python(tmp_path):
+    mod = IRModule({"main": te_workload("GMM")["main"]})
+    tune_tir(mod, work_dir=tmp_path / "run", trials=4, seed=1, config=QUICK)
+    with pytest.raises(InvalidOptionError, match="was given its model in Python"):
+        apply(str(tmp_path / "run"), out_dir=tmp_path / "out")
+
+
+def test_a_run_is_not_applied_over_a_run(run, capsys):
+    before = sorted((path, path.stat().st_mtime_ns) for path in (run / "run").rglob("*"))
+    assert main(["apply", str(run / "run"), "--out", str(run / "run")]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "is a run's directory" in line
+    assert "--out" in line
+    assert sorted((path, path.stat().st_mtime_ns) for path in (run / "run").rglob("*")) == before
+
+
+def test_what_a_store_has_recorded_only_is_checked_first(tmp_path):
+    """Nobody has held a play-off for what MetaSchedule, or a killed run, has put there."""
+    target = resolve_target("cpu")
+    (task,) = functions_as_tasks(te_workload("GMM"), target)
+    mod, path = task.dispatched[0], str(tmp_path / "records.db")
+    with RecordStore(path) as store:
+        records = [
+            make_record(mod, target, seconds, seed) for seed, seconds in ((1, 1e-3), (2, 2e-3))
+        ]
+        store.add(task_of(mod, target, "main"), [trial_of(record) for record in records])
+    applied = apply("te:GMM", out_dir=tmp_path / "out", config=QUICK.replace(store=path))
+    assert applied.coverage == "1 of 1 functions tuned"
+    assert applied.comparison.agree
+    events = read_journal(tmp_path / "out" / APPLY_FILE)
+    (held,) = [event for event in events if event["event"] == "playoff"]
+    (winner,) = held["candidates"]
+    assert (winner["unchecked"], winner["disqualified"]) == ("", "")
+
+
+def test_a_run_has_its_own_target(run, tmp_path):
+    with pytest.raises(InvalidOptionError, match="are those of the run"):
+        apply(str(run / "run"), out_dir=tmp_path, target="cpu")

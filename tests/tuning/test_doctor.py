@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tvm_adaptive.database.location import user_store
+from tvm_adaptive.tuning import doctor
+from tvm_adaptive.tuning.doctor import Finding, is_fit, judge_noise
+
+REAL_WHICH = shutil.which
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that takes programs away."""
+
+    def take(*names: str) -> None:
+        monkeypatch.setattr(
+            shutil, "which", lambda name, *a, **k: None if name in names else REAL_WHICH(name)
+        )
+
+    return take
+
+
+def test_the_command_says_what_it_found_and_that_all_is_well(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tvm_adaptive", "doctor", "--quick", "--work-dir", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    names = [line.split()[1] for line in done.stdout.splitlines() if not line.startswith(" ")]
+    assert names[:5] == ["versions", "compiler", "processor", "cores", "memory"]
+    assert "compiles and runs" in done.stdout
+    assert "PROBLEM" not in done.stdout
+
+
+def test_the_command_fails_where_something_is_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "tvm_adaptive", "doctor", "--quick"),
+            *("--work-dir", str(tmp_path / "file" / "runs")),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "PROBLEM  work directory" in done.stdout
+    assert "--work-dir" in done.stdout
+
+
+def test_without_a_compiler_nothing_can_be_tuned(without: Any) -> None:
+    without("cc", "gcc")
+    found = doctor.check_compiler()
+    assert found.verdict == "problem"
+    assert "gcc" in found.cure
+    without("ld")
+    assert doctor.check_compiler().verdict == "warning"
+    without()
+    assert doctor.check_compiler().verdict == "ok"
+
+
+@pytest.mark.parametrize(("name", "verdict"), [("generic", "warning"), ("znver4", "ok")])
+def test_a_processor_without_a_name_is_told(
+    monkeypatch: pytest.MonkeyPatch, name: str, verdict: str
+) -> None:
+    class Fake:
+        attrs = {"mcpu": name}  # noqa: RUF012 - a stand-in of TVM's
+
+    monkeypatch.setattr(doctor, "resolve_target", lambda spec: Fake())
+    assert doctor.check_processor().verdict == verdict
+
+
+def test_another_number_of_threads_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TVM_NUM_THREADS", raising=False)
+    assert doctor.check_cores().verdict == "ok"
+    monkeypatch.setenv("TVM_NUM_THREADS", "77")
+    found = doctor.check_cores()
+    assert found.verdict == "warning"
+    assert "TVM_NUM_THREADS is 77" in found.text
+
+
+@pytest.mark.parametrize(("free_gb", "verdict"), [(64.0, "ok"), (0.5, "warning"), (None, "ok")])
+def test_little_memory_is_told(
+    monkeypatch: pytest.MonkeyPatch, free_gb: float | None, verdict: str
+) -> None:
+    monkeypatch.setattr(doctor, "_free_memory_gb", lambda: free_gb)
+    assert doctor.check_memory().verdict == verdict
+
+
+def test_a_gpu_needs_nvcc(monkeypatch: pytest.MonkeyPatch, without: Any) -> None:
+    monkeypatch.setattr(doctor, "_output_of", lambda command: "GPU 0: H100 (UUID: x)\n")
+    without("nvcc")
+    found = doctor.check_gpu()
+    assert found.verdict == "problem"
+    assert "nvcc" in found.cure
+    monkeypatch.setattr(doctor, "_output_of", lambda command: "")
+    assert doctor.check_gpu().verdict == "ok"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_is_a_problem(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    assert doctor.check_work_dir(tmp_path / "runs").verdict == "problem"
+
+
+def test_a_full_disk_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=2**20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    assert doctor.check_work_dir(tmp_path).verdict == "problem"
+    # Nothing was made.
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_store_that_does_not_open_is_a_warning() -> None:
+    assert doctor.check_store().verdict == "ok"
+    user_store().write_bytes(b"something else" * 1000)
+    assert doctor.check_store().verdict == "warning"
+
+
+def test_noise_has_a_verdict() -> None:
+    quiet = [1.0 + 0.001 * i for i in range(50)]
+    loud = [1.0, 1.3] * 25
+    assert judge_noise(quiet).verdict == "ok"
+    found = judge_noise(loud)
+    assert found.verdict == "warning"
+    assert "30.0%" in found.text
+
+
+def test_a_check_that_fails_itself_is_a_problem() -> None:
+    def fails() -> Finding:
+        raise RuntimeError("first line\nthe reason")
+
+    found = doctor._run("kernel", fails)
+    assert (found.verdict, found.text) == ("problem", "the reason")
+    assert not is_fit([found])
+    assert is_fit([Finding("a", "warning", "x")])

@@ -1,0 +1,242 @@
+"""What a run ends with when its time is over, or a compiler does not end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+
+from tests.database.conftest import make_record
+from tvm_adaptive._tvm import Database, copy_record, functions_as_tasks, memory_database
+from tvm_adaptive._tvm import te_workload as operator
+from tvm_adaptive.errors import OUT_OF_TIME, OutOfTimeError
+from tvm_adaptive.measure_callback import read_journal
+from tvm_adaptive.models import Network, extract, prepare, run_exported, transformer
+from tvm_adaptive.tuning import end_to_end as judges
+from tvm_adaptive.tuning.budget import Budget
+from tvm_adaptive.tuning.config import DEFAULT
+from tvm_adaptive.tuning.end_to_end import FunctionJudge, NetworkJudge
+from tvm_adaptive.tuning.observer import NoObserver
+from tvm_adaptive.tuning.session import Session, open_session
+
+# Workers cannot import this file.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Clock:
+    """Stands still until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Notes(NoObserver):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def hang(*_args: Any) -> None:
+    time.sleep(1000.0)
+
+
+def die(*_args: Any) -> None:
+    os._exit(5)
+
+
+@contextlib.contextmanager
+def session_in(folder: Path, budget: Budget) -> Iterator[Session]:
+    with open_session(
+        "net",
+        work_dir=folder,
+        target=None,
+        budget=budget,
+        trials=1,
+        until_ms=None,
+        seed=0,
+        config=DEFAULT.replace(store="none"),
+        observer=Notes(),
+    ) as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+def network() -> Network:
+    return transformer(sequence=16, layers=1, hidden=32, heads=4, inner=64)
+
+
+def tuned(network: Network, session: Session) -> tuple[Any, Database]:
+    """Return a network and a record of one of its functions."""
+    prepared = prepare(network, session.target)
+    database = memory_database()
+    mod = extract(prepared, session.target)[0].dispatched[0]
+    copy_record(make_record(mod, session.target, 1e-3), database)
+    return prepared, database
+
+
+def shorts(folder: Path) -> list[str]:
+    events = read_journal(folder / "journal.jsonl")
+    return [event["what"] for event in events if event["event"] == "short"]
+
+
+@pytest.mark.parametrize("case", ["compiler-hangs", "compiler-dies", "no-time", "in-time"])
+def test_a_run_ends_with_a_library_that_was_checked(
+    tmp_path: Path, network: Network, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    clock = Clock()
+    budget = Budget(1000.0, clock)
+    with session_in(tmp_path, budget) as session:
+        prepared, database = tuned(network, session)
+        with NetworkJudge(session, network, prepared) as judge:
+            judge.measure_untuned()
+            assert judge.shortfall == ""
+            if case == "compiler-hangs":
+                clock.now = 999.0
+                monkeypatch.setattr(judges, "export_module", hang)
+            elif case == "compiler-dies":
+                monkeypatch.setattr(judges, "export_module", die)
+            elif case == "no-time":
+                clock.now = 1000.0
+            comparison = judge.measure_tuned(database)
+    library = judge.library
+    assert library == tmp_path / f"{network.name}.so"
+    inputs = network.random_inputs()
+    (found,) = run_exported(library, inputs)
+    assert np.isfinite(found).all()
+    assert (comparison is not None) == (case == "in-time")
+    assert (judge.n_tuned, bool(judge.failure)) == (
+        int(case == "in-time"),
+        case == "compiler-dies",
+    )
+    assert bool(judge.shortfall) == (case in ("compiler-hangs", "no-time"))
+    assert shorts(tmp_path) == ([judge.shortfall] if judge.shortfall else [])
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"journal.jsonl", library.name}
+
+
+def test_the_library_goes_before_the_comparison(
+    tmp_path: Path, network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    with session_in(tmp_path, Budget(1000.0, clock)) as session:
+        prepared, database = tuned(network, session)
+        with NetworkJudge(session, network, prepared) as judge:
+            judge.measure_untuned()
+            compiled = judge._is_compiled
+
+            def slowly(*args: Any) -> bool:
+                found = compiled(*args)
+                clock.now = 999.9
+                return found
+
+            monkeypatch.setattr(judge, "_is_compiled", slowly)
+            assert judge.measure_tuned(database) is None
+    assert judge.n_tuned == 1
+    assert judge.library is not None
+    assert judge.library.is_file()
+    assert "no time was left to run" in judge.shortfall
+
+
+def test_an_untuned_network_that_runs_too_long_is_left_out(
+    tmp_path: Path, network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(judges, "try_exported", hang)
+    monkeypatch.setattr(judges, "functools", Unbound)
+    with session_in(tmp_path, Budget(10.0, clock)) as session:
+        prepared, _ = tuned(network, session)
+        with NetworkJudge(session, network, prepared) as judge:
+            judge.measure_untuned()  # has a fifth of the ten seconds
+    assert "untuned.so was run for the 2 s that there were" in judge.shortfall
+    assert "untuned" in shorts(tmp_path)[0]
+
+
+class Unbound:
+    """``functools`` without an argument that the fake does not take."""
+
+    @staticmethod
+    def partial(function: Any, **_options: Any) -> Any:
+        return function
+
+
+def test_functions_that_there_is_no_time_for_have_no_library(tmp_path: Path) -> None:
+    clock = Clock()
+    with session_in(tmp_path, Budget(1000.0, clock)) as session:
+        tasks = functions_as_tasks(operator("GMM"), session.target)
+        database = memory_database()
+        copy_record(make_record(tasks[0].dispatched[0], session.target, 1e-3), database)
+        with FunctionJudge(session, tasks) as judge:
+            judge.measure_untuned()
+            assert judge.reserve_sec > judge.least_reserve_sec > 0.0
+            clock.now = 1000.0
+            assert judge.measure_tuned(database) is None
+    assert judge.libraries == {}
+    assert judge.n_tuned == 0
+    assert judge.shortfall == "no time was left to compile main.so"
+
+
+def test_functions_are_compiled_before_any_is_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    with session_in(tmp_path, Budget(1000.0, clock)) as session:
+        tasks = functions_as_tasks(operator("GMM"), session.target)
+        with FunctionJudge(session, tasks) as judge:
+            judge.measure_untuned()
+            compiled = judge._compiled
+
+            def slowly(*args: Any) -> Any:
+                found = compiled(*args)
+                clock.now = 999.9
+                return found
+
+            monkeypatch.setattr(judge, "_compiled", slowly)
+            assert judge.measure_tuned(memory_database()) is None
+    assert [path.is_file() for path in judge.libraries.values()] == [True]
+    assert "no time was left to run" in judge.shortfall
+
+
+def test_records_are_not_applied_any_more_when_the_time_is_over(
+    tmp_path: Path, network: Network
+) -> None:
+    from tvm_adaptive.models.compile import schedule_network
+
+    def late() -> None:
+        raise OutOfTimeError(OUT_OF_TIME)
+
+    with session_in(tmp_path, Budget(1000.0, Clock())) as session:
+        prepared, database = tuned(network, session)
+        with pytest.raises(OutOfTimeError):
+            schedule_network(prepared, database, session.target, check=late)
+
+
+def test_a_function_that_cannot_be_compiled_any_more_costs_the_comparison(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_args: Any) -> Any:
+        raise RuntimeError("the linker found no room")
+
+    with session_in(tmp_path, Budget(1000.0, Clock())) as session:
+        tasks = functions_as_tasks(operator("GMM"), session.target)
+        database = memory_database()
+        copy_record(make_record(tasks[0].dispatched[0], session.target, 1e-3), database)
+        with FunctionJudge(session, tasks) as judge:
+            judge.measure_untuned()
+            monkeypatch.setattr(judges, "schedule_tir", fail)
+            assert judge.measure_tuned(database) is None
+    assert (judge.n_tuned, judge.libraries) == (0, {})
+    assert judge.coverage == "0 of 1 functions tuned"
+    assert "the linker found no room" in judge.failure

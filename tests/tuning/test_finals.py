@@ -1,0 +1,403 @@
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.database.conftest import make_record
+from tvm_adaptive._tvm import (
+    TVM_VERSION,
+    ExtractedTask,
+    Target,
+    TuningRecord,
+    copy_record,
+    functions_as_tasks,
+    json_database,
+    te_workload,
+)
+from tvm_adaptive.database.metaschedule import task_of, trial_of
+from tvm_adaptive.database.records import StoredTask, StoredTrial
+from tvm_adaptive.database.store import RecordStore
+from tvm_adaptive.database.verdict_file import VerdictFile
+from tvm_adaptive.errors import StoreError
+from tvm_adaptive.measure_callback.journal import NullJournal
+from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
+from tvm_adaptive.runner.playoff.finalist import BUILD_FAILED, SAME, Finalist, as_recorded
+from tvm_adaptive.runner.playoff.playoff import FinalistReport
+from tvm_adaptive.tuning import finals
+from tvm_adaptive.tuning.budget import Budget
+from tvm_adaptive.tuning.config import DEFAULT
+from tvm_adaptive.tuning.finalists import Contenders, contenders_of
+from tvm_adaptive.tuning.observer import NoObserver
+from tvm_adaptive.tuning.outcome import TaskOutcome
+from tvm_adaptive.tuning.reserve import Reserve
+from tvm_adaptive.tuning.session import Session
+from tvm_adaptive.tuning.warm_start import FinalsKeeper
+
+
+@pytest.mark.parametrize(
+    ("changes", "kept"),
+    [
+        ({}, (1.5e-3, "")),
+        ({"unchecked": "no reference"}, None),
+        ({"playoff_sec": math.nan}, None),
+        ({"disqualified": "wrong result: 3 of 4", "playoff_sec": math.nan}, (None, "wrong result")),
+        ({"disqualified": f"{BUILD_FAILED}timeout", "playoff_sec": math.nan}, None),
+        ({"disqualified": SAME, "playoff_sec": math.nan}, None),
+    ],
+)
+def test_only_what_was_learned_of_a_finalist_is_remembered(
+    tmp_path: Path, changes: dict[str, Any], kept: tuple[float | None, str] | None
+) -> None:
+    target = Target({"kind": "llvm", "num-cores": 2})
+    record = make_record(te_workload("GMM"), target, 1e-3)
+    task = task_of(record.workload.mod, target, "main")
+    report = report_of(record, **changes)
+    with RecordStore(tmp_path / "records.db") as store:
+        keeper = FinalsKeeper(session_of(tmp_path, target, store))
+        keeper.keep(report)
+        # On disk before the next play-off begins.
+        finals = store.finals(task)
+    assert VerdictFile(tmp_path, str(TVM_VERSION)).read().get(task.identity, []) == finals
+    found = [(each.seconds, each.failure.partition(":")[0]) for each in finals]
+    assert found == ([] if kept is None else [kept])
+    assert all(each.run == "a" for each in finals)
+    assert [each.error for each in finals if each.seconds] == ([0.01] if kept and kept[0] else [])
+
+
+def report_of(record: TuningRecord, **changes: Any) -> FinalistReport:
+    fields = {
+        "recorded_sec": 1e-3,
+        "playoff_sec": 1.5e-3,
+        "stderr_sec": 1.5e-5,
+        "unchecked": "",
+        **changes,
+    }
+    return FinalistReport("main", (Finalist(record, **fields),), "tied", 1.0)
+
+
+def session_of(work_dir: Path, target: Target, store: Any = None, **more: Any) -> Any:
+    return SimpleNamespace(
+        work_dir=work_dir,
+        target=target,
+        store=store,
+        run_id="a",
+        config=DEFAULT,
+        observer=Notes(),
+        journal=NullJournal(),
+        **more,
+    )
+
+
+class Notes(NoObserver):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+class AwayForAWhile:
+    """A store that refuses the first ``n`` appends."""
+
+    def __init__(self, n: int) -> None:
+        self.n_refused = n
+        self.taken: list[str] = []
+
+    def add_finals(self, task: StoredTask, finals: Sequence[StoredTrial]) -> None:
+        if self.n_refused:
+            self.n_refused -= 1
+            raise StoreError("the server is gone.")
+        self.taken.append(task.name)
+
+
+@pytest.mark.parametrize(("n_refused", "n_notes"), [(0, 0), (1, 0), (2, 1)])
+def test_what_a_store_refused_is_offered_again_at_the_end(
+    tmp_path: Path, n_refused: int, n_notes: int
+) -> None:
+    target = Target({"kind": "llvm", "num-cores": 2})
+    report = report_of(make_record(te_workload("GMM"), target, 1e-3))
+    store = AwayForAWhile(n_refused)
+    session = session_of(tmp_path, target, store)
+    keeper = FinalsKeeper(session)
+    for name in "abc":
+        keeper.keep(dataclasses.replace(report, task_name=name))
+    keeper.close()
+    assert store.taken == ([] if n_notes else ["a", "b", "c"])
+    assert len(session.observer.notes) == n_notes
+    (said,) = VerdictFile(tmp_path, str(TVM_VERSION)).read().values()
+    assert len(said) == 3, "the run itself knows"
+
+
+TARGET = Target({"kind": "llvm", "num-cores": 2})
+
+
+def gmm_task() -> ExtractedTask:
+    return functions_as_tasks(te_workload("GMM"), TARGET)[0]
+
+
+def contenders_with(
+    folder: Path,
+    own: dict[int, float],
+    *,
+    run: Sequence[StoredTrial] = (),
+    store: Sequence[StoredTrial] | None = None,
+) -> Contenders:
+    """Return what a task has: records by seed, and what was said in its run and in a store."""
+    task = gmm_task()
+    mod = task.dispatched[0]
+    so_far = TaskProgress("main", 2.0, best_sec=min(own.values(), default=math.inf))
+    for seed, seconds in own.items():
+        copy_record(make_record(mod, TARGET, seconds, seed), json_database(folder))
+    stored = task_of(mod, TARGET, "main")
+    if run:
+        VerdictFile(folder, str(TVM_VERSION)).add(stored, run)
+    with contextlib.ExitStack() as stack:
+        session = session_of(folder, TARGET)
+        if store is not None:
+            session.store = stack.enter_context(RecordStore(folder / "records.db"))
+            # Recorded as much faster, by a run that had no play-off: nobody has checked it.
+            session.store.add(stored, [trial_of(make_record(mod, TARGET, 1e-6, 9), run="b")])
+            session.store.add_finals(stored, store)
+        (found,) = contenders_of(session, [task], RunProgress([so_far]))
+    return found
+
+
+def said(seed: int, seconds: float, failure: str = "", run: str = "a") -> StoredTrial:
+    mod = gmm_task().dispatched[0]
+    return trial_of(make_record(mod, TARGET, seconds, seed), failure=failure, run=run)
+
+
+def times_of(contenders: Contenders) -> list[float]:
+    return [float(each.run_secs[0]) for each in contenders.records]
+
+
+@pytest.mark.parametrize("place", ["run", "store"])
+@pytest.mark.parametrize(
+    ("own_seed", "final_seed", "importance_sec", "is_proven", "order"),
+    [
+        (None, None, 0.0, False, []),  # nothing is known
+        (1, None, 2e-3, False, [1e-3]),
+        (1, 2, 2e-3, False, [1e-3, 3e-3]),  # another one was proven, and this may be faster
+        (1, 1, 2e-3, True, [1e-3, 3e-3]),
+        (None, 1, 6e-3, True, [3e-3]),
+    ],
+)
+def test_a_task_plays_for_its_records_and_for_what_was_proven(
+    tmp_path: Path,
+    *,
+    own_seed: int | None,
+    final_seed: int | None,
+    importance_sec: float,
+    is_proven: bool,
+    order: list[float],
+    place: str,
+) -> None:
+    finals = [] if final_seed is None else [said(final_seed, 3e-3)]
+    own = {} if own_seed is None else {own_seed: 1e-3}
+    found = contenders_with(
+        tmp_path,
+        own,
+        run=finals if place == "run" else (),
+        store=[] if place == "run" else finals,
+    )
+    assert found.importance_sec == pytest.approx(importance_sec)
+    assert found.is_proven == is_proven
+    assert found.is_due == (importance_sec > 0 and not is_proven)
+    assert times_of(found) == order
+    assert (found.proven is None) == (final_seed is None)
+    assert found.proven is None or (found.proven.is_sound and found.proven.final_sec() == 3e-3)
+
+
+@pytest.mark.parametrize("place", ["run", "store"])
+def test_whom_a_playoff_found_out_has_no_second_chance(tmp_path: Path, place: str) -> None:
+    finals = [said(2, 3e-3), said(1, 1e-6, "wrong result: 3 of 4")]
+    finals_of = {"run": finals} if place == "run" else {"store": finals}
+    found = contenders_with(tmp_path, {1: 1e-6, 2: 2e-3, 3: 4e-3}, **finals_of)
+    assert times_of(found) == [2e-3, 3e-3, 4e-3]
+    assert found.is_proven, "what is faster than the proven one was found out"
+
+
+def test_what_one_source_found_out_wins_by_none(tmp_path: Path) -> None:
+    found = contenders_with(
+        tmp_path, {1: 1e-3}, run=[said(1, 1e-3, "crash: SIGSEGV")], store=[said(1, 3e-3, run="b")]
+    )
+    assert (found.proven, found.records, found.is_proven) == (None, (), False)
+
+
+def test_luck_does_not_go_before_what_was_proven(tmp_path: Path) -> None:
+    """A recorded time flatters by some hundredths; a tenth is more than that."""
+    finals = [said(4, 1e-3)]
+    found = contenders_with(tmp_path, {1: 0.8e-3, 2: 0.95e-3, 3: 0.99e-3}, run=finals)
+    assert times_of(found) == [0.8e-3, 1e-3, 0.95e-3, 0.99e-3]
+
+
+def held(*finalists: Finalist, reason: str = "failed") -> FinalistReport:
+    return FinalistReport("main", finalists, reason, 1.0)
+
+
+def test_where_a_playoff_has_no_winner_the_earlier_one_stands() -> None:
+    mod = gmm_task().dispatched[0]
+    record, other = (make_record(mod, TARGET, 1e-3, seed) for seed in (1, 2))
+    proven = Finalist(record, 1e-3, 1e-3, unchecked="")
+    mine = Contenders(mod, "main", (other, record), 1e-3, proven)
+    wrong = Finalist(other, 1e-9, disqualified="wrong result", unchecked="")
+    task, notes = TaskProgress("main", 1.0), Notes()
+    outcome = finals._outcome(task, finals._with_proven(held(wrong), mine, notes))
+    assert (outcome.best_sec, outcome.played_off, outcome.n_disqualified) == (1e-3, True, 1)
+    # Found out now, it does not stand any longer.
+    out = Finalist(record, 1e-3, disqualified="wrong result", unchecked="")
+    outcome = finals._outcome(task, finals._with_proven(held(wrong, out), mine, notes))
+    assert (outcome.best_sec, outcome.played_off) == (math.inf, False)
+    assert notes.notes == []
+    nothing = dataclasses.replace(mine, proven=None)
+    unknown = held(as_recorded(other, "no reference: timeout"), reason="no-reference")
+    outcome = finals._outcome(task, finals._with_proven(unknown, nothing, notes))
+    assert (outcome.best_sec, outcome.played_off) == (1e-3, False)
+    assert notes.notes == ["main stays untuned, as nothing could be checked: no reference: timeout"]
+
+
+@pytest.mark.parametrize(("left_sec", "deadline_sec"), [(1e9, 120.0), (60.0, 60.0), (1.0, 30.0)])
+def test_an_untuned_function_may_take_what_the_budget_leaves(
+    left_sec: float, deadline_sec: float
+) -> None:
+    session: Any = SimpleNamespace(budget=SimpleNamespace(left_sec=left_sec, reserve_sec=0.0))
+    assert finals._reference_timeout_sec(session) == deadline_sec
+
+
+@pytest.mark.parametrize(
+    ("left_sec", "expected"),
+    [
+        (100.0, {"top_k": 3, "n_qualifiers": 32, "prefetch": True, "max_sec": 8.0}),
+        (25.0, {"top_k": 3, "n_qualifiers": 32, "prefetch": True, "max_sec": 0.5}),
+        (17.0, {"top_k": 3, "n_qualifiers": 32, "prefetch": True, "max_sec": 0.2}),
+        (16.0, {"top_k": 1, "n_qualifiers": 0, "prefetch": False, "max_sec": 0.2}),
+    ],
+)
+def test_a_task_is_only_checked_where_the_seconds_would_not_suffice_for_the_others(
+    monkeypatch: pytest.MonkeyPatch, left_sec: float, expected: dict[str, Any]
+) -> None:
+    told: dict[str, Any] = {}
+    monkeypatch.setattr(finals, "play_off", lambda *_args, **options: told.update(options))
+    budget = SimpleNamespace(seconds=600.0, left_sec=left_sec, reserve_sec=10.0, elapsed_sec=0.0)
+    session: Any = SimpleNamespace(
+        budget=budget,
+        config=DEFAULT,
+        target=None,
+        seed=0,
+        journal=None,
+        work_dir=None,
+    )
+    mine: Any = SimpleNamespace(records=(), name="main")
+    nothing: Any = None
+    turn = finals._Turn(share=0.5, n_left=10, n_due=9)
+    finals._play_off(session, mine, turn, builder=nothing, pool=nothing)
+    assert {key: told[key] for key in expected} == pytest.approx(expected)
+
+
+def test_a_round_that_closes_the_last_gap_ends_the_hurry() -> None:
+    nothing: Any = None
+    session = Session(
+        config=DEFAULT,
+        target=nothing,
+        work_dir=nothing,
+        run_id="",
+        seed=0,
+        trials=None,
+        until_ms=None,
+        budget=Budget(100.0),
+        journal=nothing,
+        observer=NoObserver(),
+        server=None,
+        store=None,
+        reserve=Reserve(later_sec=10.0, least_later_sec=10.0, playoff_sec=30.0, check_sec=5.0),
+        proven=frozenset({"b"}),
+    )
+    progress = RunProgress([TaskProgress("a", 1.0), TaskProgress("b", 1.0)])
+    session.keep_back(progress)
+    assert session.budget.reserve_sec == 10.0
+    progress.tasks[0].best_sec = 1e-3
+    session.round_done(progress)
+    assert session.budget.reserve_sec == 40.0
+
+
+@pytest.mark.parametrize(
+    ("left_sec", "is_proven", "expected"),
+    [
+        (50.0, False, "played"),
+        (10.0, False, "no-time"),  # the reserve: nobody can check it
+        (-5.0, False, "no-time"),
+        (10.0, True, "no-record"),
+        (50.0, True, "played"),
+    ],
+)
+def test_what_there_is_no_time_to_check_stays_untuned(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    left_sec: float,
+    is_proven: bool,
+    expected: str,
+) -> None:
+    told: dict[str, Any] = {}
+
+    def play_off(*_args: Any, **options: Any) -> FinalistReport:
+        told.update(options)
+        return FinalistReport("main", (), "played", 1.0)
+
+    monkeypatch.setattr(finals, "play_off", play_off)
+    seen: list[FinalistReport] = []
+
+    def outcome(_task: Any, report: FinalistReport) -> TaskOutcome:
+        seen.append(report)
+        return TaskOutcome("main", 1.0, 4, 0, math.inf)
+
+    monkeypatch.setattr(finals, "_outcome", outcome)
+    mine: Any = SimpleNamespace(
+        name="main",
+        mod=None,
+        records=(),
+        proven=None,
+        importance_sec=1.0,
+        is_proven=is_proven,
+        is_due=not is_proven,
+    )
+    monkeypatch.setattr(finals, "contenders_of", lambda *_args: [mine])
+    now = [0.0]
+    budget = Budget(100.0, lambda: now[0])
+    budget.reserve_sec = 10.0
+    now[0] = 100.0 - left_sec
+    nothing: Any = None
+    session = Session(
+        config=DEFAULT,
+        target=Target({"kind": "llvm", "num-cores": 1}),
+        work_dir=tmp_path,
+        run_id="",
+        seed=0,
+        trials=None,
+        until_ms=None,
+        budget=budget,
+        journal=NullJournal(),  # type: ignore[arg-type]
+        observer=NoObserver(),
+        server=None,
+        store=None,
+    )
+    task = SimpleNamespace(name="main", weight=1.0, n_trials=4, n_errors=0)
+    database, _ = finals.decide(session, [nothing], RunProgress([task]))  # type: ignore[list-item]
+    assert [report.reason for report in seen] == [expected]
+    assert len(database) == 0
+    if expected == "played":
+        assert told["limit_sec"] == pytest.approx(left_sec - 10.0)
+
+
+def test_a_play_off_leaves_the_others_the_time_to_be_checked() -> None:
+    budget = SimpleNamespace(left_sec=30.0, reserve_sec=10.0)
+    session: Any = SimpleNamespace(budget=budget)
+    assert finals._limit_sec(session, finals._Turn(0.5, n_left=10, n_due=9)) == pytest.approx(14.6)
+    # There is not even that much: an equal share.
+    assert finals._limit_sec(session, finals._Turn(0.5, n_left=40, n_due=39)) == 0.5

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tvm_adaptive.tuning.budget import Budget
+from tvm_adaptive.tuning.interrupts import SignalCount, interruptible
+from tvm_adaptive.workers import main as worker_main
+
+PROGRAM = Path(worker_main.__file__)
+# The main thread is in C, where Python's handlers do not run, or waits for a database.
+BLOCKED = f"""
+import runpy
+runpy.run_path({str(PROGRAM)!r})["defer_package"]("tvm_adaptive")  # TVM is not needed
+import ctypes, pathlib, sqlite3, sys
+from tvm_adaptive.tuning.interrupts import interruptible
+from tvm_adaptive.tuning.run_lock import owned
+work_dir, where = pathlib.Path(sys.argv[1]), sys.argv[2]
+interrupt = lambda: print("interrupted", flush=True)
+def hang():
+    mutex = ctypes.create_string_buffer(256)  # zeros are an open one
+    ctypes.CDLL(None).pthread_mutex_lock(mutex)
+    ctypes.CDLL(None).pthread_mutex_lock(mutex)
+with owned(work_dir) as owner:
+    with interruptible(interrupt, last_words=hang, release=owner.release):
+        print("ready", flush=True)
+        if where == "C":
+            hang()
+        else:
+            sqlite3.connect(work_dir / "store.db", timeout=60).execute("BEGIN IMMEDIATE")
+"""
+
+
+def test_an_echo_of_the_first_request_is_no_second_one() -> None:
+    now = [10.0]
+    count = SignalCount(frozenset({2, 15}), lambda: now[0])
+    assert count.take(17) == 0
+    assert count.take(15) == 1
+    now[0] += 0.1
+    assert count.take(15) == 0
+    assert count.take(2) == 0
+    now[0] += 1.0
+    assert count.take(17) == 0
+    assert count.take(2) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_first_signal_sets_a_flag_and_handlers_come_back(number: signal.Signals) -> None:
+    budget, before = Budget(None), signal.getsignal(number)
+    with interruptible(budget.interrupt, last_words=pytest.fail, release=pytest.fail):
+        signal.raise_signal(number)
+        signal.raise_signal(number)  # an echo
+        assert budget.should_stop()
+    assert signal.getsignal(number) is before
+    assert signal.set_wakeup_fd(-1) == -1
+    assert not any(thread.name == "signals" for thread in threading.enumerate())
+
+
+def test_nohup_stays_in_force() -> None:
+    budget, before = Budget(None), signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interruptible(budget.interrupt, last_words=pytest.fail, release=pytest.fail):
+            signal.raise_signal(signal.SIGHUP)
+        assert not budget.interrupted
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_other_threads_catch_nothing() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    seen = []
+
+    def run() -> None:
+        with interruptible(pytest.fail, last_words=pytest.fail, release=pytest.fail):
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert seen == [before]
+
+
+@pytest.mark.parametrize("where", ["C", "database"])
+def test_a_second_signal_ends_a_run_that_is_blocked(tmp_path: Path, where: str) -> None:
+    import sqlite3
+
+    connection = sqlite3.connect(tmp_path / "store.db")
+    connection.execute("BEGIN IMMEDIATE")
+    process = subprocess.Popen(
+        [sys.executable, "-c", BLOCKED, str(tmp_path), where],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    os.kill(process.pid, signal.SIGTERM)
+    # The flag is set though the main thread does not run.
+    assert process.stdout.readline() == "interrupted\n"
+    time.sleep(1.0)  # no echo any more
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    connection.close()
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert [path.name for path in tmp_path.iterdir()] == ["store.db"]

@@ -1,0 +1,441 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+
+from tests.database.conftest import make_record
+from tvm_adaptive._tvm import IRModule, Target, te_workload
+from tvm_adaptive.cost_model.dataset import Dataset
+from tvm_adaptive.database import schema
+from tvm_adaptive.database.engine import transaction
+from tvm_adaptive.database.location import (
+    NO_STORE,
+    USER_STORE,
+    open_store,
+    redacted_name,
+    user_store,
+)
+from tvm_adaptive.database.metaschedule import task_of, trial_of
+from tvm_adaptive.database.records import StoredTask, StoredTrial
+from tvm_adaptive.database.rows import pack_features
+from tvm_adaptive.database.store import RecordStore
+from tvm_adaptive.errors import StoreError
+from tvm_adaptive.search_strategy.knobs import KnobSpace, Tile
+from tvm_adaptive.search_strategy.transfer import Relatives
+from tvm_adaptive.search_strategy.transfer_records import finding_of
+from tvm_adaptive.task_scheduler.arms import Remembered
+from tvm_adaptive.tuning import prior_trials
+from tvm_adaptive.tuning.prior_trials import Recalled, recall
+from tvm_adaptive.workers.environment import Environment
+
+N_FEATURES = 5
+HERE = Environment("this processor, 2 cores", "0.27.0", "0.1.14")
+
+
+class Model:
+    def preload(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[RecordStore]:
+    with RecordStore(tmp_path / "records.db", HERE) as store:
+        yield store
+
+
+@pytest.fixture(scope="module")
+def mod() -> IRModule:
+    return te_workload("GMM")
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return Target({"kind": "llvm", "num-cores": 2})
+
+
+@pytest.fixture
+def context(mod: IRModule, target: Target) -> Any:
+    return SimpleNamespace(mod=mod, target=target, task_name="mine")
+
+
+def trials(mod: IRModule, target: Target, seconds: list[float | None]) -> list[StoredTrial]:
+    made = [trial_of(make_record(mod, target, sec, seed + 1)) for seed, sec in enumerate(seconds)]
+    return [
+        dataclasses.replace(trial, features=np.full(N_FEATURES, i, dtype=np.float32))
+        for i, trial in enumerate(made)
+    ]
+
+
+def space_of(trial: StoredTrial) -> KnobSpace:
+    finding = finding_of(json.loads(trial.record), 1.0)
+    assert finding is not None
+    return KnobSpace([finding.knobs], [finding.sketch])
+
+
+def test_the_same_task_is_known_and_its_best_are_its_own_seeds(
+    store: RecordStore, mod: IRModule, target: Target, context: Any, rng: np.random.Generator
+) -> None:
+    kept = trials(mod, target, [3e-3, None, 1e-3])
+    store.add(task_of(mod, target, "then"), kept)
+    relatives, model = Relatives(), Model()
+    recalled = recall(store, [context], relatives, model)
+    assert (recalled.n_known, recalled.n_related, recalled.n_samples) == (1, 0, 3)
+    np.testing.assert_array_equal(recalled.tasks["mine"].latencies_ms, [3.0, np.nan, 1.0])
+    assert not recalled.tasks["mine"].is_proven
+    task = store.tasks()[0]
+    seeds = relatives.ask(task.family, "mine", space_of(kept[0]), rng)
+    assert all(seed.is_own for seed in seeds)
+    best = finding_of(json.loads(kept[2].record), 1.0)
+    assert best is not None
+    assert seeds[0].point.vector == best.vector
+    ((_, samples),) = model.dataset
+    np.testing.assert_array_equal(samples.seconds, [3e-3, np.nan, 1e-3])
+    assert samples.rows[:, 0].tolist() == [0, 1, 2]
+
+
+def test_the_winner_of_a_playoff_comes_first_and_a_liar_never(
+    store: RecordStore, mod: IRModule, target: Target, context: Any, rng: np.random.Generator
+) -> None:
+    task = task_of(mod, target, "then")
+    kept = trials(mod, target, [1e-3, 2e-3, 3e-3, 4e-3])
+    store.add(task, kept)
+    store.add_finals(task, [dataclasses.replace(kept[2], seconds=1.5e-3)])
+    store.add_finals(task, [dataclasses.replace(kept[0], seconds=None, failure="wrong result")])
+    relatives, model = Relatives(), Model()
+    assert recall(store, [context], relatives, model).tasks["mine"].is_proven
+    seeds = relatives.ask(task.family, "mine", space_of(kept[0]), rng)
+    findings = [finding_of(json.loads(each.record), 1.0) for each in kept]
+    vectors = [each.vector for each in findings if each is not None]
+    assert [seed.point.vector for seed in seeds] == [vectors[2], vectors[1], vectors[3]]
+    ((_, samples),) = model.dataset
+    np.testing.assert_array_equal(samples.seconds, [2e-3, 3e-3, 4e-3])
+
+
+def test_what_a_run_did_itself_is_not_told_again(
+    store: RecordStore, mod: IRModule, target: Target, context: Any
+) -> None:
+    first, second = trials(mod, target, [1e-3, 2e-3])
+    task = task_of(mod, target, "then")
+    store.add(task, [dataclasses.replace(first, run="mine"), second])
+    recalled = recall(store, [context], Relatives(), Model(), without={"mine"})
+    assert recalled.tasks["mine"].latencies_ms == (2.0,)
+
+
+def test_a_search_that_takes_no_seeds_is_not_compared_with_earlier_ones(
+    store: RecordStore, mod: IRModule, target: Target, context: Any
+) -> None:
+    task = task_of(mod, target, "then")
+    (kept,) = trials(mod, target, [1e-3])
+    store.add(task, [kept])
+    store.add_finals(task, [kept])
+    recalled = recall(store, [context], None, Model())
+    assert recalled.tasks == {"mine": Remembered((), is_proven=True)}
+
+
+def test_a_relative_brings_seeds_and_samples(
+    store: RecordStore, mod: IRModule, target: Target, context: Any, rng: np.random.Generator
+) -> None:
+    task = task_of(mod, target, "then")
+    kept = trials(mod, target, [1e-3, 2e-3])
+    store.add(dataclasses.replace(task, workload_key="0" * 16), kept)
+    relatives, model = Relatives(), Model()
+    assert recall(store, [context], relatives, model) == Recalled(0, 1, 2)
+    seeds = relatives.ask(task.family, "mine", space_of(kept[0]), rng)
+    assert seeds
+    assert not any(seed.is_own for seed in seeds)
+
+
+def test_another_target_brings_seeds_only(
+    store: RecordStore, mod: IRModule, target: Target, context: Any, rng: np.random.Generator
+) -> None:
+    other = Target({"kind": "llvm", "num-cores": 64})
+    kept = trials(mod, other, [1e-3, 2e-3])
+    store.add(task_of(mod, other, "then"), kept)
+    relatives, model = Relatives(), Model()
+    assert recall(store, [context], relatives, model) == Recalled(0, 1, 0)
+    seeds = relatives.ask(task_of(mod, other, "").family, "mine", space_of(kept[0]), rng)
+    assert seeds
+    assert not any(seed.is_own for seed in seeds)
+
+
+def test_another_family_brings_nothing(
+    store: RecordStore, mod: IRModule, target: Target, context: Any
+) -> None:
+    task = StoredTask("0" * 16, task_of(mod, target, "").target, "softmax", "s", "[]")
+    store.add(task, trials(mod, target, [1e-3]))
+    model = Model()
+    assert recall(store, [context], Relatives(), model) == Recalled(0, 0, 0)
+    assert len(model.dataset) == 0
+
+
+def test_records_that_cannot_be_read_are_left_out(
+    store: RecordStore, mod: IRModule, target: Target, context: Any
+) -> None:
+    task = task_of(mod, target, "then")
+    store.add(task, [StoredTrial("{", 1e-4), StoredTrial('[[["?"]]]', 1e-4)])
+    assert recall(store, [context], Relatives(), Model()).n_known == 0
+    store.add(task, trials(mod, target, [1e-3]))
+    assert recall(store, [context], Relatives(), Model()).n_known == 1
+
+
+def test_of_a_long_history_the_best_and_some_of_all_of_it_are_learned(
+    store: RecordStore, mod: IRModule, target: Target, context: Any
+) -> None:
+    (pattern,) = trials(mod, target, [1.0])
+    seconds = np.random.default_rng(0).permutation(np.arange(1.0, 501.0))
+    store.add(
+        task_of(mod, target, "then"),
+        [dataclasses.replace(pattern, seconds=float(sec)) for sec in seconds],
+    )
+    model = Model()
+    recall(store, [context], None, model)
+    ((_, samples),) = model.dataset
+    assert 48 <= len(samples.seconds) <= 64
+    assert set(np.arange(1.0, 33.0)) <= set(samples.seconds)
+    assert samples.seconds.max() > 300
+
+
+def test_a_model_that_takes_no_samples_gets_none(
+    store: RecordStore, mod: IRModule, target: Target, context: Any
+) -> None:
+    store.add(task_of(mod, target, "then"), trials(mod, target, [1e-3]))
+    assert recall(store, [context], None, None).n_known == 1
+
+
+def test_none_is_no_store() -> None:
+    with open_store(NO_STORE) as store:
+        assert store is None
+
+
+def test_the_users_own_store_is_made_below_the_home_directory() -> None:
+    with open_store(USER_STORE) as store:
+        assert store is not None
+    assert user_store().is_file()
+
+
+def test_a_run_goes_on_without_the_users_own_store(caplog: pytest.LogCaptureFixture) -> None:
+    user_store().parent.mkdir(parents=True)
+    user_store().write_bytes(b"something else" * 1000)
+    with open_store(USER_STORE) as store:
+        assert store is None
+    assert "goes on without" in caplog.text
+
+
+def test_a_store_that_was_named_must_open(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"something else" * 1000)
+    with pytest.raises(StoreError), open_store(str(tmp_path / "file")):
+        pass
+
+
+def test_what_a_record_says_of_its_knobs(mod: IRModule, target: Target) -> None:
+    (trial,) = trials(mod, target, [1e-3])
+    finding = finding_of(json.loads(trial.record), 1e-3)
+    assert finding is not None
+    (tile,) = finding.knobs
+    assert isinstance(tile, Tile)
+    assert (tile.extent, tile.n_parts) == (128, 4)
+    assert int(np.prod(finding.vector)) == 128
+
+
+def test_all_samples_together_are_bounded(
+    store: RecordStore,
+    mod: IRModule,
+    target: Target,
+    context: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prior_trials, "_MAX_SAMPLES", 5)
+    task = task_of(mod, target, "then")
+    for number in range(4):
+        other = dataclasses.replace(task, workload_key=f"{number:016x}")
+        store.add(other, trials(mod, target, [1e-3, 2e-3]))
+    store.add(task, trials(mod, target, [1e-3, 2e-3]))
+    model = Model()
+    recall(store, [context], None, model)
+    assert len(model.dataset) == 6
+    # The task's own come first.
+    assert next(iter(model.dataset))[0].startswith(task.workload_key)
+
+
+def test_a_url_may_come_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(StoreError, match="MY_STORE, which is not set"), open_store("env:MY_STORE"):
+        pass
+    monkeypatch.setenv("MY_STORE", f"sqlite:///{tmp_path / 'team.db'}")
+    with open_store("env:MY_STORE") as store:
+        assert store is not None
+        assert store.name == str(tmp_path / "team.db")
+        # A journal names the variable, from which a resumed run finds the store again.
+        assert redacted_name("env:MY_STORE", store) == "env:MY_STORE"
+    with RecordStore(tmp_path / "other.db") as store:
+        assert redacted_name("whatever", store) == str(tmp_path / "other.db")
+    assert redacted_name(USER_STORE, None) == NO_STORE
+
+
+def at(environment: Environment, trials: list[StoredTrial]) -> list[StoredTrial]:
+    return [dataclasses.replace(trial, environment=environment) for trial in trials]
+
+
+OTHER_DEVICE = dataclasses.replace(HERE, device="another processor, 2 cores")
+OTHER_TVM = dataclasses.replace(HERE, tvm="0.26.0")
+SOMEWHERE = dataclasses.replace(HERE, device="")
+
+
+@pytest.mark.parametrize("there", [OTHER_DEVICE, OTHER_TVM, SOMEWHERE])
+def test_what_comes_from_elsewhere_is_a_hint_and_no_time(
+    tmp_path: Path, context: Any, rng: np.random.Generator, there: Environment
+) -> None:
+    mod, target = context.mod, context.target
+    task = task_of(mod, target, "then")
+    kept = trials(mod, target, [1e-3, 2e-3, 3e-3])
+    with RecordStore(tmp_path / "records.db") as store:
+        store.add(task, at(there, kept))
+        store.add_finals(task, at(there, [dataclasses.replace(kept[1], features=None)]))
+        relatives, model = Relatives(), Model()
+        recalled = recall(store.at(HERE), [context], relatives, model)
+        assert recalled.n_known == 1
+        assert recalled.n_samples == len(model.dataset) == 0
+        assert recalled.tasks == {}
+        found = vectors_of(kept)
+        seeds = relatives.ask(task.family, "mine", space_of(kept[0]), rng)
+        # The winner there is the best hint; all are measured again.
+        assert [seed.point.vector for seed in seeds] == [found[1], found[0], found[2]]
+        assert all(seed.is_own for seed in seeds)
+        # As before, for somebody who measures there.
+        if there.is_known:
+            again = recall(store.at(there), [context], Relatives(), Model())
+            assert again.n_samples == 3
+            assert again.tasks["mine"].is_proven
+
+
+def vectors_of(kept: list[StoredTrial]) -> list[tuple[int, ...]]:
+    findings = [finding_of(json.loads(each.record), 1.0) for each in kept]
+    return [each.vector for each in findings if each is not None]
+
+
+def test_among_what_was_measured_here_the_best_from_elsewhere_has_a_place(
+    store: RecordStore, mod: IRModule, target: Target, context: Any, rng: np.random.Generator
+) -> None:
+    task = task_of(mod, target, "then")
+    kept = trials(mod, target, [1e-3, 2e-3, 3e-3, 4e-3, 5e-3, 6e-3])
+    store.add(task, kept[:5])
+    store.add(task, at(OTHER_DEVICE, [dataclasses.replace(kept[5], seconds=9.0)]))
+    relatives = Relatives()
+    recalled = recall(store, [context], relatives, Model())
+    assert len(recalled.tasks["mine"].latencies_ms) == 5
+    found = vectors_of(kept)
+    seeds = relatives.ask(task.family, "mine", space_of(kept[0]), rng)
+    assert [seed.point.vector for seed in seeds] == [found[0], found[1], found[2], found[5]]
+
+
+def test_what_a_playoff_found_out_elsewhere_is_wrong_here_too(
+    store: RecordStore, mod: IRModule, target: Target, context: Any, rng: np.random.Generator
+) -> None:
+    task = task_of(mod, target, "then")
+    kept = trials(mod, target, [1e-3, 2e-3])
+    store.add(task, kept)
+    liar = dataclasses.replace(kept[0], seconds=None, failure="wrong result")
+    store.add_finals(task, at(OTHER_TVM, [liar]))
+    relatives, model = Relatives(), Model()
+    recall(store, [context], relatives, model)
+    seeds = relatives.ask(task.family, "mine", space_of(kept[0]), rng)
+    assert [seed.point.vector for seed in seeds] == vectors_of(kept)[1:]
+    ((_, samples),) = model.dataset
+    assert samples.seconds.tolist() == [2e-3]
+
+
+def hostile_rows(n: int) -> list[dict[str, Any]]:
+    """Return rows that somebody wrote by hand, most of them faster than any kernel."""
+    good = json.dumps([[[], []], [1.0]])
+    bomb = zlib.compress(bytes(1 << 20), level=9)
+    tile = [["SamplePerfectTile", ["l"], [2, 64], ["a", "b"]]]
+    foreign = pack_features(np.ones(N_FEATURES + 2, dtype=np.float32))
+    patterns: list[dict[str, Any]] = [
+        {"record": good[:-2]},
+        {"record": "[" * 2000},
+        {"record": "[[[],[]],[Infinity]]"},
+        {"record": json.dumps([[tile, [[0, [0, 64]]]], [1.0]])},
+        {"record": good, "seconds": 1e-300},
+        {"record": good, "seconds": float("inf")},
+        # Of these the record is one.
+        {"record": good, "features": bomb, "seconds": 0.5},
+        {"record": good, "features": foreign, "seconds": 0.5},
+    ]
+    return [
+        {"seconds": 1e-9 * (number + 1), "features": None, **patterns[number % len(patterns)]}
+        for number in range(n)
+    ]
+
+
+def test_ten_thousand_hostile_rows_hide_no_good_one(
+    tmp_path: Path, mod: IRModule, target: Target, context: Any, rng: np.random.Generator
+) -> None:
+    task = task_of(mod, target, "then")
+    seconds = [1e-3 * (number + 1) for number in range(100)]
+    kept = trials(mod, target, [*seconds])
+    with RecordStore(tmp_path / "records.db", HERE) as store:
+        store.add(task, kept[:50])
+        common = {"failure": "", "unix_sec": 1.0, "run": "theirs", "task_id": 1}
+        rows = [{**common, "environment_id": 1, **row} for row in hostile_rows(10_000)]
+        with transaction(store._engine) as connection:
+            connection.execute(sa.insert(schema.trials), rows)
+        store.add(task, kept[50:])
+    with RecordStore(tmp_path / "records.db", HERE) as store:
+        relatives, model = Relatives(), WideModel()
+        start_sec = time.process_time()
+        recalled = recall(store, [context], relatives, model)
+        assert time.process_time() - start_sec < 60.0
+        assert recalled.n_known == 1
+        assert recalled.n_left_out > 4000
+        ((_, samples),) = model.dataset
+        assert len(samples.seconds) == 64
+        assert set(samples.seconds) <= set(seconds)
+        assert set(seconds[:32]) <= set(samples.seconds)
+        seeds = relatives.ask(task.family, "mine", space_of(kept[0]), rng)
+        assert seeds[0].point.vector == vectors_of(kept)[0]
+
+
+class WideModel(Model):
+    n_features = N_FEATURES
+
+
+def test_a_row_of_foreign_width_costs_no_other(
+    store: RecordStore, mod: IRModule, target: Target, context: Any
+) -> None:
+    task = task_of(mod, target, "then")
+    kept = trials(mod, target, [1e-3, 2e-3, 3e-3])
+    wide = dataclasses.replace(kept[2], features=np.ones(N_FEATURES + 1, dtype=np.float32))
+    store.add(task, [wide, kept[0], kept[1], wide])
+    assert recall(store, [context], None, WideModel()).n_samples == 2
+    kept_ones: list[Any] = []
+    learner = SimpleNamespace(
+        n_features=N_FEATURES, restore=lambda _context, rows, *_: kept_ones.extend(rows)
+    )
+    assert prior_trials.restore(store, [context], learner) == 2
+    assert len(kept_ones) == 2
+
+
+def test_a_user_without_a_home_has_no_store(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    with open_store(USER_STORE) as store:
+        assert store is None
+    assert len(caplog.records) == 1
+    assert "no home directory to keep records in; name a file with --store" in caplog.text
+    with pytest.raises(StoreError, match="no home directory"):
+        user_store()

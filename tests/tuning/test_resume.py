@@ -1,0 +1,295 @@
+from __future__ import annotations
+
+import json
+import math
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tvm_adaptive import TuneConfig, tune, tune_tir
+from tvm_adaptive._tvm import IRModule, te_workload
+from tvm_adaptive.cli import main
+from tvm_adaptive.database.location import RUN_STORE
+from tvm_adaptive.database.store import RecordStore
+from tvm_adaptive.errors import InvalidOptionError, OtherMachineError, OtherModelError
+from tvm_adaptive.measure_callback import read_journal
+from tvm_adaptive.measure_callback.history import read_history
+from tvm_adaptive.testing.runs import recorded_programs
+from tvm_adaptive.tuning.config import FinishConfig, SearchConfig
+from tvm_adaptive.tuning.outcome import TuneReport
+from tvm_adaptive.tuning.resume import resume
+
+QUICK = TuneConfig(
+    search=SearchConfig(n_trials_per_round=4, population_size=64, genetic_num_iters=1),
+    finish=FinishConfig(top_k=1, max_task_sec=0.5),
+    store="none",
+)
+
+
+def sittings(work_dir: Path) -> list[list[dict[str, Any]]]:
+    """Return the events of each sitting."""
+    found: list[list[dict[str, Any]]] = []
+    for event in read_journal(work_dir / "journal.jsonl"):
+        if event["event"] == "journal":
+            found.append([])
+        found[-1].append(event)
+    return found
+
+
+def of_kind(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [event for event in events if event["event"] == kind]
+
+
+class Notes:
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def stage(self, name: str) -> None:
+        pass
+
+    def round(self, progress: Any, budget: Any) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def test_a_run_goes_on_where_it_ended(tmp_path: Path) -> None:
+    first = tune("te:GMM", work_dir=tmp_path, trials=8, seed=3, config=QUICK)
+    observer = Notes()
+    second = resume(tmp_path, trials=16, observer=observer)
+    assert (first.n_trials, second.n_trials) == (8, 16)
+    assert second.elapsed_sec > first.elapsed_sec
+    assert len(set(recorded_programs(tmp_path))) == len(recorded_programs(tmp_path)) == 16
+
+    before, after = sittings(tmp_path)
+    assert any("goes on after 8 trials" in note for note in observer.notes)
+    # The model knows what it knew, to the sample, before anything new was measured.
+    (restored,) = of_kind(after, "restored")
+    assert restored["n_samples"] == 8
+    kinds = [event["event"] for event in after]
+    assert kinds.index("fit") < kinds.index("measured")
+    n_failed = of_kind(before, "measured")[-1]["n_errors"]
+    assert of_kind(after, "fit")[0]["n_samples"] == 8 - n_failed
+    # The scheduler warms nothing up again.
+    assert {slot["reason"] for slot in of_kind(before, "slot")} >= {"warm-up"}
+    assert "warm-up" not in {slot["reason"] for slot in of_kind(after, "slot")}
+    told = of_kind(after, "run")[0]
+    assert told["config"]["search"] == of_kind(before, "run")[0]["config"]["search"]
+    assert told["seed"] != of_kind(before, "run")[0]["seed"]
+
+
+def test_a_finished_run_measures_nothing_and_says_so(tmp_path: Path) -> None:
+    first = tune("te:GMM", work_dir=tmp_path, trials=4, seed=3, config=QUICK)
+    observer = Notes()
+    again = resume(tmp_path, observer=observer)
+    assert len(sittings(tmp_path)) == 1
+    assert "has come to its end" in observer.notes[0]
+    assert again == first
+
+
+def test_a_report_survives_its_journal(tmp_path: Path) -> None:
+    report = tune("te:GMM", work_dir=tmp_path, trials=4, seed=3, config=QUICK)
+    assert TuneReport.from_fields(json.loads(json.dumps(report.as_fields()))) == report
+    fields = {**report.as_fields(), "comparison": None, "weighted_sec": None, "event": "report"}
+    assert math.isinf(TuneReport.from_fields(fields).weighted_sec)
+
+
+def test_a_model_that_was_given_in_python_is_resumed_in_python(tmp_path: Path) -> None:
+    mod = IRModule({"main": te_workload("GMM")["main"]})
+    tune_tir(mod, work_dir=tmp_path, trials=4, seed=3, config=QUICK)
+    with pytest.raises(InvalidOptionError, match="was given its model in Python"):
+        resume(tmp_path)
+    report = tune_tir(mod, work_dir=tmp_path, trials=8, seed=4, config=QUICK, resume=True)
+    assert report.n_trials == 8
+    (restored,) = of_kind(sittings(tmp_path)[1], "restored")
+    assert restored["n_samples"] == 4
+
+
+def resaid(work_dir: Path, kind: str, **fields: object) -> None:
+    """Change what the events of one kind in a journal say; None takes a field away."""
+    path = work_dir / "journal.jsonl"
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    for event in events:
+        if event["event"] == kind:
+            event.update(fields)
+            for name in [name for name, value in fields.items() if value is None]:
+                del event[name]
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+
+
+def test_another_machines_run_is_refused_and_measured_anew_where_allowed(tmp_path: Path) -> None:
+    tune("te:GMM", work_dir=tmp_path, trials=8, seed=3, config=QUICK)
+    before = recorded_programs(tmp_path)
+    (told,) = of_kind(sittings(tmp_path)[0], "run")
+    assert told["device"]
+    resaid(tmp_path, "run", device="Z80, 1 cores")
+    journal = (tmp_path / "journal.jsonl").read_bytes()
+    message = "taken elsewhere .device Z80, 1 cores, here .*--allow-other-machine"
+    for again in (
+        lambda: resume(tmp_path, trials=12),
+        lambda: resume(tmp_path),  # it has come to its end, elsewhere
+        lambda: tune("te:GMM", work_dir=tmp_path, trials=4, config=QUICK),
+    ):
+        with pytest.raises(OtherMachineError, match=message):
+            again()
+    assert (tmp_path / "journal.jsonl").read_bytes() == journal
+    assert recorded_programs(tmp_path) == before
+
+    observer = Notes()
+    report = resume(tmp_path, trials=12, observer=observer, allow_other_machine=True)
+    assert report.n_trials == 12
+    _, after = sittings(tmp_path)
+    # No time from elsewhere: not in the model, the task scheduler, or among the records.
+    assert of_kind(after, "restored") == []
+    first = of_kind(after, "measured")[0]
+    assert first["n_trials"] == first["n_candidates"]
+    assert any(slot["reason"] == "warm-up" for slot in of_kind(after, "slot"))
+    assert len(recorded_programs(tmp_path)) == 12
+    # They are kept, and the best of them were measured again, first of all.
+    folder = tmp_path / "other-machine-1"
+    assert recorded_programs(folder) == before
+    assert (folder / RUN_STORE).is_file()
+    assert (folder / "final").is_dir()
+    assert any(str(folder) in note for note in observer.notes)
+    assert of_kind(after, "hinted")[0]["tasks"] == ["main"]
+    assert set(before) & set(recorded_programs(tmp_path))
+
+    # From now on it is this machine's run, and what was spent elsewhere is not counted.
+    history = read_history(tmp_path / "journal.jsonl")
+    assert history.n_trials == 12
+    assert history.spent_sec == pytest.approx(after[-1]["time_sec"], abs=1.0)
+    assert resume(tmp_path).n_trials == 12
+
+
+def test_a_journal_that_does_not_say_where_and_what_goes_on_with_a_note(tmp_path: Path) -> None:
+    tune("te:GMM", work_dir=tmp_path, trials=4, seed=3, config=QUICK)
+    resaid(tmp_path, "run", device=None)
+    resaid(tmp_path, "model", content=None)
+    observer = Notes()
+    assert resume(tmp_path, trials=8, observer=observer).n_trials == 8
+    assert sum("the journal does not say" in note for note in observer.notes) == 2
+    assert len(recorded_programs(tmp_path)) == 8
+
+
+def test_another_model_or_version_of_tvm_is_refused(tmp_path: Path) -> None:
+    tune("te:GMM", work_dir=tmp_path, trials=4, seed=3, config=QUICK)
+    journal = (tmp_path / "journal.jsonl").read_bytes()
+    with pytest.raises(OtherModelError, match="its operators, shapes or types changed; begin anew"):
+        tune("te:C1D", work_dir=tmp_path, trials=8, config=QUICK, resume=True)
+    with pytest.raises(OtherModelError):
+        tune_tir(te_workload("C1D"), work_dir=tmp_path, trials=8, config=QUICK, resume=True)
+    assert (tmp_path / "journal.jsonl").read_bytes() == journal
+    resaid(tmp_path, "run", tvm="0.25.0")
+    with pytest.raises(OtherMachineError, match=r"TVM 0\.25\.0, here 0\."):
+        resume(tmp_path, trials=8)
+
+
+def test_resuming_nothing_begins(tmp_path: Path) -> None:
+    report = tune("te:GMM", work_dir=tmp_path, trials=4, seed=3, config=QUICK, resume=True)
+    assert report.n_trials == 4
+
+
+def test_without_its_own_store_a_run_still_goes_on(tmp_path: Path) -> None:
+    tune("te:GMM", work_dir=tmp_path, trials=4, seed=3, config=QUICK)
+    (tmp_path / RUN_STORE).write_bytes(b"no database at all, but long enough to be one" * 9)
+    observer = Notes()
+    assert resume(tmp_path, trials=8, observer=observer).n_trials == 8
+    assert any("can be resumed without its cost model" in note for note in observer.notes)
+
+
+def test_what_the_run_taught_the_model_is_not_taught_twice(tmp_path: Path) -> None:
+    store = str(tmp_path / "store.db")
+    config = QUICK.replace(store=store)
+    tune("te:GMM", work_dir=tmp_path / "run", trials=8, seed=3, config=config)
+    resume(tmp_path / "run", trials=12)
+    _, after = sittings(tmp_path / "run")
+    (recalled,) = of_kind(after, "recalled")
+    assert recalled["n_samples"] == 0
+    assert set(recalled["n_trials"].values()) <= {0}
+    with RecordStore(store) as known:
+        assert known.stats()[0].n_trials == 12
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--resume", "nowhere"], "There is no run in nowhere"),
+        (["te:GMM", "--resume", "."], "leave out what"),
+        (["--resume", ".", "--seed", "1", "--no-prepack"], "leave out seed, prepack"),
+    ],
+)
+def test_bad_input(
+    arguments: list[str],
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["tune", *arguments]) == 2
+    assert text in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_password_is_asked_for_again(tmp_path: Path) -> None:
+    events = [
+        {"event": "journal", "time_sec": 0.0, "version": 1},
+        {
+            "event": "run",
+            "time_sec": 0.0,
+            "config": {"store": "postgresql+psycopg://me:***@host/db"},
+            "target": {"kind": "llvm", "num-cores": 1},
+            "seed": 1,
+            "run_id": "a",
+            "budget_sec": 10.0,
+            "trials": None,
+            "until_ms": None,
+        },
+        {"event": "model", "time_sec": 0.0, "what": "te:GMM", "input_shapes": {}},
+    ]
+    text = "".join(json.dumps(event) + "\n" for event in events)
+    (tmp_path / "journal.jsonl").write_text(text)
+    with pytest.raises(InvalidOptionError, match="give --store with the password again"):
+        resume(tmp_path)
+
+
+def start(work_dir: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "tvm_adaptive", "tune", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def wait_for_rounds(work_dir: Path, n_rounds: int, timeout_sec: float = 120.0) -> None:
+    end_sec = time.monotonic() + timeout_sec
+    path = work_dir / "journal.jsonl"
+    while time.monotonic() < end_sec:
+        if path.exists() and path.read_text().count('"event":"measured"') >= n_rounds:
+            return
+        time.sleep(0.05)
+    pytest.fail("the run measured nothing")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_run_that_was_stopped_goes_on_from_the_command_line(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    work_dir = tmp_path / "run"
+    process = start(work_dir, "te:GMM", "--trials", "64", "--work-dir", str(work_dir))
+    wait_for_rounds(work_dir, 2)
+    process.send_signal(number)
+    process.wait(timeout=120)
+    done = sum(len(event["latencies_ms"]) for event in of_kind(sittings(work_dir)[0], "measured"))
+    assert 0 < done < 64
+    assert start(work_dir, "--resume", str(work_dir)).wait(timeout=280) == 0
+    first, second = sittings(work_dir)
+    counts = [len(event["latencies_ms"]) for event in of_kind(first + second, "measured")]
+    assert sum(counts) == 64
+    found = recorded_programs(work_dir)
+    assert len(found) >= 64
+    assert len(set(found)) == len(found)
+    assert of_kind(second, "restored")[0]["n_samples"] >= done

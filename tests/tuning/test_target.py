@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from tvm_adaptive._tvm import Target, device
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.tuning.target import describe_target, resolve_target
+from tvm_adaptive.workers.cores import usable_physical_cores
+
+
+@pytest.mark.parametrize("spec", [None, "cpu", "auto", " cpu "])
+def test_this_machine_has_a_processor_and_its_cores(spec):
+    target = resolve_target(spec)
+    assert target.kind.name == "llvm"
+    assert target.attrs["num-cores"] == usable_physical_cores()
+    assert target.attrs["mcpu"]
+
+
+def test_cores_are_those_this_process_may_use():
+    allowed = os.sched_getaffinity(0)
+    assert 1 <= usable_physical_cores() <= len(allowed)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        assert usable_physical_cores() == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+CONFIG = {"kind": "llvm", "mcpu": "skylake", "num-cores": 4}
+
+
+@pytest.mark.parametrize("spec", [CONFIG, json.dumps(CONFIG), Target(CONFIG)])
+def test_spellings_of_one_target_agree(spec):
+    assert str(resolve_target(spec)) == str(Target(CONFIG))
+
+
+def test_a_tag_is_a_target():
+    assert resolve_target("nvidia/geforce-rtx-3090").attrs["arch"] == "sm_86"
+
+
+@pytest.mark.parametrize(
+    "spec", ["llvm", {"kind": "llvm", "mcpu": "skylake"}, Target({"kind": "llvm"})]
+)
+def test_cpu_without_cores_is_refused_on_one_line(spec):
+    with pytest.raises(InvalidOptionError, match=r'needs num-cores.*"num-cores": 8') as caught:
+        resolve_target(spec)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ({"kind": "bogus"}, r"one of .*cuda.*llvm.* but got 'bogus'"),
+        ("bogus", r"one of .*llvm.* but got 'bogus'"),
+        ({}, "but got None"),
+        ("llvm -num-cores 2", r"but got 'llvm -num-cores 2'.*\"num-cores\": 8"),
+        ("no/such-tag", "not one that TVM knows"),
+        ({"kind": "llvm", "num-cores": 2, "color": "red"}, "not one that TVM knows.*color"),
+        ('{"kind": "llvm"', "looks like JSON but cannot be read"),
+        (7, "must be a string, a mapping or a Target but got int"),
+    ],
+)
+def test_what_cannot_be_used_says_how_to_write_it(spec, text):
+    with pytest.raises(InvalidOptionError, match=text):
+        resolve_target(spec)
+
+
+def test_cuda_without_a_gpu_says_what_was_looked_for():
+    if device("cuda", 0).exist:
+        assert resolve_target("cuda").kind.name == "cuda"
+        return
+    with pytest.raises(InvalidOptionError, match=r"cuda:0.*nvidia-smi.*sm_90"):
+        resolve_target("cuda")
+
+
+@pytest.mark.parametrize(
+    ("spec", "line"),
+    [
+        (CONFIG, "llvm, mcpu skylake, 4 cores"),
+        ({"kind": "llvm", "num-cores": 1}, "llvm, 1 core"),
+        ("nvidia/geforce-rtx-3090", "cuda, arch sm_86, 48 KiB shared memory"),
+    ],
+)
+def test_description_is_one_line(spec, line):
+    assert describe_target(resolve_target(spec)) == line

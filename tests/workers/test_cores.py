@@ -1,0 +1,87 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.workers.cores import take_free_core, thread_env, usable_physical_cores
+
+needs_two = pytest.mark.skipif(
+    not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2,
+    reason="binding threads needs Linux and two processors",
+)
+
+
+def in_a_process(body: str) -> str:
+    """Run a program that may bind itself, and return what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", body],
+        env={**os.environ, **thread_env(2)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+@needs_two
+def test_the_caller_leaves_the_cores_of_the_pool_alone():
+    body = """
+import os
+from tvm_adaptive._tvm import start_thread_pool
+from tvm_adaptive.workers.cores import take_free_core
+before = os.sched_getaffinity(0)
+assert start_thread_pool() == 2
+take_free_core()
+mine = os.sched_getaffinity(0)
+others = [os.sched_getaffinity(int(t)) for t in os.listdir("/proc/self/task")]
+bound = set().union(*(each for each in others if len(each) == 1 and each != mine))
+print(bool(mine) and mine < before and not mine & bound)
+"""
+    assert in_a_process(body) == "True"
+
+
+@needs_two
+def test_nothing_is_bound_where_no_other_thread_is():
+    body = """
+import os
+from tvm_adaptive.workers.cores import take_free_core
+before = os.sched_getaffinity(0)
+take_free_core()
+print(os.sched_getaffinity(0) == before)
+"""
+    assert in_a_process(body) == "True"
+
+
+@needs_two
+def test_no_core_left_is_no_error():
+    body = """
+import os, threading
+from tvm_adaptive.workers.cores import take_free_core
+ready, done = threading.Barrier(len(os.sched_getaffinity(0)) + 1), threading.Event()
+def occupy(cpu):
+    os.sched_setaffinity(0, {cpu})
+    ready.wait()
+    done.wait()
+before = os.sched_getaffinity(0)
+for cpu in before:
+    threading.Thread(target=occupy, args=(cpu,), daemon=True).start()
+ready.wait()
+take_free_core()
+print(os.sched_getaffinity(0) == before)
+done.set()
+"""
+    assert in_a_process(body) == "True"
+
+
+def test_a_system_without_bindings_is_left_alone(monkeypatch):
+    monkeypatch.delattr(os, "sched_setaffinity", raising=False)
+    take_free_core()
+
+
+def test_the_number_of_threads_is_said_to_tvm():
+    assert thread_env(3) == {"TVM_NUM_THREADS": "3"}
+    assert thread_env() == {"TVM_NUM_THREADS": str(usable_physical_cores())}
+    with pytest.raises(InvalidOptionError, match="n_threads must be at least 1 but got 0"):
+        thread_env(0)

@@ -1,0 +1,505 @@
+"""The only door to TVM.
+
+Every name of TVM that the package uses is bound here, so that one file changes when TVM
+moves. Importing this module checks the installed versions first: a bad pair of
+apache-tvm and apache-tvm-ffi does not fail with an exception, it ends the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tvm_adaptive._tvm.intrinsics import backends_for, only_intrinsics
+from tvm_adaptive._tvm.versions import check_versions, installed_version
+
+TVM_VERSION = installed_version("apache-tvm")
+FFI_VERSION = installed_version("apache-tvm-ffi")
+check_versions(TVM_VERSION, FFI_VERSION)
+
+# mypy: implicit-reexport
+# ruff: noqa: E402, F401 - the versions are checked before TVM is touched; re-exported
+import tvm
+from tvm import IRModule, relax, s_tir, tirx, topi
+from tvm.driver import build as build_tir
+from tvm.ir import load_json, save_json
+from tvm.ir.transform import PassContext, Sequential, module_pass
+from tvm.ir.utils import derived_object as _derived_object
+from tvm.relax import backend as relax_backend
+from tvm.relax import dpl as relax_patterns
+from tvm.relax import transform as relax_transform
+from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.relax.frontend import nn
+from tvm.rpc import base as rpc_base
+from tvm.rpc import connect as rpc_connect
+from tvm.runtime import (
+    Module,
+    Tensor,
+    device,
+    from_dlpack,
+    load_module,
+    load_param_dict,
+    save_param_dict,
+    tensor,
+)
+from tvm.runtime.vm import VirtualMachine
+from tvm.s_tir import Schedule, Trace
+from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.analysis import estimate_tir_flops
+from tvm.s_tir.meta_schedule.arg_info import ArgInfo
+from tvm.s_tir.meta_schedule.builder import Builder, BuilderInput, BuilderResult, PyBuilder
+from tvm.s_tir.meta_schedule.cost_model import CostModel, PyCostModel
+from tvm.s_tir.meta_schedule.database import Database, PyDatabase, TuningRecord, Workload
+from tvm.s_tir.meta_schedule.extracted_task import ExtractedTask
+from tvm.s_tir.meta_schedule.feature_extractor import PerStoreFeature
+from tvm.s_tir.meta_schedule.measure_callback import PyMeasureCallback, RemoveBuildArtifact
+from tvm.s_tir.meta_schedule.relax_integration import (
+    extract_tasks,
+    extracted_tasks_to_tune_contexts,
+)
+from tvm.s_tir.meta_schedule.runner import (
+    EvaluatorConfig,
+    PyRunner,
+    PyRunnerFuture,
+    RPCConfig,
+    Runner,
+    RunnerInput,
+    RunnerResult,
+)
+from tvm.s_tir.meta_schedule.runner.utils import alloc_argument_common
+from tvm.s_tir.meta_schedule.search_strategy import (
+    EvolutionarySearch,
+    MeasureCandidate,
+    PySearchStrategy,
+    SearchStrategy,
+)
+from tvm.s_tir.meta_schedule.task_scheduler import PyTaskScheduler, TaskScheduler
+from tvm.s_tir.meta_schedule.tune_context import TuneContext
+from tvm.s_tir.meta_schedule.tune_context import _normalize_mod as normalize_mod
+from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
+from tvm.support.cc import create_shared
+from tvm.support.tar import tar
+from tvm.target import Target
+from tvm.target.codegen import llvm_get_system_cpu
+from tvm.tirx import (
+    BufferLoad,
+    Evaluate,
+    For,
+    IndexMap,
+    IntImm,
+    PrimFunc,
+    SeqStmt,
+    Var,
+    address_of,
+    call_intrin,
+)
+from tvm.tirx.stmt import ForKind
+from tvm_ffi import register_error, structural_hash
+
+_T = TypeVar("_T")
+
+# TVM 0.26 has them in the other place.
+SBlock: Any = getattr(s_tir, "SBlock", None) or tirx.SBlock
+SBlockRealize: Any = getattr(s_tir, "SBlockRealize", None) or tirx.SBlockRealize
+
+# An object of ours that has passed through C++ comes back as a bare wrapper of the base
+# class, without its Python side. This table finds the Python side again by the address
+# of the C++ object. Entries vanish with the object: it owns the Python side.
+_python_sides: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+def derived_object(cls: type[_T]) -> type[_T]:
+    """Make a Python class usable by TVM's C++, as TVM's decorator of the same name does.
+
+    Unlike with TVM's own, :func:`python_side` finds the instance again when C++ hands
+    the object back. As with TVM's own, a decorated class can't be subclassed (inherit
+    from ``Decorated._cls``).
+
+    Parameters
+    ----------
+    cls : type
+        A subclass of one of TVM's ``Py...`` classes.
+    """
+    derived: Any = _derived_object(cls)
+    construct: Callable[..., None] = derived.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        construct(self, *args, **kwargs)
+        _python_sides[handle(self)] = self._inst
+
+    init.__wrapped__ = construct  # type: ignore[attr-defined]
+    init.__doc__ = construct.__doc__
+    derived.__init__ = init
+    return derived  # type: ignore[no-any-return]
+
+
+def handle(obj: Any) -> int:
+    """Return the address of the C++ object behind a TVM object."""
+    return int(obj.__chandle__())
+
+
+def python_side(obj: Any) -> Any | None:
+    """Return the Python instance behind an object of ours, or None for a stock object."""
+    return _python_sides.get(handle(obj))
+
+
+def exported(name: str) -> Callable[..., Any]:
+    """Return a C++ function that MetaSchedule exports, by its short name.
+
+    Parameters
+    ----------
+    name : str
+        E.g. ``"SearchStrategyEvolutionarySearchSampleInitPopulation"``.
+
+    Raises
+    ------
+    ValueError
+        When this TVM does not export it.
+    """
+    function = tvm.get_global_func(f"s_tir.meta_schedule.{name}", allow_missing=True)
+    if function is None:
+        raise ValueError(
+            f"TVM {TVM_VERSION} does not export s_tir.meta_schedule.{name}; "
+            "use a version that README names."
+        )
+    return function  # type: ignore[no-any-return]
+
+
+def sample_population(strategy: EvolutionarySearch, n: int) -> list[Schedule]:
+    """Draw about ``n`` valid random schedules; the native initial sampling."""
+    return list(exported("SearchStrategyEvolutionarySearchSampleInitPopulation")(strategy, n))
+
+
+def evolve(strategy: EvolutionarySearch, population: list[Schedule], n: int) -> list[Schedule]:
+    """Evolve natively; return up to ``n`` unmeasured schedules, best score first.
+
+    The strategy remembers what it returned and never returns it again.
+    """
+    return list(
+        exported("SearchStrategyEvolutionarySearchEvolveWithCostModel")(strategy, population, n)
+    )
+
+
+def start_thread_pool() -> int:
+    """Start the threads that this thread's CPU kernels share; return how many compute."""
+    return int(tvm.get_global_func("runtime.NumThreads")())
+
+
+def import_tensor_intrinsics() -> None:
+    """Register every tensor intrinsic of every backend; costs some 12 s of CPU, once."""
+    import tvm.s_tir.tensor_intrin
+
+
+def te_workload_names() -> list[str]:
+    """Return the names of MetaSchedule's testing workloads (``"C2D"``, ``"GMM"``, ...)."""
+    from tvm.s_tir.meta_schedule.testing import te_workload as workloads
+
+    return sorted(workloads.CONFIGS)
+
+
+def te_workload(name: str) -> IRModule:
+    """Return the first shape of a testing workload as a module with one function, main."""
+    from tvm.s_tir.meta_schedule.testing import te_workload as workloads
+
+    return IRModule({"main": workloads.create_te_workload(name, 0)})
+
+
+def relax_of_onnx(model: Any, shapes: dict[str, list[int]]) -> IRModule:
+    """Translate an ONNX model; weights become constants, inputs keep their names.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+    shapes : dict of str to list of int
+        Of inputs whose shapes the model leaves open.
+    """
+    from tvm.relax.frontend.onnx import from_onnx
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of shapes, which are checked afterwards
+        return from_onnx(model, shape_dict=shapes, sanitize_input_names=False)
+
+
+def relax_of_exported_program(program: Any) -> IRModule:
+    """Translate a ``torch.export.ExportedProgram``; weights become constants."""
+    from tvm.relax.frontend.torch import from_exported_program
+
+    return from_exported_program(program, unwrap_unit_return_tuple=True)
+
+
+def bind_symbols(mod: IRModule, values: dict[str, int]) -> IRModule:
+    """Give symbols in the shapes of ``main`` their values."""
+    return relax_transform.BindSymbolicVars(values, "main")(mod)
+
+
+def parallel_product(size: int) -> IRModule:
+    """Return a product of square matrices whose rows all cores share."""
+    from tvm.s_tir.meta_schedule.testing.te_workload import matmul
+    from tvm.te import create_prim_func
+
+    schedule = Schedule(create_prim_func(matmul(n=size, m=size, k=size)))
+    (block,) = schedule.get_child_blocks(schedule.get_sblock("root"))
+    schedule.parallel(schedule.get_loops(block)[0])
+    return schedule.mod
+
+
+def schedule_for_gpu(mod: IRModule) -> IRModule:
+    """Give every function that has no schedule yet DLight's default one; use in a target."""
+    from tvm.s_tir import dlight
+
+    rules = dlight.gpu
+    return dlight.ApplyDefaultSchedule(
+        rules.Matmul(), rules.GEMV(), rules.Reduction(), rules.GeneralReduction(), rules.Fallback()
+    )(mod)
+
+
+def workload_key(mod: IRModule) -> str:
+    """Return 16 hexadecimal digits that structurally equal modules share."""
+    return f"{structural_hash(mod) & 0xFFFF_FFFF_FFFF_FFFF:016x}"
+
+
+def structure_key(mod: Any) -> str:
+    """Return 16 hexadecimal digits that modules share which differ in constants' values only."""
+    return f"{structural_hash(mod, skip_tensor_content=True) & 0xFFFF_FFFF_FFFF_FFFF:016x}"
+
+
+def anchor_of(mod: IRModule) -> str:
+    """Return the name of a task's heaviest block; empty without one.
+
+    TVM names it after the operator (``"conv2d_nhwc"``, ``"matmul"``), whatever else is
+    fused to it.
+    """
+    block = tvm.s_tir.analysis.find_anchor_sblock(mod)
+    return "" if block is None else str(block.name_hint)
+
+
+def block_names(mod: IRModule) -> list[str]:
+    """Return the names of a module's blocks, outermost ones, in their order."""
+    schedule = Schedule(mod)
+    blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
+    return [str(schedule.get(block).name_hint) for block in blocks]
+
+
+def args_info_of(mod: IRModule) -> list[ArgInfo]:
+    """Return the arguments that a candidate's module takes when it is measured."""
+    return list(ArgInfo.from_entry_func(mod, remove_preproc=True))
+
+
+def json_database(work_dir: str | Path) -> Database:
+    """Open MetaSchedule's JSON database in a directory, which must exist."""
+    return ms.database.JSONDatabase(work_dir=str(work_dir), module_equality="structural")
+
+
+def copy_record(
+    record: TuningRecord, database: Database, run_secs: Sequence[float] | None = None
+) -> None:
+    """Commit a record of another database; with other times if there are any.
+
+    A database knows its own object of a workload only.
+    """
+    workload = database.commit_workload(record.workload.mod)
+    seconds = record.run_secs if run_secs is None else run_secs
+    database.commit_tuning_record(
+        TuningRecord(record.trace, workload, seconds, record.target, record.args_info)
+    )
+
+
+def record_as_json(record: TuningRecord) -> Any:
+    """Return a record as plain lists, strings and numbers, as MetaSchedule's files have it.
+
+    TVM's own method refuses traces that change a layout, which its files hold as JSON in
+    a string.
+    """
+    return _as_plain(exported("TuningRecordAsJSON")(record))
+
+
+def _as_plain(value: Any) -> Any:
+    if value is None or isinstance(value, int | float):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, IndexMap):
+        return str(save_json(value))
+    if hasattr(value, "value"):  # a constant
+        return value.value
+    if hasattr(value, "items"):
+        return {_as_plain(key): _as_plain(each) for key, each in value.items()}
+    return [_as_plain(each) for each in value]
+
+
+def _data_of(constant: Any) -> Any:
+    """Return the tensor in a constant, whose attribute each version of TVM calls otherwise."""
+    return constant.value if hasattr(constant, "value") else constant.data
+
+
+def constants_as_parameters(mod: IRModule, least_bytes: int) -> tuple[IRModule, dict[str, Tensor]]:
+    """Turn the large constants of ``main`` into parameters after its own.
+
+    ``BindParams`` undoes it.
+
+    Parameters
+    ----------
+    mod : IRModule
+    least_bytes : int
+        Smaller constants stay.
+
+    Returns
+    -------
+    (IRModule, dict of str to Tensor)
+        The module, and the values by the parameters' names.
+    """
+    weights: dict[str, Tensor] = {}
+    parameters: list[Any] = []
+
+    @relax.expr_functor.mutator
+    class Lift(relax.PyExprMutator):  # type: ignore[misc]
+        def visit_generic_const_(self, constant: Any) -> Any:
+            if _data_of(constant).numpy().nbytes < least_bytes:
+                return constant
+            name = f"constant_{len(parameters)}"
+            parameters.append(relax.Var(name, constant.ty))
+            weights[name] = _data_of(constant)
+            return parameters[-1]
+
+        visit_constant_ = visit_generic_const_  # as TVM 0.26 calls it
+
+    main = mod["main"]
+    body = Lift(mod).visit_expr(main.body)
+    lifted = relax.Function(
+        [*main.params, *parameters], body, main.ret_ty, main.is_pure, main.attrs
+    )
+    return IRModule({**dict(mod.functions), mod.get_global_var("main"): lifted}, attrs=mod.attrs), (
+        weights
+    )
+
+
+def fold_calls(mod: IRModule, value_of: Callable[[Any, str, list[Any]], Any | None]) -> IRModule:
+    """Replace calls of operators in ``main`` whose arguments are constants.
+
+    Parameters
+    ----------
+    mod : IRModule
+        With types: a call without one stays.
+    value_of : callable
+        ``(call, operator's name, arguments as arrays) -> array``, or None to leave it.
+    """
+    constant_type = type(relax.const(0.0))
+
+    @relax.expr_functor.mutator
+    class Fold(relax.PyExprMutator):  # type: ignore[misc]
+        def visit_call_(self, call: Any) -> Any:
+            call = self.visit_expr_post_order(call)
+            values = []
+            for argument in call.args:
+                bound = argument
+                if isinstance(argument, relax.Var):
+                    bound = self.lookup_binding(argument)
+                if isinstance(bound, constant_type):
+                    values.append(_data_of(bound).numpy())
+                elif not isinstance(bound, relax.ShapeExpr):
+                    return call
+            value = value_of(call, str(getattr(call.op, "name", "")), values) if values else None
+            return call if value is None else relax.const(tensor(value))
+
+    folded = Fold(mod).visit_expr(mod["main"])
+    return IRModule({**dict(mod.functions), mod.get_global_var("main"): folded}, attrs=mod.attrs)
+
+
+def memory_database() -> Database:
+    """Make a database that forgets; it tells modules apart as :func:`json_database` does."""
+    return ms.database.MemoryDatabase(module_equality="structural")
+
+
+def contexts_of(
+    tasks: Sequence[ExtractedTask], work_dir: str, strategy: SearchStrategy, seed: int
+) -> list[TuneContext]:
+    """Return one tuning context per task, each with a clone of ``strategy``.
+
+    Logs go to a folder ``logs`` in ``work_dir``; the same seed gives the same sampling.
+    Tensor intrinsics are imported for the tasks' own targets only.
+    """
+    # MetaSchedule's seeds are in [1, 2^31 - 1).
+    with _without_nameless_handlers(), only_intrinsics(_backends_of(tasks)):
+        contexts, _ = extracted_tasks_to_tune_contexts(
+            list(tasks), work_dir, strategy=strategy, seed=1 + seed % (2**31 - 2)
+        )
+    return list(contexts)
+
+
+def _backends_of(tasks: Sequence[ExtractedTask]) -> tuple[str, ...] | None:
+    found: dict[str, None] = {}
+    for task in tasks:
+        triple = task.target.attrs.get("mtriple")
+        backends = backends_for(str(task.target.kind.name), triple and str(triple))
+        if backends is None:
+            return None
+        found.update(dict.fromkeys(backends))
+    return tuple(found)
+
+
+@contextlib.contextmanager
+def _without_nameless_handlers() -> Iterator[None]:
+    """Hide handlers that an application put on MetaSchedule's logger without a name.
+
+    Its logging set-up lists the handlers by name and fails on such a one.
+    """
+    logger = logging.getLogger("tvm.s_tir.meta_schedule")
+    nameless = [handler for handler in logger.handlers if handler.get_name() is None]
+    for handler in nameless:
+        logger.removeHandler(handler)
+    try:
+        yield
+    finally:
+        for handler in nameless:
+            logger.addHandler(handler)
+
+
+def functions_as_tasks(mod: IRModule | PrimFunc, target: Target) -> list[ExtractedTask]:
+    """Return the tensor functions of a module as tasks, in the order of their names.
+
+    Logs and libraries are called as their tasks are, so that no name has a slash.
+    """
+    # Normalised as MetaSchedule does it when it looks a function up.
+    single = {str(v.name_hint): normalize_mod(f) for v, f in _tensor_functions(mod)}
+    tasks: dict[str, ExtractedTask] = {}
+    # Those that keep their name first: no other may take it.
+    for name, each in sorted(single.items(), key=lambda pair: ("/" in pair[0], pair[0])):
+        free = name.replace("/", "_")
+        while free in tasks:
+            free += "_"
+        tasks[free] = ExtractedTask(free, each, target, [each], 1)
+    return [tasks[name] for name in sorted(tasks)]
+
+
+def without_bodies(mod: IRModule) -> IRModule:
+    """Return the module with tensor functions that do nothing, for tests of what checks them."""
+    idle = {v: f.with_body(Evaluate(0)) for v, f in _tensor_functions(mod)}
+    return IRModule({**dict(mod.functions.items()), **idle})
+
+
+def with_swapped_arguments(mod: IRModule) -> IRModule:
+    """Return the module with functions that take their first two arguments in the other order.
+
+    For tests of what checks them: these are as fast as before. A function whose first two
+    differ in type or shape stays as it is.
+    """
+    swapped = {v: _swapped(f) for v, f in _tensor_functions(mod)}
+    return IRModule({**dict(mod.functions.items()), **swapped})
+
+
+def _swapped(function: PrimFunc) -> PrimFunc:
+    first, second, *others = function.params
+    kinds = [(each.ty.dtype, list(map(int, each.ty.shape))) for each in (first, second)]
+    if kinds[0] != kinds[1]:
+        return function
+    return PrimFunc([second, first, *others], function.body, function.ret_type, function.attrs)
+
+
+def _tensor_functions(mod: IRModule | PrimFunc) -> list[tuple[Any, PrimFunc]]:
+    whole = IRModule({"main": mod}) if isinstance(mod, PrimFunc) else mod
+    return [(v, f) for v, f in whole.functions.items() if isinstance(f, PrimFunc)]

@@ -1,0 +1,112 @@
+"""Where record stores are: the user's own, a path, a URL, or a URL in a variable."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from tvm_adaptive.database.store import RecordStore
+from tvm_adaptive.errors import StoreError
+from tvm_adaptive.workers.environment import Environment
+
+logger = logging.getLogger(__name__)
+
+# Of a run's folder.
+RUN_STORE = "records.db"
+USER_STORE = "user"
+NO_STORE = "none"
+_FROM_ENVIRONMENT = "env:"
+# Below the home directory, where Linux programs keep data.
+_USER_PATH = Path(".local", "share", "tvm_adaptive", "records.db")
+
+
+def user_store() -> Path:
+    """Return where the user's own store is.
+
+    Raises
+    ------
+    StoreError
+        When the user has no home directory.
+    """
+    try:
+        return Path.home() / _USER_PATH
+    except RuntimeError as error:  # neither HOME nor an entry in the list of users
+        raise StoreError(
+            "There is no home directory to keep records in; name a file with --store."
+        ) from error
+
+
+@contextlib.contextmanager
+def open_store(name: str, environment: Environment | None = None) -> Iterator[RecordStore | None]:
+    """Open the store that a configuration names.
+
+    Parameters
+    ----------
+    name : str
+        ``"user"``, ``"none"``, a path or a URL, or ``"env:NAME"`` for a URL in an
+        environment variable. The user's own store is a convenience: where it cannot be
+        opened, a run goes without, which is logged.
+    environment : Environment or None, default None
+        Where its user measures; None for one who only looks at it.
+
+    Raises
+    ------
+    StoreError
+        When a store that was named cannot be opened.
+    """
+    if name == NO_STORE:
+        yield None
+        return
+    try:
+        store = RecordStore(user_store() if name == USER_STORE else resolve_url(name), environment)
+    except StoreError as error:
+        if name != USER_STORE:
+            raise
+        logger.warning("%s The run goes on without.", error)
+        yield None
+        return
+    with store:
+        yield store
+
+
+def resolve_url(name: str) -> str:
+    """Return a store's path or URL; one with a password may come from the environment.
+
+    Parameters
+    ----------
+    name : str
+        As in a configuration.
+
+    Raises
+    ------
+    StoreError
+        When the variable that it names is not set.
+    """
+    if not name.startswith(_FROM_ENVIRONMENT):
+        return name
+    variable = name[len(_FROM_ENVIRONMENT) :]
+    url = os.environ.get(variable)
+    if not url:
+        raise StoreError(
+            f"The record store was to be found in the environment variable {variable}, which is "
+            "not set; set it to the store's URL."
+        )
+    return url
+
+
+def redacted_name(name: str, store: RecordStore | None) -> str:
+    """Return what a journal may say of a store: never a password.
+
+    Parameters
+    ----------
+    name : str
+        As in the configuration.
+    store : RecordStore or None
+        What was opened for it.
+    """
+    if store is None:
+        return NO_STORE
+    return name if name.startswith(_FROM_ENVIRONMENT) else store.name

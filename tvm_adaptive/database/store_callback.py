@@ -1,0 +1,151 @@
+"""Keep what a run measures in record stores, batch by batch."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tvm_adaptive._tvm import (
+    MeasureCandidate,
+    PyMeasureCallback,
+    TuneContext,
+    TuningRecord,
+    Workload,
+    derived_object,
+)
+from tvm_adaptive.database.metaschedule import task_of, trial_of
+from tvm_adaptive.database.pending_writes import SYSTEM_CLOCK, Clock, Outbox
+from tvm_adaptive.database.records import StoredTask, StoredTrial
+from tvm_adaptive.database.store import RecordStore
+from tvm_adaptive.errors import essence, is_untried
+from tvm_adaptive.measure_callback.journal import JournalWriter
+from tvm_adaptive.values.trial import RECORDED_FAILURE_SEC
+from tvm_adaptive.values.trial_log import LastLesson, Lesson
+
+logger = logging.getLogger(__name__)
+
+
+@derived_object
+class Keeper(PyMeasureCallback):  # type: ignore[misc]
+    """Append every measured batch to record stores; a store that fails costs no trial.
+
+    What the shared store could not take lies in the run's own meanwhile. MetaSchedule's own
+    database in the run's folder has it in any case.
+
+    Parameters
+    ----------
+    contexts : sequence of TuneContext
+        In the scheduler's order.
+    own : RecordStore or None
+        The run's; nobody else writes to it.
+    shared : RecordStore or None
+        The one that outlives the run.
+    run : str
+        Names the run.
+    lessons : LastLesson
+        What the cost model learned of the batch, if it says so.
+    journal : JournalWriter
+        Gets an ``"error"`` event when a store fails.
+    clock : Clock
+    """
+
+    def __init__(
+        self,
+        contexts: Sequence[TuneContext],
+        *,
+        own: RecordStore | None,
+        shared: RecordStore | None,
+        run: str,
+        lessons: LastLesson,
+        journal: JournalWriter,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        super().__init__()
+        self._own = None if own is None else Outbox(own, journal, clock)
+        self._shared = None if shared is None else Outbox(shared, journal, clock, spill=own)
+        self._contexts = list(contexts)
+        self._run = run
+        self._lessons = lessons
+        self._journal = journal
+        self._tasks: dict[int, StoredTask] = {}
+        self._workloads: dict[int, Workload] = {}
+
+    def apply(
+        self,
+        _task_scheduler: Any,
+        task_id: int,
+        measure_candidates: Sequence[MeasureCandidate],
+        builder_results: Sequence[Any],
+        runner_results: Sequence[Any],
+    ) -> None:
+        """Take in one round; whatever goes wrong here must not end the run."""
+        try:
+            rounds = zip(measure_candidates, builder_results, runner_results, strict=True)
+            trials = [
+                self._trial(task_id, candidate, built.error_msg or run.error_msg, run.run_secs)
+                for candidate, built, run in rounds
+                if not is_untried(built.error_msg or run.error_msg)
+            ]
+            if not trials:
+                return
+            lesson = self._lessons.take(len(trials))
+            task, batch = self._task(task_id), with_lesson(trials, lesson)
+            is_kept = self._own is not None and self._own.put(task, batch)
+            if self._shared is not None:
+                self._shared.put(task, batch, is_spilled=is_kept)
+        except Exception as error:
+            logger.exception("a round is not in the record store")
+            self._journal.write("error", where="keeper", task_id=task_id, message=repr(error))
+
+    def close(self, limit_sec: float) -> int:
+        """Write what waits; return how many trials the shared store does not have.
+
+        Parameters
+        ----------
+        limit_sec : float
+            No other try is begun after that.
+        """
+        for outbox in (self._own, self._shared):
+            if outbox is not None:
+                outbox.flush(limit_sec)
+        return 0 if self._shared is None else self._shared.n_missing
+
+    def _task(self, task_id: int) -> StoredTask:
+        if task_id not in self._tasks:
+            context = self._contexts[task_id]
+            self._tasks[task_id] = task_of(context.mod, context.target, str(context.task_name))
+        return self._tasks[task_id]
+
+    def _trial(
+        self, task_id: int, candidate: MeasureCandidate, message: Any, run_secs: Any
+    ) -> StoredTrial:
+        context = self._contexts[task_id]
+        if task_id not in self._workloads:
+            self._workloads[task_id] = Workload(context.mod)
+        record = TuningRecord(
+            candidate.sch.trace,
+            self._workloads[task_id],
+            [RECORDED_FAILURE_SEC]
+            if message is not None
+            else [float(sec) for sec in run_secs or ()],
+            context.target,
+            candidate.args_info,
+        )
+        failure = "" if message is None else essence(str(message))
+        return trial_of(record, failure=failure, run=self._run)
+
+
+def with_lesson(trials: Sequence[StoredTrial], lesson: Lesson | None) -> list[StoredTrial]:
+    """Return trials with the features and timing errors that a cost model learned of them."""
+    if lesson is None:
+        return list(trials)
+    errors = np.full(len(trials), np.nan) if lesson.errors is None else lesson.errors
+    return [
+        dataclasses.replace(trial, features=row, error=None if math.isnan(error) else float(error))
+        for trial, row, error in zip(trials, lesson.rows, errors, strict=True)
+    ]

@@ -1,0 +1,73 @@
+"""What can be tuned by name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from tvm_adaptive._tvm import TVM_VERSION, IRModule, te_workload, te_workload_names
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.models.builtin.bert import bert_base
+from tvm_adaptive.models.builtin.encoder import transformer
+from tvm_adaptive.models.builtin.mobilenet import mobilenet_v2
+from tvm_adaptive.models.builtin.resnet import resnet18, resnet34, resnet50
+from tvm_adaptive.models.builtin.squeezenet import squeezenet1_1
+from tvm_adaptive.models.builtin.vgg import vgg16
+from tvm_adaptive.models.network import Network
+
+# To add a network, write its factory in a file of its own and name it here.
+BUILTIN: dict[str, Callable[[], Network]] = {
+    "resnet18": resnet18,
+    "resnet34": resnet34,
+    "resnet50": resnet50,
+    "squeezenet1_1": squeezenet1_1,
+    "mobilenet_v2": mobilenet_v2,
+    "vgg16": vgg16,
+    "transformer": transformer,
+    "bert_base": bert_base,
+}
+_TE = "te:"
+
+
+@dataclasses.dataclass(frozen=True)
+class TIRWorkload:
+    """One operator.
+
+    Attributes
+    ----------
+    name : str
+    mod : IRModule
+        One tensor function, ``main``.
+    """
+
+    name: str
+    mod: IRModule
+
+
+def load_workload(what: str) -> Network | TIRWorkload:
+    """Return a network or an operator by its name.
+
+    Parameters
+    ----------
+    what : str
+        A name in :data:`BUILTIN`, or ``"te:"`` and one of MetaSchedule's testing
+        workloads, e.g. ``"te:C2D"``, of which the first shape is taken.
+
+    Raises
+    ------
+    InvalidOptionError
+        When there is no such workload, the message lists those there are; or when this
+        TVM cannot make it.
+    """
+    if what in BUILTIN:
+        return BUILTIN[what]()
+    if what.startswith(_TE) and what[len(_TE) :] in te_workload_names():
+        try:
+            return TIRWorkload(what, te_workload(what[len(_TE) :]))
+        except RuntimeError as error:  # its Winograd convolution needs what TVM has removed
+            raise InvalidOptionError(
+                f"TVM {TVM_VERSION} cannot make its own workload {what} any more ({error}); "
+                "choose another."
+            ) from error
+    names = [*BUILTIN, *(_TE + name for name in te_workload_names())]
+    raise InvalidOptionError(f"workload must be one of {', '.join(names)} but got {what!r}.")

@@ -1,0 +1,95 @@
+"""VGG-16: configuration D, which has biases and no batch normalisation.
+
+Simonyan, Zisserman, *Very Deep Convolutional Networks for Large-Scale Image Recognition*,
+ICLR 2015, table 1.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from tvm_adaptive._tvm import nn
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.models.builtin.layers import (
+    draw_for_relu,
+    flatten,
+    max_pool,
+)
+from tvm_adaptive.models.network import Network, check_positive, network_of_module
+
+# Convolutions of each stage, and its channels as a multiple of the first stage's.
+STAGES = ((2, 1), (2, 2), (3, 4), (3, 8), (3, 8))
+REDUCTION = 2 ** len(STAGES)
+
+
+class VGG16(nn.Module):  # type: ignore[misc]
+    """Thirteen convolutions and three dense layers; see :func:`vgg16`."""
+
+    def __init__(self, image_size: int, width: int, hidden: int, classes: int) -> None:
+        channels = [3, *(width * multiple for depth, multiple in STAGES for _ in range(depth))]
+        self.convolutions = nn.ModuleList(
+            [
+                nn.Conv2D(inputs, outputs, 3, padding=1)
+                for inputs, outputs in itertools.pairwise(channels)
+            ]
+        )
+        features = channels[-1] * (image_size // REDUCTION) ** 2
+        self.hidden1 = nn.Linear(features, hidden)
+        self.hidden2 = nn.Linear(hidden, hidden)
+        self.classifier = nn.Linear(hidden, classes)
+
+    def forward(self, image: nn.Tensor) -> nn.Tensor:
+        """Map images (n, 3, h, w) to class scores (n, classes)."""
+        x = image
+        convolutions = iter(self.convolutions)
+        for depth, _ in STAGES:
+            for _ in range(depth):
+                x = nn.op.relu(next(convolutions)(x))
+            x = max_pool(x, size=2, stride=2, padding=0)
+        x = nn.op.relu(self.hidden1(flatten(x)))
+        return self.classifier(nn.op.relu(self.hidden2(x)))
+
+
+def vgg16(
+    *,
+    batch: int = 1,
+    image_size: int = 224,
+    width: int = 64,
+    hidden: int = 4096,
+    classes: int = 1000,
+    seed: int = 0,
+) -> Network:
+    """Build VGG-16 with random weights, in NCHW and float32: 138 million of them.
+
+    Parameters
+    ----------
+    batch : int, default 1
+    image_size : int, default 224
+        Height and width in pixels, a multiple of 32.
+    width : int, default 64
+        Channels of the first stage; smaller ones make quick tests.
+    hidden : int, default 4096
+        Features of the two hidden dense layers.
+    classes : int, default 1000
+    seed : int, default 0
+        Of the weights.
+
+    Raises
+    ------
+    InvalidOptionError
+        When a size is not a positive integer, or ``image_size`` is no multiple of 32.
+    """
+    check_positive(batch=batch, image_size=image_size, width=width, hidden=hidden, classes=classes)
+    if image_size % REDUCTION:
+        raise InvalidOptionError(
+            f"image_size must be a multiple of {REDUCTION} but got {image_size}."
+        )
+    rng = np.random.default_rng(seed)
+    return network_of_module(
+        "vgg16",
+        VGG16(image_size, width, hidden, classes),
+        {"image": (batch, 3, image_size, image_size)},
+        lambda _, shape: draw_for_relu(rng, shape),
+    )

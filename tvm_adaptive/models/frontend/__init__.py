@@ -1,0 +1,10 @@
+"""Models that others made: ONNX files, PyTorch programs, factories, saved Relax modules.
+
+Each importer gives a :class:`~tvm_adaptive.models.Network`, with the weights as they
+are, and the original to compare outputs with where its framework is installed.
+"""
+
+from tvm_adaptive.models.frontend.load import FORMATS, load, slug
+from tvm_adaptive.models.frontend.shapes import network_of_imported
+
+__all__ = ["FORMATS", "load", "network_of_imported", "slug"]

@@ -1,0 +1,117 @@
+"""Models that the user's own code makes: ``package.module:factory``.
+
+The factory takes no arguments and returns one of
+
+- ``(module, inputs)``: a ``torch.nn.Module`` and example inputs, a tensor, a sequence of
+  tensors or a mapping of keyword arguments; the module is exported in evaluation mode;
+- ``(mod, params)``: a Relax module and its weights, as for
+  :func:`~tvm_adaptive.tune_relax`;
+- a :class:`~tvm_adaptive.models.Network`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tvm_adaptive._tvm import IRModule
+from tvm_adaptive.errors import InvalidOptionError, refused
+from tvm_adaptive.models.frontend.shapes import by_name, network_of_imported
+from tvm_adaptive.models.frontend.torch_program import check_torch, network_of_program
+from tvm_adaptive.models.network import Network
+
+_FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_RETURNS = "It must return (torch.nn.Module, example inputs), (Relax module, weights) or a Network"
+
+
+def is_factory(what: str) -> bool:
+    """Say whether a text names a factory; MetaSchedule's operators (``te:``) are none."""
+    return _FACTORY.fullmatch(what) is not None and not what.startswith("te:")
+
+
+def network_of_factory(what: str, name: str, shapes: Mapping[str, Sequence[int]]) -> Network:
+    """Call a factory and import what it returns.
+
+    Parameters
+    ----------
+    what : str
+        ``"package.module:factory"``; the current directory is looked into first.
+    name : str
+        Of the network.
+    shapes : mapping of str to sequence of int
+        As for :func:`~tvm_adaptive.models.frontend.load`.
+
+    Raises
+    ------
+    InvalidOptionError
+        When there is no such factory, it fails, or it returns something else.
+    """
+    made = _call(_find(what), what)
+    if isinstance(made, Network):
+        by_name(shapes, [], what)
+        return dataclasses.replace(made, name=name)
+    if not isinstance(made, tuple) or len(made) != 2:
+        raise InvalidOptionError(f"{_RETURNS}, but {what} returned {type(made).__name__}.")
+    model, rest = made
+    if isinstance(model, IRModule):
+        return network_of_imported(name, model, shapes, params=dict(rest or {}))
+    if not _is_torch_module(model):
+        raise InvalidOptionError(
+            f"{_RETURNS}, but {what} returned a tuple with {type(model).__name__}."
+        )
+    return network_of_program(_export(model, rest, what), name, shapes, what)
+
+
+def _find(what: str) -> Callable[[], Any]:
+    module_name, _, function_name = what.partition(":")
+    with _current_directory_first(), refused(f"{module_name} of {what} cannot be imported"):
+        module = importlib.import_module(module_name)
+    factory = getattr(module, function_name, None)
+    if not callable(factory):
+        raise InvalidOptionError(f"{module_name} has no function {function_name}.")
+    return factory  # type: ignore[no-any-return]
+
+
+def _call(factory: Callable[[], Any], what: str) -> Any:
+    # For what it imports when it is called.
+    with _current_directory_first(), refused(f"{what} failed"):
+        return factory()
+
+
+def _is_torch_module(model: Any) -> bool:
+    if importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return isinstance(model, torch.nn.Module)
+
+
+def _export(module: Any, inputs: Any, what: str) -> Any:
+    check_torch(what)
+    import torch
+
+    named = dict(inputs) if isinstance(inputs, Mapping) else {}
+    if isinstance(inputs, Mapping):
+        positional: tuple[Any, ...] = ()
+    else:
+        positional = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+    with refused(f"torch.export cannot export {what}"):
+        return torch.export.export(module.eval(), positional, named)
+
+
+@contextlib.contextmanager
+def _current_directory_first() -> Iterator[None]:
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # the user's code may have removed it
+            sys.path.remove(here)

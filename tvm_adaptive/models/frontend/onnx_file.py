@@ -1,0 +1,86 @@
+"""ONNX files."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_adaptive._tvm import IRModule, relax_of_onnx
+from tvm_adaptive.errors import InvalidOptionError, essence, refused
+from tvm_adaptive.models.frontend.reading import Form
+from tvm_adaptive.models.frontend.shapes import by_name, match
+
+_MISFIT = "is no ONNX model, or a damaged one"
+
+
+def read_onnx(path: Path, shapes: Mapping[str, Sequence[int]]) -> IRModule:
+    """Read an ONNX file.
+
+    Parameters
+    ----------
+    path : Path
+    shapes : mapping of str to sequence of int
+        As for :func:`~tvm_adaptive.models.frontend.load`.
+
+    Raises
+    ------
+    InvalidOptionError
+        When the file is no ONNX model, or an operator is unknown to TVM.
+    """
+    import onnx
+
+    try:
+        model = onnx.load(str(path))
+    except Exception as error:  # protobuf's errors, and those of weights in other files
+        raise InvalidOptionError(f"{path} {_MISFIT}: {essence(error)}") from error
+    if not model.graph.node:  # to protobuf, an empty file is an empty model
+        raise InvalidOptionError(f"{path} {_MISFIT}: it does nothing.")
+    weights = {each.name for each in model.graph.initializer}
+    inputs = {each.name: each for each in model.graph.input if each.name not in weights}
+    given = by_name(shapes, list(inputs), str(path))
+    values: dict[str, int] = {}
+    for key, extents in given.items():
+        match(key, _extents(inputs[key]), extents, values)
+    with refused(f"TVM cannot import {path}"):
+        return relax_of_onnx(model, {key: list(extents) for key, extents in given.items()})
+
+
+def _extents(info: Any) -> list[int | str]:
+    """Return the extents of an input: numbers, or names of what is open."""
+    return [
+        int(extent.dim_value) if extent.HasField("dim_value") else extent.dim_param or f"?{place}"
+        for place, extent in enumerate(info.type.tensor_type.shape.dim)
+    ]
+
+
+def _check_onnx(path: Path) -> None:
+    if importlib.util.find_spec("onnx") is None:
+        raise InvalidOptionError(
+            f"Reading {path} needs the package onnx: pip install 'tvm-adaptive[onnx]'."
+        )
+
+
+def _run(path: Path, inputs: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+    """Run a file as ONNX Runtime does; by its path, for in memory it may have 2 GB only."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = [each.name for each in session.get_inputs()]
+    outputs = session.run(None, dict(zip(names, inputs, strict=True)))
+    return [np.asarray(output) for output in outputs]
+
+
+def _framework() -> str:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return f"ONNX Runtime {importlib.metadata.version('onnxruntime')}"
+    return "ONNX Runtime"
+
+
+ONNX = Form(read_onnx, _MISFIT, _check_onnx, _framework, _run, beside=True)

@@ -1,0 +1,123 @@
+"""PyTorch programs: files of ``torch.export.save``, and modules in memory."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import importlib.util
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from tvm_adaptive._tvm import IRModule, relax_of_exported_program
+from tvm_adaptive.errors import InvalidOptionError, essence, refused
+from tvm_adaptive.models.frontend.reading import Form
+from tvm_adaptive.models.frontend.shapes import network_of_imported
+from tvm_adaptive.models.network import Network, Original
+
+_MISFIT = "is no program of torch.export.save, or a damaged one"
+# In these places PyTorch unpickles objects, or loads compiled code.
+_CODE = re.compile(
+    r"(.*/)?(data/constants/(custom_obj|opaque_obj)_|data/aotinductor/).*", re.DOTALL
+)
+
+_PICKLED = (
+    "{path} holds pickled objects or compiled code, which could do anything when they are "
+    "read. Export it again, with tensors, numbers and plain containers as example inputs, "
+    "and save it with torch.export.save of a recent PyTorch; or name a function that "
+    "returns the module: package.module:function."
+)
+
+
+def read_program(path: Path, _shapes: Mapping[str, Sequence[int]]) -> IRModule:
+    """Read a file that ``torch.export.save`` wrote.
+
+    Parameters
+    ----------
+    path : Path
+    _shapes : mapping of str to sequence of int
+        Not needed: the importer keeps open extents as symbols.
+
+    Raises
+    ------
+    InvalidOptionError
+        When the file is no exported program, holds pickled objects, or an operator is
+        unknown to TVM.
+    """
+    program = _load(path, path.stat().st_mtime_ns)
+    with refused(f"TVM cannot import {path}"):
+        return relax_of_exported_program(program)
+
+
+@functools.lru_cache(maxsize=1)  # it is run after it was read
+def _load(path: Path, _changed_ns: int) -> Any:
+    """Read a program; the environment of the process keeps PyTorch from unpickling."""
+    import torch
+
+    try:
+        names = torch._C.PyTorchFileReader(str(path)).get_all_records()
+        if not any(_CODE.fullmatch(name) for name in names):
+            return torch.export.load(str(path))
+    except Exception as error:  # zip, JSON and pickle errors, and PyTorch's own
+        if "Weights only load failed" not in str(error):
+            raise InvalidOptionError(f"{path} {_MISFIT}: {essence(error)}") from error
+    raise InvalidOptionError(_PICKLED.format(path=path))
+
+
+def network_of_program(
+    program: Any, name: str, shapes: Mapping[str, Sequence[int]], source: str
+) -> Network:
+    """Import a ``torch.export.ExportedProgram``.
+
+    Parameters
+    ----------
+    program : torch.export.ExportedProgram
+    name : str
+    shapes : mapping of str to sequence of int
+    source : str
+        Where it comes from, for messages.
+
+    Raises
+    ------
+    InvalidOptionError
+        When an operator is unknown to TVM, or a shape stays dynamic.
+    """
+    with refused(f"TVM cannot import {source}"):
+        mod = relax_of_exported_program(program)
+    original = Original(_framework(), functools.partial(_run_program, program))
+    return network_of_imported(name, mod, shapes, original=original)
+
+
+def check_torch(what: str) -> None:
+    """Raise InvalidOptionError where PyTorch is not installed."""
+    if importlib.util.find_spec("torch") is None:
+        raise InvalidOptionError(f"{what} needs PyTorch: pip install torch.")
+
+
+def _run_program(program: Any, inputs: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+    import torch
+
+    pytree = torch.utils._pytree
+    tensors = [torch.from_numpy(value) for value in inputs]
+    positional, named = pytree.tree_unflatten(tensors, program.call_spec.in_spec)
+    with torch.inference_mode():
+        outputs = program.module()(*positional, **named)
+    return [output.detach().numpy() for output in pytree.tree_leaves(outputs)]
+
+
+def _run_file(path: Path, inputs: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+    return _run_program(_load(path, path.stat().st_mtime_ns), inputs)
+
+
+def _check_file(path: Path) -> None:
+    check_torch(f"Reading {path}")
+
+
+def _framework() -> str:
+    return f"PyTorch {importlib.metadata.version('torch')}"
+
+
+PROGRAM = Form(read_program, _MISFIT, _check_file, _framework, _run_file)

@@ -1,0 +1,128 @@
+"""What a run looks like while it goes on: a story so far as a screen for people.
+
+Nothing is printed here; a terminal and a notebook show what :func:`screen` returns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from tvm_adaptive.report.story import Story, TaskStory
+from tvm_adaptive.tuning.budget import Budget
+
+# A screen is read at a glance; the report has them all.
+MAX_ROWS = 12
+_BAR_WIDTH = 30
+_MAX_NAME = 44
+
+
+def screen(story: Story, budget: Budget | None, stage: str) -> RenderableType:
+    """Return the screen of a run.
+
+    Parameters
+    ----------
+    story : Story
+        So far.
+    budget : Budget or None
+        None as long as nobody has told it.
+    stage : str
+        What the run is at: ``"prepare"``, ``"search"``, ...
+    """
+    lines: list[RenderableType] = [_clock(story, budget, stage), Text(latency_line(story))]
+    if story.tasks:
+        lines.append(_task_table(story))
+    lines += [Text(line, overflow="ellipsis", no_wrap=True) for line in status_lines(story)]
+    return Group(*lines)
+
+
+def latency_line(story: Story) -> str:
+    """Return the latency that the best of all tasks add up to, against the beginning."""
+    if not story.curve:
+        n_done = sum(math.isfinite(task.best_ms) for task in story.tasks.values())
+        n_tasks = f" of {story.n_tasks}" if story.n_tasks else ""
+        return f"{n_done}{n_tasks} tasks timed, {story.n_trials} trials"
+    now_ms = story.curve[-1][1]
+    text = f"sum of tasks {now_ms:.4g} ms"
+    if story.untuned_sec is not None:
+        untuned_ms = 1e3 * story.untuned_sec
+        text += f", untuned {untuned_ms:.4g} ms: {untuned_ms / now_ms:.1f} x faster"
+    return f"{text}; {story.n_trials} trials"
+
+
+def status_lines(story: Story) -> list[str]:
+    """Return what goes on and why, where the seconds went, and what failed."""
+    lines = []
+    if story.now is not None:
+        slot = story.now
+        text = f"now      {slot.get('task')}: {slot.get('reason')}"
+        if slot.get("gain") is not None:
+            text += f", expected gain {float(slot['gain']):.3g} {slot.get('unit') or ''}"
+        lines.append(text.rstrip())
+    shares = story.search_secs()
+    total_sec = sum(shares.values())
+    if total_sec > 0:
+        parts = (f"{name} {seconds / total_sec:.0%}" for name, seconds in shares.items())
+        lines.append(f"seconds  {', '.join(parts)}")
+    lines += failure_lines(story.failures)
+    return lines
+
+
+def failure_lines(failures: Counter[str]) -> list[str]:
+    """Return how many trials failed, and the commonest reason."""
+    if not failures:
+        return []
+    message, count = failures.most_common(1)[0]
+    return [f"failed   {sum(failures.values())}, mostly ({count}): {message}"]
+
+
+def _clock(story: Story, budget: Budget | None, stage: str) -> RenderableType:
+    if budget is None:
+        return Text(f"{story.name}  {stage}")
+    elapsed_sec = budget.elapsed_sec
+    row = Table.grid(padding=(0, 1))
+    if budget.seconds is None:
+        row.add_row(Text(stage, style="bold"), f"{_minutes(elapsed_sec)} gone")
+        return row
+    left_sec = max(0.0, budget.left_sec)
+    bar = ProgressBar(budget.seconds, min(elapsed_sec, budget.seconds), width=_BAR_WIDTH)
+    row.add_row(
+        Text(stage, style="bold"), bar, f"{_minutes(elapsed_sec)} gone, {_minutes(left_sec)} left"
+    )
+    return row
+
+
+def _task_table(story: Story) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("task", no_wrap=True, max_width=_MAX_NAME)
+    for column in ("calls", "trials", "failed", "best ms", "share"):
+        table.add_column(column, justify="right", no_wrap=True)
+    total_ms = sum(task.share_ms for task in story.tasks.values())
+    current = story.now and story.now.get("task")
+    for task in story.heaviest[:MAX_ROWS]:
+        table.add_row(*_cells(task, total_ms), style="bold" if task.name == current else None)
+    n_more = len(story.tasks) - MAX_ROWS
+    if n_more > 0:
+        table.add_row(f"and {n_more} more", style="dim")
+    return table
+
+
+def _cells(task: TaskStory, total_ms: float) -> list[RenderableType]:
+    known = math.isfinite(task.best_ms)
+    return [
+        Text(task.name),  # not markup, whatever it is called
+        f"{task.weight:g}",
+        str(len(task.latencies_ms)),
+        str(task.n_failed or ""),
+        f"{task.best_ms:.4g}" if known else "-",
+        f"{task.share_ms / total_ms:.0%}" if known and total_ms else "-",
+    ]
+
+
+def _minutes(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

@@ -1,0 +1,148 @@
+"""What the play-off asks of modules: records worth a second look, plain weights, sums."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tvm_adaptive._tvm import (
+    Database,
+    IRModule,
+    PrimFunc,
+    Schedule,
+    Target,
+    TuningRecord,
+    args_info_of,
+    schedule_for_gpu,
+    structural_hash,
+)
+from tvm_adaptive.values.trial import FAILED_SEC
+
+_FREE_LAYOUTS = "layout_free_buffers"
+_REWRITES_WEIGHT = "meta_schedule.layout_rewrite_preproc"
+# A play-off looks at a dozen at most, some of which are one program or another target's;
+# all of a long run's records would take gigabytes.
+MAX_RECORDS = 256
+
+
+def sane_records(
+    database: Database, mod: IRModule, target: Target, n: int = MAX_RECORDS
+) -> list[TuningRecord]:
+    """Return a task's best records with believable times, fastest first.
+
+    Parameters
+    ----------
+    database : Database
+    mod : IRModule
+        The task's untuned module.
+    target : Target
+        Records of another kind of target are left out.
+    n : int, default 256
+        Records that are looked at.
+    """
+    if not database.has_workload(mod):
+        return []
+    records = database.get_top_k(database.commit_workload(mod), n)
+    sane = [record for record in records if _is_sane(record, target)]
+    return sorted(sane, key=mean_sec)
+
+
+def mean_sec(record: TuningRecord) -> float:
+    """Return the mean of a record's times in seconds, by which databases choose."""
+    seconds = [float(second) for second in record.run_secs]
+    return math.fsum(seconds) / len(seconds)
+
+
+def scheduled(record: TuningRecord) -> IRModule:
+    """Return the module that a record describes."""
+    return record.as_measure_candidate().sch.mod
+
+
+def module_key(mod: IRModule) -> int:
+    """Return a number that equal modules share."""
+    return int(structural_hash(mod))
+
+
+def buffers_of(mod: IRModule) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Return type and shape of each argument."""
+    infos = [info.as_json() for info in args_info_of(mod)]
+    return tuple((str(dtype), tuple(int(n) for n in shape)) for _, dtype, shape in infos)
+
+
+def with_plain_weights(mod: IRModule) -> IRModule:
+    """Keep a weight's change of layout inside the kernel.
+
+    A builder drops the block that changes the layout, because it is meant to run once,
+    ahead of time; then the kernel takes other weights than the untuned module. Without
+    its mark the block stays, and the kernel takes the same. Slower; for checking only.
+
+    Parameters
+    ----------
+    mod : IRModule
+
+    Returns
+    -------
+    IRModule
+        ``mod`` itself if no weight changes its layout.
+    """
+    schedule = Schedule(mod)
+    marked = [
+        block for block in _blocks(schedule) if _REWRITES_WEIGHT in schedule.get(block).annotations
+    ]
+    for block in marked:
+        schedule.unannotate(block, _REWRITES_WEIGHT)
+    return schedule.mod if marked else mod
+
+
+def weights_of(mod: IRModule) -> tuple[int, ...]:
+    """Return which arguments of a function are the same at every inference.
+
+    Known of functions of networks whose weights may be packed, see
+    :func:`~tvm_adaptive.models.prepare.prepare`.
+    """
+    functions = [each for each in mod.functions.values() if isinstance(each, PrimFunc)]
+    if len(functions) != 1:
+        return ()
+    return tuple(int(index) for index in (functions[0].attrs or {}).get(_FREE_LAYOUTS, ()))
+
+
+def reduction_length(mod: IRModule) -> int:
+    """Return the terms in the longest sum of an unscheduled module, at least 1."""
+    longest = 1
+    schedule = Schedule(mod)
+    for block in _blocks(schedule):
+        extents = [
+            int(axis.dom.extent)
+            for axis in schedule.get(block).iter_vars
+            if axis.iter_type == axis.CommReduce and hasattr(axis.dom.extent, "value")
+        ]
+        longest = max(longest, math.prod(extents))
+    return longest
+
+
+def runnable(mod: IRModule, target: Target) -> IRModule:
+    """Return an untuned module in a form that can be built: a GPU needs some schedule."""
+    if "gpu" not in target.keys:
+        return mod
+    with target:
+        return schedule_for_gpu(mod)
+
+
+def _is_sane(record: TuningRecord, target: Target) -> bool:
+    if record.target is not None and record.target.kind.name != target.kind.name:
+        return False
+    return bool(record.run_secs) and 0.0 < mean_sec(record) < FAILED_SEC
+
+
+def _blocks(schedule: Schedule) -> list[Any]:
+    """Return references to all blocks of all functions, outer ones first."""
+    waiting = [
+        schedule.get_sblock("root", func_name=variable.name_hint)
+        for variable, function in schedule.mod.functions.items()
+        if isinstance(function, PrimFunc)
+    ]
+    found = []
+    while waiting:
+        found.append(waiting.pop(0))
+        waiting += schedule.get_child_blocks(found[-1])
+    return found

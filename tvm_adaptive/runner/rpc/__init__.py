@@ -1,0 +1,1 @@
+"""Measure on devices behind TVM's RPC tracker."""

@@ -1,0 +1,245 @@
+"""What runs inside the worker of a remote device: get the device, keep it, measure on it.
+
+A worker holds one device at a time, for several candidates. TVM's own client connects to
+whatever device the tracker gives it and does not say which; a farm has to know.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import select
+import socket
+import struct
+import time
+import traceback
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from tvm_adaptive._tvm import RPCConfig, rpc_base, rpc_connect
+from tvm_adaptive.errors import AdaptiveError
+from tvm_adaptive.runner.measure import RANDOM_FILL, MeasureOptions, measure_module
+from tvm_adaptive.values.trial import Timing
+from tvm_adaptive.workers import device_session
+
+# How often one that waits for a device or for a server looks at the tracker again.
+TRACKER_POLL_SEC = 1.0
+# A tracker answers within milliseconds; this much allows for a slow network.
+TRACKER_TIMEOUT_SEC = 5.0
+# What one look at the tracker, or one session, may take to be there on top of waiting.
+CONNECT_TIMEOUT_SEC = 10.0
+# Time for a server to register, at the start or again after a restart.
+SERVER_WAIT_SEC = 10.0
+# The server ends a session this long after our own deadline: ours gives the better
+# message, the server's frees a device whose client is gone.
+SESSION_GRACE_SEC = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Refusal:
+    """A measurement that ended with an exception.
+
+    Attributes
+    ----------
+    text : str
+        The traceback.
+    device_lives : bool
+        Whether the device still answers: then the candidate is to blame.
+    """
+
+    text: str
+    device_lives: bool
+
+
+class _Lease:
+    """The device of this worker."""
+
+    # What the tracker gave: host, port and the key to show there.
+    offer: tuple[str, int, str] | None = None
+    # Monotonic time of the session's end.
+    end_sec = -math.inf
+
+
+def address_of(host: str, port: int) -> str:
+    """Return the name of a device: where its server listens."""
+    return f"{host}:{port}"
+
+
+def known_devices(config: RPCConfig, wait_sec: float) -> tuple[str, ...]:
+    """Return the addresses of the devices with the key, waiting a while for the first.
+
+    Parameters
+    ----------
+    config : RPCConfig
+        Names the tracker and the key.
+    wait_sec : float
+        How long to go on asking while the tracker cannot be reached or knows no device.
+
+    Returns
+    -------
+    tuple of str
+        Empty when none came.
+
+    Raises
+    ------
+    OSError
+        When the tracker cannot be reached.
+    """
+    end_sec = time.monotonic() + wait_sec
+    while True:
+        is_late = time.monotonic() >= end_sec
+        try:
+            devices = _ask_devices(config)
+        except OSError:
+            if is_late:
+                raise
+            devices = ()
+        if devices or is_late:
+            return devices
+        time.sleep(TRACKER_POLL_SEC)
+
+
+def queue_for_device(
+    config: RPCConfig, avoided: Collection[str], wait_sec: float
+) -> tuple[str, tuple[str, ...]]:
+    """Queue until the tracker offers a device; :func:`open_session` then takes it.
+
+    Parameters
+    ----------
+    config : RPCConfig
+    avoided : collection of str
+        Addresses of devices not to take while others are there. One that is offered and
+        not taken offers itself again some 6 s later.
+    wait_sec : float
+        How long to queue on while the tracker knows no device with the key.
+
+    Returns
+    -------
+    (str, tuple of str)
+        The address of the device, and those of all devices with the key.
+
+    Raises
+    ------
+    AdaptiveError
+        When there is no device with the key any more.
+    """
+    release()
+    while True:
+        host, port, key = _request(config, wait_sec)
+        devices = known_devices(config, 0.0)
+        address = address_of(host, port)
+        if address not in avoided or set(devices) <= set(avoided):
+            _Lease.offer = (host, port, key)
+            return address, devices
+
+
+def open_session(timeout_sec: int) -> None:
+    """Connect to the device that the tracker offered.
+
+    Parameters
+    ----------
+    timeout_sec : int
+        After which the device's server ends the session by itself.
+    """
+    assert _Lease.offer is not None
+    host, port, key = _Lease.offer
+    device_session.move_to(rpc_connect(host, port, key, timeout_sec))
+    _Lease.end_sec = time.monotonic() + timeout_sec
+
+
+def held_device(needed_sec: float) -> str | None:
+    """Return the address of the device that this worker has for so long; None if not so."""
+    if _Lease.offer is None or not device_session.is_elsewhere():
+        return None
+    host, port, _ = _Lease.offer
+    return address_of(host, port) if time.monotonic() + needed_sec <= _Lease.end_sec else None
+
+
+def release() -> None:
+    """Give the device back, if there is one."""
+    device_session.move_to(None)
+    _Lease.offer = None
+
+
+def measure_remote(
+    artifact_path: str, device_type: str, args_info: Sequence[Any], options: MeasureOptions
+) -> Timing:
+    """Measure a built candidate on the device that this worker holds.
+
+    Parameters and result are those of :func:`~tvm_adaptive.runner.measure.measure_artifact`.
+    """
+    module = device_session.load(artifact_path)
+    dev = device_session.place(device_type, options.device_index)
+    fill = device_session.function(RANDOM_FILL)
+    return measure_module(module, dev, fill, args_info, options)
+
+
+def measure_leased(measure: Callable[..., Any], *args: Any) -> Any:
+    """Call a measuring function; where it raises, find out whether the device lives.
+
+    Returns
+    -------
+    object or Refusal
+        What ``measure`` returned.
+    """
+    try:
+        return measure(*args)
+    except Exception:
+        return Refusal(traceback.format_exc(), device_lives())
+
+
+def device_lives() -> bool:
+    """Say whether the device that is held still answers."""
+    try:
+        device_session.function(RANDOM_FILL)
+    except Exception:
+        return False
+    return True
+
+
+def _ask_devices(config: RPCConfig) -> tuple[str, ...]:
+    with _tracker(config) as tracker:
+        rpc_base.sendjson(tracker, [rpc_base.TrackerCode.SUMMARY])
+        code, summary = _answer_of(tracker)
+    if code != rpc_base.TrackerCode.SUCCESS:
+        raise OSError(f"the tracker answered {code}")
+    servers = [
+        server
+        for server in summary["server_info"]
+        if server["key"].partition(":")[2] == config.tracker_key
+    ]
+    return tuple(sorted(address_of(*server["addr"]) for server in servers))
+
+
+def _request(config: RPCConfig, wait_sec: float) -> tuple[str, int, str]:
+    with _tracker(config) as tracker:
+        priority = config.session_priority
+        rpc_base.sendjson(tracker, [rpc_base.TrackerCode.REQUEST, config.tracker_key, "", priority])
+        while not select.select([tracker], [], [], TRACKER_POLL_SEC)[0]:
+            if not known_devices(config, wait_sec):
+                raise AdaptiveError(f"no server with the key {config.tracker_key!r} is left")
+        code, offer = _answer_of(tracker)
+    if code != rpc_base.TrackerCode.SUCCESS:
+        raise OSError(f"the tracker answered {code}")
+    host, port, key = offer
+    return host, port, key
+
+
+def _tracker(config: RPCConfig) -> socket.socket:
+    """Connect to the tracker; TVM's own connection goes on trying for a minute."""
+    address = (config.tracker_host, config.tracker_port)
+    tracker = socket.create_connection(address, TRACKER_TIMEOUT_SEC)
+    try:
+        magic = struct.pack("<i", rpc_base.RPC_TRACKER_MAGIC)
+        tracker.sendall(magic)
+        if rpc_base.recvall(tracker, len(magic)) != magic:
+            raise OSError(f"{address_of(*address)} is no RPC tracker")
+    except BaseException:
+        tracker.close()
+        raise
+    return tracker
+
+
+def _answer_of(tracker: socket.socket) -> tuple[int, Any]:
+    code, value = rpc_base.recvjson(tracker)
+    return code, value

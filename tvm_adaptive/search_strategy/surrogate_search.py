@@ -1,0 +1,359 @@
+"""Find good candidates by a model of the model: two steps, one cheap and one exact.
+
+The cost model judges a candidate by features of its program, which takes milliseconds of
+replay and extraction. A forest on the knobs alone takes microseconds. It learns what the
+cost model says of all candidates that were ever looked at, and a genetic search on it
+names the few that the cost model should look at next. So a round has some hundred
+programs to make, where evolution on the programs themselves makes a thousand.
+
+========  ========================================================  ================
+symbol    meaning                                                   shape
+========  ========================================================  ================
+value     the cost model's acquisition, higher is better            (n,)
+row       features of a candidate's program                         (d,)
+y         value as a rank, spread so that the best stand out        (n,)
+========  ========================================================  ================
+
+References
+----------
+Predicting an expensive simulator's output by a cheaper emulator before paying for it is
+multi-fidelity optimisation (Kandasamy et al., NeurIPS 2016); training a small model on a
+large one's outputs is distillation (Hinton et al., 2015).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_adaptive.search_strategy.knobs import KnobSpace, Point
+from tvm_adaptive.values.hash_set import HashSet
+from tvm_adaptive.values.trial import FloatArray
+
+Rows = npt.NDArray[np.float32]
+
+# Trees of the model of knobs: only their mean is wanted.
+_N_TREES = 32
+# Trees that pick a candidate together: one alone is mostly noise, all always agree.
+_N_VOTERS = 4
+# A neighbourhood that is nearly all known is left after so many variations for each wanted.
+_TRIES_PER_NEIGHBOUR = 4
+# Neighbours that are looked at for each that is picked.
+NEAR_RATIO = 3
+# Forecasts from fewer candidates rank no better than chance.
+_MIN_TO_LEARN = 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DistillOptions:
+    """How far the search on the knobs goes.
+
+    Attributes
+    ----------
+    n_steps : int, default 2
+        How often a round asks the cost model of new candidates and learns from it.
+    n_per_step : int, default 24
+        Candidates that it asks of. On hardware 40 found nothing better than 24, and of
+        a round they are what costs most.
+    n_children : int, default 256
+        Points per generation.
+    n_generations : int, default 5
+    n_parents : int, default 48
+        Points that a generation descends from.
+    crossover : float, default 0.3
+        Chance that a child has two parents.
+    local_share : float, default 0.5
+        Of a batch, how much is picked near the best that were measured. Forecasts of a
+        forest hardly differ between neighbours, and its acquisition then prefers what is
+        far away and uncertain; that neighbours of a good program are good is knowledge
+        of its own (the trust regions of TuRBO, Eriksson et al., NeurIPS 2019).
+    n_centres : int, default 4
+        How many of the best that were measured have such a neighbourhood.
+    radius : int, default 2
+        Knobs in which a neighbour differs, at the most.
+    """
+
+    n_steps: int = 2
+    n_per_step: int = 24
+    n_children: int = 256
+    n_generations: int = 5
+    n_parents: int = 48
+    crossover: float = 0.3
+    local_share: float = 0.5
+    n_centres: int = 4
+    radius: int = 2
+
+
+class Pool:
+    """Candidates whose programs were looked at but not measured yet.
+
+    Parameters
+    ----------
+    capacity : int
+        More are forgotten, the worst first: rows are some kilobytes each.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.points: list[Point] = []
+        self.keys: list[int] = []
+        self._blocks: list[Rows] = []
+        self._known = HashSet()  # of points: a run has more than could be kept whole
+        self._known_keys = HashSet()
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    @property
+    def rows(self) -> Rows:
+        """Ndarray of shape (n, d)."""
+        if not self._blocks:
+            return np.zeros((0, 0), dtype=np.float32)
+        if len(self._blocks) > 1:
+            self._blocks = [np.concatenate(self._blocks)]
+        return self._blocks[0]
+
+    def knows(self, point: Point) -> bool:
+        """Say whether a point is here, was, or leads to a program that was."""
+        return _hash_of(point) in self._known
+
+    def knows_key(self, key: int) -> bool:
+        """Say whether a program is here or was."""
+        return key in self._known_keys
+
+    def remember(self, points: Iterable[Point], keys: Iterable[int] = ()) -> None:
+        """Know points and programs from now on, without having them here."""
+        self._known.update(_hash_of(point) for point in points)
+        self._known_keys.update(keys)
+
+    def add(self, points: Sequence[Point], keys: Sequence[int], rows: Rows) -> None:
+        """Add candidates; all of the same number."""
+        if not len(points):
+            return
+        self.remember(points, keys)
+        self.points.extend(points)
+        self.keys.extend(keys)
+        self._blocks.append(np.asarray(rows, dtype=np.float32))
+
+    def take(self, picked: Sequence[int]) -> list[Point]:
+        """Remove candidates by their indices and return their points in that order."""
+        taken = [self.points[i] for i in picked]
+        self._keep(np.setdiff1d(np.arange(len(self)), np.asarray(picked, dtype=np.intp)))
+        return taken
+
+    def trim(self, values: FloatArray) -> None:
+        """Keep what is worth most where there is more than fits."""
+        if len(self) > self.capacity:
+            self._keep(np.sort(np.argsort(-values, kind="stable")[: self.capacity]))
+
+    def _keep(self, kept: npt.NDArray[np.intp]) -> None:
+        if not len(self):
+            return
+        self._blocks = [self.rows[kept]]
+        self.points = [self.points[i] for i in kept]
+        self.keys = [self.keys[i] for i in kept]
+
+
+def _hash_of(point: Point) -> int:
+    """Return 64 bits that are the same in every process."""
+    # Doubled, because Python hashes -1 as -2, and both are decisions.
+    return hash((point.sketch, *[2 * value for value in point.vector]))
+
+
+def refine(
+    pool: Pool,
+    space: KnobSpace,
+    elites: Sequence[Point],
+    *,
+    value: Callable[[], FloatArray],
+    look: Callable[[Sequence[Point]], object],
+    options: DistillOptions,
+    rng: np.random.Generator,
+) -> None:
+    """Put candidates into a pool that the cost model values more than those in it.
+
+    Parameters
+    ----------
+    pool : Pool
+        Is added to, by ``look``.
+    space : KnobSpace
+    elites : sequence of Point
+        The best that were measured; parents, too.
+    value : callable
+        Returns the cost model's acquisition of all of the pool, higher is better.
+    look : callable
+        Makes the programs of points and adds those that are valid and new to the pool.
+    options : DistillOptions
+    rng : numpy.random.Generator
+    """
+    for _ in range(options.n_steps):
+        if len(pool) < _MIN_TO_LEARN:
+            return
+        values = value()
+        points = descendants(pool, space, elites, values=values, options=options, rng=rng)
+        if not points:
+            return
+        look(points)
+
+
+def descendants(
+    pool: Pool,
+    space: KnobSpace,
+    elites: Sequence[Point],
+    *,
+    values: FloatArray,
+    options: DistillOptions,
+    rng: np.random.Generator,
+) -> list[Point]:
+    """Return new points that a model of the pool's values forecasts to be the best.
+
+    Parameters
+    ----------
+    pool : Pool
+        At least one candidate.
+    space : KnobSpace
+    elites : sequence of Point
+    values : ndarray of shape (n,)
+        Of the pool, higher is better.
+    options : DistillOptions
+    rng : numpy.random.Generator
+
+    Returns
+    -------
+    list of Point
+        At most ``options.n_per_step``, best first, none that the pool knows.
+    """
+    from sklearn.ensemble import ExtraTreesRegressor  # takes a second to import
+
+    forest = ExtraTreesRegressor(
+        n_estimators=_N_TREES,
+        min_samples_leaf=2,
+        random_state=int(rng.integers(2**31)),
+    )
+    forest.fit(space.encode(pool.points), spread_ranks(values))
+    best = np.argsort(-values, kind="stable")[: options.n_parents]
+    parents = list(dict.fromkeys([*elites, *(pool.points[i] for i in best)]))
+    trees = forest.estimators_
+    found: dict[Point, FloatArray] = {}  # forecast of each tree
+    for _ in range(options.n_generations):
+        children = _children(parents, space, options, rng)
+        new = [each for each in children if each not in found and not pool.knows(each)]
+        if new:
+            encoded = space.encode(new)
+            forecasts = np.stack([tree.tree_.predict(encoded)[:, 0] for tree in trees], axis=1)
+            found.update(zip(new, forecasts, strict=True))
+        ranked = sorted(found, key=lambda point: -float(found[point].mean()))
+        # The first parents stay: the forest may be wrong about all that came after.
+        parents = [*parents[: options.n_parents // 2], *ranked[: options.n_parents // 2]]
+    points = list(found)
+    if not points:
+        return []
+    picked = pick_by_trees(np.stack(list(found.values())), options.n_per_step, rng)
+    return [points[i] for i in picked]
+
+
+def neighbours(
+    pool: Pool, space: KnobSpace, centres: Sequence[Point], n: int, rng: np.random.Generator
+) -> list[Point]:
+    """Return up to ``n`` points that the pool does not know, one variation from a centre.
+
+    Parameters
+    ----------
+    pool : Pool
+    space : KnobSpace
+    centres : sequence of Point
+        Not empty.
+    n : int
+    rng : numpy.random.Generator
+    """
+    found: dict[Point, None] = {}
+    for _ in range(_TRIES_PER_NEIGHBOUR * n):
+        if len(found) >= n:
+            break
+        point = space.vary(centres[int(rng.integers(len(centres)))], rng)
+        if not pool.knows(point):
+            found[point] = None
+    return list(found)
+
+
+def within(
+    pool: Pool, space: KnobSpace, centres: Sequence[Point], radius: int
+) -> npt.NDArray[np.intp]:
+    """Return the indices of a pool's candidates within a number of knobs of any centre."""
+    close = [
+        any(space.distance(point, centre) <= radius for centre in centres) for point in pool.points
+    ]
+    return np.flatnonzero(close)
+
+
+def pick_by_trees(forecasts: FloatArray, n: int, rng: np.random.Generator) -> list[int]:
+    """Pick rows, each as the best in the eyes of a few random trees.
+
+    Thompson sampling with the trees for a posterior: what most trees prefer is picked
+    early, and what only some prefer has a chance, so that a batch is no set of clones.
+
+    Parameters
+    ----------
+    forecasts : ndarray of shape (m, n_trees)
+        Higher is better.
+    n : int
+    rng : numpy.random.Generator
+
+    Returns
+    -------
+    list of int
+        ``min(n, m)`` different indices.
+    """
+    open_ = np.ones(len(forecasts), dtype=bool)
+    picked: list[int] = []
+    for _ in range(min(n, len(forecasts))):
+        some = rng.choice(forecasts.shape[1], size=min(_N_VOTERS, forecasts.shape[1]))
+        votes = np.where(open_, forecasts[:, some].mean(axis=1), -np.inf)
+        best = int(votes.argmax())
+        open_[best] = False
+        picked.append(best)
+    return picked
+
+
+def spread_ranks(values: FloatArray) -> FloatArray:
+    """Map values to exponential scores of their ranks.
+
+    Acquisitions span hundreds of orders of magnitude; a forest that averages them sees
+    the worst only. By ranks the best stand out, and units do not matter.
+
+    Parameters
+    ----------
+    values : ndarray of shape (n,)
+        Higher is better; NaN ranks last.
+
+    Returns
+    -------
+    ndarray of shape (n,)
+        Increasing with the rank: 0 is the worst, about log(n) the best.
+    """
+    clean = np.where(np.isnan(values), -np.inf, values)
+    _, inverse, counts = np.unique(clean, return_inverse=True, return_counts=True)
+    below = np.cumsum(counts) - counts
+    share = (below + 0.5 * (counts - 1)) / len(values)
+    return np.asarray(-np.log1p(-share))[inverse]
+
+
+def _children(
+    parents: Sequence[Point], space: KnobSpace, options: DistillOptions, rng: np.random.Generator
+) -> list[Point]:
+    mothers = rng.integers(len(parents), size=options.n_children)
+    fathers = rng.integers(len(parents), size=options.n_children)
+    crossed = rng.random(options.n_children) < options.crossover
+    children = []
+    for mother, father, is_crossed in zip(mothers, fathers, crossed, strict=True):
+        child = parents[mother]
+        if is_crossed:
+            child = space.cross(child, parents[father], rng)
+        # A cross of a point with itself is that point: only a change makes it new.
+        if not is_crossed or rng.random() < 0.5:
+            child = space.vary(child, rng)
+        children.append(child)
+    return list(dict.fromkeys(children))

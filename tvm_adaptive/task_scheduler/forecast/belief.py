@@ -1,0 +1,102 @@
+"""Belief: the posterior of a task's best throughput at the end of its next slot."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.task_scheduler.forecast import emcee_chains, quadrature, record_breaks
+from tvm_adaptive.task_scheduler.forecast.curve import CurveFamily, curve_family
+from tvm_adaptive.task_scheduler.forecast.curve_fit import (
+    MIN_SEGMENT_POINTS,
+    NoFitError,
+    last_segment,
+)
+from tvm_adaptive.task_scheduler.forecast.emcee_chains import forecast_emcee
+from tvm_adaptive.task_scheduler.forecast.quadrature import forecast_quadrature
+from tvm_adaptive.task_scheduler.forecast.record_breaks import forecast_records
+from tvm_adaptive.task_scheduler.forecast.result import Forecast, History, unchanged
+
+__all__ = ["METHODS", "Forecast", "forecast"]
+
+METHODS = (quadrature.METHOD, emcee_chains.METHOD, record_breaks.METHOD)
+
+# The grid's prior needs no data to be sensible, only a slope; sampled from flat priors,
+# a curve needs as many points as a segment.
+_MIN_TRIALS = {quadrature.METHOD: 2, emcee_chains.METHOD: MIN_SEGMENT_POINTS}
+
+logger = logging.getLogger(__name__)
+
+
+def forecast(
+    best_throughput_history: npt.ArrayLike,
+    horizon_trials: int,
+    *,
+    method: str = "quadrature",
+    family: str | CurveFamily = "log-power",
+    peak: float | None = None,
+    expected_peak: float | None = None,
+    rng: np.random.Generator,
+) -> Forecast:
+    """Forecast a task's best throughput at the end of its next slot.
+
+    ``"quadrature"`` is calibrated and takes about a millisecond; ``"emcee"`` is DynaTune
+    as published, on the last segment of the history; ``"records"`` needs no curve and
+    stands in for either without a fit or with too few trials (2 and 8).
+
+    Parameters
+    ----------
+    best_throughput_history : array_like of shape (n,)
+        Best throughput after each trial, any unit, higher is better, never falling;
+        zeros for the trials before the first success.
+    horizon_trials : int
+        Trials in the slot; not negative.
+    method : str, default "quadrature"
+        One of ``METHODS``.
+    family : str or CurveFamily, default "log-power"
+        A key of :data:`tvm_adaptive.task_scheduler.forecast.curve.FAMILIES`, or one of your own.
+    peak : float or None, default None
+        What the hardware can reach at most, same unit as the history. One that was
+        already reached is ignored.
+    expected_peak : float or None, default None
+        What the task is expected to reach at most; ``"quadrature"`` only. It may be
+        wrong, so draws may exceed it.
+    rng : numpy.random.Generator
+
+    Returns
+    -------
+    Forecast
+        Same unit as the history.
+
+    Raises
+    ------
+    InvalidOptionError
+        If there is no such method or family, or a peak is not positive.
+    ValueError
+        If the history is not one, or the horizon is negative.
+    """
+    if method not in METHODS:
+        known = ", ".join(f'"{known}"' for known in METHODS)
+        raise InvalidOptionError(f'There is no belief named "{method}"; choose among {known}.')
+    curves = curve_family(family)
+    history = History(np.asarray(best_throughput_history, dtype=np.float64), peak, expected_peak)
+    if horizon_trials < 0:
+        raise ValueError(f"horizon_trials must not be negative but got {horizon_trials}.")
+    if method == record_breaks.METHOD or history.incumbent <= 0:
+        return forecast_records(history, horizon_trials, rng)
+    if len(history) < _MIN_TRIALS[method]:
+        reason = f"{len(history)} trials are too few for a curve"
+        return forecast_records(history, horizon_trials, rng, warning=reason)
+    if horizon_trials == 0:
+        return unchanged(history, horizon_trials, method)
+    try:
+        if method == quadrature.METHOD:
+            return forecast_quadrature(history, horizon_trials, rng, curves)
+        start = last_segment(history.best)
+        return forecast_emcee(history, horizon_trials, rng, curves, start)
+    except NoFitError as error:
+        logger.info("Forecasting from records instead of by %s: %s", method, error)
+        return forecast_records(history, horizon_trials, rng, warning=str(error))

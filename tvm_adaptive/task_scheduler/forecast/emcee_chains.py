@@ -1,0 +1,270 @@
+"""The curve's posterior by Markov chains, as DynaTune published it, kept from freezing.
+
+Ten walkers of the affine-invariant ensemble sampler, 500 steps from the least-squares
+fit; the last 200 steps, thinned by 10, leave 200 curves. Their values at the end of the
+slot are the forecast: it knows of the curve's uncertainty only, not of the staircase's,
+so its intervals are too narrow by far.
+
+References
+----------
+Chen et al. (2021), "DynaTune", ICLR, section 4.3 and appendix B. Goodman & Weare (2010),
+"Ensemble samplers with affine invariance", Comm. App. Math. Comp. Sci. 5. Foreman-Mackey
+et al. (2013), "emcee: The MCMC Hammer", PASP 125.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+
+from tvm_adaptive.task_scheduler.forecast.curve import CurveFamily
+from tvm_adaptive.task_scheduler.forecast.curve_fit import CurveFit, NoFitError, fit_least_squares
+from tvm_adaptive.task_scheduler.forecast.result import Forecast, History
+from tvm_adaptive.values.trial import FloatArray
+
+METHOD = "emcee"
+# As published.
+N_WALKERS = 10
+N_STEPS = 500
+N_BURN_IN = 300
+THIN_BY = 10
+# Uniform prior of the noise in scaled units; a fit below the floor would leave every
+# other curve without probability.
+_MAX_SIGMA = 1.0
+_MIN_SIGMA = 1e-4
+# Without a peak, in multiples of the task's own best: generous, as the prior shall not
+# decide.
+_OWN_BEST_CEILING = 10.0
+# Of a parameter's range: starts this far apart let the ensemble see the posterior's
+# width at once, where the published 1e-6 takes 100 steps to forget.
+_START_SPREAD = 0.05
+_N_START_ATTEMPTS = 200
+# Healthy ensembles accept 0.2 to 0.6; a frozen one nothing, a diffusing one everything.
+_ACCEPTANCE_RANGE = (0.1, 0.9)
+# A random walk of 500 steps, which goes nowhere, is estimated to be 8 to 10 of its
+# autocorrelation times long, and a sound chain of the same length 10 to 17. (Of chains ten
+# times as long the times come out twice as large: 500 steps are few.)
+_MIN_AUTOCORRELATION_TIMES = 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Posterior:
+    """The logarithm of the posterior density of (amplitude, shape..., sigma).
+
+    Uniform priors within bounds; zero wherever the curve is below the last value at the
+    last trial.
+
+    Attributes
+    ----------
+    family : CurveFamily
+    x, y : ndarray of shape (n,)
+        Trials, and scaled throughput; the last one positive.
+    ceiling : float
+        Largest limit of the curve, same unit as ``y``.
+    """
+
+    family: CurveFamily
+    x: FloatArray
+    y: FloatArray
+    ceiling: float
+
+    def __call__(self, theta: FloatArray) -> FloatArray:
+        """Return the log density of each row, shapes (k, 2 + p) and (k,); never NaN."""
+        amplitude, shape, sigma = theta[:, 0], theta[:, 1:-1], theta[:, -1]
+        lower, upper = self.family.bounds(int(self.x[-1]))
+        inside = ((shape >= lower) & (shape <= upper)).all(axis=1)
+        inside &= (sigma >= _MIN_SIGMA) & (sigma <= _MAX_SIGMA)
+        g = self.family.basis(self.x, np.clip(shape, lower, upper))
+        low, high = self.family.amplitude_bounds(float(self.y[-1]), self.ceiling, g[:, -1])
+        if self.family.has_amplitude:
+            inside &= (amplitude >= low) & (amplitude <= high)
+        else:
+            # Its column is a dummy that keeps the layout; uniform in [0, 1].
+            inside &= (low < high) & (amplitude >= 0) & (amplitude <= 1)
+            amplitude = np.ones(len(theta))
+        rss = ((amplitude[:, None] * g - self.y) ** 2).sum(axis=1)
+        spread = np.clip(sigma, _MIN_SIGMA, _MAX_SIGMA)
+        log_density = -0.5 * rss / spread**2 - len(self.x) * np.log(spread)
+        return np.asarray(np.where(inside & np.isfinite(log_density), log_density, -np.inf))
+
+    def starts(self, fit: CurveFit, n_walkers: int, rng: np.random.Generator) -> FloatArray:
+        """Draw starts around a fit, shape (n_walkers, 2 + p), all of finite density.
+
+        Raises
+        ------
+        NoFitError
+            If too few are found.
+        """
+        lower, upper = self.family.bounds(int(self.x[-1]))
+        shape, found = fit.theta[1:], list[FloatArray]()
+        for attempt in range(_N_START_ATTEMPTS):
+            # Closer and closer to the fit, which itself is feasible.
+            spread = _START_SPREAD * 0.98**attempt
+            near = shape + spread * (upper - lower) * rng.standard_normal(len(shape))
+            near = np.clip(near, lower, upper)
+            sigma = max(fit.rms, 2 * _MIN_SIGMA) * math.exp(0.3 * rng.standard_normal())
+            sigma = min(sigma, 0.9 * _MAX_SIGMA * rng.uniform(0.5, 1.0))
+            start = np.concatenate([[self._lifted(near, fit, rng)], near, [sigma]])
+            if np.isfinite(self(start[None])[0]):
+                found.append(start)
+            if len(found) == n_walkers:
+                return np.stack(found)
+        raise NoFitError("the least-squares fit has no feasible neighbours to start chains from")
+
+    def _lifted(self, shape: FloatArray, fit: CurveFit, rng: np.random.Generator) -> float:
+        """Return an amplitude near the fit's that reaches the incumbent."""
+        if not self.family.has_amplitude:
+            return float(rng.random())
+        g_last = self.family.basis(self.x[-1:], shape[None])[:, 0]
+        low, high = self.family.amplitude_bounds(float(self.y[-1]), self.ceiling, g_last)
+        amplitude = fit.theta[0] * math.exp(_START_SPREAD * rng.standard_normal())
+        room = max(float(high[0] - low[0]), 0.0)
+        lifted = low[0] + _START_SPREAD * room * rng.random()
+        return float(min(max(amplitude, lifted), high[0]))
+
+
+def run_chain(
+    posterior: Posterior,
+    rng: np.random.Generator,
+    *,
+    n_walkers: int = N_WALKERS,
+    n_steps: int = N_STEPS,
+) -> FloatArray:
+    """Run the ensemble sampler from the least-squares fit.
+
+    Parameters
+    ----------
+    posterior : Posterior
+    rng : numpy.random.Generator
+    n_walkers : int, default 10
+    n_steps : int, default 500
+
+    Returns
+    -------
+    ndarray of shape (n_steps, n_walkers, 2 + p)
+        Amplitude, shape, sigma.
+
+    Raises
+    ------
+    NoFitError
+        If there is no fit, or no start.
+    """
+    import emcee
+
+    fit = fit_least_squares(posterior.family, posterior.x, posterior.y, ceiling=posterior.ceiling)
+    starts = posterior.starts(fit, n_walkers, rng)
+    sampler = emcee.EnsembleSampler(n_walkers, starts.shape[1], posterior, vectorize=True)
+    # The sampler has a Mersenne twister of its own; its state is all that can be given.
+    twister = ("MT19937", rng.integers(0, 2**32, 624, dtype=np.uint32), 624, 0, 0.0)
+    try:
+        sampler.run_mcmc(emcee.State(starts, random_state=twister), n_steps)
+    except ValueError as error:
+        raise NoFitError(f"the sampler refused its starts: {error}") from error
+    return np.asarray(sampler.get_chain(), dtype=np.float64)
+
+
+def acceptance(chain: FloatArray) -> FloatArray:
+    """Return the share of steps at which each walker moved.
+
+    Parameters
+    ----------
+    chain : ndarray of shape (steps, walkers, d)
+
+    Returns
+    -------
+    ndarray of shape (walkers,), in [0, 1]
+    """
+    moved = (np.diff(chain, axis=0) != 0).any(axis=2)
+    return np.asarray(moved.mean(axis=0), dtype=np.float64)
+
+
+def is_frozen(chain: FloatArray) -> bool:
+    """Say whether the walkers hardly moved, so that the chain knows only its start."""
+    return bool(acceptance(chain).mean() < _ACCEPTANCE_RANGE[0])
+
+
+def chain_warning(chain: FloatArray) -> str:
+    """Return what is wrong with a chain; empty if nothing is.
+
+    Parameters
+    ----------
+    chain : ndarray of shape (steps, walkers, d)
+
+    Returns
+    -------
+    str
+    """
+    from emcee.autocorr import integrated_time
+
+    share = float(acceptance(chain).mean())
+    low, high = _ACCEPTANCE_RANGE
+    if not low <= share <= high:
+        state = "frozen" if share < low else "diffusing"
+        return f"the chain is {state}: {share:.2f} of the steps accepted, not {low} to {high}"
+    stuck = int((acceptance(chain) < low).sum())
+    if stuck:
+        return f"{stuck} of {chain.shape[1]} walkers are stuck"
+    tau = float(np.max(integrated_time(chain, tol=0, quiet=True)))
+    if not tau * _MIN_AUTOCORRELATION_TIMES <= len(chain):
+        return (
+            f"{len(chain)} steps are less than {_MIN_AUTOCORRELATION_TIMES:.0f} "
+            f"autocorrelation times of {tau:.0f}"
+        )
+    return ""
+
+
+def forecast_emcee(
+    history: History,
+    horizon_trials: int,
+    rng: np.random.Generator,
+    family: CurveFamily,
+    start: int = 0,
+) -> Forecast:
+    """Forecast as published, from one segment of the history.
+
+    Parameters
+    ----------
+    history : History
+        With a success. Scaled by the peak, or by its own best where there is none.
+    horizon_trials : int
+        Not negative.
+    rng : numpy.random.Generator
+    family : CurveFamily
+    start : int, default 0
+        Index of the segment's first trial.
+
+    Returns
+    -------
+    Forecast
+        200 samples; ``warning`` says what is wrong with the chain.
+
+    Raises
+    ------
+    NoFitError
+        If there is no fit or the chain is frozen.
+    """
+    scale, ceiling = history.incumbent, _OWN_BEST_CEILING
+    if history.peak is not None and not history.peak_is_wrong:
+        scale, ceiling = history.peak, 1.0
+    x = np.arange(start + 1, len(history) + 1, dtype=np.float64)
+    chain = run_chain(Posterior(family, x, history.best[start:] / scale, ceiling), rng)
+    warning = chain_warning(chain)
+    if is_frozen(chain):
+        raise NoFitError(warning)
+    kept = chain[N_BURN_IN::THIN_BY].reshape(-1, chain.shape[2])
+    theta = kept[:, :-1].copy()
+    if not family.has_amplitude:
+        theta[:, 0] = 1.0
+    future = family.evaluate(np.array([float(len(history) + horizon_trials)]), theta)[:, 0]
+    samples = np.maximum(future * scale, history.incumbent)
+    return Forecast(
+        float(samples.mean()),
+        float(samples.std()),
+        samples,
+        METHOD,
+        warning,
+        history.incumbent,
+        horizon_trials,
+    )

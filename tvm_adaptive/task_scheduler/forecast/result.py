@@ -1,0 +1,171 @@
+"""What is believed of a task after its next slot, and the history that it comes from."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.values.trial import FloatArray
+
+
+@dataclasses.dataclass(frozen=True)
+class Forecast:
+    """Posterior of a task's best throughput at the end of the next slot.
+
+    Attributes
+    ----------
+    mean, std : float
+        In the unit of the history, higher is better. Exact where the method allows,
+        so they may differ from those of ``samples`` by its Monte-Carlo error.
+    samples : ndarray of shape (s,), same unit
+        Never below the incumbent; in no particular order.
+    method : str
+        What made it: ``"quadrature"``, ``"emcee"`` or ``"records"``.
+    warning : str
+        Why another method stood in, or why not to trust it; empty without a reason.
+    incumbent : float
+        Best throughput so far; 0 before the first success.
+    horizon_trials : int
+        Trials in the slot.
+    exact_drop : float or None
+        ``expected_drop`` where the method knows better than its samples.
+    """
+
+    mean: float
+    std: float
+    samples: FloatArray
+    method: str
+    warning: str = ""
+    incumbent: float = 0.0
+    horizon_trials: int = 0
+    exact_drop: float | None = None
+
+    @property
+    def expected_drop(self) -> float:
+        """Share of its latency that the task is expected to lose in the slot, in [0, 1).
+
+        E[1 - incumbent / f], converted draw by draw: latency is convex in the throughput
+        f, so the mean throughput promises a larger drop than there is.
+        """
+        if self.exact_drop is not None:
+            return self.exact_drop
+        return float(1.0 - (self.incumbent / self.samples).mean()) if self.incumbent > 0 else 0.0
+
+    def quantile(self, p: npt.ArrayLike) -> FloatArray:
+        """Return quantiles of the samples.
+
+        Parameters
+        ----------
+        p : array_like of shape (k,)
+            Probabilities in [0, 1].
+
+        Returns
+        -------
+        ndarray of shape (k,), in the unit of the history
+        """
+        probabilities = np.asarray(p, dtype=np.float64)
+        return np.asarray(np.quantile(self.samples, probabilities), dtype=np.float64)
+
+    @property
+    def improvement_chance(self) -> float:
+        """Share of the samples above the incumbent."""
+        return float((self.samples > self.incumbent).mean())
+
+
+@dataclasses.dataclass(frozen=True)
+class History:
+    """Best throughput after each trial, checked.
+
+    Attributes
+    ----------
+    best : ndarray of shape (n,)
+        Any unit, higher is better, not decreasing; zeros until the first success.
+    peak : float or None
+        What the hardware can reach at most, same unit; None if unknown.
+    expected_peak : float or None
+        What the task is expected to reach at most, same unit. A guess: curves tend to
+        no more, but draws may exceed it, and it is ignored once it was reached.
+    """
+
+    best: FloatArray
+    peak: float | None = None
+    expected_peak: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.best.ndim != 1:
+            raise ValueError(f"A history has shape (n,), but this one has {self.best.shape}.")
+        if not np.isfinite(self.best).all() or (self.best < 0).any():
+            raise ValueError("A throughput is finite and not negative; give failed trials as 0.")
+        if (np.diff(self.best) < 0).any():
+            raise ValueError("The best so far never falls; accumulate the maximum first.")
+        for name in ("peak", "expected_peak"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < np.inf:
+                raise InvalidOptionError(f"{name} must be positive and finite but got {value}.")
+
+    def __len__(self) -> int:
+        return len(self.best)
+
+    @property
+    def incumbent(self) -> float:
+        """The best so far; 0 before the first success."""
+        return float(self.best[-1]) if len(self.best) else 0.0
+
+    @property
+    def first_success(self) -> int:
+        """Number of the first trial with a throughput, from 1; 0 if there is none."""
+        return int(np.argmax(self.best > 0)) + 1 if self.incumbent > 0 else 0
+
+    @property
+    def records(self) -> FloatArray:
+        """The throughputs that were ever the best, shape (r,), increasing."""
+        return np.unique(self.best[self.best > 0])
+
+    @property
+    def peak_is_wrong(self) -> bool:
+        """Whether a trial has reached the peak already."""
+        return self.peak is not None and self.incumbent >= self.peak
+
+    @property
+    def expects_more(self) -> bool:
+        """Whether there is an expected peak that was not reached yet."""
+        return self.expected_peak is not None and self.expected_peak > self.incumbent
+
+    def ceiling(self, headroom: float) -> float:
+        """Return the most that a curve may tend to.
+
+        Parameters
+        ----------
+        headroom : float
+            At most so many times the incumbent.
+
+        Returns
+        -------
+        float
+            In multiples of the incumbent; a peak that was reached does not count.
+        """
+        if self.peak is None or self.peak_is_wrong:
+            return headroom
+        return min(headroom, self.peak / self.incumbent)
+
+    def expected_ceiling(self, headroom: float) -> float:
+        """Return the same for a curve that stays below the expected peak, too."""
+        if self.expected_peak is None or not self.expects_more:
+            return self.ceiling(headroom)
+        return min(self.ceiling(headroom), self.expected_peak / self.incumbent)
+
+    def capped(self, throughput: npt.ArrayLike) -> FloatArray:
+        """Return the throughputs, those above the peak lowered to it."""
+        limit = np.inf if self.peak is None or self.peak_is_wrong else self.peak
+        return np.asarray(np.minimum(throughput, limit), dtype=np.float64)
+
+
+def unchanged(history: History, horizon_trials: int, method: str, warning: str = "") -> Forecast:
+    """Return the forecast that nothing changes, all samples at the incumbent."""
+    samples = np.full(1, history.incumbent)
+    return Forecast(
+        history.incumbent, 0.0, samples, method, warning, history.incumbent, horizon_trials
+    )

@@ -1,0 +1,351 @@
+"""Everything that a run can be told, as frozen values with two named presets.
+
+``PAPER`` is AdaTune as published; ``DEFAULT`` is what our own benchmarks prefer. Where
+the two differ, the attribute says why.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+from tvm_adaptive.errors import InvalidOptionError
+
+
+def _at_least(name: str, value: float, low: int) -> None:
+    if value < low:
+        raise InvalidOptionError(f"{name} must be at least {low} but got {value}.")
+
+
+def _above(name: str, value: float, low: float) -> None:
+    if not value > low:
+        raise InvalidOptionError(f"{name} must be above {low} but got {value}.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SearchConfig:
+    """How candidates are proposed.
+
+    Attributes
+    ----------
+    n_trials_per_round : int, default 16
+        Candidates per batch. Small batches let the model learn sooner; below 16 the
+        fixed price of a search round outweighs that.
+    proposer : {"distilled", "evolution"}, default "distilled"
+        Where candidates come from: a search on the decisions that a schedule leaves
+        open, or stock's evolution of whole programs, which costs several times as much.
+    population_size : int, default 128
+        Schedules per generation. Of a round of 16 trials, stock's 512 spend more
+        seconds on mutation and features than on building and measuring.
+    genetic_num_iters : int, default 3
+    epsilon : float or None, default None
+        Share of random candidates; None lets the posterior decide.
+    diversity : {"none", "knobs", "medoids"}, default "medoids"
+        How a batch is kept from being one bet made many times: the best candidates of a
+        forest are often twins. See :mod:`tvm_adaptive.search_strategy.picking`.
+    lanes : int, default 1
+        Processes of this machine that search and build at the same time, each a batch of
+        another task; for devices that are not this machine's CPU. 1 is this process.
+    ray : str or None, default None
+        Address of a Ray cluster that searches and builds instead: ``"host:port"``,
+        ``"auto"``, or ``"local"`` for one on this machine.
+    seeds : bool, default True
+        Whether a task's first trials are what is best for tasks of its family, fitted to
+        its own extents. See :mod:`tvm_adaptive.search_strategy.transfer`.
+    """
+
+    n_trials_per_round: int = 16
+    proposer: str = "distilled"
+    population_size: int = 128
+    genetic_num_iters: int = 3
+    epsilon: float | None = None
+    diversity: str = "medoids"
+    lanes: int = 1
+    ray: str | None = None
+    seeds: bool = True
+
+    def __post_init__(self) -> None:
+        _at_least("n_trials_per_round", self.n_trials_per_round, 1)
+        _at_least("population_size", self.population_size, 1)
+        _at_least("genetic_num_iters", self.genetic_num_iters, 0)
+        _at_least("lanes", self.lanes, 1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """How the forest learns.
+
+    Attributes
+    ----------
+    n_trees : int, default 24
+        The paper's 10 trees give a standard deviation that is mostly noise; 100 rank
+        little better than 24 and take more seconds than stock's model.
+    std : {"between-tree", "total", "jackknife"}, default "between-tree"
+    target : {"log", "throughput"}, default "log"
+        Log throughput ranks unseen candidates better than the paper's throughput.
+    """
+
+    n_trees: int = 24
+    std: str = "between-tree"
+    target: str = "log"
+
+    def __post_init__(self) -> None:
+        _at_least("n_trees", self.n_trees, 2)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeasureConfig:
+    """How candidates are built and timed.
+
+    Attributes
+    ----------
+    rule : {"precision", "paper", "cv"}, default "precision"
+    timeout_sec : float, default 10.0
+        Deadline for one candidate's runs; a kernel that needs longer has lost anyway.
+    build_timeout_sec : float, default 15.0
+        Most candidates compile in a fifth of a second; one that unrolls without end
+        must not eat a twentieth of a ten-minute budget. Stock's builder is given 105 s
+        more: its workers import TVM and all tensor intrinsics within a candidate's time.
+    build_patience : float or None, default 10.0
+        A build that takes so many times as long as the median is given up; see
+        :class:`~tvm_adaptive.PersistentBuilder`.
+    race : bool, default True
+        Whether candidates that are clearly slower than the fastest of their task are
+        dropped after a few runs.
+    devices : str, default "0"
+        Which local devices of the target's kind measure, each in a process of its own:
+        ``"0,1"`` are the first two. They must be alike. For the runner ``"adaptive"``.
+    tracker : str or None, default None
+        ``"HOST:PORT"`` of the RPC tracker for the runner ``"adaptive-rpc"``; None for what
+        ``TVM_TRACKER_HOST`` and ``TVM_TRACKER_PORT`` say.
+    tracker_key : str or None, default None
+        Which devices the tracker is asked for; None for what ``TVM_TRACKER_KEY`` says.
+    overlap : bool or None, default None
+        Whether the next batch, of another task, is searched and built while one is
+        measured; None means where that happens on another device or machine: on GPUs and
+        by RPC.
+    """
+
+    rule: str = "precision"
+    timeout_sec: float = 10.0
+    build_timeout_sec: float = 15.0
+    build_patience: float | None = 10.0
+    race: bool = True
+    devices: str = "0"
+    tracker: str | None = None
+    tracker_key: str | None = None
+    overlap: bool | None = None
+
+    def __post_init__(self) -> None:
+        _above("timeout_sec", self.timeout_sec, 0)
+        _above("build_timeout_sec", self.build_timeout_sec, 0)
+        if self.build_patience is not None:
+            _at_least("build_patience", self.build_patience, 1)
+        if not re.fullmatch(r"\d+(,\d+)*", self.devices):
+            raise InvalidOptionError(
+                f"devices must be numbers with commas between, as in 0,1, but got {self.devices!r}."
+            )
+        if self.tracker is not None and not re.fullmatch(r".+:\d+", self.tracker):
+            raise InvalidOptionError(
+                f"tracker must be HOST:PORT, as in farm:9190, but got {self.tracker!r}."
+            )
+
+    @property
+    def device_indices(self) -> tuple[int, ...]:
+        """Return ``devices`` as numbers."""
+        return tuple(int(index) for index in self.devices.split(","))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SchedulerConfig:
+    """How tuning time is shared among the tasks, by a task scheduler of ours.
+
+    Attributes
+    ----------
+    preset : {"default", "paper"}, default "default"
+        What ``"dynatune"`` means: ours, or as published.
+    slot_rounds : int, default 1
+        Batches per decision. A decision costs milliseconds, a batch seconds.
+    slot_sec : float or None, default None
+        Seconds per decision instead, as in the paper.
+    warm_up_trials : int, default 4
+        Trials of a task before the first decision on it; the paper gives a whole slot.
+    patience_trials : int or None, default None
+        A task without improvement for so many trials gets no more; None leaves that to
+        the scheduler (as published: 200).
+    foresee_share : float or None, default None
+        After each slot, so much of one for the sibling that the model makes most
+        promising; None gives none.
+    plateau_slots : int or None, default None
+        Ends the search when as many slots saved no more than ``plateau_share``.
+    plateau_share : float, default 0.005
+        Of the network's latency; less than that is hard to measure again.
+    """
+
+    preset: str = "default"
+    slot_rounds: int = 1
+    slot_sec: float | None = None
+    warm_up_trials: int = 4
+    patience_trials: int | None = None
+    foresee_share: float | None = None
+    plateau_slots: int | None = None
+    plateau_share: float = 0.005
+
+    def __post_init__(self) -> None:
+        if self.preset not in ("default", "paper"):
+            raise InvalidOptionError(f"preset must be default or paper but got {self.preset!r}.")
+        _at_least("slot_rounds", self.slot_rounds, 1)
+        _at_least("warm_up_trials", self.warm_up_trials, 1)
+        if self.slot_sec is not None:
+            _above("slot_sec", self.slot_sec, 0)
+        if self.patience_trials is not None:
+            _at_least("patience_trials", self.patience_trials, 1)
+        if self.plateau_slots is not None:
+            _at_least("plateau_slots", self.plateau_slots, 1)
+        if not 0.0 <= self.plateau_share < 1.0:
+            raise InvalidOptionError(
+                f"plateau_share must be in [0, 1) but got {self.plateau_share}."
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FinishConfig:
+    """How the winner is decided at the end.
+
+    Attributes
+    ----------
+    top_k : int, default 3
+        Candidates per task that are checked and measured again at length.
+    n_qualifiers : int, default 64
+        Candidates that are timed again, shortly and side by side, before these are chosen.
+        Tasks share them by what they contribute to the latency. The best of thousands of
+        short timings are lucky ones; 0 takes them at their word.
+    max_share : float, default 0.05
+        Of a wall-clock budget, the share that the play-offs may take, and once more for
+        qualifying.
+    max_task_sec : float, default 8.0
+        Seconds that one task's play-off may take.
+    prefetch : bool, default True
+        Whether winners with large constant weights may ask for them ahead, where that is
+        faster: up to 14 % for a kernel. See :mod:`tvm_adaptive.models.prefetch`.
+    rtol : float, default 1e-3
+        Largest relative difference of outputs, for float32; see ``models.compare``.
+    """
+
+    top_k: int = 3
+    n_qualifiers: int = 64
+    max_share: float = 0.05
+    max_task_sec: float = 8.0
+    prefetch: bool = True
+    rtol: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _at_least("top_k", self.top_k, 1)
+        _at_least("n_qualifiers", self.n_qualifiers, 0)
+        _above("max_share", self.max_share, 0)
+        _above("max_task_sec", self.max_task_sec, 0)
+        _above("rtol", self.rtol, 0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TuneConfig:
+    """A whole run: which parts, and how each behaves.
+
+    Attributes
+    ----------
+    cost_model, strategy, runner, builder, task_scheduler : str
+        Names, ours or stock's.
+    search : SearchConfig
+    model : ModelConfig
+    measure : MeasureConfig
+    scheduler : SchedulerConfig
+        Used when ``task_scheduler`` is one of ours.
+    finish : FinishConfig
+    layout : {"auto", "keep", "NHWC"}, default "auto"
+        What becomes of a network's convolutions before tuning.
+    prepack : bool or None, default None
+        Whether each schedule may choose the layout of its constant weights; None means
+        on CPUs. Measured on ResNet-18: 16 % lower latency of the whole network, see
+        ``benchmarks/README.md``.
+    vector_math : bool or None, default None
+        Whether ``exp``, ``tanh``, ``erf`` and what is made of them are computed by
+        polynomials, which vectors can do (relative error below 4e-7); None means on CPUs.
+    store : str, default "user"
+        Where what is measured is kept for later runs, which begin with what earlier ones
+        found: ``"user"`` is a file below the home directory, ``"none"`` keeps and recalls
+        nothing, anything else is a path or a database's URL; ``"env:NAME"`` takes the URL,
+        which may hold a password, from an environment variable.
+    """
+
+    cost_model: str = "rfei"
+    strategy: str = "adaptive"
+    runner: str = "adaptive"
+    builder: str = "persistent"
+    task_scheduler: str = "dynatune"
+    search: SearchConfig = SearchConfig()
+    model: ModelConfig = ModelConfig()
+    measure: MeasureConfig = MeasureConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    finish: FinishConfig = FinishConfig()
+    layout: str = "auto"
+    prepack: bool | None = None
+    vector_math: bool | None = None
+    store: str = "user"
+
+    @property
+    def preparation(self) -> dict[str, Any]:
+        """Return what :func:`~tvm_adaptive.models.prepare` takes by name."""
+        return {name: getattr(self, name) for name in ("layout", "prepack", "vector_math")}
+
+    def replace(self, **changes: Any) -> TuneConfig:
+        """Return a copy with some attributes changed; None leaves one as it is.
+
+        Raises
+        ------
+        InvalidOptionError
+            When an attribute does not exist.
+        """
+        known = {field.name for field in dataclasses.fields(self)}
+        if unknown := sorted(set(changes) - known):
+            raise InvalidOptionError(
+                f"Unknown option {', '.join(unknown)}; possible are {', '.join(sorted(known))}."
+            )
+        return dataclasses.replace(self, **{k: v for k, v in changes.items() if v is not None})
+
+
+DEFAULT = TuneConfig()
+PAPER = TuneConfig(
+    # 32 per plan and 10 trees: AdaTune's released code; stock's population otherwise.
+    search=SearchConfig(
+        n_trials_per_round=32,
+        proposer="evolution",
+        population_size=512,
+        genetic_num_iters=4,
+        diversity="none",
+        seeds=False,
+    ),
+    model=ModelConfig(n_trees=10, std="between-tree", target="throughput"),
+    measure=MeasureConfig(
+        rule="paper", timeout_sec=100.0, build_patience=None, race=False, overlap=False
+    ),
+    # The slot of DynaTune's released example.
+    scheduler=SchedulerConfig(preset="paper", slot_sec=20.0),
+    prepack=False,
+    vector_math=False,
+    store="none",
+)
+PRESETS: dict[str, TuneConfig] = {"default": DEFAULT, "paper": PAPER}
+
+
+def preset(name: str) -> TuneConfig:
+    """Return a preset by name.
+
+    Raises
+    ------
+    InvalidOptionError
+        When there is none of that name.
+    """
+    if name not in PRESETS:
+        raise InvalidOptionError(f"Unknown preset {name!r}; possible are {', '.join(PRESETS)}.")
+    return PRESETS[name]

@@ -1,0 +1,131 @@
+"""A configuration as a TOML file: read, checked to the letter, and written.
+
+preset = "default"        # what everything that is not said is taken from
+cost_model = "rfei"
+
+[search]
+n_trials_per_round = 32
+epsilon = "none"          # TOML has no word for it: where None is allowed
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.tuning.config import TuneConfig, preset
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_NONE = "none"
+
+
+def read_config(path: Path) -> TuneConfig:
+    """Read a configuration.
+
+    Parameters
+    ----------
+    path : Path
+
+    Raises
+    ------
+    InvalidOptionError
+        When the file cannot be read, is no TOML, or has an option that does not exist
+        or a value that it cannot have; the message names it.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidOptionError(f"The configuration {path} cannot be read: {error}.") from error
+    return parse_config(text, str(path))
+
+
+def parse_config(text: str, name: str = "the configuration") -> TuneConfig:
+    """Make a configuration of TOML text; see :func:`read_config`."""
+    try:
+        given = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise InvalidOptionError(f"{name} is not valid TOML: {error}.") from error
+    base_name = given.pop("preset", "default")
+    if not isinstance(base_name, str):
+        raise InvalidOptionError(f"{name}: preset must be a name but got {base_name!r}.")
+    return typing.cast(TuneConfig, _changed(preset(base_name), given, name, ""))
+
+
+def config_of_fields(fields: dict[str, Any], name: str) -> TuneConfig:
+    """Make a configuration of nested mappings, as a journal has it; see :func:`read_config`."""
+    return typing.cast(TuneConfig, _changed(preset("default"), fields, name, ""))
+
+
+def write_config(config: TuneConfig) -> str:
+    """Return a configuration as TOML text with every option; reads back as the same."""
+    plain: list[str] = []
+    tables: list[str] = []
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            lines = [
+                f"{each.name} = {_as_toml(getattr(value, each.name))}"
+                for each in dataclasses.fields(value)
+            ]
+            tables.append("\n".join([f"[{field.name}]", *lines]))
+        else:
+            plain.append(f"{field.name} = {_as_toml(value)}")
+    return "\n\n".join(["\n".join(plain), *tables]) + "\n"
+
+
+def _changed(stage: Any, given: dict[str, Any], name: str, prefix: str) -> Any:
+    """Return a dataclass with some of its fields changed, each checked by its type."""
+    hints = typing.get_type_hints(type(stage))
+    changes = {}
+    for key, value in given.items():
+        option = f"{prefix}{key}"
+        if key not in hints:
+            raise InvalidOptionError(
+                f"{name}: there is no option {option}; possible are {', '.join(sorted(hints))}."
+            )
+        current = getattr(stage, key)
+        if dataclasses.is_dataclass(current):
+            if not isinstance(value, dict):
+                raise InvalidOptionError(f"{name}: {option} is a table, as in [{option}].")
+            changes[key] = _changed(current, value, name, f"{option}.")
+        else:
+            changes[key] = _checked(value, hints[key], f"{name}: {option}")
+    try:
+        return dataclasses.replace(stage, **changes)
+    except InvalidOptionError as error:
+        raise InvalidOptionError(f"{name}: {error}") from error
+
+
+def _checked(value: Any, hint: Any, option: str) -> Any:
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    allowed = typing.get_args(hint) if is_union else (hint,)
+    if value in (None, _NONE) and type(None) in allowed:
+        return None
+    for kind in allowed:
+        # True is an integer to Python, and not to people.
+        if isinstance(value, bool) == (kind is bool) and isinstance(value, kind):
+            return value
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            return float(value)
+    kinds = " or ".join(_NONE if kind is type(None) else kind.__name__ for kind in allowed)
+    raise InvalidOptionError(f"{option} must be {kinds} but got {value!r}.")
+
+
+def _as_toml(value: Any) -> str:
+    if value is None:
+        return f'"{_NONE}"'
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

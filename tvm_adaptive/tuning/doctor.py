@@ -1,0 +1,262 @@
+"""Is this machine fit for tuning? What is checked, what was found, and the cure of each problem."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from tvm_adaptive._tvm import FFI_VERSION, TVM_VERSION
+from tvm_adaptive.database.location import USER_STORE, open_store, user_store
+from tvm_adaptive.errors import AdaptiveError
+from tvm_adaptive.tuning.noise import NOISY_SPREAD, spread_of, time_fixed_kernel
+from tvm_adaptive.tuning.target import resolve_target
+from tvm_adaptive.workers.containers import available_memory, cpu_limit, memory_limit
+from tvm_adaptive.workers.cores import describe_quota, thread_env, usable_physical_cores
+from tvm_adaptive.workers.pool import WorkerPool
+
+Verdict = Literal["ok", "warning", "problem"]
+
+# Compiling and running one small kernel takes three; a machine that needs longer hangs.
+_KERNEL_TIMEOUT_SEC = 120.0
+_COMMAND_TIMEOUT_SEC = 20.0
+# A ten-minute run of ResNet-18 writes some 150 MB, most of it for a moment.
+_LEAST_DISK_GB = 1.0
+# The tuner of a network takes 1.2 GB, and its workers some 200 MB each.
+_LEAST_MEMORY_GB = 3.0
+# What LLVM calls a processor that it does not know.
+_NAMELESS_CPUS = ("", "generic", "x86-64", "i686")
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """What one check found.
+
+    Attributes
+    ----------
+    name : str
+        What was checked.
+    verdict : {"ok", "warning", "problem"}
+        With a problem nothing can be tuned, or what is found cannot be trusted.
+    text : str
+    cure : str
+        What to do; empty when all is well.
+    """
+
+    name: str
+    verdict: Verdict
+    text: str
+    cure: str = ""
+
+
+def examine(work_dir: Path, noise_sec: float = 5.0) -> list[Finding]:
+    """Check everything that tuning needs.
+
+    Parameters
+    ----------
+    work_dir : Path
+        Where runs will be written; need not be there.
+    noise_sec : float, default 5.0
+        Seconds to watch the machine's noise; 0 leaves that out.
+
+    Returns
+    -------
+    list of Finding
+        In a fixed order; a check that fails itself is a problem, too.
+    """
+    checks: list[tuple[str, Callable[[], Finding]]] = [
+        ("versions", check_versions),
+        ("compiler", check_compiler),
+        ("processor", check_processor),
+        ("cores", check_cores),
+        ("memory", check_memory),
+        ("kernel", check_kernel),
+        ("GPU", check_gpu),
+        ("work directory", lambda: check_work_dir(work_dir)),
+        ("record store", check_store),
+    ]
+    if noise_sec > 0:
+        checks.append(("noise", lambda: check_noise(noise_sec)))
+    return [_run(name, check) for name, check in checks]
+
+
+def check_versions() -> Finding:
+    """Say which TVM is here; a pair that crashes does not get this far."""
+    return Finding("versions", "ok", f"apache-tvm {TVM_VERSION}, apache-tvm-ffi {FFI_VERSION}")
+
+
+def check_compiler() -> Finding:
+    """Look for what links kernels and compiled networks."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        cure = "Install one: apt install gcc, or conda install gxx_linux-64."
+        return Finding("compiler", "problem", "no C compiler on PATH", cure)
+    if shutil.which("ld") is None:
+        text = f"{compiler}, but no ld on PATH: linking takes 26 ms a candidate instead of 3"
+        return Finding("compiler", "warning", text, "Install binutils.")
+    return Finding("compiler", "ok", f"{compiler}, {shutil.which('ld')}")
+
+
+def check_processor() -> Finding:
+    """Say what LLVM takes the processor for."""
+    name = str(resolve_target("cpu").attrs.get("mcpu", ""))
+    if name in _NAMELESS_CPUS:
+        cure = 'Name it yourself: --target \'{"kind": "llvm", "mcpu": "...", "num-cores": N}\'.'
+        return Finding("processor", "warning", "LLVM does not know this processor", cure)
+    return Finding("processor", "ok", f"mcpu {name}")
+
+
+def check_cores() -> Finding:
+    """Say how many cores are used, and whether TVM's runtime will use them."""
+    n_cores = usable_physical_cores()
+    (variable, wanted), *_ = thread_env(n_cores).items()
+    given = os.environ.get(variable)
+    text = f"{n_cores} physical cores of {os.cpu_count()} processors"
+    if given is not None and given != wanted:
+        cure = f"Unset {variable} for tuning, or set it to {wanted}."
+        return Finding("cores", "warning", f"{text}, but {variable} is {given}", cure)
+    quota = cpu_limit()
+    if quota is not None and quota < (os.cpu_count() or 1):
+        text = f"{text}, as this container has {describe_quota(quota)}"
+        cure = (
+            "Kernels are stopped when their time is used up, and so are timings: give the "
+            "container cores of its own (docker run --cpuset-cpus) instead of a quota (--cpus)."
+        )
+        return Finding("cores", "warning", text, cure)
+    return Finding("cores", "ok", text)
+
+
+def check_memory() -> Finding:
+    """Say how much memory is free."""
+    free_gb = _free_memory_gb()
+    if free_gb is None:
+        return Finding("memory", "ok", "not visible here")
+    limit = memory_limit()
+    where = "" if limit is None else f" of this container's {limit / 2**30:.1f}"
+    text = f"{free_gb:.1f} GB free{where}"
+    if free_gb < _LEAST_MEMORY_GB:
+        cure = (
+            "Close something, give the container more, or give --target fewer num-cores: each "
+            "is a worker of 200 MB."
+        )
+        return Finding("memory", "warning", text, cure)
+    return Finding("memory", "ok", text)
+
+
+def check_kernel() -> Finding:
+    """Compile a kernel and run it, in a process of its own."""
+    samples = _time_in_worker(0.0)
+    return Finding("kernel", "ok", f"compiles and runs ({samples[0]:.2f} ms)")
+
+
+def check_gpu() -> Finding:
+    """Say whether --target cuda can be used."""
+    listed = _output_of(["nvidia-smi", "-L"])
+    gpus = [line for line in listed.splitlines() if line.startswith("GPU")]
+    if not gpus:
+        return Finding("GPU", "ok", "none; targets are CPUs here")
+    if shutil.which("nvcc") is None:
+        cure = "Install the CUDA toolkit and put nvcc on PATH."
+        return Finding("GPU", "problem", f"{len(gpus)}, but no nvcc on PATH", cure)
+    try:
+        resolve_target("cuda")
+    except AdaptiveError as error:
+        cure = "Use a build of apache-tvm with CUDA, or tune for the CPU."
+        return Finding("GPU", "problem", f"{len(gpus)}, but not for this TVM: {error}", cure)
+    return Finding("GPU", "ok", gpus[0].split("(UUID")[0].strip())
+
+
+def check_work_dir(work_dir: Path) -> Finding:
+    """Check that runs can be written, and that there is room for them."""
+    place = work_dir
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+        free_gb = shutil.disk_usage(place).free / 2**30
+    except OSError as error:
+        cure = "Choose another with --work-dir, or change its owner."
+        return Finding("work directory", "problem", f"{place}: {error.strerror}", cure)
+    text = f"{place}, {free_gb:.0f} GB free"
+    if free_gb < _LEAST_DISK_GB:
+        cure = "Make room, or choose another disk with --work-dir."
+        return Finding("work directory", "problem", text, cure)
+    return Finding("work directory", "ok", text)
+
+
+def check_store() -> Finding:
+    """Check that the user's own record store opens."""
+    with open_store(USER_STORE) as store:
+        if store is None:
+            cure = "Name another with --store, or none; runs go on without it, from nothing."
+            return Finding("record store", "warning", f"{user_store()} does not open", cure)
+        n_tasks = len(store.tasks())
+    return Finding("record store", "ok", f"{user_store()}, {n_tasks} tasks")
+
+
+def check_noise(seconds: float) -> Finding:
+    """Time one kernel again and again, and say what differences can be seen here."""
+    return judge_noise(_time_in_worker(seconds))
+
+
+def judge_noise(samples_ms: Sequence[float]) -> Finding:
+    """Say what precision timings of a kernel allow.
+
+    Parameters
+    ----------
+    samples_ms : sequence of float
+    """
+    spread = spread_of(list(samples_ms))
+    text = f"nine of ten timings of one kernel within {spread:.1%}"
+    if spread <= NOISY_SPREAD:
+        return Finding("noise", "ok", text)
+    cure = (
+        "Stop what else runs, or use a machine of your own; here, candidates that differ by "
+        "less are told apart by the play-off only."
+    )
+    return Finding("noise", "warning", text, cure)
+
+
+def is_fit(findings: Sequence[Finding]) -> bool:
+    """Say whether nothing is a problem."""
+    return all(each.verdict != "problem" for each in findings)
+
+
+def _run(name: str, check: Callable[[], Finding]) -> Finding:
+    try:
+        return check()
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [repr(error)]
+        cure = "This is what tuning would meet; the message says more with --verbose."
+        return Finding(name, "problem", lines[-1], cure)
+
+
+def _time_in_worker(seconds: float) -> list[float]:
+    with contextlib.closing(WorkerPool(1, env=thread_env())) as pool:
+        (outcome,) = pool.map(time_fixed_kernel, [(seconds,)], seconds + _KERNEL_TIMEOUT_SEC)
+    if outcome.error is not None:
+        raise outcome.error
+    samples: list[float] = outcome.value
+    return samples
+
+
+def _free_memory_gb() -> float | None:
+    available = available_memory()
+    return None if available is None else available / 2**30
+
+
+def _output_of(command: Sequence[str]) -> str:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_COMMAND_TIMEOUT_SEC, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""

@@ -1,0 +1,322 @@
+"""The end of a run: play-offs, the final database, and the report."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tvm_adaptive._tvm import Builder, Database, ExtractedTask, copy_record, memory_database
+from tvm_adaptive.database.metaschedule import trial_of
+from tvm_adaptive.database.verdicts import candidate_of
+from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
+from tvm_adaptive.runner.playoff.finalist import Finalist
+from tvm_adaptive.runner.playoff.playoff import (
+    REFERENCE_TIMEOUT_SEC,
+    FinalistReport,
+    final_database,
+    finalist_pool,
+    play_off,
+    without_playoff,
+)
+from tvm_adaptive.tuning.end_to_end import FunctionJudge, NetworkJudge
+from tvm_adaptive.tuning.finalists import Contenders, contenders_of
+from tvm_adaptive.tuning.observer import Observer
+from tvm_adaptive.tuning.outcome import Comparison, TaskOutcome, TuneReport
+from tvm_adaptive.tuning.parts import make_builder
+from tvm_adaptive.tuning.reserve import LEAST_CHECK_SEC, PLAYOFF_CHECK_SEC, qualifying_sec
+from tvm_adaptive.tuning.session import Session
+from tvm_adaptive.tuning.target import describe_target, n_cores_of
+from tvm_adaptive.tuning.warm_start import FinalsKeeper
+from tvm_adaptive.workers.pool import WorkerPool
+
+FINAL_DIR = "final"
+# Timings of a play-off that are worth the name take at least this long.
+_LEAST_TIMING_SEC = 0.2
+# Of a task that is deployed without a search before it: enough rounds to tell apart who
+# differs by some hundredths.
+_SHORT_TIMING_SEC = 1.0
+# An untuned function gets so long to run also when the budget is spent: without it, nothing
+# of the task can be checked, and the task's search was in vain.
+_LEAST_REFERENCE_SEC = 30.0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Turn:
+    """Of a task whose play-off comes next.
+
+    Attributes
+    ----------
+    share : float
+        Of all tasks' latency.
+    n_left : int
+        Tasks whose play-offs have not been held, this one included.
+    n_due : int
+        Tasks after it that cannot do without.
+    """
+
+    share: float
+    n_left: int
+    n_due: int
+
+
+def decide(
+    session: Session, tasks: Sequence[ExtractedTask], progress: RunProgress
+) -> tuple[Database, list[TaskOutcome]]:
+    """Hold the play-offs and write the final database, in which everything was checked.
+
+    A task that the search did not come to is played for by what earlier runs have proven.
+    What each play-off says is kept before the next one begins.
+
+    Parameters
+    ----------
+    session : Session
+        An interrupt ends the play-offs; tasks without one keep what an earlier one has
+        proven, or stay untuned.
+    tasks : sequence of ExtractedTask
+    progress : RunProgress
+        In the order of ``tasks``.
+
+    Returns
+    -------
+    database : Database
+        With the winner of every task that has one.
+    outcomes : list of TaskOutcome
+        In the order of ``tasks``.
+    """
+    contenders = contenders_of(session, tasks, progress)
+    # Should the time not suffice for all: first those that nobody has checked yet, and the
+    # ones that matter most.
+    order = sorted(
+        range(len(tasks)), key=lambda i: (contenders[i].is_proven, -contenders[i].importance_sec)
+    )
+    reports: dict[int, FinalistReport] = {}
+    with (
+        session.stage("play-off"),
+        contextlib.closing(FinalsKeeper(session)) as keeper,
+        contextlib.closing(
+            make_builder(
+                session.config,
+                session.target,
+                session.work_dir,
+                server=session.server,
+                time_left=lambda: _spare_sec(session),
+            )
+        ) as builder,
+        contextlib.closing(
+            finalist_pool(
+                n_cores_of(session.target),
+                session.server,
+                session.farm,
+                time_left=lambda: _spare_sec(session),
+            )
+        ) as pool,
+    ):
+        total_sec = sum(each.importance_sec for each in contenders) or 1.0
+        last_sec = PLAYOFF_CHECK_SEC
+        for n_done, index in enumerate(order):
+            mine = contenders[index]
+            if session.budget.interrupted or (mine.is_proven and _spare_sec(session) < last_sec):
+                reports[index] = without_playoff(mine.records, mine.proven, mine.name)
+                continue
+            if mine.is_due and _spare_sec(session) <= 0:
+                # Nobody can check anything of it any more.
+                held = without_playoff(mine.records, mine.proven, mine.name)
+                reports[index] = dataclasses.replace(held, reason="no-time")
+                continue
+            turn = _Turn(
+                share=mine.importance_sec / total_sec,
+                n_left=len(order) - n_done,
+                n_due=sum(contenders[i].is_due for i in order[n_done + 1 :]),
+            )
+            held = _play_off(session, mine, turn, builder=builder, pool=pool)
+            keeper.keep(held)
+            last_sec = held.elapsed_sec
+            reports[index] = _with_proven(held, mine, session.observer)
+    database = final_database(
+        session.work_dir, "structural", [reports[i] for i in range(len(tasks))]
+    )
+    outcomes = [_outcome(progress.tasks[i], reports[i]) for i in range(len(tasks))]
+    return database, outcomes
+
+
+def checked_database(session: Session, contenders: Sequence[Contenders]) -> Database:
+    """Return what can be deployed of tasks that are not tuned any more, each checked.
+
+    What a play-off has proven is taken as it is. Of the others the best few are checked and
+    timed now, shortly; a task of which none passes is left out.
+
+    Parameters
+    ----------
+    session : Session
+    contenders : sequence of Contenders
+
+    Returns
+    -------
+    Database
+        In memory, with one record of each task that has one.
+    """
+    reports = [
+        without_playoff(each.records, each.proven, each.name)
+        for each in contenders
+        if each.proven is not None
+    ]
+    unknown = [each for each in contenders if each.proven is None and each.records]
+    if unknown:
+        session.observer.note(
+            f"{len(unknown)} of {len(contenders)} tasks were in no play-off: they are checked now"
+        )
+        with session.stage("play-off"):
+            reports += _checked_now(session, unknown)
+    database = memory_database()
+    for report in reports:
+        if report.winner is not None:
+            copy_record(report.winner.record, database, [report.winner.final_sec()])
+    return database
+
+
+def _checked_now(session: Session, contenders: Sequence[Contenders]) -> Iterator[FinalistReport]:
+    """Hold a short play-off for each of some tasks."""
+    with (
+        tempfile.TemporaryDirectory(prefix="play-off-", dir=session.work_dir) as folder,
+        contextlib.closing(
+            make_builder(session.config, session.target, Path(folder), server=session.server)
+        ) as builder,
+        contextlib.closing(
+            finalist_pool(n_cores_of(session.target), session.server, session.farm)
+        ) as pool,
+    ):
+        for mine in contenders:
+            if session.budget.interrupted:
+                return
+            held = play_off(
+                mine.records,
+                session.target,
+                builder=builder,
+                top_k=session.config.finish.top_k,
+                prefetch=False,
+                max_sec=_SHORT_TIMING_SEC,
+                seed=session.seed,
+                journal=session.journal,
+                task_name=mine.name,
+                pool=pool,
+                scratch_dir=folder,
+            )
+            yield _with_proven(held, mine, session.observer)
+
+
+def report_of(
+    session: Session,
+    what: str,
+    judge: NetworkJudge | FunctionJudge,
+    *,
+    outcomes: Sequence[TaskOutcome],
+    progress: RunProgress,
+    comparison: Comparison | None,
+) -> TuneReport:
+    """Put the report together and write it to the journal."""
+    report = TuneReport(
+        what=what,
+        target=describe_target(session.target),
+        work_dir=session.work_dir,
+        database_dir=session.work_dir / FINAL_DIR,
+        library=judge.library,
+        tasks=tuple(outcomes),
+        comparison=comparison,
+        coverage=judge.coverage,
+        weighted_sec=sum(task.weight * task.best_sec for task in outcomes),
+        errors=dict(progress.errors),
+        stage_secs=dict(session.stage_secs),
+        elapsed_sec=session.budget.elapsed_sec,
+        interrupted=session.budget.interrupted,
+        shortfall=judge.shortfall,
+    )
+    session.journal.write("report", **report.as_fields())
+    return report
+
+
+def _play_off(
+    session: Session,
+    mine: Contenders,
+    turn: _Turn,
+    *,
+    builder: Builder,
+    pool: WorkerPool,
+) -> FinalistReport:
+    """Hold the play-off of a task.
+
+    Where the seconds would not suffice to check those that are due after it, only its best
+    record is checked, as thoroughly as any.
+    """
+    finish = session.config.finish
+    is_hurried = _spare_sec(session) < PLAYOFF_CHECK_SEC + turn.n_due * LEAST_CHECK_SEC
+    return play_off(
+        mine.records,
+        session.target,
+        builder=builder,
+        top_k=1 if is_hurried else finish.top_k,
+        n_qualifiers=0 if is_hurried else round(turn.share * finish.n_qualifiers),
+        qualifying_sec=turn.share * qualifying_sec(session.budget, finish),
+        prefetch=finish.prefetch and not is_hurried,
+        reference_timeout_sec=_reference_timeout_sec(session),
+        max_sec=_timing_sec(session, turn.n_left),
+        limit_sec=_limit_sec(session, turn),
+        seed=session.seed,
+        journal=session.journal,
+        task_name=mine.name,
+        pool=pool,
+        scratch_dir=session.work_dir,
+    )
+
+
+def _spare_sec(session: Session) -> float:
+    return session.budget.left_sec - session.budget.reserve_sec
+
+
+def _limit_sec(session: Session, turn: _Turn) -> float:
+    """Return the seconds that a play-off may take: others need some to be checked at all."""
+    spare_sec = _spare_sec(session)
+    return max(spare_sec - turn.n_due * LEAST_CHECK_SEC, spare_sec / turn.n_left)
+
+
+def _timing_sec(session: Session, n_left: int) -> float:
+    spare_sec = _spare_sec(session) - n_left * PLAYOFF_CHECK_SEC
+    return min(session.config.finish.max_task_sec, max(_LEAST_TIMING_SEC, spare_sec / n_left))
+
+
+def _reference_timeout_sec(session: Session) -> float:
+    """Return the deadline of an untuned function's run: longer where the budget allows it."""
+    return min(REFERENCE_TIMEOUT_SEC, max(_LEAST_REFERENCE_SEC, _spare_sec(session)))
+
+
+def _with_proven(held: FinalistReport, mine: Contenders, observer: Observer) -> FinalistReport:
+    """Let what an earlier play-off has proven stand where this one had no winner."""
+    if held.winner is not None:
+        return held
+    if mine.proven is not None and not _is_disqualified(mine.proven, held):
+        return dataclasses.replace(held, finalists=(mine.proven, *held.finalists))
+    if held.unchecked:
+        observer.note(f"{mine.name} stays untuned, as nothing could be checked: {held.unchecked}")
+    return held
+
+
+def _is_disqualified(finalist: Finalist, held: FinalistReport) -> bool:
+    key = candidate_of(trial_of(finalist.record))
+    lost = (each.record for each in held.finalists if each.disqualified)
+    return any(candidate_of(trial_of(record)) == key for record in lost)
+
+
+def _outcome(task: TaskProgress, report: FinalistReport) -> TaskOutcome:
+    first = next((each for each in report.finalists if not each.disqualified), None)
+    return TaskOutcome(
+        name=task.name,
+        weight=task.weight,
+        n_trials=task.n_trials,
+        n_errors=task.n_errors,
+        best_sec=math.inf if first is None else first.final_sec(),
+        played_off=report.winner is not None,
+        n_disqualified=sum(bool(each.disqualified) for each in report.finalists),
+    )

@@ -1,0 +1,158 @@
+"""What a run has found so far: its tasks, and the best schedule of each."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tvm_adaptive._tvm import TVM_VERSION, Schedule, TuningRecord, workload_key
+from tvm_adaptive.database.metaschedule import readable_database, record_of, trial_of
+from tvm_adaptive.database.records import StoredTrial
+from tvm_adaptive.database.verdict_file import VerdictFile
+from tvm_adaptive.database.verdicts import candidate_of, ever_disqualified, standing_winner
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.measure_callback.journal import follow
+from tvm_adaptive.tuning.session import journal_of
+from tvm_adaptive.values.trial import median_sec
+
+
+class Best(NamedTuple):
+    """The best record of a task.
+
+    Attributes
+    ----------
+    seconds : float
+        Of its play-off, if it won one, else as it was recorded; infinite without a record.
+    record : object or None
+        MetaSchedule's.
+    is_checked : bool
+        Whether it has won a play-off, and so computes what the untuned function does.
+    """
+
+    seconds: float = math.inf
+    record: Any = None
+    is_checked: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class ShownTask:
+    """A task of a run.
+
+    Attributes
+    ----------
+    name, family : str
+    weight : float
+        Calls per inference.
+    best : Best
+    """
+
+    name: str
+    family: str
+    weight: float
+    best: Best
+
+
+class _Told(NamedTuple):
+    """A task as the journal has it."""
+
+    name: str
+    family: str
+    weight: float
+    workload_key: str
+
+
+def shown_tasks(work_dir: Path) -> list[ShownTask]:
+    """Return the tasks of a run in their order, also of one that goes on or was killed.
+
+    Parameters
+    ----------
+    work_dir : Path
+
+    Raises
+    ------
+    InvalidOptionError
+        When it is no run's directory.
+    JournalError
+        When its journal is damaged.
+    """
+    told: list[_Told] = []
+
+    def take(event: dict[str, Any]) -> None:
+        if event["event"] == "tasks":
+            told[:] = [
+                _Told(task["name"], task["family"], float(task["weight"]), task["workload_key"])
+                for task in event["tasks"]
+            ]
+
+    follow(journal_of(work_dir), take)
+    if not told:
+        raise InvalidOptionError(f"{work_dir}: the run had not begun its search; let it go on.")
+    best = _best_records(work_dir)
+    return [
+        ShownTask(name, family, weight, best.get(key, Best())) for name, family, weight, key in told
+    ]
+
+
+def best_schedule(work_dir: Path, task_name: str | None = None) -> tuple[str, str]:
+    """Return a task's best schedule as TVMScript, and the trace that leads to it.
+
+    Parameters
+    ----------
+    work_dir : Path
+    task_name : str or None, default None
+        None where the run has one task only.
+
+    Raises
+    ------
+    InvalidOptionError
+        When there is no such task, or nothing was found for it.
+    """
+    tasks = {task.name: task for task in shown_tasks(work_dir)}
+    if task_name is None and len(tasks) == 1:
+        (task_name,) = tasks
+    if task_name not in tasks:
+        raise InvalidOptionError(
+            f"The task must be one of {', '.join(tasks)} but got {task_name!r}."
+        )
+    record = tasks[task_name].best.record
+    if record is None:
+        raise InvalidOptionError(f"Nothing was found for task {task_name} yet.")
+    schedule = Schedule(record.workload.mod)
+    record.trace.apply_to_schedule(schedule, remove_postproc=False)
+    return str(schedule.mod.script()), str(record.trace)
+
+
+def _best_records(work_dir: Path) -> dict[str, Best]:
+    """Return a run's best record of each workload, by the workload's key.
+
+    That is the winner of its play-off, where there was one, else the fastest recorded that
+    none has found out.
+    """
+    finals: dict[str, list[StoredTrial]] = {}
+    for (key, _), said in VerdictFile(work_dir, str(TVM_VERSION)).read().items():
+        finals.setdefault(key, []).extend(said)
+    best: dict[str, Best] = {}
+    for key, records in _records_by_workload(work_dir).items():
+        said = finals.get(key, [])
+        winner = standing_winner(said)
+        record = None if winner is None else record_of(winner, records[0].workload)
+        if record is not None:
+            best[key] = Best(median_sec(record.run_secs), record, is_checked=True)
+            continue
+        lost = ever_disqualified(said)
+        for each in records:
+            if not lost or candidate_of(trial_of(each)) not in lost:
+                best[key] = Best(median_sec(each.run_secs), each)
+                break
+    return best
+
+
+def _records_by_workload(work_dir: Path) -> dict[str, list[TuningRecord]]:
+    """Return a run's records that have a time, the fastest first."""
+    found: dict[str, list[TuningRecord]] = {}
+    for record in readable_database(work_dir).get_all_tuning_records():
+        if math.isfinite(median_sec(record.run_secs)):
+            found.setdefault(workload_key(record.workload.mod), []).append(record)
+    return {key: sorted(each, key=lambda r: median_sec(r.run_secs)) for key, each in found.items()}

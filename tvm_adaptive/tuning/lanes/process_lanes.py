@@ -1,0 +1,80 @@
+"""Lanes that are processes of this machine."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+from tvm_adaptive.errors import LaneError, WorkerError, WorkerTaskError, essence
+from tvm_adaptive.tuning.lanes.base import ORDER_TIMEOUT_SEC, Answer
+from tvm_adaptive.tuning.lanes.fill import fill
+from tvm_adaptive.tuning.lanes.request import Order
+from tvm_adaptive.workers.dispatcher import Dispatcher, Job
+from tvm_adaptive.workers.fork_server import ForkServer
+from tvm_adaptive.workers.pool import Plan, Step, WorkerPool
+from tvm_adaptive.workers.scratch import ScratchFolder
+
+# A process that dies takes its order with it; the order may be what killed it.
+MAX_TRIES = 2
+
+
+class ProcessLanes:
+    """Processes that search and build, one order at a time each.
+
+    Parameters
+    ----------
+    n_lanes : int
+    server : ForkServer or None, default None
+        Forks them.
+    """
+
+    def __init__(self, n_lanes: int, server: ForkServer | None = None) -> None:
+        # What they leave behind, killed as they are in the end, goes with ours.
+        self._scratch = ScratchFolder("lanes")
+        self._pool = WorkerPool(n_lanes, server=server, env={"TMPDIR": str(self._scratch.path)})
+        self._tries: dict[Job[Order, Answer], int] = {}
+        self._dispatcher: Dispatcher[Order, Answer] = Dispatcher(
+            self._pool, self._plan, self._give_up, overlap=True
+        )
+
+    @property
+    def n_lanes(self) -> int:
+        """Orders that are filled at the same time."""
+        return self._pool.max_workers
+
+    def submit(self, order: Order) -> Future[Answer]:
+        """Have an order filled, once more if the process dies over it."""
+        (answer,) = self._dispatcher.submit([order])
+        return answer
+
+    def is_alive(self) -> bool:
+        """Return True: a process that dies is replaced."""
+        return True
+
+    def close(self) -> None:
+        """End what is under way."""
+        self._dispatcher.close()
+        self._pool.close()
+        self._scratch.remove()
+
+    def _plan(self) -> Plan:
+        job = self._dispatcher.take()
+        if job is None:
+            return
+        try:
+            delivery = yield Step("searching and building", fill, (job.task,), ORDER_TIMEOUT_SEC)
+        except WorkerError as error:
+            self._failed(job, error)
+        else:
+            self._dispatcher.settle(job, delivery)
+
+    def _failed(self, job: Job[Order, Answer], error: WorkerError) -> None:
+        self._tries[job] = self._tries.get(job, 0) + 1
+        # What raised would raise again.
+        if isinstance(error, WorkerTaskError) or self._tries[job] >= MAX_TRIES:
+            self._dispatcher.settle(job, self._give_up(job, essence(error)))
+        else:
+            self._dispatcher.put_back(job)
+
+    def _give_up(self, job: Job[Order, Answer], reason: str) -> LaneError:
+        self._tries.pop(job, None)
+        return LaneError(reason)

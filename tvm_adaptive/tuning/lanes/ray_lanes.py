@@ -1,0 +1,109 @@
+"""Lanes that are tasks of a Ray cluster: search and build on other machines."""
+
+from __future__ import annotations
+
+import socket
+from concurrent.futures import Future
+from typing import Any
+
+from tvm_adaptive.errors import InvalidOptionError, LaneError, essence
+from tvm_adaptive.tuning.lanes.base import Answer
+from tvm_adaptive.tuning.lanes.fill import fill
+from tvm_adaptive.tuning.lanes.request import Order
+
+# Ray starts a task anew when its node dies; a task that kills nodes must not go on so.
+_MAX_RETRIES = 2
+# A head answers within milliseconds; this much allows for a slow network.
+_CONNECT_TIMEOUT_SEC = 5.0
+
+
+class RayLanes:
+    """Tasks of a Ray cluster, one order each.
+
+    A node that dies costs the orders that it was filling, which are filled elsewhere.
+
+    Parameters
+    ----------
+    address : str
+        Of the cluster: ``"host:port"``, ``"auto"`` for the one that this machine belongs
+        to, or ``"local"`` for one that is started here.
+    cpus_per_lane : int, default 2
+        Fewer where no node has so many.
+
+    Raises
+    ------
+    InvalidOptionError
+        When Ray is not installed, or the cluster cannot be reached.
+    """
+
+    def __init__(self, address: str, *, cpus_per_lane: int = 2) -> None:
+        try:
+            import ray
+        except ImportError as error:
+            raise InvalidOptionError('Ray is missing: pip install "tvm-adaptive[ray]".') from error
+        self._ray: Any = ray
+        self._is_ours = not ray.is_initialized()
+        if self._is_ours:
+            _look_for(address)
+            try:
+                ray.init(address=address, log_to_driver=False, include_dashboard=False)
+            except Exception as error:
+                raise _no_cluster(address, error) from error
+        # A lane is on one node; what no node has room for would wait for ever.
+        nodes = self._cpus_of_nodes()
+        self._cpus = max(1, min(cpus_per_lane, max(nodes, default=1)))
+        self._n_lanes = max(1, sum(node // self._cpus for node in nodes))
+        self._fill = ray.remote(num_cpus=self._cpus, max_retries=_MAX_RETRIES)(fill)
+
+    @property
+    def n_lanes(self) -> int:
+        """Orders that are filled at the same time."""
+        return self._n_lanes
+
+    def submit(self, order: Order) -> Future[Answer]:
+        """Have an order filled, elsewhere if its node is lost."""
+        answer: Future[Answer] = Future()
+        if not self.is_alive():
+            answer.set_result(LaneError("no node of the cluster is left"))
+            return answer
+        inner: Future[Any] = self._fill.remote(order).future()
+
+        def pass_on(done: Future[Any]) -> None:
+            try:
+                answer.set_result(done.result())
+            except BaseException as error:  # Ray's own, and cancelled at the end
+                answer.set_result(LaneError(essence(error)))
+
+        inner.add_done_callback(pass_on)
+        return answer
+
+    def is_alive(self) -> bool:
+        """Say whether any node is left that an order could be filled on."""
+        return max(self._cpus_of_nodes(), default=0) >= self._cpus
+
+    def _cpus_of_nodes(self) -> list[int]:
+        nodes = [node for node in self._ray.nodes() if node["Alive"]]
+        return [int(node["Resources"].get("CPU", 0)) for node in nodes]
+
+    def close(self) -> None:
+        """Leave the cluster; what is under way there is cancelled."""
+        if self._is_ours:
+            self._ray.shutdown()
+
+
+def _look_for(address: str) -> None:
+    """Raise unless somebody listens at an address; Ray itself goes on trying for minutes."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not (host and port.isdecimal()):
+        return
+    try:
+        socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_SEC).close()
+    except (OSError, OverflowError) as error:
+        raise _no_cluster(address, error) from error
+
+
+def _no_cluster(address: str, error: Exception) -> InvalidOptionError:
+    return InvalidOptionError(
+        f"The Ray cluster at {address} cannot be joined ({essence(error)}). Look at it with: "
+        f"ray status --address {address}"
+    )

@@ -1,0 +1,117 @@
+"""What a run was told, read back from its journal: model, target, configuration, bounds."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from tvm_adaptive.database.location import NO_STORE
+from tvm_adaptive.database.url import HIDDEN
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.measure_callback.history import History, read_history
+from tvm_adaptive.measure_callback.journal import JOURNAL_FILE
+from tvm_adaptive.tuning.config import TuneConfig
+from tvm_adaptive.tuning.config_file import config_of_fields
+
+# What a run's first events have to say, and as what.
+_RUN: dict[str, tuple[type, ...]] = {
+    "target": (dict, str),
+    "config": (dict,),
+    "seed": (int,),
+    "budget_sec": (float, int, type(None)),
+    "trials": (int, type(None)),
+    "until_ms": (float, int, type(None)),
+}
+_MODEL: dict[str, tuple[type, ...]] = {"what": (str,), "input_shapes": (dict,)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounds:
+    """How much a run may spend, all sittings together."""
+
+    budget_sec: float | None
+    trials: int | None
+    until_ms: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Told:
+    """A run's options.
+
+    Attributes
+    ----------
+    what : str
+        The model.
+    input_shapes : dict of str to list of int
+    target : dict or str
+    config : TuneConfig
+        With the record store's name as the journal has it.
+    seed : int
+        Of the last sitting.
+    bounds : Bounds
+    history : History
+        What the run did with them.
+    """
+
+    what: str
+    input_shapes: dict[str, list[int]]
+    target: dict[str, Any] | str
+    config: TuneConfig
+    seed: int
+    bounds: Bounds
+    history: History
+
+    @property
+    def hides_password(self) -> bool:
+        """Whether the record store's name lacks its password."""
+        return HIDDEN in self.config.store
+
+
+def read_told(work_dir: Path) -> Told:
+    """Read what a run was told.
+
+    Parameters
+    ----------
+    work_dir : Path
+
+    Raises
+    ------
+    InvalidOptionError
+        When there is no run, it was given its model in Python, or another version wrote
+        its journal.
+    JournalError
+        When its journal is damaged.
+    """
+    path = work_dir / JOURNAL_FILE
+    history = read_history(path)
+    if not history.run:
+        raise InvalidOptionError(f"There is no run in {work_dir}.")
+    if history.model is None or history.model.get("what") is None:
+        raise InvalidOptionError(
+            f"The run in {work_dir} was given its model in Python: resume it there with "
+            "resume=True, or compile it there with tvm_adaptive.models.compile_network."
+        )
+    run, model = history.run, history.model
+    odd = [
+        name
+        for event, kinds in ((run, _RUN), (model, _MODEL))
+        for name, kind in kinds.items()
+        if not isinstance(event.get(name, ...), kind)
+    ]
+    if odd:
+        raise InvalidOptionError(
+            f"The journal in {work_dir} does not say what the run was told, or not as this "
+            f"version does ({', '.join(odd)}); begin anew in another directory, the store "
+            "knows its records."
+        )
+    fields = {**run["config"], "store": str(run["config"].get("store") or NO_STORE)}
+    return Told(
+        what=model["what"],
+        input_shapes=model["input_shapes"],
+        target=run["target"],
+        config=config_of_fields(fields, str(path)),
+        seed=run["seed"],
+        bounds=Bounds(run["budget_sec"], run["trials"], run["until_ms"]),
+        history=history,
+    )

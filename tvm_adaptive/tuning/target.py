@@ -1,0 +1,144 @@
+"""From what a user writes to a target that MetaSchedule can tune for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from tvm_adaptive._tvm import Target, device, llvm_get_system_cpu
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.workers.cores import usable_physical_cores
+
+TargetLike: TypeAlias = Target | str | Mapping[str, Any] | None
+
+_THIS_CPU = (None, "cpu", "auto")
+_EXAMPLE = '{"kind": "llvm", "mcpu": "znver4", "num-cores": 8}'
+
+
+def resolve_target(spec: TargetLike) -> Target:
+    """Return the target that a user means.
+
+    Parameters
+    ----------
+    spec : str, mapping, Target or None
+        - None, ``"cpu"`` or ``"auto"``: the processor of this machine, with the physical
+          cores that this process may use, as few as a container's quota is worth;
+        - ``"cuda"``: the first GPU of this machine, its architecture and limits;
+        - a JSON string or a mapping, e.g.
+          ``{"kind": "llvm", "mcpu": "znver4", "num-cores": 8}``;
+        - one of TVM's tags, e.g. ``"nvidia/geforce-rtx-3090"``;
+        - a Target, which is checked and returned as it is.
+
+    Raises
+    ------
+    InvalidOptionError
+        When TVM knows no such target, a CPU target does not say how many cores it has,
+        or there is no GPU.
+    """
+    if isinstance(spec, str) or spec is None:
+        text = spec.strip() if isinstance(spec, str) else None
+        if text in _THIS_CPU:
+            return _this_cpu()
+        if text == "cuda":
+            return _first_gpu()
+    return _checked(spec if isinstance(spec, Target) else _parse(spec))
+
+
+def describe_target(target: Target) -> str:
+    """Return what matters of a target on one line, e.g. ``"llvm, mcpu znver4, 2 cores"``.
+
+    Parameters
+    ----------
+    target : Target
+    """
+    attrs = dict(target.attrs)
+    parts = [str(target.kind.name)]
+    parts += [f"{key} {attrs[key]}" for key in ("mcpu", "arch") if key in attrs]
+    if "num-cores" in attrs:
+        count = int(attrs["num-cores"])
+        parts.append(f"{count} core{'s' if count != 1 else ''}")
+    if "max_shared_memory_per_block" in attrs:
+        parts.append(f"{int(attrs['max_shared_memory_per_block']) // 1024} KiB shared memory")
+    return ", ".join(parts)
+
+
+def n_cores_of(target: Target) -> int | None:
+    """Return a target's ``num-cores``, or None where it has none, as a GPU's."""
+    return int(target.attrs.get("num-cores", 0)) or None
+
+
+def _this_cpu() -> Target:
+    return Target(
+        {
+            "kind": "llvm",
+            "mcpu": str(llvm_get_system_cpu()),
+            "num-cores": usable_physical_cores(),
+        }
+    )
+
+
+def _first_gpu() -> Target:
+    if not device("cuda", 0).exist:
+        raise InvalidOptionError(
+            'target "cuda" means the first NVIDIA GPU of this machine, but TVM found none '
+            "(it asked the driver for device cuda:0). Check that nvidia-smi lists a GPU, "
+            "or name the GPU to compile for: "
+            '{"kind": "cuda", "arch": "sm_90", "max_threads_per_block": 1024, '
+            '"max_shared_memory_per_block": 49152}.'
+        )
+    return Target.from_device("cuda")
+
+
+def _parse(spec: Any) -> Target:
+    config = _as_config(spec)
+    if isinstance(config, dict):
+        kinds = sorted(str(kind) for kind in Target.list_kinds())
+        if config.get("kind") not in kinds and "tag" not in config:
+            raise InvalidOptionError(
+                f"target kind must be one of {', '.join(kinds)} but got "
+                f'{config.get("kind")!r}. On this machine, write target="cpu"; '
+                f"otherwise e.g. {_EXAMPLE}."
+            )
+    try:
+        return Target(config)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise InvalidOptionError(
+            f"target {spec!r} is not one that TVM knows: {_last_line(error)}. "
+            f'Write "cpu", "cuda", or a mapping such as {_EXAMPLE}.'
+        ) from error
+
+
+def _as_config(spec: Any) -> Any:
+    if isinstance(spec, Mapping):
+        return dict(spec)
+    if not isinstance(spec, str):
+        raise InvalidOptionError(
+            "target must be a string, a mapping or a Target but got "
+            f'{type(spec).__name__}. Write e.g. target="cpu" or {_EXAMPLE}.'
+        )
+    text = spec.strip()
+    if text.startswith("{"):
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError as error:
+            raise InvalidOptionError(
+                f"target looks like JSON but cannot be read: {error}. Got {text!r}; "
+                f"write e.g. {_EXAMPLE}."
+            ) from error
+    # A bare kind becomes a mapping, so that it meets the same checks as one.
+    return text if "/" in text else {"kind": text}
+
+
+def _checked(target: Target) -> Target:
+    if target.kind.name == "llvm" and "num-cores" not in dict(target.attrs):
+        raise InvalidOptionError(
+            "target llvm needs num-cores, because schedules are made for a number of cores. "
+            f'Add it, as in {_EXAMPLE}, or write target="cpu" for this machine '
+            f"({usable_physical_cores()} cores)."
+        )
+    return target
+
+
+def _last_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[-1].rstrip(".")

@@ -1,0 +1,1 @@
+"""Frozen values and pure helpers that every stage may use."""

@@ -1,0 +1,144 @@
+"""Which cores this process may use, and how TVM's runtime is told to use them all."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+from pathlib import Path
+
+import psutil
+
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.workers.containers import PROC, available_memory, cpu_limit, memory_limit
+
+# What the tuner of a network takes in all, and each of its workers besides.
+_TUNER_BYTES = 1200 << 20
+_WORKER_BYTES = 200 << 20
+
+
+def usable_physical_cores(proc: Path = PROC) -> int:
+    """Count the physical cores behind the processors that this process may run on.
+
+    Two hardware threads of one core count once: tuned kernels are bound by arithmetic
+    and by cache, which the threads share. A container that may use less processor time
+    than that has as many as its time is worth, rounded down, but one at the least: a
+    kernel with more threads would be stopped in the middle of each period.
+
+    Parameters
+    ----------
+    proc : Path
+        Where the system describes its processes.
+    """
+    n_cores, quota = _allowed_cores(), cpu_limit(proc)
+    return n_cores if quota is None else max(1, min(n_cores, math.floor(quota)))
+
+
+def n_build_workers(n_cores: int, proc: Path = PROC) -> int:
+    """Return how many compile workers there is memory for, one at the least.
+
+    Parameters
+    ----------
+    n_cores : int
+        That they may use, and so the most there are.
+    proc : Path
+    """
+    available = available_memory(proc)
+    if available is None:
+        return n_cores
+    growth = max(0, _TUNER_BYTES - int(psutil.Process().memory_info().rss))
+    return max(1, min(n_cores, (available - growth) // _WORKER_BYTES))
+
+
+def limits_note(n_cores: int, proc: Path = PROC) -> str:
+    """Say what a container's limits mean for a run; nothing where they change nothing.
+
+    Parameters
+    ----------
+    n_cores : int
+        That the run may use, as its target says.
+    proc : Path
+    """
+    quota, memory = cpu_limit(proc), memory_limit(proc)
+    n_workers = n_build_workers(n_cores, proc)
+    is_throttled = quota is not None and quota < max(n_cores, _allowed_cores())
+    if not is_throttled and (memory is None or n_workers == n_cores):
+        return ""
+    parts = [] if quota is None else [describe_quota(quota)]
+    parts += [] if memory is None else [f"{memory / 2**30:.1f} GiB"]
+    text = f"this container has {' and '.join(parts)}: {n_workers} compile worker"
+    text += "s" if n_workers != 1 else ""
+    return f"{text}; kernel times under a CPU quota are throttled" if is_throttled else text
+
+
+def describe_quota(quota: float) -> str:
+    """Return a processor quota in words, e.g. ``"0.5 of a core"``.
+
+    Parameters
+    ----------
+    quota : float
+    """
+    return f"{quota:.3g} of a core" if quota < 1 else f"{quota:.3g} core{'s' * (quota != 1)}"
+
+
+def thread_env(n_threads: int | None = None) -> dict[str, str]:
+    """Return what a process that runs kernels needs in its environment.
+
+    On x86, TVM's runtime takes every processor for half a core and starts half as many
+    threads as there are processors. Where each is a whole core, as on most virtual
+    machines, kernels would be timed, and chosen, for half the machine.
+
+    Parameters
+    ----------
+    n_threads : int or None, default None
+        None for the physical cores that this process may use.
+
+    Raises
+    ------
+    InvalidOptionError
+        When ``n_threads`` is below 1.
+    """
+    if n_threads is None:
+        n_threads = usable_physical_cores()
+    if n_threads < 1:
+        raise InvalidOptionError(f"n_threads must be at least 1 but got {n_threads}.")
+    return {"TVM_NUM_THREADS": str(n_threads)}
+
+
+def take_free_core() -> None:
+    """Bind this thread to the cores that no other thread of the process is bound to.
+
+    TVM's runtime binds each thread of its pool to a core of its own but leaves the one
+    that calls the kernel, and computes a share of it, free to run anywhere. Where the
+    system puts it beside one of the others, the same kernel takes twice as long for as
+    long as that lasts. Call it after the pool has started. Does nothing where the
+    system has no such bindings, or where no core is left.
+    """
+    threads = Path("/proc/self/task")
+    if not (hasattr(os, "sched_setaffinity") and threads.is_dir()):
+        return
+    free = os.sched_getaffinity(0)
+    for thread in threads.iterdir():
+        if int(thread.name) == threading.get_native_id():
+            continue
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            bound = os.sched_getaffinity(int(thread.name))
+            free -= bound if len(bound) == 1 else set()
+    if free:
+        os.sched_setaffinity(0, free)
+
+
+def _allowed_cores() -> int:
+    """Count the physical cores that this process is not kept from, whatever its time."""
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    return len({_siblings(cpu) for cpu in os.sched_getaffinity(0)})
+
+
+def _siblings(cpu: int) -> str:
+    path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+    try:
+        return path.read_text().strip()
+    except OSError:  # some containers hide the topology: every processor counts
+        return str(cpu)

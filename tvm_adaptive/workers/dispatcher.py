@@ -1,0 +1,200 @@
+"""One queue of candidates for all devices, whatever batch and task they are of.
+
+Whoever has a device takes the next candidate. The caller waits for its batch, or, where
+devices are not what searches and builds, goes on while they measure.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Generic, TypeVar
+
+from tvm_adaptive.workers.pool import Plan, WorkerPool
+
+logger = logging.getLogger(__name__)
+
+_CLOSED = "the runner was closed"
+
+_TaskT = TypeVar("_TaskT")
+_ResultT = TypeVar("_ResultT")
+
+
+@dataclasses.dataclass(eq=False)
+class Job(Generic[_TaskT, _ResultT]):
+    """A candidate on its way to a device.
+
+    Attributes
+    ----------
+    index : int
+        Counted from 0 over the runner's life.
+    task : object
+        What the device's plan needs to know.
+    answer : concurrent.futures.Future
+    queued_sec : float
+        Monotonic time.
+    """
+
+    index: int
+    task: _TaskT
+    answer: Future[_ResultT]
+    queued_sec: float
+
+
+class Dispatcher(Generic[_TaskT, _ResultT]):
+    """Gives queued candidates to the workers of a pool.
+
+    Parameters
+    ----------
+    pool : WorkerPool
+        One worker per device.
+    make_plan : callable
+        Returns the plan of a worker that is free. The plan takes candidates from this
+        dispatcher and settles each, or puts it back.
+    give_up : callable
+        ``(job, reason) -> result`` of a candidate that nobody settled.
+    overlap : bool
+        Whether :meth:`submit` returns at once, and a thread of its own does the work.
+    """
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        make_plan: Callable[[], Plan],
+        give_up: Callable[[Job[_TaskT, _ResultT], str], _ResultT],
+        *,
+        overlap: bool,
+    ) -> None:
+        self._pool = pool
+        self._make_plan = make_plan
+        self._give_up = give_up
+        self._overlap = overlap
+        self._queue: collections.deque[Job[_TaskT, _ResultT]] = collections.deque()
+        self._open: set[Job[_TaskT, _ResultT]] = set()
+        self._lock = threading.Lock()
+        self._n_jobs = 0
+        self._thread: threading.Thread | None = None
+        self._wakes: tuple[int, int] | None = None
+        self._is_closing = False
+
+    def submit(self, tasks: Sequence[_TaskT]) -> list[Future[_ResultT]]:
+        """Queue a batch; without overlap, return when all of it is measured."""
+        now_sec = time.monotonic()
+        with self._lock:
+            jobs = [
+                Job[_TaskT, _ResultT](index, task, Future(), now_sec)
+                for index, task in enumerate(tasks, self._n_jobs)
+            ]
+            self._n_jobs += len(jobs)
+            self._open.update(jobs)
+            self._queue.extend(jobs)
+        if self._overlap:
+            self._wake_thread()
+        else:
+            self._serve()
+        return [job.answer for job in jobs]
+
+    def take(self) -> Job[_TaskT, _ResultT] | None:
+        """Return the next candidate; None if none is queued."""
+        with self._lock:
+            return self._queue.popleft() if self._queue else None
+
+    def put_back(self, job: Job[_TaskT, _ResultT]) -> None:
+        """Queue a candidate again, before all others; give it up while closing."""
+        with self._lock:
+            is_closing = self._is_closing
+            if not is_closing:
+                self._queue.appendleft(job)
+        if is_closing:
+            self.settle(job, self._give_up(job, _CLOSED))
+
+    def settle(self, job: Job[_TaskT, _ResultT], result: _ResultT) -> None:
+        """Answer a candidate."""
+        with self._lock:
+            self._open.discard(job)
+        job.answer.set_result(result)
+
+    def fail_queued(self, reason: str, *, waited_sec: float = 0.0) -> None:
+        """Give up the candidates that no device has taken for so many seconds."""
+        before_sec = time.monotonic() - waited_sec
+        with self._lock:
+            late = [job for job in self._queue if job.queued_sec <= before_sec]
+            for job in late:
+                self._queue.remove(job)
+        for job in late:
+            self.settle(job, self._give_up(job, reason))
+
+    def close(self) -> None:
+        """Let devices finish what they have, give up what they have not, end the thread."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            with self._lock:
+                self._is_closing = True
+            self.fail_queued(_CLOSED)
+            self._signal()
+            thread.join()
+            self._is_closing = False
+        wakes, self._wakes = self._wakes, None
+        for descriptor in wakes or ():
+            os.close(descriptor)
+
+    def _wake_thread(self) -> None:
+        if self._thread is None:
+            self._wakes = os.pipe()
+            for descriptor in self._wakes:
+                os.set_blocking(descriptor, False)
+            self._thread = threading.Thread(
+                target=self._serve, name="tvm-adaptive-runner", daemon=True
+            )
+            self._thread.start()
+        self._signal()
+
+    def _signal(self) -> None:
+        if self._wakes is not None:
+            with contextlib.suppress(BlockingIOError):  # full: it will wake up anyway
+                os.write(self._wakes[1], b"w")
+
+    def _serve(self) -> None:
+        wake = self._wakes[0] if self._overlap and self._wakes else None
+        while not self._is_over():
+            try:
+                # A device that others use may be queued for long: closing does not wait.
+                stream = self._pool.stream(
+                    self._plans(), wake=wake, is_over=lambda: self._is_closing and not self._open
+                )
+                with contextlib.closing(stream) as ended:
+                    for _, outcome in ended:
+                        if outcome.error is not None:
+                            logger.debug("a device's plan ended: %s", outcome.error)
+                        if self._is_over():
+                            break
+            except Exception as error:  # ours: it must not cost what comes after
+                logger.exception("candidates could not be given to devices")
+                self._give_up_all(repr(error))
+            except BaseException:  # the user's: what it leaves open, nobody would settle
+                self._give_up_all("interrupted")
+                raise
+
+    def _plans(self) -> Iterator[Plan | None]:
+        while not self._is_over():
+            if self._wakes is not None:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wakes[0], 1 << 16)
+            yield self._make_plan() if self._queue else None
+
+    def _is_over(self) -> bool:
+        return not self._open and (self._is_closing or not self._overlap)
+
+    def _give_up_all(self, reason: str) -> None:
+        with self._lock:
+            self._queue.clear()
+            jobs = sorted(self._open, key=lambda job: job.index)
+        for job in jobs:
+            self.settle(job, self._give_up(job, reason))

@@ -1,0 +1,292 @@
+"""The program of a worker process, and of the server that forks workers.
+
+Started by :mod:`tvm_adaptive.workers.fork_server`, never by hand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import gc
+import importlib
+import importlib.util
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+_PR_SET_PDEATHSIG = 1  # Linux <sys/prctl.h>
+# As in worker_process.py, which would bring the package with it.
+_HEADER = struct.Struct("<Q")
+# Linux gives a message of this kind a limit of some 200 kB; ours are names and numbers.
+MAX_MESSAGE_BYTES = 1 << 16
+_N_DESCRIPTORS = 2
+# Out of memory, Linux kills the process with most of it, to which it adds this many
+# thousandths of all memory. Workers are replaced at once, and go first; their server next;
+# the tuner, which is larger than either but cannot be replaced, last.
+_OOM_SCORE_WORKER = 1000
+_OOM_SCORE_SERVER = 900
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve until the parent closes the connection.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        ``"worker"``, descriptor to read tasks from, descriptor to write answers to, id
+        of the parent; or ``"server"``, descriptor of a socket, id of the parent.
+    """
+    role, *numbers = arguments
+    *descriptors, parent = (int(number) for number in numbers)
+    # Ctrl-C belongs to the parent: it decides what becomes of the running task.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if not _die_with(parent):
+        return 1
+    defer_package("tvm_adaptive")
+    importlib.import_module("tvm_adaptive.errors")  # not when memory has run out
+    _offer_to_oom_killer(_OOM_SCORE_SERVER if role == "server" else _OOM_SCORE_WORKER)
+    return serve(*descriptors) if role == "server" else work(*descriptors)
+
+
+def work(reads: int, writes: int) -> int:
+    """Answer tasks until the parent closes the pipe.
+
+    Parameters
+    ----------
+    reads, writes : int
+        Descriptors of tasks and answers.
+    """
+    with os.fdopen(reads, "rb") as tasks, os.fdopen(writes, "wb") as answers:
+        while header := tasks.read(_HEADER.size):
+            (size,) = _HEADER.unpack(header)
+            answer = cloudpickle.dumps(_answer(tasks.read(size)))
+            answers.write(_HEADER.pack(len(answer)) + answer)
+            answers.flush()
+    return 0
+
+
+def serve(control: int) -> int:
+    """Import modules and fork workers until the parent closes the socket.
+
+    Messages are JSON, ``[what, number of the worker, argument]``. The parent sends
+    ``import`` with names of modules, ``fork`` with the worker's environment and two
+    descriptors, and ``kill``; it is told ``forked`` with the process id, or ``refused``
+    with the error's number, and ``ended`` with the exit code.
+
+    Parameters
+    ----------
+    control : int
+        Descriptor of a socket that keeps the borders of messages.
+    """
+    server = os.getpid()
+    children: dict[int, int] = {}
+    with socket.socket(fileno=control) as connection, _woken_by_children() as woken:
+        poll = select.poll()
+        poll.register(connection, select.POLLIN)
+        poll.register(woken, select.POLLIN)
+        try:
+            while True:
+                ready = {descriptor for descriptor, _ in poll.poll()}
+                if woken.fileno() in ready:
+                    woken.recv(MAX_MESSAGE_BYTES)
+                    _reap(connection, children)
+                if connection.fileno() not in ready:
+                    continue
+                message, descriptors, _, _ = socket.recv_fds(
+                    connection, MAX_MESSAGE_BYTES, _N_DESCRIPTORS
+                )
+                if not message:
+                    return 0
+                what, number, argument = json.loads(message)
+                if what == "import":
+                    _import_all(argument)
+                elif what == "kill" and number in children:
+                    _kill(children[number])
+                elif what == "fork":
+                    pid = _fork(connection, number, descriptors)
+                    if pid == 0:
+                        children.clear()
+                        _forget_children(woken)
+                        connection.close()
+                        return _work_after_fork(server, descriptors, argument)
+                    if pid is not None:
+                        children[number] = pid
+        except ConnectionError:  # the parent has closed the socket, or is gone
+            return 0
+        finally:
+            for pid in children.values():
+                _kill(pid)
+
+
+def kill_group(pid: int) -> None:
+    """Send SIGKILL to a process group.
+
+    Parameters
+    ----------
+    pid : int
+        Of its leader, a child of this process that has not been reaped: until then the
+        system gives the number to nobody else.
+
+    Raises
+    ------
+    ValueError
+        For a number that means other processes than a group of ours: 0 is our own group,
+        1 the system's first process, -1 everybody.
+    ProcessLookupError
+        When the child leads no group.
+    """
+    if type(pid) is not int or pid < 2:
+        raise ValueError(f"{pid!r} is not the id of a worker")
+    os.killpg(pid, signal.SIGKILL)
+
+
+def defer_package(name: str) -> None:
+    """Let parts of a package be imported without its ``__init__``.
+
+    A worker needs one or two parts; ``__init__`` imports all of them. It is run when
+    a name is asked of the package itself that is none of its modules'.
+    """
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.loader is None:
+        return
+    loader = spec.loader
+    package = importlib.util.module_from_spec(spec)
+
+    def load(attribute: str) -> Any:
+        # Python itself asks modules for names of its own, which must not load anything.
+        if attribute.startswith("__") and attribute not in ("__all__", "__version__"):
+            raise AttributeError(attribute)
+        if importlib.util.find_spec(f"{name}.{attribute}") is not None:
+            return importlib.import_module(f"{name}.{attribute}")
+        del package.__dict__["__getattr__"]
+        loader.exec_module(package)
+        return getattr(package, attribute)
+
+    package.__dict__["__getattr__"] = load
+    sys.modules[name] = package
+
+
+def _answer(payload: bytes) -> tuple[bool, Any, str]:
+    """Return whether the function returned, its value or traceback, the machine's failure."""
+    try:
+        function, args = cloudpickle.loads(payload)
+        value = function(*args)
+        cloudpickle.dumps(value)  # an answer that cannot travel is the task's error
+        return True, value, ""
+    except Exception as error:
+        from tvm_adaptive.errors import machine_failure
+
+        return False, traceback.format_exc(), machine_failure(error)
+
+
+def _die_with(parent: int) -> bool:
+    """Let the system kill this process when its parent dies; False if it has already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    return sys.platform != "linux" or os.getppid() == parent
+
+
+def _import_all(modules: Sequence[str]) -> None:
+    # TVM imports PyTorch if there is one, for a second; no worker of ours uses it.
+    without_torch = "torch" not in sys.modules
+    if without_torch:
+        sys.modules["torch"] = None  # type: ignore[assignment]  # Python's own convention
+    for name in modules:
+        with contextlib.suppress(Exception):  # the worker that needs it says so
+            importlib.import_module(name)
+    if without_torch:
+        del sys.modules["torch"]
+    # What is here stays: a collection in a worker would copy all of it for nothing.
+    gc.collect()
+    gc.freeze()
+
+
+def _fork(connection: socket.socket, number: int, descriptors: Sequence[int]) -> int | None:
+    """Fork and tell the parent; return the process id, 0 in the child, None if refused."""
+    # The system drops descriptors that there is no room for.
+    pid, problem = None, 0 if len(descriptors) == _N_DESCRIPTORS else errno.EMFILE
+    if not problem:
+        try:
+            pid = os.fork()
+        except OSError as error:  # too many processes, too little memory
+            problem = error.errno or errno.EAGAIN
+    if pid == 0:
+        return pid
+    for descriptor in descriptors:
+        os.close(descriptor)
+    _tell(connection, *(("refused", number, problem) if pid is None else ("forked", number, pid)))
+    return pid
+
+
+def _work_after_fork(server: int, descriptors: Sequence[int], env: dict[str, str]) -> int:
+    os.setsid()  # killing its group must not kill the server's
+    if not _die_with(server):
+        return 1
+    _offer_to_oom_killer(_OOM_SCORE_WORKER)
+    os.environ.update(env)
+    tempfile.tempdir = None  # it was chosen in another environment
+    reads, writes = descriptors
+    return work(reads, writes)
+
+
+@contextlib.contextmanager
+def _woken_by_children() -> Iterator[socket.socket]:
+    """Give a socket that becomes readable when a child ends."""
+    reads, writes = socket.socketpair()
+    with reads, writes:
+        writes.setblocking(False)
+        signal.set_wakeup_fd(writes.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # the system drops it without a handler
+        yield reads
+
+
+def _forget_children(woken: socket.socket) -> None:
+    """Undo in a new child what wakes its server."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    woken.close()
+
+
+def _reap(connection: socket.socket, children: dict[int, int]) -> None:
+    """Reap and forget the children that have ended, and tell the parent."""
+    for number, pid in list(children.items()):
+        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            _kill(pid)  # what it has started; the number is still its own
+            _, status = os.waitpid(pid, 0)
+            del children[number]
+            _tell(connection, "ended", number, os.waitstatus_to_exitcode(status))
+
+
+def _kill(child: int) -> None:
+    """Kill an unreaped child and its group, which it may not lead yet."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        kill_group(child)
+    os.kill(child, signal.SIGKILL)
+
+
+def _tell(connection: socket.socket, what: str, number: int, value: int) -> None:
+    connection.sendall(json.dumps([what, number, value]).encode())
+
+
+def _offer_to_oom_killer(score: int) -> None:
+    """Let the system kill this process rather than those with a lower score."""
+    path = Path("/proc/self/oom_score_adj")
+    with contextlib.suppress(OSError, ValueError):  # no Linux, or no such file system
+        if int(path.read_text()) < score:
+            path.write_text(str(score))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[2:]))  # behind the path of this file, which stands there twice

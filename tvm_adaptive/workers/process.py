@@ -1,0 +1,233 @@
+"""One child process and the pipes to it; :mod:`tvm_adaptive.workers.pool` decides what it does.
+
+A task goes down one pipe and its answer comes back through another, each as a length
+and a pickle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import selectors
+import signal
+import struct
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import cloudpickle
+
+from tvm_adaptive.errors import MachineError, WorkerDiedError
+from tvm_adaptive.workers.containers import OomKills
+from tvm_adaptive.workers.fork_server import ForkedProcess, ForkServer, Program
+
+HEADER = struct.Struct("<Q")
+# A killed process is gone within milliseconds unless the kernel holds it (a hung device
+# driver); then we leave it behind rather than wait with it.
+KILL_WAIT_SEC = 5.0
+_READ_BYTES = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What a worker's task brought.
+
+    Attributes
+    ----------
+    succeeded : bool
+    value : object
+        The remote traceback when the function raised.
+    machine_failure : str
+        What the machine could not do, on one line, when that is why it raised.
+    """
+
+    succeeded: bool
+    value: Any
+    machine_failure: str
+
+
+class Worker:
+    """One child process that runs one function at a time.
+
+    Parameters
+    ----------
+    setup : callable or None
+        Called once in the child before its first task, e.g. to import TVM; its time
+        does not count against a task's deadline.
+    env : dict of str to str, or None
+        Variables added to the child's environment.
+    server : ForkServer or None
+        Forks the child; None starts a new program.
+
+    Raises
+    ------
+    OSError
+        When the process cannot be started.
+    """
+
+    def __init__(
+        self,
+        setup: Callable[[], Any] | None = None,
+        env: dict[str, str] | None = None,
+        server: ForkServer | None = None,
+    ) -> None:
+        with contextlib.ExitStack() as on_failure:
+            child_reads, self._to_child = _pipe(on_failure)
+            self._from_child, child_writes = _pipe(on_failure)
+            os.set_blocking(self._to_child, False)
+            descriptors = (child_reads, child_writes)
+            self._process: Program | ForkedProcess = (
+                Program(descriptors, env) if server is None else server.fork(descriptors, env)
+            )
+            on_failure.pop_all()
+        os.close(child_reads)
+        os.close(child_writes)
+        self._received = bytearray()
+        self._unsent = b""
+        self._sent_sec = 0.0
+        self._oom_kills = OomKills()
+        self._oom_kills_before: tuple[int, ...] = ()
+        self._alive = True
+        if setup is not None:
+            self.send(setup, ())
+
+    @property
+    def pid(self) -> int:
+        """Process id of the child, which is also the id of its process group.
+
+        Raises
+        ------
+        MachineError
+            When it could not be forked.
+        """
+        return self._process.pid
+
+    @property
+    def elapsed_sec(self) -> float:
+        """Seconds that the child has had for its task; none before it exists."""
+        started_sec = self._process.started_sec
+        if started_sec is None:
+            return 0.0
+        return time.monotonic() - max(self._sent_sec, started_sec)
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable when the child answers."""
+        return self._from_child
+
+    def send(self, function: Callable[..., Any], args: Sequence[Any]) -> None:
+        """Give the child a task; it must be idle.
+
+        Returns at once: what the pipe does not take is left for :meth:`flush`.
+        """
+        payload = cloudpickle.dumps((function, tuple(args)))
+        self._sent_sec = time.monotonic()
+        self._oom_kills_before = self._oom_kills.count()
+        self._unsent = HEADER.pack(len(payload)) + payload
+        self.flush()
+
+    def unsent_fileno(self) -> int | None:
+        """Return the descriptor to wait on before :meth:`flush`; None if all is sent."""
+        return self._to_child if self._unsent else None
+
+    def flush(self) -> None:
+        """Send what the pipe takes now, without blocking."""
+        view = memoryview(self._unsent)
+        try:
+            while view:
+                view = view[os.write(self._to_child, view) :]
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:
+            # A dead child shows in receive(); what counts is that the task gets an answer.
+            view = view[:0]
+        self._unsent = bytes(view)
+
+    def receive(self) -> Answer | None:
+        """Read what has arrived, without blocking; None while the answer is incomplete.
+
+        Raises
+        ------
+        WorkerDiedError
+            When the child has ended.
+        MachineError
+            When it could not be forked, was lost with its server, or was killed because
+            the machine ran out of memory.
+        """
+        if not _readable(self):
+            failure = self._failure()
+            # It may have answered between our two looks.
+            if failure is None or _readable(self):
+                return None
+            raise failure
+        chunk = os.read(self._from_child, _READ_BYTES)
+        if not chunk:
+            with contextlib.suppress(subprocess.TimeoutExpired, MachineError):
+                self._process.wait(KILL_WAIT_SEC)
+            raise self._failure() or WorkerDiedError(
+                "the worker process closed its pipe and goes on"
+            )
+        self._received += chunk
+        if len(self._received) < HEADER.size:
+            return None
+        (size,) = HEADER.unpack_from(self._received)
+        if len(self._received) < HEADER.size + size:
+            return None
+        answer = cloudpickle.loads(bytes(self._received[HEADER.size : HEADER.size + size]))
+        del self._received[: HEADER.size + size]
+        succeeded, value, machine_failure = answer
+        return Answer(bool(succeeded), value, str(machine_failure))
+
+    def has_ended(self) -> bool:
+        """Say whether the child is known to have ended, or to be lost."""
+        return self._failure() is not None
+
+    def begin_kill(self) -> None:
+        """Have the child and its process group killed, without waiting for that."""
+        self._process.kill()
+
+    def kill(self) -> None:
+        """Kill the child and its process group, and forget it; safe to call twice."""
+        if not self._alive:
+            return
+        self._alive = False
+        self.begin_kill()
+        with contextlib.suppress(subprocess.TimeoutExpired, MachineError):
+            self._process.wait(KILL_WAIT_SEC)
+        os.close(self._to_child)
+        os.close(self._from_child)
+
+    def _failure(self) -> WorkerDiedError | MachineError | None:
+        """Return how the child has ended; None while it is not known to have."""
+        try:
+            code = self._process.poll()
+        except MachineError as error:
+            return error
+        if code is None:
+            return None
+        if code == -signal.SIGKILL and self._oom_kills.count() != self._oom_kills_before:
+            return MachineError("the worker process was killed: the machine is out of memory")
+        return WorkerDiedError(f"the worker process ended: {_describe_exit(code)}")
+
+
+def _pipe(on_failure: contextlib.ExitStack) -> tuple[int, int]:
+    reads, writes = os.pipe()
+    on_failure.callback(os.close, reads)
+    on_failure.callback(os.close, writes)
+    return reads, writes
+
+
+def _readable(worker: Worker) -> bool:
+    with selectors.PollSelector() as selector:  # needs no descriptor, there may be none left
+        selector.register(worker, selectors.EVENT_READ)
+        return bool(selector.select(0))
+
+
+def _describe_exit(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
