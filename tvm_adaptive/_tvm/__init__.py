@@ -119,11 +119,6 @@ def derived_object(cls: type[_T]) -> type[_T]:
     Unlike with TVM's own, :func:`python_side` finds the instance again when C++ hands
     the object back. As with TVM's own, a decorated class can't be subclassed (inherit
     from ``Decorated._cls``).
-
-    Parameters
-    ----------
-    cls : type
-        A subclass of one of TVM's ``Py...`` classes.
     """
     derived: Any = _derived_object(cls)
     construct: Callable[..., None] = derived.__init__
@@ -149,18 +144,7 @@ def python_side(obj: Any) -> Any | None:
 
 
 def exported(name: str) -> Callable[..., Any]:
-    """Return a C++ function that MetaSchedule exports, by its short name.
-
-    Parameters
-    ----------
-    name : str
-        E.g. ``"SearchStrategyEvolutionarySearchSampleInitPopulation"``.
-
-    Raises
-    ------
-    ValueError
-        When this TVM does not export it.
-    """
+    """Return a C++ function that MetaSchedule exports, by its short name."""
     function = tvm.get_global_func(f"s_tir.meta_schedule.{name}", allow_missing=True)
     if function is None:
         raise ValueError(
@@ -210,14 +194,7 @@ def te_workload(name: str) -> IRModule:
 
 
 def relax_of_onnx(model: Any, shapes: dict[str, list[int]]) -> IRModule:
-    """Translate an ONNX model; weights become constants, inputs keep their names.
-
-    Parameters
-    ----------
-    model : onnx.ModelProto
-    shapes : dict of str to list of int
-        Of inputs whose shapes the model leaves open.
-    """
+    """Translate an ONNX model; weights become constants, inputs keep their names."""
     from tvm.relax.frontend.onnx import from_onnx
 
     with warnings.catch_warnings():
@@ -341,17 +318,6 @@ def constants_as_parameters(mod: IRModule, least_bytes: int) -> tuple[IRModule, 
     """Turn the large constants of ``main`` into parameters after its own.
 
     ``BindParams`` undoes it.
-
-    Parameters
-    ----------
-    mod : IRModule
-    least_bytes : int
-        Smaller constants stay.
-
-    Returns
-    -------
-    (IRModule, dict of str to Tensor)
-        The module, and the values by the parameters' names.
     """
     weights: dict[str, Tensor] = {}
     parameters: list[Any] = []
@@ -379,15 +345,7 @@ def constants_as_parameters(mod: IRModule, least_bytes: int) -> tuple[IRModule, 
 
 
 def fold_calls(mod: IRModule, value_of: Callable[[Any, str, list[Any]], Any | None]) -> IRModule:
-    """Replace calls of operators in ``main`` whose arguments are constants.
-
-    Parameters
-    ----------
-    mod : IRModule
-        With types: a call without one stays.
-    value_of : callable
-        ``(call, operator's name, arguments as arrays) -> array``, or None to leave it.
-    """
+    """Replace calls of operators in ``main`` whose arguments are constants."""
     constant_type = type(relax.const(0.0))
 
     @relax.expr_functor.mutator

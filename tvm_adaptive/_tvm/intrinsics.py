@@ -31,15 +31,7 @@ _OF_KIND = {"cuda": ("dot_product_common", "cuda"), "hexagon": ("hexagon",)}
 
 
 def backends_for(kind: str, triple: str | None = None) -> tuple[str, ...] | None:
-    """Return the modules of intrinsics that a target needs; None for all of them.
-
-    Parameters
-    ----------
-    kind : str
-        Of the target, e.g. ``"llvm"``.
-    triple : str or None, default None
-        LLVM's, e.g. ``"aarch64-linux-gnu"``; None or empty for this machine.
-    """
+    """Return the modules of intrinsics that a target needs; None for all of them."""
     if kind != "llvm":
         return _OF_KIND.get(kind)
     architecture = (triple or platform.machine()).partition("-")[0].lower()
@@ -52,12 +44,6 @@ def only_intrinsics(backends: tuple[str, ...] | None) -> Iterator[None]:
 
     Afterwards the package is as if it had not been imported: a later import brings the
     rest, without what is there already.
-
-    Parameters
-    ----------
-    backends : tuple of str or None
-        Modules of the package; None leaves everything as it is, and so does a package
-        that is imported already or lacks one of them.
     """
     spec = None if PACKAGE in sys.modules else importlib.util.find_spec(PACKAGE)
     if backends is None or spec is None or spec.submodule_search_locations is None:

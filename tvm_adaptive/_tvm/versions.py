@@ -15,18 +15,7 @@ CURE = 'pip install "apache-tvm>=0.26,<0.28" "apache-tvm-ffi>=0.1.14.post0,<0.1.
 
 
 def check_versions(tvm: str | None, ffi: str | None) -> None:
-    """Raise unless the two versions are known to work together.
-
-    Parameters
-    ----------
-    tvm, ffi : str or None
-        Installed versions of apache-tvm and apache-tvm-ffi; None if not installed.
-
-    Raises
-    ------
-    UnsupportedVersionError
-        An ImportError that names what is installed and the command that mends it.
-    """
+    """Raise unless the two versions are known to work together."""
     if tvm is None or ffi is None or not (_within(tvm, TVM_RANGE) and _within(ffi, FFI_RANGE)):
         raise UnsupportedVersionError(
             f"tvm_adaptive needs apache-tvm 0.26 or 0.27 with apache-tvm-ffi 0.1.14, but found "

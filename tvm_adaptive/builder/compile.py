@@ -35,27 +35,15 @@ def warm_up() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class CompileTask:
-    """What to compile, in a form that crosses the border to another process.
-
-    Attributes
-    ----------
-    mod_json, target_json : str
-    params : bytes or None
-        Handed to ``build_function``; the default build has no use for them.
-    directory : str
-        Where the artifact goes; must exist.
-    build_function : callable or None
-        ``(mod, target, params) -> Module``; None for :func:`build_candidate`.
-    link : bool
-        To a shared library, which only a process of this machine can load.
-    """
+    """What to compile, in a form that crosses the border to another process."""
 
     mod_json: str
     target_json: str
-    params: bytes | None
-    directory: str
+    params: bytes | None  # handed to ``build_function``; the default build has no use for them
+    directory: str  # where the artifact goes; must exist
+    # ``(mod, target, params) -> Module``; None for :func:`build_candidate`
     build_function: BuildFunction | None
-    link: bool
+    link: bool  # to a shared library, which only a process of this machine can load
 
 
 def compile_task(
@@ -74,13 +62,7 @@ def compile_task(
 
 
 def compile_candidate(task: CompileTask) -> str:
-    """Compile a module and export it; runs in a worker.
-
-    Returns
-    -------
-    str
-        Path of the artifact, alone in the task's directory.
-    """
+    """Compile a module and export it; runs in a worker."""
     mod, target = load_json(task.mod_json), load_json(task.target_json)
     params = None if task.params is None else load_param_dict(task.params)
     build = task.build_function or build_candidate
@@ -101,13 +83,6 @@ def build_candidate(mod: IRModule, target: Target, params: dict[str, Tensor] | N
 
     Weights are taken in the layout that the schedule wants: the block that would
     rewrite them is removed, because at run time they are rewritten once, ahead.
-
-    Parameters
-    ----------
-    mod : IRModule
-    target : Target
-    params : dict of str to Tensor, or None
-        Not used.
     """
     del params
     packed = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(mod)

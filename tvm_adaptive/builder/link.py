@@ -24,15 +24,6 @@ def link_shared(output: str, objects: Sequence[str] | str, options: Any = None, 
     Names of TVM's runtime and of the C library are left open: the process that loads
     the library has them. Whatever is not for the linker alone (sources, options, no
     linker here, an error of it) goes to the compiler's driver.
-
-    Parameters
-    ----------
-    output : str
-        Path of the library.
-    objects : sequence of str, or str
-        Paths of the objects.
-    options : object
-        Options of the compiler, if any are needed.
     """
     paths = [objects] if isinstance(objects, str) else list(objects)
     linker = shutil.which("ld")

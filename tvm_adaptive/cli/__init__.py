@@ -20,19 +20,7 @@ from tvm_adaptive.errors import AdaptiveError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    Parameters
-    ----------
-    arguments : sequence of str or None, default None
-        None takes those of the process.
-
-    Returns
-    -------
-    int
-        0; 1 when the tuned network computes something else than the untuned one; 2 for
-        input that cannot be used, after one line that says why; 130 after Ctrl-C.
-    """
+    """Run the command line."""
     try:
         options = _parser().parse_args(arguments)
         # A program's budget begins when it does: to import TVM takes seconds.

@@ -22,13 +22,7 @@ from tvm_adaptive.tuning.config import DEFAULT
 
 
 def run(options: argparse.Namespace) -> int:
-    """Compile, check and time a model, and print what came of it.
-
-    Raises
-    ------
-    AdaptiveError
-        For input that cannot be used, or when there are no records.
-    """
+    """Compile, check and time a model, and print what came of it."""
     from tvm_adaptive.tuning.deploy import APPLY_FILE, apply
 
     what: str = options.what

@@ -16,13 +16,7 @@ WHAT_HELP = (
 
 
 def parse_duration(text: str) -> float:
-    """Return the seconds of ``"90s"``, ``"10m"``, ``"1.5h"`` or ``"600"``.
-
-    Raises
-    ------
-    argparse.ArgumentTypeError
-        When it is none of these, or not above 0.
-    """
+    """Return the seconds of ``"90s"``, ``"10m"``, ``"1.5h"`` or ``"600"``."""
     units = {"s": 1.0, "m": 60.0, "h": 3600.0}
     number, unit = (text[:-1], units[text[-1]]) if text and text[-1] in units else (text, 1.0)
     try:
@@ -37,13 +31,7 @@ def parse_duration(text: str) -> float:
 
 
 def parse_latency(text: str) -> float:
-    """Return the milliseconds of ``"5ms"``, ``"800us"`` or ``"0.2s"``.
-
-    Raises
-    ------
-    argparse.ArgumentTypeError
-        When it is none of these, or not above 0.
-    """
+    """Return the milliseconds of ``"5ms"``, ``"800us"`` or ``"0.2s"``."""
     units = {"ms": 1.0, "us": 1e-3, "s": 1e3}
     unit = next((unit for unit in units if text.endswith(unit)), None)
     try:
@@ -58,13 +46,7 @@ def parse_latency(text: str) -> float:
 
 
 def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
-    """Return the input and the extents of ``"image=1x3x224x224"``; without a name, ``""``.
-
-    Raises
-    ------
-    argparse.ArgumentTypeError
-        When it is neither, or an extent is no positive integer.
-    """
+    """Return the input and the extents of ``"image=1x3x224x224"``; without a name, ``""``."""
     name, _, shape = text.rpartition("=")
     extents = re.split("[x,]", shape)
     if not all(extent.isdecimal() and int(extent) > 0 for extent in extents):
@@ -75,13 +57,7 @@ def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 def parse_count(text: str) -> int:
-    """Return a number of trials, slots or records.
-
-    Raises
-    ------
-    argparse.ArgumentTypeError
-        When it is no integer above 0.
-    """
+    """Return a number of trials, slots or records."""
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of trials; write for example 200")
     return int(text)

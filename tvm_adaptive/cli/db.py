@@ -20,13 +20,7 @@ from tvm_adaptive.database import maintenance
 
 
 def run(options: argparse.Namespace) -> int:
-    """Do what the options say.
-
-    Raises
-    ------
-    AdaptiveError
-        For a store, a folder or a number that cannot be used.
-    """
+    """Do what the options say."""
     return _ACTIONS[options.action](options)
 
 

@@ -24,13 +24,7 @@ _DRAW_SEC = 0.5
 
 
 class Display:
-    """A live screen on a terminal, plain lines elsewhere, nothing when quiet.
-
-    Parameters
-    ----------
-    console : rich.console.Console
-    quiet : bool, default False
-    """
+    """A live screen on a terminal, plain lines elsewhere, nothing when quiet."""
 
     def __init__(self, console: Console, quiet: bool = False) -> None:
         self._console = console

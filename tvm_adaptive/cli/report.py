@@ -11,13 +11,7 @@ from tvm_adaptive.cli.codes import EXIT_OK
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the page, and show it if asked to.
-
-    Raises
-    ------
-    AdaptiveError
-        When there is no such run, or its journal is damaged.
-    """
+    """Write the page, and show it if asked to."""
     from tvm_adaptive.report import read_stories, write_report
 
     path = write_report(

@@ -16,13 +16,7 @@ from tvm_adaptive.cli.console import PlainConsole
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the tasks of a run, or the best schedule of one of them.
-
-    Raises
-    ------
-    AdaptiveError
-        When there is no such run or task.
-    """
+    """Print the tasks of a run, or the best schedule of one of them."""
     from tvm_adaptive.tuning.inspect import best_schedule, shown_tasks
 
     if options.task is not None or options.trace:

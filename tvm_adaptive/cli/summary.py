@@ -14,13 +14,7 @@ _MAX_ERRORS = 3
 
 
 def print_report(report: TuneReport, console: Console) -> None:
-    """Print a report for people.
-
-    Parameters
-    ----------
-    report : TuneReport
-    console : rich.console.Console
-    """
+    """Print a report for people."""
     console.print(_task_table(report))
     for line in summary_lines(report):
         console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -44,23 +44,7 @@ _OF_A_NEW_RUN = (
 
 
 def run(options: argparse.Namespace) -> int:
-    """Tune what the options say.
-
-    Parameters
-    ----------
-    options : argparse.Namespace
-        From :func:`tvm_adaptive.cli.main`.
-
-    Returns
-    -------
-    int
-        Exit code.
-
-    Raises
-    ------
-    AdaptiveError
-        For input that cannot be used.
-    """
+    """Tune what the options say."""
     if options.print_config:
         print(write_config(config_of(options)), end="")
         return EXIT_OK
@@ -122,13 +106,7 @@ def check_resume(options: argparse.Namespace) -> None:
 
 
 def config_of(options: argparse.Namespace) -> TuneConfig:
-    """Return the configuration that the options describe; they go before a file's.
-
-    Raises
-    ------
-    InvalidOptionError
-        For a preset that there is none of, or a file that cannot be used.
-    """
+    """Return the configuration that the options describe; they go before a file's."""
     if options.config is not None and options.preset is not None:
         raise InvalidOptionError("Give --preset or --config; a file says preset = itself.")
     base = preset(options.preset or "default")

@@ -41,21 +41,12 @@ _FASTEST_SHARE = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class TaskSamples:
-    """The samples of one task, in the order they were measured.
-
-    Attributes
-    ----------
-    rows : ndarray of shape (n, d)
-    seconds : ndarray of shape (n,), NaN where the candidate failed, lower is better
-    errors : ndarray of shape (n,)
-        Relative standard errors of ``seconds``; 0 where none is known.
-    lots : ndarray of shape (n,)
-        Random numbers in [0, 1): of samples that are not among the fastest the lowest stay.
-    """
+    """The samples of one task, in the order they were measured."""
 
     rows: Rows
     seconds: FloatArray
-    errors: FloatArray
+    errors: FloatArray  # relative standard errors of ``seconds``; 0 where none is known
+    # random numbers in [0, 1): of samples that are not among the fastest the lowest stay
     lots: FloatArray
 
     @property
@@ -91,16 +82,6 @@ class Dataset:
 
     Where there are more than fit, tasks with many give up some, so that those with few keep
     all: of each the fastest stay and a random sample of the others, the same every time.
-
-    Parameters
-    ----------
-    capacity : int, default 8192
-        Samples of all tasks together; an eighth more may be there for a while.
-
-    Attributes
-    ----------
-    n_added : int
-        Samples that were ever added, those included that are no longer here.
     """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
@@ -134,23 +115,7 @@ class Dataset:
     def add(
         self, key: str, rows: Rows, seconds: FloatArray, errors: FloatArray | None = None
     ) -> None:
-        """Append samples of one task.
-
-        Parameters
-        ----------
-        key : str
-            Names the task.
-        rows : ndarray of shape (n, d)
-        seconds : ndarray of shape (n,)
-            Anything but a positive finite number is a failure.
-        errors : ndarray of shape (n,) or None, default None
-            Relative standard errors of ``seconds``; NaN where unknown.
-
-        Raises
-        ------
-        ValueError
-            When the shapes do not fit together or to the samples that are there.
-        """
+        """Append samples of one task."""
         if rows.ndim != 2 or seconds.shape != (rows.shape[0],):
             raise ValueError(
                 "Expected rows of shape (n, d) and seconds of shape (n,), but got "
@@ -180,16 +145,7 @@ class Dataset:
             self._thin()
 
     def share(self, other: Dataset, key: str, n_added: int) -> None:
-        """Have a task's samples in common with another dataset, without a copy of them.
-
-        Parameters
-        ----------
-        other : Dataset
-            Has the task.
-        key : str
-        n_added : int
-            How many of its samples are new here.
-        """
+        """Have a task's samples in common with another dataset, without a copy of them."""
         self._tasks[key] = other._tasks[key]
         self.n_added += n_added
 
@@ -232,21 +188,7 @@ class Dataset:
         return {key: best for key, best in bests.items() if math.isfinite(best)}
 
     def training_set(self, target: TargetKind = "log") -> tuple[Rows, FloatArray]:
-        """Return all samples that the forest learns from.
-
-        Parameters
-        ----------
-        target : str
-            ``"log"``: log(best_sec / seconds), at most 0; failures are left out, as
-            there is no finite value that would be theirs. ``"throughput"``: the ratio
-            itself, failures are 0 (AdaTune's choice). Default ``"log"``.
-
-        Returns
-        -------
-        rows : ndarray of shape (n, d)
-        y : ndarray of shape (n,), higher is better
-            Tasks without any success have no best to compare with and are left out.
-        """
+        """Return all samples that the forest learns from."""
         parts = [targets_of(task, target) for _, task in self if math.isfinite(task.best_sec)]
         if not parts:
             return np.zeros((0, self.width or 0), dtype=np.float32), np.zeros(0)
@@ -259,16 +201,6 @@ class Dataset:
         A sample's target is off by what the model cannot express and by what the timer
         got wrong: its weight is the inverse of the sum of both variances, relative to
         that of a sample without error.
-
-        Parameters
-        ----------
-        noise : float
-            Standard deviation of what the model cannot express, unit of the target.
-        target : str
-
-        Returns
-        -------
-        ndarray of shape (n,), in (0, 1]
         """
         parts = [_errors(task, target) for _, task in self if math.isfinite(task.best_sec)]
         if not parts:
@@ -286,19 +218,7 @@ class Dataset:
 
 
 def largest_share(sizes: Sequence[int], capacity: int) -> int:
-    """Return how many each may keep at the most, so that all together are no more than fit.
-
-    Parameters
-    ----------
-    sizes : sequence of int
-    capacity : int
-
-    Returns
-    -------
-    int
-        The largest number with ``sum(min(size, number)) <= capacity``, at least 1; the
-        largest size where all fit.
-    """
+    """Return how many each may keep at the most, so that all together are no more than fit."""
     left = capacity
     ascending = sorted(sizes)
     for place, size in enumerate(ascending):

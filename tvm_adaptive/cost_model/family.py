@@ -39,17 +39,7 @@ _N_TREES = 24
 
 
 class FamilySurrogate:
-    """Answers as a :class:`Surrogate` does, each task by its family's if that knows enough.
-
-    Parameters
-    ----------
-    options : SurrogateOptions
-    seed : int
-    min_samples : int, default 128
-        Of a family, before it is asked instead of the model of all tasks.
-    min_tasks : int, default 3
-        The same for its tasks.
-    """
+    """Answers as a :class:`Surrogate` does, each task by its family's if that knows enough."""
 
     def __init__(
         self,
@@ -78,13 +68,7 @@ class FamilySurrogate:
         return self._family_of
 
     def assign(self, families: Mapping[str, str]) -> None:
-        """Say which family tasks belong to; those that change take their samples along.
-
-        Parameters
-        ----------
-        families : mapping of str to str
-            By task; tasks that are not named stay where they are.
-        """
+        """Say which family tasks belong to; those that change take their samples along."""
         changed = {key for key, name in families.items() if self._family_of.get(key) != name}
         self._family_of.update(families)
         touched = {self._family_of[key] for key in changed}
@@ -183,22 +167,6 @@ def learn_families(
     This is what FamilySeer means by similar and does not compute. The similarity of two
     tasks is the mean of both rank correlations; groups are joined while the average
     similarity between them is high enough (average linkage).
-
-    Parameters
-    ----------
-    dataset : Dataset
-    seed : int
-        Of the forests.
-    min_correlation : float, default 0.5
-    min_samples : int, default 32
-        Successes of a task; others are in no family.
-    grow : callable or None, default None
-        Makes a ranking model of rows and targets; None grows a forest.
-
-    Returns
-    -------
-    dict of str to str
-        A family for each task that has enough samples.
     """
     from scipy.cluster.hierarchy import fcluster, linkage
     from scipy.spatial.distance import squareform

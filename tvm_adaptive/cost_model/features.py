@@ -40,25 +40,7 @@ def to_rows(
     max_stores: int = MAX_STORES,
     feature_length: int = FEATURE_LENGTH,
 ) -> Rows:
-    """Lay the stores of each candidate side by side, the heaviest first.
-
-    Parameters
-    ----------
-    blocks : sequence of ndarray, each of shape (n_stores, length)
-        ``n_stores`` differs between candidates and may be 0, in whatever shape an empty
-        array comes.
-    max_stores : int
-        Slots of a row. Of a candidate with more stores the heaviest are kept: they
-        decide the run time, the lightest are copies. Default 6.
-    feature_length : int
-        Width of a slot; longer vectors are cut, shorter ones filled with zeros, so that
-        all rows of a run fit together. Default 164.
-
-    Returns
-    -------
-    ndarray of shape (n, max_stores * feature_length), float32
-        Missing stores are zeros; NaN and infinities become finite.
-    """
+    """Lay the stores of each candidate side by side, the heaviest first."""
     rows = np.zeros((len(blocks), max_stores, feature_length), dtype=np.float32)
     by_shape: dict[tuple[int, ...], list[int]] = {}
     for i, block in enumerate(blocks):
@@ -79,14 +61,6 @@ def heaviest_first(blocks: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
     another slot. What a store computes stays the same under scheduling, so stores are
     compared by their counts of floating-point operations, kind by kind (multiply-add
     first), then by all their other features in turn, to leave nothing to chance.
-
-    Parameters
-    ----------
-    blocks : ndarray of shape (n, n_stores, length)
-
-    Returns
-    -------
-    ndarray of shape (n, n_stores), indices of stores
     """
     keys = -np.moveaxis(blocks, 2, 0)
     # Counts are logarithms of exact integers, yet rounding may differ in the last digits.

@@ -375,18 +375,7 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
 
 
 def read_samples(path: Path) -> tuple[Dataset, dict[str, Any]]:
-    """Read samples and what was written with them.
-
-    Parameters
-    ----------
-    path : Path
-
-    Raises
-    ------
-    ModelFileError
-        As :func:`~tvm_adaptive.cost_model.storage.read_dataset`, and for features of
-        another kind than this version's.
-    """
+    """Read samples and what was written with them."""
     dataset, header = read_dataset(path)
     width = to_rows([]).shape[1]
     if dataset.width not in (None, width):

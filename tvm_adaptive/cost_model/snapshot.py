@@ -10,20 +10,7 @@ from tvm_adaptive.cost_model.model import RFEICostModel
 
 
 def snapshot_of(model: Any, context: TuneContext) -> bytes:
-    """Return what another process of this run needs to score a task's candidates.
-
-    Parameters
-    ----------
-    model : object
-        The Python side of ``RFEICostModel``.
-    context : TuneContext
-        The task whose turn it is, for the journal.
-
-    Returns
-    -------
-    bytes
-        A pickle: for processes of one run only.
-    """
+    """Return what another process of this run needs to score a task's candidates."""
     model.refit(context)
     return pickle.dumps(model._surrogate.frozen())
 

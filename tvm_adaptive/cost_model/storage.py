@@ -23,16 +23,7 @@ FORMAT_VERSION = 1
 
 
 def write_dataset(path: Path, dataset: Dataset, options: dict[str, Any]) -> None:
-    """Write a dataset; a reader sees the old file or the new one, never half of it.
-
-    Parameters
-    ----------
-    path : Path
-        Replaced if it exists; no suffix is added.
-    dataset : Dataset
-    options : dict
-        JSON-ready; comes back from :func:`read_dataset`.
-    """
+    """Write a dataset; a reader sees the old file or the new one, never half of it."""
     keys = [key for key, _ in dataset]
     header = json.dumps({"version": FORMAT_VERSION, "options": options, "keys": keys})
     arrays: dict[str, Any] = {"header": np.frombuffer(header.encode(), dtype=np.uint8)}
@@ -50,22 +41,7 @@ def write_dataset(path: Path, dataset: Dataset, options: dict[str, Any]) -> None
 
 
 def read_dataset(path: Path) -> tuple[Dataset, dict[str, Any]]:
-    """Read what :func:`write_dataset` wrote.
-
-    Parameters
-    ----------
-    path : Path
-
-    Returns
-    -------
-    dataset : Dataset
-    options : dict
-
-    Raises
-    ------
-    ModelFileError
-        When the file is missing, damaged, or of a version that this package cannot read.
-    """
+    """Read what :func:`write_dataset` wrote."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             header = json.loads(archive["header"].tobytes().decode())

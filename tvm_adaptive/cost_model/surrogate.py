@@ -100,33 +100,17 @@ class FitReport:
 
 @dataclasses.dataclass(frozen=True)
 class BatchQuality:
-    """How good the forecast of a batch was, judged before learning it.
+    """How good the forecast of a batch was, judged before learning it."""
 
-    Attributes
-    ----------
-    n : int
-        Candidates with a time.
-    spearman : float
-        Rank correlation of predicted and measured throughput; NaN if one is constant.
-    z_rms : float
-        Root mean square of (measured - mean) / std: 1 is calibrated, above is too
-        sure. NaN for a task that the forest had not seen.
-    """
-
-    n: int
-    spearman: float
+    n: int  # candidates with a time
+    spearman: float  # rank correlation of predicted and measured throughput; NaN if one is constant
+    # root mean square of (measured - mean) / std: 1 is calibrated, above is too sure. NaN for a
+    # task that the forest had not seen
     z_rms: float
 
 
 class Surrogate:
-    """A dataset, and the forest that was last grown from it.
-
-    Parameters
-    ----------
-    options : SurrogateOptions
-    seed : int
-        Of every fit, so that the same data give the same forest.
-    """
+    """A dataset, and the forest that was last grown from it."""
 
     def __init__(self, options: SurrogateOptions, seed: int) -> None:
         self.options = options
@@ -174,18 +158,7 @@ class Surrogate:
         self.dataset.add(key, rows, seconds, errors)
 
     def refit_if_due(self, key: str = "") -> FitReport | None:
-        """Grow the forest anew if the run's data have grown by 5 % since the last time.
-
-        Parameters
-        ----------
-        key : str, default ""
-            The task that is about to be asked for; one forest serves all.
-
-        Returns
-        -------
-        FitReport or None
-            None when nothing was done.
-        """
+        """Grow the forest anew if the run's data have grown by 5 % since the last time."""
         del key
         news = self.dataset.n_added - self._n_fitted
         # Many samples of earlier runs must not make what this one finds wait to be learned.
@@ -216,20 +189,6 @@ class Surrogate:
         The incumbent of a task that nothing is known of is that of the others: the
         target says how far a candidate is from the best of its own task, so it is 0
         (log) or 1 (throughput) everywhere.
-
-        Parameters
-        ----------
-        key : str
-            The task.
-        rows : ndarray of shape (n, d)
-        cost_sec : ndarray of shape (n,) or None, default None
-            What each costs: improvement then counts per second. Ignored where scores
-            are forecasts of the throughput (``acquisition="mean"``).
-
-        Returns
-        -------
-        ndarray of shape (n,), or None before the first fit
-            Positive, higher is better; comparable between calls until the next refit.
         """
         if self._forest is None:
             return None
@@ -255,17 +214,6 @@ class Surrogate:
         a lognormal with the same log mean and variance leave far behind when trees
         disagree. Other standard deviations than ``"between-tree"`` carry over in
         proportion.
-
-        Parameters
-        ----------
-        key : str
-        rows : ndarray of shape (n, d)
-
-        Returns
-        -------
-        Prediction or None
-            In units of the task's best; None without a forest, or before the task's
-            first success.
         """
         if self._forest is None or not math.isfinite(self.dataset.best_sec(key)):
             return None
@@ -282,19 +230,7 @@ class Surrogate:
         return Prediction(throughput.mean(axis=1), std)
 
     def judge(self, key: str, rows: Rows, seconds: FloatArray) -> BatchQuality | None:
-        """Compare the forecast of a batch with its measurement; call it before ``add``.
-
-        Parameters
-        ----------
-        key : str
-        rows : ndarray of shape (n, d)
-        seconds : ndarray of shape (n,)
-
-        Returns
-        -------
-        BatchQuality or None
-            None without a forest, or with fewer than 3 times.
-        """
+        """Compare the forecast of a batch with its measurement; call it before ``add``."""
         ok = np.isfinite(seconds) & (seconds > 0)
         if self._forest is None or ok.sum() < _MIN_FOR_QUALITY:
             return None
@@ -360,12 +296,7 @@ class Surrogate:
 
 
 def rank_correlation(a: FloatArray, b: FloatArray) -> float:
-    """Return Spearman's rank correlation; NaN if one side is constant.
-
-    Parameters
-    ----------
-    a, b : ndarray of shape (n,)
-    """
+    """Return Spearman's rank correlation; NaN if one side is constant."""
     ranks_a, ranks_b = rankdata(a), rankdata(b)
     if np.ptp(ranks_a) == 0 or np.ptp(ranks_b) == 0:
         return math.nan

@@ -67,14 +67,7 @@ _LOCAL_FUSE = frozenset({"fuse.fuse-overlayfs"})
 
 
 def engine_of(url: URL, mountinfo: Path = MOUNTINFO) -> sa.Engine:
-    """Return what connects to a store; nothing is opened yet.
-
-    Parameters
-    ----------
-    url : URL
-    mountinfo : Path
-        What is mounted where, as Linux writes it.
-    """
+    """Return what connects to a store; nothing is opened yet."""
     if url.get_backend_name() == "sqlite":
         engine = sa.create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_SEC})
         kind = file_system_of(Path(url.database), mountinfo) if url.database else ""
@@ -98,14 +91,7 @@ def engine_of(url: URL, mountinfo: Path = MOUNTINFO) -> sa.Engine:
 
 @contextlib.contextmanager
 def connected(engine: sa.Engine, limit_sec: float = ANSWER_TIMEOUT_SEC) -> Iterator[sa.Connection]:
-    """Connect for as long as a question takes; one without an answer is ended.
-
-    Parameters
-    ----------
-    engine : Engine
-    limit_sec : float
-        What is asked inside fails after so many seconds.
-    """
+    """Connect for as long as a question takes; one without an answer is ended."""
     connection = engine.connect()
     with _ended_after(connection.connection.driver_connection, limit_sec):
         try:
@@ -150,14 +136,7 @@ def advice_on(reason: str) -> str:
 
 
 def file_system_of(path: Path, mountinfo: Path = MOUNTINFO) -> str:
-    """Return the type of the file system that a file is or would be in; empty if not known.
-
-    Parameters
-    ----------
-    path : Path
-    mountinfo : Path
-        As Linux writes it.
-    """
+    """Return the type of the file system that a file is or would be in; empty if not known."""
     try:
         lines = mountinfo.read_text(errors="surrogateescape").splitlines()
     except OSError:

@@ -24,26 +24,6 @@ def export_json(store: RecordStore, folder: Path, best: int | None = None) -> in
     What play-offs found out, wrong results above all, is left out: MetaSchedule would take
     the fastest of it. Its records do not say where they were measured: of a store without an
     environment, those of all devices are written.
-
-    Parameters
-    ----------
-    store : RecordStore
-    folder : Path
-        Made if missing; must not hold a database.
-    best : int or None, default None
-        Only so many of each task, the proven and the fastest; None for all that have a time.
-
-    Returns
-    -------
-    int
-        Records that were written.
-
-    Raises
-    ------
-    InvalidOptionError
-        When the folder holds a database or cannot be written.
-    StoreError
-        When the store cannot be read.
     """
     if any((folder / name).exists() for name in (WORKLOAD_FILE, RECORD_FILE)):
         raise InvalidOptionError(f"{folder} holds a database already; name another folder.")
@@ -79,27 +59,7 @@ def has_json(folder: Path) -> bool:
 def import_json(
     store: RecordStore, folder: Path, environment: Environment = UNKNOWN
 ) -> tuple[int, int]:
-    """Add a JSON database's records that a store does not hold yet.
-
-    Parameters
-    ----------
-    store : RecordStore
-    folder : Path
-    environment : Environment
-        Where they were measured; the files do not say so.
-
-    Returns
-    -------
-    n_added, n_skipped : int
-        Skipped are those that the store holds, and lines that cannot be read.
-
-    Raises
-    ------
-    InvalidOptionError
-        When the folder holds no database.
-    StoreError
-        When the store cannot be written.
-    """
+    """Add a JSON database's records that a store does not hold yet."""
     if not has_json(folder):
         raise InvalidOptionError(
             f"{folder} holds no database of MetaSchedule ({WORKLOAD_FILE}, {RECORD_FILE})."
@@ -128,22 +88,7 @@ def import_json(
 
 
 def import_store(store: RecordStore, other: RecordStore) -> tuple[int, int]:
-    """Add another store's rows that a store does not hold yet, as they are.
-
-    Parameters
-    ----------
-    store, other : RecordStore
-
-    Returns
-    -------
-    n_added, n_skipped : int
-        Trials; skipped are those that the store holds, and those that cannot be read.
-
-    Raises
-    ------
-    StoreError
-        When the one cannot be written or the other not be read.
-    """
+    """Add another store's rows that a store does not hold yet, as they are."""
     n_added = n_known = 0
     for task in other.tasks():
         trials = other.latest(task)

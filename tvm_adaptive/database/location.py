@@ -24,13 +24,7 @@ _USER_PATH = Path(".local", "share", "tvm_adaptive", "records.db")
 
 
 def user_store() -> Path:
-    """Return where the user's own store is.
-
-    Raises
-    ------
-    StoreError
-        When the user has no home directory.
-    """
+    """Return where the user's own store is."""
     try:
         return Path.home() / _USER_PATH
     except RuntimeError as error:  # neither HOME nor an entry in the list of users
@@ -41,22 +35,7 @@ def user_store() -> Path:
 
 @contextlib.contextmanager
 def open_store(name: str, environment: Environment | None = None) -> Iterator[RecordStore | None]:
-    """Open the store that a configuration names.
-
-    Parameters
-    ----------
-    name : str
-        ``"user"``, ``"none"``, a path or a URL, or ``"env:NAME"`` for a URL in an
-        environment variable. The user's own store is a convenience: where it cannot be
-        opened, a run goes without, which is logged.
-    environment : Environment or None, default None
-        Where its user measures; None for one who only looks at it.
-
-    Raises
-    ------
-    StoreError
-        When a store that was named cannot be opened.
-    """
+    """Open the store that a configuration names."""
     if name == NO_STORE:
         yield None
         return
@@ -73,18 +52,7 @@ def open_store(name: str, environment: Environment | None = None) -> Iterator[Re
 
 
 def resolve_url(name: str) -> str:
-    """Return a store's path or URL; one with a password may come from the environment.
-
-    Parameters
-    ----------
-    name : str
-        As in a configuration.
-
-    Raises
-    ------
-    StoreError
-        When the variable that it names is not set.
-    """
+    """Return a store's path or URL; one with a password may come from the environment."""
     if not name.startswith(_FROM_ENVIRONMENT):
         return name
     variable = name[len(_FROM_ENVIRONMENT) :]
@@ -98,15 +66,7 @@ def resolve_url(name: str) -> str:
 
 
 def redacted_name(name: str, store: RecordStore | None) -> str:
-    """Return what a journal may say of a store: never a password.
-
-    Parameters
-    ----------
-    name : str
-        As in the configuration.
-    store : RecordStore or None
-        What was opened for it.
-    """
+    """Return what a journal may say of a store: never a password."""
     if store is None:
         return NO_STORE
     return name if name.startswith(_FROM_ENVIRONMENT) else store.name

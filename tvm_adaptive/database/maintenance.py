@@ -14,62 +14,19 @@ from tvm_adaptive.workers.environment import UNKNOWN, Environment
 
 
 def stats(store: str) -> tuple[str, list[TaskStats]]:
-    """Return a store's name for people, and what it holds per task.
-
-    Parameters
-    ----------
-    store : str
-        ``"user"``, a path or a URL, as in ``TuneConfig.store``.
-
-    Raises
-    ------
-    InvalidOptionError
-        When there is no such store.
-    StoreError
-        When it cannot be read.
-    """
+    """Return a store's name for people, and what it holds per task."""
     with _open(store, must_exist=True) as opened:
         return opened.name, opened.stats()
 
 
 def export_records(store: str, folder: Path, best: int | None = None) -> int:
-    """Write a store as MetaSchedule's JSON database; see ``database.exchange``.
-
-    Raises
-    ------
-    InvalidOptionError
-        When there is no such store, or the folder cannot be used.
-    StoreError
-        When the store cannot be read.
-    """
+    """Write a store as MetaSchedule's JSON database; see ``database.exchange``."""
     with _open(store, must_exist=True) as opened:
         return export_json(opened, folder, best)
 
 
 def import_records(store: str, folder: Path) -> tuple[str, int, int]:
-    """Add the records of a run's folder, or of a JSON database.
-
-    Parameters
-    ----------
-    store : str
-    folder : Path
-        What a run's own record store in it says beyond MetaSchedule's records (features,
-        failures, which run it was, where it was measured) is kept.
-
-    Returns
-    -------
-    name : str
-        The store's.
-    n_added, n_skipped : int
-        Skipped are those that the store holds, and those that cannot be read.
-
-    Raises
-    ------
-    InvalidOptionError
-        When the folder holds no database.
-    StoreError
-        When the store cannot be written.
-    """
+    """Add the records of a run's folder, or of a JSON database."""
     own = folder / RUN_STORE
     with _open(store) as opened:
         if not own.is_file() or str(own.resolve()) == str(
@@ -98,15 +55,7 @@ def _environment_of(folder: Path) -> Environment:
 
 
 def prune(store: str, keep: int) -> tuple[str, int]:
-    """Keep the fastest trials of each task; return the store's name and how many went.
-
-    Raises
-    ------
-    InvalidOptionError
-        When there is no such store.
-    StoreError
-        When it cannot be written.
-    """
+    """Keep the fastest trials of each task; return the store's name and how many went."""
     with _open(store, must_exist=True) as opened:
         return opened.name, opened.prune(keep)
 

@@ -42,16 +42,7 @@ def target_text(target: Target) -> str:
 
 
 def task_of(mod: IRModule, target: Target | str, name: str) -> StoredTask:
-    """Return what a record store calls a workload on a target.
-
-    Parameters
-    ----------
-    mod : IRModule
-        Not scheduled, normalised as in a tuning context.
-    target : Target or str
-        Or its text.
-    name : str
-    """
+    """Return what a record store calls a workload on a target."""
     return StoredTask(
         workload_key=workload_key(mod),
         target=target if isinstance(target, str) else target_text(target),
@@ -78,13 +69,7 @@ def trial_of(
 
 
 def readable_database(work_dir: Path) -> Database:
-    """Return what can be read of a JSON database, also of one that is being written.
-
-    Parameters
-    ----------
-    work_dir : Path
-        Holds it; nothing in it is changed. Without a database there is nothing in the answer.
-    """
+    """Return what can be read of a JSON database, also of one that is being written."""
     with tempfile.TemporaryDirectory(prefix="tvm-adaptive-") as folder:
         if not copy_readable(work_dir, Path(folder)):
             return memory_database()

@@ -32,18 +32,10 @@ MAX_WAITING_TRIALS = 4096
 
 @dataclasses.dataclass(frozen=True)
 class Clock:
-    """Tells the time and lets it pass.
+    """Tells the time and lets it pass."""
 
-    Attributes
-    ----------
-    now_sec : callable
-        Seconds from any moment on.
-    sleep : callable
-        Takes seconds.
-    """
-
-    now_sec: Callable[[], float]
-    sleep: Callable[[float], None]
+    now_sec: Callable[[], float]  # seconds from any moment on
+    sleep: Callable[[float], None]  # takes seconds
 
 
 SYSTEM_CLOCK = Clock(time.monotonic, time.sleep)
@@ -77,15 +69,6 @@ class Outbox:
     """Writes batches to a store in their order; after a failure it tries again, ever later.
 
     A batch may be written twice if the store fails between writing and saying so.
-
-    Parameters
-    ----------
-    store : RecordStore
-    journal : JournalWriter
-        Gets an ``"error"`` event for each failure, and ``"store-back"`` after the last.
-    clock : Clock
-    spill : RecordStore or None, default None
-        Where batches lie that need not be kept in memory; written by one process alone.
     """
 
     def __init__(
@@ -117,20 +100,7 @@ class Outbox:
     def put(
         self, task: StoredTask, trials: Sequence[StoredTrial], *, is_spilled: bool = False
     ) -> bool:
-        """Take a batch, and write what waits unless it is too early for another try.
-
-        Parameters
-        ----------
-        task : StoredTask
-        trials : sequence of StoredTrial
-        is_spilled : bool, default False
-            Whether they are the last that the spill was given.
-
-        Returns
-        -------
-        bool
-            Whether the batch is in the store.
-        """
+        """Take a batch, and write what waits unless it is too early for another try."""
         if trials:  # without any, it is still a time to write what waits
             self._waiting.append(_Batch(task, trials))
         if self._clock.now_sec() >= self._next_sec:
@@ -142,13 +112,7 @@ class Outbox:
         return not self._waiting
 
     def flush(self, limit_sec: float) -> None:
-        """Write what waits, with several tries if need be.
-
-        Parameters
-        ----------
-        limit_sec : float
-            Nothing more is written, and no other try begun, after that.
-        """
+        """Write what waits, with several tries if need be."""
         end_sec = self._clock.now_sec() + limit_sec
         while not self._write(end_sec) and self._clock.now_sec() + FIRST_PAUSE_SEC < end_sec:
             self._clock.sleep(FIRST_PAUSE_SEC)

@@ -60,22 +60,7 @@ class GoodRows:
         without: Collection[str] = (),
         wanted: Callable[[StoredTrial], bool] = lambda _: True,
     ) -> list[tuple[int, StoredTrial]]:
-        """Return the first good rows of some, each with its number.
-
-        Parameters
-        ----------
-        connection : Connection
-        table : Table
-            Trials or finals.
-        ids : sequence of int
-            In the order in which they are wanted.
-        n : int or None
-            None for all.
-        without : collection of str
-            Columns that are not wanted, "record" or "features": they are most of a row.
-        wanted : callable
-            Whether a good row is one that is asked for.
-        """
+        """Return the first good rows of some, each with its number."""
         left_out = {"id", "task_id", "environment_id", *without}
         places = schema.environments.c
         query = sa.select(
@@ -170,16 +155,7 @@ def is_timed(table: sa.Table) -> Condition:
 def is_from(
     table: sa.Table, environment: Environment | None, elsewhere: bool = False
 ) -> tuple[Condition, ...]:
-    """Return the conditions of having been measured in an environment.
-
-    Parameters
-    ----------
-    table : Table
-    environment : Environment or None
-        None for any, beside which there is nothing else.
-    elsewhere : bool
-        Whether it shall be another one instead.
-    """
+    """Return the conditions of having been measured in an environment."""
     if environment is None or not environment.is_known:
         is_anywhere = environment is None
         return () if is_anywhere is not elsewhere else (sa.false(),)

@@ -17,27 +17,13 @@ Identity = tuple[str, str]
 
 @dataclasses.dataclass(frozen=True)
 class StoredTask:
-    """A workload on a target.
+    """A workload on a target."""
 
-    Attributes
-    ----------
-    workload_key : str
-        Equal for structurally equal workloads, whatever they are called.
-    target : str
-        JSON.
-    family : str
-        What related tasks have in common.
-    name : str
-        As the run called it that stored it first.
-    workload : str
-        In MetaSchedule's own JSON, for export.
-    """
-
-    workload_key: str
-    target: str
-    family: str
-    name: str
-    workload: str
+    workload_key: str  # equal for structurally equal workloads, whatever they are called
+    target: str  # JSON
+    family: str  # what related tasks have in common
+    name: str  # as the run called it that stored it first
+    workload: str  # in MetaSchedule's own JSON, for export
 
     @property
     def target_key(self) -> str:
@@ -52,54 +38,25 @@ class StoredTask:
 
 @dataclasses.dataclass(frozen=True)
 class StoredTrial:
-    """One measured candidate.
+    """One measured candidate."""
 
-    Attributes
-    ----------
-    record : str
-        MetaSchedule's own JSON of it: trace, seconds, target, arguments.
-    seconds : float or None
-        Of one run, lower is better; None for a failure.
-    error : float or None
-        Relative standard error of ``seconds``; None where it is not known.
-    failure : str
-        First line of what went wrong; empty for a success.
-    features : ndarray of shape (d,), float32, or None
-        What a cost model saw of the candidate.
-    unix_sec : float
-        When it was measured.
-    run : str
-        Names the run that measured it.
-    environment : Environment
-        Where it was measured.
-    """
-
-    record: str
-    seconds: float | None
-    error: float | None = None
-    failure: str = ""
-    features: Features | None = None
-    unix_sec: float = 0.0
-    run: str = ""
+    record: str  # metaSchedule's own JSON of it: trace, seconds, target, arguments
+    seconds: float | None  # of one run, lower is better; None for a failure
+    error: float | None = None  # relative standard error of ``seconds``; None where it is not known
+    failure: str = ""  # first line of what went wrong; empty for a success
+    features: Features | None = None  # what a cost model saw of the candidate
+    unix_sec: float = 0.0  # when it was measured
+    run: str = ""  # names the run that measured it
+    # where it was measured
     environment: Environment = dataclasses.field(default=UNKNOWN, compare=False)
 
 
 @dataclasses.dataclass(frozen=True)
 class TaskStats:
-    """What a store holds of a task.
-
-    Attributes
-    ----------
-    task : StoredTask
-    n_trials, n_failures : int
-    best_sec : float or None
-        None without a success.
-    last_unix_sec : float
-        When the last trial was measured.
-    """
+    """What a store holds of a task."""
 
     task: StoredTask
     n_trials: int
     n_failures: int
-    best_sec: float | None
-    last_unix_sec: float
+    best_sec: float | None  # none without a success
+    last_unix_sec: float  # when the last trial was measured

@@ -32,38 +32,13 @@ _IsGood = Callable[[int, bytes], bool]
 
 
 def repair_database(work_dir: Path) -> int:
-    """Drop unreadable lines of a JSON database, keeping a copy of them.
-
-    Parameters
-    ----------
-    work_dir : Path
-        Holds the two files of the database; missing ones are fine. No other process may
-        write to them.
-
-    Returns
-    -------
-    int
-        Lines that were moved to a file with the suffix ``.damaged``.
-    """
+    """Drop unreadable lines of a JSON database, keeping a copy of them."""
     workloads, records = _good_lines(work_dir)
     return _repair(work_dir / WORKLOAD_FILE, workloads) + _repair(work_dir / RECORD_FILE, records)
 
 
 def copy_readable(work_dir: Path, folder: Path) -> bool:
-    """Copy what can be read of a JSON database, which may be written to meanwhile.
-
-    Parameters
-    ----------
-    work_dir : Path
-        Holds the database; nothing in it is changed.
-    folder : Path
-        Where the copy goes.
-
-    Returns
-    -------
-    bool
-        Whether there was a record to copy.
-    """
+    """Copy what can be read of a JSON database, which may be written to meanwhile."""
     workloads, records = _good_lines(work_dir)
     _copy(work_dir / WORKLOAD_FILE, workloads, folder / WORKLOAD_FILE)
     return _copy(work_dir / RECORD_FILE, records, folder / RECORD_FILE) > 0

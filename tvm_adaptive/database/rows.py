@@ -48,13 +48,7 @@ def row_of(trial: StoredTrial) -> dict[str, Any]:
 
 
 def task_of_row(row: Mapping[Any, Any]) -> StoredTask | None:
-    """Return a task, None for a row that is none.
-
-    Parameters
-    ----------
-    row : mapping of str to object
-        By column.
-    """
+    """Return a task, None for a row that is none."""
     texts = {field.name: row[field.name] for field in dataclasses.fields(StoredTask)}
     for name, text in texts.items():
         limit = MAX_WORKLOAD_CHARS if name == "workload" else MAX_TEXT_CHARS
@@ -69,11 +63,6 @@ def trial_of_row(row: Mapping[Any, Any]) -> StoredTrial | None:
     """Return a trial, None for a row that is none.
 
     Damaged features cost the features only.
-
-    Parameters
-    ----------
-    row : mapping of str to object
-        By column; without its record a row has an empty one, without features none.
     """
     record, failure, run = row.get("record", ""), row["failure"], row["run"]
     if not all(isinstance(text, str) for text in (record, failure, run)):
@@ -101,13 +90,7 @@ def trial_of_row(row: Mapping[Any, Any]) -> StoredTrial | None:
 
 
 def is_record(value: Any) -> bool:
-    """Say whether JSON has the form of one of MetaSchedule's records.
-
-    Parameters
-    ----------
-    value : object
-        Parsed.
-    """
+    """Say whether JSON has the form of one of MetaSchedule's records."""
     is_list = isinstance(value, list) and len(value) > 0
     return is_list and not _is_deep(value) and is_sane(value[0])
 

@@ -67,11 +67,6 @@ class RunDatabase(PyDatabase):  # type: ignore[misc]
     time: a line is written at once and whole. What cannot be written, as on a full disk,
     is written with the next record. Lines that cannot be read are left out, see
     :func:`~tvm_adaptive.database.repair.repair_database`. One process writes at a time.
-
-    Parameters
-    ----------
-    work_dir : Path
-        Exists; the files are made if missing.
     """
 
     def __init__(self, work_dir: Path) -> None:
@@ -91,13 +86,7 @@ class RunDatabase(PyDatabase):  # type: ignore[misc]
         return workload_key(mod) in self._places
 
     def commit_workload(self, mod: IRModule) -> Workload:
-        """Return the database's object for a workload; it is written if it is new.
-
-        Raises
-        ------
-        OSError
-            When it cannot be written.
-        """
+        """Return the database's object for a workload; it is written if it is new."""
         key = workload_key(mod)
         place = self._places.get(key)
         if place is None:

@@ -36,22 +36,6 @@ class Keeper(PyMeasureCallback):  # type: ignore[misc]
 
     What the shared store could not take lies in the run's own meanwhile. MetaSchedule's own
     database in the run's folder has it in any case.
-
-    Parameters
-    ----------
-    contexts : sequence of TuneContext
-        In the scheduler's order.
-    own : RecordStore or None
-        The run's; nobody else writes to it.
-    shared : RecordStore or None
-        The one that outlives the run.
-    run : str
-        Names the run.
-    lessons : LastLesson
-        What the cost model learned of the batch, if it says so.
-    journal : JournalWriter
-        Gets an ``"error"`` event when a store fails.
-    clock : Clock
     """
 
     def __init__(
@@ -103,13 +87,7 @@ class Keeper(PyMeasureCallback):  # type: ignore[misc]
             self._journal.write("error", where="keeper", task_id=task_id, message=repr(error))
 
     def close(self, limit_sec: float) -> int:
-        """Write what waits; return how many trials the shared store does not have.
-
-        Parameters
-        ----------
-        limit_sec : float
-            No other try is begun after that.
-        """
+        """Write what waits; return how many trials the shared store does not have."""
         for outbox in (self._own, self._shared):
             if outbox is not None:
                 outbox.flush(limit_sec)

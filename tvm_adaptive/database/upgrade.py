@@ -25,21 +25,7 @@ Step = Callable[[sa.Connection], None]
 
 
 def prepare(engine: sa.Engine, name: str) -> None:
-    """See that a store has the tables of the present format.
-
-    Parameters
-    ----------
-    engine : Engine
-    name : str
-        What to call the store in a message.
-
-    Raises
-    ------
-    StoreError
-        When the store is of a format that this package does not know; it is left as it is.
-    sqlalchemy.exc.SQLAlchemyError
-        When the database refuses; the store is then as it was before a step.
-    """
+    """See that a store has the tables of the present format."""
     with connected(engine) as connection:
         is_new = not sa.inspect(connection).has_table(schema.meta.name)
         version = None if is_new else _version_of(connection)

@@ -22,13 +22,7 @@ _LEAST_SCRUBBED = 3
 
 
 def url_of(url: str | Path) -> URL:
-    """Return where a store is, of a path or a URL.
-
-    Raises
-    ------
-    StoreError
-        When it is no URL, or of a database that cannot be a store; without the URL's text.
-    """
+    """Return where a store is, of a path or a URL."""
     if isinstance(url, Path) or "://" not in url:
         return URL.create("sqlite", database=str(url))
     try:
@@ -52,12 +46,7 @@ def url_of(url: str | Path) -> URL:
 
 
 def displayed(url: URL) -> str:
-    """Return what to call a store in a message or a journal: never a secret of its URL.
-
-    Parameters
-    ----------
-    url : URL
-    """
+    """Return what to call a store in a message or a journal: never a secret of its URL."""
     if url.get_backend_name() == "sqlite" and not url.query:
         return str(url.database)
     hidden = {key: HIDDEN if _SECRET.search(key) else value for key, value in url.query.items()}
@@ -72,14 +61,7 @@ def displayed(url: URL) -> str:
 
 
 def scrubbed(text: str, url: URL) -> str:
-    """Return a message of a database's without the secrets of a URL.
-
-    Parameters
-    ----------
-    text : str
-        Drivers may quote what they were given.
-    url : URL
-    """
+    """Return a message of a database's without the secrets of a URL."""
     secrets = [str(url.password)] if url.password else []
     for key, value in url.query.items():
         if _SECRET.search(key):

@@ -26,28 +26,14 @@ _KEPT = ("record", "seconds", "error", "failure", "unix_sec", "run")
 
 
 class VerdictFile:
-    """The verdicts of one run.
-
-    Parameters
-    ----------
-    work_dir : Path
-        The run's.
-    compiler : str
-        Version of TVM. Another one may make another kernel of the same schedule.
-    """
+    """The verdicts of one run."""
 
     def __init__(self, work_dir: Path, compiler: str) -> None:
         self.path = work_dir / VERDICT_FILE
         self._compiler = compiler
 
     def add(self, task: StoredTask, finals: Sequence[StoredTrial]) -> None:
-        """Append what a play-off said, its winner first; it is on disk when this returns.
-
-        Raises
-        ------
-        OSError
-            When it cannot be written.
-        """
+        """Append what a play-off said, its winner first; it is on disk when this returns."""
         line = {
             "version": _FORMAT_VERSION,
             "compiler": self._compiler,
@@ -94,13 +80,7 @@ class VerdictFile:
 
 
 def _trial_of(fields: Any) -> StoredTrial:
-    """Return a row of the file as a value.
-
-    Raises
-    ------
-    KeyError, TypeError, ValueError
-        When it is none.
-    """
+    """Return a row of the file as a value."""
     trial = StoredTrial(**{name: fields[name] for name in _KEPT})
     if not all(isinstance(each, str) for each in (trial.record, trial.failure, trial.run)):
         raise ValueError("no trial")

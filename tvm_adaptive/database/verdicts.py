@@ -27,23 +27,6 @@ def trusted(store: RecordStore, task: StoredTask, n: int) -> list[StoredTrial]:
     the others that were recorded. Those that a play-off found out are left out. What was
     measured elsewhere comes last, but has the last place of all: its times do not compare
     with these, so that it may be the best as well.
-
-    Parameters
-    ----------
-    store : RecordStore
-    task : StoredTask
-    n : int
-        At the most.
-
-    Returns
-    -------
-    list of StoredTrial
-        Proven ones with the seconds of their play-off.
-
-    Raises
-    ------
-    StoreError
-        When the store cannot be read.
     """
     known = _Known(store, task)
     order = list(known.in_turns(n))[:n]
@@ -71,31 +54,12 @@ def _hints(
 
 
 def proven(store: RecordStore, task: StoredTask) -> StoredTrial | None:
-    """Return the fastest winner of a task's play-offs, None without one.
-
-    Raises
-    ------
-    StoreError
-        When the store cannot be read.
-    """
+    """Return the fastest winner of a task's play-offs, None without one."""
     return next(iter(_Known(store, task).proven), None)
 
 
 def sound(store: RecordStore, task: StoredTask, trials: Iterable[StoredTrial]) -> list[StoredTrial]:
-    """Return trials without the candidates that a play-off found out.
-
-    Parameters
-    ----------
-    store : RecordStore
-    task : StoredTask
-    trials : iterable of StoredTrial
-        Of that task.
-
-    Raises
-    ------
-    StoreError
-        When the store cannot be read.
-    """
+    """Return trials without the candidates that a play-off found out."""
     wrong = disqualified(store.finals(task))
     if not wrong:  # nearly always: spare the reading of all records
         return list(trials)
@@ -103,13 +67,7 @@ def sound(store: RecordStore, task: StoredTask, trials: Iterable[StoredTrial]) -
 
 
 def checked(finals: Iterable[StoredTrial]) -> frozenset[str]:
-    """Return the candidates that a play-off has checked and found sound.
-
-    Parameters
-    ----------
-    finals : iterable of StoredTrial
-        What play-offs said of one task's candidates, in the order they were held.
-    """
+    """Return the candidates that a play-off has checked and found sound."""
     return frozenset(key for key, each in _verdicts(finals).items() if each.is_sound)
 
 
@@ -127,11 +85,6 @@ def standing_winner(finals: Sequence[StoredTrial]) -> StoredTrial | None:
     """Return the winner of a run's last play-off of a task that had one; None without one.
 
     Who was once found out in the run is none.
-
-    Parameters
-    ----------
-    finals : sequence of StoredTrial
-        What the play-offs of the run's task said, each play-off's winner first.
     """
     lost = ever_disqualified(finals)
     winners: dict[str, StoredTrial] = {}

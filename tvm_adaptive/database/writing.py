@@ -28,18 +28,7 @@ def append(
     trials: Sequence[StoredTrial],
     here: Environment,
 ) -> None:
-    """Append what a table has columns for.
-
-    Parameters
-    ----------
-    connection : Connection
-    table : Table
-        Trials or finals.
-    task : StoredTask
-    trials : sequence of StoredTrial
-    here : Environment
-        Of those that do not say where they were measured.
-    """
+    """Append what a table has columns for."""
     task_id = _task_id(connection, task)
     places = [each.environment if each.environment.is_known else here for each in trials]
     numbers = {place: _environment_id(connection, place) for place in set(places)}

@@ -33,32 +33,13 @@ MAX_FAILED_ROUNDS = 3
 
 @dataclasses.dataclass
 class MachineHealth:
-    """Whether the machine still does what it is asked for.
+    """Whether the machine still does what it is asked for."""
 
-    Attributes
-    ----------
-    n_failures : int
-        Candidates that it failed.
-    n_failed_rounds : int
-        Rounds in a row in which it failed one.
-    """
-
-    n_failures: int = 0
-    n_failed_rounds: int = 0
+    n_failures: int = 0  # candidates that it failed
+    n_failed_rounds: int = 0  # rounds in a row in which it failed one
 
     def add_round(self, messages: Sequence[str | None]) -> str:
-        """Take in a round's error messages.
-
-        Parameters
-        ----------
-        messages : sequence of str or None
-            One per candidate; None for a success.
-
-        Returns
-        -------
-        str
-            Why the run should end; empty while it should go on.
-        """
+        """Take in a round's error messages."""
         failed = [each for each in messages if each is not None and is_machine_failure(each)]
         self.n_failures += len(failed)
         self.n_failed_rounds = self.n_failed_rounds + 1 if failed else 0
@@ -68,17 +49,7 @@ class MachineHealth:
 
 @derived_object
 class CommitRound(PyMeasureCallback):  # type: ignore[misc]
-    """Commit a round to a database and teach it to a cost model.
-
-    Parameters
-    ----------
-    contexts : sequence of TuneContext
-        In the scheduler's order.
-    database : Database
-    cost_model : CostModel
-    on_broken_machine : callable
-        Called with the reason when the run should end because the machine fails.
-    """
+    """Commit a round to a database and teach it to a cost model."""
 
     def __init__(
         self,

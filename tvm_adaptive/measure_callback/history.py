@@ -19,21 +19,12 @@ from tvm_adaptive.workers.environment import UNKNOWN, Environment
 
 @dataclasses.dataclass
 class TaskHistory:
-    """What became of one task so far.
+    """What became of one task so far."""
 
-    Attributes
-    ----------
-    latencies_ms : list of float
-        One per trial in the order measured; ``nan`` for a failure.
-    n_slots : int
-        Of our task schedulers; 0 under another one.
-    spent_sec : float
-        Seconds of these slots.
-    """
-
+    # one per trial in the order measured; ``nan`` for a failure
     latencies_ms: list[float] = dataclasses.field(default_factory=list)
-    n_slots: int = 0
-    spent_sec: float = 0.0
+    n_slots: int = 0  # of our task schedulers; 0 under another one
+    spent_sec: float = 0.0  # seconds of these slots
 
     @property
     def best_sec(self) -> float:
@@ -49,42 +40,23 @@ class TaskHistory:
 
 @dataclasses.dataclass
 class History:
-    """All sittings of a run.
-
-    Attributes
-    ----------
-    n_sittings : int
-    spent_sec : float
-        Wall-clock seconds of all of them; what a killed one did after its last event is
-        not known.
-    run : dict
-        Options of the last sitting, as its journal has them.
-    run_ids : set of str
-        Of all sittings, wherever they ran.
-    environment : Environment
-        Where the last sitting took its times. What was timed elsewhere before is in none
-        of the fields below, and its seconds do not count.
-    model : dict or None
-        Where the model comes from, as the last sitting's journal has it.
-    tasks : dict of str to TaskHistory
-    errors : Counter of str
-        Messages of failed trials.
-    report : dict or None
-        What the last sitting ended with, if it came to its end.
-    before_sec : float
-        Seconds of all sittings but the last.
-    """
+    """All sittings of a run."""
 
     n_sittings: int = 0
+    # wall-clock seconds of all of them; what a killed one did after its last event is not known
     spent_sec: float = 0.0
+    # options of the last sitting, as its journal has them
     run: dict[str, Any] = dataclasses.field(default_factory=dict)
-    run_ids: set[str] = dataclasses.field(default_factory=set)
+    run_ids: set[str] = dataclasses.field(default_factory=set)  # of all sittings, wherever they ran
+    # where the last sitting took its times. What was timed elsewhere before is in none of the
+    # fields below, and its seconds do not count
     environment: Environment = UNKNOWN
+    # where the model comes from, as the last sitting's journal has it
     model: dict[str, Any] | None = None
     tasks: dict[str, TaskHistory] = dataclasses.field(default_factory=dict)
-    errors: Counter[str] = dataclasses.field(default_factory=Counter)
-    report: dict[str, Any] | None = None
-    before_sec: float = 0.0
+    errors: Counter[str] = dataclasses.field(default_factory=Counter)  # messages of failed trials
+    report: dict[str, Any] | None = None  # what the last sitting ended with, if it came to its end
+    before_sec: float = 0.0  # seconds of all sittings but the last
 
     @property
     def n_trials(self) -> int:
@@ -103,13 +75,7 @@ class History:
         self.spent_sec = self.before_sec = 0.0
 
     def progress(self, tasks: list[tuple[str, float]]) -> RunProgress:
-        """Return where a run stands.
-
-        Parameters
-        ----------
-        tasks : list of (str, float)
-            Names and calls per inference, in the scheduler's order.
-        """
+        """Return where a run stands."""
         found = []
         for name, weight in tasks:
             known = self.tasks.get(name, TaskHistory())
@@ -134,17 +100,7 @@ def differences(before: Environment, now: Environment) -> list[str]:
 
 
 def read_history(path: Path) -> History:
-    """Read what is in a run's journal; without one there is nothing in it.
-
-    Parameters
-    ----------
-    path : Path
-
-    Raises
-    ------
-    JournalError
-        When it is damaged.
-    """
+    """Read what is in a run's journal; without one there is nothing in it."""
     history = History()
     if not path.is_file():
         return history

@@ -44,22 +44,7 @@ class NullJournal:
 
 
 class Journal:
-    """Append events to a JSON-lines file.
-
-    Parameters
-    ----------
-    path : Path
-        Created if missing. An existing file is continued, never truncated: a torn
-        last line is closed first, so that the new events stay readable.
-    listener : callable or None, default None
-        Is given each event after it was written; what goes wrong there is logged.
-
-    Attributes
-    ----------
-    failure : OSError or None
-        Why an event could not be written, the last time: a full disk must not end what is
-        under way. Whoever begins the next round looks at it.
-    """
+    """Append events to a JSON-lines file."""
 
     def __init__(
         self, path: Path, listener: Callable[[dict[str, Any]], None] | None = None
@@ -75,15 +60,7 @@ class Journal:
         self.write("journal", version=FORMAT_VERSION, started_unix_sec=time.time(), pid=os.getpid())
 
     def write(self, event: str, **fields: Any) -> None:
-        """Append one event.
-
-        Parameters
-        ----------
-        event : str
-            What happened (``"round"``, ``"timing"``, ``"fit"``, ...).
-        **fields : Any
-            JSON-ready values; NaN and infinities become ``null``.
-        """
+        """Append one event."""
         line = {"event": event, "time_sec": round(time.monotonic() - self._start_sec, 6)}
         line.update(fields)
         text = json.dumps(finite(line), allow_nan=False, separators=(",", ":"), default=str)
@@ -114,18 +91,7 @@ class Journal:
 
 
 def follow(path: Path, take: Callable[[dict[str, Any]], None]) -> None:
-    """Hand all events of a journal to somebody, one after another.
-
-    Parameters
-    ----------
-    path : Path
-    take : callable
-
-    Raises
-    ------
-    JournalError
-        As :func:`read_journal`; also when an event lacks what ``take`` looks for.
-    """
+    """Hand all events of a journal to somebody, one after another."""
     for number, event in enumerate(_events(path), start=1):
         try:
             take(event)
@@ -137,23 +103,7 @@ def follow(path: Path, take: Callable[[dict[str, Any]], None]) -> None:
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
-    """Read all events of a journal, also of a run that is going on or was killed.
-
-    Parameters
-    ----------
-    path : Path
-
-    Returns
-    -------
-    list of dict
-        In the order they were written; a torn line at the end, or just before a
-        later header (a killed run that was continued), is left out.
-
-    Raises
-    ------
-    JournalError
-        When a line elsewhere is damaged or the version is newer than this package.
-    """
+    """Read all events of a journal, also of a run that is going on or was killed."""
     return list(_events(path))
 
 

@@ -9,46 +9,26 @@ from collections import Counter
 
 @dataclasses.dataclass
 class TaskProgress:
-    """What is known of one task.
-
-    Attributes
-    ----------
-    name : str
-    weight : float
-        Calls per inference.
-    n_trials, n_errors : int
-        Trials so far, and those among them that failed.
-    best_sec : float
-        Fastest recorded time, infinite before the first success.
-    """
+    """What is known of one task."""
 
     name: str
-    weight: float
-    n_trials: int = 0
+    weight: float  # calls per inference
+    n_trials: int = 0  # trials so far, and those among them that failed
     n_errors: int = 0
-    best_sec: float = math.inf
+    best_sec: float = math.inf  # fastest recorded time, infinite before the first success
 
 
 @dataclasses.dataclass
 class RunProgress:
-    """What is known of a run; updated in place after every round.
-
-    Attributes
-    ----------
-    tasks : list of TaskProgress
-    errors : Counter of str
-        First lines of error messages and how often each was met.
-    n_machine_failures : int
-        Candidates that could not be built or run for want of processes, memory or disk
-        space; they are no trials.
-    current : str
-        The task that was measured last.
-    """
+    """What is known of a run; updated in place after every round."""
 
     tasks: list[TaskProgress]
+    # first lines of error messages and how often each was met
     errors: Counter[str] = dataclasses.field(default_factory=Counter)
+    # candidates that could not be built or run for want of processes, memory or disk space; they
+    # are no trials
     n_machine_failures: int = 0
-    current: str = ""
+    current: str = ""  # the task that was measured last
 
     @property
     def n_trials(self) -> int:

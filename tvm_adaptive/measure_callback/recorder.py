@@ -20,19 +20,7 @@ logger = logging.getLogger(__name__)
 
 @derived_object
 class Recorder(PyMeasureCallback):  # type: ignore[misc]
-    """Update a :class:`RunProgress` after each round and tell who wants to know.
-
-    Parameters
-    ----------
-    progress : RunProgress
-        With one entry per task, in the scheduler's order.
-    on_round : callable or None, default None
-        Called with ``progress`` after each round.
-    journal : JournalWriter or None, default None
-        Gets one ``"measured"`` event per round, with the milliseconds of each trial in
-        the order measured (None for a failed one), the messages of failures, and the
-        task's weight and flop. What the machine failed is counted apart.
-    """
+    """Update a :class:`RunProgress` after each round and tell who wants to know."""
 
     def __init__(
         self,

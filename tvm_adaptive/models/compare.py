@@ -45,50 +45,17 @@ class Difference(NamedTuple):
 
 
 def run_network(compiled: Compiled, inputs: Sequence[Array]) -> list[Array]:
-    """Run one inference in this process.
-
-    Parameters
-    ----------
-    compiled : Compiled
-    inputs : sequence of ndarray
-        In the order of the network's inputs.
-    """
+    """Run one inference in this process."""
     return _run(compiled.executable, inputs, compiled.device_kind)
 
 
 def time_network(compiled: Compiled, inputs: Sequence[Array], *, min_seconds: float = 1.0) -> float:
-    """Return seconds per inference, the median of repeats; lower is better.
-
-    Parameters
-    ----------
-    compiled : Compiled
-    inputs : sequence of ndarray
-    min_seconds : float, default 1.0
-        Time to spend on repeats. A network that takes longer than that is measured
-        once, after a warm-up.
-
-    Raises
-    ------
-    InvalidOptionError
-        When ``min_seconds`` is not positive.
-    """
+    """Return seconds per inference, the median of repeats; lower is better."""
     return float(np.median(_time(compiled.executable, inputs, compiled.device_kind, min_seconds)))
 
 
 def export(compiled: Compiled, path: str | os.PathLike[str]) -> None:
-    """Write a compiled network with its weights to a shared library, or to what makes one.
-
-    Parameters
-    ----------
-    compiled : Compiled
-    path : path
-        Must end in ``.so``, or in ``.tar`` for objects that are not linked yet.
-
-    Raises
-    ------
-    InvalidOptionError
-        When ``path`` ends otherwise.
-    """
+    """Write a compiled network with its weights to a shared library, or to what makes one."""
     name = os.fspath(path)
     if not name.endswith((".so", ".tar")):
         raise InvalidOptionError(f"path must end in .so or .tar but got {name!r}.")
@@ -99,15 +66,7 @@ def export(compiled: Compiled, path: str | os.PathLike[str]) -> None:
 def run_exported(
     path: str | os.PathLike[str], inputs: Sequence[Array], device_kind: str = "cpu"
 ) -> list[Array]:
-    """Run one inference of an exported network.
-
-    Parameters
-    ----------
-    path : path
-    inputs : sequence of ndarray
-    device_kind : str, default "cpu"
-        As in :class:`~tvm_adaptive.models.compile.Compiled`.
-    """
+    """Run one inference of an exported network."""
     return _run(device_session.load_once(os.fspath(path)), inputs, device_kind)
 
 
@@ -118,21 +77,7 @@ def time_exported(
     *,
     min_seconds: float = 1.0,
 ) -> list[float]:
-    """Return the seconds per inference of each repeat of an exported network.
-
-    Parameters
-    ----------
-    path : path
-    inputs : sequence of ndarray
-    device_kind : str, default "cpu"
-    min_seconds : float, default 1.0
-        As in :func:`time_network`.
-
-    Raises
-    ------
-    InvalidOptionError
-        When ``min_seconds`` is not positive.
-    """
+    """Return the seconds per inference of each repeat of an exported network."""
     samples = _time(device_session.load_once(os.fspath(path)), inputs, device_kind, min_seconds)
     return [float(sample) for sample in samples]
 
@@ -144,23 +89,7 @@ def try_exported(
     *,
     min_seconds: float = 1.0,
 ) -> tuple[list[Array], float]:
-    """Run an exported network once for its outputs, then time it.
-
-    Parameters
-    ----------
-    path : path
-    inputs : sequence of ndarray
-    device_kind : str, default "cpu"
-    min_seconds : float, default 1.0
-        Time to spend on repeats. A first inference that took longer than that is not
-        repeated: its time is the answer, start-up included.
-
-    Returns
-    -------
-    outputs : list of ndarray
-    latency_sec : float
-        Seconds per inference, the median of repeats; lower is better.
-    """
+    """Run an exported network once for its outputs, then time it."""
     executable = device_session.load_once(os.fspath(path))
     start_sec = time.perf_counter()
     outputs = _run(executable, inputs, device_kind)
@@ -172,12 +101,7 @@ def try_exported(
 
 
 def largest_difference(outputs: Sequence[Array], reference: Sequence[Array]) -> Difference:
-    """Compare outputs element by element.
-
-    Parameters
-    ----------
-    outputs, reference : sequence of ndarray
-    """
+    """Compare outputs element by element."""
     if not _same_structure(outputs, reference):
         return Difference(math.inf, math.inf)
     max_abs = max_rel = 0.0
@@ -205,16 +129,6 @@ def outputs_agree(
     A floating-point element agrees when ``|output - reference| <= atol + rtol *
     |reference|``; all must, and nothing may be infinite or not a number. Integers must be
     equal, but for one in a hundred that may be off by one, as rounding makes it.
-
-    Parameters
-    ----------
-    outputs, reference : sequence of ndarray
-    rtol : float, default 1e-3
-        For float32: rounding of sums of some thousand products, in another order and
-        through some dozens of layers, stays two orders below it; a wrong index does not.
-    atol : float or None, default None
-        None means ``rtol`` times the root mean square of the reference: an element near
-        zero is a difference of large numbers and carries their rounding.
     """
     if not _same_structure(outputs, reference):
         return False

@@ -30,22 +30,13 @@ _SCHEDULED = "tirx.is_scheduled"
 
 @dataclasses.dataclass(frozen=True)
 class Coverage:
-    """Which functions run with a tuned schedule.
+    """Which functions run with a tuned schedule."""
 
-    Attributes
-    ----------
-    tuned : dict of str to int
-        Functions whose schedule came from the database, and how often one inference
-        calls each.
-    fallback : dict of str to int
-        Functions without a record: they run as TVM builds them by default.
-    failed : dict of str to str
-        Those among ``fallback`` whose record was found and could not be applied, and
-        the first line of the reason.
-    """
-
+    # functions whose schedule came from the database, and how often one inference calls each
     tuned: dict[str, int]
-    fallback: dict[str, int]
+    fallback: dict[str, int]  # functions without a record: they run as TVM builds them by default
+    # those among ``fallback`` whose record was found and could not be applied, and the first line
+    # of the reason
     failed: dict[str, str]
 
     def summary(self) -> str:
@@ -63,21 +54,12 @@ class Coverage:
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """A network that can run.
-
-    Attributes
-    ----------
-    name : str
-    executable : VMExecutable
-    coverage : Coverage
-    device_kind : str
-        Where it runs: ``"cpu"``, ``"cuda"``, ...
-    """
+    """A network that can run."""
 
     name: str
     executable: Any
     coverage: Coverage
-    device_kind: str
+    device_kind: str  # where it runs: ``"cpu"``, ``"cuda"``, ..
 
 
 def compile_network(prepared: Prepared, database: Database | None, target: Target) -> Compiled:
@@ -86,14 +68,6 @@ def compile_network(prepared: Prepared, database: Database | None, target: Targe
     With and without a database the same passes run, so two results differ in nothing
     but their schedules. A record that cannot be applied is logged and its function
     falls back; it never ends the compilation.
-
-    Parameters
-    ----------
-    prepared : Prepared
-    database : Database or None
-        None gives the untuned network.
-    target : Target
-        The one that the network was prepared for.
     """
     mod, coverage = schedule_network(prepared, database, target)
     return dataclasses.replace(build_network(mod, target), name=prepared.name, coverage=coverage)
@@ -106,33 +80,14 @@ def schedule_network(
     *,
     check: Callable[[], None] | None = None,
 ) -> tuple[IRModule, Coverage]:
-    """Give the functions of a prepared network their best schedules; nothing is compiled.
-
-    Parameters
-    ----------
-    prepared, database, target
-        As in :func:`compile_network`.
-    check : callable or None, default None
-        Called before each function; what it raises ends this.
-    """
+    """Give the functions of a prepared network their best schedules; nothing is compiled."""
     with target, PassContext(opt_level=3):
         mod, tuned, failed = _apply(prepared.mod, database, check)
     return mod, _coverage(prepared.mod, tuned, failed)
 
 
 def build_network(mod: IRModule, target: Target) -> Compiled:
-    """Compile what :func:`schedule_network` returns.
-
-    Parameters
-    ----------
-    mod : IRModule
-    target : Target
-
-    Returns
-    -------
-    Compiled
-        Without a name, and without a word on what is tuned.
-    """
+    """Compile what :func:`schedule_network` returns."""
     with target, PassContext(opt_level=3):
         mod = follow_hints(Sequential(_packing())(mod))
         if is_gpu(target):
@@ -143,16 +98,7 @@ def build_network(mod: IRModule, target: Target) -> Compiled:
 
 
 def compile_tir(mod: IRModule, target: Target, database: Database | None = None) -> Module:
-    """Compile an operator with its best schedule, or without one.
-
-    Parameters
-    ----------
-    mod : IRModule
-        One tensor function.
-    target : Target
-    database : Database or None, default None
-        None, or a database without a valid record, gives the untuned operator.
-    """
+    """Compile an operator with its best schedule, or without one."""
     return build_scheduled(schedule_tir(mod, target, database), target)
 
 

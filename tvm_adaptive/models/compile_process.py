@@ -29,15 +29,7 @@ _LEAST_BYTES = 1 << 12
 
 
 def save_module(mod: IRModule, folder: Path) -> None:
-    """Write a network's module with its weights.
-
-    Parameters
-    ----------
-    mod : IRModule
-        With a Relax function ``main``.
-    folder : Path
-        Exists.
-    """
+    """Write a network's module with its weights."""
     light, weights = constants_as_parameters(mod, _LEAST_BYTES)
     (folder / _MODULE_FILE).write_text(save_json(light))
     (folder / _WEIGHTS_FILE).write_bytes(bytes(save_param_dict(weights)))
@@ -51,27 +43,12 @@ def load_module(folder: Path) -> IRModule:
 
 
 def export_module(folder: str, target_json: str, path: str) -> None:
-    """Compile a network that :func:`save_module` wrote; runs in a worker.
-
-    Parameters
-    ----------
-    folder : str
-    target_json : str
-    path : str
-        As for :func:`~tvm_adaptive.models.compare.export`.
-    """
+    """Compile a network that :func:`save_module` wrote; runs in a worker."""
     target: Target = load_json(target_json)
     export(build_network(load_module(Path(folder)), target), path)
 
 
 def export_function(mod_json: str, target_json: str, path: str) -> None:
-    """Compile a tensor function that has its schedule; runs in a worker.
-
-    Parameters
-    ----------
-    mod_json, target_json : str
-    path : str
-        A library to write.
-    """
+    """Compile a tensor function that has its schedule; runs in a worker."""
     built: Module = build_scheduled(load_json(mod_json), load_json(target_json))
     built.export_library(path)

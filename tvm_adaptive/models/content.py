@@ -28,21 +28,11 @@ _READ_BYTES = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class ModelSource:
-    """Where a run's model comes from, for its journal.
+    """Where a run's model comes from, for its journal."""
 
-    Attributes
-    ----------
-    what : str or None
-        File, factory or name; None for a module that was given in Python.
-    input_shapes : dict of str to list of int
-        As they were given.
-    content : str
-        Kind and digest of the model; empty where it is not known.
-    """
-
-    what: str | None
-    input_shapes: dict[str, list[int]]
-    content: str
+    what: str | None  # file, factory or name; None for a module that was given in Python
+    input_shapes: dict[str, list[int]]  # as they were given
+    content: str  # kind and digest of the model; empty where it is not known
 
     def as_fields(self) -> dict[str, Any]:
         """Return what a journal's ``"model"`` event holds of it."""
@@ -52,16 +42,7 @@ class ModelSource:
 def named_source(
     what: str, workload: Any, input_shapes: Mapping[str, Sequence[int]] | None
 ) -> ModelSource:
-    """Return the source of a model that was given by its name.
-
-    Parameters
-    ----------
-    what : str
-        As for :func:`~tvm_adaptive.tune`.
-    workload : Network or TIRWorkload
-        What it was loaded as.
-    input_shapes : mapping of str to sequence of int, or None
-    """
+    """Return the source of a model that was given by its name."""
     shapes = _shapes(input_shapes)
     path = Path(what)
     if path.suffix in FORMATS:
@@ -73,13 +54,7 @@ def named_source(
 def python_source(
     model: Any, input_shapes: Mapping[str, Sequence[int]] | None = None
 ) -> ModelSource:
-    """Return the source of a model that was given in Python.
-
-    Parameters
-    ----------
-    model : Network, IRModule or PrimFunc
-    input_shapes : mapping of str to sequence of int, or None, default None
-    """
+    """Return the source of a model that was given in Python."""
     return ModelSource(None, _shapes(input_shapes), content_of(model))
 
 
@@ -107,26 +82,7 @@ def content_of(model: Any) -> str:
 
 
 def check_same_model(before: Mapping[str, Any], now: ModelSource, work_dir: Path) -> bool:
-    """Compare a resumed run's model with the one that it was begun with.
-
-    Parameters
-    ----------
-    before : mapping
-        The journal's ``"model"`` event; empty without one.
-    now : ModelSource
-    work_dir : Path
-        For the message.
-
-    Returns
-    -------
-    bool
-        False when the journal does not say enough to compare.
-
-    Raises
-    ------
-    OtherModelError
-        When they differ.
-    """
+    """Compare a resumed run's model with the one that it was begun with."""
     kind, _, digest = str(before.get("content") or "").rpartition(":")
     kind_now, _, digest_now = now.content.rpartition(":")
     shapes = before.get("input_shapes", now.input_shapes)

@@ -56,13 +56,7 @@ _FLOATS = ("float32", "float64")
 
 
 def fold(mod: IRModule) -> IRModule:
-    """Replace cheap operations on constants by their results.
-
-    Parameters
-    ----------
-    mod : IRModule
-        With operators of Relax, in ``main``.
-    """
+    """Replace cheap operations on constants by their results."""
     return fold_calls(mod, _value)
 
 

@@ -15,21 +15,12 @@ from tvm_adaptive.errors import InvalidOptionError
 
 @dataclasses.dataclass(frozen=True)
 class Original:
-    """A network as its own framework runs it.
+    """A network as its own framework runs it."""
 
-    Attributes
-    ----------
-    framework : str
-        Name and version, for people.
-    run : callable
-        Takes the inputs in the order of ``main``, returns the outputs in theirs.
-    end : callable or None, default None
-        Lets go of the process that runs it.
-    """
-
-    framework: str
+    framework: str  # name and version, for people
+    # takes the inputs in the order of ``main``, returns the outputs in theirs
     run: Callable[[Sequence[npt.NDArray[Any]]], list[npt.NDArray[Any]]]
-    end: Callable[[], None] | None = None
+    end: Callable[[], None] | None = None  # lets go of the process that runs it
 
     def close(self) -> None:
         """Let go of what :attr:`run` needs; it can still be called, which takes longer."""
@@ -91,17 +82,7 @@ def network_of_module(
     input_shapes: Mapping[str, tuple[int, ...]],
     draw: Callable[[str, tuple[int, ...]], npt.NDArray[np.float32]],
 ) -> Network:
-    """Export a module of ``relax.frontend.nn`` whose inputs and weights are float32.
-
-    Parameters
-    ----------
-    name : str
-    module : nn.Module
-        Its ``forward`` has the parameters that ``input_shapes`` names.
-    input_shapes : mapping of str to tuple of int
-    draw : callable
-        ``draw(name, shape)`` gives the value of one parameter.
-    """
+    """Export a module of ``relax.frontend.nn`` whose inputs and weights are float32."""
     dtype = "float32"
     spec = {"forward": {key: nn.spec.Tensor(shape, dtype) for key, shape in input_shapes.items()}}
     mod, parameters = module.export_tvm(spec=spec)
@@ -116,22 +97,7 @@ def network_of_module(
 def network_of_relax(
     name: str, mod: IRModule, params: dict[str, Any], original: Original | None = None
 ) -> Network:
-    """Describe a Relax module of the user's own.
-
-    Parameters
-    ----------
-    name : str
-    mod : IRModule
-        With a function ``main`` whose inputs have static shapes.
-    params : dict of str to Tensor
-        Weights by the names of ``main``'s parameters.
-    original : Original or None, default None
-
-    Raises
-    ------
-    InvalidOptionError
-        When there is no Relax ``main``, a weight has no parameter, or a shape is dynamic.
-    """
+    """Describe a Relax module of the user's own."""
     names = [str(variable.name_hint) for variable in mod.get_global_vars()]
     if "main" not in names or not isinstance(mod["main"], relax.Function):
         raise InvalidOptionError(

@@ -27,27 +27,7 @@ def try_function(
     *,
     min_seconds: float = 0.5,
 ) -> tuple[list[Array], float]:
-    """Run an exported function once for its buffers, then time it.
-
-    Parameters
-    ----------
-    path : str
-        A library with one function.
-    args : sequence of (shape, dtype)
-    device_kind : str
-        ``"cpu"``, ``"cuda"``, ...
-    seed : int
-        Of the buffers' values before the run.
-    min_seconds : float, default 0.5
-        A function whose first run takes longer is not repeated.
-
-    Returns
-    -------
-    buffers : list of ndarray
-        All arguments after the run: what was written is among them.
-    latency_sec : float
-        Seconds of one run, the median of repeats; lower is better.
-    """
+    """Run an exported function once for its buffers, then time it."""
     module = device_session.load(path)
     where = device_session.place(device_kind)
     rng = np.random.default_rng(seed)

@@ -45,26 +45,13 @@ _CHANNELS_LAST = {"relax.nn.conv2d": ["NHWC", "HWIO"]}
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """A network lowered to fused functions, with its weights as constants.
-
-    Attributes
-    ----------
-    name : str
-    mod : IRModule
-        ``main`` calls tensor functions only; its inputs are those of the network.
-    layout : str
-        Layout of the convolutions: ``"NHWC"``, or ``"keep"`` for that of the network.
-    prepack : bool
-        Whether a schedule may choose the layout of the weights.
-    n_main_calls : int
-        Calls of tensor functions per inference.
-    """
+    """A network lowered to fused functions, with its weights as constants."""
 
     name: str
-    mod: IRModule
-    layout: str
-    prepack: bool
-    n_main_calls: int
+    mod: IRModule  # ``main`` calls tensor functions only; its inputs are those of the network
+    layout: str  # layout of the convolutions: ``"NHWC"``, or ``"keep"`` for that of the network
+    prepack: bool  # whether a schedule may choose the layout of the weights
+    n_main_calls: int  # calls of tensor functions per inference
 
 
 def prepare(
@@ -80,25 +67,6 @@ def prepare(
     Weights become constants, and whatever depends on constants alone (folded batch
     normalisation, transposed weights, reshaped biases) is computed here, not per
     inference. The network's own inputs and outputs keep their layout.
-
-    Parameters
-    ----------
-    network : Network
-    target : Target
-    layout : str, default "auto"
-        ``"NHWC"`` converts 2-D convolutions to NHWC with HWIO weights, ``"keep"``
-        leaves them, ``"auto"`` converts them on CPUs.
-    prepack : bool or None, default False
-        Let each schedule choose the layout of its weights; they are packed when the
-        network is compiled. CPUs only; None means on CPUs.
-    vector_math : bool or None, default None
-        Compute exponentials and the like by polynomials, which CPUs can do in vectors; see
-        :mod:`~tvm_adaptive.models.vector_math`. None means on CPUs.
-
-    Raises
-    ------
-    InvalidOptionError
-        When ``layout`` is none of these, or ``prepack`` is asked for on a GPU.
     """
     chosen = _choose_layout(layout, target)
     if prepack is None:
@@ -125,20 +93,7 @@ def prepare(
 
 
 def extract(prepared: Prepared, target: Target) -> list[ExtractedTask]:
-    """Return the distinct functions of a prepared network as tuning tasks.
-
-    Parameters
-    ----------
-    prepared : Prepared
-    target : Target
-        The one that the network was prepared for.
-
-    Returns
-    -------
-    list of ExtractedTask
-        ``weight`` is how often one inference calls the function. Trivial functions are
-        among them.
-    """
+    """Return the distinct functions of a prepared network as tuning tasks."""
     tasks: list[ExtractedTask] = list(extract_tasks(prepared.mod, target))
     # The order of a hash table would change with every process.
     return sorted(tasks, key=lambda task: str(task.task_name))

@@ -15,11 +15,6 @@ def split_clips(mod: IRModule) -> IRModule:
 
     TVM's layout conversion does not know ``clip``, which ReLU6 is: it would transpose to
     NCHW before each and back after it. It knows the other two.
-
-    Parameters
-    ----------
-    mod : IRModule
-        With operators of Relax.
     """
     functions: dict[Any, Any] = {}
     for variable, function in mod.functions.items():

@@ -22,25 +22,13 @@ _STOCK_RUNS, _STOCK_SEC = 3, 0.1
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
-    """A figure and what it says.
+    """A figure and what it says."""
 
-    Attributes
-    ----------
-    key : str
-        For the page's own links.
-    title, caption : str
-        Plain text.
-    data : list of dict
-        Plotly's traces.
-    layout : dict
-        Plotly's layout.
-    """
-
-    key: str
-    title: str
+    key: str  # for the page's own links
+    title: str  # plain text
     caption: str
-    data: list[Spec]
-    layout: Spec
+    data: list[Spec]  # plotly's traces
+    layout: Spec  # plotly's layout
 
 
 def axis(title: str, **more: Any) -> Spec:

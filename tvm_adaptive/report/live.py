@@ -23,17 +23,7 @@ _MAX_NAME = 44
 
 
 def screen(story: Story, budget: Budget | None, stage: str) -> RenderableType:
-    """Return the screen of a run.
-
-    Parameters
-    ----------
-    story : Story
-        So far.
-    budget : Budget or None
-        None as long as nobody has told it.
-    stage : str
-        What the run is at: ``"prepare"``, ``"search"``, ...
-    """
+    """Return the screen of a run."""
     lines: list[RenderableType] = [_clock(story, budget, stage), Text(latency_line(story))]
     if story.tasks:
         lines.append(_task_table(story))

@@ -32,48 +32,27 @@ _PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 @dataclasses.dataclass(frozen=True)
 class SlotStory:
-    """A share of tuning time that a task was given.
+    """A share of tuning time that a task was given."""
 
-    Attributes
-    ----------
-    task, reason : str
-        Who got it, and why.
-    start_sec, seconds : float
-    gain : float or None
-        What it was expected to bring, in ``unit``; None where nothing was compared.
-    unit : str
-    n_trials : int
-    best_ms : float
-        Of the task, after it; infinite without a success.
-    """
-
-    task: str
+    task: str  # who got it, and why
     reason: str
     start_sec: float
     seconds: float
+    # what it was expected to bring, in ``unit``; None where nothing was compared
     gain: float | None
     unit: str
     n_trials: int
-    best_ms: float
+    best_ms: float  # of the task, after it; infinite without a success
 
 
 @dataclasses.dataclass
 class TaskStory:
-    """One task's trials.
-
-    Attributes
-    ----------
-    name : str
-    weight : float
-        Calls per inference.
-    flop : float or None
-    latencies_ms : list of float
-        In the order measured; ``nan`` for a failure.
-    """
+    """One task's trials."""
 
     name: str
-    weight: float = 1.0
+    weight: float = 1.0  # calls per inference
     flop: float | None = None
+    # in the order measured; ``nan`` for a failure
     latencies_ms: list[float] = dataclasses.field(default_factory=list)
 
     @property
@@ -94,45 +73,17 @@ class TaskStory:
 
 @dataclasses.dataclass
 class Story:
-    """What a journal tells; times are seconds since the run's beginning, all sittings.
+    """What a journal tells; times are seconds since the run's beginning, all sittings."""
 
-    Attributes
-    ----------
-    name : str
-        For legends: what was tuned, and where.
-    run : dict
-        Options of the last sitting.
-    curve : list of (float, float)
-        Seconds, and milliseconds that the best of all tasks add up to.
-    slots : list of SlotStory
-    slot_sec : float
-        Seconds of all of them.
-    tasks : dict of str to TaskStory
-    rounds, forecasts, timings, builds, boards : list of dict
-        Events of the search, the model, the runner, the builder and of devices elsewhere,
-        with ``time_sec`` from the run's beginning.
-    part_secs : dict of str to float
-        Seconds of ``"propose"``, ``"build"`` and ``"measure"``.
-    failures : Counter of str
-    stage_secs : dict of str to float
-    now : dict or None
-        The slot that is being played.
-    n_tasks : int
-        Of the run; 0 until its search begins.
-    untuned_sec : float or None
-        Latency without tuning.
-    comparison, report : dict or None
-    state : str
-        ``"finished"``, ``"interrupted"``, or ``"running or killed"``.
-    elapsed_sec : float
-    """
-
-    name: str
-    run: Event = dataclasses.field(default_factory=dict)
+    name: str  # for legends: what was tuned, and where
+    run: Event = dataclasses.field(default_factory=dict)  # options of the last sitting
+    # seconds, and milliseconds that the best of all tasks add up to
     curve: list[tuple[float, float]] = dataclasses.field(default_factory=list)
     slots: list[SlotStory] = dataclasses.field(default_factory=list)
-    slot_sec: float = 0.0
+    slot_sec: float = 0.0  # seconds of all of them
     tasks: dict[str, TaskStory] = dataclasses.field(default_factory=dict)
+    # events of the search, the model, the runner, the builder and of devices elsewhere, with
+    # ``time_sec`` from the run's beginning
     rounds: list[Event] = dataclasses.field(default_factory=list)
     forecasts: list[Event] = dataclasses.field(default_factory=list)
     timings: list[Event] = dataclasses.field(default_factory=list)
@@ -140,14 +91,15 @@ class Story:
     boards: list[Event] = dataclasses.field(default_factory=list)
     part_secs: dict[str, float] = dataclasses.field(
         default_factory=lambda: {"propose": 0.0, "build": 0.0, "measure": 0.0}
-    )
+    )  # seconds of ``"propose"``, ``"build"`` and ``"measure"``
     failures: Counter[str] = dataclasses.field(default_factory=Counter)
     stage_secs: dict[str, float] = dataclasses.field(default_factory=dict)
-    now: Event | None = None
-    n_tasks: int = 0
-    untuned_sec: float | None = None
+    now: Event | None = None  # the slot that is being played
+    n_tasks: int = 0  # of the run; 0 until its search begins
+    untuned_sec: float | None = None  # latency without tuning
     comparison: Event | None = None
     report: Event | None = None
+    # ``"finished"``, ``"interrupted"``, or ``"running or killed"``
     state: str = "running or killed"
     elapsed_sec: float = 0.0
 
@@ -204,21 +156,7 @@ def read_story(work_dir: Path) -> Story:
 
 
 class StoryReader:
-    """Adds event after event to a story.
-
-    Parameters
-    ----------
-    name : str, default ""
-        Of the story.
-    keeps_all : bool, default True
-        Whether the story keeps each event, as charts need it. Without, it has sums and the
-        last point of the curve alone, which is what a screen shows of a run of any length.
-
-    Attributes
-    ----------
-    story : Story
-        So far.
-    """
+    """Adds event after event to a story."""
 
     def __init__(self, name: str = "", *, keeps_all: bool = True) -> None:
         self.story = Story(name=name)

@@ -73,34 +73,6 @@ def evaluate(
     A candidate that clearly loses its race ends before (reason ``"raced"``): after one
     run of 5 ms or more, after the 5 ms of warm-up, or after the rule's minimum. A rule
     that fixes its runs is published as it is and knows no races.
-
-    Parameters
-    ----------
-    timer : Timer
-    rule : StoppingRule
-    min_repeat_ms : float
-        Least total duration of all micro-batches together if the rule goes to its
-        maximum; each gets its share, so an early stop spends less. Default 0.
-    max_sec : float or None
-        Most seconds to spend, warm-up included; None for 0.1, or for 5 when the rule
-        fixes its runs per micro-batch.
-    single_runs : bool
-        Put one run into each micro-batch whatever the rule says, as is needed when
-        something is done before each micro-batch (a cache flush). Default False.
-    race : Race or None
-        Against the fastest known candidate. Default None.
-    clock : callable
-        Returns seconds.
-
-    Returns
-    -------
-    Timing
-
-    Raises
-    ------
-    AdaptiveError
-        When the timer returns a time that cannot be (not finite or not positive), or
-        the wrong number of times.
     """
     start = clock()
     if max_sec is None:

@@ -14,15 +14,7 @@ from tvm_adaptive.errors import OUT_OF_TIME
 
 @derived_object
 class FinishedFuture(PyRunnerFuture):  # type: ignore[misc]
-    """A result that is there already.
-
-    Parameters
-    ----------
-    run_sec : float or None
-        Seconds of one run, lower is better; None for a failure.
-    error_msg : str or None
-        What failed; None for a success.
-    """
+    """A result that is there already."""
 
     def __init__(self, run_sec: float | None, error_msg: str | None) -> None:
         super().__init__()
@@ -40,15 +32,7 @@ class FinishedFuture(PyRunnerFuture):  # type: ignore[misc]
 
 @derived_object
 class PendingFuture(PyRunnerFuture):  # type: ignore[misc]
-    """A candidate that waits for a device, or is being measured.
-
-    Parameters
-    ----------
-    answer : concurrent.futures.Future
-        Of the candidate's :class:`FinishedFuture`.
-    time_left : callable or None, default None
-        Returns the seconds that may be waited; None for no limit.
-    """
+    """A candidate that waits for a device, or is being measured."""
 
     def __init__(
         self, answer: Future[FinishedFuture], time_left: Callable[[], float] | None = None

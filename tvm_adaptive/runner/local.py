@@ -225,39 +225,20 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """What is measured, and against what.
-
-    Attributes
-    ----------
-    runner_input : RunnerInput
-    best : Incumbent or None
-        Of the candidate's task; each batch has its own.
-    lost_on : list of (str, str)
-        Remote devices that were lost under it, and how.
-    machine_failures : list of str
-        What this machine could not do when it was to be measured.
-    refused_by : list of str
-        Remote devices that measured it and then turned out to be of no use.
-    """
+    """What is measured, and against what."""
 
     runner_input: RunnerInput
-    best: Incumbent | None
+    best: Incumbent | None  # of the candidate's task; each batch has its own
+    # remote devices that were lost under it, and how
     lost_on: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    # what this machine could not do when it was to be measured
     machine_failures: list[str] = dataclasses.field(default_factory=list)
+    # remote devices that measured it and then turned out to be of no use
     refused_by: list[str] = dataclasses.field(default_factory=list)
 
 
 class TimingLog:
-    """Turn what became of candidates into results, and tell the journal of each.
-
-    Parameters
-    ----------
-    name : str
-        The runner's, for messages.
-    journal : JournalWriter or None
-    timing_errors : TimingErrors or None, default None
-        Is told the standard error of each time.
-    """
+    """Turn what became of candidates into results, and tell the journal of each."""
 
     def __init__(
         self,
@@ -272,18 +253,7 @@ class TimingLog:
     def timed(
         self, index: int, timing: Any, best: Incumbent | None, **where: Any
     ) -> FinishedFuture:
-        """Return the result of a measurement, offer its time, write its event.
-
-        Parameters
-        ----------
-        index : int
-            The candidate's number.
-        timing : Timing
-            What the measuring function returned, whatever that is.
-        best : Incumbent or None
-        **where : Any
-            More fields of the event.
-        """
+        """Return the result of a measurement, offer its time, write its event."""
         if not isinstance(timing, Timing):
             message = f"Error: expected the measuring function's Timing, got {timing!r}"
             return self.fail(index, message, **where)
@@ -372,13 +342,7 @@ def make_options(
     cpu_cache_flush: bool,
     device_index: int = 0,
 ) -> MeasureOptions:
-    """Check a runner's options and bundle what travels to its workers.
-
-    Raises
-    ------
-    InvalidOptionError
-        When an option is out of range or a rule's name is unknown.
-    """
+    """Check a runner's options and bundle what travels to its workers."""
     if not min_repeat_ms >= 0:
         raise InvalidOptionError(f"min_repeat_ms must be at least 0 but got {min_repeat_ms}.")
     if max_sec is not None and not max_sec > 0:

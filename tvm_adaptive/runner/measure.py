@@ -25,27 +25,16 @@ CPU_CACHE_FLUSH = "cache_flush_cpu_non_first_arg"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeasureOptions:
-    """How to measure; the same for every candidate of a runner.
-
-    Attributes
-    ----------
-    rule : StoppingRule
-    min_repeat_ms : float
-        See :func:`~tvm_adaptive.runner.evaluator.evaluate`, also for ``max_sec``.
-    max_sec : float or None
-    device_index : int
-    cpu_cache_flush : bool
-        Flush the CPU's caches before each micro-batch, which then is a single run.
-    race : Race or None
-        Against the fastest known candidate of the task.
-    """
+    """How to measure; the same for every candidate of a runner."""
 
     rule: StoppingRule
+    # see :func:`~tvm_adaptive.runner.evaluator.evaluate`, also for ``max_sec``
     min_repeat_ms: float = 0.0
     max_sec: float | None = None
     device_index: int = 0
+    # flush the CPU's caches before each micro-batch, which then is a single run
     cpu_cache_flush: bool = False
-    race: Race | None = None
+    race: Race | None = None  # against the fastest known candidate of the task
 
 
 # (artifact_path, device_type, args_info as JSON objects, options) -> Timing
@@ -66,22 +55,7 @@ def use_device(index: int) -> None:
 def measure_artifact(
     artifact_path: str, device_type: str, args_info: Sequence[Any], options: MeasureOptions
 ) -> Timing:
-    """Measure a built candidate on this machine.
-
-    Parameters
-    ----------
-    artifact_path : str
-        What a builder exported.
-    device_type : str
-        E.g. ``"cpu"`` or ``"cuda"``.
-    args_info : sequence
-        ``ArgInfo.as_json()`` of each argument.
-    options : MeasureOptions
-
-    Returns
-    -------
-    Timing
-    """
+    """Measure a built candidate on this machine."""
     if device_type == "cpu":
         give_threads_cores()
     module = load_module(artifact_path)
@@ -104,24 +78,7 @@ def measure_module(
     args_info: Sequence[Any],
     options: MeasureOptions,
 ) -> Timing:
-    """Fill the arguments of a loaded module at random and measure its entry function.
-
-    Parameters
-    ----------
-    module : tvm.runtime.Module
-        Local, or on the far side of an RPC session.
-    dev : tvm.runtime.Device
-        Where the module lives.
-    fill : callable
-        Fills a tensor there at random.
-    args_info : sequence
-        ``ArgInfo.as_json()`` of each argument.
-    options : MeasureOptions
-
-    Returns
-    -------
-    Timing
-    """
+    """Fill the arguments of a loaded module at random and measure its entry function."""
     (args,) = alloc_argument_common(fill, dev, args_info, 1)
     dev.sync()
     return evaluate(

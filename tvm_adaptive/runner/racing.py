@@ -31,20 +31,12 @@ BEHIND_FACTOR = 1.25
 
 @dataclasses.dataclass(frozen=True)
 class Race:
-    """A race against the fastest known candidate of the task.
+    """A race against the fastest known candidate of the task."""
 
-    Attributes
-    ----------
-    incumbent_sec : float
-        Seconds of one run of it.
-    hopeless_factor : float
-        A single run that takes so many times as long ends the race.
-    behind_factor : float
-        So do a rule's first micro-batches if each of them takes so many times as long.
-    """
-
-    incumbent_sec: float
+    incumbent_sec: float  # seconds of one run of it
+    # A single run that takes so many times as long ends the race
     hopeless_factor: float = HOPELESS_FACTOR
+    # so do a rule's first micro-batches if each of them takes so many times as long
     behind_factor: float = BEHIND_FACTOR
 
     def is_hopeless(self, run_sec: float) -> bool:

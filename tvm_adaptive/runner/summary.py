@@ -47,24 +47,12 @@ MAD_TO_SIGMA = 1.4826
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """Robust location of micro-batch means.
+    """Robust location of micro-batch means."""
 
-    Attributes
-    ----------
-    mean_sec : float
-        Robust location, seconds, lower is better.
-    stderr_sec : float
-        Its standard error, seconds; ``nan`` for a single batch.
-    dof : float
-        Degrees of freedom of Student's t for the pair; 0 for a single batch.
-    n_batches : int
-        Batches kept (a first batch dropped as warm-up is not among them).
-    """
-
-    mean_sec: float
-    stderr_sec: float
-    dof: float
-    n_batches: int
+    mean_sec: float  # robust location, seconds, lower is better
+    stderr_sec: float  # its standard error, seconds; ``nan`` for a single batch
+    dof: float  # degrees of freedom of Student's t for the pair; 0 for a single batch
+    n_batches: int  # batches kept (a first batch dropped as warm-up is not among them)
 
 
 def summarize(batch_means_sec: FloatArray) -> Summary:
@@ -73,20 +61,6 @@ def summarize(batch_means_sec: FloatArray) -> Summary:
     One batch: itself. Two: their mean. Three or four: the median, with the standard
     error of a mean widened by ``sqrt(pi / 2)``. Five or more: the 20 % trimmed mean with
     Yuen's ``stderr = sqrt((n - 1) s_w^2 / (h (h - 1)))`` and h - 1 degrees of freedom.
-
-    Parameters
-    ----------
-    batch_means_sec : ndarray of shape (n,), seconds
-        In the order they were measured; n >= 1.
-
-    Returns
-    -------
-    Summary
-
-    Raises
-    ------
-    ValueError
-        When there is no batch.
     """
     times = without_warmup(np.asarray(batch_means_sec, dtype=np.float64))
     n = len(times)
@@ -112,14 +86,6 @@ def without_warmup(batch_means_sec: FloatArray) -> FloatArray:
     Caches, page tables and clocks settle during the first batch; one run of warm-up is
     not always enough. It is dropped when it is farther than three robust standard
     deviations (median absolute deviation) from the median of at least four others.
-
-    Parameters
-    ----------
-    batch_means_sec : ndarray of shape (n,), seconds
-
-    Returns
-    -------
-    ndarray of shape (n,) or (n - 1,), seconds
     """
     others = batch_means_sec[1:]
     if len(others) < MIN_OTHERS_TO_DROP:

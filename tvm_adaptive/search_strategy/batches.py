@@ -33,23 +33,7 @@ CHEAP_SAMPLES_PER_TRIAL = 3
 
 
 class Batches:
-    """One task's batches, from what its proposer brings.
-
-    Parameters
-    ----------
-    proposer : Proposer
-    model : object
-        The cost model's Python side; None for a stock one.
-    task_name : str
-    epsilon : float or None
-        Fixed share of random candidates; None lets the posterior decide.
-    n_plans : int
-        Random plans that the posterior's standard deviation is averaged over.
-    least_random : int
-        Random schedules that a batch without a search asks for, at the least.
-    journal : JournalWriter
-        Gets one ``"round"`` event per batch.
-    """
+    """One task's batches, from what its proposer brings."""
 
     def __init__(
         self,
@@ -85,15 +69,7 @@ class Batches:
         return batch
 
     def make(self, size: int, *, cheap: bool) -> list[Schedule] | None:
-        """Return a batch; None if the space has no valid candidate left.
-
-        Parameters
-        ----------
-        size : int
-        cheap : bool
-            Whether to do without a search: seeds of the family, and what the model
-            prefers of some random candidates.
-        """
+        """Return a batch; None if the space has no valid candidate left."""
         clock = [time.perf_counter()]
         proposer = self._proposer
         n_samples = max(self._least_random, CHEAP_SAMPLES_PER_TRIAL * size)

@@ -27,12 +27,7 @@ _N_TREES = 16
 
 
 class BuildCost:
-    """One task's seconds per build.
-
-    Parameters
-    ----------
-    space : KnobSpace
-    """
+    """One task's seconds per build."""
 
     def __init__(self, space: KnobSpace) -> None:
         self._space = space
@@ -58,16 +53,7 @@ class BuildCost:
         self._points, self._seconds = deque(points, _MAX_BUILDS), deque(seconds, _MAX_BUILDS)
 
     def seconds(self, points: Sequence[Point]) -> FloatArray | None:
-        """Return what candidates are expected to cost, all in all; None while unknown.
-
-        Parameters
-        ----------
-        points : sequence of Point
-
-        Returns
-        -------
-        ndarray of shape (n,), seconds
-        """
+        """Return what candidates are expected to cost, all in all; None while unknown."""
         if len(self._seconds) < _MIN_BUILDS or not len(points):
             return None
         if self._forest is None:

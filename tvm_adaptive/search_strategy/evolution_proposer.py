@@ -36,25 +36,13 @@ from tvm_adaptive.values.trial import FloatArray, Prediction
 
 @dataclasses.dataclass
 class NativeProposer:
-    """One task's candidates, sampled and evolved in C++.
-
-    Parameters
-    ----------
-    context : TuneContext
-    cost_model : CostModel
-    options : mapping
-        Of MetaSchedule's evolutionary search.
-    diversity : str
-    batch : int
-        Candidates per round.
-    rng : numpy.random.Generator
-    """
+    """One task's candidates, sampled and evolved in C++."""
 
     context: TuneContext
     cost_model: Any
-    options: Mapping[str, Any]
+    options: Mapping[str, Any]  # of MetaSchedule's evolutionary search
     diversity: str
-    batch: int
+    batch: int  # candidates per round
     rng: np.random.Generator
 
     def __post_init__(self) -> None:

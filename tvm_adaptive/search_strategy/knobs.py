@@ -53,21 +53,11 @@ class Knob(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """Split a loop of ``extent`` into ``n_parts`` without remainder.
+    """Split a loop of ``extent`` into ``n_parts`` without remainder."""
 
-    Attributes
-    ----------
-    extent : int
-        At least 1.
-    n_parts : int
-        At least 2.
-    max_innermost : int
-        Bound of the last part; -1 for none.
-    """
-
-    extent: int
-    n_parts: int
-    max_innermost: int = -1
+    extent: int  # at least 1
+    n_parts: int  # at least 2
+    max_innermost: int = -1  # bound of the last part; -1 for none
 
     @property
     def width(self) -> int:
@@ -109,15 +99,9 @@ class Tile:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """Take one of some values; the decision is its index.
+    """Take one of some values; the decision is its index."""
 
-    Attributes
-    ----------
-    weights : tuple of float
-        Chances of the values in a random draw; one per value.
-    """
-
-    weights: tuple[float, ...]
+    weights: tuple[float, ...]  # chances of the values in a random draw; one per value
 
     @property
     def width(self) -> int:
@@ -139,15 +123,9 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class Undrawn:
-    """A decision whose possible values depend on others: the compiler draws it.
+    """A decision whose possible values depend on others: the compiler draws it."""
 
-    Attributes
-    ----------
-    width : int, default 1
-        Places in a vector.
-    """
-
-    width: int = 1
+    width: int = 1  # places in a vector
 
     def draw(self, rng: np.random.Generator) -> Vector:
         """Leave it to the compiler."""
@@ -169,15 +147,7 @@ class Point:
 
 
 class KnobSpace:
-    """All sketches of a task.
-
-    Parameters
-    ----------
-    sketches : sequence of sequence of Knob
-        The knobs of each sketch, in the order of its trace.
-    names : sequence of str, default ()
-        What each sketch has in common with those of other tasks that are built alike.
-    """
+    """All sketches of a task."""
 
     def __init__(self, sketches: Sequence[Sequence[Knob]], names: Sequence[str] = ()) -> None:
         self.sketches = [tuple(knobs) for knobs in sketches]
@@ -239,19 +209,7 @@ class KnobSpace:
         return Point(sketch, tuple(vector))
 
     def encode(self, points: Sequence[Point]) -> Encoded:
-        """Describe points by numbers that a tree can split on.
-
-        Parameters
-        ----------
-        points : sequence of Point
-
-        Returns
-        -------
-        ndarray of shape (n, d), float32
-            Which sketch; log2 of every part of a split, and every other value as it is;
-            and for each number of parts the log2 of the products over all splits, from
-            each level to the innermost: how much lies within it.
-        """
+        """Describe points by numbers that a tree can split on."""
         splits = [_is_split(knobs) for knobs in self.sketches]
         levels = sorted({key for knobs in self.sketches for key in _levels(knobs)})
         encoded = np.zeros((len(points), 1 + self._width + len(levels)), dtype=np.float32)

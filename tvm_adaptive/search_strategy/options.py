@@ -22,20 +22,7 @@ def check_options(
     n_plans: int,
     diversity: str,
 ) -> None:
-    """Check what :class:`~tvm_adaptive.search_strategy.AdaptiveSearch` was given.
-
-    Parameters
-    ----------
-    native : mapping
-        Options of MetaSchedule's own evolutionary search.
-    proposer, n_samples, epsilon, n_initial, n_plans, diversity
-        Its own, see there.
-
-    Raises
-    ------
-    InvalidOptionError
-        Names the option, its rule and what was given.
-    """
+    """Check what :class:`~tvm_adaptive.search_strategy.AdaptiveSearch` was given."""
     check_epsilon(epsilon)
     population_size, ratio = native["population_size"], native["init_measured_ratio"]
     if population_size < 1:

@@ -45,22 +45,7 @@ def pick(
     vectors: Callable[[], FloatArray],
     rng: np.random.Generator,
 ) -> list[int]:
-    """Pick ``n`` candidates by score, and by diversity if it is asked for.
-
-    Parameters
-    ----------
-    scores : ndarray of shape (m,), higher is better
-    n : int
-    diversity : {"none", "knobs", "medoids"}
-    knobs, vectors : callable
-        What :func:`pick_diverse` and :func:`pick_medoids` compare; called only if needed.
-    rng : numpy.random.Generator
-
-    Returns
-    -------
-    list of int
-        At most ``n`` indices, in the order they were picked.
-    """
+    """Pick ``n`` candidates by score, and by diversity if it is asked for."""
     if diversity == "knobs":
         picked = pick_diverse(scores, knobs(), n)
     elif diversity == "medoids":
@@ -71,13 +56,7 @@ def pick(
 
 
 def pick_best(scores: FloatArray, n: int) -> IndexArray:
-    """Return the indices of the ``n`` highest scores, best first, ties in order.
-
-    Parameters
-    ----------
-    scores : ndarray of shape (m,), higher is better
-    n : int
-    """
+    """Return the indices of the ``n`` highest scores, best first, ties in order."""
     return np.argsort(-scores, kind="stable")[:n]
 
 
@@ -90,20 +69,6 @@ def pick_diverse(
     """Pick greedily by normalised score plus unseen knob values [1]_.
 
     Maximises ``sum score / max score + weight * sum_j |distinct values of knob j| / J``.
-
-    Parameters
-    ----------
-    scores : ndarray of shape (m,), higher is better, not negative
-    knobs : m sequences
-        The same position means the same knob; lengths may differ.
-    n : int
-    weight : float, default 1.0
-        0 picks by score alone.
-
-    Returns
-    -------
-    ndarray of shape (min(n, m),)
-        Indices in the order they were picked.
     """
     top = float(scores.max(initial=0.0))
     scaled = scores / top if top > 0 else np.zeros_like(scores)
@@ -125,19 +90,6 @@ def pick_medoids(
 
     Real members, not synthetic centres: most points between schedules are not
     valid schedules.
-
-    Parameters
-    ----------
-    scores : ndarray of shape (m,), higher is better
-    vectors : ndarray of shape (m, d)
-        Where the candidates lie; columns are standardised here.
-    n : int
-    rng : numpy.random.Generator
-
-    Returns
-    -------
-    ndarray of shape (min(n, m),)
-        Indices, best score first.
     """
     if len(scores) <= n:
         return pick_best(scores, n)

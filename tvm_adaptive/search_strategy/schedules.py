@@ -67,24 +67,7 @@ def knobs_of(schedule: Schedule) -> list[tuple[int, ...]]:
 def measured_schedules(
     database: Database, mod: IRModule, n_threads: int = 1
 ) -> Iterator[tuple[float, Schedule]]:
-    """Replay the records that a database holds of a workload, a few at a time.
-
-    Parameters
-    ----------
-    database : Database
-    mod : IRModule
-        The workload, not scheduled.
-    n_threads : int, default 1
-        A record takes some ten milliseconds, and a resumed run may have thousands.
-
-    Yields
-    ------
-    seconds : float
-        NaN for a trial that failed.
-    schedule : Schedule
-        Some hundred kilobytes: whoever keeps all of them fills the memory. Records that
-        no longer replay are left out.
-    """
+    """Replay the records that a database holds of a workload, a few at a time."""
     # Schedules copy a module on write, which is not safe from several threads.
     mods = [mod] if n_threads == 1 else [load_json(save_json(mod)) for _ in range(n_threads)]
     records = _records_of(database, mod)
@@ -113,14 +96,7 @@ def _records_of(database: Database, mod: IRModule) -> Iterator[TuningRecord]:
 
 
 def distinct(schedules: Sequence[Schedule], measured: Container[int]) -> list[Schedule]:
-    """Drop schedules whose module is measured or was seen earlier in the list.
-
-    Parameters
-    ----------
-    schedules : sequence of Schedule
-    measured : container of int
-        Keys; not changed.
-    """
+    """Drop schedules whose module is measured or was seen earlier in the list."""
     seen: set[int] = set()
     kept = []
     for schedule in schedules:
@@ -134,19 +110,7 @@ def distinct(schedules: Sequence[Schedule], measured: Container[int]) -> list[Sc
 def mix(
     exploit: list[Schedule], randoms: list[Schedule], explore: int, size: int
 ) -> list[Schedule]:
-    """Put a batch together: the best to exploit, then random ones.
-
-    Parameters
-    ----------
-    exploit : list of Schedule
-        Best first.
-    randoms : list of Schedule
-        Fill the batch, also where ``exploit`` runs short.
-    explore : int
-        Places for random ones.
-    size : int
-        Places in all.
-    """
+    """Put a batch together: the best to exploit, then random ones."""
     batch = exploit[: size - explore]
     seen = {key_of(schedule) for schedule in batch}
     for schedule in randoms:

@@ -26,15 +26,7 @@ _SEEDS = 2**31 - 1
 
 
 class Sketches:
-    """The design spaces of a task, opened up.
-
-    Parameters
-    ----------
-    context : TuneContext
-        With a module and a space generator that has postprocessors.
-    design_spaces : sequence of Schedule
-        As the space generator made them.
-    """
+    """The design spaces of a task, opened up."""
 
     def __init__(self, context: TuneContext, design_spaces: Sequence[Schedule]) -> None:
         self._traces = [space.trace.simplified(True) for space in design_spaces]
@@ -56,21 +48,7 @@ class Sketches:
     def replay(
         self, points: Sequence[Point], rng: np.random.Generator
     ) -> list[tuple[Point, Schedule] | None]:
-        """Apply the decisions of points, and the postprocessors.
-
-        Parameters
-        ----------
-        points : sequence of Point
-        rng : numpy.random.Generator
-            For decisions that are open.
-
-        Returns
-        -------
-        list of (Point, Schedule) or None
-            As long as ``points``; None where they lead to no valid program. Decisions
-            are those that were really taken: TVM corrects impossible ones and draws
-            those that are open.
-        """
+        """Apply the decisions of points, and the postprocessors."""
         seeds = rng.integers(1, _SEEDS, size=len(points)).tolist()
         found: list[tuple[Point, Schedule] | None] = [None] * len(points)
 

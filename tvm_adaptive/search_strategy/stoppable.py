@@ -28,17 +28,7 @@ logger = logging.getLogger(__name__)
 
 @derived_object
 class StoppableSearch(PySearchStrategy):  # type: ignore[misc]
-    """Pass everything on to ``inner`` until ``should_stop`` says no more.
-
-    Parameters
-    ----------
-    inner : SearchStrategy
-        Stock or ours.
-    should_stop : callable
-        Asked before each round; True ends the task.
-    journal : JournalWriter or None, default None
-        Gets an ``"error"`` event when ``inner`` raises, which ends its task only.
-    """
+    """Pass everything on to ``inner`` until ``should_stop`` says no more."""
 
     def __init__(
         self, inner: Any, should_stop: Callable[[], bool], journal: JournalWriter | None = None

@@ -50,24 +50,7 @@ def can_distill(model: Any) -> bool:
 
 
 class DistilledProposer:
-    """One task's candidates, found on a model of the cost model.
-
-    Parameters
-    ----------
-    context : TuneContext
-    model : object
-        The cost model's Python side; see :func:`can_distill`.
-    diversity : str
-    n_samples : int
-        Random candidates per round.
-    max_fail_count : int
-        Draws of so many without a single valid program before it gives up.
-    rng : numpy.random.Generator
-    options : DistillOptions or None, default None
-    build_times : BuildTimes or None, default None
-    relatives : Relatives or None, default None
-        What other tasks found; is told what this one finds.
-    """
+    """One task's candidates, found on a model of the cost model."""
 
     def __init__(
         self,
@@ -137,15 +120,7 @@ class DistilledProposer:
         }
 
     def resume(self, carried: Mapping[str, Any], relatives: Relatives | None = None) -> None:
-        """Go on with what another process's search of the same task knew.
-
-        Parameters
-        ----------
-        carried : mapping
-            From :meth:`carry`.
-        relatives : Relatives or None, default None
-            What the run's tasks have found, where that is another process's, too.
-        """
+        """Go on with what another process's search of the same task knew."""
         self._relatives = relatives or self._relatives
         self.measured = carried["measured"]
         self.n_population = carried["n_population"]

@@ -49,52 +49,27 @@ _MIN_TO_LEARN = 8
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DistillOptions:
-    """How far the search on the knobs goes.
+    """How far the search on the knobs goes."""
 
-    Attributes
-    ----------
-    n_steps : int, default 2
-        How often a round asks the cost model of new candidates and learns from it.
-    n_per_step : int, default 24
-        Candidates that it asks of. On hardware 40 found nothing better than 24, and of
-        a round they are what costs most.
-    n_children : int, default 256
-        Points per generation.
-    n_generations : int, default 5
-    n_parents : int, default 48
-        Points that a generation descends from.
-    crossover : float, default 0.3
-        Chance that a child has two parents.
-    local_share : float, default 0.5
-        Of a batch, how much is picked near the best that were measured. Forecasts of a
-        forest hardly differ between neighbours, and its acquisition then prefers what is
-        far away and uncertain; that neighbours of a good program are good is knowledge
-        of its own (the trust regions of TuRBO, Eriksson et al., NeurIPS 2019).
-    n_centres : int, default 4
-        How many of the best that were measured have such a neighbourhood.
-    radius : int, default 2
-        Knobs in which a neighbour differs, at the most.
-    """
-
-    n_steps: int = 2
+    n_steps: int = 2  # how often a round asks the cost model of new candidates and learns from it
+    # candidates that it asks of. On hardware 40 found nothing better than 24, and of a round they
+    # are what costs most
     n_per_step: int = 24
-    n_children: int = 256
+    n_children: int = 256  # points per generation
     n_generations: int = 5
-    n_parents: int = 48
-    crossover: float = 0.3
+    n_parents: int = 48  # points that a generation descends from
+    crossover: float = 0.3  # chance that a child has two parents
+    # of a batch, how much is picked near the best that were measured. Forecasts of a forest hardly
+    # differ between neighbours, and its acquisition then prefers what is far away and uncertain;
+    # that neighbours of a good program are good is knowledge of its own (the trust regions of
+    # TuRBO, Eriksson et al., NeurIPS 2019)
     local_share: float = 0.5
-    n_centres: int = 4
-    radius: int = 2
+    n_centres: int = 4  # how many of the best that were measured have such a neighbourhood
+    radius: int = 2  # knobs in which a neighbour differs, at the most
 
 
 class Pool:
-    """Candidates whose programs were looked at but not measured yet.
-
-    Parameters
-    ----------
-    capacity : int
-        More are forgotten, the worst first: rows are some kilobytes each.
-    """
+    """Candidates whose programs were looked at but not measured yet."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -173,22 +148,7 @@ def refine(
     options: DistillOptions,
     rng: np.random.Generator,
 ) -> None:
-    """Put candidates into a pool that the cost model values more than those in it.
-
-    Parameters
-    ----------
-    pool : Pool
-        Is added to, by ``look``.
-    space : KnobSpace
-    elites : sequence of Point
-        The best that were measured; parents, too.
-    value : callable
-        Returns the cost model's acquisition of all of the pool, higher is better.
-    look : callable
-        Makes the programs of points and adds those that are valid and new to the pool.
-    options : DistillOptions
-    rng : numpy.random.Generator
-    """
+    """Put candidates into a pool that the cost model values more than those in it."""
     for _ in range(options.n_steps):
         if len(pool) < _MIN_TO_LEARN:
             return
@@ -208,24 +168,7 @@ def descendants(
     options: DistillOptions,
     rng: np.random.Generator,
 ) -> list[Point]:
-    """Return new points that a model of the pool's values forecasts to be the best.
-
-    Parameters
-    ----------
-    pool : Pool
-        At least one candidate.
-    space : KnobSpace
-    elites : sequence of Point
-    values : ndarray of shape (n,)
-        Of the pool, higher is better.
-    options : DistillOptions
-    rng : numpy.random.Generator
-
-    Returns
-    -------
-    list of Point
-        At most ``options.n_per_step``, best first, none that the pool knows.
-    """
+    """Return new points that a model of the pool's values forecasts to be the best."""
     from sklearn.ensemble import ExtraTreesRegressor  # takes a second to import
 
     forest = ExtraTreesRegressor(
@@ -258,17 +201,7 @@ def descendants(
 def neighbours(
     pool: Pool, space: KnobSpace, centres: Sequence[Point], n: int, rng: np.random.Generator
 ) -> list[Point]:
-    """Return up to ``n`` points that the pool does not know, one variation from a centre.
-
-    Parameters
-    ----------
-    pool : Pool
-    space : KnobSpace
-    centres : sequence of Point
-        Not empty.
-    n : int
-    rng : numpy.random.Generator
-    """
+    """Return up to ``n`` points that the pool does not know, one variation from a centre."""
     found: dict[Point, None] = {}
     for _ in range(_TRIES_PER_NEIGHBOUR * n):
         if len(found) >= n:
@@ -294,18 +227,6 @@ def pick_by_trees(forecasts: FloatArray, n: int, rng: np.random.Generator) -> li
 
     Thompson sampling with the trees for a posterior: what most trees prefer is picked
     early, and what only some prefer has a chance, so that a batch is no set of clones.
-
-    Parameters
-    ----------
-    forecasts : ndarray of shape (m, n_trees)
-        Higher is better.
-    n : int
-    rng : numpy.random.Generator
-
-    Returns
-    -------
-    list of int
-        ``min(n, m)`` different indices.
     """
     open_ = np.ones(len(forecasts), dtype=bool)
     picked: list[int] = []
@@ -323,16 +244,6 @@ def spread_ranks(values: FloatArray) -> FloatArray:
 
     Acquisitions span hundreds of orders of magnitude; a forest that averages them sees
     the worst only. By ranks the best stand out, and units do not matter.
-
-    Parameters
-    ----------
-    values : ndarray of shape (n,)
-        Higher is better; NaN ranks last.
-
-    Returns
-    -------
-    ndarray of shape (n,)
-        Increasing with the rank: 0 is the worst, about log(n) the best.
     """
     clean = np.where(np.isnan(values), -np.inf, values)
     _, inverse, counts = np.unique(clean, return_inverse=True, return_counts=True)

@@ -46,39 +46,20 @@ KEPT_PER_TASK = 4
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """Decisions that were measured.
+    """Decisions that were measured."""
 
-    Attributes
-    ----------
-    sketch : str
-        Name of its sketch, see :class:`~tvm_adaptive.search_strategy.knobs.KnobSpace`.
-    knobs : tuple of Knob
-        Of that sketch.
-    vector : tuple of int
-        The decisions.
-    seconds : float
-        Of one run, lower is better.
-    """
-
-    sketch: str
-    knobs: tuple[Knob, ...]
-    vector: Vector
-    seconds: float
+    sketch: str  # name of its sketch, see :class:`~tvm_adaptive.search_strategy.knobs.KnobSpace`
+    knobs: tuple[Knob, ...]  # of that sketch
+    vector: Vector  # the decisions
+    seconds: float  # of one run, lower is better
 
 
 @dataclasses.dataclass(frozen=True)
 class Seed:
-    """A point worth a look on the strength of what others found.
-
-    Attributes
-    ----------
-    point : Point
-    is_own : bool
-        Whether it was found for this very task, by an earlier run.
-    """
+    """A point worth a look on the strength of what others found."""
 
     point: Point
-    is_own: bool = False
+    is_own: bool = False  # whether it was found for this very task, by an earlier run
 
 
 class Relatives:
@@ -92,14 +73,7 @@ class Relatives:
         self._before: dict[str, dict[str, tuple[Finding, ...]]] = {}
 
     def tell(self, family: str, task: str, findings: Sequence[Finding]) -> None:
-        """Say what is the best of a task now.
-
-        Parameters
-        ----------
-        family, task : str
-        findings : sequence of Finding
-            Best first; the first few are kept.
-        """
+        """Say what is the best of a task now."""
         self._now.setdefault(family, {})[task] = tuple(findings[:KEPT_PER_TASK])
 
     def remember(self, family: str, task: str, findings: Sequence[Finding]) -> None:
@@ -107,22 +81,7 @@ class Relatives:
         self._before.setdefault(family, {})[task] = tuple(findings[:KEPT_PER_TASK])
 
     def ask(self, family: str, task: str, space: KnobSpace, rng: np.random.Generator) -> list[Seed]:
-        """Return what the family's findings come to in a task's own space.
-
-        Parameters
-        ----------
-        family, task : str
-        space : KnobSpace
-        rng : numpy.random.Generator
-            Draws the knobs that a relative has none of.
-
-        Returns
-        -------
-        list of Seed
-            Those of the task itself first, from an earlier run; then the best of the
-            nearest relative, the best of the next, and so on, then the second best of each.
-            Different points.
-        """
+        """Return what the family's findings come to in a task's own space."""
         own = [
             Seed(point, is_own=True)
             for finding in self._before.get(family, {}).get(task, ())
@@ -152,20 +111,7 @@ class Relatives:
 
 
 def fit(finding: Finding, space: KnobSpace, rng: np.random.Generator) -> Point | None:
-    """Return the point of a space that is most like a finding of another.
-
-    Parameters
-    ----------
-    finding : Finding
-    space : KnobSpace
-    rng : numpy.random.Generator
-        Draws what the finding does not say.
-
-    Returns
-    -------
-    Point or None
-        None where no sketch splits as many loops into as many parts each.
-    """
+    """Return the point of a space that is most like a finding of another."""
     fitting = [i for i, knobs in enumerate(space.sketches) if _splits_alike(finding.knobs, knobs)]
     if not fitting:
         return None
@@ -174,19 +120,7 @@ def fit(finding: Finding, space: KnobSpace, rng: np.random.Generator) -> Point |
 
 
 def fit_split(tile: Tile, parts: Sequence[int]) -> Vector:
-    """Return the split whose inner parts are nearest to some others, as ratios.
-
-    Parameters
-    ----------
-    tile : Tile
-    parts : sequence of int
-        As many as the tile has, outermost first; any product.
-
-    Returns
-    -------
-    tuple of int
-        Product ``tile.extent``; the parts themselves where they fit.
-    """
+    """Return the split whose inner parts are nearest to some others, as ratios."""
     left = tile.extent
     fitted = []
     for level in range(tile.n_parts - 1, 0, -1):

@@ -17,20 +17,7 @@ _MOST_EXTENT = 2**31 - 1
 
 
 def finding_of(record: Any, seconds: float) -> Finding | None:
-    """Return what a record found.
-
-    Parameters
-    ----------
-    record : list
-        A record's JSON, parsed: its first entry is the trace.
-    seconds : float
-        Of one run, lower is better.
-
-    Returns
-    -------
-    Finding or None
-        None where the record is none that this package understands.
-    """
+    """Return what a record found."""
     try:
         instructions, decisions = choices_of(record[0])
         knobs: list[Knob] = []
@@ -57,16 +44,7 @@ def _is_possible(knob: Knob, decision: Sequence[int]) -> bool:
 
 
 def knob_of(kind: str, attributes: Sequence[Any], decision: Any) -> Knob:
-    """Return the knob that a sampling instruction is; its decision says what it splits.
-
-    Parameters
-    ----------
-    kind : str
-        Of the instruction.
-    attributes : sequence
-        The instruction's, from a file or from TVM.
-    decision : int or sequence of int
-    """
+    """Return the knob that a sampling instruction is; its decision says what it splits."""
     if kind == "SamplePerfectTile":
         parts = as_ints(decision)
         return Tile(math.prod(parts), len(parts), int(attributes[1]))
@@ -81,11 +59,6 @@ def sketch_name(instructions: Sequence[Any]) -> str:
     """Return a short name that sketches share exactly if their instructions are equal.
 
     Tasks that differ in extents only have equal instructions.
-
-    Parameters
-    ----------
-    instructions : sequence
-        JSON, parsed, with 0 and 1 for flags; without those of postprocessors.
     """
     return hashlib.sha256(json.dumps(instructions).encode()).hexdigest()[:16]
 

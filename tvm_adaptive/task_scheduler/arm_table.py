@@ -12,16 +12,7 @@ from tvm_adaptive.task_scheduler.arms import Arm, Played, Remembered
 
 
 class Ledger:
-    """Keeps one :class:`Arm` per task up to date.
-
-    Parameters
-    ----------
-    names : sequence of str
-    weights : sequence of float
-        Occurrences of each task in the network.
-    flops : sequence of float
-        Floating-point operations of one run of each task; raised to 1 where lower.
-    """
+    """Keeps one :class:`Arm` per task up to date."""
 
     def __init__(
         self,

@@ -28,23 +28,7 @@ _FULL_BATCHES = WarmUp(n_trials=None)
 
 
 class BaselinePolicy:
-    """A full batch for each arm until it has a result, then a rule without belief.
-
-    Parameters
-    ----------
-    rule : Rule
-    patience_trials : int or None, default None
-        An arm without improvement for so many trials is retired (the paper's 200).
-    shares : Shares or None, default None
-        With it, slots are allotted once; None reallocates.
-    total_slots : int or None, default None
-        Slots to allot; only with ``shares``.
-
-    Raises
-    ------
-    InvalidOptionError
-        When only one of ``shares`` and ``total_slots`` is given.
-    """
+    """A full batch for each arm until it has a result, then a rule without belief."""
 
     def __init__(
         self,
@@ -96,16 +80,7 @@ def round_robin(
     total_slots: int | None = None,
     patience_trials: int | None = None,
 ) -> BaselinePolicy:
-    """Return the policy that plays arms in circular order.
-
-    Parameters
-    ----------
-    reallocate : bool, default True
-    total_slots : int or None, default None
-        Needed without reallocation.
-    patience_trials : int or None, default None
-        See :class:`BaselinePolicy`.
-    """
+    """Return the policy that plays arms in circular order."""
     return BaselinePolicy(
         _least_played,
         patience_trials=patience_trials,

@@ -20,15 +20,6 @@ class CallbackGuard(PyMeasureCallback):  # type: ignore[misc]
 
     MetaSchedule passes such an exception up through its loop: the run ends, and the
     batch, though measured, is never counted.
-
-    Parameters
-    ----------
-    callbacks : sequence of MeasureCallback
-        Stock or one's own.
-    results_in : callable
-        Called first, with the task's index and its results.
-    report : callable
-        Called with the task's index, where it happened, the exception and what it means.
     """
 
     def __init__(
@@ -66,14 +57,7 @@ _SIGNATURE = inspect.signature(TaskScheduler.tune)
 
 
 def tune_guarded(self: Any, *args: Any, **options: Any) -> None:
-    """Tune, as TVM's own ``TaskScheduler.tune``; the same object can be used again.
-
-    Raises
-    ------
-    Exception
-        What a strategy, builder or runner raised, after it was logged with the task's
-        name. Callbacks and results that fail do not get here.
-    """
+    """Tune, as TVM's own ``TaskScheduler.tune``; the same object can be used again."""
     scheduler = self._inst
     call = _SIGNATURE.bind(self, *args, **options)
     given = call.arguments

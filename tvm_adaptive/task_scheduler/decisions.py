@@ -18,13 +18,7 @@ def latency_ms_of(run_secs: Sequence[float] | None, error: str | None) -> float:
 
 
 def check_decision(decision: Decision, arms: Sequence[Arm]) -> None:
-    """Raise unless a policy's decision can be carried out.
-
-    Raises
-    ------
-    InvalidOptionError
-        When an index is no arm's, or the arm chosen is finished or being retired.
-    """
+    """Raise unless a policy's decision can be carried out."""
     indices = (*decision.retired, *([] if decision.arm is None else [decision.arm]))
     for index in indices:
         if not 0 <= index < len(arms):

@@ -31,28 +31,7 @@ Promises = Callable[[int], Promise | None]
 
 
 class Foresight:
-    """Puts a foresee slot after each main slot of another policy.
-
-    Parameters
-    ----------
-    policy : Policy
-        Decides on the main slots.
-    families : sequence of str
-        Of each arm; an arm whose family is empty has no siblings.
-    promises : callable
-        Asked after every main slot, for each sibling.
-    slot_trials : int
-        Trials of a main slot.
-    share : float, default 0.25
-        Of a main slot's trials, those of a foresee slot, in (0, 1].
-    min_accuracy : float, default 0.3
-        Below it there is no foresee slot.
-
-    Raises
-    ------
-    InvalidOptionError
-        When an option is out of its range.
-    """
+    """Puts a foresee slot after each main slot of another policy."""
 
     def __init__(
         self,
@@ -105,12 +84,6 @@ class Foresight:
 
 
 def check_share(share: float) -> None:
-    """Raise unless a share can be one of a slot.
-
-    Raises
-    ------
-    InvalidOptionError
-        When it is not in (0, 1].
-    """
+    """Raise unless a share can be one of a slot."""
     if not 0.0 < share <= 1.0:
         raise InvalidOptionError(f"The share of a foresee slot must be in (0, 1] but got {share}.")

@@ -27,18 +27,6 @@ class GradientPolicy:
 
     Where all gradients are equal TVM draws with a generator of its own, this policy with
     the one it is handed; everything else is the same decision for decision.
-
-    Parameters
-    ----------
-    alpha : float, default 0.2
-        Weight of the recent drop.
-    window_size : int, default 3
-        Batches that the recent drop is taken over.
-
-    Raises
-    ------
-    InvalidOptionError
-        When ``alpha`` is outside [0, 1] or ``window_size`` below 1.
     """
 
     def __init__(self, alpha: float = 0.2, window_size: int = 3) -> None:

@@ -52,63 +52,37 @@ _PEER_TOLERANCE = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class PolicyOptions:
-    """What a :class:`DynaTunePolicy` can be told.
+    """What a :class:`DynaTunePolicy` can be told."""
 
-    Attributes
-    ----------
-    index : str, default "gain-per-sec"
-        The action function: ``"gain-per-sec"`` (expected end-to-end milliseconds per
-        second of slot), ``"ucb"`` (the paper's), ``"bayes-ucb"`` (posterior quantile
-        per second), ``"ei"`` (normal posterior), ``"epsilon-greedy"``, ``"softmax"``.
-    method : str, default "quadrature"
-        Of the forecast: ``"quadrature"``, ``"emcee"`` or ``"records"``.
-    family : str or CurveFamily, default "log-power"
-        Of the forecast's curves.
-    slot_trials : int, default 16
-        Trials of a slot, the horizon of the forecast.
-    slot_sec : float or None, default None
-        Seconds of a slot; takes the place of ``slot_trials``, the horizon then follows
-        from the arm's own seconds per trial.
-    warm_up : WarmUp
-    patience_trials : int or None, default None
-        An arm without improvement for so many trials is retired (the paper's 200).
-    retire_share : float, default 1e-5
-        An arm whose next slot is expected to bring less than this share of the
-        end-to-end latency is retired, if it has not improved for a while: a thousand
-        such slots would not bring 1 %. 0 retires none.
-    starve_after : float, default 10.0
-        A live arm that has waited for this many slots per live arm gets a small slot
-        whatever its score: at the most every tenth slot goes to waiting. ``inf`` to let
-        it wait.
-    peak_gflops : float or None, default None
-        The target's peak; None scales by each arm's own best.
-    peer_margin : float or None, default 0.05
-        An arm is expected to reach at most so much more, relatively, than the best
-        throughput of any arm: what the network's other tasks have reached is what this
-        machine can do, and an arm that is there has little left to gain. None expects
-        nothing of the kind.
-    exploration : float or None, default None
-        C of ``"ucb"``; None takes the paper's, by the first end-to-end latency.
-    epsilon : float, default 0.05
-        Of ``"epsilon-greedy"``.
-    temperature_ms : float or None, default None
-        Of ``"softmax"``; None takes the mean gain.
-    """
-
+    # the action function: ``"gain-per-sec"`` (expected end-to-end milliseconds per second of slot),
+    # ``"ucb"`` (the paper's), ``"bayes-ucb"`` (posterior quantile per second), ``"ei"`` (normal
+    # posterior), ``"epsilon-greedy"``, ``"softmax"``
     index: str = "gain-per-sec"
-    method: str = "quadrature"
-    family: str | CurveFamily = "log-power"
-    slot_trials: int = 16
+    method: str = "quadrature"  # of the forecast: ``"quadrature"``, ``"emcee"`` or ``"records"``
+    family: str | CurveFamily = "log-power"  # of the forecast's curves
+    slot_trials: int = 16  # trials of a slot, the horizon of the forecast
+    # seconds of a slot; takes the place of ``slot_trials``, the horizon then follows from the arm's
+    # own seconds per trial
     slot_sec: float | None = None
     warm_up: WarmUp = dataclasses.field(default_factory=WarmUp)
+    # an arm without improvement for so many trials is retired (the paper's 200)
     patience_trials: int | None = None
+    # an arm whose next slot is expected to bring less than this share of the end-to-end latency is
+    # retired, if it has not improved for a while: a thousand such slots would not bring 1 %. 0
+    # retires none
     retire_share: float = 1e-5
+    # A live arm that has waited for this many slots per live arm gets a small slot whatever its
+    # score: at the most every tenth slot goes to waiting. ``inf`` to let it wait
     starve_after: float = 10.0
-    peak_gflops: float | None = None
+    peak_gflops: float | None = None  # the target's peak; None scales by each arm's own best
+    # an arm is expected to reach at most so much more, relatively, than the best throughput of any
+    # arm: what the network's other tasks have reached is what this machine can do, and an arm that
+    # is there has little left to gain. None expects nothing of the kind
     peer_margin: float | None = 0.05
+    # C of ``"ucb"``; None takes the paper's, by the first end-to-end latency
     exploration: float | None = None
-    epsilon: float = EPSILON
-    temperature_ms: float | None = None
+    epsilon: float = EPSILON  # of ``"epsilon-greedy"``
+    temperature_ms: float | None = None  # of ``"softmax"``; None takes the mean gain
 
     def __post_init__(self) -> None:
         if self.index not in INDICES:
@@ -175,18 +149,6 @@ class DynaTunePolicy:
     """Forecast, convert to end-to-end milliseconds, and play the best arm.
 
     One object serves one run.
-
-    Parameters
-    ----------
-    options : PolicyOptions or str, default "default"
-        Or the name of a preset, ``"default"`` or ``"paper"``.
-    forecaster : Forecaster or None, default None
-        Takes the place of ``options.method`` and ``options.family``.
-
-    Raises
-    ------
-    InvalidOptionError
-        When there is no such preset.
     """
 
     def __init__(
@@ -340,13 +302,7 @@ def best_gflops(arm: Arm) -> float:
 
 
 def resolve_options(options: PolicyOptions | str) -> PolicyOptions:
-    """Return the options of a preset's name, or the options themselves.
-
-    Raises
-    ------
-    InvalidOptionError
-        When there is no such preset.
-    """
+    """Return the options of a preset's name, or the options themselves."""
     if isinstance(options, PolicyOptions):
         return options
     if options not in PRESETS:

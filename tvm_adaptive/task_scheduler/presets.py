@@ -18,13 +18,7 @@ _BATCH = 64
 
 
 def check_policy_name(name: str) -> None:
-    """Raise unless a policy has this name.
-
-    Raises
-    ------
-    InvalidOptionError
-        Says what is possible.
-    """
+    """Raise unless a policy has this name."""
     if name not in POLICIES:
         raise InvalidOptionError(
             f"Unknown policy {name!r}; possible are {', '.join(POLICIES)}, or an object with a "
@@ -39,13 +33,7 @@ def check_limits(
     foresee_share: float | None,
     max_waiting: int,
 ) -> None:
-    """Raise unless a scheduler's limits can be kept.
-
-    Raises
-    ------
-    InvalidOptionError
-        Names the one that cannot.
-    """
+    """Raise unless a scheduler's limits can be kept."""
     if budget_sec is not None and not budget_sec > 0:
         raise InvalidOptionError(f"budget_sec must be above 0 but got {budget_sec}.")
     if warm_up_trials < 1:
@@ -68,33 +56,7 @@ def make_policy(
     patience_trials: int | None = None,
     **options: Any,
 ) -> Policy:
-    """Return a new policy, fitted to the slots that it decides on.
-
-    Parameters
-    ----------
-    name : str
-        ``"default"``, ``"paper"``, ``"random"``, ``"linear"``, ``"round-robin"``,
-        ``"gradient"`` (TVM's own rule), ``"epsilon-greedy"`` or ``"softmax"``.
-    batch : int or None, default None
-        Trials of a batch; None takes TVM's.
-    slot_rounds : int, default 1
-        Batches of a slot.
-    slot_sec : float or None, default None
-        Seconds of a slot instead.
-    warm_up_trials : int or None, default None
-        Trials of an arm's first slot; None keeps the policy's own. The baselines and
-        ``"paper"`` warm up with whole slots whatever is given.
-    patience_trials : int or None, default None
-        An arm without improvement for so many trials is retired; None keeps the
-        policy's own. TVM's rule has no patience to set.
-    **options : Any
-        Further fields of :class:`~.policy.PolicyOptions`; not for the baselines.
-
-    Raises
-    ------
-    InvalidOptionError
-        When the name is unknown or an option is out of its range.
-    """
+    """Return a new policy, fitted to the slots that it decides on."""
     # Imported here: forecasting wants libraries that the baselines can do without.
     from tvm_adaptive.task_scheduler import baselines
 

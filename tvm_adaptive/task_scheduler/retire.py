@@ -34,21 +34,7 @@ def out_of_patience(arm: Arm, patience_trials: int | None) -> bool:
 
 
 def not_worth_a_slot(arm: Arm, gain_ms: float, total_ms: float, share: float) -> bool:
-    """Say whether an arm has so little left to gain that it is retired.
-
-    Parameters
-    ----------
-    arm : Arm
-        With a valid result.
-    gain_ms : float
-        End-to-end milliseconds that its next slot is expected to bring.
-    total_ms : float
-        The end-to-end latency.
-    share : float
-        Gains below this share of it are not worth a slot, once the arm has not improved
-        for ``STUCK_TRIALS``; an arm whose whole latency is negligible need not wait for
-        that. 0 retires none.
-    """
+    """Say whether an arm has so little left to gain that it is retired."""
     if arm.weight * arm.best_ms < NEGLIGIBLE_SHARE * total_ms:
         return share > 0.0
     is_stuck = trials_since_improvement(arm) >= STUCK_TRIALS

@@ -24,48 +24,25 @@ MAX_EMPTY_ROUNDS = 10
 
 @dataclasses.dataclass
 class RunState:
-    """One call of ``tune``.
+    """One call of ``tune``."""
 
-    Attributes
-    ----------
-    records : list
-        MetaSchedule's, one per task.
-    ledger : Ledger
-    policy : Policy
-    plateau : Plateau
-    rng : numpy.random.Generator
-        Of the policy.
-    start_sec : float
-        Monotonic time.
-    mark_sec : float
-        Up to here the seconds are charged.
-    slot : Slot or None
-        Being played.
-    ahead : list of Slot
-        Decided on, the oldest first: their first batches are being searched elsewhere.
-    waiting : list of Slot
-        Over but for their results, the oldest first: they are still being measured while
-        the batch of another task is searched and built.
-    arrived : dict of int to list
-        Results by task that MetaSchedule has joined and the books do not have yet.
-    n_sent : int
-        Trials that were sent, their results in or not.
-    n_empty : dict of int to int
-        Empty batches in a row, by task.
-    """
-
-    records: list[Any]
+    records: list[Any]  # metaSchedule's, one per task
     ledger: Ledger
     policy: Policy
     plateau: Plateau
-    rng: np.random.Generator
-    start_sec: float
-    mark_sec: float
-    slot: Slot | None = None
+    rng: np.random.Generator  # of the policy
+    start_sec: float  # monotonic time
+    mark_sec: float  # up to here the seconds are charged
+    slot: Slot | None = None  # being played
+    # decided on, the oldest first: their first batches are being searched elsewhere
     ahead: list[Slot] = dataclasses.field(default_factory=list)
+    # over but for their results, the oldest first: they are still being measured while the batch of
+    # another task is searched and built
     waiting: list[Slot] = dataclasses.field(default_factory=list)
+    # results by task that MetaSchedule has joined and the books do not have yet
     arrived: dict[int, list[Any]] = dataclasses.field(default_factory=dict)
-    n_sent: int = 0
+    n_sent: int = 0  # trials that were sent, their results in or not
+    # empty batches in a row, by task
     n_empty: dict[int, int] = dataclasses.field(default_factory=dict)
 
     @property
@@ -95,17 +72,7 @@ def ledger_of(
     earlier: Mapping[str, Played],
     remembered: Mapping[str, Remembered] | None = None,
 ) -> Ledger:
-    """Open the books for MetaSchedule's records, with what is known from before.
-
-    Parameters
-    ----------
-    records : sequence
-        One per task.
-    earlier : mapping of str to Played
-        Of earlier sittings of the same run, by the names of tasks.
-    remembered : mapping of str to Remembered, optional
-        Of earlier runs, by the names of tasks.
-    """
+    """Open the books for MetaSchedule's records, with what is known from before."""
     names = [str(record.ctx.task_name) for record in records]
     ledger = Ledger(
         names,
@@ -141,13 +108,7 @@ def policy_of(
 
 
 def least_played(arms: Sequence[Arm]) -> int:
-    """Return the arm with the fewest slots that is not finished, the first of several.
-
-    Raises
-    ------
-    ValueError
-        When all are finished.
-    """
+    """Return the arm with the fewest slots that is not finished, the first of several."""
     live = [index for index, arm in enumerate(arms) if not arm.finished]
     return min(live, key=lambda index: arms[index].n_slots)
 

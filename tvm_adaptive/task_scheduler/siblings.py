@@ -21,19 +21,7 @@ def with_foresight(
     batch: int | None,
     slot_rounds: int,
 ) -> Policy:
-    """Return a policy that also gives foresee slots to siblings.
-
-    Parameters
-    ----------
-    policy : Policy
-    records : sequence of TaskRecord
-    share : float or None
-        Of a main slot's trials; None returns the policy as it is.
-    batch : int or None
-        Trials of a batch.
-    slot_rounds : int
-        Batches of a slot.
-    """
+    """Return a policy that also gives foresee slots to siblings."""
     if share is None:
         return policy
 

@@ -10,18 +10,11 @@ from tvm_adaptive.errors import InvalidOptionError
 
 @dataclasses.dataclass(frozen=True)
 class SlotLength:
-    """How long a slot lasts unless the policy asks for a number of trials.
+    """How long a slot lasts unless the policy asks for a number of trials."""
 
-    Attributes
-    ----------
-    rounds : int, default 1
-        Batches of the search. Not used when ``sec`` is given.
-    sec : float or None, default None
-        Wall-clock seconds. Looked at between batches, so a slot ends with the batch
-        during which they run out; what it really took is charged.
-    """
-
-    rounds: int = 1
+    rounds: int = 1  # batches of the search. Not used when ``sec`` is given
+    # wall-clock seconds. Looked at between batches, so a slot ends with the batch during which they
+    # run out; what it really took is charged
     sec: float | None = None
 
     def __post_init__(self) -> None:
@@ -33,33 +26,17 @@ class SlotLength:
 
 @dataclasses.dataclass
 class Slot:
-    """A slot that is being played.
-
-    Attributes
-    ----------
-    arm : int
-    start_sec : float
-        Monotonic time; deciding on the slot belongs to it.
-    n_asked : int or None
-        Trials that the policy asked for; None to leave the length to the options.
-    until_success : bool
-        Whether the slot ends with the first batch that has a success.
-    n_rounds, n_trials : int
-        Played so far.
-    is_dry : bool
-        Whether the last batch was empty.
-    has_success : bool
-        Whether any trial so far succeeded.
-    """
+    """A slot that is being played."""
 
     arm: int
-    start_sec: float
+    start_sec: float  # monotonic time; deciding on the slot belongs to it
+    # trials that the policy asked for; None to leave the length to the options
     n_asked: int | None = None
-    until_success: bool = False
-    n_rounds: int = 0
+    until_success: bool = False  # whether the slot ends with the first batch that has a success
+    n_rounds: int = 0  # played so far
     n_trials: int = 0
-    is_dry: bool = False
-    has_success: bool = False
+    is_dry: bool = False  # whether the last batch was empty
+    has_success: bool = False  # whether any trial so far succeeded
 
     def add_round(self, n_trials: int, *, has_success: bool = False) -> None:
         """Count a batch that was measured."""
@@ -91,21 +68,7 @@ class Slot:
 
 
 class Plateau:
-    """Says when a run of slots has brought too little to go on.
-
-    Parameters
-    ----------
-    n_slots : int or None
-        Slots looked back on; None never stops. A multiple of the number of tasks gives
-        each of them its chance.
-    share : float
-        Of the network's latency, what these slots must have saved in all; in [0, 1).
-
-    Raises
-    ------
-    InvalidOptionError
-        When an option is out of its range.
-    """
+    """Says when a run of slots has brought too little to go on."""
 
     def __init__(self, n_slots: int | None, share: float) -> None:
         if n_slots is not None and n_slots < 1:

@@ -23,20 +23,14 @@ class WarmUp:
     """Plays arms without a valid result until each has one or is given up.
 
     Big ones come first; before them all, those for which earlier runs have nothing either.
-
-    Attributes
-    ----------
-    n_trials : int or None, default 4
-        Trials of an arm's first slot; None for a full batch. Where these have all
-        failed, full batches follow: random candidates of a GPU fail more often than not.
-    give_up_trials : int, default 64
-        An arm with as many trials and no valid result is given up. Stock's own batch.
-    give_up_slots : int, default 8
-        The same for slots, as a search may return fewer trials than asked for, or none.
     """
 
+    # trials of an arm's first slot; None for a full batch. Where these have all failed, full
+    # batches follow: random candidates of a GPU fail more often than not
     n_trials: int | None = 4
+    # an arm with as many trials and no valid result is given up. Stock's own batch
     give_up_trials: int = 64
+    # the same for slots, as a search may return fewer trials than asked for, or none
     give_up_slots: int = 8
 
     def __post_init__(self) -> None:
@@ -56,14 +50,7 @@ class WarmUp:
         return tried and math.isinf(arm.best_ms)
 
     def next_arm(self, arms: Sequence[Arm], live: Sequence[int]) -> int | None:
-        """Return the arm to warm up next, None when all are.
-
-        Parameters
-        ----------
-        arms : sequence of Arm
-        live : sequence of int
-            Arms that may be played; hopeless ones are not among them.
-        """
+        """Return the arm to warm up next, None when all are."""
         cold = [k for k in live if math.isinf(arms[k].best_ms)]
         return max(
             cold,

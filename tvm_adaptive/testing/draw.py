@@ -24,20 +24,7 @@ _STREAM = 1
 
 
 def draw(recordings: Recording | Sequence[Recording], seed: int) -> Recording:
-    """Return one possible course of events.
-
-    Parameters
-    ----------
-    recordings : Recording or sequence of Recording
-        Of the same network, with the same tasks.
-    seed : int
-        The same seed gives the same draw, whatever the policy.
-
-    Raises
-    ------
-    InvalidOptionError
-        When there is no recording, or the tasks differ.
-    """
+    """Return one possible course of events."""
     several = [recordings] if isinstance(recordings, Recording) else list(recordings)
     _check_same_tasks(several)
     rng = np.random.default_rng([_STREAM, seed])

@@ -32,26 +32,7 @@ _SUPERVISE_SEC = 0.2
 
 
 class LoopbackFarm:
-    """A tracker and servers, each in a process group of its own; a context manager.
-
-    Parameters
-    ----------
-    n_servers : int
-    key : str
-        Under which the servers offer themselves. Default ``"board"``.
-    session_timeout_sec : int
-        Of :attr:`config`. Default 30.
-    restarts : bool
-        Start a server again that has ended, as a supervisor does it on a real device: a
-        kernel that crashes ends TVM's server. Default False.
-
-    Attributes
-    ----------
-    config : RPCConfig
-        For a runner.
-    servers : dict of int to subprocess.Popen
-        By their ports.
-    """
+    """A tracker and servers, each in a process group of its own; a context manager."""
 
     def __init__(
         self,
@@ -102,24 +83,7 @@ class LoopbackFarm:
             _kill(process)
 
     def connect(self, *, n_devices: int = 1, **options: Any) -> AdaptiveRPCRunner:
-        """Make a runner once enough servers have registered.
-
-        Parameters
-        ----------
-        n_devices : int
-            To wait for. Default 1.
-        **options
-            Of :class:`~tvm_adaptive.runner.rpc.runner.AdaptiveRPCRunner`.
-
-        Returns
-        -------
-        AdaptiveRPCRunner
-
-        Raises
-        ------
-        AdaptiveError
-            When they do not come.
-        """
+        """Make a runner once enough servers have registered."""
         end_sec = time.monotonic() + _START_SEC
         stuck_sec = time.monotonic() + _STUCK_SEC
         found = ""

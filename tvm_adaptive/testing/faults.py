@@ -37,42 +37,22 @@ _LEAK_BYTES = 8 << 20
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Faults:
-    """The share of candidates with each fault; each in [0, 1], and in all at most 1.
+    """The share of candidates with each fault; each in [0, 1], and in all at most 1."""
 
-    Attributes
-    ----------
-    abort, segfault, exit : float, default 0.0
-        The process ends while it measures.
-    hang : float, default 0.0
-        Measuring never ends, and holds the interpreter meanwhile.
-    nan, negative, zero : float, default 0.0
-        Measuring gives this time.
-    lie : float, default 0.0
-        Measuring gives a hundredth of the time.
-    leak : float, default 0.0
-        Measuring leaks 8 MiB in the worker.
-    wrong : float, default 0.0
-        The kernel computes nothing, which makes it the fastest.
-    swapped : float, default 0.0
-        The kernel takes its first two arguments, where they are alike, in the other order:
-        that is as fast, and only a look at the results tells.
-    compile_crash, compile_hang : float, default 0.0
-        The compiler does.
-    seed : int, default 0
-    """
-
-    abort: float = 0.0
+    abort: float = 0.0  # the process ends while it measures
     segfault: float = 0.0
     exit: float = 0.0
-    hang: float = 0.0
-    nan: float = 0.0
+    hang: float = 0.0  # measuring never ends, and holds the interpreter meanwhile
+    nan: float = 0.0  # measuring gives this time
     negative: float = 0.0
     zero: float = 0.0
-    lie: float = 0.0
-    leak: float = 0.0
-    wrong: float = 0.0
+    lie: float = 0.0  # measuring gives a hundredth of the time
+    leak: float = 0.0  # measuring leaks 8 MiB in the worker
+    wrong: float = 0.0  # the kernel computes nothing, which makes it the fastest
+    # the kernel takes its first two arguments, where they are alike, in the other order: that is as
+    # fast, and only a look at the results tells
     swapped: float = 0.0
-    compile_crash: float = 0.0
+    compile_crash: float = 0.0  # the compiler does
     compile_hang: float = 0.0
     seed: int = 0
 
@@ -100,12 +80,7 @@ class Faults:
 
 @dataclasses.dataclass(frozen=True)
 class FaultyBuild:
-    """A build function for :class:`~tvm_adaptive.PersistentBuilder`.
-
-    Parameters
-    ----------
-    faults : Faults
-    """
+    """A build function for :class:`~tvm_adaptive.PersistentBuilder`."""
 
     faults: Faults
 
@@ -125,12 +100,7 @@ class FaultyBuild:
 
 @dataclasses.dataclass(frozen=True)
 class FaultyMeasure:
-    """A measuring function for :class:`~tvm_adaptive.AdaptiveRunner`.
-
-    Parameters
-    ----------
-    faults : Faults
-    """
+    """A measuring function for :class:`~tvm_adaptive.AdaptiveRunner`."""
 
     faults: Faults
 
@@ -174,12 +144,7 @@ def hang() -> None:
 
 @contextlib.contextmanager
 def injected(faults: Faults) -> Iterator[None]:
-    """Let our builder and local runner fail in every run that begins inside.
-
-    Parameters
-    ----------
-    faults : Faults
-    """
+    """Let our builder and local runner fail in every run that begins inside."""
     options: dict[tuple[str, str], dict[str, Any]] = {
         ("builder", "persistent"): {"build_function": FaultyBuild(faults)},
         ("runner", "adaptive"): {"measure": FaultyMeasure(faults)},

@@ -14,18 +14,10 @@ from tvm_adaptive.testing.replay import ReplayRun
 
 @dataclasses.dataclass(frozen=True)
 class TimeToQuality:
-    """Seconds until a latency was reached.
+    """Seconds until a latency was reached."""
 
-    Attributes
-    ----------
-    sec : float
-        Lower is better; where ``censored``, the seconds after which it was given up.
-    censored : bool
-        Whether the latency was not reached: the truth is above ``sec``.
-    """
-
-    sec: float
-    censored: bool
+    sec: float  # lower is better; where ``censored``, the seconds after which it was given up
+    censored: bool  # whether the latency was not reached: the truth is above ``sec``
 
 
 def latency_at(run: ReplayRun, time_sec: float) -> float:
@@ -36,20 +28,7 @@ def latency_at(run: ReplayRun, time_sec: float) -> float:
 
 
 def mean_latency_ms(run: ReplayRun, horizon_sec: float) -> float:
-    """Return the area under the latency curve over the seconds it covers; lower is better.
-
-    Parameters
-    ----------
-    run : ReplayRun
-    horizon_sec : float
-        The same for all runs that are compared. A run that ends earlier keeps what it
-        had reached.
-
-    Returns
-    -------
-    float
-        Milliseconds, the mean over time from 0 to ``horizon_sec``.
-    """
+    """Return the area under the latency curve over the seconds it covers; lower is better."""
     if not horizon_sec > 0:
         raise InvalidOptionError(f"horizon_sec must be above 0 but got {horizon_sec}.")
     edges = np.append(np.minimum(run.times_sec, horizon_sec), horizon_sec)
@@ -57,18 +36,7 @@ def mean_latency_ms(run: ReplayRun, horizon_sec: float) -> float:
 
 
 def time_to_within(run: ReplayRun, share: float, horizon_sec: float) -> TimeToQuality:
-    """Return the seconds until the latency is within ``share`` of the final one.
-
-    Parameters
-    ----------
-    run : ReplayRun
-        Its ``final_ms`` is the best of the full recordings.
-    share : float
-        E.g. 0.05 for at most 1.05 times the final latency.
-    horizon_sec : float
-        Reported, as censored, for a run that does not get there: not the run's own end,
-        which would reward giving up early.
-    """
+    """Return the seconds until the latency is within ``share`` of the final one."""
     reached = np.flatnonzero(run.latency_ms <= (1.0 + share) * run.final_ms)
     if len(reached) == 0 or run.times_sec[reached[0]] > horizon_sec:
         return TimeToQuality(horizon_sec, censored=True)

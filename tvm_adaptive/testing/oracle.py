@@ -22,16 +22,6 @@ class OraclePolicy:
     (Fox, 1966) and, as whole edges are played, at the majorants' corners for any.
 
     It pays for a warm-up as everyone does; that it could do without knowing anything.
-
-    Parameters
-    ----------
-    recording : Recording or sequence of Recording
-    seed : int
-        Of the replay that it will be used in.
-    batch : int or None, default None
-        Of that replay.
-    warm_up : WarmUp
-        By default the one of the ``"default"`` preset.
     """
 
     def __init__(
@@ -73,23 +63,7 @@ class OraclePolicy:
 
 
 def steepest_rate(task: TaskRecording, n_trials: int, batch: int) -> float:
-    """Return the best mean rate of a recorded future, in weighted ms per second.
-
-    Parameters
-    ----------
-    task : TaskRecording
-        With a valid result among its first ``n_trials``.
-    n_trials : int
-        Trials that were played.
-    batch : int
-        Trials of a slot.
-
-    Returns
-    -------
-    float
-        The largest (drop of weight times latency) / (seconds), over one slot, two, ...;
-        0 when nothing better is to come.
-    """
+    """Return the best mean rate of a recorded future, in weighted ms per second."""
     sec, gain_ms = future(task, n_trials, batch)
     if len(sec) == 0:
         return 0.0

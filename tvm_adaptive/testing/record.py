@@ -44,21 +44,6 @@ def record_from_journal(
 
     Each task should have gone well past its knee; a round-robin run with many trials
     gives that.
-
-    Parameters
-    ----------
-    path : Path
-    network : str or None, default None
-        None takes what the run says it tuned.
-    machine : str or None, default None
-        In words; None describes this machine.
-
-    Raises
-    ------
-    InvalidOptionError
-        When the journal lacks what a recording needs.
-    JournalError
-        When the journal is damaged.
     """
     events = read_journal(path)
     about = next((event for event in events if event["event"] == "run"), {})

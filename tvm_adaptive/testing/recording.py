@@ -29,37 +29,17 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True)
 class TaskRecording:
-    """One task's tuning, trial by trial.
-
-    Attributes
-    ----------
-    name : str
-    weight : float
-        How often the task occurs in the network.
-    flop : float
-        Of one run; at least 1.
-    latencies_ms : ndarray of shape (n,)
-        Milliseconds of one run, in the order measured; ``nan`` for a failed trial.
-    trial_sec : ndarray of shape (n,)
-        Wall-clock seconds that each trial cost by itself: build, measuring, its share
-        of learning.
-    round_sizes : ndarray of int of shape (r,)
-        Trials of each round of the search; they sum to n.
-    overhead_sec : ndarray of shape (r,)
-        Seconds that each round cost whatever its size: the search for candidates.
-
-    Raises
-    ------
-    InvalidOptionError
-        When shapes or values contradict each other.
-    """
+    """One task's tuning, trial by trial."""
 
     name: str
-    weight: float
-    flop: float
+    weight: float  # how often the task occurs in the network
+    flop: float  # of one run; at least 1
+    # milliseconds of one run, in the order measured; ``nan`` for a failed trial
     latencies_ms: FloatArray
+    # wall-clock seconds that each trial cost by itself: build, measuring, its share of learning
     trial_sec: FloatArray
-    round_sizes: IntArray
+    round_sizes: IntArray  # trials of each round of the search; they sum to n
+    # seconds that each round cost whatever its size: the search for candidates
     overhead_sec: FloatArray
 
     def __post_init__(self) -> None:
@@ -127,27 +107,13 @@ class TaskRecording:
 
 @dataclasses.dataclass(frozen=True)
 class Recording:
-    """The tuning of a network, every task well past its knee.
-
-    Attributes
-    ----------
-    network : str
-    tasks : tuple of TaskRecording
-        In the scheduler's order.
-    batch : int
-        Trials that the search was asked for per round.
-    machine : str
-        The machine in words: without it, seconds and milliseconds mean nothing.
-    tvm : str
-        Version of TVM.
-    seed : int
-    """
+    """The tuning of a network, every task well past its knee."""
 
     network: str
-    tasks: tuple[TaskRecording, ...]
-    batch: int
-    machine: str
-    tvm: str
+    tasks: tuple[TaskRecording, ...]  # in the scheduler's order
+    batch: int  # trials that the search was asked for per round
+    machine: str  # the machine in words: without it, seconds and milliseconds mean nothing
+    tvm: str  # version of TVM
     seed: int
 
     def __post_init__(self) -> None:
@@ -173,14 +139,7 @@ class Recording:
 
 
 def save_recording(recording: Recording, path: Path) -> None:
-    """Write a recording; milliseconds and seconds keep seven digits.
-
-    Parameters
-    ----------
-    recording : Recording
-    path : Path
-        Should end in ``.npz``; overwritten if it exists.
-    """
+    """Write a recording; milliseconds and seconds keep seven digits."""
     tasks = recording.tasks
     header = {
         "version": FORMAT_VERSION,
@@ -213,13 +172,7 @@ def save_recording(recording: Recording, path: Path) -> None:
 
 
 def load_recording(path: Path) -> Recording:
-    """Read a recording.
-
-    Raises
-    ------
-    InvalidOptionError
-        When the file is missing, no recording, damaged, or of a newer version.
-    """
+    """Read a recording."""
     if not path.is_file():
         raise InvalidOptionError(f"There is no recording at {path}; check the path.")
     try:

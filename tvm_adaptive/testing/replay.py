@@ -20,43 +20,24 @@ from tvm_adaptive.values.trial import FloatArray
 
 @dataclasses.dataclass(frozen=True)
 class ReplayRun:
-    """What a policy made of a recording.
+    """What a policy made of a recording."""
 
-    Attributes
-    ----------
-    times_sec : ndarray of shape (s + 1,)
-        Seconds of tuning at the start (0) and after each slot. Deciding costs nothing
-        here, so that the same seed gives the same run; see ``decide_sec``.
-    latency_ms : ndarray of shape (s + 1,)
-        End-to-end milliseconds at these times. A task without a result counts with its
-        slowest recorded trial, which is what an unlucky first one brings; a task that
-        never succeeds in the recording is left out.
-    choices : tuple of int
-        The arm of each slot, s of them.
-    reasons : tuple of str
-        Why, s of them.
-    n_trials : tuple of int
-        Trials that each slot had.
-    decide_sec : ndarray of shape (d,)
-        Seconds that each decision took on this machine; one more than slots when the
-        policy ended the run.
-    covered_sec : float
-        When each task that can had its first valid result; ``inf`` if never.
-    final_ms : float
-        End-to-end milliseconds with each task at the best of its full recording.
-    ended : str
-        ``"exhausted"`` (nothing recorded is left), ``"policy"`` or ``"budget"``.
-    """
-
+    # seconds of tuning at the start (0) and after each slot. Deciding costs nothing here, so that
+    # the same seed gives the same run; see ``decide_sec``
     times_sec: FloatArray
+    # end-to-end milliseconds at these times. A task without a result counts with its slowest
+    # recorded trial, which is what an unlucky first one brings; a task that never succeeds in the
+    # recording is left out
     latency_ms: FloatArray
-    choices: tuple[int, ...]
-    reasons: tuple[str, ...]
-    n_trials: tuple[int, ...]
+    choices: tuple[int, ...]  # the arm of each slot, s of them
+    reasons: tuple[str, ...]  # why, s of them
+    n_trials: tuple[int, ...]  # trials that each slot had
+    # seconds that each decision took on this machine; one more than slots when the policy ended the
+    # run
     decide_sec: FloatArray
-    covered_sec: float
-    final_ms: float
-    ended: str
+    covered_sec: float  # when each task that can had its first valid result; ``inf`` if never
+    final_ms: float  # end-to-end milliseconds with each task at the best of its full recording
+    ended: str  # ``"exhausted"`` (nothing recorded is left), ``"policy"`` or ``"budget"``
 
 
 def replay(
@@ -68,30 +49,7 @@ def replay(
     batch: int | None = None,
     slot_sec: float | None = None,
 ) -> ReplayRun:
-    """Let a policy schedule a recorded tuning.
-
-    Parameters
-    ----------
-    recording : Recording or sequence of Recording
-        Several are recordings of the same network.
-    policy : Policy
-        A fresh one: it may remember.
-    seed : int
-        Of the course of events (see :mod:`~tvm_adaptive.testing.draw`) and of the
-        policy's generator.
-    budget_sec : float or None, default None
-        Ends the run; the slot that is being played is finished. None replays all.
-    batch : int or None, default None
-        Trials of a full batch; None takes the recording's.
-    slot_sec : float or None, default None
-        Seconds of a slot that the policy gives no number of trials; looked at between
-        batches. None makes a slot one batch.
-
-    Raises
-    ------
-    InvalidOptionError
-        When an option cannot be used, or the policy's decision cannot be carried out.
-    """
+    """Let a policy schedule a recorded tuning."""
     for name, value in (("budget_sec", budget_sec), ("batch", batch), ("slot_sec", slot_sec)):
         if value is not None and not value > 0:
             raise InvalidOptionError(f"{name} must be above 0 but got {value}.")

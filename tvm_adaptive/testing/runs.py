@@ -9,17 +9,7 @@ from tvm_adaptive.measure_callback.journal import read_journal
 
 
 def recorded_programs(work_dir: Path) -> list[str]:
-    """Return the program that each record of a run's database stands for, as text.
-
-    Parameters
-    ----------
-    work_dir : Path
-
-    Returns
-    -------
-    list of str
-        In the order of the records; no two are alike unless one was measured twice.
-    """
+    """Return the program that each record of a run's database stands for, as text."""
     found = []
     for record in json_database(work_dir).get_all_tuning_records():
         schedule = Schedule(record.workload.mod)

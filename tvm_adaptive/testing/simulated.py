@@ -22,12 +22,7 @@ from tvm_adaptive.values.trial_log import BuildTimes
 
 
 class SimulatedClock:
-    """Seconds that pass only when somebody lets them pass.
-
-    Attributes
-    ----------
-    seconds : float
-    """
+    """Seconds that pass only when somebody lets them pass."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -39,16 +34,7 @@ class SimulatedClock:
 
 @derived_object
 class SimulatedBuilder(PyBuilder):  # type: ignore[misc]
-    """Builds nothing.
-
-    Parameters
-    ----------
-    clock : SimulatedClock
-    seconds_of : callable
-        Key of a program, as of :func:`~tvm_ffi.structural_hash`, to seconds of its build.
-    build_times : BuildTimes or None, default None
-        Is told these.
-    """
+    """Builds nothing."""
 
     def __init__(
         self,
@@ -74,16 +60,7 @@ class SimulatedBuilder(PyBuilder):  # type: ignore[misc]
 
 @derived_object
 class SimulatedRunner(PyRunner):  # type: ignore[misc]
-    """Runs nothing.
-
-    Parameters
-    ----------
-    clock : SimulatedClock
-    latency_sec_of : callable
-        Key of a program to seconds of one run, lower is better; None for a failure.
-    trial_sec : float
-        What measuring takes. Default 0.1.
-    """
+    """Runs nothing."""
 
     def __init__(
         self,

@@ -16,35 +16,19 @@ class SyntheticArm:
     """A task whose latency falls as ``floor + (start - floor) exp(-n / tau)``.
 
     Without noise the best latency is exactly this curve, whose gains diminish.
-
-    Attributes
-    ----------
-    name : str
-    start_ms, floor_ms : float
-        Milliseconds of the first trial, and of infinitely many.
-    tau_trials : float
-        Trials after which a share 1/e of what can be gained is left.
-    weight : float, default 1.0
-    flop : float, default 1e9
-    sec_per_trial : float, default 0.5
-    overhead_sec : float, default 0.0
-        Of each round.
-    spread : float, default 0.0
-        Candidates are slower than the curve by an exponential with this mean, relative.
-    failing : float, default 0.0
-        Share of trials that fail.
     """
 
     name: str
-    start_ms: float
+    start_ms: float  # milliseconds of the first trial, and of infinitely many
     floor_ms: float
-    tau_trials: float
+    tau_trials: float  # trials after which a share 1/e of what can be gained is left
     weight: float = 1.0
     flop: float = 1e9
     sec_per_trial: float = 0.5
-    overhead_sec: float = 0.0
+    overhead_sec: float = 0.0  # of each round
+    # candidates are slower than the curve by an exponential with this mean, relative
     spread: float = 0.0
-    failing: float = 0.0
+    failing: float = 0.0  # share of trials that fail
 
     def __post_init__(self) -> None:
         if not 0 < self.floor_ms <= self.start_ms:
@@ -64,17 +48,7 @@ class SyntheticArm:
 def record_arms(
     arms: tuple[SyntheticArm, ...], *, n_trials: int = 256, batch: int = 16, seed: int = 0
 ) -> Recording:
-    """Return a recording of synthetic arms.
-
-    Parameters
-    ----------
-    arms : tuple of SyntheticArm
-    n_trials : int, default 256
-        Of each arm.
-    batch : int, default 16
-    seed : int, default 0
-        Of spread and failures.
-    """
+    """Return a recording of synthetic arms."""
     rng = np.random.default_rng(seed)
     return Recording(
         network="synthetic",
@@ -89,17 +63,7 @@ def record_arms(
 def varied_arms(
     n_arms: int, seed: int, *, spread: float = 0.3, failing: float = 0.05
 ) -> tuple[SyntheticArm, ...]:
-    """Return arms as a network has them: few dear ones, many cheap ones, unlike in pace.
-
-    Parameters
-    ----------
-    n_arms : int
-    seed : int
-    spread : float, default 0.3
-        See :class:`SyntheticArm`.
-    failing : float, default 0.05
-        See :class:`SyntheticArm`.
-    """
+    """Return arms as a network has them: few dear ones, many cheap ones, unlike in pace."""
     rng = np.random.default_rng(seed)
     arms = []
     for k in range(n_arms):

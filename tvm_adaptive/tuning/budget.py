@@ -12,23 +12,7 @@ _RECENT_ROUNDS = 8
 
 
 class Budget:
-    """Wall-clock seconds and trials that a run may spend, and what it has to keep back.
-
-    Parameters
-    ----------
-    seconds : float or None
-        From the start of the command to its end, earlier sittings of the same run included;
-        None for no limit.
-    clock : callable
-        Monotonic seconds.
-    spent_sec : float, default 0.0
-        Seconds that were spent before now.
-
-    Attributes
-    ----------
-    spent_sec : float
-        The same, and those that earlier sittings of the same run took; they count, too.
-    """
+    """Wall-clock seconds and trials that a run may spend, and what it has to keep back."""
 
     def __init__(
         self,

@@ -29,18 +29,7 @@ _NONE = "none"
 
 
 def read_config(path: Path) -> TuneConfig:
-    """Read a configuration.
-
-    Parameters
-    ----------
-    path : Path
-
-    Raises
-    ------
-    InvalidOptionError
-        When the file cannot be read, is no TOML, or has an option that does not exist
-        or a value that it cannot have; the message names it.
-    """
+    """Read a configuration."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -53,28 +53,15 @@ _Records = Callable[[Sequence[ExtractedTask]], list[Contenders]]
 
 @dataclasses.dataclass(frozen=True)
 class Applied:
-    """A compiled model.
-
-    Attributes
-    ----------
-    what, target : str
-    out_dir : Path
-        Holds everything below, and a summary as JSON.
-    library : Path
-    examples : tuple of Path
-        Programs that load the library and run it once.
-    coverage : str
-        Which functions run with a tuned schedule, in words.
-    comparison : Comparison or None
-        Against the untuned model; None when one of the two could not be run.
-    """
+    """A compiled model."""
 
     what: str
     target: str
-    out_dir: Path
+    out_dir: Path  # holds everything below, and a summary as JSON
     library: Path
-    examples: tuple[Path, ...]
-    coverage: str
+    examples: tuple[Path, ...]  # programs that load the library and run it once
+    coverage: str  # which functions run with a tuned schedule, in words
+    # against the untuned model; None when one of the two could not be run
     comparison: Comparison | None
 
 
@@ -157,13 +144,7 @@ def apply(
 
 @contextmanager
 def _opened(plan: _Plan, out_dir: str | Path, observer: Observer | None) -> Iterator[Session]:
-    """Open a session whose directory does not look like a run's.
-
-    Raises
-    ------
-    KeyboardInterrupt
-        At its end, after an interrupt: half of what was asked for is of no use.
-    """
+    """Open a session whose directory does not look like a run's."""
     with open_session(
         plan.what,
         work_dir=out_dir,

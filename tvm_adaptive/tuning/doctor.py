@@ -36,40 +36,16 @@ _NAMELESS_CPUS = ("", "generic", "x86-64", "i686")
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What one check found.
+    """What one check found."""
 
-    Attributes
-    ----------
-    name : str
-        What was checked.
-    verdict : {"ok", "warning", "problem"}
-        With a problem nothing can be tuned, or what is found cannot be trusted.
-    text : str
-    cure : str
-        What to do; empty when all is well.
-    """
-
-    name: str
-    verdict: Verdict
+    name: str  # what was checked
+    verdict: Verdict  # with a problem nothing can be tuned, or what is found cannot be trusted
     text: str
-    cure: str = ""
+    cure: str = ""  # what to do; empty when all is well
 
 
 def examine(work_dir: Path, noise_sec: float = 5.0) -> list[Finding]:
-    """Check everything that tuning needs.
-
-    Parameters
-    ----------
-    work_dir : Path
-        Where runs will be written; need not be there.
-    noise_sec : float, default 5.0
-        Seconds to watch the machine's noise; 0 leaves that out.
-
-    Returns
-    -------
-    list of Finding
-        In a fixed order; a check that fails itself is a problem, too.
-    """
+    """Check everything that tuning needs."""
     checks: list[tuple[str, Callable[[], Finding]]] = [
         ("versions", check_versions),
         ("compiler", check_compiler),
@@ -207,12 +183,7 @@ def check_noise(seconds: float) -> Finding:
 
 
 def judge_noise(samples_ms: Sequence[float]) -> Finding:
-    """Say what precision timings of a kernel allow.
-
-    Parameters
-    ----------
-    samples_ms : sequence of float
-    """
+    """Say what precision timings of a kernel allow."""
     spread = spread_of(list(samples_ms))
     text = f"nine of ten timings of one kernel within {spread:.1%}"
     if spread <= NOISY_SPREAD:

@@ -73,39 +73,14 @@ _LEAST_TIMING_SEC = 0.1
 
 @dataclasses.dataclass(frozen=True)
 class Whole:
-    """A network as it was measured.
-
-    Attributes
-    ----------
-    outputs : list of ndarray
-    latency_sec : float
-    """
+    """A network as it was measured."""
 
     outputs: list[Any]
     latency_sec: float
 
 
 class _Judge:
-    """What both judges have: a worker to run things in, and what they found.
-
-    Parameters
-    ----------
-    session : Session
-
-    Attributes
-    ----------
-    library : Path or None
-        The tuned library, once there is one. For a device elsewhere that could not link it,
-        its objects as an archive.
-    coverage : str
-        How much of what was compiled is tuned; empty until then.
-    n_tuned : int
-        Functions that are.
-    shortfall : str
-        What the budget was too short for, in words; empty if for nothing.
-    failure : str
-        Why what is tuned could not be compiled; empty if it could, or there was no time.
-    """
+    """What both judges have: a worker to run things in, and what they found."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -155,15 +130,7 @@ class _Judge:
         return None
 
     def _compile_tuned(self, export: Callable[..., None], task: tuple[Any, ...]) -> None:
-        """Compile in a worker, as long as the budget lasts.
-
-        Raises
-        ------
-        OutOfTimeError
-            When it was over first.
-        WorkerError
-            When the compiler failed, or ended its process.
-        """
+        """Compile in a worker, as long as the budget lasts."""
         self._check_time()
         limit_sec = self._session.budget.left_sec
         (outcome,) = self._compiler.map(export, [task], limit_sec)
@@ -222,14 +189,7 @@ def worker_of(session: Session) -> WorkerPool:
 
 
 class NetworkJudge(_Judge):
-    """Compile, run and time a network before and after its search.
-
-    Parameters
-    ----------
-    session : Session
-    network : Network
-    prepared : Prepared
-    """
+    """Compile, run and time a network before and after its search."""
 
     def __init__(self, session: Session, network: Network, prepared: Prepared) -> None:
         super().__init__(session)
@@ -251,13 +211,7 @@ class NetworkJudge(_Judge):
         return _UNTUNED_MARGIN * self._build_sec + 2 * _TIMING_SEC
 
     def measure_untuned(self) -> None:
-        """Run the network without tuning: the reference for speed and outputs.
-
-        Raises
-        ------
-        ImportMismatchError
-            When it computes something else than what it was imported from.
-        """
+        """Run the network without tuning: the reference for speed and outputs."""
         with self._session.stage("untuned"):
             start_sec = time.perf_counter()
             compiled = compile_network(self._prepared, None, self._session.target)
@@ -301,18 +255,7 @@ class NetworkJudge(_Judge):
         )
 
     def measure_tuned(self, database: Database) -> Comparison | None:
-        """Compile with a database, compare with the untuned network.
-
-        Parameters
-        ----------
-        database : Database
-
-        Returns
-        -------
-        Comparison or None
-            None when the run was interrupted, or one of the two could not be run. The library
-            is the untuned one where the tuned one could not be compiled, or not in time.
-        """
+        """Compile with a database, compare with the untuned network."""
         if self._session.budget.interrupted:
             self._untuned.unlink(missing_ok=True)
             return None
@@ -381,18 +324,7 @@ class NetworkJudge(_Judge):
 
 
 class FunctionJudge(_Judge):
-    """Compile, run and time single functions before and after their search.
-
-    Parameters
-    ----------
-    session : Session
-    tasks : sequence of ExtractedTask
-
-    Attributes
-    ----------
-    libraries : dict of str to Path
-        Of the tuned functions, by the names of their tasks.
-    """
+    """Compile, run and time single functions before and after their search."""
 
     def __init__(self, session: Session, tasks: Sequence[ExtractedTask]) -> None:
         super().__init__(session)
@@ -430,18 +362,7 @@ class FunctionJudge(_Judge):
             self._session.observer.note(f"untuned: {total_sec * 1e3:.3f} ms")
 
     def measure_tuned(self, database: Database) -> Comparison | None:
-        """Compile with a database, compare with the untuned functions.
-
-        Parameters
-        ----------
-        database : Database
-
-        Returns
-        -------
-        Comparison or None
-            Latencies are sums over the functions, differences the largest of all; None
-            when the run was interrupted, or a function could not be run.
-        """
+        """Compile with a database, compare with the untuned functions."""
         if self._session.budget.interrupted:
             return None
         # All libraries before any comparison: they are what is wanted.

@@ -57,31 +57,19 @@ _N_OF_STORE = 12
 
 @dataclasses.dataclass(frozen=True)
 class Contenders:
-    """Of one task.
+    """Of one task."""
 
-    Attributes
-    ----------
-    mod : IRModule
-        Not tuned.
-    name : str
-    records : tuple of TuningRecord
-        Whom to try first comes first: this run's or, without any, the one that earlier runs
-        have proven. Those that a play-off found out are not among them.
-    importance_sec : float
-        Seconds of an inference that go into the task; 0 where nothing is known.
-    proven : Finalist or None
-        What an earlier play-off, of this run or of another one, has checked and timed; it
-        stands where no other play-off is held.
-    is_proven : bool
-        Whether ``proven`` will do if there is no time for another play-off: nothing was
-        recorded since that nobody has checked and that seems better.
-    """
-
-    mod: IRModule
+    mod: IRModule  # not tuned
     name: str
+    # whom to try first comes first: this run's or, without any, the one that earlier runs have
+    # proven. Those that a play-off found out are not among them
     records: tuple[TuningRecord, ...]
-    importance_sec: float
+    importance_sec: float  # seconds of an inference that go into the task; 0 where nothing is known
+    # what an earlier play-off, of this run or of another one, has checked and timed; it stands
+    # where no other play-off is held
     proven: Finalist | None = None
+    # whether ``proven`` will do if there is no time for another play-off: nothing was recorded
+    # since that nobody has checked and that seems better
     is_proven: bool = False
 
     @property
@@ -92,17 +80,10 @@ class Contenders:
 
 @dataclasses.dataclass(frozen=True)
 class _Known:
-    """What play-offs have said of a task.
-
-    Attributes
-    ----------
-    winner : Finalist or None
-    checked, disqualified : frozenset of str
-        Candidates.
-    """
+    """What play-offs have said of a task."""
 
     winner: Finalist | None = None
-    checked: frozenset[str] = frozenset()
+    checked: frozenset[str] = frozenset()  # candidates
     disqualified: frozenset[str] = frozenset()
 
     def filled_from(self, other: _Known) -> _Known:
@@ -121,15 +102,7 @@ class _Known:
 def contenders_of(
     session: Session, tasks: Sequence[ExtractedTask], progress: RunProgress
 ) -> list[Contenders]:
-    """Return what each task has to play for; a store that fails costs what it knows.
-
-    Parameters
-    ----------
-    session : Session
-    tasks : sequence of ExtractedTask
-    progress : RunProgress
-        In the order of ``tasks``.
-    """
+    """Return what each task has to play for; a store that fails costs what it knows."""
     recorded = RunDatabase(session.work_dir)
     verdicts = VerdictFile(session.work_dir, str(TVM_VERSION)).read()
     store = session.store
@@ -151,15 +124,7 @@ def contenders_of(
 def contenders_of_run(
     work_dir: Path, target: Target, tasks: Sequence[ExtractedTask]
 ) -> list[Contenders]:
-    """Return what each task of a run has, also of one that goes on or was killed.
-
-    Parameters
-    ----------
-    work_dir : Path
-        The run's; nothing in it is changed.
-    target : Target
-    tasks : sequence of ExtractedTask
-    """
+    """Return what each task of a run has, also of one that goes on or was killed."""
     recorded = readable_database(work_dir)
     verdicts = VerdictFile(work_dir, str(TVM_VERSION)).read()
     found = []
@@ -174,19 +139,7 @@ def contenders_of_run(
 def contenders_of_store(
     store: RecordStore, target: Target, tasks: Sequence[ExtractedTask]
 ) -> list[Contenders]:
-    """Return what each task has in a store: what is proven, then the fastest recorded.
-
-    Parameters
-    ----------
-    store : RecordStore
-    target : Target
-    tasks : sequence of ExtractedTask
-
-    Raises
-    ------
-    StoreError
-        When the store cannot be read.
-    """
+    """Return what each task has in a store: what is proven, then the fastest recorded."""
     found = []
     for task in tasks:
         mod, name = task.dispatched[0], str(task.task_name)

@@ -46,21 +46,11 @@ _LEAST_REFERENCE_SEC = 30.0
 
 @dataclasses.dataclass(frozen=True)
 class _Turn:
-    """Of a task whose play-off comes next.
+    """Of a task whose play-off comes next."""
 
-    Attributes
-    ----------
-    share : float
-        Of all tasks' latency.
-    n_left : int
-        Tasks whose play-offs have not been held, this one included.
-    n_due : int
-        Tasks after it that cannot do without.
-    """
-
-    share: float
-    n_left: int
-    n_due: int
+    share: float  # of all tasks' latency
+    n_left: int  # tasks whose play-offs have not been held, this one included
+    n_due: int  # tasks after it that cannot do without
 
 
 def decide(
@@ -70,22 +60,6 @@ def decide(
 
     A task that the search did not come to is played for by what earlier runs have proven.
     What each play-off says is kept before the next one begins.
-
-    Parameters
-    ----------
-    session : Session
-        An interrupt ends the play-offs; tasks without one keep what an earlier one has
-        proven, or stay untuned.
-    tasks : sequence of ExtractedTask
-    progress : RunProgress
-        In the order of ``tasks``.
-
-    Returns
-    -------
-    database : Database
-        With the winner of every task that has one.
-    outcomes : list of TaskOutcome
-        In the order of ``tasks``.
     """
     contenders = contenders_of(session, tasks, progress)
     # Should the time not suffice for all: first those that nobody has checked yet, and the
@@ -148,16 +122,6 @@ def checked_database(session: Session, contenders: Sequence[Contenders]) -> Data
 
     What a play-off has proven is taken as it is. Of the others the best few are checked and
     timed now, shortly; a task of which none passes is left out.
-
-    Parameters
-    ----------
-    session : Session
-    contenders : sequence of Contenders
-
-    Returns
-    -------
-    Database
-        In memory, with one record of each task that has one.
     """
     reports = [
         without_playoff(each.records, each.proven, each.name)

@@ -19,17 +19,7 @@ from tvm_adaptive.values.trial import median_sec
 
 
 class Best(NamedTuple):
-    """The best record of a task.
-
-    Attributes
-    ----------
-    seconds : float
-        Of its play-off, if it won one, else as it was recorded; infinite without a record.
-    record : object or None
-        MetaSchedule's.
-    is_checked : bool
-        Whether it has won a play-off, and so computes what the untuned function does.
-    """
+    """The best record of a task."""
 
     seconds: float = math.inf
     record: Any = None
@@ -38,19 +28,11 @@ class Best(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ShownTask:
-    """A task of a run.
-
-    Attributes
-    ----------
-    name, family : str
-    weight : float
-        Calls per inference.
-    best : Best
-    """
+    """A task of a run."""
 
     name: str
     family: str
-    weight: float
+    weight: float  # calls per inference
     best: Best
 
 
@@ -64,19 +46,7 @@ class _Told(NamedTuple):
 
 
 def shown_tasks(work_dir: Path) -> list[ShownTask]:
-    """Return the tasks of a run in their order, also of one that goes on or was killed.
-
-    Parameters
-    ----------
-    work_dir : Path
-
-    Raises
-    ------
-    InvalidOptionError
-        When it is no run's directory.
-    JournalError
-        When its journal is damaged.
-    """
+    """Return the tasks of a run in their order, also of one that goes on or was killed."""
     told: list[_Told] = []
 
     def take(event: dict[str, Any]) -> None:
@@ -96,19 +66,7 @@ def shown_tasks(work_dir: Path) -> list[ShownTask]:
 
 
 def best_schedule(work_dir: Path, task_name: str | None = None) -> tuple[str, str]:
-    """Return a task's best schedule as TVMScript, and the trace that leads to it.
-
-    Parameters
-    ----------
-    work_dir : Path
-    task_name : str or None, default None
-        None where the run has one task only.
-
-    Raises
-    ------
-    InvalidOptionError
-        When there is no such task, or nothing was found for it.
-    """
+    """Return a task's best schedule as TVMScript, and the trace that leads to it."""
     tasks = {task.name: task for task in shown_tasks(work_dir)}
     if task_name is None and len(tasks) == 1:
         (task_name,) = tasks

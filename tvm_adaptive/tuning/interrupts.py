@@ -29,15 +29,7 @@ _LAST_WORDS_SEC = 1.0
 
 
 class SignalCount:
-    """Tell a second request from an echo of the first one.
-
-    Parameters
-    ----------
-    numbers : collection of int
-        The signals that ask for an end.
-    clock : callable
-        Monotonic seconds.
-    """
+    """Tell a second request from an echo of the first one."""
 
     def __init__(
         self, numbers: frozenset[int], clock: Callable[[], float] = time.monotonic
@@ -69,15 +61,6 @@ def interruptible(
     TVM's native search that ends in a segmentation fault. Workers end with the process.
     Outside the main thread, where Python sets no handlers, nothing is caught; in an
     interactive interpreter, whose variables are the user's, a second signal ends nothing.
-
-    Parameters
-    ----------
-    interrupt : callable
-        Asks for an end in order; called by a signal handler and by a thread.
-    last_words : callable
-        Called before the process ends at once; may hang.
-    release : callable
-        Called right before the process ends at once; must not wait for anything.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

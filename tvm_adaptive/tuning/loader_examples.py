@@ -122,19 +122,7 @@ $arguments);
 
 
 def network_example(library: str, arguments: Sequence[Argument], device: str, pins: str) -> str:
-    """Return a Python program that runs a network.
-
-    Parameters
-    ----------
-    library : str
-        File name; the program looks for it beside itself.
-    arguments : sequence of Argument
-        The network's inputs.
-    device : str
-        ``"cpu"``, ``"cuda"``, ...
-    pins : str
-        What pip is to install.
-    """
+    """Return a Python program that runs a network."""
     comment = "# The inputs, in their order: name, shape, type."
     head = _python_head(library, arguments, device, pins, comment)
     return head + _PYTHON_NETWORK

@@ -24,11 +24,6 @@ def time_fixed_kernel(seconds: float) -> list[float]:
 
     All cores take part, as in what is tuned: their disturbances count. Call it in a
     process of its own.
-
-    Parameters
-    ----------
-    seconds : float
-        To spend; at least one figure is taken.
     """
     module = compile_tir(parallel_product(_SIZE), resolve_target("cpu"))
     cpu = device("cpu", 0)

@@ -49,13 +49,7 @@ class NoObserver:
 
 
 class GuardedObserver:
-    """Pass everything on to an observer until it fails; the failure is logged once.
-
-    Parameters
-    ----------
-    observer : Observer or None
-        None for nobody. What it lacks of the methods is not called.
-    """
+    """Pass everything on to an observer until it fails; the failure is logged once."""
 
     def __init__(self, observer: Observer | None) -> None:
         self._observer: Any = observer

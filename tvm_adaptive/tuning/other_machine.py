@@ -37,20 +37,7 @@ _TIMED = ("database_*.json*", "records.db*", "verdicts*", "final")
 
 
 def check_environment(before: Environment, now: Environment, work_dir: Path) -> None:
-    """Refuse times that were taken elsewhere.
-
-    Parameters
-    ----------
-    before, now : Environment
-        Of the run in a work directory, and of this process.
-    work_dir : Path
-        For the message.
-
-    Raises
-    ------
-    OtherMachineError
-        When both are known and differ.
-    """
+    """Refuse times that were taken elsewhere."""
     if found := differences(before, now):
         raise OtherMachineError(
             f"The times in {work_dir} were taken elsewhere ({'; '.join(found)}); choose another "
@@ -59,17 +46,7 @@ def check_environment(before: Environment, now: Environment, work_dir: Path) -> 
 
 
 def set_aside(work_dir: Path) -> Path | None:
-    """Move what holds times into a folder of its own; nothing is deleted.
-
-    Parameters
-    ----------
-    work_dir : Path
-
-    Returns
-    -------
-    Path or None
-        The folder; None if there was nothing to move.
-    """
+    """Move what holds times into a folder of its own; nothing is deleted."""
     found = sorted(path for pattern in _TIMED for path in work_dir.glob(pattern))
     if not found:
         return None
@@ -85,21 +62,7 @@ def set_aside(work_dir: Path) -> Path | None:
 def recall_set_aside(
     work_dir: Path, contexts: Sequence[TuneContext], relatives: Relatives
 ) -> list[str]:
-    """Let a search begin with the best that was set aside; their times are not believed.
-
-    Parameters
-    ----------
-    work_dir : Path
-    contexts : sequence of TuneContext
-        One per task.
-    relatives : Relatives
-        Is told findings.
-
-    Returns
-    -------
-    list of str
-        Names of the tasks that something was found for.
-    """
+    """Let a search begin with the best that was set aside; their times are not believed."""
     best: dict[str, list[Finding]] = {}
     for folder in sorted(work_dir.glob(f"{_FOLDER}*")):
         for key, findings in _findings(folder).items():

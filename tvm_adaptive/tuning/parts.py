@@ -46,28 +46,16 @@ STOCK_START_SEC = 105.0
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """The five replaceable parts of a run, constructed.
+    """The five replaceable parts of a run, constructed."""
 
-    Attributes
-    ----------
-    cost_model, strategy, runner, builder, task_scheduler : TVM objects
-        ``strategy`` is the pattern that each task gets a clone of.
-    relatives : Relatives or None
-        What the tasks' searches tell one another; None where they do not.
-    last_lesson : LastLesson
-        What the cost model learned last, where it is ours.
-    lanes : Lanes or None
-        Where batches are searched and built, if not in this process.
-    """
-
-    cost_model: Any
+    cost_model: Any  # ``strategy`` is the pattern that each task gets a clone of
     strategy: Any
     runner: Any
     builder: Any
     task_scheduler: Any
-    relatives: Relatives | None
-    last_lesson: LastLesson
-    lanes: Lanes | None = None
+    relatives: Relatives | None  # what the tasks' searches tell one another; None where they do not
+    last_lesson: LastLesson  # what the cost model learned last, where it is ours
+    lanes: Lanes | None = None  # where batches are searched and built, if not in this process
 
     def close(self) -> None:
         """End the worker processes of builder, runner and lanes, where they are ours."""
@@ -77,13 +65,7 @@ class Parts:
 
 
 def check_names(config: TuneConfig) -> None:
-    """Raise unless every part's name is known.
-
-    Raises
-    ------
-    InvalidOptionError
-        Names the part, what was given and what is possible.
-    """
+    """Raise unless every part's name is known."""
     for part in registry.PARTS:
         name = getattr(config, part)
         if name not in registry.names(part):
@@ -104,25 +86,7 @@ def make_parts(
     server: ForkServer | None = None,
     time_left: Callable[[], float] | None = None,
 ) -> Parts:
-    """Construct the parts that a configuration names.
-
-    Parameters
-    ----------
-    config : TuneConfig
-    target : Target
-        Its ``num-cores`` bounds the worker processes, as does the memory there is.
-    work_dir : Path
-        Artifacts go to a folder in it.
-    seed : int
-    journal : JournalWriter
-    should_stop : callable
-        Asked before each round.
-    server : ForkServer or None, default None
-        Forks the workers of our builder and our local runner.
-    time_left : callable or None, default None
-        Returns the seconds that the search has left; builds, runs and waits of ours end then.
-        None for no limit.
-    """
+    """Construct the parts that a configuration names."""
     relatives = Relatives() if _takes_seeds(config) else None
     last_lesson = LastLesson()
     ours = _our_options(
@@ -174,13 +138,7 @@ def _takes_seeds(config: TuneConfig) -> bool:
 
 
 def make_lanes(config: TuneConfig, server: ForkServer | None) -> Lanes | None:
-    """Make the places where batches are searched and built; None for this process.
-
-    Raises
-    ------
-    InvalidOptionError
-        When the other parts cannot be sent there, or a Ray cluster cannot be joined.
-    """
+    """Make the places where batches are searched and built; None for this process."""
     search = config.search
     if search.lanes == 1 and search.ray is None:
         return None
@@ -213,13 +171,7 @@ def make_builder(
 
 
 def farm_of(config: TuneConfig) -> RPCConfig | None:
-    """Return where the devices are that a configuration measures on; None for here.
-
-    Raises
-    ------
-    InvalidOptionError
-        When neither it nor TVM's environment variables say so.
-    """
+    """Return where the devices are that a configuration measures on; None for here."""
     if config.runner not in FARM_RUNNERS:
         return None
     from tvm_adaptive.runner.rpc.runner import complete_config

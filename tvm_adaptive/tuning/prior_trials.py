@@ -52,27 +52,14 @@ _MAX_RELATIVES = 64
 
 @dataclasses.dataclass(frozen=True)
 class Recalled:
-    """What was found for a run.
+    """What was found for a run."""
 
-    Attributes
-    ----------
-    n_known : int
-        Tasks that were tuned before on this target.
-    n_related : int
-        Other tasks that have relatives in the store.
-    n_samples : int
-        Samples for the model.
-    tasks : mapping of str to Remembered
-        What is known of the tasks themselves, by their names.
-    n_left_out : int
-        Rows of the store that are no records.
-    """
-
-    n_known: int = 0
-    n_related: int = 0
-    n_samples: int = 0
+    n_known: int = 0  # tasks that were tuned before on this target
+    n_related: int = 0  # other tasks that have relatives in the store
+    n_samples: int = 0  # samples for the model
+    # what is known of the tasks themselves, by their names
     tasks: Mapping[str, Remembered] = dataclasses.field(default_factory=dict)
-    n_left_out: int = 0
+    n_left_out: int = 0  # rows of the store that are no records
 
 
 def recall(
@@ -83,30 +70,7 @@ def recall(
     *,
     without: Collection[str] = (),
 ) -> Recalled:
-    """Hand on what a store knows of a run's tasks.
-
-    Parameters
-    ----------
-    store : RecordStore
-        Of the run's environment.
-    contexts : sequence of TuneContext
-        One per task.
-    relatives : Relatives or None
-        Is told findings; None where the search takes none.
-    model : object
-        The cost model's Python side; is given samples if it has ``preload``.
-    without : collection of str, default ()
-        Runs whose trials model and task scheduler know already.
-
-    Returns
-    -------
-    Recalled
-
-    Raises
-    ------
-    StoreError
-        When the store cannot be read.
-    """
+    """Hand on what a store knows of a run's tasks."""
     tasks = [task_of(each.mod, each.target, str(each.task_name)) for each in contexts]
     mine = {task.identity: task.name for task in tasks}
     known: dict[Identity, StoredTask] = {}
@@ -156,27 +120,7 @@ def _findings(trials: Sequence[StoredTrial]) -> list[Finding]:
 
 
 def restore(store: RecordStore, contexts: Sequence[TuneContext], model: Any) -> int:
-    """Teach a cost model what earlier sittings of the same run taught it.
-
-    Parameters
-    ----------
-    store : RecordStore
-        The run's own.
-    contexts : sequence of TuneContext
-        One per task.
-    model : object
-        The cost model's Python side; is taught if it has ``restore``.
-
-    Returns
-    -------
-    int
-        Samples that it was taught.
-
-    Raises
-    ------
-    StoreError
-        When the store cannot be read.
-    """
+    """Teach a cost model what earlier sittings of the same run taught it."""
     n_samples = 0
     if not hasattr(model, "restore"):
         return n_samples

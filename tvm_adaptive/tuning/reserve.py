@@ -24,36 +24,18 @@ _MAX_SHARE = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Reserve:
-    """Seconds to keep back.
+    """Seconds to keep back."""
 
-    Attributes
-    ----------
-    later_sec : float
-        For what comes after the play-offs, where every task is tuned.
-    least_later_sec : float
-        The same, where none is.
-    playoff_sec : float
-        For the play-offs.
-    check_sec : float
-        For play-offs that check one record of each task, and nothing else.
-    """
-
-    later_sec: float = 0.0
-    least_later_sec: float = 0.0
-    playoff_sec: float = 0.0
-    check_sec: float = 0.0
+    later_sec: float = 0.0  # for what comes after the play-offs, where every task is tuned
+    least_later_sec: float = 0.0  # the same, where none is
+    playoff_sec: float = 0.0  # for the play-offs
+    check_sec: float = 0.0  # for play-offs that check one record of each task, and nothing else
 
     def kept_sec(self, *, has_gaps: bool, share: float = 1.0) -> float:
         """Return what a search keeps back; less while there are tasks that have nothing.
 
         Untuned, a function often takes a hundred times as long, and play-offs win some
         hundredths.
-
-        Parameters
-        ----------
-        has_gaps : bool
-        share : float, default 1.0
-            Of the tasks, those that have a result.
         """
         if not has_gaps:
             return self.after_sec(share) + self.playoff_sec
@@ -72,16 +54,7 @@ def reserve_of(
     later_sec: float,
     least_later_sec: float,
 ) -> Reserve:
-    """Return what to keep back for the end of a run.
-
-    Parameters
-    ----------
-    budget : Budget
-    finish : FinishConfig
-    n_tasks : int
-    later_sec, least_later_sec : float
-        Seconds for what comes after the play-offs, where all tasks are tuned and where none is.
-    """
+    """Return what to keep back for the end of a run."""
     timing_sec = n_tasks * finish.max_task_sec
     if budget.seconds is not None:
         timing_sec = min(timing_sec, finish.max_share * budget.seconds)
@@ -108,16 +81,7 @@ def tuned_share(progress: RunProgress) -> float:
 
 
 def has_gaps(progress: RunProgress, proven: Container[str], n_tries: int) -> bool:
-    """Say whether a task has nothing to deploy, and might have if it was tried.
-
-    Parameters
-    ----------
-    progress : RunProgress
-    proven : container of str
-        Names of tasks of which an earlier run has proven a record.
-    n_tries : int
-        A task of which so many trials have failed is not waited for.
-    """
+    """Say whether a task has nothing to deploy, and might have if it was tried."""
     return any(
         math.isinf(task.best_sec) and task.n_trials < n_tries and task.name not in proven
         for task in progress.tasks

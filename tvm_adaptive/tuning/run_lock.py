@@ -44,22 +44,13 @@ _MAX_TRIES = 100
 
 @dataclasses.dataclass(frozen=True)
 class Holder:
-    """Who owns a work directory, as its lock file says.
-
-    Attributes
-    ----------
-    pid : int
-    host : str
-    started_unix_sec : float
-        When the process started, which tells it from a later one with the same number.
-    since_unix_sec : float
-        When the run began.
-    """
+    """Who owns a work directory, as its lock file says."""
 
     pid: int
     host: str
+    # when the process started, which tells it from a later one with the same number
     started_unix_sec: float
-    since_unix_sec: float
+    since_unix_sec: float  # when the run began
 
     @classmethod
     def current(cls) -> Holder:
@@ -91,12 +82,7 @@ class Holder:
 
 
 class Ownership:
-    """A work directory that is ours until :meth:`release`.
-
-    Attributes
-    ----------
-    work_dir : Path
-    """
+    """A work directory that is ours until :meth:`release`."""
 
     def __init__(self, work_dir: Path) -> None:
         self.work_dir = work_dir
@@ -124,19 +110,7 @@ class Ownership:
 
 @contextlib.contextmanager
 def owned(work_dir: Path) -> Iterator[Ownership]:
-    """Own a work directory while inside; it is made if it is not there.
-
-    Parameters
-    ----------
-    work_dir : Path
-
-    Raises
-    ------
-    WorkDirInUseError
-        When another run owns it.
-    InvalidOptionError
-        When it cannot be made or written.
-    """
+    """Own a work directory while inside; it is made if it is not there."""
     ownership = Ownership(work_dir)
     try:
         yield ownership

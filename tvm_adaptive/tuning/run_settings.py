@@ -37,30 +37,15 @@ class Bounds:
 
 @dataclasses.dataclass(frozen=True)
 class Told:
-    """A run's options.
+    """A run's options."""
 
-    Attributes
-    ----------
-    what : str
-        The model.
-    input_shapes : dict of str to list of int
-    target : dict or str
-    config : TuneConfig
-        With the record store's name as the journal has it.
-    seed : int
-        Of the last sitting.
-    bounds : Bounds
-    history : History
-        What the run did with them.
-    """
-
-    what: str
+    what: str  # the model
     input_shapes: dict[str, list[int]]
     target: dict[str, Any] | str
-    config: TuneConfig
-    seed: int
+    config: TuneConfig  # with the record store's name as the journal has it
+    seed: int  # of the last sitting
     bounds: Bounds
-    history: History
+    history: History  # what the run did with them
 
     @property
     def hides_password(self) -> bool:
@@ -69,20 +54,7 @@ class Told:
 
 
 def read_told(work_dir: Path) -> Told:
-    """Read what a run was told.
-
-    Parameters
-    ----------
-    work_dir : Path
-
-    Raises
-    ------
-    InvalidOptionError
-        When there is no run, it was given its model in Python, or another version wrote
-        its journal.
-    JournalError
-        When its journal is damaged.
-    """
+    """Read what a run was told."""
     path = work_dir / JOURNAL_FILE
     history = read_history(path)
     if not history.run:

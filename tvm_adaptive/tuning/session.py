@@ -48,56 +48,31 @@ _WORKER_MODULES = (
 
 @dataclasses.dataclass
 class Session:
-    """What all stages of a run share.
-
-    Attributes
-    ----------
-    config : TuneConfig
-    target : Target
-    work_dir : Path
-        Exists; everything that the run writes lies in it, but for what the store keeps.
-    run_id : str
-        Different for every run.
-    seed : int
-    trials : int or None
-        Trials at the most, None for no limit.
-    until_ms : float or None
-        The search ends when the sum of the tasks is as fast; None for no such goal.
-    budget : Budget
-    journal : Journal
-    observer : GuardedObserver
-    server : ForkServer or None
-        Forks the run's workers; None where there is no such thing.
-    store : RecordStore or None
-        What earlier runs measured, and where this one's trials are kept.
-    farm : RPCConfig or None
-        Where the devices are that everything runs on; None for this machine.
-    history : History
-        What earlier sittings of the run did; empty for a run that is not resumed.
-    reserve : Reserve
-        What the search keeps back of the budget.
-    proven : frozenset of str
-        Names of the tasks of which an earlier run has proven a record.
-    stage_secs : dict of str to float
-        Seconds that each stage took, in their order.
-    """
+    """What all stages of a run share."""
 
     config: TuneConfig
     target: Target
+    # exists; everything that the run writes lies in it, but for what the store keeps
     work_dir: Path
-    run_id: str
+    run_id: str  # different for every run
     seed: int
-    trials: int | None
+    trials: int | None  # trials at the most, None for no limit
+    # the search ends when the sum of the tasks is as fast; None for no such goal
     until_ms: float | None
     budget: Budget
     journal: Journal
     observer: GuardedObserver
-    server: ForkServer | None
-    store: RecordStore | None
+    server: ForkServer | None  # forks the run's workers; None where there is no such thing
+    store: RecordStore | None  # what earlier runs measured, and where this one's trials are kept
+    # where the devices are that everything runs on; None for this machine
     farm: RPCConfig | None = None
+    # what earlier sittings of the run did; empty for a run that is not resumed
     history: History = dataclasses.field(default_factory=History)
+    # what the search keeps back of the budget
     reserve: Reserve = dataclasses.field(default_factory=Reserve)
+    # names of the tasks of which an earlier run has proven a record
     proven: frozenset[str] = frozenset()
+    # seconds that each stage took, in their order
     stage_secs: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @contextlib.contextmanager
@@ -177,37 +152,7 @@ def open_session(
     owner: Ownership | None = None,
     journal_file: str = JOURNAL_FILE,
 ) -> Iterator[Session]:
-    """Check the options, own directory and journal, catch interrupts while inside.
-
-    Parameters
-    ----------
-    what : str
-        What is tuned, for the journal.
-    work_dir, target, budget, trials, until_ms, seed, config, observer
-        See :class:`Session`; ``seed`` None draws one, which the journal tells.
-    resume : bool, default False
-        Whether to go on where the journal in ``work_dir``, if there is one, ends.
-    allow_other_machine : bool, default False
-        Whether to set aside what another machine or version of TVM timed in ``work_dir``,
-        instead of refusing to go on.
-    model : ModelSource or None, default None
-        For the journal; a resumed run's must be the one that it was begun with.
-    owner : Ownership or None, default None
-        Of ``work_dir``, if the caller owns it already; None owns it while inside.
-    journal_file : str, default "journal.jsonl"
-        What the journal is called. By the default's name a directory is known as a run's.
-
-    Raises
-    ------
-    InvalidOptionError
-        When an option cannot be used, before anything is written.
-    WorkDirInUseError
-        When another run owns ``work_dir``, before anything is read or written.
-    OtherMachineError, OtherModelError
-        When what is in ``work_dir`` is no beginning of this run.
-    StoreError
-        When a record store that was named cannot be opened, before anything is written.
-    """
+    """Check the options, own directory and journal, catch interrupts while inside."""
     check_bounds(budget.seconds, trials, until_ms)
     check_names(config)
     check_layout(config.layout)
@@ -358,13 +303,7 @@ def _started(server: ForkServer | None) -> Iterator[None]:
 
 
 def journal_of(work_dir: Path) -> Path:
-    """Return where a run's journal is.
-
-    Raises
-    ------
-    InvalidOptionError
-        When there is none.
-    """
+    """Return where a run's journal is."""
     path = work_dir / JOURNAL_FILE
     if not path.is_file():
         raise InvalidOptionError(f"{work_dir} is no run's directory: it holds no {JOURNAL_FILE}.")

@@ -17,25 +17,7 @@ _EXAMPLE = '{"kind": "llvm", "mcpu": "znver4", "num-cores": 8}'
 
 
 def resolve_target(spec: TargetLike) -> Target:
-    """Return the target that a user means.
-
-    Parameters
-    ----------
-    spec : str, mapping, Target or None
-        - None, ``"cpu"`` or ``"auto"``: the processor of this machine, with the physical
-          cores that this process may use, as few as a container's quota is worth;
-        - ``"cuda"``: the first GPU of this machine, its architecture and limits;
-        - a JSON string or a mapping, e.g.
-          ``{"kind": "llvm", "mcpu": "znver4", "num-cores": 8}``;
-        - one of TVM's tags, e.g. ``"nvidia/geforce-rtx-3090"``;
-        - a Target, which is checked and returned as it is.
-
-    Raises
-    ------
-    InvalidOptionError
-        When TVM knows no such target, a CPU target does not say how many cores it has,
-        or there is no GPU.
-    """
+    """Return the target that a user means."""
     if isinstance(spec, str) or spec is None:
         text = spec.strip() if isinstance(spec, str) else None
         if text in _THIS_CPU:
@@ -46,12 +28,7 @@ def resolve_target(spec: TargetLike) -> Target:
 
 
 def describe_target(target: Target) -> str:
-    """Return what matters of a target on one line, e.g. ``"llvm, mcpu znver4, 2 cores"``.
-
-    Parameters
-    ----------
-    target : Target
-    """
+    """Return what matters of a target on one line, e.g. ``"llvm, mcpu znver4, 2 cores"``."""
     attrs = dict(target.attrs)
     parts = [str(target.kind.name)]
     parts += [f"{key} {attrs[key]}" for key in ("mcpu", "arch") if key in attrs]

@@ -153,22 +153,7 @@ def tune_named(
     spent_sec: float = 0.0,
     owner: Ownership | None = None,
 ) -> TuneReport:
-    """Do as :func:`tune`, also in a directory that the caller owns already.
-
-    Parameters
-    ----------
-    what, work_dir, target, budget_sec, trials, until_ms, seed, config, observer
-        As in :func:`tune`.
-    input_shapes, resume, allow_other_machine, spent_sec
-        As in :func:`tune`.
-    owner : Ownership or None, default None
-        Of ``work_dir``.
-
-    Raises
-    ------
-    AdaptiveError
-        As :func:`tune`.
-    """
+    """Do as :func:`tune`, also in a directory that the caller owns already."""
     budget = Budget(budget_sec, spent_sec=spent_sec)
     workload = load(what, input_shapes)
     with open_session(

@@ -46,13 +46,6 @@ def remembering(
     """Teach a run's parts what is known; yield the callbacks that keep what it measures.
 
     A store that fails costs what it knows, never the run.
-
-    Parameters
-    ----------
-    session : Session
-    contexts : sequence of TuneContext
-        One per task.
-    parts : Parts
     """
     model = python_side(parts.cost_model)
     shared = session.store
@@ -89,10 +82,6 @@ class FinalsKeeper:
 
     Each play-off's verdicts are on disk before the next begins. What a store does not take
     is offered to it once more when the keeper is closed.
-
-    Parameters
-    ----------
-    session : Session
     """
 
     def __init__(self, session: Session) -> None:

@@ -39,18 +39,6 @@ def random_array(
     Floating-point numbers are uniform in [-1, 1], or in [0.1, 1] if ``positive`` (for
     kernels with roots and logarithms). Integers are small; 32 and 64-bit ones are 0 or 1,
     because they may be indices.
-
-    Parameters
-    ----------
-    rng : numpy.random.Generator
-    shape : sequence of int
-    dtype : str
-    positive : bool
-
-    Raises
-    ------
-    TypeError
-        When numpy has no such type.
     """
     kind = numpy_dtype(dtype)
     if kind == np.bool_:
@@ -64,20 +52,7 @@ def random_array(
 
 
 def tolerance(dtypes: Sequence[str], reduction_length: int) -> float:
-    """Return the relative error that another order of additions may make.
-
-    Parameters
-    ----------
-    dtypes : sequence of str
-        Types of the kernel's buffers; the coarsest floating-point one decides.
-    reduction_length : int
-        Terms in its longest sum.
-
-    Returns
-    -------
-    float
-        0 when no buffer is floating-point.
-    """
+    """Return the relative error that another order of additions may make."""
     epsilons = [_epsilon(numpy_dtype(name)) for name in dtypes]
     return min(_LOOSEST, _ROUNDINGS * max(epsilons, default=0.0) * math.sqrt(reduction_length))
 
@@ -97,27 +72,6 @@ def disagreement(
     rounding makes of it: a number that is rounded may get to the next one, the largest of
     numbers that are nearly equal may be another one, a comparison may go the other way. A
     kernel does not say which of its integers that can happen to; ``neighbours`` do.
-
-    Parameters
-    ----------
-    expected, found : sequence of ndarray
-        All buffers after the run, in the same order.
-    rtol : float
-        Relative to each expected value; NaN and infinities must match.
-    atol : float or None
-        Absolute; None for ``rtol`` times the root mean square of the buffer, as sums of
-        terms of either sign lose digits.
-    neighbours : sequence of mapping of int to ndarray
-        Each holds, by their numbers, the integer buffers that the reference gives for inputs
-        that differ by rounding (see :func:`disturbed`). An integer may be one of theirs, or
-        off by one and between theirs, in a hundredth of the places.
-    rounded_share : float
-        Where there are no neighbours, the share of integers that may be off by one. A truth
-        value may not.
-
-    Returns
-    -------
-    str or None
     """
     for number, (one, other) in enumerate(zip(expected, found, strict=True)):
         if one.shape != other.shape:
@@ -143,13 +97,6 @@ def disturbed(
     """Return start values that differ by some roundings, and those that differ the other way.
 
     Floating-point numbers are a little larger or smaller, each at random; integers stay.
-
-    Parameters
-    ----------
-    values : sequence of ndarray
-    rtol : float
-        Of the comparison.
-    rng : numpy.random.Generator
     """
     share = min(_LOOSEST, _DISTURBANCE * rtol)
     up: list[Array] = []
@@ -163,13 +110,7 @@ def disturbed(
 
 
 def tells_nothing(start: Sequence[Array], end: Sequence[Array]) -> bool:
-    """Say whether more than half of what a kernel wrote is NaN or infinite.
-
-    Parameters
-    ----------
-    start, end : sequence of ndarray
-        All buffers before and after the run.
-    """
+    """Say whether more than half of what a kernel wrote is NaN or infinite."""
     written = finite = 0
     for before, after in zip(start, end, strict=True):
         if not is_float(after.dtype):
@@ -216,12 +157,7 @@ def _wrong_floats(expected: Array, found: Array, rtol: float, atol: float | None
 
 
 def item_bytes(dtype: str) -> int:
-    """Return the bytes of one number, those of the largest for a type numpy has not.
-
-    Parameters
-    ----------
-    dtype : str
-    """
+    """Return the bytes of one number, those of the largest for a type numpy has not."""
     try:
         return numpy_dtype(dtype).itemsize
     except TypeError:

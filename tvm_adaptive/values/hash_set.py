@@ -16,12 +16,7 @@ _MIN_WAITING = 1024
 
 
 class HashSet:
-    """A set of integers of 64 bits, signed or not, that only grows.
-
-    Parameters
-    ----------
-    values : iterable of int, default ()
-    """
+    """A set of integers of 64 bits, signed or not, that only grows."""
 
     def __init__(self, values: Iterable[int] = ()) -> None:
         self._sorted = array("Q")

@@ -13,22 +13,7 @@ _LEFT_OUT = 4.0
 
 
 def fastest_believable_sec(flop: float, n_cores: int | None, bits: int) -> float:
-    """Return the seconds that a kernel takes at the very least on a CPU.
-
-    Parameters
-    ----------
-    flop : float
-        Operations of one run, as TVM counts them.
-    n_cores : int or None
-        None for a target whose limits are not known, as a GPU's.
-    bits : int
-        Of the narrowest operand.
-
-    Returns
-    -------
-    float
-        0 where nothing is known. An honest kernel is at least twice as slow.
-    """
+    """Return the seconds that a kernel takes at the very least on a CPU."""
     if n_cores is None:
         return 0.0
     width = next((known for known in sorted(_OPS_PER_CYCLE) if bits <= known), 32)

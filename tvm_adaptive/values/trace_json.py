@@ -20,24 +20,7 @@ _MOST_DECIDED = 2**31 - 1
 
 
 def choices_of(trace: Any) -> tuple[list[Any], list[tuple[int, Any]]]:
-    """Return instructions and decisions of a trace, without those of postprocessors.
-
-    Parameters
-    ----------
-    trace : list
-        JSON, parsed; of a file or of a trace in memory, which write flags differently.
-
-    Returns
-    -------
-    instructions : list
-    decisions : list of (int, object)
-        By the number of their instruction.
-
-    Raises
-    ------
-    TypeError, ValueError, IndexError, KeyError
-        When it is no trace.
-    """
+    """Return instructions and decisions of a trace, without those of postprocessors."""
     instructions, decisions = trace
     kinds = [str(instruction[0]) for instruction in instructions]
     end = kinds.index(_END) if _END in kinds else len(kinds)
@@ -50,11 +33,6 @@ def is_sane(trace: Any) -> bool:
     """Say whether a trace has the form of one, with decisions that can be computed with.
 
     What it does is not looked at. TVM, given a tile of no iterations, divides by it.
-
-    Parameters
-    ----------
-    trace : object
-        JSON, parsed.
     """
     try:
         instructions, decisions = trace

@@ -27,19 +27,7 @@ N_VERIFIED = 2
 
 
 def median_sec(run_secs: Iterable[float] | None) -> float:
-    """Return what a trial took, the median of its runs, in seconds.
-
-    Parameters
-    ----------
-    run_secs : iterable of float, or None
-        As MetaSchedule's results and records have them.
-
-    Returns
-    -------
-    float
-        NaN where nothing was measured, or nothing that can be believed: not finite, not
-        positive, or what MetaSchedule writes for a failed trial.
-    """
+    """Return what a trial took, the median of its runs, in seconds."""
     seconds = [float(sec) for sec in run_secs or ()]
     middle = statistics.median(seconds) if seconds else math.nan
     return middle if 0 < middle < FAILED_SEC else math.nan
@@ -47,13 +35,7 @@ def median_sec(run_secs: Iterable[float] | None) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """What a cost model believes of n candidates.
-
-    Attributes
-    ----------
-    mean : ndarray of shape (n,), normalised throughput, higher is better
-    std : ndarray of shape (n,), same unit, never negative
-    """
+    """What a cost model believes of n candidates."""
 
     mean: FloatArray
     std: FloatArray
@@ -71,17 +53,10 @@ class Prediction:
 
 @dataclasses.dataclass(frozen=True)
 class StopDecision:
-    """Whether to stop measuring a candidate, and why.
-
-    Attributes
-    ----------
-    stop : bool
-    reason : str
-        One word for the journal (``"precise"``, ``"exhausted"``, ...); never empty.
-    """
+    """Whether to stop measuring a candidate, and why."""
 
     stop: bool
-    reason: str
+    reason: str  # one word for the journal (``"precise"``, ``"exhausted"``, ...); never empty
 
     def __post_init__(self) -> None:
         if not self.reason:
@@ -90,30 +65,14 @@ class StopDecision:
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """One measured candidate.
+    """One measured candidate."""
 
-    Attributes
-    ----------
-    mean_sec : float
-        Robust location of the seconds of one run, lower is better.
-    stderr_sec : float
-        Standard error of ``mean_sec``; ``nan`` when only one micro-batch was run.
-    n_runs : int
-        Runs of the kernel that count (the warm-up is not among them).
-    n_batches : int
-        Micro-batches; each gave one mean.
-    reason : str
-        Why measuring stopped, from the rule's :class:`StopDecision`.
-    elapsed_sec : float
-        Wall-clock seconds spent measuring, warm-up included.
-    """
-
-    mean_sec: float
-    stderr_sec: float
-    n_runs: int
-    n_batches: int
-    reason: str
-    elapsed_sec: float
+    mean_sec: float  # robust location of the seconds of one run, lower is better
+    stderr_sec: float  # standard error of ``mean_sec``; ``nan`` when only one micro-batch was run
+    n_runs: int  # runs of the kernel that count (the warm-up is not among them)
+    n_batches: int  # micro-batches; each gave one mean
+    reason: str  # why measuring stopped, from the rule's :class:`StopDecision`
+    elapsed_sec: float  # wall-clock seconds spent measuring, warm-up included
 
     def as_fields(self) -> dict[str, Any]:
         """Return the fields as a JSON-ready mapping, for the journal."""
@@ -122,26 +81,16 @@ class Timing:
 
 @dataclasses.dataclass(frozen=True)
 class Exploration:
-    """The share of a batch that is drawn at random, and where the number comes from.
+    """The share of a batch that is drawn at random, and where the number comes from."""
 
-    Attributes
-    ----------
-    epsilon : float
-        In [0, 1].
-    reason : str
-        ``"posterior"``, ``"fixed"``, ``"untrained"``, ``"initial"``,
-        ``"no-success-yet"`` or ``"no-variance"``.
-    mean_std : float
-        Mean posterior standard deviation of the random plans (normalised
-        throughput); ``nan`` unless ``reason`` is ``"posterior"``.
-    n_plans : int
-        Random plans that the mean was taken over.
-    """
-
-    epsilon: float
+    epsilon: float  # in [0, 1]
+    # ``"posterior"``, ``"fixed"``, ``"untrained"``, ``"initial"``, ``"no-success-yet"`` or ``"no-
+    # variance"``
     reason: str
+    # mean posterior standard deviation of the random plans (normalised throughput); ``nan`` unless
+    # ``reason`` is ``"posterior"``
     mean_std: float = float("nan")
-    n_plans: int = 0
+    n_plans: int = 0  # random plans that the mean was taken over
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.epsilon <= 1.0:
@@ -150,17 +99,10 @@ class Exploration:
 
 @dataclasses.dataclass(frozen=True)
 class Promise:
-    """What the updated model says of a task's next candidates.
+    """What the updated model says of a task's next candidates."""
 
-    Attributes
-    ----------
-    expected_drop : float
-        Share of its latency that the best unmeasured candidate is expected to save, in
-        [0, 1).
-    accuracy : float
-        Rank correlation of the model's last forecasts of this task's family with what was
-        measured; 1 is perfect, 0 chance.
-    """
-
+    # share of its latency that the best unmeasured candidate is expected to save, in [0, 1)
     expected_drop: float
+    # rank correlation of the model's last forecasts of this task's family with what was measured; 1
+    # is perfect, 0 chance
     accuracy: float

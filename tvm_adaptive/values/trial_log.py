@@ -63,18 +63,6 @@ class Incumbent:
 
     A search says at each batch whose turn it is, and a runner races candidates against
     it, or against the best of the batch so far.
-
-    Parameters
-    ----------
-    seconds : float or None, default None
-    floor_sec : float, default 0.0
-
-    Attributes
-    ----------
-    seconds : float or None
-        Of one run, lower is better; None before a task's first success.
-    floor_sec : float
-        What no kernel of the task can be faster than.
     """
 
     def __init__(self, seconds: float | None = None, floor_sec: float = 0.0) -> None:
@@ -108,27 +96,15 @@ class TimingErrors:
 
 @dataclasses.dataclass(frozen=True)
 class Lesson:
-    """What a cost model was taught by one batch.
+    """What a cost model was taught by one batch."""
 
-    Attributes
-    ----------
-    rows : ndarray of shape (n, d), float32
-        Features, in the order of the batch.
-    errors : ndarray of shape (n,) or None
-        Relative standard errors of the times; NaN where unknown.
-    """
-
-    rows: npt.NDArray[np.float32]
+    rows: npt.NDArray[np.float32]  # features, in the order of the batch
+    # relative standard errors of the times; NaN where unknown
     errors: npt.NDArray[np.float64] | None
 
 
 class LastLesson:
-    """The last batch that a cost model learned, for whoever keeps records of it.
-
-    Attributes
-    ----------
-    lesson : Lesson or None
-    """
+    """The last batch that a cost model learned, for whoever keeps records of it."""
 
     def __init__(self) -> None:
         self.lesson: Lesson | None = None

@@ -15,23 +15,12 @@ PROC = Path("/proc")
 
 
 def cpu_limit(proc: Path = PROC) -> float | None:
-    """Return how many processors' time this process may use; None for all.
-
-    Parameters
-    ----------
-    proc : Path
-        Where the system describes its processes.
-    """
+    """Return how many processors' time this process may use; None for all."""
     return min(_cpu_limits(proc), default=None)
 
 
 def memory_limit(proc: Path = PROC) -> int | None:
-    """Return the bytes that this process and its group may use; None for all there are.
-
-    Parameters
-    ----------
-    proc : Path
-    """
+    """Return the bytes that this process and its group may use; None for all there are."""
     limit = min((limit for _, limit, _ in _memory_limits(proc)), default=None)
     total = _meminfo(proc, "MemTotal")
     # Version 1 writes a number near 2^63 where there is no limit.
@@ -42,15 +31,6 @@ def available_memory(proc: Path = PROC) -> int | None:
     """Return the bytes that can still be used without taking them from anybody.
 
     Files that are cached and have not been read lately do not count as used.
-
-    Parameters
-    ----------
-    proc : Path
-
-    Returns
-    -------
-    int or None
-        None where the system does not say.
     """
     found = [max(0, limit - used) for _, limit, used in _memory_limits(proc) if used is not None]
     of_machine = _meminfo(proc, "MemAvailable")
@@ -58,12 +38,7 @@ def available_memory(proc: Path = PROC) -> int | None:
 
 
 class OomKills:
-    """How many processes the system has killed for want of memory.
-
-    Parameters
-    ----------
-    proc : Path
-    """
+    """How many processes the system has killed for want of memory."""
 
     def __init__(self, proc: Path = PROC) -> None:
         groups = list(_own_groups(proc, "memory"))

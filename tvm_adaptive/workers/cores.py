@@ -25,25 +25,13 @@ def usable_physical_cores(proc: Path = PROC) -> int:
     and by cache, which the threads share. A container that may use less processor time
     than that has as many as its time is worth, rounded down, but one at the least: a
     kernel with more threads would be stopped in the middle of each period.
-
-    Parameters
-    ----------
-    proc : Path
-        Where the system describes its processes.
     """
     n_cores, quota = _allowed_cores(), cpu_limit(proc)
     return n_cores if quota is None else max(1, min(n_cores, math.floor(quota)))
 
 
 def n_build_workers(n_cores: int, proc: Path = PROC) -> int:
-    """Return how many compile workers there is memory for, one at the least.
-
-    Parameters
-    ----------
-    n_cores : int
-        That they may use, and so the most there are.
-    proc : Path
-    """
+    """Return how many compile workers there is memory for, one at the least."""
     available = available_memory(proc)
     if available is None:
         return n_cores
@@ -52,14 +40,7 @@ def n_build_workers(n_cores: int, proc: Path = PROC) -> int:
 
 
 def limits_note(n_cores: int, proc: Path = PROC) -> str:
-    """Say what a container's limits mean for a run; nothing where they change nothing.
-
-    Parameters
-    ----------
-    n_cores : int
-        That the run may use, as its target says.
-    proc : Path
-    """
+    """Say what a container's limits mean for a run; nothing where they change nothing."""
     quota, memory = cpu_limit(proc), memory_limit(proc)
     n_workers = n_build_workers(n_cores, proc)
     is_throttled = quota is not None and quota < max(n_cores, _allowed_cores())
@@ -73,12 +54,7 @@ def limits_note(n_cores: int, proc: Path = PROC) -> str:
 
 
 def describe_quota(quota: float) -> str:
-    """Return a processor quota in words, e.g. ``"0.5 of a core"``.
-
-    Parameters
-    ----------
-    quota : float
-    """
+    """Return a processor quota in words, e.g. ``"0.5 of a core"``."""
     return f"{quota:.3g} of a core" if quota < 1 else f"{quota:.3g} core{'s' * (quota != 1)}"
 
 
@@ -88,16 +64,6 @@ def thread_env(n_threads: int | None = None) -> dict[str, str]:
     On x86, TVM's runtime takes every processor for half a core and starts half as many
     threads as there are processors. Where each is a whole core, as on most virtual
     machines, kernels would be timed, and chosen, for half the machine.
-
-    Parameters
-    ----------
-    n_threads : int or None, default None
-        None for the physical cores that this process may use.
-
-    Raises
-    ------
-    InvalidOptionError
-        When ``n_threads`` is below 1.
     """
     if n_threads is None:
         n_threads = usable_physical_cores()

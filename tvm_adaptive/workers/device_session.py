@@ -40,17 +40,7 @@ def n_moves() -> int:
 
 
 def load(path: str) -> Any:
-    """Load a compiled module where it will run.
-
-    Parameters
-    ----------
-    path : str
-        On this machine: an archive of objects, or a library for the device.
-
-    Returns
-    -------
-    tvm.runtime.Module
-    """
+    """Load a compiled module where it will run."""
     if _Here.session is None:
         return load_module(path)
     return _Here.session.load_module(_upload(path))
@@ -61,15 +51,6 @@ def load_once(path: str) -> Any:
 
     TVM keeps whatever it loaded until the process ends: each load of a network would cost
     the memory of its weights again.
-
-    Parameters
-    ----------
-    path : str
-        As for :func:`load`.
-
-    Returns
-    -------
-    tvm.runtime.Module
     """
     stat = Path(path).stat()
     key = (path, stat.st_mtime_ns, stat.st_size)
@@ -94,13 +75,6 @@ def save_linked(path: str, library: str) -> None:
     """Let the device link an archive of objects for itself, and fetch the library.
 
     This machine needs no linker for the device's kind then.
-
-    Parameters
-    ----------
-    path : str
-        The archive, on this machine.
-    library : str
-        File to write, on this machine.
     """
     content = _Here.session.download_linked_module(_upload(path))
     Path(library).write_bytes(bytes(content))

@@ -29,40 +29,16 @@ _ResultT = TypeVar("_ResultT")
 
 @dataclasses.dataclass(eq=False)
 class Job(Generic[_TaskT, _ResultT]):
-    """A candidate on its way to a device.
+    """A candidate on its way to a device."""
 
-    Attributes
-    ----------
-    index : int
-        Counted from 0 over the runner's life.
-    task : object
-        What the device's plan needs to know.
-    answer : concurrent.futures.Future
-    queued_sec : float
-        Monotonic time.
-    """
-
-    index: int
-    task: _TaskT
+    index: int  # counted from 0 over the runner's life
+    task: _TaskT  # what the device's plan needs to know
     answer: Future[_ResultT]
-    queued_sec: float
+    queued_sec: float  # monotonic time
 
 
 class Dispatcher(Generic[_TaskT, _ResultT]):
-    """Gives queued candidates to the workers of a pool.
-
-    Parameters
-    ----------
-    pool : WorkerPool
-        One worker per device.
-    make_plan : callable
-        Returns the plan of a worker that is free. The plan takes candidates from this
-        dispatcher and settles each, or puts it back.
-    give_up : callable
-        ``(job, reason) -> result`` of a candidate that nobody settled.
-    overlap : bool
-        Whether :meth:`submit` returns at once, and a thread of its own does the work.
-    """
+    """Gives queued candidates to the workers of a pool."""
 
     def __init__(
         self,

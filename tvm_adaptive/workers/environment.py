@@ -35,34 +35,16 @@ class Environment:
 
     Equal environments have comparable times. The version of this package takes no part in
     that: it changes which kernels are tried, not what one takes.
-
-    Attributes
-    ----------
-    device : str
-        Processor and number of cores, name of the GPU, or tracker key of a farm.
-    tvm : str
-        Version of apache-tvm.
-    tvm_ffi : str
-        Version of apache-tvm-ffi.
-    tvm_adaptive : str
-        Version of this package.
     """
 
-    device: str = ""
-    tvm: str = ""
-    tvm_ffi: str = ""
-    tvm_adaptive: str = dataclasses.field(default="", compare=False)
+    device: str = ""  # processor and number of cores, name of the GPU, or tracker key of a farm
+    tvm: str = ""  # version of apache-tvm
+    tvm_ffi: str = ""  # version of apache-tvm-ffi
+    tvm_adaptive: str = dataclasses.field(default="", compare=False)  # version of this package
 
     @classmethod
     def current(cls, target: Target, farm: RPCConfig | None = None) -> Environment:
-        """Return where kernels for a target are timed now.
-
-        Parameters
-        ----------
-        target : Target
-        farm : RPCConfig or None, default None
-            Where the devices are; None for this machine.
-        """
+        """Return where kernels for a target are timed now."""
         return cls(
             device_name(target) if farm is None else f"tracker key {farm.tracker_key}",
             installed_version("apache-tvm") or "",
@@ -104,17 +86,7 @@ UNKNOWN = Environment()
 
 
 def device_name(target: Target) -> str:
-    """Return what this machine runs kernels of a target on.
-
-    Parameters
-    ----------
-    target : Target
-
-    Returns
-    -------
-    str
-        A processor with its number of cores, or a GPU; empty where there is none.
-    """
+    """Return what this machine runs kernels of a target on."""
     kind = str(target.kind.name)
     if kind in ("llvm", "c"):
         # What a kernel may use; a schedule is made for so many.
@@ -124,13 +96,7 @@ def device_name(target: Target) -> str:
 
 
 def processor_name(cpuinfo: Path = _CPUINFO) -> str:
-    """Return the processor's name with what else tells its generation.
-
-    Parameters
-    ----------
-    cpuinfo : Path
-        As Linux writes it.
-    """
+    """Return the processor's name with what else tells its generation."""
     try:
         lines = cpuinfo.read_text(errors="replace").splitlines()
     except OSError:

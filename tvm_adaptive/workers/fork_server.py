@@ -56,21 +56,7 @@ _BOOTSTRAP = (
 def start_program(
     role: str, descriptors: Sequence[int], env: dict[str, str] | None
 ) -> subprocess.Popen[bytes]:
-    """Start ``main.py`` in a process group of its own.
-
-    Parameters
-    ----------
-    role : {"worker", "server"}
-    descriptors : sequence of int
-        What the child talks to us through.
-    env : dict of str to str, or None
-        Variables added to the child's environment.
-
-    Raises
-    ------
-    OSError
-        When the process cannot be started.
-    """
+    """Start ``main.py`` in a process group of its own."""
     numbers = [str(number) for number in (*descriptors, os.getpid())]
     # By its path, not as a module: that would import the whole package, which costs
     # seconds. The child finds modules where the parent does, whatever its directory.
@@ -90,17 +76,6 @@ class Program:
 
     It is left unreaped until its process group has been ended: as long as that, the
     system gives its process id, which is its group's, to nobody else.
-
-    Attributes
-    ----------
-    pid : int
-    started_sec : float
-        Monotonic time.
-
-    Raises
-    ------
-    OSError
-        When it cannot be started.
     """
 
     def __init__(self, descriptors: Sequence[int], env: dict[str, str] | None) -> None:
@@ -115,13 +90,7 @@ class Program:
         return self._popen.poll()
 
     def wait(self, timeout: float) -> int:
-        """Return the exit code once it has ended.
-
-        Raises
-        ------
-        subprocess.TimeoutExpired
-            When it has not ended after ``timeout`` seconds.
-        """
+        """Return the exit code once it has ended."""
         end_sec = time.monotonic() + timeout
         while (code := self.poll()) is None:
             if time.monotonic() >= end_sec:
@@ -154,11 +123,6 @@ class ForkedProcess:
     """A worker that a server has forked, or will have soon; what a pool needs of it.
 
     Made by :meth:`ForkServer.fork`. May be used by any thread.
-
-    Attributes
-    ----------
-    started_sec : float or None
-        Monotonic time at which the server told that it exists; None before.
     """
 
     def __init__(self, number: int, connection: _Connection) -> None:
@@ -172,13 +136,7 @@ class ForkedProcess:
 
     @property
     def pid(self) -> int:
-        """Process id, for messages; waits until there is one.
-
-        Raises
-        ------
-        MachineError
-            When there will be none.
-        """
+        """Process id, for messages; waits until there is one."""
         with self._connection.changed:
             while self._pid is None and self.poll() is None:
                 self._connection.changed.wait(_FORK_TIMEOUT_SEC)
@@ -189,11 +147,6 @@ class ForkedProcess:
         """Return the exit code, minus the signal's number if one ended it; None if it runs.
 
         None also says that the server has not told yet.
-
-        Raises
-        ------
-        MachineError
-            When it could not be forked, or was lost together with its server.
         """
         with self._connection.changed:
             if self._code is not None:
@@ -206,15 +159,7 @@ class ForkedProcess:
             return None
 
     def wait(self, timeout: float) -> int:
-        """Return the exit code once it has ended.
-
-        Raises
-        ------
-        subprocess.TimeoutExpired
-            When nothing is known of its end after ``timeout`` seconds.
-        MachineError
-            As :meth:`poll`.
-        """
+        """Return the exit code once it has ended."""
         with self._connection.changed:
             end_sec = time.monotonic() + timeout
             while (code := self.poll()) is None:
@@ -246,13 +191,6 @@ class ForkServer:
     """A process that imports modules once and forks workers that have them.
 
     Any number of threads, and of pools, may share one.
-
-    Parameters
-    ----------
-    modules : sequence of str
-        Imported in the server. One that cannot be imported is left for the workers,
-        where it fails with an error that somebody sees. None of them may start threads
-        or open a device when imported.
     """
 
     def __init__(self, modules: Sequence[str] = ()) -> None:
@@ -261,13 +199,7 @@ class ForkServer:
         self._connection: _Connection | None = None
 
     def start(self) -> None:
-        """Start the process unless it runs; returns at once, while it imports.
-
-        Raises
-        ------
-        OSError
-            When the process cannot be started.
-        """
+        """Start the process unless it runs; returns at once, while it imports."""
         self._running()
 
     def fork(self, descriptors: Sequence[int], env: dict[str, str] | None) -> ForkedProcess:
@@ -275,19 +207,6 @@ class ForkServer:
 
         What becomes of it, the worker's own methods tell. A server that has died is
         started again.
-
-        Parameters
-        ----------
-        descriptors : sequence of int
-            Those that the worker reads tasks from and writes answers to; may be closed
-            here afterwards.
-        env : dict of str to str, or None
-            Variables added to the worker's environment.
-
-        Raises
-        ------
-        OSError
-            When the server cannot be started, or takes no more requests.
         """
         connection = self._running()
         try:

@@ -40,14 +40,7 @@ _OOM_SCORE_SERVER = 900
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve until the parent closes the connection.
-
-    Parameters
-    ----------
-    arguments : sequence of str
-        ``"worker"``, descriptor to read tasks from, descriptor to write answers to, id
-        of the parent; or ``"server"``, descriptor of a socket, id of the parent.
-    """
+    """Serve until the parent closes the connection."""
     role, *numbers = arguments
     *descriptors, parent = (int(number) for number in numbers)
     # Ctrl-C belongs to the parent: it decides what becomes of the running task.
@@ -61,13 +54,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def work(reads: int, writes: int) -> int:
-    """Answer tasks until the parent closes the pipe.
-
-    Parameters
-    ----------
-    reads, writes : int
-        Descriptors of tasks and answers.
-    """
+    """Answer tasks until the parent closes the pipe."""
     with os.fdopen(reads, "rb") as tasks, os.fdopen(writes, "wb") as answers:
         while header := tasks.read(_HEADER.size):
             (size,) = _HEADER.unpack(header)
@@ -84,11 +71,6 @@ def serve(control: int) -> int:
     ``import`` with names of modules, ``fork`` with the worker's environment and two
     descriptors, and ``kill``; it is told ``forked`` with the process id, or ``refused``
     with the error's number, and ``ended`` with the exit code.
-
-    Parameters
-    ----------
-    control : int
-        Descriptor of a socket that keeps the borders of messages.
     """
     server = os.getpid()
     children: dict[int, int] = {}
@@ -131,22 +113,7 @@ def serve(control: int) -> int:
 
 
 def kill_group(pid: int) -> None:
-    """Send SIGKILL to a process group.
-
-    Parameters
-    ----------
-    pid : int
-        Of its leader, a child of this process that has not been reaped: until then the
-        system gives the number to nobody else.
-
-    Raises
-    ------
-    ValueError
-        For a number that means other processes than a group of ours: 0 is our own group,
-        1 the system's first process, -1 everybody.
-    ProcessLookupError
-        When the child leads no group.
-    """
+    """Send SIGKILL to a process group."""
     if type(pid) is not int or pid < 2:
         raise ValueError(f"{pid!r} is not the id of a worker")
     os.killpg(pid, signal.SIGKILL)

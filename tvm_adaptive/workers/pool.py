@@ -62,40 +62,21 @@ POLL_SEC = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What became of one plan: a value, or the error that took its place.
-
-    Attributes
-    ----------
-    value : object
-    error : WorkerError or None
-    elapsed_sec : float
-        That the last step took.
-    """
+    """What became of one plan: a value, or the error that took its place."""
 
     value: Any = None
     error: WorkerError | None = None
-    elapsed_sec: float = 0.0
+    elapsed_sec: float = 0.0  # that the last step took
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One thing that a worker does.
+    """One thing that a worker does."""
 
-    Attributes
-    ----------
-    doing : str
-        For messages: ``"running"``.
-    function : callable
-        Picklable by cloudpickle, as are ``args``.
-    args : sequence
-    timeout_sec : float
-        Deadline of this step, from the moment that the worker starts on it.
-    """
-
-    doing: str
-    function: Callable[..., Any]
+    doing: str  # for messages: ``"running"``
+    function: Callable[..., Any]  # picklable by cloudpickle, as are ``args``
     args: Sequence[Any]
-    timeout_sec: float
+    timeout_sec: float  # deadline of this step, from the moment that the worker starts on it
 
 
 # What one worker does from being given it to being free again: yields steps, is sent the
@@ -161,30 +142,7 @@ class _Shift:
 
 
 class WorkerPool:
-    """Run a function over many arguments in worker processes that stay.
-
-    Parameters
-    ----------
-    max_workers : int
-        Processes at the most; they start when first needed. May be changed later.
-    setup : callable or None
-        Called once in each new worker, outside any task's deadline.
-    setups : sequence of callable
-        Instead, one for each of ``max_workers`` workers: what tells them apart.
-    max_uses : int or None
-        Plans after which a worker is replaced (bounds a leak); None for no limit.
-    replace_after_error : bool
-        Replace the worker also when the function only raised: after a device error the
-        process can no longer be trusted.
-    env : dict of str to str, or None
-        Variables added to the workers' environment.
-    server : ForkServer or None
-        Forks the workers, in milliseconds; it outlives the pool. None starts each as
-        a new program, which imports what it needs itself.
-    start_patience_sec : float
-        A plan for which the machine starts no worker is given up after so many seconds,
-        unless another worker of the pool, which can take it, is at work. Default 30.
-    """
+    """Run a function over many arguments in worker processes that stay."""
 
     def __init__(
         self,
@@ -218,22 +176,7 @@ class WorkerPool:
     def map(
         self, function: Callable[..., Any], tasks: Iterable[Sequence[Any]], timeout_sec: float
     ) -> list[Outcome]:
-        """Run ``function(*args)`` for every ``args`` in ``tasks``.
-
-        Parameters
-        ----------
-        function : callable
-            Picklable by cloudpickle.
-        tasks : iterable of argument tuples
-        timeout_sec : float
-            Deadline of each task, from the moment a worker starts on it.
-
-        Returns
-        -------
-        list of Outcome
-            In the order of ``tasks``; a task that failed carries its error, also when
-            it could not be sent or no worker could be started.
-        """
+        """Run ``function(*args)`` for every ``args`` in ``tasks``."""
         plans = [self.plan_of(Step("running", function, args, timeout_sec)) for args in tasks]
         outcomes = [Outcome()] * len(plans)
         for index, outcome in self.stream(plans):
@@ -251,24 +194,7 @@ class WorkerPool:
         wake: int | None = None,
         is_over: Callable[[], bool] | None = None,
     ) -> Generator[tuple[int, Outcome], None, None]:
-        """Carry out plans, as many at the same time as there are workers.
-
-        Parameters
-        ----------
-        plans : iterable of Plan or None
-            Asked for the next one whenever a worker is free. None says that there is
-            none now, and that there may be one later.
-        wake : int or None, default None
-            A descriptor that becomes readable when there may be one.
-        is_over : callable or None, default None
-            Asked now and then; once it says so, busy workers are killed and this ends.
-
-        Yields
-        ------
-        (int, Outcome)
-            The plan's number, counted from 0, and what became of it, when it has ended.
-            Closing this generator kills the workers that are busy.
-        """
+        """Carry out plans, as many at the same time as there are workers."""
         shift = _Shift(iter(plans))
         try:
             while True:

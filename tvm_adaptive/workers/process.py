@@ -32,40 +32,15 @@ _READ_BYTES = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What a worker's task brought.
-
-    Attributes
-    ----------
-    succeeded : bool
-    value : object
-        The remote traceback when the function raised.
-    machine_failure : str
-        What the machine could not do, on one line, when that is why it raised.
-    """
+    """What a worker's task brought."""
 
     succeeded: bool
-    value: Any
-    machine_failure: str
+    value: Any  # the remote traceback when the function raised
+    machine_failure: str  # what the machine could not do, on one line, when that is why it raised
 
 
 class Worker:
-    """One child process that runs one function at a time.
-
-    Parameters
-    ----------
-    setup : callable or None
-        Called once in the child before its first task, e.g. to import TVM; its time
-        does not count against a task's deadline.
-    env : dict of str to str, or None
-        Variables added to the child's environment.
-    server : ForkServer or None
-        Forks the child; None starts a new program.
-
-    Raises
-    ------
-    OSError
-        When the process cannot be started.
-    """
+    """One child process that runs one function at a time."""
 
     def __init__(
         self,
@@ -95,13 +70,7 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """Process id of the child, which is also the id of its process group.
-
-        Raises
-        ------
-        MachineError
-            When it could not be forked.
-        """
+        """Process id of the child, which is also the id of its process group."""
         return self._process.pid
 
     @property
@@ -145,16 +114,7 @@ class Worker:
         self._unsent = bytes(view)
 
     def receive(self) -> Answer | None:
-        """Read what has arrived, without blocking; None while the answer is incomplete.
-
-        Raises
-        ------
-        WorkerDiedError
-            When the child has ended.
-        MachineError
-            When it could not be forked, was lost with its server, or was killed because
-            the machine ran out of memory.
-        """
+        """Read what has arrived, without blocking; None while the answer is incomplete."""
         if not _readable(self):
             failure = self._failure()
             # It may have answered between our two looks.

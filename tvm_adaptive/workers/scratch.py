@@ -26,25 +26,7 @@ _REMOVE_PAUSE_SEC = 0.1
 
 
 class ScratchFolder:
-    """A folder that is removed with its owner, this process.
-
-    Parameters
-    ----------
-    purpose : str
-        A part of its name.
-    parent : str, Path or None
-        Where it is made, and where folders of dead owners are removed; None for the
-        system's folder of temporary files.
-
-    Attributes
-    ----------
-    path : Path
-
-    Raises
-    ------
-    OSError
-        When it cannot be made.
-    """
+    """A folder that is removed with its owner, this process."""
 
     def __init__(self, purpose: str, parent: str | Path | None = None) -> None:
         place = Path(tempfile.gettempdir() if parent is None else parent)
@@ -61,25 +43,13 @@ class ScratchFolder:
 
 @dataclasses.dataclass(frozen=True)
 class Owner:
-    """A process, told from all others that there have been on this machine.
-
-    Attributes
-    ----------
-    host : str
-    boot : str
-        Differs after every start of the machine; empty where the system does not say.
-    namespace : str
-        In which process ids mean the same: each container has its own.
-    pid : int
-    started : str
-        When, in the kernel's ticks; empty where there is no such process.
-    """
+    """A process, told from all others that there have been on this machine."""
 
     host: str
-    boot: str
-    namespace: str
+    boot: str  # differs after every start of the machine; empty where the system does not say
+    namespace: str  # in which process ids mean the same: each container has its own
     pid: int
-    started: str
+    started: str  # when, in the kernel's ticks; empty where there is no such process
 
     @classmethod
     def of(cls, pid: int, proc: Path = _PROC) -> Owner:
@@ -106,13 +76,7 @@ class Owner:
 
 
 def remove_abandoned(place: Path) -> None:
-    """Remove scratch folders whose owners, of the same user and machine, are gone.
-
-    Parameters
-    ----------
-    place : Path
-        Where to look, not below that.
-    """
+    """Remove scratch folders whose owners, of the same user and machine, are gone."""
     with contextlib.suppress(OSError), os.scandir(place) as entries:
         for entry in entries:
             if not entry.name.startswith(PREFIX):

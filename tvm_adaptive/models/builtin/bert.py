@@ -27,25 +27,6 @@ def bert_base(
 
     Its input is what the embedding hands on for one full sequence: looking tokens up
     is no work that could be tuned.
-
-    Parameters
-    ----------
-    batch : int, default 1
-    sequence : int, default 128
-        Tokens.
-    layers : int, default 12
-    hidden : int, default 768
-        Features of a token, a multiple of ``heads``.
-    heads : int, default 12
-    inner : int, default 3072
-        Features between the two dense layers of each layer.
-    seed : int, default 0
-        Of the weights.
-
-    Raises
-    ------
-    InvalidOptionError
-        When a size is not a positive integer, or ``hidden`` is no multiple of ``heads``.
     """
     sizes = EncoderSizes(batch, sequence, layers, hidden, heads, inner)
     return encoder_network("bert_base", sizes, nn.op.gelu, EPSILON, seed)

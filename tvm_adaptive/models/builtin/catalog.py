@@ -31,34 +31,14 @@ _TE = "te:"
 
 @dataclasses.dataclass(frozen=True)
 class TIRWorkload:
-    """One operator.
-
-    Attributes
-    ----------
-    name : str
-    mod : IRModule
-        One tensor function, ``main``.
-    """
+    """One operator."""
 
     name: str
-    mod: IRModule
+    mod: IRModule  # one tensor function, ``main``
 
 
 def load_workload(what: str) -> Network | TIRWorkload:
-    """Return a network or an operator by its name.
-
-    Parameters
-    ----------
-    what : str
-        A name in :data:`BUILTIN`, or ``"te:"`` and one of MetaSchedule's testing
-        workloads, e.g. ``"te:C2D"``, of which the first shape is taken.
-
-    Raises
-    ------
-    InvalidOptionError
-        When there is no such workload, the message lists those there are; or when this
-        TVM cannot make it.
-    """
+    """Return a network or an operator by its name."""
     if what in BUILTIN:
         return BUILTIN[what]()
     if what.startswith(_TE) and what[len(_TE) :] in te_workload_names():

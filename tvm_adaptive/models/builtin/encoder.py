@@ -107,25 +107,6 @@ def transformer(
 
     Its input are the tokens of one full sequence, embedded, positions added: looking
     them up is no work that could be tuned.
-
-    Parameters
-    ----------
-    batch : int, default 1
-    sequence : int, default 128
-        Tokens.
-    layers : int, default 6
-    hidden : int, default 512
-        Features of a token, a multiple of ``heads``.
-    heads : int, default 8
-    inner : int, default 2048
-        Features between the two dense layers of each layer.
-    seed : int, default 0
-        Of the weights.
-
-    Raises
-    ------
-    InvalidOptionError
-        When a size is not a positive integer, or ``hidden`` is no multiple of ``heads``.
     """
     sizes = EncoderSizes(batch, sequence, layers, hidden, heads, inner)
     return encoder_network("transformer", sizes, nn.op.relu, EPSILON, seed)
@@ -134,24 +115,7 @@ def transformer(
 def encoder_network(
     name: str, sizes: EncoderSizes, activation: Activation, epsilon: float, seed: int
 ) -> Network:
-    """Build an encoder with random weights.
-
-    Parameters
-    ----------
-    name : str
-    sizes : EncoderSizes
-    activation : callable
-        What stands between the two dense layers of each layer.
-    epsilon : float
-        Added to the variance that each normalisation divides by.
-    seed : int
-        Of the weights.
-
-    Raises
-    ------
-    InvalidOptionError
-        As :func:`transformer` does.
-    """
+    """Build an encoder with random weights."""
     check_positive(**sizes._asdict())
     if sizes.hidden % sizes.heads:
         raise InvalidOptionError(

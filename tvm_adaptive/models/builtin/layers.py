@@ -55,20 +55,7 @@ def draw_bias(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
 def draw_weight(
     rng: np.random.Generator, shape: tuple[int, ...], gain: float, *, centred: bool = True
 ) -> Array:
-    """Draw a weight of variance ``gain / inputs``, normal.
-
-    Parameters
-    ----------
-    rng : numpy.random.Generator
-    shape : tuple of int
-        (outputs, inputs, ...), where the inputs of an output are all axes but the first.
-    gain : float
-        Variance of the outputs over that of the inputs.
-    centred : bool, default True
-        Give each output weights of mean zero: without that, the mean of the activations,
-        which is the same for every input, would drown the rest. Not for the few taps of
-        a depthwise convolution, which would see no more than edges.
-    """
+    """Draw a weight of variance ``gain / inputs``, normal."""
     weight = rng.standard_normal(shape, dtype=np.float32)
     if centred:
         weight -= weight.mean(axis=tuple(range(1, len(shape))), keepdims=True)

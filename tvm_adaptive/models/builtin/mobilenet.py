@@ -93,24 +93,7 @@ def mobilenet_v2(
     classes: int = 1000,
     seed: int = 0,
 ) -> Network:
-    """Build MobileNet-V2 with random weights, in NCHW and float32.
-
-    Parameters
-    ----------
-    batch : int, default 1
-    image_size : int, default 224
-        Height and width in pixels; the network divides it by 32.
-    width : int, default 32
-        Channels of the stem, a multiple of 4; smaller ones make quick tests.
-    classes : int, default 1000
-    seed : int, default 0
-        Of the weights.
-
-    Raises
-    ------
-    InvalidOptionError
-        When a size is not a positive integer, or ``width`` is no multiple of 4.
-    """
+    """Build MobileNet-V2 with random weights, in NCHW and float32."""
     check_positive(batch=batch, image_size=image_size, width=width, classes=classes)
     if width % STEM_UNITS:
         raise InvalidOptionError(f"width must be a multiple of {STEM_UNITS} but got {width}.")

@@ -114,22 +114,6 @@ def resnet18(
     drown the rest. Outputs stay finite and tell images apart.
     Batch normalisation is folded: each convolution has a bias and nothing follows it
     but ReLU.
-
-    Parameters
-    ----------
-    batch : int, default 1
-    image_size : int, default 224
-        Height and width in pixels; the network divides it by 32.
-    width : int, default 64
-        Channels of the first stage; smaller ones make quick tests.
-    classes : int, default 1000
-    seed : int, default 0
-        Of the weights.
-
-    Raises
-    ------
-    InvalidOptionError
-        When a size is not a positive integer.
     """
     return _network(
         "resnet18", batch=batch, image_size=image_size, width=width, classes=classes, seed=seed
@@ -144,21 +128,7 @@ def resnet34(
     classes: int = 1000,
     seed: int = 0,
 ) -> Network:
-    """Build ResNet-34 with random weights, in NCHW and float32; see :func:`resnet18`.
-
-    Parameters
-    ----------
-    batch : int, default 1
-    image_size : int, default 224
-    width : int, default 64
-    classes : int, default 1000
-    seed : int, default 0
-
-    Raises
-    ------
-    InvalidOptionError
-        When a size is not a positive integer.
-    """
+    """Build ResNet-34 with random weights, in NCHW and float32; see :func:`resnet18`."""
     return _network(
         "resnet34", batch=batch, image_size=image_size, width=width, classes=classes, seed=seed
     )
@@ -172,21 +142,7 @@ def resnet50(
     classes: int = 1000,
     seed: int = 0,
 ) -> Network:
-    """Build ResNet-50 with random weights, in NCHW and float32; see :func:`resnet18`.
-
-    Parameters
-    ----------
-    batch : int, default 1
-    image_size : int, default 224
-    width : int, default 64
-    classes : int, default 1000
-    seed : int, default 0
-
-    Raises
-    ------
-    InvalidOptionError
-        When a size is not a positive integer.
-    """
+    """Build ResNet-50 with random weights, in NCHW and float32; see :func:`resnet18`."""
     return _network(
         "resnet50", batch=batch, image_size=image_size, width=width, classes=classes, seed=seed
     )
@@ -209,16 +165,7 @@ def _network(
 def draw_parameter(
     rng: np.random.Generator, name: str, shape: tuple[int, ...]
 ) -> np.typing.NDArray[np.float32]:
-    """Draw one weight or bias.
-
-    Parameters
-    ----------
-    rng : numpy.random.Generator
-    name : str
-        Dotted name within the module; decides whether the output joins a sum.
-    shape : tuple of int
-        (outputs, inputs, ...) for a weight, (outputs,) for a bias.
-    """
+    """Draw one weight or bias."""
     if len(shape) == 1:
         return (rng.standard_normal(shape) * BIAS_STD).astype(np.float32)
     fan_in = math.prod(shape[1:])

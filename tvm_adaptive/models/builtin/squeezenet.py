@@ -84,23 +84,6 @@ def squeezenet1_1(
     """Build SqueezeNet 1.1 with random weights, in NCHW and float32.
 
     Windows of a pooling that do not fit are dropped; at 224 pixels all of them fit.
-
-    Parameters
-    ----------
-    batch : int, default 1
-    image_size : int, default 224
-        Height and width in pixels, at least 31.
-    width : int, default 64
-        Channels of the stem, a multiple of 4; smaller ones make quick tests.
-    classes : int, default 1000
-    seed : int, default 0
-        Of the weights.
-
-    Raises
-    ------
-    InvalidOptionError
-        When a size is not a positive integer, ``image_size`` is too small, or ``width``
-        is no multiple of 4.
     """
     check_positive(batch=batch, image_size=image_size, width=width, classes=classes)
     if image_size < _SMALLEST_IMAGE:

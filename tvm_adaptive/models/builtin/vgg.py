@@ -61,26 +61,7 @@ def vgg16(
     classes: int = 1000,
     seed: int = 0,
 ) -> Network:
-    """Build VGG-16 with random weights, in NCHW and float32: 138 million of them.
-
-    Parameters
-    ----------
-    batch : int, default 1
-    image_size : int, default 224
-        Height and width in pixels, a multiple of 32.
-    width : int, default 64
-        Channels of the first stage; smaller ones make quick tests.
-    hidden : int, default 4096
-        Features of the two hidden dense layers.
-    classes : int, default 1000
-    seed : int, default 0
-        Of the weights.
-
-    Raises
-    ------
-    InvalidOptionError
-        When a size is not a positive integer, or ``image_size`` is no multiple of 32.
-    """
+    """Build VGG-16 with random weights, in NCHW and float32: 138 million of them."""
     check_positive(batch=batch, image_size=image_size, width=width, hidden=hidden, classes=classes)
     if image_size % REDUCTION:
         raise InvalidOptionError(

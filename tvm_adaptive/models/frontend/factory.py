@@ -37,22 +37,7 @@ def is_factory(what: str) -> bool:
 
 
 def network_of_factory(what: str, name: str, shapes: Mapping[str, Sequence[int]]) -> Network:
-    """Call a factory and import what it returns.
-
-    Parameters
-    ----------
-    what : str
-        ``"package.module:factory"``; the current directory is looked into first.
-    name : str
-        Of the network.
-    shapes : mapping of str to sequence of int
-        As for :func:`~tvm_adaptive.models.frontend.load`.
-
-    Raises
-    ------
-    InvalidOptionError
-        When there is no such factory, it fails, or it returns something else.
-    """
+    """Call a factory and import what it returns."""
     made = _call(_find(what), what)
     if isinstance(made, Network):
         by_name(shapes, [], what)

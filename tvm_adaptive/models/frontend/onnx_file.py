@@ -21,19 +21,7 @@ _MISFIT = "is no ONNX model, or a damaged one"
 
 
 def read_onnx(path: Path, shapes: Mapping[str, Sequence[int]]) -> IRModule:
-    """Read an ONNX file.
-
-    Parameters
-    ----------
-    path : Path
-    shapes : mapping of str to sequence of int
-        As for :func:`~tvm_adaptive.models.frontend.load`.
-
-    Raises
-    ------
-    InvalidOptionError
-        When the file is no ONNX model, or an operator is unknown to TVM.
-    """
+    """Read an ONNX file."""
     import onnx
 
     try:

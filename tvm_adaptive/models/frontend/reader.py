@@ -47,19 +47,11 @@ _ENV = {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What reading a model may take.
-
-    Attributes
-    ----------
-    memory_bytes : int
-    read_sec : float
-    run_sec : float
-        Of one inference in its own framework, which reads it again.
-    """
+    """What reading a model may take."""
 
     memory_bytes: int
     read_sec: float
-    run_sec: float
+    run_sec: float  # of one inference in its own framework, which reads it again
 
 
 class ModelReader:
@@ -73,22 +65,7 @@ class ModelReader:
         self._pool = WorkerPool(1, env=_ENV, server=self._server)
 
     def read(self, form: Form, path: Path, name: str, shapes: Shapes) -> Network:
-        """Read a model file.
-
-        Parameters
-        ----------
-        form : Form
-        path : Path
-        name : str
-            Of the network.
-        shapes : mapping of str to sequence of int
-            As for :func:`~tvm_adaptive.models.frontend.load`.
-
-        Raises
-        ------
-        InvalidOptionError
-            When it cannot be used; the message says why.
-        """
+        """Read a model file."""
         if form.check is not None:
             form.check(path)
         limits = limits_of(path, form)
@@ -128,13 +105,7 @@ class ModelReader:
 
 
 def limits_of(path: Path, form: Form) -> Limits:
-    """Return what reading a file may take.
-
-    Raises
-    ------
-    InvalidOptionError
-        When it is larger than this machine's memory.
-    """
+    """Return what reading a file may take."""
     paths = [path]
     if form.beside:
         paths = [each for each in path.resolve().parent.iterdir() if each.is_file()]

@@ -21,70 +21,34 @@ Array: TypeAlias = npt.NDArray[Any]
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """A kind of model file.
+    """A kind of model file."""
 
-    Attributes
-    ----------
-    read : callable
-        ``(path, shapes) -> IRModule`` with Relax operators and the weights as constants.
-        Runs in a worker. Raises InvalidOptionError for a file that is of another kind,
-        damaged, or of operators that TVM does not know.
-    misfit : str
-        What to say of a file that is of another kind or damaged: ``"is no ... "``.
-    check : callable or None
-        ``(path)``; raises InvalidOptionError when a package is missing. Runs in the tuner.
-    framework : callable or None
-        Returns name and version of what the model is compared with.
-    run : callable or None
-        ``(path, inputs) -> outputs`` as that framework computes them. Runs in a worker.
-    beside : bool
-        Whether weights may be in other files of the same folder.
-    """
-
+    # ``(path, shapes) -> IRModule`` with Relax operators and the weights as constants. Runs in a
+    # worker. Raises InvalidOptionError for a file that is of another kind, damaged, or of operators
+    # that TVM does not know
     read: Callable[[Path, Shapes], IRModule]
-    misfit: str
+    misfit: str  # what to say of a file that is of another kind or damaged: ``"is no ... "``
+    # ``(path)``; raises InvalidOptionError when a package is missing. Runs in the tuner
     check: Callable[[Path], None] | None = None
+    # returns name and version of what the model is compared with
     framework: Callable[[], str] | None = None
+    # ``(path, inputs) -> outputs`` as that framework computes them. Runs in a worker
     run: Callable[[Path, Sequence[Array]], list[Array]] | None = None
-    beside: bool = False
+    beside: bool = False  # whether weights may be in other files of the same folder
 
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """A model that was read.
+    """A model that was read."""
 
-    Attributes
-    ----------
-    module : str
-        As JSON, without large constants.
-    weights : tuple of Weight
-        Those, in a file of their own.
-    """
-
-    module: str
-    weights: tuple[Weight, ...]
+    module: str  # as JSON, without large constants
+    weights: tuple[Weight, ...]  # those, in a file of their own
 
 
 def describe(
     form: Form, path: Path, shapes: Shapes, weights_path: Path, memory_bytes: int
 ) -> Description | str:
-    """Read a model file; fix its shapes and compute what depends on constants alone.
-
-    Parameters
-    ----------
-    form : Form
-    path : Path
-    shapes : mapping of str to sequence of int
-    weights_path : Path
-        Where the weights go.
-    memory_bytes : int
-        What this process may have.
-
-    Returns
-    -------
-    Description or str
-        The message where the file cannot be used.
-    """
+    """Read a model file; fix its shapes and compute what depends on constants alone."""
     limit_memory(memory_bytes)
     try:
         mod = network_of_imported(path.stem, form.read(path, shapes), shapes).mod

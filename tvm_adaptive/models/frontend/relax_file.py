@@ -13,13 +13,7 @@ _MISFIT = "is no module that tvm.ir.save_json wrote with this version of TVM"
 
 
 def read_relax(path: Path, _shapes: Mapping[str, Sequence[int]]) -> IRModule:
-    """Read a Relax module.
-
-    Raises
-    ------
-    InvalidOptionError
-        When the file holds none.
-    """
+    """Read a Relax module."""
     try:
         found = load_json(path.read_text(encoding="utf-8"))
     except Exception as error:  # TVM's own, of any kind

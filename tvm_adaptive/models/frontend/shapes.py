@@ -19,13 +19,7 @@ from tvm_adaptive.models.network import (
 def by_name(
     shapes: Mapping[str, Sequence[int]], names: Sequence[str], source: str
 ) -> dict[str, tuple[int, ...]]:
-    """Check that shapes belong to inputs; the name ``""`` stands for the only one.
-
-    Raises
-    ------
-    InvalidOptionError
-        When a name is not among ``names``, or ``""`` is ambiguous.
-    """
+    """Check that shapes belong to inputs; the name ``""`` stands for the only one."""
     found: dict[str, tuple[int, ...]] = {}
     for given, extents in shapes.items():
         name = names[0] if not given and len(names) == 1 else given
@@ -48,26 +42,7 @@ def network_of_imported(
     params: dict[str, Any] | None = None,
     original: Original | None = None,
 ) -> Network:
-    """Describe an imported module, its inputs fixed to shapes.
-
-    Parameters
-    ----------
-    name : str
-    mod : IRModule
-        With a Relax function ``main``.
-    shapes : mapping of str to sequence of int
-        Extents by names of inputs; what is not named must be static.
-    params : dict or None, default None
-        Weights by the names of parameters.
-    original : Original or None, default None
-        What it was imported from.
-
-    Raises
-    ------
-    InvalidOptionError
-        When a shape is none of an input's or contradicts the module's, or one stays
-        dynamic.
-    """
+    """Describe an imported module, its inputs fixed to shapes."""
     weights = params or {}
     names = [key for key in _parameters(mod) if key not in weights]
     fixed = fix_shapes(mod, by_name(shapes, names, name))
@@ -75,14 +50,7 @@ def network_of_imported(
 
 
 def fix_shapes(mod: IRModule, shapes: Mapping[str, Sequence[int]]) -> IRModule:
-    """Return a module in which the symbols of the named inputs have values.
-
-    Raises
-    ------
-    InvalidOptionError
-        When an input has another number of extents, another static extent, or when one
-        symbol would need two values.
-    """
+    """Return a module in which the symbols of the named inputs have values."""
     values: dict[str, int] = {}
     for variable in mod["main"].params if shapes else ():
         key = str(variable.name)
@@ -96,24 +64,7 @@ def fix_shapes(mod: IRModule, shapes: Mapping[str, Sequence[int]]) -> IRModule:
 def match(
     key: str, extents: Sequence[int | str], given: Sequence[int], values: dict[str, int]
 ) -> None:
-    """Compare a shape with the one that is given for it; collect the values of symbols.
-
-    Parameters
-    ----------
-    key : str
-        The input.
-    extents : sequence of int or str
-        Numbers, names of symbols, expressions in brackets.
-    given : sequence of int
-    values : dict of str to int
-        Grows by the symbols that got a value.
-
-    Raises
-    ------
-    InvalidOptionError
-        When the two have another length, a number is another, a symbol has another value
-        already, or an extent is an expression.
-    """
+    """Compare a shape with the one that is given for it; collect the values of symbols."""
     if len(extents) != len(given):
         raise InvalidOptionError(
             f"Input {key} has {len(extents)} extents, {shape_text(extents) or 'none'}, but the "

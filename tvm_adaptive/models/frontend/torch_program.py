@@ -33,20 +33,7 @@ _PICKLED = (
 
 
 def read_program(path: Path, _shapes: Mapping[str, Sequence[int]]) -> IRModule:
-    """Read a file that ``torch.export.save`` wrote.
-
-    Parameters
-    ----------
-    path : Path
-    _shapes : mapping of str to sequence of int
-        Not needed: the importer keeps open extents as symbols.
-
-    Raises
-    ------
-    InvalidOptionError
-        When the file is no exported program, holds pickled objects, or an operator is
-        unknown to TVM.
-    """
+    """Read a file that ``torch.export.save`` wrote."""
     program = _load(path, path.stat().st_mtime_ns)
     with refused(f"TVM cannot import {path}"):
         return relax_of_exported_program(program)
@@ -70,21 +57,7 @@ def _load(path: Path, _changed_ns: int) -> Any:
 def network_of_program(
     program: Any, name: str, shapes: Mapping[str, Sequence[int]], source: str
 ) -> Network:
-    """Import a ``torch.export.ExportedProgram``.
-
-    Parameters
-    ----------
-    program : torch.export.ExportedProgram
-    name : str
-    shapes : mapping of str to sequence of int
-    source : str
-        Where it comes from, for messages.
-
-    Raises
-    ------
-    InvalidOptionError
-        When an operator is unknown to TVM, or a shape stays dynamic.
-    """
+    """Import a ``torch.export.ExportedProgram``."""
     with refused(f"TVM cannot import {source}"):
         mod = relax_of_exported_program(program)
     original = Original(_framework(), functools.partial(_run_program, program))

@@ -25,42 +25,16 @@ _MIN_BYTES = 1024
 
 @dataclasses.dataclass(frozen=True)
 class Weight:
-    """Where a constant is in a file of weights.
+    """Where a constant is in a file of weights."""
 
-    Attributes
-    ----------
-    name : str
-        Of the parameter of ``main`` that stands for it.
-    dtype : str
-    shape : tuple of int
-    offset_bytes : int
-    """
-
-    name: str
+    name: str  # of the parameter of ``main`` that stands for it
     dtype: str
     shape: tuple[int, ...]
     offset_bytes: int
 
 
 def detach(mod: IRModule, path: Path) -> tuple[IRModule, tuple[Weight, ...]]:
-    """Write the large constants of ``main`` to a file.
-
-    Parameters
-    ----------
-    mod : IRModule
-    path : Path
-        Of the file, which is made.
-
-    Returns
-    -------
-    (IRModule, tuple of Weight)
-        The module, whose ``main`` has parameters in their place.
-
-    Raises
-    ------
-    OSError
-        When the file cannot be written.
-    """
+    """Write the large constants of ``main`` to a file."""
     main = mod["main"]
     taken = {str(variable.name) for variable in main.params}
     prefix = "weight_"
@@ -85,20 +59,7 @@ def detach(mod: IRModule, path: Path) -> tuple[IRModule, tuple[Weight, ...]]:
 
 
 def attach(mod: IRModule, weights: Sequence[Weight], path: Path) -> IRModule:
-    """Undo :func:`detach`.
-
-    Parameters
-    ----------
-    mod : IRModule
-    weights : sequence of Weight
-    path : Path
-        Of their file.
-
-    Raises
-    ------
-    OSError, ValueError
-        When the file is missing or shorter than the weights.
-    """
+    """Undo :func:`detach`."""
     values = {
         each.name: tensor(np.memmap(path, each.dtype, "r", each.offset_bytes, each.shape))
         for each in weights

@@ -13,18 +13,10 @@ from collections.abc import Iterable, Sequence
 
 @dataclasses.dataclass(frozen=True)
 class Visits:
-    """A regular order: groups of panels, each read several times before the next one.
+    """A regular order: groups of panels, each read several times before the next one."""
 
-    Attributes
-    ----------
-    n_panels : int
-        In a group, read one after the other.
-    n_visits : int
-        How often a group is read, all of it each time.
-    """
-
-    n_panels: int
-    n_visits: int
+    n_panels: int  # in a group, read one after the other
+    n_visits: int  # how often a group is read, all of it each time
 
     @property
     def period(self) -> int:
@@ -33,19 +25,7 @@ class Visits:
 
 
 def visits_of(offsets: Iterable[int]) -> Visits | None:
-    """Recognise the order in which panels are read.
-
-    Parameters
-    ----------
-    offsets : iterable of int
-        Where the panel of each step begins. What counts is the first group; what comes
-        after the beginning of the next is not asked for.
-
-    Returns
-    -------
-    Visits or None
-        None when there is no next group, or no such order.
-    """
+    """Recognise the order in which panels are read."""
     read: list[int] = []
     group: set[int] = set()
     n_panels = 0
@@ -67,24 +47,12 @@ def visits_of(offsets: Iterable[int]) -> Visits | None:
 
 @dataclasses.dataclass(frozen=True)
 class Bursts:
-    """Where in a panel's sum lines are asked for, and how many at a time.
+    """Where in a panel's sum lines are asked for, and how many at a time."""
 
-    Attributes
-    ----------
-    loop : int
-        Which of the sum's loops, counted from the outermost, asks.
-    n_parts : int
-        Each round of that loop is cut into so many parts; each begins with a burst.
-    n_bursts : int
-        In all, while one panel is read.
-    n_lines : int
-        Of one burst.
-    """
-
-    loop: int
-    n_parts: int
-    n_bursts: int
-    n_lines: int
+    loop: int  # which of the sum's loops, counted from the outermost, asks
+    n_parts: int  # each round of that loop is cut into so many parts; each begins with a burst
+    n_bursts: int  # in all, while one panel is read
+    n_lines: int  # of one burst
 
 
 def bursts_of(extents: Sequence[int], n_lines: int, n_visits: int, at_once: int) -> Bursts:
@@ -92,17 +60,6 @@ def bursts_of(extents: Sequence[int], n_lines: int, n_visits: int, at_once: int)
 
     As far outside as possible: what compilers make of the inner loops is worth more than
     an even spread.
-
-    Parameters
-    ----------
-    extents : sequence of int
-        Of the sum's loops, the outermost first; at least one.
-    n_lines : int
-        Of a panel.
-    n_visits : int
-        Each of which asks for an equal share.
-    at_once : int
-        Lines in a burst, about: never more if the loops have enough rounds for that.
     """
     share = math.ceil(n_lines / n_visits)
     wanted = math.ceil(share / at_once)

@@ -16,18 +16,10 @@ _Bound = tuple[tuple[Any, Any], ...]  # axes of blocks and what they are bound t
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """A block and the loops around it.
+    """A block and the loops around it."""
 
-    Attributes
-    ----------
-    loops : tuple of For
-        The outermost first.
-    realized : tuple of SBlockRealize
-        The blocks around it, the outermost first, and itself.
-    """
-
-    loops: tuple[Any, ...]
-    realized: tuple[Any, ...]
+    loops: tuple[Any, ...]  # the outermost first
+    realized: tuple[Any, ...]  # the blocks around it, the outermost first, and itself
 
     @property
     def block(self) -> Any:
@@ -86,30 +78,14 @@ def substitute(expressions: Sequence[Any], bound: _Bound) -> list[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """How a block reads a weight, in numbers.
+    """How a block reads a weight, in numbers."""
 
-    Attributes
-    ----------
-    loops : tuple of For
-        Those of more than one round, the outermost first.
-    index : tuple of Expr
-        Of the element, by the loops' variables.
-    shape : tuple of int
-        The weight's.
-    outer : range
-        The loops around all of the sum's: a step of theirs reads one panel.
-    summing : range
-        The outermost of the sum's loops, up to the next one that is not.
-    n_elements : int
-        Of a panel; they lie side by side.
-    """
-
-    loops: tuple[Any, ...]
-    index: tuple[Any, ...]
-    shape: tuple[int, ...]
-    outer: range
-    summing: range
-    n_elements: int
+    loops: tuple[Any, ...]  # those of more than one round, the outermost first
+    index: tuple[Any, ...]  # of the element, by the loops' variables
+    shape: tuple[int, ...]  # the weight's
+    outer: range  # the loops around all of the sum's: a step of theirs reads one panel
+    summing: range  # the outermost of the sum's loops, up to the next one that is not
+    n_elements: int  # of a panel; they lie side by side
 
     @functools.cached_property
     def extents(self) -> list[int]:
@@ -130,14 +106,7 @@ class Reading:
 
 
 def reading_of(site: Site, buffer: Any) -> Reading | None:
-    """Return how a block reads a weight, None where it is no regular reading of panels.
-
-    Parameters
-    ----------
-    site : Site
-    buffer : Buffer
-        A parameter of the function.
-    """
+    """Return how a block reads a weight, None where it is no regular reading of panels."""
     index, summed = site.index_of(buffer), site.summed()
     if index is None or not summed or any(int(loop.min) for loop in site.loops):
         return None

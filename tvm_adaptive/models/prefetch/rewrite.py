@@ -85,24 +85,12 @@ def follow_hints(mod: IRModule) -> IRModule:
 
 @dataclasses.dataclass(frozen=True)
 class _Request:
-    """What a loop is to ask for while it runs.
+    """What a loop is to ask for while it runs."""
 
-    Attributes
-    ----------
-    buffer : Buffer
-        The weight.
-    reading : Reading
-        How it is read.
-    visits : Visits
-        In which order, and so what comes next.
-    bursts : Bursts
-        How what comes next is spread over the loop.
-    """
-
-    buffer: Any
-    reading: Reading
-    visits: Visits
-    bursts: Bursts
+    buffer: Any  # the weight
+    reading: Reading  # how it is read
+    visits: Visits  # in which order, and so what comes next
+    bursts: Bursts  # how what comes next is spread over the loop
 
     @property
     def loop(self) -> Any:

@@ -107,21 +107,7 @@ class _Entry:
 
 
 class Contest:
-    """One task's play-off.
-
-    Parameters
-    ----------
-    target : Target
-    builder : Builder
-    pool : WorkerPool
-        Of one worker that is replaced after any error.
-    options : ContestOptions
-
-    Attributes
-    ----------
-    winner : Finalist or None
-        Known after :meth:`hold`.
-    """
+    """One task's play-off."""
 
     def __init__(
         self, target: Target, builder: Builder, pool: WorkerPool, options: ContestOptions
@@ -142,18 +128,6 @@ class Contest:
         """Play, ``top_k`` records at a time, until somebody wins.
 
         With qualifiers, those come first that were fastest when qualifying.
-
-        Parameters
-        ----------
-        records : sequence of TuningRecord
-            Fastest first.
-        top_k : int
-
-        Returns
-        -------
-        (finalists, reason)
-            Those that were built and failed or were checked; see ``FinalistReport`` for
-            the reason.
         """
         if not records:
             return [], "no-record"
@@ -222,13 +196,7 @@ class Contest:
         task: tuple[Any, ...],
         timeout_sec: float | None = None,
     ) -> Outcome:
-        """Let the worker do something.
-
-        Raises
-        ------
-        NoDeviceError, MachineError, OutOfTimeError
-            When it cannot, which is no finalist's fault.
-        """
+        """Let the worker do something."""
         deadline_sec = self._options.timeout_sec if timeout_sec is None else timeout_sec
         limit_sec = min(deadline_sec, self._left_sec())
         (outcome,) = self.pool.map(function, [task], limit_sec)
@@ -242,13 +210,7 @@ class Contest:
         return outcome
 
     def _left_sec(self) -> float:
-        """Return the seconds that are left.
-
-        Raises
-        ------
-        OutOfTimeError
-            When there are none.
-        """
+        """Return the seconds that are left."""
         left_sec = self._options.end_sec - time.monotonic()
         if left_sec <= 0:
             raise OutOfTimeError(OUT_OF_TIME)
@@ -259,12 +221,6 @@ class Contest:
 
         The fastest of thousands of short timings are the lucky ones: what decides who is
         in the final should be newer, and fairer, than that.
-
-        Returns
-        -------
-        (entries, unfit)
-            The fastest of these rounds first, then those that had no part in them; and
-            those that failed. Whoever is the same as another one is in neither.
         """
         options = self._options
         # Who is fast is of no use as long as nobody is checked: that takes the other half.

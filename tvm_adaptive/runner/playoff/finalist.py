@@ -17,33 +17,17 @@ NOT_CHECKED = "not checked"
 
 @dataclasses.dataclass
 class Finalist:
-    """A record in the play-off and what became of it.
+    """A record in the play-off and what became of it."""
 
-    Attributes
-    ----------
-    record : TuningRecord
-        As it was recorded while tuning, or its form that asks for weights ahead.
-    recorded_sec : float
-        Its mean time then, seconds, lower is better.
-    playoff_sec : float
-        Its time in the play-off, seconds; ``nan`` if it was not timed.
-    stderr_sec : float
-        Standard error of ``playoff_sec``.
-    disqualified : str
-        Why it can't win; empty if it can.
-    unchecked : str
-        Why its results were not compared with the untuned module's; empty if they were.
-    asks_ahead : bool
-        Whether it is a form that asks for its weights ahead, and faster for it; see
-        :mod:`tvm_adaptive.models.prefetch`.
-    """
-
-    record: TuningRecord
-    recorded_sec: float
-    playoff_sec: float = math.nan
-    stderr_sec: float = math.nan
-    disqualified: str = ""
+    record: TuningRecord  # as it was recorded while tuning, or its form that asks for weights ahead
+    recorded_sec: float  # its mean time then, seconds, lower is better
+    playoff_sec: float = math.nan  # its time in the play-off, seconds; ``nan`` if it was not timed
+    stderr_sec: float = math.nan  # standard error of ``playoff_sec``
+    disqualified: str = ""  # why it can't win; empty if it can
+    # why its results were not compared with the untuned module's; empty if they were
     unchecked: str = NOT_CHECKED
+    # whether it is a form that asks for its weights ahead, and faster for it; see
+    # :mod:`tvm_adaptive.models.prefetch`
     asks_ahead: bool = False
 
     @property

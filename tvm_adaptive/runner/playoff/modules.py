@@ -28,18 +28,7 @@ MAX_RECORDS = 256
 def sane_records(
     database: Database, mod: IRModule, target: Target, n: int = MAX_RECORDS
 ) -> list[TuningRecord]:
-    """Return a task's best records with believable times, fastest first.
-
-    Parameters
-    ----------
-    database : Database
-    mod : IRModule
-        The task's untuned module.
-    target : Target
-        Records of another kind of target are left out.
-    n : int, default 256
-        Records that are looked at.
-    """
+    """Return a task's best records with believable times, fastest first."""
     if not database.has_workload(mod):
         return []
     records = database.get_top_k(database.commit_workload(mod), n)
@@ -75,15 +64,6 @@ def with_plain_weights(mod: IRModule) -> IRModule:
     A builder drops the block that changes the layout, because it is meant to run once,
     ahead of time; then the kernel takes other weights than the untuned module. Without
     its mark the block stays, and the kernel takes the same. Slower; for checking only.
-
-    Parameters
-    ----------
-    mod : IRModule
-
-    Returns
-    -------
-    IRModule
-        ``mod`` itself if no weight changes its layout.
     """
     schedule = Schedule(mod)
     marked = [

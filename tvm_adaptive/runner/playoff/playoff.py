@@ -45,24 +45,16 @@ REFERENCE_TIMEOUT_SEC = 120.0
 
 @dataclasses.dataclass(frozen=True)
 class FinalistReport:
-    """The outcome of one task's play-off.
-
-    Attributes
-    ----------
-    task_name : str
-    finalists : tuple of Finalist
-        The winner first, then the other qualified ones by time, then the disqualified.
-    reason : str
-        Why the play-off ended (see :class:`~tvm_adaptive.runner.playoff.rounds.PlayoffResult`),
-        ``"no-record"`` if there was nothing to play for; ``"not-held"`` if none was
-        held, ``"no-time"`` if the time was over first, and only who was checked by then is a
-        finalist, ``"no-reference"`` if the untuned module could not be run, ``"error"`` if
-        something else failed: then only what an earlier play-off has proven can win.
-    elapsed_sec : float
-    """
+    """The outcome of one task's play-off."""
 
     task_name: str
+    # the winner first, then the other qualified ones by time, then the disqualified
     finalists: tuple[Finalist, ...]
+    # why the play-off ended (see :class:`~tvm_adaptive.runner.playoff.rounds.PlayoffResult`),
+    # ``"no-record"`` if there was nothing to play for; ``"not-held"`` if none was held, ``"no-
+    # time"`` if the time was over first, and only who was checked by then is a finalist, ``"no-
+    # reference"`` if the untuned module could not be run, ``"error"`` if something else failed:
+    # then only what an earlier play-off has proven can win
     reason: str
     elapsed_sec: float
 
@@ -85,19 +77,7 @@ def finalist_pool(
     farm: RPCConfig | None = None,
     time_left: Callable[[], float] | None = None,
 ) -> WorkerPool:
-    """Return the worker that play-offs run in; one can serve all tasks of a run.
-
-    Parameters
-    ----------
-    n_threads : int or None, default None
-        Threads of a CPU kernel; None for the physical cores that this process may use.
-    server : ForkServer or None, default None
-        Forks the worker.
-    farm : RPCConfig or None, default None
-        Runs everything on a device that is leased there; None on this machine.
-    time_left : callable or None, default None
-        Returns the seconds that there are for all; no device is waited for longer.
-    """
+    """Return the worker that play-offs run in; one can serve all tasks of a run."""
     if farm is not None:
         return LeasingPool(farm, server=server, time_left=time_left)
     return WorkerPool(
@@ -128,63 +108,7 @@ def play_off(
     pool: WorkerPool | None = None,
     scratch_dir: str | Path | None = None,
 ) -> FinalistReport:
-    """Check and time a task's best records again.
-
-    Parameters
-    ----------
-    records : sequence of TuningRecord
-        Of one workload, whom to try first comes first; see
-        :func:`~tvm_adaptive.runner.playoff.modules.sane_records`.
-    target : Target
-    builder : Builder
-        Builds the finalists and the untuned module.
-    top_k : int
-        Finalists; as many more take their place if all are disqualified.
-    n_qualifiers : int
-        Records that run for these places in a few short rounds, the first ones; with no
-        more than ``top_k`` the first ones are the finalists.
-    qualifying_sec : float
-        Seconds for that, building included; who is not built in half of them has no part.
-    prefetch : bool
-        Whether the winner is tried in forms that ask for their weights ahead, where it has
-        large ones, for up to half of ``max_sec`` more; see :mod:`tvm_adaptive.models.prefetch`.
-    timeout_sec : float
-        Deadline of one check or one timing.
-    reference_timeout_sec : float
-        Deadline of the untuned module's run, which everything is compared with: without it
-        nothing can win.
-    rtol, atol : float or None
-        Tolerance of the check; None follows from the types and the longest sum (see
-        :func:`~tvm_adaptive.values.agreement.tolerance`).
-    max_sec : float
-        Seconds for the timings; building and checking come on top.
-    limit_sec : float
-        Seconds for everything. Who is not checked by then cannot win.
-    repeat_ms : float
-        Duration of one timing.
-    seed : int
-        Of the random values.
-    device_index : int
-        Which device of the target's type.
-    journal : JournalWriter or None
-        Gets one ``"playoff"`` event.
-    task_name : str
-        For the journal.
-    pool : WorkerPool or None
-        From :func:`finalist_pool`; None starts a worker for this call.
-    scratch_dir : str, Path or None
-        Exists; files that are needed meanwhile go to a folder in it. None for the
-        system's place for temporary files.
-
-    Returns
-    -------
-    FinalistReport
-
-    Raises
-    ------
-    InvalidOptionError
-        When ``top_k`` is below 1. What finalists do is never raised.
-    """
+    """Check and time a task's best records again."""
     if top_k < 1:
         raise InvalidOptionError(f"top_k must be at least 1 but got {top_k}.")
     start_sec = time.monotonic()
@@ -236,22 +160,7 @@ def _ranked(finalists: Iterable[Finalist], winner: Finalist | None) -> tuple[Fin
 def without_playoff(
     records: Sequence[TuningRecord], proven: Finalist | None, task_name: str = "main"
 ) -> FinalistReport:
-    """Return the report of a task that gets no play-off: what was proven before stands.
-
-    Parameters
-    ----------
-    records : sequence of TuningRecord
-        Whom to try first comes first. Without a proven one the first is told of, as not
-        checked.
-    proven : Finalist or None
-        The winner of an earlier play-off.
-    task_name : str
-
-    Returns
-    -------
-    FinalistReport
-        With reason ``"not-held"``, or ``"no-record"``.
-    """
+    """Return the report of a task that gets no play-off: what was proven before stands."""
     if proven is not None:
         return FinalistReport(task_name, (proven,), "not-held", 0.0)
     finalists = tuple(as_recorded(record, "no play-off") for record in records[:1])
@@ -264,20 +173,6 @@ def final_database(
     """Write the winners with their play-off times as a database of their own.
 
     A task without a winner is left out: the compiler then takes its untuned form.
-
-    Parameters
-    ----------
-    work_dir : str or Path
-        The database goes to its folder ``final``; one that is there is replaced.
-    module_equality : str
-        As given to the tuning: ``"structural"``, ``"ignore-tensor"`` or
-        ``"anchor-block"``.
-    reports : iterable of FinalistReport
-
-    Returns
-    -------
-    Database
-        A JSON database, open for reading and writing.
     """
     final, fresh = Path(work_dir) / "final", Path(work_dir) / "final.new"
     shutil.rmtree(fresh, ignore_errors=True)

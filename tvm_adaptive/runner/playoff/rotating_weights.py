@@ -28,12 +28,6 @@ class Arena:
 
     Kernels take turns with the same memory, whatever layouts they want weights in: twenty
     kernels need no more of it than one.
-
-    Parameters
-    ----------
-    n_bytes : int
-        At least, per type.
-    seed : int, default 0
     """
 
     def __init__(self, n_bytes: int = ROTATION_BYTES, seed: int = 0) -> None:
@@ -42,24 +36,7 @@ class Arena:
         self._memory: dict[str, Array] = {}
 
     def rotation(self, buffers: Sequence[tuple[str, tuple[int, ...]]]) -> list[list[Array]]:
-        """Cut out one set of arrays after another until the memory is used up.
-
-        Parameters
-        ----------
-        buffers : sequence of (str, tuple of int)
-            Type and shape of each weight.
-
-        Returns
-        -------
-        list of list of ndarray
-            At least one set; its arrays are in the order of ``buffers``, start at whole
-            cache lines, and share no memory with those of another set.
-
-        Raises
-        ------
-        TypeError
-            When numpy has no such type.
-        """
+        """Cut out one set of arrays after another until the memory is used up."""
         offsets: list[int] = []
         used: dict[str, int] = {}  # items of one set
         for dtype, shape in buffers:

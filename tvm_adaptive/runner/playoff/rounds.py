@@ -29,34 +29,19 @@ _MIN_FOR_MAD = 6
 
 @dataclasses.dataclass(frozen=True)
 class PlayoffResult:
-    """What the play-off found; all arrays are indexed by candidate.
+    """What the play-off found; all arrays are indexed by candidate."""
 
-    Attributes
-    ----------
-    ranking : tuple of int
-        Candidates, fastest first; failed ones are not among them.
-    location_sec : ndarray of shape (n,)
-        Median seconds of one run, lower is better; ``nan`` for a failed candidate.
-    stderr_sec : ndarray of shape (n,)
-        Standard error of ``location_sec``; ``nan`` with fewer than two timings.
-    n_timings : tuple of int
-        Timings that ``location_sec`` stands on.
-    failed : tuple of int
-        Candidates whose timing failed.
-    reason : str
-        Why it ended: ``"separated"``, ``"tied"``, ``"rounds"``, ``"time"``, or
-        ``"failed"`` when no candidate is left.
-    confirmed : bool
-        Whether the winner's numbers come from rounds of its own, after the choice.
-    """
-
-    ranking: tuple[int, ...]
+    ranking: tuple[int, ...]  # candidates, fastest first; failed ones are not among them
+    # median seconds of one run, lower is better; ``nan`` for a failed candidate
     location_sec: FloatArray
+    # standard error of ``location_sec``; ``nan`` with fewer than two timings
     stderr_sec: FloatArray
-    n_timings: tuple[int, ...]
-    failed: tuple[int, ...]
+    n_timings: tuple[int, ...]  # timings that ``location_sec`` stands on
+    failed: tuple[int, ...]  # candidates whose timing failed
+    # why it ended: ``"separated"``, ``"tied"``, ``"rounds"``, ``"time"``, or ``"failed"`` when no
+    # candidate is left
     reason: str
-    confirmed: bool
+    confirmed: bool  # whether the winner's numbers come from rounds of its own, after the choice
 
 
 def play_rounds(
@@ -71,41 +56,7 @@ def play_rounds(
     indifference: float = 0.005,
     clock: Callable[[], float] = time.monotonic,
 ) -> PlayoffResult:
-    """Time candidates in interleaved rounds until the leader is known.
-
-    Parameters
-    ----------
-    measure : callable
-        Index of a candidate to seconds of one run; ``nan`` when the run failed, which
-        ends that candidate's part.
-    n_candidates : int
-    min_rounds : int
-        Rounds before a candidate may drop out.
-    max_rounds : int
-        Rounds at the most.
-    confirm_rounds : int
-        Timings of the winner after it was chosen; its numbers come from these alone.
-        0 keeps those of the rounds, which are too low when rivals are close.
-    max_sec : float
-        Seconds for it all; at least one round is always played.
-    significance : float
-        A candidate drops out when its difference to the leader, over shared rounds, is
-        above zero at this one-sided level (Student's t). It is asked after every
-        round, so the error over the whole play-off is some times larger.
-    indifference : float
-        End when no rival can be faster than the leader by more than this share.
-    clock : callable
-        Seconds, monotonic.
-
-    Returns
-    -------
-    PlayoffResult
-
-    Raises
-    ------
-    InvalidOptionError
-        When an option is out of range.
-    """
+    """Time candidates in interleaved rounds until the leader is known."""
     _check_options(n_candidates, min_rounds, max_rounds, confirm_rounds, significance)
     field = _Field(measure, n_candidates, max_sec, clock)
     options = _Options(min_rounds, max_rounds, confirm_rounds, significance, indifference)
@@ -124,17 +75,7 @@ def play_rounds(
 
 
 def median_stderr(values: FloatArray) -> float:
-    """Return a robust standard error of the median of ``values``.
-
-    Parameters
-    ----------
-    values : ndarray of shape (n,)
-
-    Returns
-    -------
-    float
-        In the unit of ``values``; ``nan`` for fewer than two.
-    """
+    """Return a robust standard error of the median of ``values``."""
     n = len(values)
     if n < 2:
         return math.nan

@@ -30,25 +30,13 @@ from tvm_adaptive.workers import device_session
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """A built candidate and what it takes.
-
-    Attributes
-    ----------
-    artifact_path : str
-    device_type : str
-        E.g. ``"cpu"`` or ``"cuda"``.
-    buffers : tuple of (str, tuple of int)
-        Type and shape of each argument.
-    device_index : int
-    weights : tuple of int
-        Which arguments are the same at every inference of a network.
-    """
+    """A built candidate and what it takes."""
 
     artifact_path: str
-    device_type: str
-    buffers: tuple[tuple[str, tuple[int, ...]], ...]
+    device_type: str  # E.g. ``"cpu"`` or ``"cuda"``
+    buffers: tuple[tuple[str, tuple[int, ...]], ...]  # type and shape of each argument
     device_index: int = 0
-    weights: tuple[int, ...] = ()
+    weights: tuple[int, ...] = ()  # which arguments are the same at every inference of a network
 
     @property
     def n_bytes(self) -> int:
@@ -81,20 +69,7 @@ def warm_up() -> None:
 
 
 def run_reference(kernel: Kernel, seed: int, path: str) -> None:
-    """Run the reference on random values and save what its buffers hold afterwards.
-
-    Parameters
-    ----------
-    kernel : Kernel
-    seed : int
-    path : str
-        File to write.
-
-    Raises
-    ------
-    ValueError
-        When most of what it computes is NaN or infinite, also for positive values.
-    """
+    """Run the reference on random values and save what its buffers hold afterwards."""
     _loaded.clear()
     for positive in (False, True):
         start = _start_values(kernel, seed, positive)
@@ -106,33 +81,14 @@ def run_reference(kernel: Kernel, seed: int, path: str) -> None:
 
 
 class Checked(NamedTuple):
-    """What came of a check.
-
-    Attributes
-    ----------
-    problem : str or None
-        Where the results disagree, None if they do not.
-    may_be_rounding : bool
-        Whether only integers differ, and neighbours of the reference could excuse them.
-    """
+    """What came of a check."""
 
     problem: str | None = None
     may_be_rounding: bool = False
 
 
 def check(kernel: Kernel, seed: int, path: str, rtol: float, atol: float | None) -> Checked:
-    """Run a kernel on the values that the reference had, and compare what it computes.
-
-    Parameters
-    ----------
-    kernel : Kernel
-    seed : int
-        The reference's.
-    path : str
-        What :func:`run_reference` wrote, and beside it :func:`run_neighbours`.
-    rtol, atol : float
-        See :func:`~tvm_adaptive.values.agreement.disagreement`.
-    """
+    """Run a kernel on the values that the reference had, and compare what it computes."""
     expected, positive = _saved(Path(path))
     found = _run(kernel, _start_values(kernel, seed, positive))
     neighbours = _saved_neighbours(Path(path), expected)
@@ -146,18 +102,7 @@ def check(kernel: Kernel, seed: int, path: str, rtol: float, atol: float | None)
 
 
 def run_neighbours(kernel: Kernel, seed: int, path: str, rtol: float) -> None:
-    """Run the reference on values that differ by rounding; save its integers.
-
-    Parameters
-    ----------
-    kernel : Kernel
-        The reference.
-    seed : int
-    path : str
-        What :func:`run_reference` wrote.
-    rtol : float
-        Of the comparison.
-    """
+    """Run the reference on values that differ by rounding; save its integers."""
     _, positive = _saved(Path(path))
     start = _start_values(kernel, seed, positive)
     integers: dict[str, Array] = {}
@@ -176,13 +121,6 @@ def time_once(kernel: Kernel, seed: int, repeat_ms: float) -> float:
 
     On this machine's CPU every run gets other weights, see
     :mod:`tvm_adaptive.runner.playoff.rotating_weights`.
-
-    Parameters
-    ----------
-    kernel : Kernel
-        Stays loaded for the next call, until the next reference is run.
-    seed : int
-    repeat_ms : float
     """
     key = (device_session.n_moves(), kernel)
     if key not in _loaded:

@@ -43,54 +43,20 @@ class BoardRules:
 
 @dataclasses.dataclass
 class Board:
-    """What is known of one device.
-
-    Attributes
-    ----------
-    address : str
-    n_timings : int
-        Candidates that it measured.
-    n_faults : int
-        In a row.
-    n_all_faults : int
-        Since the beginning.
-    n_quarantines : int
-        In a row: since it last measured a candidate.
-    free_at_sec : float
-        Monotonic time until which it is left alone.
-    reference : Timing or None
-        Of the reference kernel, the last time that it ran here.
-    calibrated_sec : float
-        Monotonic time of that.
-    """
+    """What is known of one device."""
 
     address: str
-    n_timings: int = 0
-    n_faults: int = 0
-    n_all_faults: int = 0
-    n_quarantines: int = 0
-    free_at_sec: float = -math.inf
-    reference: Timing | None = None
-    calibrated_sec: float = -math.inf
+    n_timings: int = 0  # candidates that it measured
+    n_faults: int = 0  # in a row
+    n_all_faults: int = 0  # since the beginning
+    n_quarantines: int = 0  # in a row: since it last measured a candidate
+    free_at_sec: float = -math.inf  # monotonic time until which it is left alone
+    reference: Timing | None = None  # of the reference kernel, the last time that it ran here
+    calibrated_sec: float = -math.inf  # monotonic time of that
 
 
 class Boards:
-    """The devices of a farm, by their addresses.
-
-    Parameters
-    ----------
-    rules : BoardRules
-    tell : callable
-        ``(event, **fields)``; called when a device is at fault, is left alone, or was
-        calibrated.
-    clock : callable, default ``time.monotonic``
-        Monotonic seconds.
-
-    Attributes
-    ----------
-    present : tuple of str
-        Those that the tracker knows.
-    """
+    """The devices of a farm, by their addresses."""
 
     def __init__(
         self,
@@ -158,14 +124,7 @@ class Boards:
         return age_sec > self.rules.calibrate_sec
 
     def calibrate(self, address: str, reference: Timing) -> bool:
-        """Take in the time of the reference kernel; the first device sets the standard.
-
-        Returns
-        -------
-        bool
-            False where the device is too slow beside those that can be counted on now,
-            which is a fault.
-        """
+        """Take in the time of the reference kernel; the first device sets the standard."""
         board = self.board(address)
         board.reference, board.calibrated_sec = reference, self._clock()
         if self._standard is None:

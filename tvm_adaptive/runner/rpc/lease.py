@@ -37,18 +37,10 @@ SESSION_GRACE_SEC = 5
 
 @dataclasses.dataclass(frozen=True)
 class Refusal:
-    """A measurement that ended with an exception.
+    """A measurement that ended with an exception."""
 
-    Attributes
-    ----------
-    text : str
-        The traceback.
-    device_lives : bool
-        Whether the device still answers: then the candidate is to blame.
-    """
-
-    text: str
-    device_lives: bool
+    text: str  # the traceback
+    device_lives: bool  # whether the device still answers: then the candidate is to blame
 
 
 class _Lease:
@@ -66,25 +58,7 @@ def address_of(host: str, port: int) -> str:
 
 
 def known_devices(config: RPCConfig, wait_sec: float) -> tuple[str, ...]:
-    """Return the addresses of the devices with the key, waiting a while for the first.
-
-    Parameters
-    ----------
-    config : RPCConfig
-        Names the tracker and the key.
-    wait_sec : float
-        How long to go on asking while the tracker cannot be reached or knows no device.
-
-    Returns
-    -------
-    tuple of str
-        Empty when none came.
-
-    Raises
-    ------
-    OSError
-        When the tracker cannot be reached.
-    """
+    """Return the addresses of the devices with the key, waiting a while for the first."""
     end_sec = time.monotonic() + wait_sec
     while True:
         is_late = time.monotonic() >= end_sec
@@ -102,27 +76,7 @@ def known_devices(config: RPCConfig, wait_sec: float) -> tuple[str, ...]:
 def queue_for_device(
     config: RPCConfig, avoided: Collection[str], wait_sec: float
 ) -> tuple[str, tuple[str, ...]]:
-    """Queue until the tracker offers a device; :func:`open_session` then takes it.
-
-    Parameters
-    ----------
-    config : RPCConfig
-    avoided : collection of str
-        Addresses of devices not to take while others are there. One that is offered and
-        not taken offers itself again some 6 s later.
-    wait_sec : float
-        How long to queue on while the tracker knows no device with the key.
-
-    Returns
-    -------
-    (str, tuple of str)
-        The address of the device, and those of all devices with the key.
-
-    Raises
-    ------
-    AdaptiveError
-        When there is no device with the key any more.
-    """
+    """Queue until the tracker offers a device; :func:`open_session` then takes it."""
     release()
     while True:
         host, port, key = _request(config, wait_sec)
@@ -134,13 +88,7 @@ def queue_for_device(
 
 
 def open_session(timeout_sec: int) -> None:
-    """Connect to the device that the tracker offered.
-
-    Parameters
-    ----------
-    timeout_sec : int
-        After which the device's server ends the session by itself.
-    """
+    """Connect to the device that the tracker offered."""
     assert _Lease.offer is not None
     host, port, key = _Lease.offer
     device_session.move_to(rpc_connect(host, port, key, timeout_sec))
@@ -175,13 +123,7 @@ def measure_remote(
 
 
 def measure_leased(measure: Callable[..., Any], *args: Any) -> Any:
-    """Call a measuring function; where it raises, find out whether the device lives.
-
-    Returns
-    -------
-    object or Refusal
-        What ``measure`` returned.
-    """
+    """Call a measuring function; where it raises, find out whether the device lives."""
     try:
         return measure(*args)
     except Exception:

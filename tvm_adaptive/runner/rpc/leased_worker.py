@@ -43,24 +43,6 @@ class LeasingPool(WorkerPool):
 
     The worker's modules are loaded through :mod:`tvm_adaptive.workers.device_session`. The same
     device is taken again after an error as long as the farm has it.
-
-    Parameters
-    ----------
-    farm : RPCConfig
-        Tracker and key.
-    server : ForkServer or None
-        Forks the worker.
-    queue_timeout_sec : float
-        Longest wait for a device that others use; after a wait in vain the next ones are
-        30 s at most, until there is a device again. Default 600.
-    time_left : callable or None
-        Returns the seconds that there are for all; none is waited longer for a device. None
-        for no limit.
-
-    Attributes
-    ----------
-    address : str
-        Of the device that was used last.
     """
 
     def __init__(
@@ -85,11 +67,6 @@ class LeasingPool(WorkerPool):
 
         A task whose device dies gets one more try, on another device if there is one: the
         second time it is the task that kills devices.
-
-        Raises
-        ------
-        NoDeviceError
-            When none can be had.
         """
         needed_sec = step.timeout_sec + SESSION_GRACE_SEC
         yield from self._have_device(needed_sec)
@@ -138,19 +115,7 @@ class LeasingPool(WorkerPool):
 
 
 def devices_of(pool: WorkerPool, farm: RPCConfig) -> tuple[str, ...]:
-    """Return the addresses of a farm's devices, waiting some seconds for the first.
-
-    Parameters
-    ----------
-    pool : WorkerPool
-        Asks, as for everything that can hang: the deadline is kept here.
-    farm : RPCConfig
-
-    Raises
-    ------
-    InvalidOptionError
-        When there is none, or no tracker; says how to look.
-    """
+    """Return the addresses of a farm's devices, waiting some seconds for the first."""
     (outcome,) = pool.map(
         known_devices, [(farm, SERVER_WAIT_SEC)], SERVER_WAIT_SEC + CONNECT_TIMEOUT_SEC
     )

@@ -256,13 +256,7 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
             yield Step("releasing the device", release, (), CONNECT_TIMEOUT_SEC)
 
     def _measure_queued(self, address: str) -> Generator[Step, Any, bool]:
-        """Measure candidates while there are any and the lease lasts.
-
-        Returns
-        -------
-        bool
-            Whether the device can be used on.
-        """
+        """Measure candidates while there are any and the lease lasts."""
         self._n_leased += 1
         end_sec = time.monotonic() + LEASE_SEC
         try:
@@ -277,13 +271,7 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
             self._n_leased -= 1
 
     def _measure_on(self, address: str, job: _CandidateJob) -> Generator[Step, Any, bool]:
-        """Measure one candidate, which gets an answer or is queued again.
-
-        Returns
-        -------
-        bool
-            Whether the device can be used for another one.
-        """
+        """Measure one candidate, which gets an answer or is queued again."""
         best = job.task.best
         try:
             task = as_task(job.task.runner_input)
@@ -416,13 +404,7 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         return self._log.fail(job.index, reason)
 
     def _look_at_tracker(self) -> None:
-        """Learn which devices there are.
-
-        Raises
-        ------
-        InvalidOptionError
-            When there is none, or no tracker.
-        """
+        """Learn which devices there are."""
         self._see(devices_of(self._pool, self.rpc_config))
 
     def _see(self, present: tuple[str, ...]) -> None:
@@ -431,13 +413,7 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
 
 
 def complete_config(rpc_config: RPCConfig | None) -> RPCConfig:
-    """Fill in what a configuration leaves to TVM's environment variables.
-
-    Raises
-    ------
-    InvalidOptionError
-        When host, port or key are not said there either.
-    """
+    """Fill in what a configuration leaves to TVM's environment variables."""
     try:
         return RPCConfig._normalized(rpc_config)
     except ValueError as error:

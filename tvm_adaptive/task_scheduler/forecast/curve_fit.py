@@ -30,18 +30,10 @@ class NoFitError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class CurveFit:
-    """The curve of a family that is nearest to the data.
+    """The curve of a family that is nearest to the data."""
 
-    Attributes
-    ----------
-    theta : ndarray of shape (1 + p,)
-        Amplitude, then shape.
-    rms : float
-        Root of the mean squared residual, unit of the data.
-    """
-
-    theta: FloatArray
-    rms: float
+    theta: FloatArray  # amplitude, then shape
+    rms: float  # root of the mean squared residual, unit of the data
 
 
 def last_segment(
@@ -51,20 +43,6 @@ def last_segment(
 
     A segment starts wherever the best throughput rises by more than ``jump`` of itself;
     the first success starts none. DynaTune, section 4.3.
-
-    Parameters
-    ----------
-    best : ndarray of shape (n,)
-        Best throughput after each trial, any unit, higher is better.
-    jump : float, default 0.2
-        Relative.
-    min_points : int, default 8
-        A last segment with fewer trials is pooled with the one before it.
-
-    Returns
-    -------
-    int
-        Index of its first trial. Trials keep their numbers: it is at x = index + 1.
     """
     previous, current = best[:-1], best[1:]
     cuts = 1 + np.flatnonzero((previous > 0) & (current > (1.0 + jump) * previous))
@@ -81,21 +59,6 @@ def fit_least_squares(
 
     Only the shape is searched for, from the best nodes of a grid; the amplitude follows
     from it (variable projection).
-
-    Parameters
-    ----------
-    family : CurveFamily
-    x : ndarray of shape (n,)
-        Trials, increasing, at least 1.
-    y : ndarray of shape (n,)
-        Best throughput, scaled to about 1; the last one positive.
-    ceiling : float
-        Largest limit of the curve, same unit.
-
-    Raises
-    ------
-    NoFitError
-        If no shape reaches the last value below the ceiling.
     """
     lower, upper = family.bounds(int(x[-1]))
 

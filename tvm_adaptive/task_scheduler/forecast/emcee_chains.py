@@ -55,20 +55,12 @@ class Posterior:
 
     Uniform priors within bounds; zero wherever the curve is below the last value at the
     last trial.
-
-    Attributes
-    ----------
-    family : CurveFamily
-    x, y : ndarray of shape (n,)
-        Trials, and scaled throughput; the last one positive.
-    ceiling : float
-        Largest limit of the curve, same unit as ``y``.
     """
 
     family: CurveFamily
-    x: FloatArray
+    x: FloatArray  # trials, and scaled throughput; the last one positive
     y: FloatArray
-    ceiling: float
+    ceiling: float  # largest limit of the curve, same unit as ``y``
 
     def __call__(self, theta: FloatArray) -> FloatArray:
         """Return the log density of each row, shapes (k, 2 + p) and (k,); never NaN."""
@@ -90,13 +82,7 @@ class Posterior:
         return np.asarray(np.where(inside & np.isfinite(log_density), log_density, -np.inf))
 
     def starts(self, fit: CurveFit, n_walkers: int, rng: np.random.Generator) -> FloatArray:
-        """Draw starts around a fit, shape (n_walkers, 2 + p), all of finite density.
-
-        Raises
-        ------
-        NoFitError
-            If too few are found.
-        """
+        """Draw starts around a fit, shape (n_walkers, 2 + p), all of finite density."""
         lower, upper = self.family.bounds(int(self.x[-1]))
         shape, found = fit.theta[1:], list[FloatArray]()
         for attempt in range(_N_START_ATTEMPTS):
@@ -132,25 +118,7 @@ def run_chain(
     n_walkers: int = N_WALKERS,
     n_steps: int = N_STEPS,
 ) -> FloatArray:
-    """Run the ensemble sampler from the least-squares fit.
-
-    Parameters
-    ----------
-    posterior : Posterior
-    rng : numpy.random.Generator
-    n_walkers : int, default 10
-    n_steps : int, default 500
-
-    Returns
-    -------
-    ndarray of shape (n_steps, n_walkers, 2 + p)
-        Amplitude, shape, sigma.
-
-    Raises
-    ------
-    NoFitError
-        If there is no fit, or no start.
-    """
+    """Run the ensemble sampler from the least-squares fit."""
     import emcee
 
     fit = fit_least_squares(posterior.family, posterior.x, posterior.y, ceiling=posterior.ceiling)
@@ -166,16 +134,7 @@ def run_chain(
 
 
 def acceptance(chain: FloatArray) -> FloatArray:
-    """Return the share of steps at which each walker moved.
-
-    Parameters
-    ----------
-    chain : ndarray of shape (steps, walkers, d)
-
-    Returns
-    -------
-    ndarray of shape (walkers,), in [0, 1]
-    """
+    """Return the share of steps at which each walker moved."""
     moved = (np.diff(chain, axis=0) != 0).any(axis=2)
     return np.asarray(moved.mean(axis=0), dtype=np.float64)
 
@@ -186,16 +145,7 @@ def is_frozen(chain: FloatArray) -> bool:
 
 
 def chain_warning(chain: FloatArray) -> str:
-    """Return what is wrong with a chain; empty if nothing is.
-
-    Parameters
-    ----------
-    chain : ndarray of shape (steps, walkers, d)
-
-    Returns
-    -------
-    str
-    """
+    """Return what is wrong with a chain; empty if nothing is."""
     from emcee.autocorr import integrated_time
 
     share = float(acceptance(chain).mean())
@@ -222,29 +172,7 @@ def forecast_emcee(
     family: CurveFamily,
     start: int = 0,
 ) -> Forecast:
-    """Forecast as published, from one segment of the history.
-
-    Parameters
-    ----------
-    history : History
-        With a success. Scaled by the peak, or by its own best where there is none.
-    horizon_trials : int
-        Not negative.
-    rng : numpy.random.Generator
-    family : CurveFamily
-    start : int, default 0
-        Index of the segment's first trial.
-
-    Returns
-    -------
-    Forecast
-        200 samples; ``warning`` says what is wrong with the chain.
-
-    Raises
-    ------
-    NoFitError
-        If there is no fit or the chain is frozen.
-    """
+    """Forecast as published, from one segment of the history."""
     scale, ceiling = history.incumbent, _OWN_BEST_CEILING
     if history.peak is not None and not history.peak_is_wrong:
         scale, ceiling = history.peak, 1.0

@@ -39,18 +39,7 @@ _SMALLEST_U = 1e-12
 
 
 def exchangeable_chance(n_trials: int, horizon_trials: int) -> float:
-    """Return the chance of a new record, m / (n + m), if trials are exchangeable.
-
-    Parameters
-    ----------
-    n_trials, horizon_trials : int
-        So far, and in the next slot.
-
-    Returns
-    -------
-    float
-        In [0, 1].
-    """
+    """Return the chance of a new record, m / (n + m), if trials are exchangeable."""
     return horizon_trials / max(n_trials + horizon_trials, 1)
 
 
@@ -58,17 +47,6 @@ def learned_chance(history: History, horizon_trials: int) -> float:
     """Return the chance of a new record, given how often there were some.
 
     The posterior mean of 1 - (n / (n + m))^lambda under lambda ~ Gamma(4, 4).
-
-    Parameters
-    ----------
-    history : History
-        With a success.
-    horizon_trials : int
-
-    Returns
-    -------
-    float
-        In [0, 1).
     """
     # Half a trial more: records are as likely as the integral of 1 / x over their trial.
     n, first = len(history) + 0.5, history.first_success + 0.5
@@ -81,25 +59,7 @@ def learned_chance(history: History, horizon_trials: int) -> float:
 def jump_samples(
     chance: float, mean_gain: FloatArray, rng: np.random.Generator, *, tail: float = np.inf
 ) -> FloatArray:
-    """Draw relative gains of a slot, one for each expected gain.
-
-    Parameters
-    ----------
-    chance : float
-        Of any gain, p.
-    mean_gain : ndarray of shape (s,)
-        Expected gain, the slots without a gain included; not negative.
-    rng : numpy.random.Generator
-    tail : float, default inf
-        Jumps are generalised Pareto with shape 1 / ``tail``, above 1; ``inf`` makes
-        them exponential.
-
-    Returns
-    -------
-    ndarray of shape (s,)
-        Not negative, none above 0 where ``chance`` is 0. Stratified: the number of
-        gains is within one of ``chance * s``.
-    """
+    """Draw relative gains of a slot, one for each expected gain."""
     if chance <= 0:
         return np.zeros(len(mean_gain))
     u = np.maximum(strata(len(mean_gain), rng) / chance, _SMALLEST_U)

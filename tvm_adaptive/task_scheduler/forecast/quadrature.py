@@ -61,32 +61,17 @@ _TINY = 1e-300
 
 @dataclasses.dataclass(frozen=True)
 class CurvePosterior:
-    """Posterior of a family's curves given a history.
-
-    Attributes
-    ----------
-    family : CurveFamily
-    shapes : ndarray of shape (s, p)
-    weights : ndarray of shape (s,)
-        Posterior probabilities of the shapes; their sum is 1.
-    location, scale : ndarray of shape (s,)
-        Of the amplitude's Student t before it is cut.
-    dof : float
-        Its degrees of freedom.
-    lower, upper : ndarray of shape (s,)
-        Where it is cut.
-    log_evidence : float
-        Logarithm of the probability of the data, up to a constant of the family and of n.
-    """
+    """Posterior of a family's curves given a history."""
 
     family: CurveFamily
     shapes: FloatArray
-    weights: FloatArray
-    location: FloatArray
+    weights: FloatArray  # posterior probabilities of the shapes; their sum is 1
+    location: FloatArray  # of the amplitude's Student t before it is cut
     scale: FloatArray
-    dof: float
-    lower: FloatArray
+    dof: float  # its degrees of freedom
+    lower: FloatArray  # where it is cut
     upper: FloatArray
+    # logarithm of the probability of the data, up to a constant of the family and of n
     log_evidence: float
 
     def draw_shapes(self, size: int, rng: np.random.Generator) -> npt.NDArray[np.intp]:
@@ -96,15 +81,7 @@ class CurvePosterior:
         return np.minimum(index, len(self.weights) - 1)
 
     def mixed_with(self, other: CurvePosterior, chance: float) -> CurvePosterior:
-        """Return this posterior with the shapes' weights of a mixture of models.
-
-        Parameters
-        ----------
-        other : CurvePosterior
-            Of the same family and data, under another ceiling.
-        chance : float
-            Prior probability that the other's ceiling is the right one, in (0, 1).
-        """
+        """Return this posterior with the shapes' weights of a mixture of models."""
         share = expit(logit(chance) + other.log_evidence - self.log_evidence)
         weights = (1.0 - share) * self.weights + share * other.weights
         return dataclasses.replace(self, weights=weights)
@@ -142,32 +119,7 @@ def curve_posterior(
     uniform_prior: bool = False,
     noise_floor: float = NOISE_FLOOR,
 ) -> CurvePosterior:
-    """Return the posterior of a family's curves.
-
-    Parameters
-    ----------
-    family : CurveFamily
-    x : ndarray of shape (n,)
-        Trials, increasing, at least 1.
-    y : ndarray of shape (n,)
-        Best throughput, scaled to about 1; the last one positive.
-    ceiling : float
-        Largest limit of the curve, same unit.
-    effective_points : float or None
-        Independent errors among the n; the likelihood is raised to their share. None
-        for n.
-    uniform_prior : bool, default False
-        Of the shape within its bounds and of the amplitude below the ceiling, as
-        published. Otherwise the family's weakly informative prior, and an amplitude
-        uniform between what reaches the incumbent and the ceiling.
-    noise_floor : float, default 0.02
-        Standard deviation added to every point's, same unit.
-
-    Raises
-    ------
-    NoFitError
-        If no shape reaches the last value below the ceiling.
-    """
+    """Return the posterior of a family's curves."""
     grid = family.grid(int(x[-1]))
     g = family.basis(x, grid.shapes)
     lower, upper = family.amplitude_bounds(float(y[-1]), ceiling, g[:, -1])
@@ -214,19 +166,7 @@ def _student_mass(dof: float, lower: FloatArray, upper: FloatArray) -> FloatArra
 
 
 def thinned(best: FloatArray, n_points: int = _N_POINTS) -> tuple[FloatArray, FloatArray]:
-    """Return points of a history that are even in the logarithm of x, the last included.
-
-    Parameters
-    ----------
-    best : ndarray of shape (n,)
-    n_points : int, default 24
-        At the most.
-
-    Returns
-    -------
-    x, y : ndarray of shape (k,)
-        Trials from 1, and the best after them.
-    """
+    """Return points of a history that are even in the logarithm of x, the last included."""
     x = np.unique(np.round(np.geomspace(1, len(best), n_points)).astype(int))
     return x.astype(np.float64), best[x - 1]
 
@@ -262,28 +202,6 @@ def forecast_quadrature(
     The curve says what the slot gains on average, f(n + m) / f(n); the history of
     records says how likely a gain is (:mod:`~tvm_adaptive.task_scheduler.forecast.jumps`).
     The whole history is fitted, without cuts: a jump is no surprise to this model.
-
-    Parameters
-    ----------
-    history : History
-        With a success.
-    horizon_trials : int
-        Not negative.
-    rng : numpy.random.Generator
-    family : CurveFamily
-    n_samples : int, default 512
-
-    Returns
-    -------
-    Forecast
-        ``mean``, ``std`` and ``exact_drop`` are exact and do not depend on ``rng``. The
-        drop is the curves': what single jumps would lose to convexity is not taken off,
-        as their sizes are known by their mean only.
-
-    Raises
-    ------
-    NoFitError
-        If no curve of the family stays below the peak.
     """
     incumbent = history.incumbent
     posterior = _posterior(history, family)

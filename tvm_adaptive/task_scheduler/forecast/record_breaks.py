@@ -31,21 +31,6 @@ def forecast_records(
     A record falls in the next m trials with probability m / (n + m). Its relative gain
     is exponential with a rate that has a gamma posterior, given the logarithms of the
     past jumps; the predictive is a generalised Pareto.
-
-    Parameters
-    ----------
-    history : History
-        May be empty or without a success; then nothing is forecast but that.
-    horizon_trials : int
-        Not negative.
-    rng : numpy.random.Generator
-    n_samples : int, default 512
-    warning : str
-        Passed on.
-
-    Returns
-    -------
-    Forecast
     """
     if history.incumbent <= 0:
         return unchanged(history, horizon_trials, METHOD, warning or "no success yet")

@@ -13,34 +13,18 @@ from tvm_adaptive.values.trial import FloatArray
 
 @dataclasses.dataclass(frozen=True)
 class Forecast:
-    """Posterior of a task's best throughput at the end of the next slot.
+    """Posterior of a task's best throughput at the end of the next slot."""
 
-    Attributes
-    ----------
-    mean, std : float
-        In the unit of the history, higher is better. Exact where the method allows,
-        so they may differ from those of ``samples`` by its Monte-Carlo error.
-    samples : ndarray of shape (s,), same unit
-        Never below the incumbent; in no particular order.
-    method : str
-        What made it: ``"quadrature"``, ``"emcee"`` or ``"records"``.
-    warning : str
-        Why another method stood in, or why not to trust it; empty without a reason.
-    incumbent : float
-        Best throughput so far; 0 before the first success.
-    horizon_trials : int
-        Trials in the slot.
-    exact_drop : float or None
-        ``expected_drop`` where the method knows better than its samples.
-    """
-
+    # in the unit of the history, higher is better. Exact where the method allows, so they may
+    # differ from those of ``samples`` by its Monte-Carlo error
     mean: float
     std: float
-    samples: FloatArray
-    method: str
-    warning: str = ""
-    incumbent: float = 0.0
-    horizon_trials: int = 0
+    samples: FloatArray  # never below the incumbent; in no particular order
+    method: str  # what made it: ``"quadrature"``, ``"emcee"`` or ``"records"``
+    warning: str = ""  # why another method stood in, or why not to trust it; empty without a reason
+    incumbent: float = 0.0  # best throughput so far; 0 before the first success
+    horizon_trials: int = 0  # trials in the slot
+    # ``expected_drop`` where the method knows better than its samples
     exact_drop: float | None = None
 
     @property
@@ -55,17 +39,7 @@ class Forecast:
         return float(1.0 - (self.incumbent / self.samples).mean()) if self.incumbent > 0 else 0.0
 
     def quantile(self, p: npt.ArrayLike) -> FloatArray:
-        """Return quantiles of the samples.
-
-        Parameters
-        ----------
-        p : array_like of shape (k,)
-            Probabilities in [0, 1].
-
-        Returns
-        -------
-        ndarray of shape (k,), in the unit of the history
-        """
+        """Return quantiles of the samples."""
         probabilities = np.asarray(p, dtype=np.float64)
         return np.asarray(np.quantile(self.samples, probabilities), dtype=np.float64)
 
@@ -77,21 +51,12 @@ class Forecast:
 
 @dataclasses.dataclass(frozen=True)
 class History:
-    """Best throughput after each trial, checked.
+    """Best throughput after each trial, checked."""
 
-    Attributes
-    ----------
-    best : ndarray of shape (n,)
-        Any unit, higher is better, not decreasing; zeros until the first success.
-    peak : float or None
-        What the hardware can reach at most, same unit; None if unknown.
-    expected_peak : float or None
-        What the task is expected to reach at most, same unit. A guess: curves tend to
-        no more, but draws may exceed it, and it is ignored once it was reached.
-    """
-
-    best: FloatArray
-    peak: float | None = None
+    best: FloatArray  # any unit, higher is better, not decreasing; zeros until the first success
+    peak: float | None = None  # what the hardware can reach at most, same unit; None if unknown
+    # what the task is expected to reach at most, same unit. A guess: curves tend to no more, but
+    # draws may exceed it, and it is ignored once it was reached
     expected_peak: float | None = None
 
     def __post_init__(self) -> None:
@@ -135,18 +100,7 @@ class History:
         return self.expected_peak is not None and self.expected_peak > self.incumbent
 
     def ceiling(self, headroom: float) -> float:
-        """Return the most that a curve may tend to.
-
-        Parameters
-        ----------
-        headroom : float
-            At most so many times the incumbent.
-
-        Returns
-        -------
-        float
-            In multiples of the incumbent; a peak that was reached does not count.
-        """
+        """Return the most that a curve may tend to."""
         if self.peak is None or self.peak_is_wrong:
             return headroom
         return min(headroom, self.peak / self.incumbent)

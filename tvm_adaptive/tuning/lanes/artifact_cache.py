@@ -18,13 +18,7 @@ from tvm_adaptive.tuning.lanes.request import Built
 
 
 class Shelf:
-    """Results of builds by their programs.
-
-    Parameters
-    ----------
-    folder : Path
-        Exists; artifacts go there.
-    """
+    """Results of builds by their programs."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -47,13 +41,7 @@ class Shelf:
 
 @derived_object
 class ShelfBuilder(PyBuilder):  # type: ignore[misc]
-    """Hands out what is on the shelf, and has the rest built here.
-
-    Parameters
-    ----------
-    shelf : Shelf
-    inner : Builder
-    """
+    """Hands out what is on the shelf, and has the rest built here."""
 
     def __init__(self, shelf: Shelf, inner: Any) -> None:
         super().__init__()
@@ -61,12 +49,7 @@ class ShelfBuilder(PyBuilder):  # type: ignore[misc]
         self._inner = inner
 
     def build(self, build_inputs: list[BuilderInput]) -> list[BuilderResult]:
-        """Return a result per input, in their order.
-
-        Parameters
-        ----------
-        build_inputs : list of BuilderInput
-        """
+        """Return a result per input, in their order."""
         inputs = list(build_inputs)
         found = [self._shelf.take(int(structural_hash(each.mod))) for each in inputs]
         missing = [each for each, result in zip(inputs, found, strict=True) if result is None]

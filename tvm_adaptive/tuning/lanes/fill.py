@@ -35,16 +35,7 @@ _UNLIMITED = 10**8
 
 
 def fill(order: Order) -> Delivery:
-    """Search and build a batch.
-
-    Parameters
-    ----------
-    order : Order
-
-    Returns
-    -------
-    Delivery
-    """
+    """Search and build a batch."""
     task = _opened(order.task)
     search = task.search
     install(task.model, order.model)
@@ -73,12 +64,7 @@ class Notes:
 
 
 class OpenTask:
-    """A task with its context, its sketches and a model to search with.
-
-    Parameters
-    ----------
-    spec : TaskSpec
-    """
+    """A task with its context, its sketches and a model to search with."""
 
     def __init__(self, spec: TaskSpec) -> None:
         self.notes = Notes()

@@ -18,14 +18,7 @@ MAX_TRIES = 2
 
 
 class ProcessLanes:
-    """Processes that search and build, one order at a time each.
-
-    Parameters
-    ----------
-    n_lanes : int
-    server : ForkServer or None, default None
-        Forks them.
-    """
+    """Processes that search and build, one order at a time each."""
 
     def __init__(self, n_lanes: int, server: ForkServer | None = None) -> None:
         # What they leave behind, killed as they are in the end, goes with ours.

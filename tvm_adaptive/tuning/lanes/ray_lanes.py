@@ -21,19 +21,6 @@ class RayLanes:
     """Tasks of a Ray cluster, one order each.
 
     A node that dies costs the orders that it was filling, which are filled elsewhere.
-
-    Parameters
-    ----------
-    address : str
-        Of the cluster: ``"host:port"``, ``"auto"`` for the one that this machine belongs
-        to, or ``"local"`` for one that is started here.
-    cpus_per_lane : int, default 2
-        Fewer where no node has so many.
-
-    Raises
-    ------
-    InvalidOptionError
-        When Ray is not installed, or the cluster cannot be reached.
     """
 
     def __init__(self, address: str, *, cpus_per_lane: int = 2) -> None:

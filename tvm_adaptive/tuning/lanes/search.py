@@ -36,23 +36,7 @@ logger = logging.getLogger(__name__)
 
 @derived_object
 class LaneSearch(PySearchStrategy):  # type: ignore[misc]
-    """Has lanes fill a search's rounds; a round that none can fill is searched here.
-
-    Parameters
-    ----------
-    inner : AdaptiveSearch
-        Knows all that is known of the task.
-    lanes : Lanes
-    shelf : Shelf
-        Gets what lanes build.
-    build : mapping of str to value
-        Options of :class:`~tvm_adaptive.PersistentBuilder` on a lane.
-    journal : JournalWriter
-        Gets the lanes' events, and an ``"error"`` for a round that no lane could fill.
-    time_left : callable or None, default None
-        Returns the seconds that the search has left; no lane is waited for longer, and the
-        task ends then. None for no limit.
-    """
+    """Has lanes fill a search's rounds; a round that none can fill is searched here."""
 
     def __init__(
         self,
