@@ -2,7 +2,7 @@ import errno
 
 import pytest
 
-from tvm_adaptive.errors import MACHINE_FAILURE, essence, is_machine_failure, machine_failure
+from tvm_adaptive.errors import MACHINE_FAILURE, is_machine_failure, machine_failure, summary_line
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from tvm_adaptive.errors import MACHINE_FAILURE, essence, is_machine_failure, ma
     ],
 )
 def test_the_line_that_says_most(error, line):
-    assert essence(error) == line
+    assert summary_line(error) == line
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def machine_failure(error: BaseException) -> str:
     return ""
 
 
-def essence(error: BaseException | str) -> str:
+def summary_line(error: BaseException | str) -> str:
     """Return the line of an error that says most: of a traceback the last, else the first.
 
     Parameters
@@ -106,7 +106,7 @@ class InvalidOptionError(AdaptiveError, ValueError):
 
 
 @contextlib.contextmanager
-def refused(what: str) -> Iterator[None]:
+def as_invalid_option(what: str) -> Iterator[None]:
     """Turn whatever is raised inside into one line of an :class:`InvalidOptionError`.
 
     For code that may raise anything: a user's own, or a framework's reader.
@@ -119,7 +119,9 @@ def refused(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise InvalidOptionError(f"{what}: {type(error).__name__}: {essence(error)}") from error
+        raise InvalidOptionError(
+            f"{what}: {type(error).__name__}: {summary_line(error)}"
+        ) from error
 
 
 class WorkDirInUseError(AdaptiveError):

@@ -89,7 +89,7 @@ def compare(pool: Pool, size: int, repeats: int) -> list[dict[str, Any]]:
         order = np.random.default_rng(repeat).permutation(len(pool.seconds))
         train, test = order[:size], order[size:]
         for name, method in METHODS.items():
-            runs[name].append(judge(method, pool, train, test))
+            runs[name].append(check(method, pool, train, test))
     names = ("spearman", "top8_regret", "fit_predict_sec", "z_rms")
     return [
         {"pool": pool.name, "n_train": size, "method": name}
@@ -98,7 +98,7 @@ def compare(pool: Pool, size: int, repeats: int) -> list[dict[str, Any]]:
     ]
 
 
-def judge(method: Method, pool: Pool, train: np.ndarray, test: np.ndarray) -> tuple[float, ...]:
+def check(method: Method, pool: Pool, train: np.ndarray, test: np.ndarray) -> tuple[float, ...]:
     start_sec = time.perf_counter()
     answer = method(pool, train, test)
     elapsed_sec = time.perf_counter() - start_sec
@@ -120,7 +120,7 @@ def forest(pool: Pool, train: np.ndarray, test: np.ndarray, **options: Any) -> A
     assert scores is not None
 
     def calibration() -> float:
-        quality = surrogate.judge(pool.name, rows, pool.seconds[test])
+        quality = surrogate.check(pool.name, rows, pool.seconds[test])
         assert quality is not None
         return quality.z_rms
 

@@ -161,8 +161,8 @@ def choices(each: dict[str, Any], seed: int = 0) -> dict[str, float]:
     ratios: dict[str, list[float]] = {column: [] for column in COLUMNS}
     for _ in range(N_SPLITS):
         rounds = rng.permutation(same.shape[1])
-        decide, judge = np.array_split(rounds, 2)
-        truth = np.median(changing[:, judge], axis=1)
+        decide, check = np.array_split(rounds, 2)
+        truth = np.median(changing[:, check], axis=1)
         by_same, by_changing = (np.median(way[:, decide], axis=1) for way in (same, changing))
         before = truth[three[by_same[three].argmin()]]
         chosen = (three[by_changing[three].argmin()], by_same.argmin(), by_changing.argmin())

@@ -47,18 +47,18 @@ from tvm_adaptive._tvm import (
 from tvm_adaptive._tvm.intrinsics import only_intrinsics
 from tvm_adaptive.database.run_database import RunDatabase
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.database.store_callback import Keeper
+from tvm_adaptive.database.store_callback import StoreCallback
 from tvm_adaptive.measure_callback.journal import Journal
 from tvm_adaptive.models import load_workload
 from tvm_adaptive.report.story import StoryReader
 from tvm_adaptive.search_strategy.schedules import knobs_of
-from tvm_adaptive.task_scheduler.arm_table import Ledger
+from tvm_adaptive.task_scheduler.arm_table import ArmTable
 from tvm_adaptive.task_scheduler.arms import Arm
 from tvm_adaptive.task_scheduler.policy import DynaTunePolicy
 from tvm_adaptive.tuning.prior_trials import restore
 from tvm_adaptive.tuning.target import resolve_target
 from tvm_adaptive.tuning.warm_start import RUN_STORE
-from tvm_adaptive.values.trial_log import LastLesson
+from tvm_adaptive.values.trial_log import LastTrainingBatch
 
 BATCH = 16
 # Where the table looks: the mean of the rounds around these numbers of trials.
@@ -136,11 +136,11 @@ class Growth:
         self.reader = StoryReader(keeps_all=False)
         self.journal = Journal(folder / "journal.jsonl", self.reader.take)
         self.database = RunDatabase(folder)
-        self.lessons = LastLesson()
+        self.lessons = LastTrainingBatch()
         self.model = RFEICostModel(seed=1, last_lesson=self.lessons, journal=self.journal)
         self.contexts = [self._context(number, mod) for number, mod in enumerate(mods)]
         self.store = RecordStore(folder / RUN_STORE)
-        self.keeper = Keeper(
+        self.keeper = StoreCallback(
             self.contexts,
             own=self.store,
             shared=None,
@@ -148,7 +148,7 @@ class Growth:
             lessons=self.lessons,
             journal=self.journal,
         )
-        self.ledger = Ledger(
+        self.arm_table = ArmTable(
             [str(each.task_name) for each in self.contexts],
             [1.0] * len(mods),
             [1e8] * len(mods),
@@ -248,7 +248,7 @@ class Growth:
                 TuningRecord(trace, workload, result.run_secs, self.target, infos)
             )
         latencies_ms = [1e3 * float(result.run_secs[0]) for result in results]
-        self.ledger.add_trials(task, latencies_ms)
+        self.arm_table.add_trials(task, latencies_ms)
         name = str(context.task_name)
         self.journal.write("build", n=len(records), n_errors=0, seconds=0.5)
         for number, latency_ms in enumerate(latencies_ms):
@@ -271,7 +271,7 @@ class Growth:
             "dataset": [task for _, task in dataset],
             "builds": [each._cost.carry() for each in proposers],
             "screen": [self.reader.story],
-            "scheduler": self.ledger.arms,
+            "scheduler": self.arm_table.arms,
         }
         # One at a time: a pickle of all pools would be the largest part itself.
         return {

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from tvm_adaptive.task_scheduler.arm_table import Ledger
+from tvm_adaptive.task_scheduler.arm_table import ArmTable
 from tvm_adaptive.task_scheduler.policy import DEFAULT, DynaTunePolicy
 from tvm_adaptive.testing.synthetic import SyntheticArm, varied_arms
 from tvm_adaptive.values.trial import FloatArray
@@ -74,7 +74,7 @@ class Simulation:
     def __init__(self, world: World, arms: tuple[SyntheticArm, ...], seed: int) -> None:
         self.world, self.arms = world, arms
         self.rng = np.random.default_rng(seed)
-        self.ledger = Ledger(
+        self.arm_table = ArmTable(
             [arm.name for arm in arms], [arm.weight for arm in arms], [arm.flop for arm in arms]
         )
         options = dataclasses.replace(DEFAULT, slot_trials=BATCH, retire_share=0.0)
@@ -114,7 +114,7 @@ class Simulation:
         }
 
     def _choosable(self) -> tuple[Any, ...]:
-        arms = list(self.ledger.arms)
+        arms = list(self.arm_table.arms)
         for batch in self.waiting:
             arms[batch.arm] = dataclasses.replace(arms[batch.arm], finished=True)
         return tuple(arms)
@@ -132,13 +132,13 @@ class Simulation:
         return now_sec
 
     def _join(self, batch: Batch) -> None:
-        self.ledger.add_trials(batch.arm, batch.latencies_ms)
-        self.curve.append((self.n_sent, self.ledger.weighted_ms))
+        self.arm_table.add_trials(batch.arm, batch.latencies_ms)
+        self.curve.append((self.n_sent, self.arm_table.weighted_ms))
 
     def _send(self, k: int, n: int, now_sec: float) -> None:
         world, arm = self.world, self.arms[k]
         # What is under way is not in the ledger, and no arm has two batches under way.
-        first = self.ledger.arms[k].n_trials
+        first = self.arm_table.arms[k].n_trials
         latencies = arm.curve_ms(np.arange(first, first + n, dtype=np.float64))
         latencies *= 1.0 + arm.spread * self.rng.exponential(size=n)
         latencies[self.rng.random(n) < arm.failing] = np.nan
@@ -152,8 +152,8 @@ class Simulation:
             heapq.heappush(self.devices, start_sec + seconds)
             self.device_sec += seconds
             done_sec = max(done_sec, start_sec + seconds)
-        self.ledger.open_slot(k)
-        self.ledger.charge(k, lane_sec + n * world.measure_sec / world.n_devices)
+        self.arm_table.open_slot(k)
+        self.arm_table.charge(k, lane_sec + n * world.measure_sec / world.n_devices)
         self.n_sent += n
         self.waiting.append(Batch(k, latencies, done_sec))
 

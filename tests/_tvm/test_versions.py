@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import tvm_adaptive
-from tvm_adaptive._tvm.versions import CURE, check_versions, installed_version, release
+from tvm_adaptive._tvm.versions import FIX, check_versions, installed_version, release
 from tvm_adaptive.errors import AdaptiveError, UnsupportedVersionError
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +62,7 @@ def test_what_is_not_installed_has_no_version() -> None:
 
 def test_the_cure_is_what_the_package_depends_on() -> None:
     declared = (ROOT / "pyproject.toml").read_text()
-    requirements = CURE.split('"')[1::2]
+    requirements = FIX.split('"')[1::2]
     assert len(requirements) == 2
     for requirement in requirements:
         assert f'"{requirement}"' in declared
@@ -85,7 +85,7 @@ def test_a_bad_pair_is_an_ordinary_import_error(tmp_path: Path) -> None:
     assert done.returncode == 1  # a traceback; a crash would be negative
     assert "UnsupportedVersionError" in done.stderr
     assert "0.1.15.post2" in done.stderr
-    assert CURE in done.stderr
+    assert FIX in done.stderr
 
 
 def pretend_installed(folder: Path, name: str, version: str) -> None:

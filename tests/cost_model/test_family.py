@@ -69,12 +69,12 @@ def test_families_that_contradict_one_another_do_not_spoil_each_other() -> None:
     quality = {}
     for key, sign in (("a", 1.0), ("c", -1.0)):
         model.refit_if_due(key)
-        judged = model.judge(key, rows, seconds**sign)
+        judged = model.check(key, rows, seconds**sign)
         assert judged is not None
         quality[key] = judged.spearman
     assert min(quality.values()) > 0.8
     model.whole.refit_if_due()
-    spoiled = model.whole.judge("a", rows, seconds)
+    spoiled = model.whole.check("a", rows, seconds)
     assert spoiled is not None
     assert spoiled.spearman < min(quality.values()) - 0.2
 

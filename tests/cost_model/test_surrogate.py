@@ -108,7 +108,7 @@ def test_nothing_to_say():
     assert surrogate.refit_if_due() is None
     assert surrogate.scores("a", rows) is None
     assert surrogate.posterior("a", rows) is None
-    assert surrogate.judge("a", rows, seconds) is None
+    assert surrogate.check("a", rows, seconds) is None
     surrogate.dataset.add("a", rows, np.full(10, math.nan))
     assert surrogate.refit_if_due() is None
     assert surrogate.scores("a", rows) is None
@@ -169,12 +169,12 @@ def test_judging_a_batch():
     surrogate = trained()
     rows, seconds = candidates(40, seed=1)
     seconds[0] = math.nan
-    quality = surrogate.judge("a", rows, seconds)
+    quality = surrogate.check("a", rows, seconds)
     assert quality.n == 39
     assert quality.spearman > 0.8
     assert 0 < quality.z_rms < 5
-    assert math.isnan(surrogate.judge("b", rows, seconds).z_rms)
-    assert surrogate.judge("a", rows[:2], seconds[:2]) is None
+    assert math.isnan(surrogate.check("b", rows, seconds).z_rms)
+    assert surrogate.check("a", rows[:2], seconds[:2]) is None
 
 
 def test_the_same_data_and_seed_give_the_same_scores():

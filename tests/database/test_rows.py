@@ -25,7 +25,7 @@ from tvm_adaptive.database.rows import (
     unpack_features,
 )
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.search_strategy.transfer_records import finding_of
+from tvm_adaptive.search_strategy.transfer_records import transfer_record_of
 from tvm_adaptive.values.trace_json import is_sane
 
 GOOD: dict[str, Any] = {
@@ -114,7 +114,7 @@ def test_whatever_a_record_holds_nothing_raises(value: Any) -> None:
     assert is_record(value) in (True, False)
     assert is_sane(value) in (True, False)
     trial_of_row({**GOOD, "record": json.dumps(value)})
-    finding_of([value], 1.0)
+    transfer_record_of([value], 1.0)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_whatever_a_record_holds_nothing_raises(value: Any) -> None:
     ],
 )
 def test_decisions_that_no_knob_has_are_no_finding(instruction: list[Any], decision: Any) -> None:
-    assert finding_of([[[instruction], [[0, decision]]]], 1.0) is None
+    assert transfer_record_of([[[instruction], [[0, decision]]]], 1.0) is None
 
 
 @pytest.mark.parametrize(

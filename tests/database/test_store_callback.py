@@ -13,9 +13,9 @@ from tvm_adaptive.database import pending_writes
 from tvm_adaptive.database.pending_writes import FIRST_PAUSE_SEC, MAX_PAUSE_SEC, Clock
 from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.database.store_callback import Keeper
+from tvm_adaptive.database.store_callback import StoreCallback
 from tvm_adaptive.errors import OUT_OF_TIME, StoreError
-from tvm_adaptive.values.trial_log import LastLesson, Lesson
+from tvm_adaptive.values.trial_log import LastTrainingBatch, TrainingBatch
 
 
 class Events:
@@ -73,9 +73,9 @@ def keeper_of(contexts: list[Any], **given: Any) -> Any:
     """Return a keeper; its stores and its clock may be ours."""
     clock = given.pop("clock", FakeClock())
     defaults = {"own": None, "shared": None, "run": "run"}
-    return Keeper(
+    return StoreCallback(
         contexts,
-        **{**defaults, "lessons": LastLesson(), "journal": Events(), **given},
+        **{**defaults, "lessons": LastTrainingBatch(), "journal": Events(), **given},
         clock=Clock(clock.now_sec, clock.sleep),
     )
 
@@ -115,8 +115,8 @@ def test_a_batch_is_kept_with_what_the_model_learned_of_it(
     tmp_path: Path, contexts: list[Any]
 ) -> None:
     rows = np.arange(6, dtype=np.float32).reshape(3, 2)
-    lessons = LastLesson()
-    lessons.lesson = Lesson(rows, np.array([0.1, np.nan, 0.2]))
+    lessons = LastTrainingBatch()
+    lessons.lesson = TrainingBatch(rows, np.array([0.1, np.nan, 0.2]))
     with RecordStore(tmp_path / "records.db") as store:
         keeper = keeper_of(contexts, own=store, lessons=lessons)
         keep(keeper, contexts, [1e-3, None, 2e-3])
@@ -134,8 +134,8 @@ def test_a_batch_is_kept_with_what_the_model_learned_of_it(
 
 
 def test_a_lesson_of_another_batch_is_not_believed(tmp_path: Path, contexts: list[Any]) -> None:
-    lessons = LastLesson()
-    lessons.lesson = Lesson(np.zeros((2, 2), dtype=np.float32), None)
+    lessons = LastTrainingBatch()
+    lessons.lesson = TrainingBatch(np.zeros((2, 2), dtype=np.float32), None)
     with RecordStore(tmp_path / "records.db") as store:
         keep(keeper_of(contexts, own=store, lessons=lessons), contexts, [1e-3])
         assert store.latest(store.tasks()[0])[0].features is None

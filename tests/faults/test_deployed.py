@@ -31,7 +31,7 @@ from tvm_adaptive.testing.faults import Faults, injected
 from tvm_adaptive.testing.runs import journalled_trials
 from tvm_adaptive.tuning import deploy
 from tvm_adaptive.tuning.config import FinishConfig, SearchConfig
-from tvm_adaptive.tuning.finalists import contenders_of_run
+from tvm_adaptive.tuning.finalists import finalists_of_run
 from tvm_adaptive.tuning.observer import NoObserver
 from tvm_adaptive.tuning.resume import resume
 
@@ -114,7 +114,7 @@ def test_a_finished_run_that_is_interrupted_later_deploys_what_was_checked(
         (kept,) = recorded(run / "final")
         assert seconds_of(kept) == seconds_of(winner) == again.tasks[0].best_sec
         assert again.tasks[0].played_off
-        (mine,) = contenders_of_run(run, kept.target, functions_as_tasks(GMM, kept.target))
+        (mine,) = finalists_of_run(run, kept.target, functions_as_tasks(GMM, kept.target))
         assert mine.proven is not None
         assert seconds_of(mine.proven.record) == seconds_of(winner)
 

@@ -6,7 +6,7 @@ from tvm_adaptive import AdaptiveSearch, RFEICostModel
 from tvm_adaptive._tvm import python_side
 from tvm_adaptive.search_strategy.knobs import Tile
 from tvm_adaptive.search_strategy.schedules import key_of
-from tvm_adaptive.search_strategy.transfer import Finding, Relatives
+from tvm_adaptive.search_strategy.transfer import TransferPool, TransferRecord
 
 
 class Events:
@@ -21,15 +21,17 @@ class Events:
 
 
 @pytest.fixture
-def relatives():
-    return Relatives()
+def transfer_pool():
+    return TransferPool()
 
 
 @pytest.fixture
-def make(make_task, relatives):
+def make(make_task, transfer_pool):
     def make(shape, journal=None, **options):
         model = RFEICostModel(n_trees=8, seed=1, n_jobs=1)
-        strategy = AdaptiveSearch(n_samples=12, relatives=relatives, journal=journal, **options)
+        strategy = AdaptiveSearch(
+            n_samples=12, transfer_pool=transfer_pool, journal=journal, **options
+        )
         return make_task(strategy, model, shape=shape)
 
     return make
@@ -69,19 +71,19 @@ def test_without_relatives_a_task_begins_at_random(make_task, make):
     assert journal.of("round")[0]["n_seeded"] == 0
 
 
-def test_a_known_task_begins_with_its_two_best_and_nothing_else(make, relatives):
+def test_a_known_task_begins_with_its_two_best_and_nothing_else(make, transfer_pool):
     donor = make(0)
     for _ in range(2):
         donor.round()
     space = donor.proposer._sketches.space
-    findings = [
-        Finding(space.names[p.sketch], space.sketches[p.sketch], p.vector, sec)
+    transfer_records = [
+        TransferRecord(space.names[p.sketch], space.sketches[p.sketch], p.vector, sec)
         for sec, p in donor.proposer._elites[:4]
     ]
     family = donor.proposer._family
-    relatives.remember(family, "gmm", findings)
+    transfer_pool.remember(family, "gmm", transfer_records)
     # A later run of the first task.
-    relatives.tell(family, "gmm", [])
+    transfer_pool.tell(family, "gmm", [])
     journal = Events()
     later = make(0, journal)
     python_side(later.strategy).limit_next_batch(4)
@@ -107,20 +109,20 @@ def test_no_seed_is_measured_twice(make):
         seen |= keys
 
 
-def test_seeds_that_lead_to_no_program_are_dropped(make, relatives):
+def test_seeds_that_lead_to_no_program_are_dropped(make, transfer_pool):
     task = make(0)
     knobs = task.proposer._sketches.space.sketches[0]
     # Ones only: their product is no extent of this task's loops.
     nonsense = tuple(1 for knob in knobs for _ in range(knob.width))
-    relatives.tell(task.proposer._family, "other", [Finding("0", knobs, nonsense, 1.0)])
+    transfer_pool.tell(task.proposer._family, "other", [TransferRecord("0", knobs, nonsense, 1.0)])
     assert len(task.round()) == 16
 
 
-def test_what_a_task_found_is_told_to_others(make, relatives):
+def test_what_a_task_found_is_told_to_others(make, transfer_pool):
     task = make(0)
     task.round()
     task.round()
-    told = relatives._now[task.proposer._family]["gmm"]
+    told = transfer_pool._now[task.proposer._family]["gmm"]
     assert [finding.seconds for finding in told] == [sec for sec, _ in task.proposer._elites[:4]]
     assert task.proposer._family
 

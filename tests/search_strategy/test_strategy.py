@@ -269,12 +269,12 @@ def test_random_candidates_are_the_rarer_the_dearer_their_build(make_task):
 
 def test_a_model_of_stock_is_served_by_evolution(make_task):
     task = make_task(AdaptiveSearch(**SMALL, proposer="distilled"), ConstantModel())
-    assert type(task.proposer).__name__ == "NativeProposer"
+    assert type(task.proposer).__name__ == "EvolutionProposer"
     model = RFEICostModel(n_trees=8, seed=1, n_jobs=1)
     task = make_task(AdaptiveSearch(**SMALL, proposer="evolution"), model)
-    assert type(task.proposer).__name__ == "NativeProposer"
+    assert type(task.proposer).__name__ == "EvolutionProposer"
     task = make_task(AdaptiveSearch(**SMALL), model)
-    assert type(task.proposer).__name__ == "DistilledProposer"
+    assert type(task.proposer).__name__ == "SurrogateProposer"
 
 
 def test_the_trial_limit_cuts_the_last_batch(make_task):

@@ -9,8 +9,8 @@ import pytest
 
 from tvm_adaptive.search_strategy.knobs import KnobSpace, Point, Tile
 from tvm_adaptive.search_strategy.surrogate_search import (
-    DistillOptions,
     Pool,
+    SurrogateSearchOptions,
     descendants,
     neighbours,
     pick_by_trees,
@@ -21,7 +21,9 @@ from tvm_adaptive.search_strategy.surrogate_search import (
 
 SPACE = KnobSpace([[Tile(1024, 4), Tile(512, 4), Tile(256, 2)]])
 BEST = (8, 8, 4, 4, 2, 4, 8, 8, 16, 16)
-SMALL = DistillOptions(n_steps=3, n_per_step=20, n_children=64, n_generations=4, n_parents=16)
+SMALL = SurrogateSearchOptions(
+    n_steps=3, n_per_step=20, n_children=64, n_generations=4, n_parents=16
+)
 
 
 def rows_of(points: list[Point]) -> np.ndarray:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tvm_adaptive.search_strategy.knobs import Choice, Knob, KnobSpace, Point, Tile, Undrawn
 from tvm_adaptive.search_strategy.transfer import (
     KEPT_PER_TASK,
-    Finding,
-    Relatives,
+    TransferPool,
+    TransferRecord,
     fit,
     fit_split,
 )
@@ -28,8 +28,8 @@ SMALL, LARGE = sketch(64, 64), sketch(256, 96)
 GOOD = (4, 2, 4, 2, 2, 1, 2, 16, 32, 4, 3, 7)
 
 
-def finding(seconds: float = 1.0, vector: tuple[int, ...] = GOOD) -> Finding:
-    return Finding("0", SMALL, vector, seconds)
+def finding(seconds: float = 1.0, vector: tuple[int, ...] = GOOD) -> TransferRecord:
+    return TransferRecord("0", SMALL, vector, seconds)
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_a_task_of_the_same_extents_gets_the_decisions_unchanged(seed: int) -> N
     rng = np.random.default_rng(seed)
     space = KnobSpace([SMALL])
     point = space.draw(rng)
-    assert fit(Finding("0", SMALL, point.vector, 1.0), space, rng) == point
+    assert fit(TransferRecord("0", SMALL, point.vector, 1.0), space, rng) == point
 
 
 def test_knobs_of_another_size_are_fitted_and_other_knobs_are_copied(
@@ -99,13 +99,13 @@ def test_nothing_fits_where_loops_are_split_otherwise(rng: np.random.Generator) 
 
 
 def test_without_loops_to_split_all_knobs_must_be_alike(rng: np.random.Generator) -> None:
-    plain = Finding("0", (UNROLL, Undrawn()), (2, 5), 1.0)
+    plain = TransferRecord("0", (UNROLL, Undrawn()), (2, 5), 1.0)
     assert fit(plain, KnobSpace([(UNROLL, Undrawn())]), rng) == Point(0, (2, 5))
     assert fit(plain, KnobSpace([(UNROLL, UNROLL)]), rng) is None
 
 
 def test_of_as_many_sketches_the_same_is_taken(rng: np.random.Generator) -> None:
-    second = Finding("1", SMALL, GOOD, 1.0)
+    second = TransferRecord("1", SMALL, GOOD, 1.0)
     alike = fit(second, KnobSpace([LARGE, LARGE]), rng)
     fewer = fit(second, KnobSpace([LARGE]), rng)
     other = fit(second, KnobSpace([LARGE, (UNROLL,)]), rng)
@@ -113,53 +113,53 @@ def test_of_as_many_sketches_the_same_is_taken(rng: np.random.Generator) -> None
 
 
 def test_relatives_of_another_family_are_not_asked(rng: np.random.Generator) -> None:
-    relatives = Relatives()
-    relatives.tell("matmul", "a", [finding()])
-    assert relatives.ask("conv2d", "b", KnobSpace([LARGE]), rng) == []
-    assert len(relatives.ask("matmul", "b", KnobSpace([LARGE]), rng)) == 1
+    transfer_pool = TransferPool()
+    transfer_pool.tell("matmul", "a", [finding()])
+    assert transfer_pool.ask("conv2d", "b", KnobSpace([LARGE]), rng) == []
+    assert len(transfer_pool.ask("matmul", "b", KnobSpace([LARGE]), rng)) == 1
 
 
 def test_a_tasks_own_findings_of_this_run_are_no_news_to_it(rng: np.random.Generator) -> None:
-    relatives = Relatives()
-    relatives.tell("matmul", "a", [finding()])
-    assert relatives.ask("matmul", "a", KnobSpace([SMALL]), rng) == []
+    transfer_pool = TransferPool()
+    transfer_pool.tell("matmul", "a", [finding()])
+    assert transfer_pool.ask("matmul", "a", KnobSpace([SMALL]), rng) == []
 
 
 def test_what_an_earlier_run_found_for_the_task_comes_first(rng: np.random.Generator) -> None:
-    relatives = Relatives()
+    transfer_pool = TransferPool()
     other = (8, 1, 4, 2, 2, 1, 2, 16, 32, 4, 3, 7)
-    relatives.tell("matmul", "b", [finding(0.5, other)])
-    relatives.remember("matmul", "a", [finding(9.0)])
-    seeds = relatives.ask("matmul", "a", KnobSpace([SMALL]), rng)
+    transfer_pool.tell("matmul", "b", [finding(0.5, other)])
+    transfer_pool.remember("matmul", "a", [finding(9.0)])
+    seeds = transfer_pool.ask("matmul", "a", KnobSpace([SMALL]), rng)
     assert [(seed.point.vector, seed.is_own) for seed in seeds] == [(GOOD, True), (other, False)]
 
 
 def test_the_nearest_relative_is_asked_first_and_all_of_them_before_any_second_best(
     rng: np.random.Generator,
 ) -> None:
-    def found(knobs: tuple[Knob, ...], *choices: int) -> list[Finding]:
+    def found(knobs: tuple[Knob, ...], *choices: int) -> list[TransferRecord]:
         vectors = [KnobSpace([knobs]).draw(rng).vector[:10] for _ in choices]
         return [
-            Finding("0", knobs, (*vector, choice, 0), 1.0)
+            TransferRecord("0", knobs, (*vector, choice, 0), 1.0)
             for vector, choice in zip(vectors, choices, strict=True)
         ]
 
-    relatives = Relatives()
-    relatives.tell("matmul", "far", found(sketch(2048, 2048), 0, 1))
-    relatives.tell("matmul", "near", found(sketch(128, 64), 2, 3))
-    seeds = relatives.ask("matmul", "mine", KnobSpace([SMALL]), rng)
+    transfer_pool = TransferPool()
+    transfer_pool.tell("matmul", "far", found(sketch(2048, 2048), 0, 1))
+    transfer_pool.tell("matmul", "near", found(sketch(128, 64), 2, 3))
+    seeds = transfer_pool.ask("matmul", "mine", KnobSpace([SMALL]), rng)
     assert [seed.point.vector[10] for seed in seeds] == [2, 0, 3, 1]
 
 
 def test_only_the_best_of_a_task_travel(rng: np.random.Generator) -> None:
-    relatives = Relatives()
+    transfer_pool = TransferPool()
     space = KnobSpace([SMALL])
-    relatives.tell("matmul", "a", [finding(1.0, space.draw(rng).vector) for _ in range(20)])
-    assert 1 <= len(relatives.ask("matmul", "b", KnobSpace([LARGE]), rng)) <= KEPT_PER_TASK
+    transfer_pool.tell("matmul", "a", [finding(1.0, space.draw(rng).vector) for _ in range(20)])
+    assert 1 <= len(transfer_pool.ask("matmul", "b", KnobSpace([LARGE]), rng)) <= KEPT_PER_TASK
 
 
 def test_seeds_are_different(rng: np.random.Generator) -> None:
-    relatives = Relatives()
-    relatives.tell("matmul", "a", [finding(), finding()])
-    relatives.tell("matmul", "b", [finding()])
-    assert len(relatives.ask("matmul", "c", KnobSpace([LARGE]), rng)) == 1
+    transfer_pool = TransferPool()
+    transfer_pool.tell("matmul", "a", [finding(), finding()])
+    transfer_pool.tell("matmul", "b", [finding()])
+    assert len(transfer_pool.ask("matmul", "c", KnobSpace([LARGE]), rng)) == 1

@@ -9,7 +9,7 @@ from tvm_adaptive import AdaptiveScheduler, AdaptiveSearch
 from tvm_adaptive._tvm import PySearchStrategy, derived_object
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.search_strategy.stoppable import StoppableSearch
-from tvm_adaptive.task_scheduler.arms import Decision, Remembered
+from tvm_adaptive.task_scheduler.arms import Decision, PriorTrials
 from tvm_adaptive.task_scheduler.run_state import MAX_EMPTY_ROUNDS
 from tvm_adaptive.tuning import registry
 
@@ -75,7 +75,7 @@ def test_the_policy_sees_every_trial_and_every_second(world, turns):
 def test_the_policy_sees_what_earlier_runs_know(world, turns):
     policy = turns()
     scheduler = scheduler_in(world, policy)
-    scheduler.remember({"matmul32": Remembered((3.0, 2.0), is_proven=True)})
+    scheduler.remember({"matmul32": PriorTrials((3.0, 2.0), is_proven=True)})
     world.tune(scheduler, trials=16)
     for seen in policy.seen:
         assert [tuple(arm.remembered.latencies_ms) for arm in seen] == [(), (3.0, 2.0), ()]

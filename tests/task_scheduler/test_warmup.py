@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.task_scheduler.arms import Arm, Remembered
+from tvm_adaptive.task_scheduler.arms import Arm, PriorTrials
 from tvm_adaptive.task_scheduler.warmup import WarmUp, is_trivial
 
 
 def arm(latencies=(), *, weight=1.0, flop=1e9, n_slots=0, is_proven=False):
     latencies_ms = np.array(latencies, dtype=float)
-    remembered = Remembered(is_proven=is_proven)
+    remembered = PriorTrials(is_proven=is_proven)
     return Arm("arm", weight, flop, latencies_ms, n_slots, 1.0, remembered=remembered)
 
 

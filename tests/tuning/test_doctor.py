@@ -11,7 +11,7 @@ import pytest
 
 from tvm_adaptive.database.location import user_store
 from tvm_adaptive.tuning import doctor
-from tvm_adaptive.tuning.doctor import Finding, is_fit, judge_noise
+from tvm_adaptive.tuning.doctor import CheckResult, is_fit, judge_noise
 
 REAL_WHICH = shutil.which
 
@@ -62,7 +62,7 @@ def test_without_a_compiler_nothing_can_be_tuned(without: Any) -> None:
     without("cc", "gcc")
     found = doctor.check_compiler()
     assert found.verdict == "problem"
-    assert "gcc" in found.cure
+    assert "gcc" in found.fix
     without("ld")
     assert doctor.check_compiler().verdict == "warning"
     without()
@@ -102,7 +102,7 @@ def test_a_gpu_needs_nvcc(monkeypatch: pytest.MonkeyPatch, without: Any) -> None
     without("nvcc")
     found = doctor.check_gpu()
     assert found.verdict == "problem"
-    assert "nvcc" in found.cure
+    assert "nvcc" in found.fix
     monkeypatch.setattr(doctor, "_output_of", lambda command: "")
     assert doctor.check_gpu().verdict == "ok"
 
@@ -137,10 +137,10 @@ def test_noise_has_a_verdict() -> None:
 
 
 def test_a_check_that_fails_itself_is_a_problem() -> None:
-    def fails() -> Finding:
+    def fails() -> CheckResult:
         raise RuntimeError("first line\nthe reason")
 
     found = doctor._run("kernel", fails)
     assert (found.verdict, found.text) == ("problem", "the reason")
     assert not is_fit([found])
-    assert is_fit([Finding("a", "warning", "x")])
+    assert is_fit([CheckResult("a", "warning", "x")])

@@ -23,7 +23,7 @@ from tvm_adaptive.models import Network, extract, prepare, run_exported, transfo
 from tvm_adaptive.tuning import end_to_end as judges
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.config import DEFAULT
-from tvm_adaptive.tuning.end_to_end import FunctionJudge, NetworkJudge
+from tvm_adaptive.tuning.end_to_end import NetworkCheck, OperatorCheck
 from tvm_adaptive.tuning.observer import NoObserver
 from tvm_adaptive.tuning.session import Session, open_session
 
@@ -100,9 +100,9 @@ def test_a_run_ends_with_a_library_that_was_checked(
     budget = Budget(1000.0, clock)
     with session_in(tmp_path, budget) as session:
         prepared, database = tuned(network, session)
-        with NetworkJudge(session, network, prepared) as judge:
-            judge.measure_untuned()
-            assert judge.shortfall == ""
+        with NetworkCheck(session, network, prepared) as check:
+            check.measure_untuned()
+            assert check.shortfall == ""
             if case == "compiler-hangs":
                 clock.now = 999.0
                 monkeypatch.setattr(judges, "export_module", hang)
@@ -110,19 +110,19 @@ def test_a_run_ends_with_a_library_that_was_checked(
                 monkeypatch.setattr(judges, "export_module", die)
             elif case == "no-time":
                 clock.now = 1000.0
-            comparison = judge.measure_tuned(database)
-    library = judge.library
+            comparison = check.measure_tuned(database)
+    library = check.library
     assert library == tmp_path / f"{network.name}.so"
     inputs = network.random_inputs()
     (found,) = run_exported(library, inputs)
     assert np.isfinite(found).all()
     assert (comparison is not None) == (case == "in-time")
-    assert (judge.n_tuned, bool(judge.failure)) == (
+    assert (check.n_tuned, bool(check.failure)) == (
         int(case == "in-time"),
         case == "compiler-dies",
     )
-    assert bool(judge.shortfall) == (case in ("compiler-hangs", "no-time"))
-    assert shorts(tmp_path) == ([judge.shortfall] if judge.shortfall else [])
+    assert bool(check.shortfall) == (case in ("compiler-hangs", "no-time"))
+    assert shorts(tmp_path) == ([check.shortfall] if check.shortfall else [])
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"journal.jsonl", library.name}
 
@@ -133,21 +133,21 @@ def test_the_library_goes_before_the_comparison(
     clock = Clock()
     with session_in(tmp_path, Budget(1000.0, clock)) as session:
         prepared, database = tuned(network, session)
-        with NetworkJudge(session, network, prepared) as judge:
-            judge.measure_untuned()
-            compiled = judge._is_compiled
+        with NetworkCheck(session, network, prepared) as check:
+            check.measure_untuned()
+            compiled = check._is_compiled
 
             def slowly(*args: Any) -> bool:
                 found = compiled(*args)
                 clock.now = 999.9
                 return found
 
-            monkeypatch.setattr(judge, "_is_compiled", slowly)
-            assert judge.measure_tuned(database) is None
-    assert judge.n_tuned == 1
-    assert judge.library is not None
-    assert judge.library.is_file()
-    assert "no time was left to run" in judge.shortfall
+            monkeypatch.setattr(check, "_is_compiled", slowly)
+            assert check.measure_tuned(database) is None
+    assert check.n_tuned == 1
+    assert check.library is not None
+    assert check.library.is_file()
+    assert "no time was left to run" in check.shortfall
 
 
 def test_an_untuned_network_that_runs_too_long_is_left_out(
@@ -158,9 +158,9 @@ def test_an_untuned_network_that_runs_too_long_is_left_out(
     monkeypatch.setattr(judges, "functools", Unbound)
     with session_in(tmp_path, Budget(10.0, clock)) as session:
         prepared, _ = tuned(network, session)
-        with NetworkJudge(session, network, prepared) as judge:
-            judge.measure_untuned()  # has a fifth of the ten seconds
-    assert "untuned.so was run for the 2 s that there were" in judge.shortfall
+        with NetworkCheck(session, network, prepared) as check:
+            check.measure_untuned()  # has a fifth of the ten seconds
+    assert "untuned.so was run for the 2 s that there were" in check.shortfall
     assert "untuned" in shorts(tmp_path)[0]
 
 
@@ -178,14 +178,14 @@ def test_functions_that_there_is_no_time_for_have_no_library(tmp_path: Path) -> 
         tasks = functions_as_tasks(operator("GMM"), session.target)
         database = memory_database()
         copy_record(make_record(tasks[0].dispatched[0], session.target, 1e-3), database)
-        with FunctionJudge(session, tasks) as judge:
-            judge.measure_untuned()
-            assert judge.reserve_sec > judge.least_reserve_sec > 0.0
+        with OperatorCheck(session, tasks) as check:
+            check.measure_untuned()
+            assert check.reserve_sec > check.least_reserve_sec > 0.0
             clock.now = 1000.0
-            assert judge.measure_tuned(database) is None
-    assert judge.libraries == {}
-    assert judge.n_tuned == 0
-    assert judge.shortfall == "no time was left to compile main.so"
+            assert check.measure_tuned(database) is None
+    assert check.libraries == {}
+    assert check.n_tuned == 0
+    assert check.shortfall == "no time was left to compile main.so"
 
 
 def test_functions_are_compiled_before_any_is_compared(
@@ -194,19 +194,19 @@ def test_functions_are_compiled_before_any_is_compared(
     clock = Clock()
     with session_in(tmp_path, Budget(1000.0, clock)) as session:
         tasks = functions_as_tasks(operator("GMM"), session.target)
-        with FunctionJudge(session, tasks) as judge:
-            judge.measure_untuned()
-            compiled = judge._compiled
+        with OperatorCheck(session, tasks) as check:
+            check.measure_untuned()
+            compiled = check._compiled
 
             def slowly(*args: Any) -> Any:
                 found = compiled(*args)
                 clock.now = 999.9
                 return found
 
-            monkeypatch.setattr(judge, "_compiled", slowly)
-            assert judge.measure_tuned(memory_database()) is None
-    assert [path.is_file() for path in judge.libraries.values()] == [True]
-    assert "no time was left to run" in judge.shortfall
+            monkeypatch.setattr(check, "_compiled", slowly)
+            assert check.measure_tuned(memory_database()) is None
+    assert [path.is_file() for path in check.libraries.values()] == [True]
+    assert "no time was left to run" in check.shortfall
 
 
 def test_records_are_not_applied_any_more_when_the_time_is_over(
@@ -233,10 +233,10 @@ def test_a_function_that_cannot_be_compiled_any_more_costs_the_comparison(
         tasks = functions_as_tasks(operator("GMM"), session.target)
         database = memory_database()
         copy_record(make_record(tasks[0].dispatched[0], session.target, 1e-3), database)
-        with FunctionJudge(session, tasks) as judge:
-            judge.measure_untuned()
+        with OperatorCheck(session, tasks) as check:
+            check.measure_untuned()
             monkeypatch.setattr(judges, "schedule_tir", fail)
-            assert judge.measure_tuned(database) is None
-    assert (judge.n_tuned, judge.libraries) == (0, {})
-    assert judge.coverage == "0 of 1 functions tuned"
-    assert "the linker found no room" in judge.failure
+            assert check.measure_tuned(database) is None
+    assert (check.n_tuned, check.libraries) == (0, {})
+    assert check.coverage == "0 of 1 functions tuned"
+    assert "the linker found no room" in check.failure

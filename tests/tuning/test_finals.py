@@ -33,7 +33,7 @@ from tvm_adaptive.runner.playoff.playoff import FinalistReport
 from tvm_adaptive.tuning import finals
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.config import DEFAULT
-from tvm_adaptive.tuning.finalists import Contenders, contenders_of
+from tvm_adaptive.tuning.finalists import Finalists, finalists_of
 from tvm_adaptive.tuning.observer import NoObserver
 from tvm_adaptive.tuning.outcome import TaskOutcome
 from tvm_adaptive.tuning.reserve import Reserve
@@ -148,7 +148,7 @@ def contenders_with(
     *,
     run: Sequence[StoredTrial] = (),
     store: Sequence[StoredTrial] | None = None,
-) -> Contenders:
+) -> Finalists:
     """Return what a task has: records by seed, and what was said in its run and in a store."""
     task = gmm_task()
     mod = task.dispatched[0]
@@ -165,7 +165,7 @@ def contenders_with(
             # Recorded as much faster, by a run that had no play-off: nobody has checked it.
             session.store.add(stored, [trial_of(make_record(mod, TARGET, 1e-6, 9), run="b")])
             session.store.add_finals(stored, store)
-        (found,) = contenders_of(session, [task], RunProgress([so_far]))
+        (found,) = finalists_of(session, [task], RunProgress([so_far]))
     return found
 
 
@@ -174,8 +174,8 @@ def said(seed: int, seconds: float, failure: str = "", run: str = "a") -> Stored
     return trial_of(make_record(mod, TARGET, seconds, seed), failure=failure, run=run)
 
 
-def times_of(contenders: Contenders) -> list[float]:
-    return [float(each.run_secs[0]) for each in contenders.records]
+def times_of(finalists: Finalists) -> list[float]:
+    return [float(each.run_secs[0]) for each in finalists.records]
 
 
 @pytest.mark.parametrize("place", ["run", "store"])
@@ -246,7 +246,7 @@ def test_where_a_playoff_has_no_winner_the_earlier_one_stands() -> None:
     mod = gmm_task().dispatched[0]
     record, other = (make_record(mod, TARGET, 1e-3, seed) for seed in (1, 2))
     proven = Finalist(record, 1e-3, 1e-3, unchecked="")
-    mine = Contenders(mod, "main", (other, record), 1e-3, proven)
+    mine = Finalists(mod, "main", (other, record), 1e-3, proven)
     wrong = Finalist(other, 1e-9, disqualified="wrong result", unchecked="")
     task, notes = TaskProgress("main", 1.0), Notes()
     outcome = finals._outcome(task, finals._with_proven(held(wrong), mine, notes))
@@ -320,7 +320,7 @@ def test_a_round_that_closes_the_last_gap_ends_the_hurry() -> None:
         proven=frozenset({"b"}),
     )
     progress = RunProgress([TaskProgress("a", 1.0), TaskProgress("b", 1.0)])
-    session.keep_back(progress)
+    session.update_reserve(progress)
     assert session.budget.reserve_sec == 10.0
     progress.tasks[0].best_sec = 1e-3
     session.round_done(progress)
@@ -367,7 +367,7 @@ def test_what_there_is_no_time_to_check_stays_untuned(
         is_proven=is_proven,
         is_due=not is_proven,
     )
-    monkeypatch.setattr(finals, "contenders_of", lambda *_args: [mine])
+    monkeypatch.setattr(finals, "finalists_of", lambda *_args: [mine])
     now = [0.0]
     budget = Budget(100.0, lambda: now[0])
     budget.reserve_sec = 10.0

@@ -47,4 +47,4 @@ def test_only_a_search_on_decisions_is_told_of_relatives(tmp_path, changes, take
         should_stop=lambda: False,
     )
     with contextlib.closing(parts):
-        assert (parts.relatives is not None) == takes_seeds
+        assert (parts.transfer_pool is not None) == takes_seeds

@@ -31,11 +31,11 @@ from tvm_adaptive.database.rows import pack_features
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.errors import StoreError
 from tvm_adaptive.search_strategy.knobs import KnobSpace, Tile
-from tvm_adaptive.search_strategy.transfer import Relatives
-from tvm_adaptive.search_strategy.transfer_records import finding_of
-from tvm_adaptive.task_scheduler.arms import Remembered
+from tvm_adaptive.search_strategy.transfer import TransferPool
+from tvm_adaptive.search_strategy.transfer_records import transfer_record_of
+from tvm_adaptive.task_scheduler.arms import PriorTrials
 from tvm_adaptive.tuning import prior_trials
-from tvm_adaptive.tuning.prior_trials import Recalled, recall
+from tvm_adaptive.tuning.prior_trials import WarmStart, find_prior_trials
 from tvm_adaptive.workers.environment import Environment
 
 N_FEATURES = 5
@@ -77,7 +77,7 @@ def trials(mod: IRModule, target: Target, seconds: list[float | None]) -> list[S
 
 
 def space_of(trial: StoredTrial) -> KnobSpace:
-    finding = finding_of(json.loads(trial.record), 1.0)
+    finding = transfer_record_of(json.loads(trial.record), 1.0)
     assert finding is not None
     return KnobSpace([finding.knobs], [finding.sketch])
 
@@ -87,15 +87,15 @@ def test_the_same_task_is_known_and_its_best_are_its_own_seeds(
 ) -> None:
     kept = trials(mod, target, [3e-3, None, 1e-3])
     store.add(task_of(mod, target, "then"), kept)
-    relatives, model = Relatives(), Model()
-    recalled = recall(store, [context], relatives, model)
+    transfer_pool, model = TransferPool(), Model()
+    recalled = find_prior_trials(store, [context], transfer_pool, model)
     assert (recalled.n_known, recalled.n_related, recalled.n_samples) == (1, 0, 3)
     np.testing.assert_array_equal(recalled.tasks["mine"].latencies_ms, [3.0, np.nan, 1.0])
     assert not recalled.tasks["mine"].is_proven
     task = store.tasks()[0]
-    seeds = relatives.ask(task.family, "mine", space_of(kept[0]), rng)
+    seeds = transfer_pool.ask(task.family, "mine", space_of(kept[0]), rng)
     assert all(seed.is_own for seed in seeds)
-    best = finding_of(json.loads(kept[2].record), 1.0)
+    best = transfer_record_of(json.loads(kept[2].record), 1.0)
     assert best is not None
     assert seeds[0].point.vector == best.vector
     ((_, samples),) = model.dataset
@@ -111,11 +111,11 @@ def test_the_winner_of_a_playoff_comes_first_and_a_liar_never(
     store.add(task, kept)
     store.add_finals(task, [dataclasses.replace(kept[2], seconds=1.5e-3)])
     store.add_finals(task, [dataclasses.replace(kept[0], seconds=None, failure="wrong result")])
-    relatives, model = Relatives(), Model()
-    assert recall(store, [context], relatives, model).tasks["mine"].is_proven
-    seeds = relatives.ask(task.family, "mine", space_of(kept[0]), rng)
-    findings = [finding_of(json.loads(each.record), 1.0) for each in kept]
-    vectors = [each.vector for each in findings if each is not None]
+    transfer_pool, model = TransferPool(), Model()
+    assert find_prior_trials(store, [context], transfer_pool, model).tasks["mine"].is_proven
+    seeds = transfer_pool.ask(task.family, "mine", space_of(kept[0]), rng)
+    transfer_records = [transfer_record_of(json.loads(each.record), 1.0) for each in kept]
+    vectors = [each.vector for each in transfer_records if each is not None]
     assert [seed.point.vector for seed in seeds] == [vectors[2], vectors[1], vectors[3]]
     ((_, samples),) = model.dataset
     np.testing.assert_array_equal(samples.seconds, [2e-3, 3e-3, 4e-3])
@@ -127,7 +127,7 @@ def test_what_a_run_did_itself_is_not_told_again(
     first, second = trials(mod, target, [1e-3, 2e-3])
     task = task_of(mod, target, "then")
     store.add(task, [dataclasses.replace(first, run="mine"), second])
-    recalled = recall(store, [context], Relatives(), Model(), without={"mine"})
+    recalled = find_prior_trials(store, [context], TransferPool(), Model(), without={"mine"})
     assert recalled.tasks["mine"].latencies_ms == (2.0,)
 
 
@@ -138,8 +138,8 @@ def test_a_search_that_takes_no_seeds_is_not_compared_with_earlier_ones(
     (kept,) = trials(mod, target, [1e-3])
     store.add(task, [kept])
     store.add_finals(task, [kept])
-    recalled = recall(store, [context], None, Model())
-    assert recalled.tasks == {"mine": Remembered((), is_proven=True)}
+    recalled = find_prior_trials(store, [context], None, Model())
+    assert recalled.tasks == {"mine": PriorTrials((), is_proven=True)}
 
 
 def test_a_relative_brings_seeds_and_samples(
@@ -148,9 +148,9 @@ def test_a_relative_brings_seeds_and_samples(
     task = task_of(mod, target, "then")
     kept = trials(mod, target, [1e-3, 2e-3])
     store.add(dataclasses.replace(task, workload_key="0" * 16), kept)
-    relatives, model = Relatives(), Model()
-    assert recall(store, [context], relatives, model) == Recalled(0, 1, 2)
-    seeds = relatives.ask(task.family, "mine", space_of(kept[0]), rng)
+    transfer_pool, model = TransferPool(), Model()
+    assert find_prior_trials(store, [context], transfer_pool, model) == WarmStart(0, 1, 2)
+    seeds = transfer_pool.ask(task.family, "mine", space_of(kept[0]), rng)
     assert seeds
     assert not any(seed.is_own for seed in seeds)
 
@@ -161,9 +161,9 @@ def test_another_target_brings_seeds_only(
     other = Target({"kind": "llvm", "num-cores": 64})
     kept = trials(mod, other, [1e-3, 2e-3])
     store.add(task_of(mod, other, "then"), kept)
-    relatives, model = Relatives(), Model()
-    assert recall(store, [context], relatives, model) == Recalled(0, 1, 0)
-    seeds = relatives.ask(task_of(mod, other, "").family, "mine", space_of(kept[0]), rng)
+    transfer_pool, model = TransferPool(), Model()
+    assert find_prior_trials(store, [context], transfer_pool, model) == WarmStart(0, 1, 0)
+    seeds = transfer_pool.ask(task_of(mod, other, "").family, "mine", space_of(kept[0]), rng)
     assert seeds
     assert not any(seed.is_own for seed in seeds)
 
@@ -174,7 +174,7 @@ def test_another_family_brings_nothing(
     task = StoredTask("0" * 16, task_of(mod, target, "").target, "softmax", "s", "[]")
     store.add(task, trials(mod, target, [1e-3]))
     model = Model()
-    assert recall(store, [context], Relatives(), model) == Recalled(0, 0, 0)
+    assert find_prior_trials(store, [context], TransferPool(), model) == WarmStart(0, 0, 0)
     assert len(model.dataset) == 0
 
 
@@ -183,9 +183,9 @@ def test_records_that_cannot_be_read_are_left_out(
 ) -> None:
     task = task_of(mod, target, "then")
     store.add(task, [StoredTrial("{", 1e-4), StoredTrial('[[["?"]]]', 1e-4)])
-    assert recall(store, [context], Relatives(), Model()).n_known == 0
+    assert find_prior_trials(store, [context], TransferPool(), Model()).n_known == 0
     store.add(task, trials(mod, target, [1e-3]))
-    assert recall(store, [context], Relatives(), Model()).n_known == 1
+    assert find_prior_trials(store, [context], TransferPool(), Model()).n_known == 1
 
 
 def test_of_a_long_history_the_best_and_some_of_all_of_it_are_learned(
@@ -198,7 +198,7 @@ def test_of_a_long_history_the_best_and_some_of_all_of_it_are_learned(
         [dataclasses.replace(pattern, seconds=float(sec)) for sec in seconds],
     )
     model = Model()
-    recall(store, [context], None, model)
+    find_prior_trials(store, [context], None, model)
     ((_, samples),) = model.dataset
     assert 48 <= len(samples.seconds) <= 64
     assert set(np.arange(1.0, 33.0)) <= set(samples.seconds)
@@ -209,7 +209,7 @@ def test_a_model_that_takes_no_samples_gets_none(
     store: RecordStore, mod: IRModule, target: Target, context: Any
 ) -> None:
     store.add(task_of(mod, target, "then"), trials(mod, target, [1e-3]))
-    assert recall(store, [context], None, None).n_known == 1
+    assert find_prior_trials(store, [context], None, None).n_known == 1
 
 
 def test_none_is_no_store() -> None:
@@ -239,7 +239,7 @@ def test_a_store_that_was_named_must_open(tmp_path: Path) -> None:
 
 def test_what_a_record_says_of_its_knobs(mod: IRModule, target: Target) -> None:
     (trial,) = trials(mod, target, [1e-3])
-    finding = finding_of(json.loads(trial.record), 1e-3)
+    finding = transfer_record_of(json.loads(trial.record), 1e-3)
     assert finding is not None
     (tile,) = finding.knobs
     assert isinstance(tile, Tile)
@@ -261,7 +261,7 @@ def test_all_samples_together_are_bounded(
         store.add(other, trials(mod, target, [1e-3, 2e-3]))
     store.add(task, trials(mod, target, [1e-3, 2e-3]))
     model = Model()
-    recall(store, [context], None, model)
+    find_prior_trials(store, [context], None, model)
     assert len(model.dataset) == 6
     # The task's own come first.
     assert next(iter(model.dataset))[0].startswith(task.workload_key)
@@ -302,26 +302,26 @@ def test_what_comes_from_elsewhere_is_a_hint_and_no_time(
     with RecordStore(tmp_path / "records.db") as store:
         store.add(task, at(there, kept))
         store.add_finals(task, at(there, [dataclasses.replace(kept[1], features=None)]))
-        relatives, model = Relatives(), Model()
-        recalled = recall(store.at(HERE), [context], relatives, model)
+        transfer_pool, model = TransferPool(), Model()
+        recalled = find_prior_trials(store.at(HERE), [context], transfer_pool, model)
         assert recalled.n_known == 1
         assert recalled.n_samples == len(model.dataset) == 0
         assert recalled.tasks == {}
         found = vectors_of(kept)
-        seeds = relatives.ask(task.family, "mine", space_of(kept[0]), rng)
+        seeds = transfer_pool.ask(task.family, "mine", space_of(kept[0]), rng)
         # The winner there is the best hint; all are measured again.
         assert [seed.point.vector for seed in seeds] == [found[1], found[0], found[2]]
         assert all(seed.is_own for seed in seeds)
         # As before, for somebody who measures there.
         if there.is_known:
-            again = recall(store.at(there), [context], Relatives(), Model())
+            again = find_prior_trials(store.at(there), [context], TransferPool(), Model())
             assert again.n_samples == 3
             assert again.tasks["mine"].is_proven
 
 
 def vectors_of(kept: list[StoredTrial]) -> list[tuple[int, ...]]:
-    findings = [finding_of(json.loads(each.record), 1.0) for each in kept]
-    return [each.vector for each in findings if each is not None]
+    transfer_records = [transfer_record_of(json.loads(each.record), 1.0) for each in kept]
+    return [each.vector for each in transfer_records if each is not None]
 
 
 def test_among_what_was_measured_here_the_best_from_elsewhere_has_a_place(
@@ -331,11 +331,11 @@ def test_among_what_was_measured_here_the_best_from_elsewhere_has_a_place(
     kept = trials(mod, target, [1e-3, 2e-3, 3e-3, 4e-3, 5e-3, 6e-3])
     store.add(task, kept[:5])
     store.add(task, at(OTHER_DEVICE, [dataclasses.replace(kept[5], seconds=9.0)]))
-    relatives = Relatives()
-    recalled = recall(store, [context], relatives, Model())
+    transfer_pool = TransferPool()
+    recalled = find_prior_trials(store, [context], transfer_pool, Model())
     assert len(recalled.tasks["mine"].latencies_ms) == 5
     found = vectors_of(kept)
-    seeds = relatives.ask(task.family, "mine", space_of(kept[0]), rng)
+    seeds = transfer_pool.ask(task.family, "mine", space_of(kept[0]), rng)
     assert [seed.point.vector for seed in seeds] == [found[0], found[1], found[2], found[5]]
 
 
@@ -347,9 +347,9 @@ def test_what_a_playoff_found_out_elsewhere_is_wrong_here_too(
     store.add(task, kept)
     liar = dataclasses.replace(kept[0], seconds=None, failure="wrong result")
     store.add_finals(task, at(OTHER_TVM, [liar]))
-    relatives, model = Relatives(), Model()
-    recall(store, [context], relatives, model)
-    seeds = relatives.ask(task.family, "mine", space_of(kept[0]), rng)
+    transfer_pool, model = TransferPool(), Model()
+    find_prior_trials(store, [context], transfer_pool, model)
+    seeds = transfer_pool.ask(task.family, "mine", space_of(kept[0]), rng)
     assert [seed.point.vector for seed in seeds] == vectors_of(kept)[1:]
     ((_, samples),) = model.dataset
     assert samples.seconds.tolist() == [2e-3]
@@ -392,9 +392,9 @@ def test_ten_thousand_hostile_rows_hide_no_good_one(
             connection.execute(sa.insert(schema.trials), rows)
         store.add(task, kept[50:])
     with RecordStore(tmp_path / "records.db", HERE) as store:
-        relatives, model = Relatives(), WideModel()
+        transfer_pool, model = TransferPool(), WideModel()
         start_sec = time.process_time()
-        recalled = recall(store, [context], relatives, model)
+        recalled = find_prior_trials(store, [context], transfer_pool, model)
         assert time.process_time() - start_sec < 60.0
         assert recalled.n_known == 1
         assert recalled.n_left_out > 4000
@@ -402,7 +402,7 @@ def test_ten_thousand_hostile_rows_hide_no_good_one(
         assert len(samples.seconds) == 64
         assert set(samples.seconds) <= set(seconds)
         assert set(seconds[:32]) <= set(samples.seconds)
-        seeds = relatives.ask(task.family, "mine", space_of(kept[0]), rng)
+        seeds = transfer_pool.ask(task.family, "mine", space_of(kept[0]), rng)
         assert seeds[0].point.vector == vectors_of(kept)[0]
 
 
@@ -417,7 +417,7 @@ def test_a_row_of_foreign_width_costs_no_other(
     kept = trials(mod, target, [1e-3, 2e-3, 3e-3])
     wide = dataclasses.replace(kept[2], features=np.ones(N_FEATURES + 1, dtype=np.float32))
     store.add(task, [wide, kept[0], kept[1], wide])
-    assert recall(store, [context], None, WideModel()).n_samples == 2
+    assert find_prior_trials(store, [context], None, WideModel()).n_samples == 2
     kept_ones: list[Any] = []
     learner = SimpleNamespace(
         n_features=N_FEATURES, restore=lambda _context, rows, *_: kept_ones.extend(rows)

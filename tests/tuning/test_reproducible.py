@@ -15,7 +15,7 @@ from tvm_adaptive.cost_model import RFEICostModel
 from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
 from tvm_adaptive.measure_callback.recorder import Recorder
 from tvm_adaptive.search_strategy import AdaptiveSearch
-from tvm_adaptive.search_strategy.transfer import Relatives
+from tvm_adaptive.search_strategy.transfer import TransferPool
 from tvm_adaptive.task_scheduler import AdaptiveScheduler
 from tvm_adaptive.testing.simulated import SimulatedBuilder, SimulatedClock, SimulatedRunner
 from tvm_adaptive.tuning.target import resolve_target
@@ -65,7 +65,7 @@ def run(
         genetic_num_iters=1,
         build_times=build_times,
         incumbent=incumbent,
-        relatives=Relatives(),
+        transfer_pool=TransferPool(),
         journal=journal,
     )
     with only_intrinsics(backends_for("llvm")):

@@ -230,6 +230,6 @@ def test_doctor_tells_a_containers_limits(
     found = doctor.check_cores()
     assert found.verdict == "warning"
     assert "this container has 0.5 of a core" in found.text
-    assert "--cpuset-cpus" in found.cure
+    assert "--cpuset-cpus" in found.fix
     found = doctor.check_memory()
     assert (found.verdict, found.text) == ("warning", "0.5 GB free of this container's 1.0")

@@ -235,12 +235,12 @@ def remember():
     os.environ["PREPARED"] = str(int(os.environ.get("PREPARED", "0")) + 1)
 
 
-def recall():
+def find_prior_trials():
     return os.environ["PREPARED"]
 
 
 def test_the_steps_of_a_plan_run_in_one_worker(make_pool):
-    outcomes = dict(make_pool(2).stream(both(remember, recall) for _ in range(2)))
+    outcomes = dict(make_pool(2).stream(both(remember, find_prior_trials) for _ in range(2)))
     assert [outcomes[index].value[1] for index in range(2)] == ["1", "1"]
 
 

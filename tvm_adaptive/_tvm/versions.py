@@ -11,7 +11,7 @@ TVM_RANGE = ((0, 26), (0, 28))
 # 0.1.15 ends the process with a segmentation fault when a TuneContext gets a space
 # generator; before 0.1.14.post0 TVM 0.27 does not load.
 FFI_RANGE = ((0, 1, 14), (0, 1, 15))
-CURE = 'pip install "apache-tvm>=0.26,<0.28" "apache-tvm-ffi>=0.1.14.post0,<0.1.15"'
+FIX = 'pip install "apache-tvm>=0.26,<0.28" "apache-tvm-ffi>=0.1.14.post0,<0.1.15"'
 
 
 def check_versions(tvm: str | None, ffi: str | None) -> None:
@@ -20,7 +20,7 @@ def check_versions(tvm: str | None, ffi: str | None) -> None:
         raise UnsupportedVersionError(
             f"tvm_adaptive needs apache-tvm 0.26 or 0.27 with apache-tvm-ffi 0.1.14, but found "
             f"apache-tvm {tvm or '(not installed)'} and apache-tvm-ffi "
-            f"{ffi or '(not installed)'}; other pairs crash. To mend it: {CURE}"
+            f"{ffi or '(not installed)'}; other pairs crash. To mend it: {FIX}"
         )
 
 

@@ -115,9 +115,9 @@ class FamilySurrogate:
         """Return what is believed of candidates, see :meth:`Surrogate.posterior`."""
         return self.serving(key).posterior(key, rows)
 
-    def judge(self, key: str, rows: Rows, seconds: FloatArray) -> BatchQuality | None:
+    def check(self, key: str, rows: Rows, seconds: FloatArray) -> BatchQuality | None:
         """Judge a forecast, see :meth:`Surrogate.judge`."""
-        return self.serving(key).judge(key, rows, seconds)
+        return self.serving(key).check(key, rows, seconds)
 
     def accuracy_of(self, key: str) -> float:
         """Return how good the forecasts for a task's family were of late."""

@@ -28,7 +28,7 @@ from tvm_adaptive.cost_model.surrogate import Acquisition, Surrogate, SurrogateO
 from tvm_adaptive.errors import ModelFileError
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
 from tvm_adaptive.values.trial import FloatArray, Prediction, median_sec
-from tvm_adaptive.values.trial_log import LastLesson, Lesson, TimingErrors
+from tvm_adaptive.values.trial_log import LastTrainingBatch, TimingErrors, TrainingBatch
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
     timing_errors : TimingErrors or None
         How far off times may be, if the runner says so: a candidate that was timed
         roughly counts less. Default None.
-    last_lesson : LastLesson or None
+    last_lesson : LastTrainingBatch or None
         Is left what was learned of each batch, for whoever keeps it. Default None.
     journal : JournalWriter or None
         Receives ``"fit"``, ``"forecast"`` and ``"error"`` events. Default None.
@@ -93,7 +93,7 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
         seed: int | None = None,
         n_jobs: int = 2,
         timing_errors: TimingErrors | None = None,
-        last_lesson: LastLesson | None = None,
+        last_lesson: LastTrainingBatch | None = None,
         journal: JournalWriter | None = None,
     ) -> None:
         super().__init__()
@@ -339,11 +339,11 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
         # A failure may have times all the same.
         times = [None if each.error_msg is not None else each.run_secs for each in results]
         seconds = np.array([median_sec(run_secs) for run_secs in times])
-        quality = self._surrogate.judge(key, rows, seconds)
+        quality = self._surrogate.check(key, rows, seconds)
         errors = self._errors_of(seconds)
         self._surrogate.add(key, rows, seconds, errors)
         if self._last_lesson is not None:
-            self._last_lesson.lesson = Lesson(rows, errors)
+            self._last_lesson.lesson = TrainingBatch(rows, errors)
         if quality is not None:
             self._journal.write("forecast", task=context.task_name, **dataclasses.asdict(quality))
 

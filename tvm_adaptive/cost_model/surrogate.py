@@ -229,7 +229,7 @@ class Surrogate:
             std = std * self._forest.predict(rows)[1] / between
         return Prediction(throughput.mean(axis=1), std)
 
-    def judge(self, key: str, rows: Rows, seconds: FloatArray) -> BatchQuality | None:
+    def check(self, key: str, rows: Rows, seconds: FloatArray) -> BatchQuality | None:
         """Compare the forecast of a batch with its measurement; call it before ``add``."""
         ok = np.isfinite(seconds) & (seconds > 0)
         if self._forest is None or ok.sum() < _MIN_FOR_QUALITY:

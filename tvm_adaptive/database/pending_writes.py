@@ -65,7 +65,7 @@ class _Spilled:
         return self.last - self.first + 1
 
 
-class Outbox:
+class PendingWrites:
     """Writes batches to a store in their order; after a failure it tries again, ever later.
 
     A batch may be written twice if the store fails between writing and saying so.

@@ -19,19 +19,19 @@ from tvm_adaptive._tvm import (
     derived_object,
 )
 from tvm_adaptive.database.metaschedule import task_of, trial_of
-from tvm_adaptive.database.pending_writes import SYSTEM_CLOCK, Clock, Outbox
+from tvm_adaptive.database.pending_writes import SYSTEM_CLOCK, Clock, PendingWrites
 from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.errors import essence, is_untried
+from tvm_adaptive.errors import is_untried, summary_line
 from tvm_adaptive.measure_callback.journal import JournalWriter
 from tvm_adaptive.values.trial import RECORDED_FAILURE_SEC
-from tvm_adaptive.values.trial_log import LastLesson, Lesson
+from tvm_adaptive.values.trial_log import LastTrainingBatch, TrainingBatch
 
 logger = logging.getLogger(__name__)
 
 
 @derived_object
-class Keeper(PyMeasureCallback):  # type: ignore[misc]
+class StoreCallback(PyMeasureCallback):  # type: ignore[misc]
     """Append every measured batch to record stores; a store that fails costs no trial.
 
     What the shared store could not take lies in the run's own meanwhile. MetaSchedule's own
@@ -45,13 +45,13 @@ class Keeper(PyMeasureCallback):  # type: ignore[misc]
         own: RecordStore | None,
         shared: RecordStore | None,
         run: str,
-        lessons: LastLesson,
+        lessons: LastTrainingBatch,
         journal: JournalWriter,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         super().__init__()
-        self._own = None if own is None else Outbox(own, journal, clock)
-        self._shared = None if shared is None else Outbox(shared, journal, clock, spill=own)
+        self._own = None if own is None else PendingWrites(own, journal, clock)
+        self._shared = None if shared is None else PendingWrites(shared, journal, clock, spill=own)
         self._contexts = list(contexts)
         self._run = run
         self._lessons = lessons
@@ -114,11 +114,11 @@ class Keeper(PyMeasureCallback):  # type: ignore[misc]
             context.target,
             candidate.args_info,
         )
-        failure = "" if message is None else essence(str(message))
+        failure = "" if message is None else summary_line(str(message))
         return trial_of(record, failure=failure, run=self._run)
 
 
-def with_lesson(trials: Sequence[StoredTrial], lesson: Lesson | None) -> list[StoredTrial]:
+def with_lesson(trials: Sequence[StoredTrial], lesson: TrainingBatch | None) -> list[StoredTrial]:
     """Return trials with the features and timing errors that a cost model learned of them."""
     if lesson is None:
         return list(trials)

@@ -21,7 +21,7 @@ from tvm_adaptive._tvm import (
     derived_object,
     ms,
 )
-from tvm_adaptive.errors import essence, is_machine_failure, is_untried
+from tvm_adaptive.errors import is_machine_failure, is_untried, summary_line
 from tvm_adaptive.values.trial import RECORDED_FAILURE_SEC
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class MachineHealth:
         self.n_failures += len(failed)
         self.n_failed_rounds = self.n_failed_rounds + 1 if failed else 0
         is_broken = len(failed) == len(messages) or self.n_failed_rounds >= MAX_FAILED_ROUNDS
-        return essence(failed[-1]) if failed and is_broken else ""
+        return summary_line(failed[-1]) if failed and is_broken else ""
 
 
 @derived_object

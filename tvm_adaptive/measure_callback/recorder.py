@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm_adaptive._tvm import PyMeasureCallback, derived_object
-from tvm_adaptive.errors import essence, is_machine_failure, is_untried
+from tvm_adaptive.errors import is_machine_failure, is_untried, summary_line
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
 from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
 from tvm_adaptive.values.trial import median_sec
@@ -69,7 +69,7 @@ class Recorder(PyMeasureCallback):  # type: ignore[misc]
             seconds = math.nan if message is not None else median_sec(run.run_secs)
             if math.isnan(seconds):
                 task.n_errors += 1
-                errors[essence(str(message or "no believable time"))] += 1
+                errors[summary_line(str(message or "no believable time"))] += 1
                 latencies_ms.append(None)
                 continue
             latencies_ms.append(seconds * 1e3)

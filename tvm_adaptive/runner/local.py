@@ -24,8 +24,8 @@ from tvm_adaptive.errors import (
     OutOfTimeError,
     WorkerError,
     WorkerTimeoutError,
-    essence,
     machine_failure,
+    summary_line,
 )
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
 from tvm_adaptive.runner.futures import FinishedFuture, PendingFuture
@@ -281,7 +281,7 @@ class TimingLog:
         """
         cause = "Timeout" if isinstance(error, WorkerTimeoutError) else "Error"
         origin = MACHINE_FAILURE if isinstance(error, MachineError) else ""
-        text, short = f"{cause}: {error}", origin + essence(error)
+        text, short = f"{cause}: {error}", origin + summary_line(error)
         return self.fail(index, text, short, origin=origin, **where)
 
     def broken(self, index: int, error: Exception) -> FinishedFuture:

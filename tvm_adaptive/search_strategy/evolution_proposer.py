@@ -35,7 +35,7 @@ from tvm_adaptive.values.trial import FloatArray, Prediction
 
 
 @dataclasses.dataclass
-class NativeProposer:
+class EvolutionProposer:
     """One task's candidates, sampled and evolved in C++."""
 
     context: TuneContext

@@ -30,13 +30,13 @@ from tvm_adaptive._tvm import (
 from tvm_adaptive.errors import InvalidOptionError, is_untried
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
 from tvm_adaptive.search_strategy.batches import Batches
-from tvm_adaptive.search_strategy.evolution_proposer import NativeProposer
+from tvm_adaptive.search_strategy.evolution_proposer import EvolutionProposer
 from tvm_adaptive.search_strategy.exploration import N_PLANS
 from tvm_adaptive.search_strategy.options import check_options
 from tvm_adaptive.search_strategy.proposer import Proposer
 from tvm_adaptive.search_strategy.schedules import candidate_of, floor_sec_of
-from tvm_adaptive.search_strategy.surrogate_proposer import DistilledProposer, can_distill
-from tvm_adaptive.search_strategy.transfer import Relatives
+from tvm_adaptive.search_strategy.surrogate_proposer import SurrogateProposer, can_search_surrogate
+from tvm_adaptive.search_strategy.transfer import TransferPool
 from tvm_adaptive.values.trial import Promise, median_sec
 from tvm_adaptive.values.trial_log import BuildTimes, Incumbent
 
@@ -143,7 +143,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         diversity: str = "medoids",
         build_times: BuildTimes | None = None,
         incumbent: Incumbent | None = None,
-        relatives: Relatives | None = None,
+        transfer_pool: TransferPool | None = None,
         journal: JournalWriter | None = None,
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
@@ -174,7 +174,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         self.diversity = diversity
         self.build_times = build_times
         self.incumbent = incumbent
-        self.relatives = relatives
+        self.transfer_pool = transfer_pool
         self.journal: JournalWriter = journal or NullJournal()
         self.should_stop = should_stop
         self.context: TuneContext | None = None
@@ -228,7 +228,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
             **self.plain_options(),
             build_times=self.build_times,
             incumbent=self.incumbent,
-            relatives=self.relatives,
+            transfer_pool=self.transfer_pool,
             journal=self.journal,
             should_stop=self.should_stop,
         )
@@ -255,11 +255,11 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         known = _portable(state.proposer).carry()
         return pickle.dumps((known, state.batches.n_rounds, state.n_empty))
 
-    def resume(self, carried: bytes, relatives: Relatives | None) -> None:
+    def resume(self, carried: bytes, transfer_pool: TransferPool | None) -> None:
         """Go on with what another process's search of the same task knew."""
         state = self._live_state()
         known, state.batches.n_rounds, state.n_empty = pickle.loads(carried)
-        _portable(state.proposer).resume(known, relatives)
+        _portable(state.proposer).resume(known, transfer_pool)
 
     def take_over(self, carried: bytes, keys: Sequence[int]) -> dict[int, Schedule]:
         """Go on with what a round elsewhere left, and return the programs that it chose.
@@ -381,8 +381,8 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         # numpy wants no negative seed; TVM writes -1 for "any".
         seed = int(context.rand_state)
         rng = np.random.default_rng(seed if seed >= 0 else None)
-        if self.proposer == "distilled" and can_distill(model):
-            return DistilledProposer(
+        if self.proposer == "distilled" and can_search_surrogate(model):
+            return SurrogateProposer(
                 context,
                 model,
                 diversity=self.diversity,
@@ -391,12 +391,12 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
                 max_fail_count=int(self.options["max_fail_count"]),
                 rng=rng,
                 build_times=self.build_times,
-                relatives=self.relatives,
+                transfer_pool=self.transfer_pool,
             )
-        return NativeProposer(context, cost_model, self.options, self.diversity, batch, rng)
+        return EvolutionProposer(context, cost_model, self.options, self.diversity, batch, rng)
 
 
-def _portable(proposer: Proposer) -> DistilledProposer:
-    if not isinstance(proposer, DistilledProposer):
+def _portable(proposer: Proposer) -> SurrogateProposer:
+    if not isinstance(proposer, SurrogateProposer):
         raise InvalidOptionError("Only the proposer distilled can search in another process.")
     return proposer

@@ -22,13 +22,13 @@ from tvm_adaptive.search_strategy.schedules import candidate_of, key_of, measure
 from tvm_adaptive.search_strategy.sketches import Sketches
 from tvm_adaptive.search_strategy.surrogate_search import (
     NEAR_RATIO,
-    DistillOptions,
     Pool,
+    SurrogateSearchOptions,
     neighbours,
     refine,
     within,
 )
-from tvm_adaptive.search_strategy.transfer import KEPT_PER_TASK, Finding, Relatives
+from tvm_adaptive.search_strategy.transfer import KEPT_PER_TASK, TransferPool, TransferRecord
 from tvm_adaptive.values.hash_set import HashSet
 from tvm_adaptive.values.trial import FloatArray, Prediction
 from tvm_adaptive.values.trial_log import BuildTimes
@@ -44,12 +44,12 @@ MIN_TO_TELL = 16
 SEEDS_PER_ROUND = 8
 
 
-def can_distill(model: Any) -> bool:
+def can_search_surrogate(model: Any) -> bool:
     """Say whether a cost model can score candidates again by their features."""
     return all(hasattr(model, name) for name in ("describe", "scores_of", "posterior_of"))
 
 
-class DistilledProposer:
+class SurrogateProposer:
     """One task's candidates, found on a model of the cost model."""
 
     def __init__(
@@ -61,9 +61,9 @@ class DistilledProposer:
         n_samples: int,
         max_fail_count: int,
         rng: np.random.Generator,
-        options: DistillOptions | None = None,
+        options: SurrogateSearchOptions | None = None,
         build_times: BuildTimes | None = None,
-        relatives: Relatives | None = None,
+        transfer_pool: TransferPool | None = None,
     ) -> None:
         self.context = context
         self.measured = HashSet()
@@ -73,10 +73,10 @@ class DistilledProposer:
         self._n_samples = n_samples
         self._max_fail_count = max_fail_count
         self._rng = rng
-        self._options = options or DistillOptions()
+        self._options = options or SurrogateSearchOptions()
         self._pool = Pool(POOL_CAPACITY)
         self._build_times = build_times or BuildTimes()
-        self._relatives = relatives or Relatives()
+        self._relatives = transfer_pool or TransferPool()
         self._family = ""
         self._cost: Any = None
         self._sketches: Any = None
@@ -119,9 +119,9 @@ class DistilledProposer:
             "builds": self._cost.carry(),
         }
 
-    def resume(self, carried: Mapping[str, Any], relatives: Relatives | None = None) -> None:
+    def resume(self, carried: Mapping[str, Any], transfer_pool: TransferPool | None = None) -> None:
         """Go on with what another process's search of the same task knew."""
-        self._relatives = relatives or self._relatives
+        self._relatives = transfer_pool or self._relatives
         self.measured = carried["measured"]
         self.n_population = carried["n_population"]
         self._rng, self._pool = carried["rng"], carried["pool"]
@@ -200,16 +200,16 @@ class DistilledProposer:
         """Return up to ``n`` candidates that an earlier run found best for this task."""
         # Others' would have to be made into programs, too, and are not asked for here.
         self._look_at_seeds(n_own=n)
-        return self._sown(self._seeds, n)
+        return self._seeded(self._seeds, n)
 
     def seeded(self, n: int) -> list[Schedule]:
         """Return candidates that were good elsewhere, best first.
 
         At most half of ``n``: what is good for a relative may mislead.
         """
-        return self._sown(self._seeds, n // 2)
+        return self._seeded(self._seeds, n // 2)
 
-    def _sown(self, keys: Iterable[int], n: int) -> list[Schedule]:
+    def _seeded(self, keys: Iterable[int], n: int) -> list[Schedule]:
         places = {key: i for i, key in enumerate(self._pool.keys)}
         # Some were measured since, as random candidates, or forgotten.
         return self._schedules([places[key] for key in keys if key in places][:n])
@@ -293,11 +293,13 @@ class DistilledProposer:
         if len(self.measured) < MIN_TO_TELL:
             return
         space = self._sketches.space
-        findings = [
-            Finding(space.names[point.sketch], space.sketches[point.sketch], point.vector, sec)
+        transfer_records = [
+            TransferRecord(
+                space.names[point.sketch], space.sketches[point.sketch], point.vector, sec
+            )
             for sec, point in self._elites[:KEPT_PER_TASK]
         ]
-        self._relatives.tell(self._family, str(self.context.task_name), findings)
+        self._relatives.tell(self._family, str(self.context.task_name), transfer_records)
 
     def _look(self, points: Sequence[Point]) -> list[int | None]:
         """Make the programs of points, add the new ones to the pool.

@@ -48,7 +48,7 @@ _MIN_TO_LEARN = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DistillOptions:
+class SurrogateSearchOptions:
     """How far the search on the knobs goes."""
 
     n_steps: int = 2  # how often a round asks the cost model of new candidates and learns from it
@@ -145,7 +145,7 @@ def refine(
     *,
     value: Callable[[], FloatArray],
     look: Callable[[Sequence[Point]], object],
-    options: DistillOptions,
+    options: SurrogateSearchOptions,
     rng: np.random.Generator,
 ) -> None:
     """Put candidates into a pool that the cost model values more than those in it."""
@@ -165,7 +165,7 @@ def descendants(
     elites: Sequence[Point],
     *,
     values: FloatArray,
-    options: DistillOptions,
+    options: SurrogateSearchOptions,
     rng: np.random.Generator,
 ) -> list[Point]:
     """Return new points that a model of the pool's values forecasts to be the best."""
@@ -253,7 +253,10 @@ def spread_ranks(values: FloatArray) -> FloatArray:
 
 
 def _children(
-    parents: Sequence[Point], space: KnobSpace, options: DistillOptions, rng: np.random.Generator
+    parents: Sequence[Point],
+    space: KnobSpace,
+    options: SurrogateSearchOptions,
+    rng: np.random.Generator,
 ) -> list[Point]:
     mothers = rng.integers(len(parents), size=options.n_children)
     fathers = rng.integers(len(parents), size=options.n_children)

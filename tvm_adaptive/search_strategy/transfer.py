@@ -45,7 +45,7 @@ KEPT_PER_TASK = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
+class TransferRecord:
     """Decisions that were measured."""
 
     sketch: str  # name of its sketch, see :class:`~tvm_adaptive.search_strategy.knobs.KnobSpace`
@@ -62,23 +62,23 @@ class Seed:
     is_own: bool = False  # whether it was found for this very task, by an earlier run
 
 
-class Relatives:
+class TransferPool:
     """What the tasks of a run have found, for those of the same family.
 
     One is shared by the searches of one run.
     """
 
     def __init__(self) -> None:
-        self._now: dict[str, dict[str, tuple[Finding, ...]]] = {}
-        self._before: dict[str, dict[str, tuple[Finding, ...]]] = {}
+        self._now: dict[str, dict[str, tuple[TransferRecord, ...]]] = {}
+        self._before: dict[str, dict[str, tuple[TransferRecord, ...]]] = {}
 
-    def tell(self, family: str, task: str, findings: Sequence[Finding]) -> None:
+    def tell(self, family: str, task: str, transfer_records: Sequence[TransferRecord]) -> None:
         """Say what is the best of a task now."""
-        self._now.setdefault(family, {})[task] = tuple(findings[:KEPT_PER_TASK])
+        self._now.setdefault(family, {})[task] = tuple(transfer_records[:KEPT_PER_TASK])
 
-    def remember(self, family: str, task: str, findings: Sequence[Finding]) -> None:
+    def remember(self, family: str, task: str, transfer_records: Sequence[TransferRecord]) -> None:
         """Say what an earlier run found; its times are not comparable with this one's."""
-        self._before.setdefault(family, {})[task] = tuple(findings[:KEPT_PER_TASK])
+        self._before.setdefault(family, {})[task] = tuple(transfer_records[:KEPT_PER_TASK])
 
     def ask(self, family: str, task: str, space: KnobSpace, rng: np.random.Generator) -> list[Seed]:
         """Return what the family's findings come to in a task's own space."""
@@ -88,11 +88,13 @@ class Relatives:
             if (point := fit(finding, space, rng)) is not None
         ]
         ranked = sorted(
-            (_farness(findings[0], space), number, findings)
-            for number, findings in enumerate(self._others(family, task))
-            if findings
+            (_extent_distance(transfer_records[0], space), number, transfer_records)
+            for number, transfer_records in enumerate(self._others(family, task))
+            if transfer_records
         )
-        columns = [findings for farness, _, findings in ranked if math.isfinite(farness)]
+        columns = [
+            transfer_records for farness, _, transfer_records in ranked if math.isfinite(farness)
+        ]
         others = [
             Seed(point)
             for rank in itertools.zip_longest(*columns)
@@ -104,13 +106,13 @@ class Relatives:
             different.setdefault(seed.point, seed)
         return list(different.values())
 
-    def _others(self, family: str, task: str) -> list[tuple[Finding, ...]]:
+    def _others(self, family: str, task: str) -> list[tuple[TransferRecord, ...]]:
         now, before = self._now.get(family, {}), self._before.get(family, {})
         known = {**before, **now}
-        return [findings for name, findings in known.items() if name != task]
+        return [transfer_records for name, transfer_records in known.items() if name != task]
 
 
-def fit(finding: Finding, space: KnobSpace, rng: np.random.Generator) -> Point | None:
+def fit(finding: TransferRecord, space: KnobSpace, rng: np.random.Generator) -> Point | None:
     """Return the point of a space that is most like a finding of another."""
     fitting = [i for i, knobs in enumerate(space.sketches) if _splits_alike(finding.knobs, knobs)]
     if not fitting:
@@ -137,7 +139,7 @@ def _nearest(possible: Sequence[int], wanted: int) -> int:
     return min(possible, key=lambda each: (abs(math.log(each / wanted)), each))
 
 
-def _fit_vector(finding: Finding, knobs: Sequence[Knob], rng: np.random.Generator) -> Vector:
+def _fit_vector(finding: TransferRecord, knobs: Sequence[Knob], rng: np.random.Generator) -> Vector:
     stock: dict[tuple[str, int], list[Vector]] = {}
     for knob, where in zip(finding.knobs, slices_of(finding.knobs), strict=True):
         stock.setdefault(_kind(knob), []).append(finding.vector[where])
@@ -167,7 +169,7 @@ def _splits_alike(one: Sequence[Knob], other: Sequence[Knob]) -> bool:
     return [tile.n_parts for tile in mine] == [tile.n_parts for tile in theirs]
 
 
-def _farness(finding: Finding, space: KnobSpace) -> float:
+def _extent_distance(finding: TransferRecord, space: KnobSpace) -> float:
     """Return by how many octaves the extents differ, all in all; infinite if nothing fits."""
     return min(
         (

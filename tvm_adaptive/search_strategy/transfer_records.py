@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from tvm_adaptive.search_strategy.knobs import Choice, Knob, Tile, Undrawn
-from tvm_adaptive.search_strategy.transfer import Finding
+from tvm_adaptive.search_strategy.transfer import TransferRecord
 from tvm_adaptive.values.trace_json import choices_of
 
 # TVM's extents have 32 bits in most programs, and no loop runs longer.
 _MOST_EXTENT = 2**31 - 1
 
 
-def finding_of(record: Any, seconds: float) -> Finding | None:
+def transfer_record_of(record: Any, seconds: float) -> TransferRecord | None:
     """Return what a record found."""
     try:
         instructions, decisions = choices_of(record[0])
@@ -33,7 +33,7 @@ def finding_of(record: Any, seconds: float) -> Finding | None:
         name = sketch_name(instructions)
     except (TypeError, ValueError, IndexError, KeyError, AttributeError, ArithmeticError):
         return None
-    return Finding(name, tuple(knobs), tuple(vector), seconds)
+    return TransferRecord(name, tuple(knobs), tuple(vector), seconds)
 
 
 def _is_possible(knob: Knob, decision: Sequence[int]) -> bool:

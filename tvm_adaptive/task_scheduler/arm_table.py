@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from tvm_adaptive.task_scheduler.arms import Arm, Played, Remembered
+from tvm_adaptive.task_scheduler.arms import Arm, Played, PriorTrials
 
 
-class Ledger:
+class ArmTable:
     """Keeps one :class:`Arm` per task up to date."""
 
     def __init__(
@@ -45,7 +45,7 @@ class Ledger:
         counted = [arm for arm in self._arms if not (arm.finished and math.isinf(arm.best_ms))]
         return math.fsum(arm.weight * arm.best_ms for arm in counted) if counted else math.inf
 
-    def remember(self, index: int, remembered: Remembered) -> None:
+    def remember(self, index: int, remembered: PriorTrials) -> None:
         """Enter what earlier runs know of an arm."""
         self._change(index, remembered=remembered)
 

@@ -17,7 +17,7 @@ from tvm_adaptive.values.trial import N_VERIFIED, FloatArray
 
 
 @dataclasses.dataclass(frozen=True)
-class Remembered:
+class PriorTrials:
     """What earlier runs left of a task.
 
     Attributes
@@ -65,7 +65,7 @@ class Arm:
     n_slots: int
     spent_sec: float
     finished: bool = False
-    remembered: Remembered = Remembered()
+    remembered: PriorTrials = PriorTrials()
 
     @property
     def n_trials(self) -> int:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from tvm_adaptive.task_scheduler.arm_table import Ledger
-from tvm_adaptive.task_scheduler.arms import Arm, Played, Policy, Remembered
+from tvm_adaptive.task_scheduler.arm_table import ArmTable
+from tvm_adaptive.task_scheduler.arms import Arm, Played, Policy, PriorTrials
 from tvm_adaptive.task_scheduler.presets import make_policy
 from tvm_adaptive.task_scheduler.slots import Plateau, Slot, SlotLength
 
@@ -27,7 +27,7 @@ class RunState:
     """One call of ``tune``."""
 
     records: list[Any]  # metaSchedule's, one per task
-    ledger: Ledger
+    arm_table: ArmTable
     policy: Policy
     plateau: Plateau
     rng: np.random.Generator  # of the policy
@@ -48,7 +48,7 @@ class RunState:
     @property
     def choosable(self) -> tuple[Arm, ...]:
         """All arms; those that have a batch under way count as finished for now."""
-        arms = list(self.ledger.arms)
+        arms = list(self.arm_table.arms)
         for slot in [*self.waiting, *self.ahead]:
             arms[slot.arm] = dataclasses.replace(arms[slot.arm], finished=True)
         return tuple(arms)
@@ -67,24 +67,24 @@ class RunState:
         return [*self.waiting, *([] if self.slot is None else [self.slot]), *self.ahead]
 
 
-def ledger_of(
+def arm_table_of(
     records: Sequence[Any],
     earlier: Mapping[str, Played],
-    remembered: Mapping[str, Remembered] | None = None,
-) -> Ledger:
+    remembered: Mapping[str, PriorTrials] | None = None,
+) -> ArmTable:
     """Open the books for MetaSchedule's records, with what is known from before."""
     names = [str(record.ctx.task_name) for record in records]
-    ledger = Ledger(
+    arm_table = ArmTable(
         names,
         [float(record.task_weight) for record in records],
         [float(record.flop) for record in records],
     )
     for index, name in enumerate(names):
         if remembered and name in remembered:
-            ledger.remember(index, remembered[name])
+            arm_table.remember(index, remembered[name])
         if name in earlier:
-            ledger.restore(index, earlier[name])
-    return ledger
+            arm_table.restore(index, earlier[name])
+    return arm_table
 
 
 def policy_of(

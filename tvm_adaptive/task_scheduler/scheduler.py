@@ -22,7 +22,7 @@ from tvm_adaptive._tvm import (
 )
 from tvm_adaptive.errors import is_untried
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
-from tvm_adaptive.task_scheduler.arms import Arm, Decision, Played, Policy, Remembered
+from tvm_adaptive.task_scheduler.arms import Arm, Decision, Played, Policy, PriorTrials
 from tvm_adaptive.task_scheduler.callback_guard import tune_guarded
 from tvm_adaptive.task_scheduler.decisions import (
     check_decision,
@@ -31,7 +31,7 @@ from tvm_adaptive.task_scheduler.decisions import (
     slot_fields,
 )
 from tvm_adaptive.task_scheduler.presets import check_limits, check_policy_name
-from tvm_adaptive.task_scheduler.run_state import RunState, least_played, ledger_of, policy_of
+from tvm_adaptive.task_scheduler.run_state import RunState, arm_table_of, least_played, policy_of
 from tvm_adaptive.task_scheduler.search_hooks import is_ready, limit_next_batch, prefetch
 from tvm_adaptive.task_scheduler.siblings import with_foresight
 from tvm_adaptive.task_scheduler.slots import Plateau, Slot, SlotLength
@@ -137,7 +137,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         self.clock = clock
         self.arms: tuple[Arm, ...] = ()
         self._earlier: Mapping[str, Played] = {}
-        self._remembered: Mapping[str, Remembered] = {}
+        self._remembered: Mapping[str, PriorTrials] = {}
         self._max_trials: float = math.inf  # unless ``tune`` was entered through Python
         self._batch: int | None = None
         self._run: RunState | None = None
@@ -146,7 +146,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         """Begin the next run where earlier sittings of it ended; by the names of tasks."""
         self._earlier = dict(earlier)
 
-    def remember(self, remembered: Mapping[str, Remembered]) -> None:
+    def remember(self, remembered: Mapping[str, PriorTrials]) -> None:
         """Tell the next run what earlier ones know of its tasks; by the names of tasks."""
         self._remembered = dict(remembered)
 
@@ -197,7 +197,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         run = self._run
         if run is None or [*map(handle, run.records)] != [*map(handle, records)]:
             run = self._run = self._new_run(records)
-            self.arms = run.ledger.arms
+            self.arms = run.arm_table.arms
         return run
 
     def _new_run(self, records: list[Any]) -> RunState:
@@ -209,17 +209,17 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
             self._batch,
             self.length.rounds,
         )
-        ledger = ledger_of(records, self._earlier, self._remembered)
+        arm_table = arm_table_of(records, self._earlier, self._remembered)
         rng = np.random.default_rng(self.seed)
         now = self.clock()
-        return RunState(records, ledger, policy, Plateau(*self.plateau), rng, now, now)
+        return RunState(records, arm_table, policy, Plateau(*self.plateau), rng, now, now)
 
     def _next_task_id(self, run: RunState) -> int:
         self._join(run)
         slot = run.slot
         if slot is not None:
             self._charge(run, slot)
-            is_finished = run.ledger.arms[slot.arm].finished or self._is_budget_spent(run)
+            is_finished = run.arm_table.arms[slot.arm].finished or self._is_budget_spent(run)
             if not is_finished and not slot.is_over(self.length, run.mark_sec):
                 return self._play(run, slot)
             run.slot = None
@@ -247,7 +247,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
             if decision.arm is None:
                 return decision.reason
             slot = Slot(decision.arm, run.mark_sec, decision.n_trials, decision.until_success)
-            run.ledger.open_slot(decision.arm)
+            run.arm_table.open_slot(decision.arm)
             run.ahead.append(slot)
             if self.n_lanes > 1:
                 self._play(run, slot)
@@ -280,8 +280,8 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
                     for slot in list(run.waiting):  # was sent before
                         self._join_waiting(run, slot)
                     self._join_task(run, index)
-            if record.is_terminated and not run.ledger.arms[index].finished:
-                run.ledger.finish(index)
+            if record.is_terminated and not run.arm_table.arms[index].finished:
+                run.arm_table.finish(index)
         while run.waiting and (
             len(run.waiting) > self.max_waiting or all(arm.finished for arm in run.choosable)
         ):
@@ -297,7 +297,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         slot = run.slot
         if slot is None or slot.arm != index or not slot.ends_with(n_trials, self.length):
             return False
-        if run.ledger.live == [index] or self._is_budget_spent(run):
+        if run.arm_table.live == [index] or self._is_budget_spent(run):
             return False
         return not run.is_measured(index)
 
@@ -318,7 +318,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
             for result in results
             if not is_untried(result.error_msg)
         ]
-        run.ledger.add_trials(index, latencies_ms)
+        run.arm_table.add_trials(index, latencies_ms)
         for slot in run.open_slots():
             if slot.arm == index:
                 slot.add_round(len(results), has_success=any(map(math.isfinite, latencies_ms)))
@@ -329,24 +329,24 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
     def _terminate(self, run: RunState, index: int) -> None:
         if not run.records[index].is_terminated:
             self._outer().terminate_task(index)
-        run.ledger.finish(index)
+        run.arm_table.finish(index)
 
     def _charge(self, run: RunState, slot: Slot) -> None:
         now = self.clock()
-        run.ledger.charge(slot.arm, now - run.mark_sec)
+        run.arm_table.charge(slot.arm, now - run.mark_sec)
         run.mark_sec = now
-        self.arms = run.ledger.arms
+        self.arms = run.arm_table.arms
 
     def _close_slot(self, run: RunState, slot: Slot) -> None:
-        run.plateau.add(run.ledger.weighted_ms)
-        fields = slot_fields(slot, run.ledger.arms, run.mark_sec, run.ledger.weighted_ms)
+        run.plateau.add(run.arm_table.weighted_ms)
+        fields = slot_fields(slot, run.arm_table.arms, run.mark_sec, run.arm_table.weighted_ms)
         self.journal.write("slot-end", **fields)
 
     def _is_budget_spent(self, run: RunState) -> bool:
         return self.budget_sec is not None and run.mark_sec - run.start_sec >= self.budget_sec
 
     def _reason_to_stop(self, run: RunState) -> str:
-        if not run.ledger.live:
+        if not run.arm_table.live:
             return "all-finished"
         if self._is_budget_spent(run):
             return "budget"
@@ -355,7 +355,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
     def _stop(self, run: RunState, reason: str) -> int:
         logger.info("the task scheduler ends the run: %s", reason)
         self.journal.write(
-            "stop", reason=reason, n_trials=run.n_sent, weighted_ms=run.ledger.weighted_ms
+            "stop", reason=reason, n_trials=run.n_sent, weighted_ms=run.arm_table.weighted_ms
         )
         return -1
 
@@ -372,7 +372,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         for index in decision.retired:
             if not arms[index].finished:
                 self._terminate(run, index)
-        self.arms = run.ledger.arms
+        self.arms = run.arm_table.arms
         self.journal.write(
             "slot", **decision_fields(decision, arms), decide_sec=self.clock() - start_sec
         )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.task_scheduler.arm_table import Ledger
+from tvm_adaptive.task_scheduler.arm_table import ArmTable
 from tvm_adaptive.task_scheduler.arms import Decision, Policy
 from tvm_adaptive.task_scheduler.decisions import check_decision
 from tvm_adaptive.testing.draw import draw
@@ -57,16 +57,16 @@ def replay(
     stage = _Stage(instance, batch or instance.batch, slot_sec)
     rng = np.random.default_rng(seed)
     ended = "exhausted"
-    while stage.ledger.live:
+    while stage.arm_table.live:
         if budget_sec is not None and stage.times_sec[-1] >= budget_sec:
             ended = "budget"
             break
         start = time.perf_counter()
-        decision = policy.choose(stage.ledger.arms, rng)
+        decision = policy.choose(stage.arm_table.arms, rng)
         stage.decide_sec.append(time.perf_counter() - start)
-        check_decision(decision, stage.ledger.arms)
+        check_decision(decision, stage.arm_table.arms)
         for arm in decision.retired:
-            stage.ledger.finish(arm)
+            stage.arm_table.finish(arm)
         if decision.arm is None:
             ended = "policy"
             break
@@ -82,7 +82,7 @@ class _Stage:
         self.instance = instance
         self.batch = batch
         self.slot_sec = slot_sec
-        self.ledger = Ledger(
+        self.arm_table = ArmTable(
             [task.name for task in tasks],
             [task.weight for task in tasks],
             [task.flop for task in tasks],
@@ -98,15 +98,15 @@ class _Stage:
         self._covered_sec = math.inf
         for k, task in enumerate(tasks):
             if task.n_trials == 0:
-                self.ledger.finish(k)
+                self.arm_table.finish(k)
 
     def play(self, decision: Decision) -> None:
         """Play a slot: batches until its trials or seconds are used up."""
         assert decision.arm is not None
         k = decision.arm
         task = self.instance.tasks[k]
-        self.ledger.open_slot(k)
-        start = stop = self.ledger.arms[k].n_trials
+        self.arm_table.open_slot(k)
+        start = stop = self.arm_table.arms[k].n_trials
         seconds = 0.0
         while True:
             left = None if decision.n_trials is None else decision.n_trials - (stop - start)
@@ -115,10 +115,10 @@ class _Stage:
             seconds += task.slot_sec(before, stop)
             if stop == task.n_trials or self._is_over(left, size, seconds):
                 break
-        self.ledger.add_trials(k, task.latencies_ms[start:stop])
-        self.ledger.charge(k, seconds)
+        self.arm_table.add_trials(k, task.latencies_ms[start:stop])
+        self.arm_table.charge(k, seconds)
         if stop == task.n_trials:
-            self.ledger.finish(k)
+            self.arm_table.finish(k)
         self._note(k, decision.reason, stop - start, seconds)
 
     def _is_over(self, left: int | None, size: int, seconds: float) -> bool:
@@ -128,7 +128,7 @@ class _Stage:
 
     def _note(self, k: int, reason: str, n_trials: int, seconds: float) -> None:
         self.times_sec.append(self.times_sec[-1] + seconds)
-        arm = self.ledger.arms[k]
+        arm = self.arm_table.arms[k]
         if math.isfinite(arm.best_ms):
             self._now_ms[k] = arm.weight * arm.best_ms
             was_cold = self._is_cold.any()

@@ -26,8 +26,8 @@ from tvm_adaptive.models.compile import device_kind
 from tvm_adaptive.models.frontend import load
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.config import DEFAULT, TuneConfig
-from tvm_adaptive.tuning.end_to_end import FunctionJudge, NetworkJudge
-from tvm_adaptive.tuning.finalists import Contenders, contenders_of_run, contenders_of_store
+from tvm_adaptive.tuning.end_to_end import NetworkCheck, OperatorCheck
+from tvm_adaptive.tuning.finalists import Finalists, finalists_of_run, finalists_of_store
 from tvm_adaptive.tuning.finals import checked_database
 from tvm_adaptive.tuning.loader_examples import (
     Argument,
@@ -37,7 +37,7 @@ from tvm_adaptive.tuning.loader_examples import (
 )
 from tvm_adaptive.tuning.observer import Observer
 from tvm_adaptive.tuning.outcome import Comparison
-from tvm_adaptive.tuning.run_settings import read_told
+from tvm_adaptive.tuning.run_settings import read_settings
 from tvm_adaptive.tuning.session import Session, open_session
 from tvm_adaptive.tuning.target import TargetLike, describe_target
 from tvm_adaptive.workers.environment import Environment
@@ -48,7 +48,7 @@ APPLY_FILE = "apply.jsonl"
 # A library runs with the version that made it.
 _PINS = f"apache-tvm=={TVM_VERSION} apache-tvm-ffi=={FFI_VERSION}"
 # From tasks to what is recorded of each.
-_Records = Callable[[Sequence[ExtractedTask]], list[Contenders]]
+_Records = Callable[[Sequence[ExtractedTask]], list[Finalists]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +168,7 @@ def _opened(plan: _Plan, out_dir: str | Path, observer: Observer | None) -> Iter
 
 def _plan_of_run(run: Path) -> _Plan:
     """Return what a run tuned, from its journal."""
-    told = read_told(run)
+    told = read_settings(run)
     return _Plan(told.what, told.target, told.input_shapes, told.config, run)
 
 
@@ -176,33 +176,33 @@ def _plan_of_run(run: Path) -> _Plan:
 def _records(plan: _Plan, session: Session) -> Iterator[_Records]:
     """Open the records to compile with."""
     if plan.run is not None:
-        yield functools.partial(contenders_of_run, plan.run, session.target)
+        yield functools.partial(finalists_of_run, plan.run, session.target)
         return
     with open_store(plan.config.store, Environment.current(session.target, session.farm)) as store:
         if store is None:
             raise InvalidOptionError("Say where the records are: a run's directory, or a store.")
-        yield functools.partial(contenders_of_store, store, session.target)
+        yield functools.partial(finalists_of_store, store, session.target)
 
 
-def _deployable(session: Session, what: str, contenders: Sequence[Contenders]) -> Database:
+def _deployable(session: Session, what: str, finalists: Sequence[Finalists]) -> Database:
     """Return a record for each task that has a sound one."""
-    if not any(each.records for each in contenders):
+    if not any(each.records for each in finalists):
         raise InvalidOptionError(
             f"Nothing was recorded for {what} on {describe_target(session.target)}; tune it "
             "first, with the same layout and target."
         )
-    return checked_database(session, contenders)
+    return checked_database(session, finalists)
 
 
 def _compile_network(session: Session, network: Network, records: _Records) -> Applied:
     with session.stage("prepare"):
         prepared = prepare(network, session.target, **session.config.preparation)
-    contenders = records(extract(prepared, session.target))
-    with NetworkJudge(session, network, prepared) as judge:
-        judge.measure_untuned()
-        database = _deployable(session, network.name, contenders)
-        comparison = judge.measure_tuned(database)
-    library = judge.library or session.work_dir / f"{network.name}.so"
+    finalists = records(extract(prepared, session.target))
+    with NetworkCheck(session, network, prepared) as check:
+        check.measure_untuned()
+        database = _deployable(session, network.name, finalists)
+        comparison = check.measure_tuned(database)
+    library = check.library or session.work_dir / f"{network.name}.so"
     kind = device_kind(session.target)
     arguments = [
         Argument(name, shape, network.input_dtypes[name])
@@ -211,42 +211,42 @@ def _compile_network(session: Session, network: Network, records: _Records) -> A
     texts = {"example.py": network_example(library.name, arguments, kind, _PINS)}
     if kind == "cpu":
         texts["example.cc"] = cpp_example(library.name, arguments)
-    return _applied(session, library, texts, judge, comparison, what=network.name)
+    return _applied(session, library, texts, check, comparison, what=network.name)
 
 
 def _compile_function(session: Session, workload: TIRWorkload, records: _Records) -> Applied:
     tasks = functions_as_tasks(workload.mod, session.target)
     (task,) = tasks  # what has a name has one function
-    contenders = records(tasks)
-    with FunctionJudge(session, tasks) as judge:
-        judge.measure_untuned()
-        database = _deployable(session, workload.name, contenders)
-        comparison = judge.measure_tuned(database)
-    library = judge.libraries.get(str(task.task_name), session.work_dir)
+    finalists = records(tasks)
+    with OperatorCheck(session, tasks) as check:
+        check.measure_untuned()
+        database = _deployable(session, workload.name, finalists)
+        comparison = check.measure_tuned(database)
+    library = check.libraries.get(str(task.task_name), session.work_dir)
     arguments = [
         Argument(f"buffer_{place}", tuple(int(extent) for extent in info.shape), str(info.dtype))
         for place, info in enumerate(args_info_of(workload.mod))
     ]
     kind = device_kind(session.target)
     texts = {"example.py": function_example(library.name, arguments, kind, _PINS)}
-    return _applied(session, library, texts, judge, comparison, what=workload.name)
+    return _applied(session, library, texts, check, comparison, what=workload.name)
 
 
 def _applied(
     session: Session,
     library: Path,
     texts: Mapping[str, str],
-    judge: NetworkJudge | FunctionJudge,
+    check: NetworkCheck | OperatorCheck,
     comparison: Comparison | None,
     *,
     what: str,
 ) -> Applied:
-    if judge.failure:
+    if check.failure:
         raise WorkerError(
-            f"What is tuned of {what} could not be compiled: {judge.failure}. The journal in "
+            f"What is tuned of {what} could not be compiled: {check.failure}. The journal in "
             f"{session.work_dir} has all of the message."
         )
-    if not judge.n_tuned:
+    if not check.n_tuned:
         raise InvalidOptionError(
             f"Nothing that was recorded for {what} passed its check and could be compiled; "
             f"{session.journal.path} says why. Tune it for longer."
@@ -262,7 +262,7 @@ def _applied(
         out_dir=session.work_dir,
         library=library,
         examples=tuple(examples),
-        coverage=judge.coverage,
+        coverage=check.coverage,
         comparison=comparison,
     )
 

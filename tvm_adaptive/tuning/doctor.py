@@ -35,18 +35,18 @@ _NAMELESS_CPUS = ("", "generic", "x86-64", "i686")
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """What one check found."""
 
     name: str  # what was checked
     verdict: Verdict  # with a problem nothing can be tuned, or what is found cannot be trusted
     text: str
-    cure: str = ""  # what to do; empty when all is well
+    fix: str = ""  # what to do; empty when all is well
 
 
-def examine(work_dir: Path, noise_sec: float = 5.0) -> list[Finding]:
+def examine(work_dir: Path, noise_sec: float = 5.0) -> list[CheckResult]:
     """Check everything that tuning needs."""
-    checks: list[tuple[str, Callable[[], Finding]]] = [
+    checks: list[tuple[str, Callable[[], CheckResult]]] = [
         ("versions", check_versions),
         ("compiler", check_compiler),
         ("processor", check_processor),
@@ -62,93 +62,93 @@ def examine(work_dir: Path, noise_sec: float = 5.0) -> list[Finding]:
     return [_run(name, check) for name, check in checks]
 
 
-def check_versions() -> Finding:
+def check_versions() -> CheckResult:
     """Say which TVM is here; a pair that crashes does not get this far."""
-    return Finding("versions", "ok", f"apache-tvm {TVM_VERSION}, apache-tvm-ffi {FFI_VERSION}")
+    return CheckResult("versions", "ok", f"apache-tvm {TVM_VERSION}, apache-tvm-ffi {FFI_VERSION}")
 
 
-def check_compiler() -> Finding:
+def check_compiler() -> CheckResult:
     """Look for what links kernels and compiled networks."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
-        cure = "Install one: apt install gcc, or conda install gxx_linux-64."
-        return Finding("compiler", "problem", "no C compiler on PATH", cure)
+        fix = "Install one: apt install gcc, or conda install gxx_linux-64."
+        return CheckResult("compiler", "problem", "no C compiler on PATH", fix)
     if shutil.which("ld") is None:
         text = f"{compiler}, but no ld on PATH: linking takes 26 ms a candidate instead of 3"
-        return Finding("compiler", "warning", text, "Install binutils.")
-    return Finding("compiler", "ok", f"{compiler}, {shutil.which('ld')}")
+        return CheckResult("compiler", "warning", text, "Install binutils.")
+    return CheckResult("compiler", "ok", f"{compiler}, {shutil.which('ld')}")
 
 
-def check_processor() -> Finding:
+def check_processor() -> CheckResult:
     """Say what LLVM takes the processor for."""
     name = str(resolve_target("cpu").attrs.get("mcpu", ""))
     if name in _NAMELESS_CPUS:
-        cure = 'Name it yourself: --target \'{"kind": "llvm", "mcpu": "...", "num-cores": N}\'.'
-        return Finding("processor", "warning", "LLVM does not know this processor", cure)
-    return Finding("processor", "ok", f"mcpu {name}")
+        fix = 'Name it yourself: --target \'{"kind": "llvm", "mcpu": "...", "num-cores": N}\'.'
+        return CheckResult("processor", "warning", "LLVM does not know this processor", fix)
+    return CheckResult("processor", "ok", f"mcpu {name}")
 
 
-def check_cores() -> Finding:
+def check_cores() -> CheckResult:
     """Say how many cores are used, and whether TVM's runtime will use them."""
     n_cores = usable_physical_cores()
     (variable, wanted), *_ = thread_env(n_cores).items()
     given = os.environ.get(variable)
     text = f"{n_cores} physical cores of {os.cpu_count()} processors"
     if given is not None and given != wanted:
-        cure = f"Unset {variable} for tuning, or set it to {wanted}."
-        return Finding("cores", "warning", f"{text}, but {variable} is {given}", cure)
+        fix = f"Unset {variable} for tuning, or set it to {wanted}."
+        return CheckResult("cores", "warning", f"{text}, but {variable} is {given}", fix)
     quota = cpu_limit()
     if quota is not None and quota < (os.cpu_count() or 1):
         text = f"{text}, as this container has {describe_quota(quota)}"
-        cure = (
+        fix = (
             "Kernels are stopped when their time is used up, and so are timings: give the "
             "container cores of its own (docker run --cpuset-cpus) instead of a quota (--cpus)."
         )
-        return Finding("cores", "warning", text, cure)
-    return Finding("cores", "ok", text)
+        return CheckResult("cores", "warning", text, fix)
+    return CheckResult("cores", "ok", text)
 
 
-def check_memory() -> Finding:
+def check_memory() -> CheckResult:
     """Say how much memory is free."""
     free_gb = _free_memory_gb()
     if free_gb is None:
-        return Finding("memory", "ok", "not visible here")
+        return CheckResult("memory", "ok", "not visible here")
     limit = memory_limit()
     where = "" if limit is None else f" of this container's {limit / 2**30:.1f}"
     text = f"{free_gb:.1f} GB free{where}"
     if free_gb < _LEAST_MEMORY_GB:
-        cure = (
+        fix = (
             "Close something, give the container more, or give --target fewer num-cores: each "
             "is a worker of 200 MB."
         )
-        return Finding("memory", "warning", text, cure)
-    return Finding("memory", "ok", text)
+        return CheckResult("memory", "warning", text, fix)
+    return CheckResult("memory", "ok", text)
 
 
-def check_kernel() -> Finding:
+def check_kernel() -> CheckResult:
     """Compile a kernel and run it, in a process of its own."""
     samples = _time_in_worker(0.0)
-    return Finding("kernel", "ok", f"compiles and runs ({samples[0]:.2f} ms)")
+    return CheckResult("kernel", "ok", f"compiles and runs ({samples[0]:.2f} ms)")
 
 
-def check_gpu() -> Finding:
+def check_gpu() -> CheckResult:
     """Say whether --target cuda can be used."""
     listed = _output_of(["nvidia-smi", "-L"])
     gpus = [line for line in listed.splitlines() if line.startswith("GPU")]
     if not gpus:
-        return Finding("GPU", "ok", "none; targets are CPUs here")
+        return CheckResult("GPU", "ok", "none; targets are CPUs here")
     if shutil.which("nvcc") is None:
-        cure = "Install the CUDA toolkit and put nvcc on PATH."
-        return Finding("GPU", "problem", f"{len(gpus)}, but no nvcc on PATH", cure)
+        fix = "Install the CUDA toolkit and put nvcc on PATH."
+        return CheckResult("GPU", "problem", f"{len(gpus)}, but no nvcc on PATH", fix)
     try:
         resolve_target("cuda")
     except AdaptiveError as error:
-        cure = "Use a build of apache-tvm with CUDA, or tune for the CPU."
-        return Finding("GPU", "problem", f"{len(gpus)}, but not for this TVM: {error}", cure)
-    return Finding("GPU", "ok", gpus[0].split("(UUID")[0].strip())
+        fix = "Use a build of apache-tvm with CUDA, or tune for the CPU."
+        return CheckResult("GPU", "problem", f"{len(gpus)}, but not for this TVM: {error}", fix)
+    return CheckResult("GPU", "ok", gpus[0].split("(UUID")[0].strip())
 
 
-def check_work_dir(work_dir: Path) -> Finding:
+def check_work_dir(work_dir: Path) -> CheckResult:
     """Check that runs can be written, and that there is room for them."""
     place = work_dir
     while not place.exists() and place != place.parent:
@@ -158,55 +158,55 @@ def check_work_dir(work_dir: Path) -> Finding:
             pass
         free_gb = shutil.disk_usage(place).free / 2**30
     except OSError as error:
-        cure = "Choose another with --work-dir, or change its owner."
-        return Finding("work directory", "problem", f"{place}: {error.strerror}", cure)
+        fix = "Choose another with --work-dir, or change its owner."
+        return CheckResult("work directory", "problem", f"{place}: {error.strerror}", fix)
     text = f"{place}, {free_gb:.0f} GB free"
     if free_gb < _LEAST_DISK_GB:
-        cure = "Make room, or choose another disk with --work-dir."
-        return Finding("work directory", "problem", text, cure)
-    return Finding("work directory", "ok", text)
+        fix = "Make room, or choose another disk with --work-dir."
+        return CheckResult("work directory", "problem", text, fix)
+    return CheckResult("work directory", "ok", text)
 
 
-def check_store() -> Finding:
+def check_store() -> CheckResult:
     """Check that the user's own record store opens."""
     with open_store(USER_STORE) as store:
         if store is None:
-            cure = "Name another with --store, or none; runs go on without it, from nothing."
-            return Finding("record store", "warning", f"{user_store()} does not open", cure)
+            fix = "Name another with --store, or none; runs go on without it, from nothing."
+            return CheckResult("record store", "warning", f"{user_store()} does not open", fix)
         n_tasks = len(store.tasks())
-    return Finding("record store", "ok", f"{user_store()}, {n_tasks} tasks")
+    return CheckResult("record store", "ok", f"{user_store()}, {n_tasks} tasks")
 
 
-def check_noise(seconds: float) -> Finding:
+def check_noise(seconds: float) -> CheckResult:
     """Time one kernel again and again, and say what differences can be seen here."""
     return judge_noise(_time_in_worker(seconds))
 
 
-def judge_noise(samples_ms: Sequence[float]) -> Finding:
+def judge_noise(samples_ms: Sequence[float]) -> CheckResult:
     """Say what precision timings of a kernel allow."""
     spread = spread_of(list(samples_ms))
     text = f"nine of ten timings of one kernel within {spread:.1%}"
     if spread <= NOISY_SPREAD:
-        return Finding("noise", "ok", text)
-    cure = (
+        return CheckResult("noise", "ok", text)
+    fix = (
         "Stop what else runs, or use a machine of your own; here, candidates that differ by "
         "less are told apart by the play-off only."
     )
-    return Finding("noise", "warning", text, cure)
+    return CheckResult("noise", "warning", text, fix)
 
 
-def is_fit(findings: Sequence[Finding]) -> bool:
+def is_fit(transfer_records: Sequence[CheckResult]) -> bool:
     """Say whether nothing is a problem."""
-    return all(each.verdict != "problem" for each in findings)
+    return all(each.verdict != "problem" for each in transfer_records)
 
 
-def _run(name: str, check: Callable[[], Finding]) -> Finding:
+def _run(name: str, check: Callable[[], CheckResult]) -> CheckResult:
     try:
         return check()
     except Exception as error:
         lines = str(error).strip().splitlines() or [repr(error)]
-        cure = "This is what tuning would meet; the message says more with --verbose."
-        return Finding(name, "problem", lines[-1], cure)
+        fix = "This is what tuning would meet; the message says more with --verbose."
+        return CheckResult(name, "problem", lines[-1], fix)
 
 
 def _time_in_worker(seconds: float) -> list[float]:

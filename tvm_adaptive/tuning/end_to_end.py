@@ -24,7 +24,7 @@ from tvm_adaptive.errors import (
     ImportMismatchError,
     OutOfTimeError,
     WorkerTimeoutError,
-    essence,
+    summary_line,
 )
 from tvm_adaptive.models import (
     Coverage,
@@ -72,14 +72,14 @@ _LEAST_TIMING_SEC = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
-class Whole:
+class Measurement:
     """A network as it was measured."""
 
     outputs: list[Any]
     latency_sec: float
 
 
-class _Judge:
+class _EndToEndCheck:
     """What both judges have: a worker to run things in, and what they found."""
 
     def __init__(self, session: Session) -> None:
@@ -145,7 +145,7 @@ class _Judge:
         if isinstance(error, OutOfTimeError):
             self._tell_short(f"no time was left to compile {path.name}{consequence}")
         else:
-            self.failure = essence(error)
+            self.failure = summary_line(error)
             self._tell_failure(path, error)
 
     def _check_time(self) -> None:
@@ -161,7 +161,7 @@ class _Judge:
             self._session.journal.write("short", what=text)
 
     def _tell_failure(self, path: Path, error: Exception) -> None:
-        self._session.observer.note(f"{path.name} could not be made and run: {essence(error)}")
+        self._session.observer.note(f"{path.name} could not be made and run: {summary_line(error)}")
         self._session.journal.write("error", where=path.name, message=str(error))
 
     @property
@@ -188,7 +188,7 @@ def worker_of(session: Session) -> WorkerPool:
     return WorkerPool(1, env=thread_env(n_cores_of(session.target)), server=session.server)
 
 
-class NetworkJudge(_Judge):
+class NetworkCheck(_EndToEndCheck):
     """Compile, run and time a network before and after its search."""
 
     def __init__(self, session: Session, network: Network, prepared: Prepared) -> None:
@@ -196,7 +196,7 @@ class NetworkJudge(_Judge):
         self._prepared = prepared
         self._inputs = network.random_inputs(session.seed)
         self._original = network.original
-        self._before: Whole | None = None
+        self._before: Measurement | None = None
         # Kept until there is a tuned one: a run always ends with a library.
         self._untuned = session.work_dir / f"untuned{self._suffix}"
 
@@ -233,7 +233,7 @@ class NetworkJudge(_Judge):
             with contextlib.closing(original):
                 expected = original.run(self._inputs)
         except Exception as error:  # the framework's own errors, of any kind
-            message = f"{original.framework} could not run it: {essence(error)}"
+            message = f"{original.framework} could not run it: {summary_line(error)}"
             self._session.observer.note(f"outputs are not checked: {message}")
             self._session.journal.write("error", where="original", message=message)
             return
@@ -313,23 +313,23 @@ class NetworkJudge(_Judge):
 
     def _measure(
         self, path: Path, *, min_seconds: float, most_sec: float = math.inf
-    ) -> Whole | None:
+    ) -> Measurement | None:
         run = functools.partial(try_exported, min_seconds=min_seconds)
         task = (str(path), self._inputs, self._device_kind)
         found = self._run(run, task, path, most_sec)
         if found is None:
             return None
         outputs, latency_sec = found
-        return Whole(outputs, latency_sec if latency_sec > 0 else math.nan)
+        return Measurement(outputs, latency_sec if latency_sec > 0 else math.nan)
 
 
-class FunctionJudge(_Judge):
+class OperatorCheck(_EndToEndCheck):
     """Compile, run and time single functions before and after their search."""
 
     def __init__(self, session: Session, tasks: Sequence[ExtractedTask]) -> None:
         super().__init__(session)
         self._tasks = tasks
-        self._before: list[Whole | None] = []
+        self._before: list[Measurement | None] = []
         self.libraries: dict[str, Path] = {}
 
     @property
@@ -412,9 +412,11 @@ class FunctionJudge(_Judge):
             return None
         return path
 
-    def _measure(self, task: ExtractedTask, path: Path, most_sec: float = math.inf) -> Whole | None:
+    def _measure(
+        self, task: ExtractedTask, path: Path, most_sec: float = math.inf
+    ) -> Measurement | None:
         mod = task.dispatched[0]
         args = [(tuple(int(n) for n in arg.shape), str(arg.dtype)) for arg in args_info_of(mod)]
         job = (str(path), args, device_kind(self._session.target), self._session.seed)
         found = self._run(try_function, job, path, most_sec)
-        return None if found is None else Whole(*found)
+        return None if found is None else Measurement(*found)

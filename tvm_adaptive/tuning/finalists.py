@@ -39,7 +39,7 @@ from tvm_adaptive.database.verdicts import (
 )
 from tvm_adaptive.errors import StoreError
 from tvm_adaptive.measure_callback.progress import RunProgress
-from tvm_adaptive.runner.playoff.contest import MAX_HEATS
+from tvm_adaptive.runner.playoff.contest import MAX_PLAYOFF_BATCHES
 from tvm_adaptive.runner.playoff.finalist import Finalist
 from tvm_adaptive.runner.playoff.modules import mean_sec, sane_records
 from tvm_adaptive.tuning.config import FinishConfig
@@ -49,14 +49,14 @@ logger = logging.getLogger(__name__)
 
 # The fastest of hundreds of timings flatters by some 2 to 7 %; only what seems to save more
 # than a tenth goes before what was proven and checked.
-FLATTERY = 0.9
+SELECTION_BIAS = 0.9
 # Of a store without a verdict so many are tried: more than one in ten of the fastest is
 # hardly ever wrong.
 _N_OF_STORE = 12
 
 
 @dataclasses.dataclass(frozen=True)
-class Contenders:
+class Finalists:
     """Of one task."""
 
     mod: IRModule  # not tuned
@@ -99,9 +99,9 @@ class _Known:
         return _Known(winners[0] if winners else None, sound, lost)
 
 
-def contenders_of(
+def finalists_of(
     session: Session, tasks: Sequence[ExtractedTask], progress: RunProgress
-) -> list[Contenders]:
+) -> list[Finalists]:
     """Return what each task has to play for; a store that fails costs what it knows."""
     recorded = RunDatabase(session.work_dir)
     verdicts = VerdictFile(session.work_dir, str(TVM_VERSION)).read()
@@ -117,13 +117,13 @@ def contenders_of(
                 logger.warning("%s What it knows is not used.", error)
                 store = None
         records = _in_order(recorded, mod, session.target, known, session.config.finish)
-        found.append(_contenders(mod, name, records, known, so_far.weight))
+        found.append(_finalists(mod, name, records, known, so_far.weight))
     return found
 
 
-def contenders_of_run(
+def finalists_of_run(
     work_dir: Path, target: Target, tasks: Sequence[ExtractedTask]
-) -> list[Contenders]:
+) -> list[Finalists]:
     """Return what each task of a run has, also of one that goes on or was killed."""
     recorded = readable_database(work_dir)
     verdicts = VerdictFile(work_dir, str(TVM_VERSION)).read()
@@ -132,13 +132,13 @@ def contenders_of_run(
         mod, name = task.dispatched[0], str(task.task_name)
         known = _known_to_run(verdicts, task_of(mod, target, name), mod)
         records = _in_order(recorded, mod, target, known, FinishConfig())
-        found.append(_contenders(mod, name, records, known, float(int(task.weight))))
+        found.append(_finalists(mod, name, records, known, float(int(task.weight))))
     return found
 
 
-def contenders_of_store(
+def finalists_of_store(
     store: RecordStore, target: Target, tasks: Sequence[ExtractedTask]
-) -> list[Contenders]:
+) -> list[Finalists]:
     """Return what each task has in a store: what is proven, then the fastest recorded."""
     found = []
     for task in tasks:
@@ -147,16 +147,16 @@ def contenders_of_store(
         rows = trusted(store, task_of(mod, target, name), _N_OF_STORE)
         records = [record_of(row, Workload(mod)) for row in rows]
         readable = [each for each in records if each is not None]
-        found.append(_contenders(mod, name, readable, known, float(int(task.weight))))
+        found.append(_finalists(mod, name, readable, known, float(int(task.weight))))
     return found
 
 
-def _contenders(
+def _finalists(
     mod: IRModule, name: str, records: list[TuningRecord], known: _Known, weight: float
-) -> Contenders:
+) -> Finalists:
     winner = known.winner
     is_best_checked = bool(known.checked and records) and _key_of(records[0]) in known.checked
-    return Contenders(
+    return Finalists(
         mod,
         name,
         tuple(records),
@@ -173,9 +173,9 @@ def _in_order(
     left: Iterable[TuningRecord] = sane_records(recorded, mod, target)
     if known.disqualified:  # nearly never, and telling candidates apart takes time
         left = (each for each in left if _key_of(each) not in known.disqualified)
-    found = list(itertools.islice(left, finish.n_qualifiers + MAX_HEATS * finish.top_k))
+    found = list(itertools.islice(left, finish.n_qualifiers + MAX_PLAYOFF_BATCHES * finish.top_k))
     if known.winner is not None:
-        least_sec = FLATTERY * known.winner.final_sec()
+        least_sec = SELECTION_BIAS * known.winner.final_sec()
         n_before = sum(mean_sec(record) < least_sec for record in found)
         found.insert(n_before, known.winner.record)
     return found

@@ -22,8 +22,8 @@ from tvm_adaptive.runner.playoff.playoff import (
     play_off,
     without_playoff,
 )
-from tvm_adaptive.tuning.end_to_end import FunctionJudge, NetworkJudge
-from tvm_adaptive.tuning.finalists import Contenders, contenders_of
+from tvm_adaptive.tuning.end_to_end import NetworkCheck, OperatorCheck
+from tvm_adaptive.tuning.finalists import Finalists, finalists_of
 from tvm_adaptive.tuning.observer import Observer
 from tvm_adaptive.tuning.outcome import Comparison, TaskOutcome, TuneReport
 from tvm_adaptive.tuning.parts import make_builder
@@ -61,11 +61,11 @@ def decide(
     A task that the search did not come to is played for by what earlier runs have proven.
     What each play-off says is kept before the next one begins.
     """
-    contenders = contenders_of(session, tasks, progress)
+    finalists = finalists_of(session, tasks, progress)
     # Should the time not suffice for all: first those that nobody has checked yet, and the
     # ones that matter most.
     order = sorted(
-        range(len(tasks)), key=lambda i: (contenders[i].is_proven, -contenders[i].importance_sec)
+        range(len(tasks)), key=lambda i: (finalists[i].is_proven, -finalists[i].importance_sec)
     )
     reports: dict[int, FinalistReport] = {}
     with (
@@ -89,10 +89,10 @@ def decide(
             )
         ) as pool,
     ):
-        total_sec = sum(each.importance_sec for each in contenders) or 1.0
+        total_sec = sum(each.importance_sec for each in finalists) or 1.0
         last_sec = PLAYOFF_CHECK_SEC
         for n_done, index in enumerate(order):
-            mine = contenders[index]
+            mine = finalists[index]
             if session.budget.interrupted or (mine.is_proven and _spare_sec(session) < last_sec):
                 reports[index] = without_playoff(mine.records, mine.proven, mine.name)
                 continue
@@ -104,7 +104,7 @@ def decide(
             turn = _Turn(
                 share=mine.importance_sec / total_sec,
                 n_left=len(order) - n_done,
-                n_due=sum(contenders[i].is_due for i in order[n_done + 1 :]),
+                n_due=sum(finalists[i].is_due for i in order[n_done + 1 :]),
             )
             held = _play_off(session, mine, turn, builder=builder, pool=pool)
             keeper.keep(held)
@@ -117,7 +117,7 @@ def decide(
     return database, outcomes
 
 
-def checked_database(session: Session, contenders: Sequence[Contenders]) -> Database:
+def checked_database(session: Session, finalists: Sequence[Finalists]) -> Database:
     """Return what can be deployed of tasks that are not tuned any more, each checked.
 
     What a play-off has proven is taken as it is. Of the others the best few are checked and
@@ -125,13 +125,13 @@ def checked_database(session: Session, contenders: Sequence[Contenders]) -> Data
     """
     reports = [
         without_playoff(each.records, each.proven, each.name)
-        for each in contenders
+        for each in finalists
         if each.proven is not None
     ]
-    unknown = [each for each in contenders if each.proven is None and each.records]
+    unknown = [each for each in finalists if each.proven is None and each.records]
     if unknown:
         session.observer.note(
-            f"{len(unknown)} of {len(contenders)} tasks were in no play-off: they are checked now"
+            f"{len(unknown)} of {len(finalists)} tasks were in no play-off: they are checked now"
         )
         with session.stage("play-off"):
             reports += _checked_now(session, unknown)
@@ -142,7 +142,7 @@ def checked_database(session: Session, contenders: Sequence[Contenders]) -> Data
     return database
 
 
-def _checked_now(session: Session, contenders: Sequence[Contenders]) -> Iterator[FinalistReport]:
+def _checked_now(session: Session, finalists: Sequence[Finalists]) -> Iterator[FinalistReport]:
     """Hold a short play-off for each of some tasks."""
     with (
         tempfile.TemporaryDirectory(prefix="play-off-", dir=session.work_dir) as folder,
@@ -153,7 +153,7 @@ def _checked_now(session: Session, contenders: Sequence[Contenders]) -> Iterator
             finalist_pool(n_cores_of(session.target), session.server, session.farm)
         ) as pool,
     ):
-        for mine in contenders:
+        for mine in finalists:
             if session.budget.interrupted:
                 return
             held = play_off(
@@ -175,7 +175,7 @@ def _checked_now(session: Session, contenders: Sequence[Contenders]) -> Iterator
 def report_of(
     session: Session,
     what: str,
-    judge: NetworkJudge | FunctionJudge,
+    check: NetworkCheck | OperatorCheck,
     *,
     outcomes: Sequence[TaskOutcome],
     progress: RunProgress,
@@ -187,16 +187,16 @@ def report_of(
         target=describe_target(session.target),
         work_dir=session.work_dir,
         database_dir=session.work_dir / FINAL_DIR,
-        library=judge.library,
+        library=check.library,
         tasks=tuple(outcomes),
         comparison=comparison,
-        coverage=judge.coverage,
+        coverage=check.coverage,
         weighted_sec=sum(task.weight * task.best_sec for task in outcomes),
         errors=dict(progress.errors),
         stage_secs=dict(session.stage_secs),
         elapsed_sec=session.budget.elapsed_sec,
         interrupted=session.budget.interrupted,
-        shortfall=judge.shortfall,
+        shortfall=check.shortfall,
     )
     session.journal.write("report", **report.as_fields())
     return report
@@ -204,7 +204,7 @@ def report_of(
 
 def _play_off(
     session: Session,
-    mine: Contenders,
+    mine: Finalists,
     turn: _Turn,
     *,
     builder: Builder,
@@ -256,7 +256,7 @@ def _reference_timeout_sec(session: Session) -> float:
     return min(REFERENCE_TIMEOUT_SEC, max(_LEAST_REFERENCE_SEC, _spare_sec(session)))
 
 
-def _with_proven(held: FinalistReport, mine: Contenders, observer: Observer) -> FinalistReport:
+def _with_proven(held: FinalistReport, mine: Finalists, observer: Observer) -> FinalistReport:
     """Let what an earlier play-off has proven stand where this one had no winner."""
     if held.winner is not None:
         return held

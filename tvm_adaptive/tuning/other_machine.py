@@ -21,10 +21,10 @@ from tvm_adaptive._tvm import (
     workload_key,
 )
 from tvm_adaptive.database.repair import RECORD_FILE, repair_database
-from tvm_adaptive.errors import OtherMachineError, essence
+from tvm_adaptive.errors import OtherMachineError, summary_line
 from tvm_adaptive.measure_callback.history import differences
-from tvm_adaptive.search_strategy.transfer import KEPT_PER_TASK, Finding, Relatives
-from tvm_adaptive.search_strategy.transfer_records import finding_of
+from tvm_adaptive.search_strategy.transfer import KEPT_PER_TASK, TransferPool, TransferRecord
+from tvm_adaptive.search_strategy.transfer_records import transfer_record_of
 from tvm_adaptive.values.trial import median_sec
 from tvm_adaptive.workers.environment import Environment
 
@@ -60,36 +60,38 @@ def set_aside(work_dir: Path) -> Path | None:
 
 
 def recall_set_aside(
-    work_dir: Path, contexts: Sequence[TuneContext], relatives: Relatives
+    work_dir: Path, contexts: Sequence[TuneContext], transfer_pool: TransferPool
 ) -> list[str]:
     """Let a search begin with the best that was set aside; their times are not believed."""
-    best: dict[str, list[Finding]] = {}
+    best: dict[str, list[TransferRecord]] = {}
     for folder in sorted(work_dir.glob(f"{_FOLDER}*")):
-        for key, findings in _findings(folder).items():
-            best.setdefault(key, []).extend(findings)
+        for key, transfer_records in _transfer_records(folder).items():
+            best.setdefault(key, []).extend(transfer_records)
     known = []
     for context in contexts:
-        findings = best.get(workload_key(context.mod), [])
-        if findings:
+        transfer_records = best.get(workload_key(context.mod), [])
+        if transfer_records:
             name = str(context.task_name)
-            fastest_first = sorted(findings, key=lambda finding: finding.seconds)
-            relatives.remember(anchor_of(context.mod), name, fastest_first[:KEPT_PER_TASK])
+            fastest_first = sorted(transfer_records, key=lambda finding: finding.seconds)
+            transfer_pool.remember(anchor_of(context.mod), name, fastest_first[:KEPT_PER_TASK])
             known.append(name)
     return known
 
 
-def _findings(folder: Path) -> dict[str, list[Finding]]:
+def _transfer_records(folder: Path) -> dict[str, list[TransferRecord]]:
     """Return what a JSON database found, by workload; nothing if it cannot be read."""
-    found: dict[str, list[Finding]] = {}
+    found: dict[str, list[TransferRecord]] = {}
     if not (folder / RECORD_FILE).is_file():
         return found
     try:
         repair_database(folder)
         for record in json_database(folder).get_all_tuning_records():
             seconds = median_sec(record.run_secs)
-            finding = finding_of(record_as_json(record), seconds)
+            finding = transfer_record_of(record_as_json(record), seconds)
             if finding is not None and not math.isnan(seconds):
                 found.setdefault(workload_key(record.workload.mod), []).append(finding)
     except Exception as error:  # of another TVM's traces, TVM's parser may raise anything
-        logger.warning("%s cannot be read, the search begins without: %s", folder, essence(error))
+        logger.warning(
+            "%s cannot be read, the search begins without: %s", folder, summary_line(error)
+        )
     return found

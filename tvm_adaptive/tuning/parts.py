@@ -22,16 +22,16 @@ from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import JournalWriter
 from tvm_adaptive.models import is_gpu
 from tvm_adaptive.search_strategy.stoppable import StoppableSearch
-from tvm_adaptive.search_strategy.transfer import Relatives
+from tvm_adaptive.search_strategy.transfer import TransferPool
 from tvm_adaptive.tuning import registry
 from tvm_adaptive.tuning.config import MeasureConfig, TuneConfig
-from tvm_adaptive.tuning.lanes.artifact_cache import Shelf, ShelfBuilder
+from tvm_adaptive.tuning.lanes.artifact_cache import ArtifactCache, CachedArtifactBuilder
 from tvm_adaptive.tuning.lanes.base import Lanes
 from tvm_adaptive.tuning.lanes.process_lanes import ProcessLanes
 from tvm_adaptive.tuning.lanes.ray_lanes import RayLanes
 from tvm_adaptive.tuning.lanes.search import LaneSearch
 from tvm_adaptive.tuning.target import n_cores_of
-from tvm_adaptive.values.trial_log import BuildTimes, Incumbent, LastLesson, TimingErrors
+from tvm_adaptive.values.trial_log import BuildTimes, Incumbent, LastTrainingBatch, TimingErrors
 from tvm_adaptive.workers.cores import n_build_workers, usable_physical_cores
 from tvm_adaptive.workers.fork_server import ForkServer
 
@@ -53,8 +53,10 @@ class Parts:
     runner: Any
     builder: Any
     task_scheduler: Any
-    relatives: Relatives | None  # what the tasks' searches tell one another; None where they do not
-    last_lesson: LastLesson  # what the cost model learned last, where it is ours
+    transfer_pool: (
+        TransferPool | None
+    )  # what the tasks' searches tell one another; None where they do not
+    last_lesson: LastTrainingBatch  # what the cost model learned last, where it is ours
     lanes: Lanes | None = None  # where batches are searched and built, if not in this process
 
     def close(self) -> None:
@@ -87,8 +89,8 @@ def make_parts(
     time_left: Callable[[], float] | None = None,
 ) -> Parts:
     """Construct the parts that a configuration names."""
-    relatives = Relatives() if _takes_seeds(config) else None
-    last_lesson = LastLesson()
+    transfer_pool = TransferPool() if _takes_seeds(config) else None
+    last_lesson = LastTrainingBatch()
     ours = _our_options(
         config,
         target=target,
@@ -98,7 +100,7 @@ def make_parts(
         server=server,
         time_left=time_left,
     )
-    ours["strategy"]["relatives"] = relatives
+    ours["strategy"]["relatives"] = transfer_pool
     ours["cost_model"]["last_lesson"] = last_lesson
     stock = _stock_options(n_cores_of(target), config.measure)
     bases = {
@@ -121,15 +123,15 @@ def make_parts(
             made[part] = base.create(name, **stock[part])
     if lanes is not None:
         build = _build_options(config, target, work_dir, None)
-        shelf = Shelf(build.pop("artifact_dir"))
+        shelf = ArtifactCache(build.pop("artifact_dir"))
         # What cannot travel.
         del build["server"], build["time_left"]
         made["strategy"] = LaneSearch(
             made["strategy"], lanes, shelf, build, journal, time_left=time_left
         )
-        made["builder"] = ShelfBuilder(shelf, made["builder"])
+        made["builder"] = CachedArtifactBuilder(shelf, made["builder"])
     made["strategy"] = StoppableSearch(made["strategy"], should_stop, journal)
-    return Parts(**made, relatives=relatives, last_lesson=last_lesson, lanes=lanes)
+    return Parts(**made, transfer_pool=transfer_pool, last_lesson=last_lesson, lanes=lanes)
 
 
 def _takes_seeds(config: TuneConfig) -> bool:

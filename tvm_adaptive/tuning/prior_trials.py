@@ -35,9 +35,9 @@ from tvm_adaptive.database.metaschedule import task_of
 from tvm_adaptive.database.records import Features, Identity, StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.verdicts import checked, sound, trusted
-from tvm_adaptive.search_strategy.transfer import KEPT_PER_TASK, Finding, Relatives
-from tvm_adaptive.search_strategy.transfer_records import finding_of
-from tvm_adaptive.task_scheduler.arms import Remembered
+from tvm_adaptive.search_strategy.transfer import KEPT_PER_TASK, TransferPool, TransferRecord
+from tvm_adaptive.search_strategy.transfer_records import transfer_record_of
+from tvm_adaptive.task_scheduler.arms import PriorTrials
 from tvm_adaptive.values.trial import FloatArray
 
 logger = logging.getLogger(__name__)
@@ -51,37 +51,37 @@ _MAX_RELATIVES = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class Recalled:
+class WarmStart:
     """What was found for a run."""
 
     n_known: int = 0  # tasks that were tuned before on this target
     n_related: int = 0  # other tasks that have relatives in the store
     n_samples: int = 0  # samples for the model
     # what is known of the tasks themselves, by their names
-    tasks: Mapping[str, Remembered] = dataclasses.field(default_factory=dict)
+    tasks: Mapping[str, PriorTrials] = dataclasses.field(default_factory=dict)
     n_left_out: int = 0  # rows of the store that are no records
 
 
-def recall(
+def find_prior_trials(
     store: RecordStore,
     contexts: Sequence[TuneContext],
-    relatives: Relatives | None,
+    transfer_pool: TransferPool | None,
     model: Any,
     *,
     without: Collection[str] = (),
-) -> Recalled:
+) -> WarmStart:
     """Hand on what a store knows of a run's tasks."""
     tasks = [task_of(each.mod, each.target, str(each.task_name)) for each in contexts]
     mine = {task.identity: task.name for task in tasks}
     known: dict[Identity, StoredTask] = {}
     for family in dict.fromkeys(task.family for task in tasks):
         for task in _relevant(store, family, tasks):
-            findings = _findings(trusted(store, task, KEPT_PER_TASK))
-            if findings:
+            transfer_records = _transfer_records(trusted(store, task, KEPT_PER_TASK))
+            if transfer_records:
                 known[task.identity] = task
-                if relatives is not None:
+                if transfer_pool is not None:
                     name = mine.get(task.identity, str(task.identity))
-                    relatives.remember(family, name, findings)
+                    transfer_pool.remember(family, name, transfer_records)
     width = getattr(model, "n_features", None)
     samples = _samples(store, tasks, known, without, width)
     if hasattr(model, "preload"):
@@ -92,13 +92,13 @@ def recall(
     remembered = {}
     for task in tasks:
         # A search that does not begin with the best of them cannot be compared with them.
-        begins_there = relatives is not None and task.identity in known
+        begins_there = transfer_pool is not None and task.identity in known
         seconds = store.seconds(task, without=without) if begins_there else []
         is_proven = bool(checked(store.finals(task)))
         if seconds or is_proven:
-            remembered[task.name] = Remembered(tuple(sec * 1e3 for sec in seconds), is_proven)
+            remembered[task.name] = PriorTrials(tuple(sec * 1e3 for sec in seconds), is_proven)
     n_related = n_of_families - n_known
-    return Recalled(n_known, n_related, len(samples), remembered, store.n_left_out)
+    return WarmStart(n_known, n_related, len(samples), remembered, store.n_left_out)
 
 
 def _relevant(store: RecordStore, family: str, tasks: Sequence[StoredTask]) -> list[StoredTask]:
@@ -109,12 +109,12 @@ def _relevant(store: RecordStore, family: str, tasks: Sequence[StoredTask]) -> l
     return [*own.values(), *others[-_MAX_RELATIVES:]]
 
 
-def _findings(trials: Sequence[StoredTrial]) -> list[Finding]:
+def _transfer_records(trials: Sequence[StoredTrial]) -> list[TransferRecord]:
     """Return what trials found; those that this version cannot read are left out."""
     found = []
     for trial in trials:
         if trial.seconds is not None:
-            finding = finding_of(json.loads(trial.record), trial.seconds)
+            finding = transfer_record_of(json.loads(trial.record), trial.seconds)
             found += [] if finding is None else [finding]
     return found
 

@@ -11,7 +11,7 @@ from tvm_adaptive.tuning.observer import GuardedObserver, Observer
 from tvm_adaptive.tuning.outcome import TuneReport
 from tvm_adaptive.tuning.parts import farm_of
 from tvm_adaptive.tuning.run_lock import owned
-from tvm_adaptive.tuning.run_settings import Bounds, Told, read_told
+from tvm_adaptive.tuning.run_settings import Bounds, RunSettings, read_settings
 from tvm_adaptive.tuning.target import resolve_target
 from tvm_adaptive.tuning.tune import tune_named
 from tvm_adaptive.workers.environment import Environment
@@ -74,7 +74,7 @@ def resume(
     if not (folder / JOURNAL_FILE).is_file():
         raise InvalidOptionError(f"There is no run in {work_dir}.")
     with owned(folder) as owner:
-        told = read_told(folder)
+        told = read_settings(folder)
         before = told.bounds
         bounds = Bounds(
             budget_sec or before.budget_sec, trials or before.trials, until_ms or before.until_ms
@@ -108,7 +108,7 @@ def resume(
         )
 
 
-def _is_from_here(told: Told) -> bool:
+def _is_from_here(told: RunSettings) -> bool:
     """Say whether what a run ended with was timed on this machine, for all that is known."""
     here = Environment.current(resolve_target(told.target), farm_of(told.config))
     return not differences(told.history.environment, here)

@@ -193,10 +193,10 @@ def _created_file(path: Path) -> int:
 
 def _refusal(path: Path, holder: Holder | None, *, is_certain: bool) -> WorkDirInUseError:
     who = "another process" if holder is None else str(holder)
-    cure = "wait for it, end it, or choose another directory"
+    fix = "wait for it, end it, or choose another directory"
     if not is_certain and (holder is None or not holder.is_here):
-        cure = f"wait for it, or delete {path} if that run is known to be dead"
-    return WorkDirInUseError(f"A run goes on in {path.parent} ({who}); {cure}.")
+        fix = f"wait for it, or delete {path} if that run is known to be dead"
+    return WorkDirInUseError(f"A run goes on in {path.parent} ({who}); {fix}.")
 
 
 def _holder(path: Path) -> Holder | None:

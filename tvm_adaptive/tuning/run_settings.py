@@ -36,7 +36,7 @@ class Bounds:
 
 
 @dataclasses.dataclass(frozen=True)
-class Told:
+class RunSettings:
     """A run's options."""
 
     what: str  # the model
@@ -53,7 +53,7 @@ class Told:
         return HIDDEN in self.config.store
 
 
-def read_told(work_dir: Path) -> Told:
+def read_settings(work_dir: Path) -> RunSettings:
     """Read what a run was told."""
     path = work_dir / JOURNAL_FILE
     history = read_history(path)
@@ -78,7 +78,7 @@ def read_told(work_dir: Path) -> Told:
             "knows its records."
         )
     fields = {**run["config"], "store": str(run["config"].get("store") or NO_STORE)}
-    return Told(
+    return RunSettings(
         what=model["what"],
         input_shapes=model["input_shapes"],
         target=run["target"],

@@ -90,10 +90,10 @@ class Session:
     def round_done(self, progress: RunProgress) -> None:
         """Pass a round's result on to the observer, and see whether the goal is reached."""
         self.observer.round(progress, self.budget)
-        self.keep_back(progress)
-        self.see_goal(progress)
+        self.update_reserve(progress)
+        self.check_goal(progress)
 
-    def keep_back(self, progress: RunProgress) -> None:
+    def update_reserve(self, progress: RunProgress) -> None:
         """Keep back what the end of the run needs."""
         n_tries = self.config.search.n_trials_per_round
         is_incomplete = has_gaps(progress, self.proven, n_tries)
@@ -101,7 +101,7 @@ class Session:
             has_gaps=is_incomplete, share=tuned_share(progress)
         )
 
-    def see_goal(self, progress: RunProgress) -> None:
+    def check_goal(self, progress: RunProgress) -> None:
         """See whether what the user wanted is reached."""
         if self.until_ms is not None and progress.weighted_sec * 1e3 <= self.until_ms:
             if not self.budget.reached:
@@ -120,13 +120,13 @@ class Session:
     def should_stop(self) -> bool:
         """Say whether to end the search; asked before each round."""
         self.budget.round_started()
-        self._see_disk()
+        self._check_disk()
         return self.budget.should_stop()
 
-    def _see_disk(self) -> None:
+    def _check_disk(self) -> None:
         """End the run like an interrupt before candidates fail for want of room."""
         failure = self.journal.failure
-        problem = _want_of_room(self.work_dir) if failure is None else str(failure)
+        problem = _disk_space_problem(self.work_dir) if failure is None else str(failure)
         if problem and not self.budget.interrupted:
             self.observer.note(
                 f"{problem}; the run ends here. Make room, then go on with --resume {self.work_dir}"
@@ -158,7 +158,7 @@ def open_session(
     check_layout(config.layout)
     resolved = resolve_target(target)
     farm = farm_of(config)
-    _check_room(Path(work_dir))
+    _check_disk_space(Path(work_dir))
     guarded = GuardedObserver(observer)
     with contextlib.ExitStack() as stack:
         owner = owner or stack.enter_context(owned(Path(work_dir)))
@@ -198,9 +198,9 @@ def open_session(
         _tell_end(session)
 
 
-def _check_room(work_dir: Path) -> None:
+def _check_disk_space(work_dir: Path) -> None:
     place = next(each for each in (work_dir, *work_dir.absolute().parents) if each.exists())
-    if problem := _want_of_room(place):
+    if problem := _disk_space_problem(place):
         raise InvalidOptionError(f"There is no room for a run: {problem}. Choose another place.")
 
 
@@ -237,7 +237,7 @@ def _resumed(
     return notes
 
 
-def _want_of_room(folder: Path) -> str:
+def _disk_space_problem(folder: Path) -> str:
     """Say how little room a folder has left; nothing if there is enough."""
     free = shutil.disk_usage(folder).free
     if free >= LEAST_FREE_BYTES:

@@ -30,7 +30,7 @@ from tvm_adaptive.models.frontend import load, network_of_imported
 from tvm_adaptive.runner.rpc.leased_worker import check_farm
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.config import DEFAULT, TuneConfig
-from tvm_adaptive.tuning.end_to_end import FunctionJudge, NetworkJudge
+from tvm_adaptive.tuning.end_to_end import NetworkCheck, OperatorCheck
 from tvm_adaptive.tuning.finals import decide, report_of
 from tvm_adaptive.tuning.observer import Observer
 from tvm_adaptive.tuning.outcome import TuneReport
@@ -300,41 +300,41 @@ def _tune_network(session: Session, network: Network) -> TuneReport:
             f"{network.name} on {describe_target(session.target)}: {len(tasks)} tasks, "
             f"layout {prepared.layout}{', weights packed' if prepared.prepack else ''}"
         )
-    with NetworkJudge(session, network, prepared) as judge:
-        return _tune_tasks(session, network.name, tasks, judge)
+    with NetworkCheck(session, network, prepared) as check:
+        return _tune_tasks(session, network.name, tasks, check)
 
 
 def _tune_functions(session: Session, what: str, mod: IRModule) -> TuneReport:
     check_farm(session.farm, session.server)
     tasks = functions_as_tasks(mod, session.target)
     session.observer.note(f"{what} on {describe_target(session.target)}: {len(tasks)} tasks")
-    with FunctionJudge(session, tasks) as judge:
-        return _tune_tasks(session, what, tasks, judge)
+    with OperatorCheck(session, tasks) as check:
+        return _tune_tasks(session, what, tasks, check)
 
 
 def _tune_tasks(
     session: Session,
     what: str,
     tasks: Sequence[ExtractedTask],
-    judge: NetworkJudge | FunctionJudge,
+    check: NetworkCheck | OperatorCheck,
 ) -> TuneReport:
     if note := limits_note(n_cores_of(session.target) or usable_physical_cores()):
         session.observer.note(note)
-    judge.measure_untuned()
+    check.measure_untuned()
     finish = session.config.finish
     session.reserve = reserve_of(
         session.budget,
         finish,
         len(tasks),
-        later_sec=judge.reserve_sec,
-        least_later_sec=judge.least_reserve_sec,
+        later_sec=check.reserve_sec,
+        least_later_sec=check.least_reserve_sec,
     )
     progress = _search(session, tasks)
     session.budget.reserve_sec = session.reserve.after_sec(tuned_share(progress))
     database, outcomes = decide(session, tasks, progress)
-    comparison = judge.measure_tuned(database)
+    comparison = check.measure_tuned(database)
     return report_of(
-        session, what, judge, outcomes=outcomes, progress=progress, comparison=comparison
+        session, what, check, outcomes=outcomes, progress=progress, comparison=comparison
     )
 
 
@@ -343,12 +343,12 @@ def _search(session: Session, tasks: Sequence[ExtractedTask]) -> RunProgress:
     repair_database(session.work_dir)
     history = session.history
     progress = history.progress([(str(each.task_name), float(int(each.weight))) for each in tasks])
-    session.keep_back(progress)
+    session.update_reserve(progress)
     if history.n_trials:
         session.observer.note(
             f"goes on after {history.n_trials} trials and {history.spent_sec:.0f} s"
         )
-        session.see_goal(progress)
+        session.check_goal(progress)
     n_left = (session.trials or _UNLIMITED) - history.n_trials
     if session.budget.should_stop() or n_left <= 0:
         session.observer.note("no search: the budget does not reach beyond the first steps")

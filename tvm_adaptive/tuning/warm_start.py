@@ -20,14 +20,14 @@ from tvm_adaptive.database.location import RUN_STORE
 from tvm_adaptive.database.metaschedule import task_of, trial_of
 from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.database.store_callback import Keeper
+from tvm_adaptive.database.store_callback import StoreCallback
 from tvm_adaptive.database.verdict_file import VerdictFile
 from tvm_adaptive.errors import StoreError
 from tvm_adaptive.runner.playoff.finalist import BUILD_FAILED, SAME, Finalist
 from tvm_adaptive.runner.playoff.playoff import FinalistReport
 from tvm_adaptive.tuning.other_machine import recall_set_aside
 from tvm_adaptive.tuning.parts import Parts
-from tvm_adaptive.tuning.prior_trials import recall, restore
+from tvm_adaptive.tuning.prior_trials import find_prior_trials, restore
 from tvm_adaptive.tuning.session import Session
 from tvm_adaptive.workers.environment import Environment
 
@@ -42,7 +42,7 @@ _HURRIED_DELIVERY_SEC = 5.0
 @contextlib.contextmanager
 def remembering(
     session: Session, contexts: Sequence[TuneContext], parts: Parts
-) -> Iterator[list[Keeper]]:
+) -> Iterator[list[StoreCallback]]:
     """Teach a run's parts what is known; yield the callbacks that keep what it measures.
 
     A store that fails costs what it knows, never the run.
@@ -54,8 +54,8 @@ def remembering(
         if own is not None:
             stack.enter_context(own)
             _restore(session, own, contexts, model)
-        if parts.relatives is not None:
-            hinted = recall_set_aside(session.work_dir, contexts, parts.relatives)
+        if parts.transfer_pool is not None:
+            hinted = recall_set_aside(session.work_dir, contexts, parts.transfer_pool)
             if hinted:
                 session.journal.write("hinted", tasks=hinted)
         if shared is not None:
@@ -63,7 +63,7 @@ def remembering(
         if own is None and shared is None:
             yield []
             return
-        keeper = Keeper(
+        keeper = StoreCallback(
             contexts,
             own=own,
             shared=shared,
@@ -187,7 +187,9 @@ def _recall(
 ) -> None:
     model = python_side(parts.cost_model)
     try:
-        recalled = recall(store, contexts, parts.relatives, model, without=session.history.run_ids)
+        recalled = find_prior_trials(
+            store, contexts, parts.transfer_pool, model, without=session.history.run_ids
+        )
         scheduler = python_side(parts.task_scheduler)
         if scheduler is not None and hasattr(scheduler, "remember"):
             scheduler.remember(recalled.tasks)

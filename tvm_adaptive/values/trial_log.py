@@ -95,7 +95,7 @@ class TimingErrors:
 
 
 @dataclasses.dataclass(frozen=True)
-class Lesson:
+class TrainingBatch:
     """What a cost model was taught by one batch."""
 
     rows: npt.NDArray[np.float32]  # features, in the order of the batch
@@ -103,13 +103,13 @@ class Lesson:
     errors: npt.NDArray[np.float64] | None
 
 
-class LastLesson:
+class LastTrainingBatch:
     """The last batch that a cost model learned, for whoever keeps records of it."""
 
     def __init__(self) -> None:
-        self.lesson: Lesson | None = None
+        self.lesson: TrainingBatch | None = None
 
-    def take(self, n: int) -> Lesson | None:
+    def take(self, n: int) -> TrainingBatch | None:
         """Return and forget the lesson if it is one of ``n`` candidates; else None."""
         lesson, self.lesson = self.lesson, None
         return lesson if lesson is not None and len(lesson.rows) == n else None

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from tvm_adaptive._tvm import device, load_module, tvm
 
 
-class _Here:
+class _CurrentDevice:
     session: Any = None  # of TVM's RPC; None for this machine
     n_moves = 0
     n_uploads = 0
@@ -24,26 +24,26 @@ def move_to(session: Any) -> None:
 
     What was loaded elsewhere cannot be used any more.
     """
-    _Here.session = session
-    _Here.n_moves += 1
-    _Here.loaded.clear()
+    _CurrentDevice.session = session
+    _CurrentDevice.n_moves += 1
+    _CurrentDevice.loaded.clear()
 
 
 def is_elsewhere() -> bool:
     """Say whether modules run on a device that is not this machine's."""
-    return _Here.session is not None
+    return _CurrentDevice.session is not None
 
 
 def n_moves() -> int:
     """Return a number that differs whenever what was loaded is lost."""
-    return _Here.n_moves
+    return _CurrentDevice.n_moves
 
 
 def load(path: str) -> Any:
     """Load a compiled module where it will run."""
-    if _Here.session is None:
+    if _CurrentDevice.session is None:
         return load_module(path)
-    return _Here.session.load_module(_upload(path))
+    return _CurrentDevice.session.load_module(_upload(path))
 
 
 def load_once(path: str) -> Any:
@@ -54,21 +54,25 @@ def load_once(path: str) -> Any:
     """
     stat = Path(path).stat()
     key = (path, stat.st_mtime_ns, stat.st_size)
-    if key not in _Here.loaded:
-        _Here.loaded[key] = load(path)
-    return _Here.loaded[key]
+    if key not in _CurrentDevice.loaded:
+        _CurrentDevice.loaded[key] = load(path)
+    return _CurrentDevice.loaded[key]
 
 
 def place(kind: str, index: int = 0) -> Any:
     """Return a device of the station, e.g. its second GPU for ``("cuda", 1)``."""
-    return device(kind, index) if _Here.session is None else _Here.session.device(kind, index)
+    return (
+        device(kind, index)
+        if _CurrentDevice.session is None
+        else _CurrentDevice.session.device(kind, index)
+    )
 
 
 def function(name: str) -> Any:
     """Return one of TVM's global functions, to be called at the station."""
-    if _Here.session is None:
+    if _CurrentDevice.session is None:
         return tvm.get_global_func(name)
-    return _Here.session.get_function(name)
+    return _CurrentDevice.session.get_function(name)
 
 
 def save_linked(path: str, library: str) -> None:
@@ -76,13 +80,13 @@ def save_linked(path: str, library: str) -> None:
 
     This machine needs no linker for the device's kind then.
     """
-    content = _Here.session.download_linked_module(_upload(path))
+    content = _CurrentDevice.session.download_linked_module(_upload(path))
     Path(library).write_bytes(bytes(content))
 
 
 def _upload(path: str) -> str:
     """Copy a file to the device under a name that nothing was loaded from."""
-    _Here.n_uploads += 1
-    name = f"{_Here.n_uploads}-{Path(path).name}"
-    _Here.session.upload(path, name)
+    _CurrentDevice.n_uploads += 1
+    name = f"{_CurrentDevice.n_uploads}-{Path(path).name}"
+    _CurrentDevice.session.upload(path, name)
     return name

@@ -9,7 +9,7 @@ from tvm_adaptive.models import prepare, transformer
 from tvm_adaptive.models.frontend import load, network_of_imported, slug
 from tvm_adaptive.models.frontend.shapes import by_name
 from tvm_adaptive.models.network import Original
-from tvm_adaptive.tuning.end_to_end import NetworkJudge
+from tvm_adaptive.tuning.end_to_end import NetworkCheck
 from tvm_adaptive.tuning.session import open_session
 
 
@@ -138,8 +138,8 @@ def judged(run, tmp_path, observer):
     config = DEFAULT.replace(store="none")
     with open_session("net", work_dir=tmp_path, config=config, observer=observer, **options) as it:
         prepared = prepare(network, it.target)
-        with NetworkJudge(it, network, prepared) as judge:
-            judge.measure_untuned()
+        with NetworkCheck(it, network, prepared) as check:
+            check.measure_untuned()
     return it
 
 

@@ -89,12 +89,12 @@ def test_the_fastest_form_stands_for_the_winner(
     report = play(builder, pool, journal=Journal(tmp_path / "journal.jsonl"))
     (winner,) = report.finalists
     assert report.winner is winner
-    assert (winner.disqualified, winner.unchecked, winner.asks_ahead) == ("", "", hint is not None)
+    assert (winner.disqualified, winner.unchecked, winner.prefetches) == ("", "", hint is not None)
     assert winner.playoff_sec == pytest.approx(1e-3)
     assert (HINT in str(winner.record.trace)) == (hint is not None)
     assert hint is None or hint in str(winner.record.trace)
     told = read_journal(tmp_path / "journal.jsonl")[-1]
-    assert told["candidates"][0]["asks_ahead"] == (hint is not None)
+    assert told["candidates"][0]["prefetches"] == (hint is not None)
 
 
 def test_forms_are_timed_as_they_will_run(builder: Any, pool: WorkerPool) -> None:
@@ -110,7 +110,7 @@ def test_who_wants_none_gets_none(
     monkeypatch.setattr(contests, "play_rounds", decided_by([0]))
     report = play(builder, pool, prefetch=False)
     assert report.winner is not None
-    assert not report.winner.asks_ahead
+    assert not report.winner.prefetches
 
 
 def test_a_record_that_no_hint_can_be_given_wins_all_the_same(
@@ -123,7 +123,7 @@ def test_a_record_that_no_hint_can_be_given_wins_all_the_same(
     report = play(builder, pool)
     assert report.winner is not None
     assert report.reason != "error"
-    assert not report.winner.asks_ahead
+    assert not report.winner.prefetches
 
 
 def test_a_form_with_other_results_cannot_win(

@@ -43,7 +43,7 @@ from tvm_adaptive.models.prefetch import follow_hints, hinted, rewrite
 from tvm_adaptive.models.prefetch.hints import LINES_AT_ONCE
 from tvm_adaptive.models.prefetch.reading import integer, substitute
 from tvm_adaptive.models.prefetch.rewrite import HINT
-from tvm_adaptive.search_strategy.transfer_records import finding_of
+from tvm_adaptive.search_strategy.transfer_records import transfer_record_of
 
 
 def forms_of(order: Sequence[tuple[str, int]], mod: IRModule | None = None) -> list[TuningRecord]:
@@ -144,9 +144,11 @@ def test_a_form_is_the_same_candidate(tmp_path: Any) -> None:
     keys = {candidate_of(trial_of(record)) for record in (plain, *forms_of(ROWS_INSIDE, mod))}
     assert len(keys) == 1
     records = (plain, *forms_of(ROWS_INSIDE, mod))
-    findings = [finding_of(json.loads(trial_of(each).record), 1.0) for each in records]
-    assert findings[0] is not None
-    assert findings == findings[:1] * len(findings)
+    transfer_records = [
+        transfer_record_of(json.loads(trial_of(each).record), 1.0) for each in records
+    ]
+    assert transfer_records[0] is not None
+    assert transfer_records == transfer_records[:1] * len(transfer_records)
 
 
 def test_databases_keep_the_hint(tmp_path: Any) -> None:

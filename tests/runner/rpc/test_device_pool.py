@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tvm_adaptive.runner.rpc.device_pool import BoardRules, Boards
+from tvm_adaptive.runner.rpc.device_pool import BoardRules, DevicePool
 from tvm_adaptive.values.trial import Timing
 
 A, B, C = "a:1", "b:1", "c:1"
@@ -36,8 +36,8 @@ def told() -> list[tuple[str, dict]]:
 
 
 @pytest.fixture
-def boards(clock, told) -> Boards:
-    boards = Boards(RULES, lambda event, **fields: told.append((event, fields)), clock)
+def boards(clock, told) -> DevicePool:
+    boards = DevicePool(RULES, lambda event, **fields: told.append((event, fields)), clock)
     boards.see([A, B, C])
     return boards
 

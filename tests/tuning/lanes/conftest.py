@@ -11,7 +11,7 @@ from tvm_adaptive._tvm import python_side
 from tvm_adaptive.cost_model import RFEICostModel
 from tvm_adaptive.search_strategy import AdaptiveSearch
 from tvm_adaptive.search_strategy.schedules import key_of
-from tvm_adaptive.tuning.lanes.artifact_cache import Shelf
+from tvm_adaptive.tuning.lanes.artifact_cache import ArtifactCache
 from tvm_adaptive.tuning.lanes.search import LaneSearch
 from tvm_adaptive.tuning.target import resolve_target
 
@@ -36,7 +36,7 @@ class LaneTask:
 
     def __init__(self, lanes, folder, *, seed=7, batch=8):
         self.journal = Events()
-        self.shelf = Shelf(folder)
+        self.shelf = ArtifactCache(folder)
         self.model = RFEICostModel(seed=3, n_jobs=1)
         strategy = AdaptiveSearch(journal=self.journal)
         if lanes is not None:

@@ -24,7 +24,7 @@ from tvm_adaptive.errors import InvalidOptionError, LaneError
 from tvm_adaptive.measure_callback import read_journal
 from tvm_adaptive.search_strategy.schedules import key_of
 from tvm_adaptive.tuning.config import FinishConfig, SearchConfig
-from tvm_adaptive.tuning.lanes.artifact_cache import Shelf, ShelfBuilder
+from tvm_adaptive.tuning.lanes.artifact_cache import ArtifactCache, CachedArtifactBuilder
 from tvm_adaptive.tuning.lanes.process_lanes import MAX_TRIES, ProcessLanes
 from tvm_adaptive.tuning.lanes.request import Built
 from tvm_adaptive.workers.fork_server import ForkServer
@@ -206,10 +206,10 @@ def test_what_is_not_on_the_shelf_is_built_here(make_task: Any, tmp_path: Path) 
     task = make_task()
     batch = task.strategy.generate_measure_candidates()[:4]
     keys = [key_of(candidate.sch) for candidate in batch]
-    shelf = Shelf(tmp_path)
+    shelf = ArtifactCache(tmp_path)
     shelf.put(Built(keys[1], b"library", "", 0.1))
     shelf.put(Built(keys[2], None, "no registers left", 0.1))
-    builder = ShelfBuilder(shelf, NamingBuilder())
+    builder = CachedArtifactBuilder(shelf, NamingBuilder())
     inputs = [BuilderInput(candidate.sch.mod, task.context.target) for candidate in batch]
     found = builder.build(inputs)
     assert [result.error_msg for result in found] == [

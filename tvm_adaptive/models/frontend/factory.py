@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_adaptive._tvm import IRModule
-from tvm_adaptive.errors import InvalidOptionError, refused
+from tvm_adaptive.errors import InvalidOptionError, as_invalid_option
 from tvm_adaptive.models.frontend.shapes import by_name, network_of_imported
 from tvm_adaptive.models.frontend.torch_program import check_torch, network_of_program
 from tvm_adaptive.models.network import Network
@@ -56,7 +56,10 @@ def network_of_factory(what: str, name: str, shapes: Mapping[str, Sequence[int]]
 
 def _find(what: str) -> Callable[[], Any]:
     module_name, _, function_name = what.partition(":")
-    with _current_directory_first(), refused(f"{module_name} of {what} cannot be imported"):
+    with (
+        _current_directory_first(),
+        as_invalid_option(f"{module_name} of {what} cannot be imported"),
+    ):
         module = importlib.import_module(module_name)
     factory = getattr(module, function_name, None)
     if not callable(factory):
@@ -66,7 +69,7 @@ def _find(what: str) -> Callable[[], Any]:
 
 def _call(factory: Callable[[], Any], what: str) -> Any:
     # For what it imports when it is called.
-    with _current_directory_first(), refused(f"{what} failed"):
+    with _current_directory_first(), as_invalid_option(f"{what} failed"):
         return factory()
 
 
@@ -87,7 +90,7 @@ def _export(module: Any, inputs: Any, what: str) -> Any:
         positional: tuple[Any, ...] = ()
     else:
         positional = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
-    with refused(f"torch.export cannot export {what}"):
+    with as_invalid_option(f"torch.export cannot export {what}"):
         return torch.export.export(module.eval(), positional, named)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_adaptive._tvm import IRModule, relax_of_onnx
-from tvm_adaptive.errors import InvalidOptionError, essence, refused
+from tvm_adaptive.errors import InvalidOptionError, as_invalid_option, summary_line
 from tvm_adaptive.models.frontend.reading import Form
 from tvm_adaptive.models.frontend.shapes import by_name, match
 
@@ -27,7 +27,7 @@ def read_onnx(path: Path, shapes: Mapping[str, Sequence[int]]) -> IRModule:
     try:
         model = onnx.load(str(path))
     except Exception as error:  # protobuf's errors, and those of weights in other files
-        raise InvalidOptionError(f"{path} {_MISFIT}: {essence(error)}") from error
+        raise InvalidOptionError(f"{path} {_MISFIT}: {summary_line(error)}") from error
     if not model.graph.node:  # to protobuf, an empty file is an empty model
         raise InvalidOptionError(f"{path} {_MISFIT}: it does nothing.")
     weights = {each.name for each in model.graph.initializer}
@@ -36,7 +36,7 @@ def read_onnx(path: Path, shapes: Mapping[str, Sequence[int]]) -> IRModule:
     values: dict[str, int] = {}
     for key, extents in given.items():
         match(key, _extents(inputs[key]), extents, values)
-    with refused(f"TVM cannot import {path}"):
+    with as_invalid_option(f"TVM cannot import {path}"):
         return relax_of_onnx(model, {key: list(extents) for key, extents in given.items()})
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from tvm_adaptive._tvm import load_json
-from tvm_adaptive.errors import InvalidOptionError, WorkerTaskError, essence
+from tvm_adaptive.errors import InvalidOptionError, WorkerTaskError, summary_line
 from tvm_adaptive.models.frontend.reading import (
     Array,
     Description,
@@ -74,7 +74,7 @@ class ModelReader:
             task = (form, path.resolve(), shapes, weights_path, limits.memory_bytes)
             (outcome,) = self._pool.map(describe, [task], limits.read_sec)
             if outcome.error is not None:
-                raise InvalidOptionError(f"{path} {form.misfit}: {essence(outcome.error)}")
+                raise InvalidOptionError(f"{path} {form.misfit}: {summary_line(outcome.error)}")
             if not isinstance(outcome.value, Description):
                 text = str(outcome.value).replace(str(path.resolve()), str(path))
                 raise InvalidOptionError(text)

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy.typing as npt
 
 from tvm_adaptive._tvm import IRModule, Sequential, relax, relax_transform, save_json
-from tvm_adaptive.errors import InvalidOptionError, refused
+from tvm_adaptive.errors import InvalidOptionError, as_invalid_option
 from tvm_adaptive.models.frontend.shapes import network_of_imported
 from tvm_adaptive.models.frontend.weights import Weight, detach
 
@@ -52,7 +52,7 @@ def describe(
     limit_memory(memory_bytes)
     try:
         mod = network_of_imported(path.stem, form.read(path, shapes), shapes).mod
-        with refused(f"TVM cannot import {path}"):
+        with as_invalid_option(f"TVM cannot import {path}"):
             # TVM 0.26 returns whether it is, later ones raise.
             if relax.analysis.well_formed(mod) is False:
                 raise ValueError("the module is not well-formed")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy.typing as npt
 
 from tvm_adaptive._tvm import IRModule, relax_of_exported_program
-from tvm_adaptive.errors import InvalidOptionError, essence, refused
+from tvm_adaptive.errors import InvalidOptionError, as_invalid_option, summary_line
 from tvm_adaptive.models.frontend.reading import Form
 from tvm_adaptive.models.frontend.shapes import network_of_imported
 from tvm_adaptive.models.network import Network, Original
@@ -35,7 +35,7 @@ _PICKLED = (
 def read_program(path: Path, _shapes: Mapping[str, Sequence[int]]) -> IRModule:
     """Read a file that ``torch.export.save`` wrote."""
     program = _load(path, path.stat().st_mtime_ns)
-    with refused(f"TVM cannot import {path}"):
+    with as_invalid_option(f"TVM cannot import {path}"):
         return relax_of_exported_program(program)
 
 
@@ -50,7 +50,7 @@ def _load(path: Path, _changed_ns: int) -> Any:
             return torch.export.load(str(path))
     except Exception as error:  # zip, JSON and pickle errors, and PyTorch's own
         if "Weights only load failed" not in str(error):
-            raise InvalidOptionError(f"{path} {_MISFIT}: {essence(error)}") from error
+            raise InvalidOptionError(f"{path} {_MISFIT}: {summary_line(error)}") from error
     raise InvalidOptionError(_PICKLED.format(path=path))
 
 
@@ -58,7 +58,7 @@ def network_of_program(
     program: Any, name: str, shapes: Mapping[str, Sequence[int]], source: str
 ) -> Network:
     """Import a ``torch.export.ExportedProgram``."""
-    with refused(f"TVM cannot import {source}"):
+    with as_invalid_option(f"TVM cannot import {source}"):
         mod = relax_of_exported_program(program)
     original = Original(_framework(), functools.partial(_run_program, program))
     return network_of_imported(name, mod, shapes, original=original)

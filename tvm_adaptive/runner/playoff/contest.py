@@ -56,11 +56,11 @@ logger = logging.getLogger(__name__)
 # If all finalists are disqualified the next best get their turn, so often: of thousands of
 # trials, one in a hundred wrong is dozens, and the fastest of all. A task with so many more
 # is better left untuned.
-MAX_HEATS = 10
+MAX_PLAYOFF_BATCHES = 10
 # Enough to tell who is clearly slower; the final times the others anew.
 QUALIFYING_ROUNDS = 5
 # Nobody is so unlucky: recorded as twice as slow as the best, a record need not be tried again.
-_UNLUCKY = 2.0
+_QUALIFY_FACTOR = 2.0
 # Built at once while qualifying, between two looks at the clock.
 _BUILD_BATCH = 8
 # With less for a play-off, there is no time to tell forms apart that differ by a tenth.
@@ -146,8 +146,8 @@ class Contest:
             entries, unfit = self._qualify(entries)
             finalists += [entry.finalist for entry in unfit]
         reason = "failed"
-        for heat in range(min(MAX_HEATS, math.ceil(len(entries) / top_k))):
-            batch = entries[heat * top_k : (heat + 1) * top_k]
+        for playoff_batch in range(min(MAX_PLAYOFF_BATCHES, math.ceil(len(entries) / top_k))):
+            batch = entries[playoff_batch * top_k : (playoff_batch + 1) * top_k]
             self._build_timed(batch)
             self._build_plain(batch)
             self._check(batch)
@@ -227,7 +227,7 @@ class Contest:
         qualifying_sec = min(options.qualifying_sec, self._left_sec() / 2)
         deadline_sec = time.monotonic() + qualifying_sec
         n_wanted = sum(
-            entry.finalist.recorded_sec <= _UNLUCKY * entries[0].finalist.recorded_sec
+            entry.finalist.recorded_sec <= _QUALIFY_FACTOR * entries[0].finalist.recorded_sec
             for entry in entries[: options.n_qualifiers]
         )
         tried: list[_Entry] = []
@@ -366,7 +366,7 @@ class Contest:
         if finalist.disqualified:  # it ran so far, and a form of it is not to be trusted more
             self.winner = None
         elif best is not None and best is not finalist:
-            finalist.record, finalist.asks_ahead = best.record, True
+            finalist.record, finalist.prefetches = best.record, True
             finalist.playoff_sec, finalist.stderr_sec = best.playoff_sec, best.stderr_sec
 
     def _equal_ones(self, timed: Kernel, forms: list[_Entry]) -> list[_Entry]:

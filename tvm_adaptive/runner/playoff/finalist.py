@@ -28,7 +28,7 @@ class Finalist:
     unchecked: str = NOT_CHECKED
     # whether it is a form that asks for its weights ahead, and faster for it; see
     # :mod:`tvm_adaptive.models.prefetch`
-    asks_ahead: bool = False
+    prefetches: bool = False
 
     @property
     def is_sound(self) -> bool:

@@ -194,7 +194,7 @@ def _as_fields(report: FinalistReport) -> dict[str, Any]:
             "stderr_ms": finalist.stderr_sec * 1e3,
             "disqualified": finalist.disqualified,
             "unchecked": finalist.unchecked,
-            "asks_ahead": finalist.asks_ahead,
+            "prefetches": finalist.prefetches,
         }
         for finalist in report.finalists
     ]

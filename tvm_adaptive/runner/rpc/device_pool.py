@@ -55,7 +55,7 @@ class Board:
     calibrated_sec: float = -math.inf  # monotonic time of that
 
 
-class Boards:
+class DevicePool:
     """The devices of a farm, by their addresses."""
 
     def __init__(

@@ -13,7 +13,7 @@ from tvm_adaptive.errors import (
     NoDeviceError,
     WorkerError,
     WorkerTaskError,
-    essence,
+    summary_line,
 )
 from tvm_adaptive.runner.rpc.lease import (
     CONNECT_TIMEOUT_SEC,
@@ -88,7 +88,7 @@ class LeasingPool(WorkerPool):
                 yield from self._lease(math.ceil(HOLD_SEC + needed_sec))
                 return
         except WorkerError as error:
-            self._refusal = f"no device could be leased: {essence(error)}"
+            self._refusal = f"no device could be leased: {summary_line(error)}"
             self._ask_again_sec = time.monotonic() + ASK_AGAIN_SEC
             raise NoDeviceError(self._refusal) from error
         raise NoDeviceError(self._refusal)
@@ -120,7 +120,7 @@ def devices_of(pool: WorkerPool, farm: RPCConfig) -> tuple[str, ...]:
         known_devices, [(farm, SERVER_WAIT_SEC)], SERVER_WAIT_SEC + CONNECT_TIMEOUT_SEC
     )
     if outcome.error is not None:
-        raise InvalidOptionError(no_device(farm, essence(outcome.error)))
+        raise InvalidOptionError(no_device(farm, summary_line(outcome.error)))
     if not outcome.value:
         raise InvalidOptionError(no_device(farm, f"no server with the key {farm.tracker_key!r}"))
     found: tuple[str, ...] = outcome.value

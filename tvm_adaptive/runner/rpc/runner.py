@@ -16,7 +16,7 @@ from tvm_adaptive.errors import (
     WorkerDiedError,
     WorkerError,
     WorkerTaskError,
-    essence,
+    summary_line,
 )
 from tvm_adaptive.measure_callback.journal import JournalWriter
 from tvm_adaptive.runner.futures import FinishedFuture, PendingFuture
@@ -31,7 +31,7 @@ from tvm_adaptive.runner.local import (
 )
 from tvm_adaptive.runner.measure import MeasureFunction
 from tvm_adaptive.runner.racing import RACED
-from tvm_adaptive.runner.rpc.device_pool import BoardRules, Boards
+from tvm_adaptive.runner.rpc.device_pool import BoardRules, DevicePool
 from tvm_adaptive.runner.rpc.lease import (
     CONNECT_TIMEOUT_SEC,
     SERVER_WAIT_SEC,
@@ -180,7 +180,7 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         self._measure = measure
         self._incumbent = incumbent
         self._log = TimingLog("AdaptiveRPCRunner", journal, timing_errors)
-        self._boards = Boards(boards or BoardRules(), self._log.write)
+        self._boards = DevicePool(boards or BoardRules(), self._log.write)
         self._reference: tuple[Any, ...] | None = None
         self._n_references = 0
         self._n_reference_failures = 0
@@ -310,7 +310,7 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
     def _lost(self, address: str, job: _CandidateJob, error: WorkerError) -> None:
         """Queue a candidate again whose device was lost, or give it up: it kills devices."""
         if len(job.task.lost_on) < MAX_MOVES:
-            job.task.lost_on.append((address, essence(error)))
+            job.task.lost_on.append((address, summary_line(error)))
             self._dispatcher.put_back(job)
         else:
             self._dispatcher.settle(job, self._log.failed(job.index, error, board=address))
@@ -327,10 +327,10 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
 
     def _without_device(self, address: str, error: WorkerError) -> None:
         if address:
-            self._boards.fault(address, essence(error))
-            self._fail_stalled(essence(error))
+            self._boards.fault(address, summary_line(error))
+            self._fail_stalled(summary_line(error))
         elif not self._n_leased:
-            self._dispatcher.fail_queued(no_device(self.rpc_config, essence(error)))
+            self._dispatcher.fail_queued(no_device(self.rpc_config, summary_line(error)))
 
     def _fail_stalled(self, reason: str) -> None:
         """Give up what has waited for too long, if no device has measured anything since."""
@@ -348,7 +348,7 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
             try:
                 timing = yield Step("calibrating", measure_leased, args, self.timeout_sec)
             except WorkerError as error:  # the worker may be gone: nothing more can be done
-                self._reference_failed(address, essence(error))
+                self._reference_failed(address, summary_line(error))
                 return False
             if reference is not self._reference:
                 continue  # another one was chosen meanwhile
@@ -358,7 +358,7 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
                     return True
                 yield Step("releasing the device", release, (), CONNECT_TIMEOUT_SEC)
                 return False
-            self._reference_failed(address, essence(getattr(timing, "text", repr(timing))))
+            self._reference_failed(address, summary_line(getattr(timing, "text", repr(timing))))
             return False
         return True
 

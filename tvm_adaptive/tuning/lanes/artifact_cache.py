@@ -17,7 +17,7 @@ from tvm_adaptive.builder.compile import ARCHIVE_NAME
 from tvm_adaptive.tuning.lanes.request import Built
 
 
-class Shelf:
+class ArtifactCache:
     """Results of builds by their programs."""
 
     def __init__(self, folder: Path) -> None:
@@ -40,10 +40,10 @@ class Shelf:
 
 
 @derived_object
-class ShelfBuilder(PyBuilder):  # type: ignore[misc]
+class CachedArtifactBuilder(PyBuilder):  # type: ignore[misc]
     """Hands out what is on the shelf, and has the rest built here."""
 
-    def __init__(self, shelf: Shelf, inner: Any) -> None:
+    def __init__(self, shelf: ArtifactCache, inner: Any) -> None:
         super().__init__()
         self._shelf = shelf
         self._inner = inner

@@ -24,7 +24,7 @@ from tvm_adaptive.cost_model.model import RFEICostModel
 from tvm_adaptive.cost_model.snapshot import install
 from tvm_adaptive.search_strategy.schedules import key_of
 from tvm_adaptive.search_strategy.strategy import AdaptiveSearch
-from tvm_adaptive.tuning.lanes.request import Built, Delivery, Order, TaskSpec
+from tvm_adaptive.tuning.lanes.request import Built, SearchRequest, SearchResult, TaskSpec
 from tvm_adaptive.values.trial_log import BuildTimes
 from tvm_adaptive.workers.scratch import ScratchFolder
 
@@ -34,22 +34,22 @@ _MAX_OPEN = 32
 _UNLIMITED = 10**8
 
 
-def fill(order: Order) -> Delivery:
+def fill(order: SearchRequest) -> SearchResult:
     """Search and build a batch."""
     task = _opened(order.task)
     search = task.search
     install(task.model, order.model)
-    search.resume(order.state, order.relatives)
+    search.resume(order.state, order.transfer_pool)
     search.limit_next_batch(order.limit)
     task.notes.events = []
     batch = search.generate_measure_candidates()
     if batch is None:
-        return Delivery(None, search.carry(), task.notes.events)
+        return SearchResult(None, search.carry(), task.notes.events)
     keys = [key_of(candidate.sch) for candidate in batch]
     builder, times = _builder(order)
     results = builder.build([BuilderInput(each.sch.mod, task.target) for each in batch])
     built = [_built(key, each, times.take(key)) for key, each in zip(keys, results, strict=True)]
-    return Delivery(tuple(built), search.carry(), task.notes.events)
+    return SearchResult(tuple(built), search.carry(), task.notes.events)
 
 
 class Notes:
@@ -105,7 +105,7 @@ def _opened(spec: TaskSpec) -> OpenTask:
     return tasks[spec.key]
 
 
-def _builder(order: Order) -> tuple[PersistentBuilder, BuildTimes]:
+def _builder(order: SearchRequest) -> tuple[PersistentBuilder, BuildTimes]:
     key = tuple(sorted(order.build.items()))
     if key not in _Kept.builders:
         times = BuildTimes()

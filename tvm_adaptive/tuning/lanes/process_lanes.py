@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 
-from tvm_adaptive.errors import LaneError, WorkerError, WorkerTaskError, essence
+from tvm_adaptive.errors import LaneError, WorkerError, WorkerTaskError, summary_line
 from tvm_adaptive.tuning.lanes.base import ORDER_TIMEOUT_SEC, Answer
 from tvm_adaptive.tuning.lanes.fill import fill
-from tvm_adaptive.tuning.lanes.request import Order
+from tvm_adaptive.tuning.lanes.request import SearchRequest
 from tvm_adaptive.workers.dispatcher import Dispatcher, Job
 from tvm_adaptive.workers.fork_server import ForkServer
 from tvm_adaptive.workers.pool import Plan, Step, WorkerPool
@@ -24,8 +24,8 @@ class ProcessLanes:
         # What they leave behind, killed as they are in the end, goes with ours.
         self._scratch = ScratchFolder("lanes")
         self._pool = WorkerPool(n_lanes, server=server, env={"TMPDIR": str(self._scratch.path)})
-        self._tries: dict[Job[Order, Answer], int] = {}
-        self._dispatcher: Dispatcher[Order, Answer] = Dispatcher(
+        self._tries: dict[Job[SearchRequest, Answer], int] = {}
+        self._dispatcher: Dispatcher[SearchRequest, Answer] = Dispatcher(
             self._pool, self._plan, self._give_up, overlap=True
         )
 
@@ -34,7 +34,7 @@ class ProcessLanes:
         """Orders that are filled at the same time."""
         return self._pool.max_workers
 
-    def submit(self, order: Order) -> Future[Answer]:
+    def submit(self, order: SearchRequest) -> Future[Answer]:
         """Have an order filled, once more if the process dies over it."""
         (answer,) = self._dispatcher.submit([order])
         return answer
@@ -60,14 +60,14 @@ class ProcessLanes:
         else:
             self._dispatcher.settle(job, delivery)
 
-    def _failed(self, job: Job[Order, Answer], error: WorkerError) -> None:
+    def _failed(self, job: Job[SearchRequest, Answer], error: WorkerError) -> None:
         self._tries[job] = self._tries.get(job, 0) + 1
         # What raised would raise again.
         if isinstance(error, WorkerTaskError) or self._tries[job] >= MAX_TRIES:
-            self._dispatcher.settle(job, self._give_up(job, essence(error)))
+            self._dispatcher.settle(job, self._give_up(job, summary_line(error)))
         else:
             self._dispatcher.put_back(job)
 
-    def _give_up(self, job: Job[Order, Answer], reason: str) -> LaneError:
+    def _give_up(self, job: Job[SearchRequest, Answer], reason: str) -> LaneError:
         self._tries.pop(job, None)
         return LaneError(reason)

@@ -6,10 +6,10 @@ import socket
 from concurrent.futures import Future
 from typing import Any
 
-from tvm_adaptive.errors import InvalidOptionError, LaneError, essence
+from tvm_adaptive.errors import InvalidOptionError, LaneError, summary_line
 from tvm_adaptive.tuning.lanes.base import Answer
 from tvm_adaptive.tuning.lanes.fill import fill
-from tvm_adaptive.tuning.lanes.request import Order
+from tvm_adaptive.tuning.lanes.request import SearchRequest
 
 # Ray starts a task anew when its node dies; a task that kills nodes must not go on so.
 _MAX_RETRIES = 2
@@ -47,7 +47,7 @@ class RayLanes:
         """Orders that are filled at the same time."""
         return self._n_lanes
 
-    def submit(self, order: Order) -> Future[Answer]:
+    def submit(self, order: SearchRequest) -> Future[Answer]:
         """Have an order filled, elsewhere if its node is lost."""
         answer: Future[Answer] = Future()
         if not self.is_alive():
@@ -59,7 +59,7 @@ class RayLanes:
             try:
                 answer.set_result(done.result())
             except BaseException as error:  # Ray's own, and cancelled at the end
-                answer.set_result(LaneError(essence(error)))
+                answer.set_result(LaneError(summary_line(error)))
 
         inner.add_done_callback(pass_on)
         return answer
@@ -91,6 +91,6 @@ def _look_for(address: str) -> None:
 
 def _no_cluster(address: str, error: Exception) -> InvalidOptionError:
     return InvalidOptionError(
-        f"The Ray cluster at {address} cannot be joined ({essence(error)}). Look at it with: "
+        f"The Ray cluster at {address} cannot be joined ({summary_line(error)}). Look at it with: "
         f"ray status --address {address}"
     )

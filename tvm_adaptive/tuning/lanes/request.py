@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from tvm_adaptive.search_strategy.transfer import Relatives
+from tvm_adaptive.search_strategy.transfer import TransferPool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,13 +24,13 @@ class TaskSpec:
 
 
 @dataclasses.dataclass(frozen=True)
-class Order:
+class SearchRequest:
     """One batch to search and to build."""
 
     task: TaskSpec
     state: bytes  # what the task's search knows; see ``AdaptiveSearch.carry``
     model: bytes  # see :mod:`tvm_adaptive.cost_model.snapshot`
-    relatives: Relatives | None  # what the tasks of the run have found
+    transfer_pool: TransferPool | None  # what the tasks of the run have found
     limit: int | None  # candidates at the most; None for a full batch
     build: Mapping[str, Any]  # options of :class:`~tvm_adaptive.PersistentBuilder`
 
@@ -46,7 +46,7 @@ class Built:
 
 
 @dataclasses.dataclass(frozen=True)
-class Delivery:
+class SearchResult:
     """What an order brought."""
 
     candidates: tuple[Built, ...] | None  # none when the task's space is exhausted

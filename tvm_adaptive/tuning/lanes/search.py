@@ -26,9 +26,9 @@ from tvm_adaptive.cost_model.snapshot import snapshot_of
 from tvm_adaptive.errors import LaneError
 from tvm_adaptive.measure_callback.journal import JournalWriter
 from tvm_adaptive.search_strategy.schedules import candidate_of
-from tvm_adaptive.tuning.lanes.artifact_cache import Shelf
+from tvm_adaptive.tuning.lanes.artifact_cache import ArtifactCache
 from tvm_adaptive.tuning.lanes.base import LOOK_SEC, ORDER_TIMEOUT_SEC, Answer, Lanes
-from tvm_adaptive.tuning.lanes.request import Order, TaskSpec
+from tvm_adaptive.tuning.lanes.request import SearchRequest, TaskSpec
 from tvm_adaptive.values.trial import Promise
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class LaneSearch(PySearchStrategy):  # type: ignore[misc]
         self,
         inner: Any,
         lanes: Lanes,
-        shelf: Shelf,
+        shelf: ArtifactCache,
         build: Mapping[str, Any],
         journal: JournalWriter,
         *,
@@ -125,11 +125,11 @@ class LaneSearch(PySearchStrategy):  # type: ignore[misc]
         search = self._search
         self._asked, self._limit = self._limit, None
         self._pending = self.lanes.submit(
-            Order(
+            SearchRequest(
                 task=self._spec,
                 state=search.carry(),
                 model=snapshot_of(search.state.model, search.context),
-                relatives=search.relatives,
+                transfer_pool=search.transfer_pool,
                 limit=self._asked,
                 build=self.build,
             )
