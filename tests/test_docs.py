@@ -21,6 +21,7 @@ import tvm_adaptive
 from tvm_adaptive import cli
 from tvm_adaptive.search_strategy import AdaptiveSearch
 from tvm_adaptive.tuning.config import PRESETS
+from tvm_adaptive.values.moved import MODULES
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "tvm_adaptive" / "docs"
@@ -172,6 +173,12 @@ def test_the_tour_passes_every_stage() -> None:
     stages = "search_strategy", "builder", "runner", "cost_model", "task_scheduler", "database"
     flow = text_of("tour").split("## One candidate", 1)[1].split("\n## ", 1)[0]
     assert all(f"`{stage}/" in flow for stage in stages)
+
+
+def test_the_changes_name_the_moved_modules() -> None:
+    rows = rows_of((ROOT / "CHANGELOG.md").read_text())
+    names = [[cell.strip("`").removeprefix("tvm_adaptive.") for cell in row] for row in rows]
+    assert dict(names[1:]) == MODULES  # type: ignore[arg-type]
 
 
 def test_every_page_is_in_the_navigation() -> None:
