@@ -9,7 +9,7 @@ L               seconds that the slot takes                            s
 n_k, T          slots of arm k, and of all arms together               1
 ==============  =====================================================  =========
 
-UCB, epsilon-greedy and softmax are those of DynaTune (Wang et al., ICLR 2021, section 4
+UCB, epsilon-greedy and softmax are those of DynaTune (Zhang et al., ICLR 2021, section 4
 and appendix A). Expected gain per second ranks like the fractional knapsack: for concave
 gains, greedy by gain per second is optimal (Fox, "Discrete Optimization via Marginal
 Analysis", 1966). Bayes-UCB is Kaufmann, Cappe and Garivier (AISTATS 2012).

@@ -21,7 +21,7 @@ from tvm_adaptive.models import (
     run_network,
 )
 
-README = (Path(__file__).parents[3] / "README.md").read_text()
+COMMANDS = (Path(__file__).parents[3] / "tvm_adaptive/docs/commands.md").read_text()
 WAYS = ["NHWC", "prepack"]
 each_network = pytest.mark.parametrize("name", sorted(BUILTIN))
 # On the way in and, flattened, on the way out; attention has its own, one for each of
@@ -40,7 +40,7 @@ def test_builtin_networks_load_by_name(name):
 
 @each_network
 def test_builtin_networks_are_named_where_users_look(name, capsys):
-    (row,) = [line for line in README.splitlines() if line.startswith("| `WHAT` |")]
+    row = next(line for line in COMMANDS.splitlines() if line.startswith("| `WHAT` |"))
     assert f"`{name}`" in row
     with pytest.raises(SystemExit):
         main(["tune", "--help"])

@@ -13,7 +13,7 @@ best amplitude is a least-squares quotient and its posterior is known in closed 
 
 References
 ----------
-Chen et al. (2021), "DynaTune: Dynamic Tensor Program Optimization in Deep Neural
+Zhang, Li, Wang & Li (2021), "DynaTune: Dynamic Tensor Program Optimization in Deep Neural
 Network Compilation", ICLR, section 4.3. Domhan, Springenberg & Hutter (2015), "Speeding
 up Automatic Hyperparameter Optimization of Deep Neural Networks by Extrapolation of
 Learning Curves", IJCAI, table 1. Golub & Pereyra (1973), "The differentiation of

@@ -7,8 +7,8 @@ so its intervals are too narrow by far.
 
 References
 ----------
-Chen et al. (2021), "DynaTune", ICLR, section 4.3 and appendix B. Goodman & Weare (2010),
-"Ensemble samplers with affine invariance", Comm. App. Math. Comp. Sci. 5. Foreman-Mackey
+Zhang, Li, Wang & Li (2021), "DynaTune", ICLR, section 4.3 and appendix B. Goodman & Weare
+(2010), "Ensemble samplers with affine invariance", Comm. App. Math. Comp. Sci. 5. Foreman-Mackey
 et al. (2013), "emcee: The MCMC Hammer", PASP 125.
 """
 

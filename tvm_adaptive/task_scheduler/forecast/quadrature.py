@@ -16,7 +16,7 @@ of being wrong: two posteriors, mixed by that chance and their evidence.
 
 References
 ----------
-Golub & Pereyra (1973), SIAM J. Numer. Anal. 10, for the separation; Chen et al. (2021),
+Golub & Pereyra (1973), SIAM J. Numer. Anal. 10, for the separation; Zhang et al. (2021),
 "DynaTune", ICLR, section 4.3, for the model and its constraint.
 """
 
