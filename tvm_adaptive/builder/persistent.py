@@ -42,7 +42,7 @@ from tvm_adaptive.errors import (
     machine_failure,
 )
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
-from tvm_adaptive.values.trial_log import BuildTimes
+from tvm_adaptive.values.trial_log import TrialLog
 from tvm_adaptive.workers.cores import n_build_workers, usable_physical_cores
 from tvm_adaptive.workers.fork_server import ForkServer, new_fork_server
 from tvm_adaptive.workers.pool import Outcome, Plan, Step, WorkerPool
@@ -100,8 +100,8 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
     build_function : callable or None
         ``(mod, target, params) -> runtime Module``, run in the worker; must be
         picklable by cloudpickle. None builds as TVM's own builder does.
-    build_times : BuildTimes or None
-        Is told the seconds of each build, divided by the number of workers.
+    trial_log : TrialLog or None
+        Gets the seconds of each build, divided by the number of workers.
     server : ForkServer or None
         Forks the workers; None for one of its own.
     journal : JournalWriter or None
@@ -124,7 +124,7 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
         artifact_dir: str | Path | None = None,
         link: bool = False,
         build_function: BuildFunction | None = None,
-        build_times: BuildTimes | None = None,
+        trial_log: TrialLog | None = None,
         server: ForkServer | None = None,
         journal: JournalWriter | None = None,
     ) -> None:
@@ -139,7 +139,7 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
         self._recent_sec: collections.deque[float] = collections.deque(maxlen=_N_RECENT)
         self.journal: JournalWriter = journal or NullJournal()
         self._link = link
-        self._build_times = build_times
+        self._trial_log = trial_log
         self._build_function = build_function
         if artifact_dir is not None:
             Path(artifact_dir).mkdir(parents=True, exist_ok=True)
@@ -232,9 +232,9 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
             if isinstance(outcome.error, MachineError | OutOfTimeError):
                 continue
             self._recent_sec.append(outcome.elapsed_sec)
-            if self._build_times is not None:
+            if self._trial_log is not None:
                 key = int(structural_hash(build_inputs[index].mod))
-                self._build_times.note(key, outcome.elapsed_sec / self.max_workers)
+                self._trial_log.note(key, build_sec=outcome.elapsed_sec / self.max_workers)
         return results
 
     def _plan(self, task: CompileTask, deadline_sec: float) -> Plan:

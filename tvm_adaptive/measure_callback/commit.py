@@ -20,9 +20,11 @@ from tvm_adaptive._tvm import (
     TuningRecord,
     derived_object,
     ms,
+    structural_hash,
 )
-from tvm_adaptive.errors import is_machine_failure, is_untried, summary_line
-from tvm_adaptive.values.trial import RECORDED_FAILURE_SEC
+from tvm_adaptive.errors import is_machine_failure, summary_line
+from tvm_adaptive.values.trial import Trial
+from tvm_adaptive.values.trial_log import TrialLog
 
 logger = logging.getLogger(__name__)
 
@@ -57,12 +59,14 @@ class CommitRound(PyMeasureCallback):  # type: ignore[misc]
         database: Database,
         cost_model: CostModel,
         on_broken_machine: Callable[[str], None],
+        trial_log: TrialLog | None = None,
     ) -> None:
         super().__init__()
         self._contexts = list(contexts)
         self._database = database
         self._cost_model = cost_model
         self._on_broken_machine = on_broken_machine
+        self._trial_log = trial_log
         self._health = MachineHealth()
 
     def apply(
@@ -76,24 +80,29 @@ class CommitRound(PyMeasureCallback):  # type: ignore[misc]
         """Take in one round."""
         context = self._contexts[task_id]
         rounds = list(zip(measure_candidates, builder_results, runner_results, strict=True))
-        messages = [built.error_msg or run.error_msg for _, built, run in rounds]
-        known = [
-            each for each, message in zip(rounds, messages, strict=True) if not is_untried(message)
-        ]
+        trials = [Trial.of(run, built) for _, built, run in rounds]
         workload = self._database.commit_workload(context.mod)
-        for candidate, _, run in known:
-            seconds = [RECORDED_FAILURE_SEC] if run.run_secs is None else list(run.run_secs)
+        taught = []
+        for (candidate, built, run), trial in zip(rounds, trials, strict=True):
+            if trial.is_untried:
+                continue
+            trace, seconds = candidate.sch.trace, trial.recorded_secs
             self._database.commit_tuning_record(
-                TuningRecord(
-                    candidate.sch.trace, workload, seconds, context.target, candidate.args_info
-                )
+                TuningRecord(trace, workload, seconds, context.target, candidate.args_info)
             )
-        # As MetaSchedule: of a candidate that did not compile, nothing can be learned.
-        taught = [(candidate, run) for candidate, built, run in known if built.error_msg is None]
+            # As MetaSchedule: of a candidate that did not compile, nothing can be learned.
+            if built.error_msg is None:
+                taught.append((candidate, run))
+                self._identify(candidate, str(built.artifact_path))
         # Under the name of MetaSchedule's own callback, for its profiler's table.
         with ms.Profiler.timeit("MeasureCallback/UpdateCostModel"):
             self._cost_model.update(
                 context, [candidate for candidate, _ in taught], [run for _, run in taught]
             )
-        if reason := self._health.add_round(messages):
+        if reason := self._health.add_round([trial.failure for trial in trials]):
             self._on_broken_machine(reason)
+
+    def _identify(self, candidate: MeasureCandidate, artifact: str) -> None:
+        """Tell the log whose artifact it was, which MetaSchedule shows to callbacks only."""
+        if self._trial_log is not None:
+            self._trial_log.identify(artifact, int(structural_hash(candidate.sch.mod)))

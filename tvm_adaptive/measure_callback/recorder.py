@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm_adaptive._tvm import PyMeasureCallback, derived_object
-from tvm_adaptive.errors import is_machine_failure, is_untried, summary_line
+from tvm_adaptive.errors import is_machine_failure, summary_line
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
 from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
-from tvm_adaptive.values.trial import median_sec
+from tvm_adaptive.values.trial import Trial
 
 logger = logging.getLogger(__name__)
 
@@ -61,19 +61,18 @@ class Recorder(PyMeasureCallback):  # type: ignore[misc]
         errors: Counter[str] = Counter()
         n_machine_failures = 0
         for built, run in zip(builder_results, runner_results, strict=True):
-            message = built.error_msg or run.error_msg
-            if is_untried(message):
-                n_machine_failures += is_machine_failure(message)
+            trial = Trial.of(run, built)
+            if trial.is_untried:
+                n_machine_failures += is_machine_failure(trial.failure)
                 continue
             task.n_trials += 1
-            seconds = math.nan if message is not None else median_sec(run.run_secs)
-            if math.isnan(seconds):
+            if math.isnan(trial.seconds):
                 task.n_errors += 1
-                errors[summary_line(str(message or "no believable time"))] += 1
+                errors[summary_line(trial.failure or "no believable time")] += 1
                 latencies_ms.append(None)
                 continue
-            latencies_ms.append(seconds * 1e3)
-            task.best_sec = min(task.best_sec, seconds)
+            latencies_ms.append(trial.seconds * 1e3)
+            task.best_sec = min(task.best_sec, trial.seconds)
         self.progress.errors += errors
         self.progress.n_machine_failures += n_machine_failures
         self.progress.current = task.name

@@ -18,7 +18,7 @@ from tvm_adaptive._tvm import (
     structural_hash,
 )
 from tvm_adaptive.runner.futures import FinishedFuture
-from tvm_adaptive.values.trial_log import BuildTimes
+from tvm_adaptive.values.trial_log import TrialLog
 
 
 class SimulatedClock:
@@ -40,12 +40,12 @@ class SimulatedBuilder(PyBuilder):  # type: ignore[misc]
         self,
         clock: SimulatedClock,
         seconds_of: Callable[[int], float],
-        build_times: BuildTimes | None = None,
+        trial_log: TrialLog | None = None,
     ) -> None:
         super().__init__()
         self._clock = clock
         self._seconds_of = seconds_of
-        self._build_times = build_times
+        self._trial_log = trial_log
 
     def build(self, build_inputs: list[BuilderInput]) -> list[BuilderResult]:
         """Return for each program an artifact that names it."""
@@ -53,8 +53,8 @@ class SimulatedBuilder(PyBuilder):  # type: ignore[misc]
         for key in keys:
             seconds = self._seconds_of(key)
             self._clock.seconds += seconds
-            if self._build_times is not None:
-                self._build_times.note(key, seconds)
+            if self._trial_log is not None:
+                self._trial_log.note(key, build_sec=seconds)
         return [BuilderResult(str(key), None) for key in keys]
 
 

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tvm_adaptive.errors import is_untried
+
 FloatArray = npt.NDArray[np.float64]
 
 # What MetaSchedule writes instead of the time of a failed trial.
@@ -31,6 +33,40 @@ def median_sec(run_secs: Iterable[float] | None) -> float:
     seconds = [float(sec) for sec in run_secs or ()]
     middle = statistics.median(seconds) if seconds else math.nan
     return middle if 0 < middle < FAILED_SEC else math.nan
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """One candidate with what is known of it so far."""
+
+    run_secs: tuple[float, ...] = ()  # empty before it is measured and for a failure
+    failure: str | None = None  # the error message of its build or its measurement
+    build_sec: float | None = None  # its share of its batch's build time
+    relative_error: float = math.nan  # standard error of its time over the time
+    features: npt.NDArray[np.float32] | None = None
+
+    @classmethod
+    def of(cls, run: Any, built: Any = None) -> Trial:
+        """Return the trial of MetaSchedule's results; one with a message has no times."""
+        failure = (None if built is None else built.error_msg) or run.error_msg
+        if failure is not None:
+            return cls(failure=str(failure))
+        return cls(tuple(float(sec) for sec in run.run_secs or ()))
+
+    @property
+    def seconds(self) -> float:
+        """The median of its runs; NaN for a failure."""
+        return median_sec(self.run_secs)
+
+    @property
+    def recorded_secs(self) -> list[float]:
+        """The times for a database."""
+        return list(self.run_secs) or [RECORDED_FAILURE_SEC]
+
+    @property
+    def is_untried(self) -> bool:
+        """Whether its failure says nothing of the candidate: it does not count as a trial."""
+        return is_untried(self.failure)
 
 
 @dataclasses.dataclass(frozen=True)
