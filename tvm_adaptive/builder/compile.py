@@ -1,4 +1,4 @@
-"""What a builder's worker process does: module in, artifact out."""
+"""Compile one candidate in a builder's worker process."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from tvm_adaptive.builder.link import link_shared
 from tvm_adaptive.models.prefetch import follow_hints
 
 BuildFunction = Callable[[IRModule, Target, dict[str, Tensor] | None], Module]
-ARCHIVE_NAME = "candidate.tar"  # linked where it is loaded, so another machine may do it
+ARCHIVE_NAME = "candidate.tar"  # linked by the process that loads it, on any machine
 LIBRARY_NAME = "candidate.so"
 
 
 def warm_up() -> None:
-    """Do nothing; to find this function, the worker has imported all it needs."""
+    """Do nothing; the import of this function is the worker's warm-up."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CompileTask:
-    """What to compile, in a form that crosses the border to another process."""
+    """A compilation as values that can be pickled."""
 
     mod_json: str
     target_json: str
-    params: bytes | None  # handed to ``build_function``; the default build has no use for them
+    params: bytes | None  # for ``build_function``; the default build ignores them
     directory: str  # where the artifact goes; must exist
     # ``(mod, target, params) -> Module``; None for :func:`build_candidate`
     build_function: BuildFunction | None
@@ -49,7 +49,7 @@ class CompileTask:
 def compile_task(
     build_input: BuilderInput, directory: str, build_function: BuildFunction | None, *, link: bool
 ) -> CompileTask:
-    """Pack what MetaSchedule asks a builder for."""
+    """Pack one input of MetaSchedule's builder."""
     params = build_input.params
     return CompileTask(
         mod_json=save_json(build_input.mod),
@@ -62,7 +62,7 @@ def compile_task(
 
 
 def compile_candidate(task: CompileTask) -> str:
-    """Compile a module and export it; runs in a worker."""
+    """Compile and export a module in a worker; return the artifact's path."""
     mod, target = load_json(task.mod_json), load_json(task.target_json)
     params = None if task.params is None else load_param_dict(task.params)
     build = task.build_function or build_candidate
@@ -81,8 +81,8 @@ def compile_candidate(task: CompileTask) -> str:
 def build_candidate(mod: IRModule, target: Target, params: dict[str, Tensor] | None) -> Module:
     """Build a module for measuring, as TVM's own builder does.
 
-    Weights are taken in the layout that the schedule wants: the block that would
-    rewrite them is removed, because at run time they are rewritten once, ahead.
+    Weights come in the layout of the schedule: the block that rewrites them is removed,
+    because a compiled network rewrites them once, ahead of all runs.
     """
     del params
     packed = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(mod)
@@ -90,7 +90,7 @@ def build_candidate(mod: IRModule, target: Target, params: dict[str, Tensor] | N
 
 
 def _lacks_intrinsic(error: Exception) -> bool:
-    # A scheduled module carries the bodies of its intrinsics, so this is rare; importing
-    # them always would cost each worker some 12 s of CPU.
+    # A scheduled module holds the bodies of its intrinsics, so this is rare; importing all
+    # of them always would cost each worker some 12 s of CPU.
     text = str(error)
     return "TensorIntrin" in text and "is not registered" in text

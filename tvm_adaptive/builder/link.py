@@ -1,8 +1,8 @@
 """Link a candidate's objects in a few milliseconds, for kernels that run on this machine.
 
-TVM links an archive of objects where it is loaded, by the compiler's driver: 26 ms per
-candidate, in the process that measures, while nothing else may run. The linker itself
-takes 3 ms, in a build worker beside others.
+TVM links an archive when it loads it, by the compiler's driver: 26 ms per candidate in the
+process that measures, while nothing else may run. The linker alone takes 3 ms, in a build
+worker beside others.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ _TIMEOUT_SEC = 60.0
 def link_shared(output: str, objects: Sequence[str] | str, options: Any = None, **_: Any) -> None:
     """Link objects to a shared library; ``fcompile`` of ``export_library``.
 
-    Names of TVM's runtime and of the C library are left open: the process that loads
-    the library has them. Whatever is not for the linker alone (sources, options, no
-    linker here, an error of it) goes to the compiler's driver.
+    The process that loads the library has TVM's runtime and the C library. The compiler's
+    driver handles sources and options, and links if there is no linker or it fails.
     """
     paths = [objects] if isinstance(objects, str) else list(objects)
     linker = shutil.which("ld")
@@ -37,10 +36,9 @@ def link_shared(output: str, objects: Sequence[str] | str, options: Any = None, 
 
 @functools.lru_cache(maxsize=1)
 def _libraries() -> tuple[str, ...]:
-    """Return what compiled kernels may need besides the runtime: libgcc and libm.
+    """Return the paths of libm and libgcc, as the compiler says once per worker.
 
-    The first has conversions of half precision and 128-bit division, and is static: no
-    process has it. Asked of the compiler once per worker.
+    libgcc has conversions of half precision and 128-bit division, and is static.
     """
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
@@ -51,7 +49,7 @@ def _libraries() -> tuple[str, ...]:
             [compiler, question], capture_output=True, text=True, timeout=_TIMEOUT_SEC, check=False
         )
         path = asked.stdout.strip()
-        # A name that is not found comes back as it was asked.
+        # The compiler echoes a name that it does not find.
         if asked.returncode == 0 and "/" in path:
             found.append(path)
     return tuple(found)

@@ -1,7 +1,7 @@
-"""Take a measured round into the database and the cost model.
+"""Commit a measured round to the database and the cost model.
 
-As MetaSchedule's own callbacks do, but without candidates that were not tried, because the
-machine failed or the run's time was over: nothing is known of them.
+MetaSchedule's own callbacks would also take candidates that were not tried because the
+machine failed or the run's time was over.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from tvm_adaptive.values.trial_log import TrialLog
 
 logger = logging.getLogger(__name__)
 
-# A builder and a runner have tried again by themselves. A machine that failed somebody in
-# so many rounds in a row will not recover by going on.
+# Builder and runner have retried already. A machine that fails in so many rounds in a row
+# will not recover by itself.
 MAX_FAILED_ROUNDS = 3
 
 
 @dataclasses.dataclass
 class MachineHealth:
-    """Whether the machine still does what it is asked for."""
+    """Counts of the machine's failures."""
 
-    n_failures: int = 0  # candidates that it failed
-    n_failed_rounds: int = 0  # rounds in a row in which it failed one
+    n_failures: int = 0  # candidates
+    n_failed_rounds: int = 0  # rounds in a row with such a candidate
 
     def add_round(self, messages: Sequence[str | None]) -> str:
-        """Take in a round's error messages."""
+        """Count a round's error messages; return why the machine is broken, "" if it is not."""
         failed = [each for each in messages if each is not None and is_machine_failure(each)]
         self.n_failures += len(failed)
         self.n_failed_rounds = self.n_failed_rounds + 1 if failed else 0
@@ -51,7 +51,7 @@ class MachineHealth:
 
 @derived_object
 class CommitRound(PyMeasureCallback):  # type: ignore[misc]
-    """Commit a round to a database and teach it to a cost model."""
+    """Commit each round to a database and a cost model."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class CommitRound(PyMeasureCallback):  # type: ignore[misc]
         builder_results: Sequence[Any],
         runner_results: Sequence[Any],
     ) -> None:
-        """Take in one round."""
+        """Commit one round."""
         context = self._contexts[task_id]
         rounds = list(zip(measure_candidates, builder_results, runner_results, strict=True))
         trials = [Trial.of(run, built) for _, built, run in rounds]
@@ -90,7 +90,7 @@ class CommitRound(PyMeasureCallback):  # type: ignore[misc]
             self._database.commit_tuning_record(
                 TuningRecord(trace, workload, seconds, context.target, candidate.args_info)
             )
-            # As MetaSchedule: of a candidate that did not compile, nothing can be learned.
+            # As in MetaSchedule, a cost model learns nothing of a failed build.
             if built.error_msg is None:
                 taught.append((candidate, run))
                 self._identify(candidate, str(built.artifact_path))
@@ -103,6 +103,6 @@ class CommitRound(PyMeasureCallback):  # type: ignore[misc]
             self._on_broken_machine(reason)
 
     def _identify(self, candidate: MeasureCandidate, artifact: str) -> None:
-        """Tell the log whose artifact it was, which MetaSchedule shows to callbacks only."""
+        """Tell the log whose artifact this is; runners do not see the candidate."""
         if self._trial_log is not None:
             self._trial_log.identify(artifact, int(structural_hash(candidate.sch.mod)))

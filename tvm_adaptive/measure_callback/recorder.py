@@ -1,4 +1,4 @@
-"""Follow a run from inside: what each round brought, for the journal and the display."""
+"""Record each round in the journal and for the display."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 @derived_object
 class Recorder(PyMeasureCallback):  # type: ignore[misc]
-    """Update a :class:`RunProgress` after each round and tell who wants to know."""
+    """Update a :class:`RunProgress` after each round, and journal the round."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Recorder(PyMeasureCallback):  # type: ignore[misc]
         builder_results: Sequence[Any],
         runner_results: Sequence[Any],
     ) -> None:
-        """Take in one round; whatever goes wrong here must not end the run."""
+        """Record one round; an error here must not end the run."""
         try:
             flop = _flop_of(task_scheduler, task_id)
             self._take(self.progress.tasks[task_id], flop, builder_results, runner_results)
@@ -97,6 +97,6 @@ class Recorder(PyMeasureCallback):  # type: ignore[misc]
 
 
 def _flop_of(task_scheduler: Any, task_id: int) -> float | None:
-    """Return what TVM counted of the task; None for a scheduler that does not tell."""
+    """Return the task's operations as TVM counts them; None for a scheduler without records."""
     records = getattr(task_scheduler, "tasks_", None)
     return None if records is None else float(records[task_id].flop)
