@@ -22,13 +22,14 @@ from tvm_adaptive._tvm import (
     BuilderResult,
     PyBuilder,
     derived_object,
+    save_json,
+    save_param_dict,
     structural_hash,
 )
 from tvm_adaptive.builder.compile import (
     BuildFunction,
     CompileTask,
     compile_candidate,
-    compile_task,
     warm_up,
 )
 from tvm_adaptive.errors import (
@@ -270,8 +271,15 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
             logger.exception("PersistentBuilder could not write to the journal")
 
     def _task(self, build_input: BuilderInput) -> CompileTask:
-        directory = tempfile.mkdtemp(prefix="candidate-", dir=self._root)
-        return compile_task(build_input, directory, self._build_function, link=self._link)
+        params = build_input.params
+        return CompileTask(
+            mod_json=save_json(build_input.mod),
+            target_json=save_json(build_input.target),
+            params=None if params is None else bytes(save_param_dict(dict(params))),
+            directory=tempfile.mkdtemp(prefix="candidate-", dir=self._root),
+            build_function=self._build_function,
+            link=self._link,
+        )
 
 
 def _result(outcome: Outcome) -> BuilderResult:

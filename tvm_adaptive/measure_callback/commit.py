@@ -35,15 +35,13 @@ MAX_FAILED_ROUNDS = 3
 
 @dataclasses.dataclass
 class MachineHealth:
-    """Counts of the machine's failures."""
+    """The machine's failures in the latest rounds."""
 
-    n_failures: int = 0  # candidates
-    n_failed_rounds: int = 0  # rounds in a row with such a candidate
+    n_failed_rounds: int = 0  # rounds in a row with a candidate that the machine failed
 
     def add_round(self, messages: Sequence[str | None]) -> str:
         """Count a round's error messages; return why the machine is broken, "" if it is not."""
         failed = [each for each in messages if each is not None and is_machine_failure(each)]
-        self.n_failures += len(failed)
         self.n_failed_rounds = self.n_failed_rounds + 1 if failed else 0
         is_broken = len(failed) == len(messages) or self.n_failed_rounds >= MAX_FAILED_ROUNDS
         return summary_line(failed[-1]) if failed and is_broken else ""

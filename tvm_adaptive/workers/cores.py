@@ -97,12 +97,11 @@ def _allowed_cores() -> int:
     """Count the physical cores of this process's affinity, whatever its time quota."""
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
-    return len({_siblings(cpu) for cpu in os.sched_getaffinity(0)})
-
-
-def _siblings(cpu: int) -> str:
-    path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-    try:
-        return path.read_text().strip()
-    except OSError:  # some containers hide the topology: every processor counts
-        return str(cpu)
+    cores = set()
+    for cpu in os.sched_getaffinity(0):
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        try:
+            cores.add(siblings.read_text().strip())
+        except OSError:  # some containers hide the topology: every processor counts
+            cores.add(str(cpu))
+    return len(cores)

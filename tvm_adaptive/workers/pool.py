@@ -318,7 +318,7 @@ class WorkerPool:
         """Take a job's answer and send its next step; an Outcome if the job ends."""
         elapsed_sec = worker.elapsed_sec
         try:
-            received = _receive(worker, job.current, elapsed_sec)
+            answer = _receive(worker, job.current, elapsed_sec)
         except WorkerError as error:
             # An import that takes so long is no task's fault either.
             if job.setup is not None and isinstance(error, (MachineError, WorkerTimeoutError)):
@@ -329,13 +329,13 @@ class WorkerPool:
             return _fail(job, error, worker_lives=lives, elapsed_sec=elapsed_sec) or (
                 _send(worker, job)
             )
-        if not received:
+        if answer is None:
             return None
         if job.setup is not None:
             job.setup = None
             return _send(worker, job)
         try:
-            job.step = job.plan.send(received[0])
+            job.step = job.plan.send(answer[0])
         except Exception as end:
             return _ended(end, elapsed_sec)
         return _send(worker, job)
@@ -355,8 +355,8 @@ class WorkerPool:
         worker.kill()
 
 
-def _receive(worker: Worker, step: Step, elapsed_sec: float) -> tuple[Any, ...]:
-    """Return a tuple of a step's value, an empty one while there is none; raise its error."""
+def _receive(worker: Worker, step: Step, elapsed_sec: float) -> tuple[Any] | None:
+    """Return a step's value in a tuple, None while there is none; raise its error."""
     try:
         worker.flush()
         answer = worker.receive()
@@ -365,16 +365,10 @@ def _receive(worker: Worker, step: Step, elapsed_sec: float) -> tuple[Any, ...]:
     except Exception as error:  # an answer that cannot be unpickled
         text = f"the worker's answer could not be read: {error!r}"
         raise (MachineError if machine_failure(error) else WorkerDiedError)(text) from error
-    if answer is None:
-        if elapsed_sec >= step.timeout_sec:
-            text = f"timeout: killed after {step.timeout_sec:g} s of {step.doing}"
-            raise WorkerTimeoutError(text)
-        return ()
-    if answer.machine_failure:
-        raise MachineError(answer.machine_failure)
-    if not answer.succeeded:
-        raise WorkerTaskError(str(answer.value))
-    return (answer.value,)
+    if answer is None and elapsed_sec >= step.timeout_sec:
+        text = f"timeout: killed after {step.timeout_sec:g} s of {step.doing}"
+        raise WorkerTimeoutError(text)
+    return answer
 
 
 def _send(worker: Worker, job: _Job) -> Outcome | None:

@@ -6,7 +6,6 @@ Each message is a length and a pickle.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import selectors
 import signal
@@ -18,7 +17,7 @@ from typing import Any
 
 import cloudpickle
 
-from tvm_adaptive.errors import MachineError, WorkerDiedError
+from tvm_adaptive.errors import MachineError, WorkerDiedError, WorkerTaskError
 from tvm_adaptive.workers.containers import OomKills
 from tvm_adaptive.workers.fork_server import ForkedProcess, ForkServer, Program
 
@@ -27,15 +26,6 @@ HEADER = struct.Struct("<Q")
 # driver); then it is left behind.
 KILL_WAIT_SEC = 5.0
 _READ_BYTES = 1 << 20
-
-
-@dataclasses.dataclass(frozen=True)
-class Answer:
-    """A worker's answer to one task."""
-
-    succeeded: bool
-    value: Any  # the remote traceback when the function raised
-    machine_failure: str  # one line if the function raised because the machine failed
 
 
 class Worker:
@@ -100,8 +90,11 @@ class Worker:
             view = view[:0]
         self._unsent = bytes(view)
 
-    def receive(self) -> Answer | None:
-        """Read what has arrived, without blocking; None while the answer is incomplete."""
+    def receive(self) -> tuple[Any] | None:
+        """Read without blocking; return the task's value in a tuple, None while it is incomplete.
+
+        Raises WorkerTaskError if the function raised, MachineError if the machine failed it.
+        """
         if not _readable(self):
             failure = self._failure()
             # It may have answered between the two checks.
@@ -123,7 +116,12 @@ class Worker:
             return None
         answer = cloudpickle.loads(bytes(self._received[HEADER.size : HEADER.size + size]))
         del self._received[: HEADER.size + size]
-        return Answer(*answer)
+        succeeded, value, machine_failure = answer
+        if machine_failure:
+            raise MachineError(machine_failure)
+        if not succeeded:
+            raise WorkerTaskError(value)
+        return (value,)
 
     def has_ended(self) -> bool:
         """Say whether the child has ended or is lost."""
