@@ -22,9 +22,9 @@ from tvm_adaptive._tvm import (
     BuilderResult,
     PyBuilder,
     derived_object,
+    module_key,
     save_json,
     save_param_dict,
-    structural_hash,
 )
 from tvm_adaptive.builder.compile import (
     BuildFunction,
@@ -240,7 +240,7 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
                 continue
             self._recent_sec.append(outcome.elapsed_sec)
             if self._trial_log is not None:
-                key = int(structural_hash(build_inputs[index].mod))
+                key = module_key(build_inputs[index].mod)
                 self._trial_log.note(key, build_sec=outcome.elapsed_sec / self.max_workers)
         return results
 

@@ -16,8 +16,8 @@ from tvm_adaptive._tvm import (
     RunnerResult,
     TuneContext,
     derived_object,
+    module_key,
     register_error,
-    structural_hash,
     workload_key,
 )
 from tvm_adaptive.cost_model.dataset import Dataset, TargetKind
@@ -346,7 +346,7 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
         """Return features and timing errors; features are extracted where the log has none."""
         if self._trial_log is None:
             return self.describe(context, candidates), None
-        keys = [int(structural_hash(each.sch.mod)) for each in candidates]
+        keys = [module_key(each.sch.mod) for each in candidates]
         missing = [i for i, key in enumerate(keys) if self._trial_log.get(key).features is None]
         found = self.describe(context, [candidates[i] for i in missing])
         for i, row in zip(missing, found, strict=True):

@@ -15,7 +15,7 @@ from tvm_adaptive._tvm import (
     TuningRecord,
     Workload,
     derived_object,
-    structural_hash,
+    module_key,
 )
 from tvm_adaptive.database.metaschedule import task_of, trial_of
 from tvm_adaptive.database.pending_writes import SYSTEM_CLOCK, Clock, PendingWrites
@@ -113,7 +113,7 @@ class StoreCallback(PyMeasureCallback):  # type: ignore[misc]
         )
         failure = "" if trial.failure is None else summary_line(trial.failure)
         stored = trial_of(record, failure=failure, run=self._run)
-        logged = self._trial_log.get(int(structural_hash(candidate.sch.mod)))
+        logged = self._trial_log.get(module_key(candidate.sch.mod))
         if logged.features is None or not is_built:
             return stored
         error = None if math.isnan(logged.relative_error) else logged.relative_error

@@ -19,8 +19,8 @@ from tvm_adaptive._tvm import (
     TuneContext,
     TuningRecord,
     derived_object,
+    module_key,
     ms,
-    structural_hash,
 )
 from tvm_adaptive.errors import is_machine_failure, summary_line
 from tvm_adaptive.values.trial import Trial
@@ -103,4 +103,4 @@ class CommitRound(PyMeasureCallback):  # type: ignore[misc]
     def _identify(self, candidate: MeasureCandidate, artifact: str) -> None:
         """Tell the log whose artifact this is; runners do not see the candidate."""
         if self._trial_log is not None:
-            self._trial_log.identify(artifact, int(structural_hash(candidate.sch.mod)))
+            self._trial_log.identify(artifact, module_key(candidate.sch.mod))

@@ -111,7 +111,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         improvement per second. Gets features of candidates, for the cost model, and the
         task's incumbent at each batch, for a runner that races. Only ``"distilled"`` uses
         build times and notes features.
-    relatives : Relatives or None, default None
+    transfer_pool : TransferPool or None, default None
         What tasks of the same family have found: a task's initial trials then begin with
         their best decisions, fitted to its own extents. Used by ``"distilled"`` only.
     journal : JournalWriter or None, default None

@@ -15,7 +15,7 @@ from tvm_adaptive._tvm import (
     PyRunner,
     RunnerInput,
     derived_object,
-    structural_hash,
+    module_key,
 )
 from tvm_adaptive.runner.futures import FinishedFuture
 from tvm_adaptive.values.trial_log import TrialLog
@@ -49,7 +49,7 @@ class SimulatedBuilder(PyBuilder):  # type: ignore[misc]
 
     def build(self, build_inputs: list[BuilderInput]) -> list[BuilderResult]:
         """Return for each program an artifact that names it."""
-        keys = [int(structural_hash(each.mod)) for each in build_inputs]
+        keys = [module_key(each.mod) for each in build_inputs]
         for key in keys:
             seconds = self._seconds_of(key)
             self._clock.seconds += seconds
