@@ -44,12 +44,12 @@ class Recorder(PyMeasureCallback):  # type: ignore[misc]
         """Record one round; an error here must not end the run."""
         try:
             flop = _flop_of(task_scheduler, task_id)
-            self._take(self.progress.tasks[task_id], flop, builder_results, runner_results)
+            self._record(self.progress.tasks[task_id], flop, builder_results, runner_results)
         except Exception as error:
             logger.exception("the record of a round is incomplete")
             self.journal.write("error", where="recorder", task_id=task_id, message=repr(error))
 
-    def _take(
+    def _record(
         self,
         task: TaskProgress,
         flop: float | None,

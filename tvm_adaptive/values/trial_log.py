@@ -1,4 +1,4 @@
-"""What parts of a run tell one another where MetaSchedule's interfaces have no field for it."""
+"""Facts about trials that parts of a run share beside MetaSchedule's interfaces."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _Value = TypeVar("_Value")
 
 # Single micro-batches of one kernel differ so much on a virtual machine.
 ONE_LOOK_ERROR = 0.1
-# More than the batches under way have, which is some hundred; their features take 16 MB.
+# Unfinished batches have some hundred trials; features of so many take 16 MB.
 MAX_TRIALS = 4096
 
 
 @dataclasses.dataclass
 class Incumbent:
-    """The fastest known candidate of the task whose batch is under way."""
+    """The fastest known candidate of the task that the next batch belongs to."""
 
     seconds: float | None = None
     floor_sec: float = 0.0  # no kernel of the task can be faster
@@ -32,15 +32,16 @@ class Incumbent:
 class TrialLog:
     """The latest trials of a run, by the structural hashes of their modules.
 
-    The builder notes build times, the search features, the runner timing errors. Every part
-    works without a log. Only :meth:`note_timing` may be called by another thread.
+    The builder notes build times, the runner timing errors, search and cost model features.
+    Every part works without a log. Threads other than the run's may only call
+    :meth:`note_timing`.
     """
 
     def __init__(self) -> None:
         # The search sets it before each batch; the runner races a batch against a copy.
         self.incumbent = Incumbent()
         self._trials: dict[int, Trial] = {}
-        # A runner knows a candidate by the path of its artifact only.
+        # By the artifact's path: MetaSchedule shows a runner no more of a candidate.
         self._errors: dict[str, float] = {}
 
     def get(self, key: int) -> Trial:

@@ -42,7 +42,7 @@ class OomKills:
             self._files += [group / "memory.events", group / "memory.oom_control"]
 
     def count(self) -> tuple[int, ...]:
-        """Return the present counts: of the machine, and of each of our own groups."""
+        """Return the present counts: of the machine and of each own group."""
         return tuple(_field(_read(path), "oom_kill") or 0 for path in self._files)
 
 

@@ -114,7 +114,7 @@ def _is_unreaped(pid: int) -> bool:
         return False
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:  # somebody else has reaped it
+    except ChildProcessError:  # it is reaped already
         return False
 
 

@@ -29,7 +29,7 @@ import cloudpickle
 _PR_SET_PDEATHSIG = 1  # Linux <sys/prctl.h>
 # As in process.py, whose import would bring the package with it.
 _HEADER = struct.Struct("<Q")
-# Linux gives a message of this kind a limit of some 200 kB; ours are names and numbers.
+# Linux allows some 200 kB; messages are names and numbers.
 MAX_MESSAGE_BYTES = 1 << 16
 _N_DESCRIPTORS = 2
 # Out of memory, Linux kills the process with most of it, to which it adds this many
@@ -165,7 +165,7 @@ def _die_with(parent: int) -> bool:
 
 
 def _import_all(modules: Sequence[str]) -> None:
-    # TVM imports PyTorch if there is one, for a second; no worker of ours uses it.
+    # TVM would import PyTorch for a second; no worker uses it.
     without_torch = "torch" not in sys.modules
     if without_torch:
         sys.modules["torch"] = None  # type: ignore[assignment]  # Python's own convention

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import selectors
 import time
@@ -74,13 +75,14 @@ class Step:
 Plan = Generator[Step, Any, Any]
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class _Job:
-    """A plan that runs in a worker or waits for one."""
+    """A plan that runs in a worker, waits for one, or has ended."""
 
     index: int
     plan: Plan
-    step: Step
+    step: Step = dataclasses.field(init=False)
+    outcome: Outcome | None = None  # once the plan has ended
     setup: Step | None = None  # comes before the step while the worker is new
     is_broken: bool = False  # the worker cannot be used again
     # Why no worker could be started, since when, and when to retry.
@@ -92,6 +94,25 @@ class _Job:
     @property
     def current(self) -> Step:
         return self.setup or self.step
+
+    def advance(self, resume: Callable[[], Step], elapsed_sec: float = 0.0) -> None:
+        """Resume the plan, to its next step or its end."""
+        try:
+            self.step = resume()
+        except StopIteration as end:
+            self.outcome = Outcome(end.value, elapsed_sec=elapsed_sec)
+        except WorkerError as error:
+            self.outcome = Outcome(error=error, elapsed_sec=elapsed_sec)
+        except Exception as error:  # a mistake in one plan must not cost the others
+            mistake = WorkerTaskError(f"the plan failed: {error!r}")
+            self.outcome = Outcome(error=mistake, elapsed_sec=elapsed_sec)
+
+    def fail(self, error: WorkerError, elapsed_sec: float = 0.0, *, worker_lives: bool) -> None:
+        """Throw an error into the plan, which can continue only if its worker lives."""
+        self.advance(functools.partial(self.plan.throw, error), elapsed_sec)
+        if self.outcome is None and not worker_lives:
+            self.plan.close()
+            self.outcome = Outcome(error=error, elapsed_sec=elapsed_sec)
 
     def postpone(self) -> None:
         """Schedule another start of a worker, each time after a longer pause."""
@@ -213,8 +234,9 @@ class WorkerPool:
                     return
                 stream.wait(wake)
                 for worker, job in list(stream.busy.items()):
-                    if outcome := self._poll(worker, job, stream):
-                        yield job.index, outcome
+                    self._poll(worker, job, stream)
+                    if job.outcome is not None:
+                        yield job.index, job.outcome
         finally:
             for worker in stream.busy:
                 worker.begin_kill()
@@ -239,42 +261,42 @@ class WorkerPool:
     def _start_jobs(self, stream: _Stream) -> Iterator[tuple[int, Outcome]]:
         """Give workers to due jobs and to new plans; yield those that end at once."""
         for job in stream.take_due(len(self._idle)):
-            if outcome := self._assign(job, stream):
-                yield job.index, outcome
+            self._assign(job, stream)
+            if job.outcome is not None:
+                yield job.index, job.outcome
         while stream.is_open and stream.n_jobs < self.max_workers:
             plan = stream.next_plan()
             if plan is None:
                 return
-            index = stream.n_begun - 1
-            try:
-                job = _Job(index, plan, next(plan))
-            except Exception as end:
-                yield index, _ended(end, 0.0)
-                continue
-            if outcome := self._assign(job, stream):
-                yield index, outcome
+            job = _Job(stream.n_begun - 1, plan)
+            job.advance(functools.partial(next, plan))
+            if job.outcome is None:
+                self._assign(job, stream)
+            if job.outcome is not None:
+                yield job.index, job.outcome
 
-    def _assign(self, job: _Job, stream: _Stream) -> Outcome | None:
-        """Give a job a worker or let it wait for one; an Outcome if the job ends instead."""
+    def _assign(self, job: _Job, stream: _Stream) -> None:
+        """Give a job a worker or let it wait for one."""
         job.start_error = None
         worker = self._idle_worker()
         if worker is None:
             try:
                 worker = Worker(env=self._env, server=self._server)
             except OSError as error:
-                job.start_error = MachineError(f"a worker process could not be started: {error}")
+                start_error = MachineError(f"a worker process could not be started: {error}")
                 if isinstance(error, (FileNotFoundError, PermissionError)):  # permanent
-                    return _fail(job, job.start_error, worker_lives=False)
-                return self._wait_for_worker(job, job.start_error, stream)
+                    job.fail(start_error, worker_lives=False)
+                else:
+                    self._wait_for_worker(job, start_error, stream)
+                return
             self._uses[worker] = 0
             job.setup = Step("starting", self._setup_of(worker), (), START_TIMEOUT_SEC)
         self._uses[worker] += 1
-        failure = _send(worker, job)
-        if failure is None:
+        _send(worker, job)
+        if job.outcome is None:
             stream.busy[worker] = job
         else:
             self._release(worker, job)
-        return failure
 
     def _idle_worker(self) -> Worker | None:
         """Take an idle worker that has not ended."""
@@ -285,14 +307,14 @@ class WorkerPool:
             self._discard(worker)
         return None
 
-    def _wait_for_worker(self, job: _Job, error: MachineError, stream: _Stream) -> Outcome | None:
-        """Let a job wait for a worker; an Outcome if it has waited long enough."""
+    def _wait_for_worker(self, job: _Job, error: MachineError, stream: _Stream) -> None:
+        """Let a job wait for a worker, or fail it if it has waited long enough."""
         job.postpone()
         # A busy worker is free at its deadline at the latest.
         if stream.busy or time.monotonic() - job.waits_since_sec < self._start_patience_sec:
             stream.waiting.append(job)
-            return None
-        return _fail(job, error, worker_lives=False)
+        else:
+            job.fail(error, worker_lives=False)
 
     def _setup_of(self, worker: Worker) -> Callable[[], Any]:
         if not self._setups:
@@ -302,20 +324,18 @@ class WorkerPool:
         self._setup_indices[worker] = index
         return self._setups[index]
 
-    def _poll(self, worker: Worker, job: _Job, stream: _Stream) -> Outcome | None:
-        """Take a busy worker's answer, if any; an Outcome if its job ends."""
-        outcome = self._advance(worker, job)
+    def _poll(self, worker: Worker, job: _Job, stream: _Stream) -> None:
+        """Take a busy worker's answer, if any, and continue its job."""
+        self._advance(worker, job)
         if job.start_error is not None:
             del stream.busy[worker]
             self._discard(worker)
-            return self._wait_for_worker(job, job.start_error, stream)
-        if outcome is not None:
+            self._wait_for_worker(job, job.start_error, stream)
+        elif job.outcome is not None:
             del stream.busy[worker]
             self._release(worker, job)
-        return outcome
 
-    def _advance(self, worker: Worker, job: _Job) -> Outcome | None:
-        """Take a job's answer and send its next step; an Outcome if the job ends."""
+    def _advance(self, worker: Worker, job: _Job) -> None:
         elapsed_sec = worker.elapsed_sec
         try:
             answer = _receive(worker, job.current, elapsed_sec)
@@ -323,22 +343,18 @@ class WorkerPool:
             # An import that takes so long is no task's fault either.
             if job.setup is not None and isinstance(error, (MachineError, WorkerTimeoutError)):
                 job.start_error = MachineError(f"a worker process could not be started: {error}")
-                return None
+                return
             lives = isinstance(error, WorkerTaskError) and job.setup is None
             job.is_broken |= not lives or self._replace_after_error
-            return _fail(job, error, worker_lives=lives, elapsed_sec=elapsed_sec) or (
-                _send(worker, job)
-            )
-        if answer is None:
-            return None
-        if job.setup is not None:
-            job.setup = None
-            return _send(worker, job)
-        try:
-            job.step = job.plan.send(answer[0])
-        except Exception as end:
-            return _ended(end, elapsed_sec)
-        return _send(worker, job)
+            job.fail(error, elapsed_sec, worker_lives=lives)
+        else:
+            if answer is None:
+                return
+            if job.setup is not None:
+                job.setup = None
+            else:
+                job.advance(functools.partial(job.plan.send, answer[0]), elapsed_sec)
+        _send(worker, job)
 
     def _release(self, worker: Worker, job: _Job) -> None:
         used_up = self._max_uses is not None and self._uses[worker] >= self._max_uses
@@ -371,38 +387,13 @@ def _receive(worker: Worker, step: Step, elapsed_sec: float) -> tuple[Any] | Non
     return answer
 
 
-def _send(worker: Worker, job: _Job) -> Outcome | None:
-    """Start a job's next step; an Outcome if no step can be sent."""
-    while True:
+def _send(worker: Worker, job: _Job) -> None:
+    """Start the job's next step that can be sent, if it has any."""
+    while job.outcome is None:
         try:
             worker.send(job.current.function, job.current.args)
-            return None
+            return
         except Exception as error:  # cloudpickle: whatever the argument's own pickling raises
             text = f"the task could not be sent to a worker: {error!r}"
             kind = MachineError if machine_failure(error) else WorkerTaskError
-            failure = _fail(job, kind(text), worker_lives=job.setup is None)
-            if failure is not None:
-                return failure
-
-
-def _fail(
-    job: _Job, error: WorkerError, *, worker_lives: bool, elapsed_sec: float = 0.0
-) -> Outcome | None:
-    """Throw an error into a plan; None if the plan continues with another step."""
-    try:
-        job.step = job.plan.throw(error)
-    except Exception as end:
-        return _ended(end, elapsed_sec)
-    if worker_lives:
-        return None
-    job.plan.close()
-    return Outcome(error=error, elapsed_sec=elapsed_sec)
-
-
-def _ended(end: Exception, elapsed_sec: float) -> Outcome:
-    if isinstance(end, StopIteration):
-        return Outcome(value=end.value, elapsed_sec=elapsed_sec)
-    if isinstance(end, WorkerError):
-        return Outcome(error=end, elapsed_sec=elapsed_sec)
-    # A mistake in one plan must not cost the others.
-    return Outcome(error=WorkerTaskError(f"the plan failed: {end!r}"), elapsed_sec=elapsed_sec)
+            job.fail(kind(text), worker_lives=job.setup is None)
