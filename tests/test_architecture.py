@@ -33,7 +33,6 @@ MAX_ENTRIES = 20
 # may only shrink.
 ADAPTERS = {
     "builder/compile.py",
-    "builder/link.py",
     "builder/persistent.py",
     "cost_model/family_model.py",
     "cost_model/model.py",

@@ -58,7 +58,7 @@ from tvm_adaptive.task_scheduler.policy import DynaTunePolicy
 from tvm_adaptive.tuning.prior_trials import restore
 from tvm_adaptive.tuning.target import resolve_target
 from tvm_adaptive.tuning.warm_start import RUN_STORE
-from tvm_adaptive.values.trial_log import LastTrainingBatch
+from tvm_adaptive.values.trial_log import TrialLog
 
 BATCH = 16
 # Where the table looks: the mean of the rounds around these numbers of trials.
@@ -136,8 +136,8 @@ class Growth:
         self.reader = StoryReader(keeps_all=False)
         self.journal = Journal(folder / "journal.jsonl", self.reader.take)
         self.database = RunDatabase(folder)
-        self.lessons = LastTrainingBatch()
-        self.model = RFEICostModel(seed=1, last_lesson=self.lessons, journal=self.journal)
+        self.trial_log = TrialLog()
+        self.model = RFEICostModel(seed=1, trial_log=self.trial_log, journal=self.journal)
         self.contexts = [self._context(number, mod) for number, mod in enumerate(mods)]
         self.store = RecordStore(folder / RUN_STORE)
         self.keeper = StoreCallback(
@@ -145,7 +145,7 @@ class Growth:
             own=self.store,
             shared=None,
             run="run",
-            lessons=self.lessons,
+            trial_log=self.trial_log,
             journal=self.journal,
         )
         self.arm_table = ArmTable(

@@ -9,7 +9,6 @@ from tvm_adaptive.task_scheduler.arms import Arm, Decision
 from tvm_adaptive.task_scheduler.decisions import (
     check_decision,
     decision_fields,
-    latency_ms_of,
     slot_fields,
 )
 from tvm_adaptive.task_scheduler.slots import Slot
@@ -21,25 +20,6 @@ def arms():
         Arm("a", 1.0, 1.0, np.array([3.0, 2.0]), 1, 4.0),
         Arm("b", 2.0, 1.0, np.empty(0), 0, 0.0, finished=True),
     )
-
-
-@pytest.mark.parametrize(
-    ("run_secs", "error", "latency_ms"),
-    [
-        ([1e-3, 9e-3, 2e-3], None, 2.0),
-        ([1e-3, 2e-3], None, 1.5),
-        (None, "a segmentation fault", math.nan),
-        ([1e-3], "a wrong result", math.nan),
-        (None, None, math.nan),
-        ([], None, math.nan),
-        ([0.0], None, math.nan),
-        ([-1.0], None, math.nan),
-        ([math.inf], None, math.nan),
-        ([math.nan], None, math.nan),
-    ],
-)
-def test_what_cannot_be_a_time_has_failed(run_secs, error, latency_ms):
-    assert latency_ms_of(run_secs, error) == pytest.approx(latency_ms, nan_ok=True)
 
 
 @pytest.mark.parametrize(

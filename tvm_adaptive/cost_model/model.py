@@ -16,6 +16,7 @@ from tvm_adaptive._tvm import (
     RunnerResult,
     TuneContext,
     derived_object,
+    module_key,
     register_error,
     workload_key,
 )
@@ -27,8 +28,8 @@ from tvm_adaptive.cost_model.storage import read_dataset, write_dataset
 from tvm_adaptive.cost_model.surrogate import Acquisition, Surrogate, SurrogateOptions
 from tvm_adaptive.errors import ModelFileError
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
-from tvm_adaptive.values.trial import FloatArray, Prediction, median_sec
-from tvm_adaptive.values.trial_log import LastTrainingBatch, TimingErrors, TrainingBatch
+from tvm_adaptive.values.trial import FloatArray, Prediction, Trial
+from tvm_adaptive.values.trial_log import TrialLog
 
 logger = logging.getLogger(__name__)
 
@@ -68,11 +69,10 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
         Same seed and measurements give the same scores; None draws one. Default None.
     n_jobs : int
         Threads that fit the forest. Default 2.
-    timing_errors : TimingErrors or None
-        How far off times may be, if the runner says so: a candidate that was timed
-        roughly counts less. Default None.
-    last_lesson : LastTrainingBatch or None
-        Is left what was learned of each batch, for whoever keeps it. Default None.
+    trial_log : TrialLog or None
+        Has features that the search extracted, and timing errors if the runner notes them:
+        a candidate that was timed roughly counts less. Gets the features of all other
+        candidates. Default None.
     journal : JournalWriter or None
         Receives ``"fit"``, ``"forecast"`` and ``"error"`` events. Default None.
 
@@ -92,8 +92,7 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
         max_features: float = 1 / 3,
         seed: int | None = None,
         n_jobs: int = 2,
-        timing_errors: TimingErrors | None = None,
-        last_lesson: LastTrainingBatch | None = None,
+        trial_log: TrialLog | None = None,
         journal: JournalWriter | None = None,
     ) -> None:
         super().__init__()
@@ -109,8 +108,7 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
             seed = int(np.random.default_rng().integers(2**31))
         self._surrogate = self._new_surrogate(options, seed)
         self._rng = np.random.default_rng(seed)
-        self._timing_errors = timing_errors
-        self._last_lesson = last_lesson
+        self._trial_log = trial_log
         self._journal: JournalWriter = journal or NullJournal()
         self._extractor = PerStoreFeature()
 
@@ -335,22 +333,27 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
         results: list[RunnerResult],
     ) -> None:
         key = self._key(context)
-        rows = self.describe(context, candidates)
-        # A failure may have times all the same.
-        times = [None if each.error_msg is not None else each.run_secs for each in results]
-        seconds = np.array([median_sec(run_secs) for run_secs in times])
+        rows, errors = self._logged(context, candidates)
+        seconds = np.array([Trial.of(each).seconds for each in results])
         quality = self._surrogate.check(key, rows, seconds)
-        errors = self._errors_of(seconds)
         self._surrogate.add(key, rows, seconds, errors)
-        if self._last_lesson is not None:
-            self._last_lesson.lesson = TrainingBatch(rows, errors)
         if quality is not None:
             self._journal.write("forecast", task=context.task_name, **dataclasses.asdict(quality))
 
-    def _errors_of(self, seconds: FloatArray) -> FloatArray | None:
-        if self._timing_errors is None:
-            return None
-        return np.array([self._timing_errors.take(float(sec)) for sec in seconds])
+    def _logged(
+        self, context: TuneContext, candidates: list[MeasureCandidate]
+    ) -> tuple[Rows, FloatArray | None]:
+        """Return features and timing errors; features are extracted where the log has none."""
+        if self._trial_log is None:
+            return self.describe(context, candidates), None
+        keys = [module_key(each.sch.mod) for each in candidates]
+        missing = [i for i, key in enumerate(keys) if self._trial_log.get(key).features is None]
+        found = self.describe(context, [candidates[i] for i in missing])
+        for i, row in zip(missing, found, strict=True):
+            self._trial_log.note(keys[i], features=row)
+        trials = [self._trial_log.get(key) for key in keys]
+        rows = np.stack([each.features for each in trials if each.features is not None])
+        return rows, np.array([each.relative_error for each in trials])
 
     def _new_surrogate(self, options: SurrogateOptions, seed: int) -> Surrogate | FamilySurrogate:
         return Surrogate(options, seed)

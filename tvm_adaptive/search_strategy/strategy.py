@@ -27,7 +27,7 @@ from tvm_adaptive._tvm import (
     derived_object,
     python_side,
 )
-from tvm_adaptive.errors import InvalidOptionError, is_untried
+from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
 from tvm_adaptive.search_strategy.batches import Batches
 from tvm_adaptive.search_strategy.evolution_proposer import EvolutionProposer
@@ -37,8 +37,8 @@ from tvm_adaptive.search_strategy.proposer import Proposer
 from tvm_adaptive.search_strategy.schedules import candidate_of, floor_sec_of
 from tvm_adaptive.search_strategy.surrogate_proposer import SurrogateProposer, can_search_surrogate
 from tvm_adaptive.search_strategy.transfer import TransferPool
-from tvm_adaptive.values.trial import Promise, median_sec
-from tvm_adaptive.values.trial_log import BuildTimes, Incumbent
+from tvm_adaptive.values.trial import Promise, Trial
+from tvm_adaptive.values.trial_log import TrialLog
 
 logger = logging.getLogger(__name__)
 
@@ -106,12 +106,12 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         ``"knobs"`` trades score against unseen knob values (AutoTVM's objective with
         normalised scores), ``"medoids"`` takes the best of each k-means cluster
         (Chameleon).
-    build_times : BuildTimes or None, default None
-        What builds took, if the builder says so: candidates are then worth their expected
-        improvement per second. Used by ``"distilled"`` only.
-    incumbent : Incumbent or None, default None
-        Is set to the fastest of the task at each batch, for a runner that races.
-    relatives : Relatives or None, default None
+    trial_log : TrialLog or None, default None
+        Has build times if the builder notes them: candidates are then worth their expected
+        improvement per second. Gets features of candidates, for the cost model, and the
+        task's incumbent at each batch, for a runner that races. Only ``"distilled"`` uses
+        build times and notes features.
+    transfer_pool : TransferPool or None, default None
         What tasks of the same family have found: a task's initial trials then begin with
         their best decisions, fitted to its own extents. Used by ``"distilled"`` only.
     journal : JournalWriter or None, default None
@@ -141,8 +141,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         n_initial: int = 16,
         n_plans: int = N_PLANS,
         diversity: str = "medoids",
-        build_times: BuildTimes | None = None,
-        incumbent: Incumbent | None = None,
+        trial_log: TrialLog | None = None,
         transfer_pool: TransferPool | None = None,
         journal: JournalWriter | None = None,
         should_stop: Callable[[], bool] | None = None,
@@ -172,8 +171,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         self.n_initial = n_initial
         self.n_plans = n_plans
         self.diversity = diversity
-        self.build_times = build_times
-        self.incumbent = incumbent
+        self.trial_log = trial_log
         self.transfer_pool = transfer_pool
         self.journal: JournalWriter = journal or NullJournal()
         self.should_stop = should_stop
@@ -226,8 +224,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         """Return a strategy of the same options for another task."""
         return AdaptiveSearch(
             **self.plain_options(),
-            build_times=self.build_times,
-            incumbent=self.incumbent,
+            trial_log=self.trial_log,
             transfer_pool=self.transfer_pool,
             journal=self.journal,
             should_stop=self.should_stop,
@@ -283,8 +280,8 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
 
     def note_build(self, key: int, build_sec: float | None) -> None:
         """Note what building a program took elsewhere."""
-        if self.build_times is not None and build_sec is not None:
-            self.build_times.note(key, build_sec)
+        if self.trial_log is not None and build_sec is not None:
+            self.trial_log.note(key, build_sec=build_sec)
 
     def plain_options(self) -> dict[str, Any]:
         """Return the options that are plain values."""
@@ -352,20 +349,21 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         """Count the trials and learn what they took."""
         state = self._live_state()
         # Of what was not tried nothing is known.
+        trials = [Trial.of(result) for result in results]
         known = [
-            (candidate.sch, result)
-            for candidate, result in zip(measure_candidates, results, strict=True)
-            if not is_untried(result.error_msg)
+            (candidate.sch, trial.seconds)
+            for candidate, trial in zip(measure_candidates, trials, strict=True)
+            if not trial.is_untried
         ]
         state.n_sent += len(known)
         schedules = [schedule for schedule, _ in known]
-        times_sec = [median_sec(result.run_secs) for _, result in known]
+        times_sec = [seconds for _, seconds in known]
         state.proposer.learned(schedules, [t if math.isfinite(t) else None for t in times_sec])
 
     def _set_incumbent(self, state: _State) -> None:
-        if self.incumbent is not None:
-            self.incumbent.seconds = state.proposer.best_sec
-            self.incumbent.floor_sec = state.floor_sec
+        if self.trial_log is not None:
+            self.trial_log.incumbent.seconds = state.proposer.best_sec
+            self.trial_log.incumbent.floor_sec = state.floor_sec
 
     def _live_state(self) -> _State:
         if self.state is None:
@@ -390,7 +388,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
                 n_samples=max(self.n_samples, batch + batch // 2),
                 max_fail_count=int(self.options["max_fail_count"]),
                 rng=rng,
-                build_times=self.build_times,
+                trial_log=self.trial_log,
                 transfer_pool=self.transfer_pool,
             )
         return EvolutionProposer(context, cost_model, self.options, self.diversity, batch, rng)

@@ -31,7 +31,7 @@ from tvm_adaptive.search_strategy.surrogate_search import (
 from tvm_adaptive.search_strategy.transfer import KEPT_PER_TASK, TransferPool, TransferRecord
 from tvm_adaptive.values.hash_set import HashSet
 from tvm_adaptive.values.trial import FloatArray, Prediction
-from tvm_adaptive.values.trial_log import BuildTimes
+from tvm_adaptive.values.trial_log import TrialLog
 
 # Some 4 kB each, per task of a network.
 POOL_CAPACITY = 600
@@ -62,7 +62,7 @@ class SurrogateProposer:
         max_fail_count: int,
         rng: np.random.Generator,
         options: SurrogateSearchOptions | None = None,
-        build_times: BuildTimes | None = None,
+        trial_log: TrialLog | None = None,
         transfer_pool: TransferPool | None = None,
     ) -> None:
         self.context = context
@@ -75,7 +75,7 @@ class SurrogateProposer:
         self._rng = rng
         self._options = options or SurrogateSearchOptions()
         self._pool = Pool(POOL_CAPACITY)
-        self._build_times = build_times or BuildTimes()
+        self._trial_log = trial_log
         self._relatives = transfer_pool or TransferPool()
         self._family = ""
         self._cost: Any = None
@@ -269,6 +269,9 @@ class SurrogateProposer:
         self.measured.update(keys)
         gone = [i for i, key in enumerate(self._pool.keys) if key in keys]
         gone_keys = [self._pool.keys[i] for i in gone]
+        if self._trial_log is not None:
+            for key, row in zip(gone_keys, self._pool.rows[gone], strict=True):
+                self._trial_log.note(key, features=row)
         self._points.update(zip(gone_keys, self._pool.take(gone), strict=True))
         if len(self._pool) > self._pool.capacity:
             self._pool.trim(self._scores(np.arange(len(self._pool))))
@@ -278,7 +281,8 @@ class SurrogateProposer:
         """Keep the fastest as parents; None is a failure."""
         for schedule, sec in zip(schedules, seconds, strict=True):
             key = key_of(schedule)
-            point, build_sec = self._points.pop(key, None), self._build_times.take(key)
+            point = self._points.pop(key, None)
+            build_sec = None if self._trial_log is None else self._trial_log.get(key).build_sec
             if point is not None and build_sec is not None:
                 self._cost.add(point, build_sec)
             if point is not None and sec is not None:

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.task_scheduler.arms import Arm, Decision
 from tvm_adaptive.task_scheduler.slots import Slot
-from tvm_adaptive.values.trial import median_sec
-
-
-def latency_ms_of(run_secs: Sequence[float] | None, error: str | None) -> float:
-    """Return a trial's milliseconds, the median of its runs; ``nan`` for a failed one."""
-    return math.nan if error is not None else median_sec(run_secs) * 1e3
 
 
 def check_decision(decision: Decision, arms: Sequence[Arm]) -> None:

@@ -20,14 +20,12 @@ from tvm_adaptive._tvm import (
     derived_object,
     handle,
 )
-from tvm_adaptive.errors import is_untried
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
 from tvm_adaptive.task_scheduler.arms import Arm, Decision, Played, Policy, PriorTrials
 from tvm_adaptive.task_scheduler.callback_guard import tune_guarded
 from tvm_adaptive.task_scheduler.decisions import (
     check_decision,
     decision_fields,
-    latency_ms_of,
     slot_fields,
 )
 from tvm_adaptive.task_scheduler.presets import check_limits, check_policy_name
@@ -35,6 +33,7 @@ from tvm_adaptive.task_scheduler.run_state import RunState, arm_table_of, least_
 from tvm_adaptive.task_scheduler.search_hooks import is_ready, limit_next_batch, prefetch
 from tvm_adaptive.task_scheduler.siblings import with_foresight
 from tvm_adaptive.task_scheduler.slots import Plateau, Slot, SlotLength
+from tvm_adaptive.values.trial import Trial
 
 logger = logging.getLogger(__name__)
 
@@ -313,11 +312,8 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
 
     def _take(self, run: RunState, index: int, results: Sequence[RunnerResult]) -> None:
         run.arrived.pop(index, None)
-        latencies_ms = [
-            latency_ms_of(result.run_secs, result.error_msg)
-            for result in results
-            if not is_untried(result.error_msg)
-        ]
+        trials = [Trial.of(result) for result in results]
+        latencies_ms = [trial.seconds * 1e3 for trial in trials if not trial.is_untried]
         run.arm_table.add_trials(index, latencies_ms)
         for slot in run.open_slots():
             if slot.arm == index:

@@ -373,7 +373,10 @@ def _search(session: Session, tasks: Sequence[ExtractedTask]) -> RunProgress:
                 database=database,
                 cost_model=parts.cost_model,
                 measure_callbacks=[
-                    CommitRound(contexts, database, parts.cost_model, session.machine_failed),
+                    CommitRound(
+                        *(contexts, database, parts.cost_model, session.machine_failed),
+                        trial_log=parts.trial_log,
+                    ),
                     RemoveBuildArtifact(),
                     # What the journal counts, a resumed run's cost model shall know.
                     *keepers,

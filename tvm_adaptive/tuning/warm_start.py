@@ -68,7 +68,7 @@ def remembering(
             own=own,
             shared=shared,
             run=session.run_id,
-            lessons=parts.last_lesson,
+            trial_log=parts.trial_log,
             journal=session.journal,
         )
         try:
