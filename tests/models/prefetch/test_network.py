@@ -30,12 +30,13 @@ class _Product(nn.Module):  # type: ignore[misc]
 
 
 @pytest.fixture
-def network(rng: np.random.Generator) -> Network:
+def network() -> Network:
     return network_of_module(
         "product",
         _Product(),
         {"x": (N_ROWS, N_SUMMED)},
-        lambda _, shape: rng.standard_normal(shape).astype("float32"),
+        lambda rng, _, shape: rng.standard_normal(shape).astype("float32"),
+        seed=0,
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tvm_adaptive.models.prefetch.panels import Visits, bursts_of, visits_of
+from tvm_adaptive.models.prefetch.reading import Visits, bursts_of, visits_of
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,8 @@ from tvm_adaptive._tvm import (
 from tvm_adaptive.database.metaschedule import trial_of
 from tvm_adaptive.database.verdicts import candidate_of
 from tvm_adaptive.models.prefetch import follow_hints, hinted, rewrite
-from tvm_adaptive.models.prefetch.hints import LINES_AT_ONCE
 from tvm_adaptive.models.prefetch.reading import integer, substitute
-from tvm_adaptive.models.prefetch.rewrite import HINT
+from tvm_adaptive.models.prefetch.rewrite import HINT, LINES_AT_ONCE
 from tvm_adaptive.search_strategy.transfer_records import transfer_record_of
 
 
@@ -160,6 +159,10 @@ def test_databases_keep_the_hint(tmp_path: Any) -> None:
     assert lines_asked_for(follow_hints(packed(kept))) == lines_asked_for(
         follow_hints(packed(form))
     )
+
+
+def test_the_hint_keeps_its_name() -> None:
+    assert HINT == "tvm_adaptive.prefetch", "databases and stores hold it"
 
 
 def test_what_has_no_hint_stays_as_it_is() -> None:
