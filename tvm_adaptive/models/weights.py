@@ -28,7 +28,7 @@ _MIN_BYTES = 1024
 class Weight:
     """Where a constant is in the file."""
 
-    name: str  # of the parameter of ``main`` that stands for it
+    name: str  # of the parameter of ``main`` in its place
     dtype: str
     shape: tuple[int, ...]
     offset_bytes: int

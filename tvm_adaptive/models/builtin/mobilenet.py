@@ -49,7 +49,7 @@ class InvertedResidual(nn.Module):  # type: ignore[misc]
         self.expand = nn.Conv2D(in_channels, inner, 1) if expansion != 1 else None
         self.depthwise = nn.Conv2D(inner, inner, 3, stride=stride, padding=1, groups=inner)
         self.joins_sum = stride == 1 and in_channels == channels
-        if self.joins_sum:  # draw_parameter knows it by its name and draws it smaller
+        if self.joins_sum:  # draw_parameter draws it smaller, by its name
             self.residual = nn.Conv2D(inner, channels, 1)
         else:
             self.project = nn.Conv2D(inner, channels, 1)

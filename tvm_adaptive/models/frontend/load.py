@@ -44,8 +44,8 @@ def load(
     ----------
     what : str
         A file whose name ends as one of :data:`FORMATS`; ``"package.module:factory"``,
-        see :mod:`tvm_adaptive.models.frontend.factory`; or a name that
-        :func:`~tvm_adaptive.models.load_workload` knows.
+        see :mod:`tvm_adaptive.models.frontend.factory`; or a name for
+        :func:`~tvm_adaptive.models.load_workload`.
     input_shapes : mapping of str to sequence of int, or None, default None
         Extents by the names of inputs, for those with dynamic shapes; ``""`` names the only
         input of a model that has one.

@@ -20,7 +20,7 @@ from tvm_adaptive.models.network import (
 def by_name(
     shapes: Mapping[str, Sequence[int]], names: Sequence[str], source: str
 ) -> dict[str, tuple[int, ...]]:
-    """Check that shapes belong to inputs; the name ``""`` stands for the only input."""
+    """Check that shapes belong to inputs; the name ``""`` means the only input."""
     found: dict[str, tuple[int, ...]] = {}
     for given, extents in shapes.items():
         name = names[0] if not given and len(names) == 1 else given

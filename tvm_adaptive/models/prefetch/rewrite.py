@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 # Annotation of a block, such as "1:16": which parameter is the weight, and how many lines to
 # prefetch at once. It is part of a schedule's trace, so databases keep it, and the name stays;
-# a compiler that does not know it ignores it.
+# other compilers ignore it.
 HINT = "tvm_adaptive.prefetch"
 # As many lines as a core can wait for at a time (12 to 16 on today's x86 processors), or all
 # lines of a visit before it begins: some kernels are compiled best in one piece.
@@ -54,7 +54,7 @@ LINES_AT_ONCE = (16, 1 << 16)
 
 # Smaller weights are loaded while the first rows are computed.
 _MIN_WEIGHT_BYTES = 256 << 10
-_LINE_BYTES = 64  # of every x86 and most ARM processors; elsewhere some prefetches are in vain
+_LINE_BYTES = 64  # of every x86 and most ARM processors; elsewhere some prefetches are useless
 # Two groups must fit into a core's own cache, one or two MiB today; by the time the next one
 # is loaded, most of the present one is not needed any more.
 _MAX_GROUP_BYTES = 1 << 20
@@ -69,7 +69,7 @@ _TO_READ, _SECOND_CACHE, _DATA = 0, 2, 1
 def hinted(record: TuningRecord, weights: tuple[int, ...]) -> list[TuningRecord]:
     """Return forms of a record that prefetch their weights.
 
-    Only timings tell which of them is the fastest, or whether the record itself is.
+    Only timings can show which is the fastest, one of them or the record itself.
 
     Parameters
     ----------
@@ -214,7 +214,7 @@ class _Prefetch:
 
 
 def _prefetches_of(function: PrimFunc) -> dict[int, _Prefetch]:
-    """Return what a function's hints ask for, by the loops that prefetch."""
+    """Return the prefetches that a function's hints request, by their loops."""
     prefetches = {}
     for site in sites_of(function):
         hint = site.block.annotations.get(HINT)
