@@ -306,36 +306,6 @@ def _data_of(constant: Any) -> Any:
     return constant.value if hasattr(constant, "value") else constant.data
 
 
-def constants_as_parameters(mod: IRModule, least_bytes: int) -> tuple[IRModule, dict[str, Tensor]]:
-    """Turn the large constants of ``main`` into parameters after its own.
-
-    ``BindParams`` undoes it.
-    """
-    weights: dict[str, Tensor] = {}
-    parameters: list[Any] = []
-
-    @relax.expr_functor.mutator
-    class Lift(relax.PyExprMutator):  # type: ignore[misc]
-        def visit_generic_const_(self, constant: Any) -> Any:
-            if _data_of(constant).numpy().nbytes < least_bytes:
-                return constant
-            name = f"constant_{len(parameters)}"
-            parameters.append(relax.Var(name, constant.ty))
-            weights[name] = _data_of(constant)
-            return parameters[-1]
-
-        visit_constant_ = visit_generic_const_  # as TVM 0.26 calls it
-
-    main = mod["main"]
-    body = Lift(mod).visit_expr(main.body)
-    lifted = relax.Function(
-        [*main.params, *parameters], body, main.ret_ty, main.is_pure, main.attrs
-    )
-    return IRModule({**dict(mod.functions), mod.get_global_var("main"): lifted}, attrs=mod.attrs), (
-        weights
-    )
-
-
 def fold_calls(mod: IRModule, value_of: Callable[[Any, str, list[Any]], Any | None]) -> IRModule:
     """Replace calls of operators in ``main`` whose arguments are constants."""
     constant_type = type(relax.const(0.0))
