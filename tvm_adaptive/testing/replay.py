@@ -1,4 +1,11 @@
-"""Run a scheduler on recorded tunings: no hardware, many seeds in seconds."""
+"""Run a scheduler on recorded tunings: no hardware, many seeds in seconds.
+
+A replay's seed draws one possible course of events. Each task takes its tuning from one of
+the recordings of the same network, if there are several. Within a window of two
+neighbouring rounds trials come in any order, as the candidates of a round are built side by
+side and neighbouring rounds come from nearly the same search; the windows' phase is drawn
+too. Every trial keeps its own cost, and the search its pace and its final result.
+"""
 
 from __future__ import annotations
 
@@ -9,31 +16,32 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.task_scheduler.arm_table import ArmTable
+from tvm_adaptive.errors import InvalidOptionError, check_positive
+from tvm_adaptive.task_scheduler.arm_table import ArmTable, check_decision
 from tvm_adaptive.task_scheduler.arms import Decision, Policy
-from tvm_adaptive.task_scheduler.decisions import check_decision
-from tvm_adaptive.testing.draw import draw
-from tvm_adaptive.testing.recording import Recording
+from tvm_adaptive.testing.recording import Recording, TaskRecording
 from tvm_adaptive.values.trial import FloatArray
+
+# A single round would keep the order of rounds, and with it every decision.
+WINDOW_ROUNDS = 2
+# Keeps the draw's random numbers apart from the policy's, which have the same seed.
+_STREAM = 1
 
 
 @dataclasses.dataclass(frozen=True)
 class ReplayRun:
-    """What a policy made of a recording."""
+    """The result of a policy on a recording."""
 
-    # seconds of tuning at the start (0) and after each slot. Deciding costs nothing here, so that
+    # seconds of tuning at the start (0) and after each slot. Decisions cost nothing here, so that
     # the same seed gives the same run; see ``decide_sec``
     times_sec: FloatArray
     # end-to-end milliseconds at these times. A task without a result counts with its slowest
-    # recorded trial, which is what an unlucky first one brings; a task that never succeeds in the
-    # recording is left out
+    # recorded trial, as if its first one were unlucky; one that never succeeds is left out
     latency_ms: FloatArray
-    choices: tuple[int, ...]  # the arm of each slot, s of them
-    reasons: tuple[str, ...]  # why, s of them
-    n_trials: tuple[int, ...]  # trials that each slot had
-    # seconds that each decision took on this machine; one more than slots when the policy ended the
-    # run
+    choices: tuple[int, ...]  # the arm of each slot
+    reasons: tuple[str, ...]  # of each slot
+    n_trials: tuple[int, ...]  # of each slot
+    # seconds of each decision on this machine; one more than slots when the policy ended the run
     decide_sec: FloatArray
     covered_sec: float  # when each task that can had its first valid result; ``inf`` if never
     final_ms: float  # end-to-end milliseconds with each task at the best of its full recording
@@ -49,10 +57,9 @@ def replay(
     batch: int | None = None,
     slot_sec: float | None = None,
 ) -> ReplayRun:
-    """Let a policy schedule a recorded tuning."""
+    """Schedule a recorded tuning by a policy."""
     for name, value in (("budget_sec", budget_sec), ("batch", batch), ("slot_sec", slot_sec)):
-        if value is not None and not value > 0:
-            raise InvalidOptionError(f"{name} must be above 0 but got {value}.")
+        check_positive(name, value)
     instance = draw(recording, seed)
     stage = _Stage(instance, batch or instance.batch, slot_sec)
     rng = np.random.default_rng(seed)
@@ -156,3 +163,41 @@ class _Stage:
             final_ms=self.instance.final_ms,
             ended=ended,
         )
+
+
+def draw(recordings: Recording | Sequence[Recording], seed: int) -> Recording:
+    """Return one possible course of events."""
+    several = [recordings] if isinstance(recordings, Recording) else list(recordings)
+    _check_same_tasks(several)
+    rng = np.random.default_rng([_STREAM, seed])
+    by_name = [{task.name: task for task in recording.tasks} for recording in several]
+    tasks = tuple(
+        _shuffled(by_name[int(rng.integers(len(several)))][task.name], rng)
+        for task in several[0].tasks
+    )
+    return dataclasses.replace(several[0], tasks=tasks)
+
+
+def _shuffled(task: TaskRecording, rng: np.random.Generator) -> TaskRecording:
+    edges = np.concatenate([[0], np.cumsum(task.round_sizes)])
+    phase = int(rng.integers(WINDOW_ROUNDS))
+    inner = edges[1:-1][phase::WINDOW_ROUNDS]
+    windows = np.split(np.arange(task.n_trials), inner)
+    order = np.concatenate([rng.permutation(window) for window in windows])
+    return dataclasses.replace(
+        task, latencies_ms=task.latencies_ms[order], trial_sec=task.trial_sec[order]
+    )
+
+
+def _check_same_tasks(recordings: Sequence[Recording]) -> None:
+    if not recordings:
+        raise InvalidOptionError("A replay needs at least one recording; got none.")
+    first = {task.name for task in recordings[0].tasks}
+    for other in recordings[1:]:
+        names = {task.name for task in other.tasks}
+        if names != first:
+            raise InvalidOptionError(
+                "Recordings that are replayed together must have the same tasks; "
+                f"{recordings[0].network} (seed {recordings[0].seed}) and {other.network} "
+                f"(seed {other.seed}) differ in {sorted(names ^ first)}."
+            )
