@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from tvm_adaptive.task_scheduler import index, retire
 from tvm_adaptive.task_scheduler.arms import Arm, Decision
 from tvm_adaptive.task_scheduler.forecast.belief import METHODS, forecast
 from tvm_adaptive.task_scheduler.forecast.curve import CurveFamily, curve_family
-from tvm_adaptive.task_scheduler.forecast.result import ThroughputHistory
+from tvm_adaptive.task_scheduler.forecast.result import Forecast, ThroughputHistory
 from tvm_adaptive.task_scheduler.index import EPSILON
 from tvm_adaptive.task_scheduler.warmup import WarmUp
 from tvm_adaptive.values.trial import FloatArray
@@ -32,24 +31,8 @@ _UNKNOWN_SEC_PER_TRIAL = 1.0
 _PEER_TOLERANCE = 0.05
 
 
-class Belief(Protocol):
-    """A forecast of the throughput at the end of the next slot."""
-
-    @property
-    def mean(self) -> float:
-        """Mean, in the unit of the history."""
-
-    @property
-    def samples(self) -> FloatArray:
-        """Draws of shape (s,), none below the incumbent."""
-
-    @property
-    def expected_drop(self) -> float:
-        """Share of its latency that the task is expected to lose, in [0, 1)."""
-
-
 # Of an arm's history (the incumbent is 1), the trials of the slot, and a generator.
-Forecaster = Callable[[ThroughputHistory, int, np.random.Generator], Belief]
+Forecaster = Callable[[ThroughputHistory, int, np.random.Generator], Forecast]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,7 +204,7 @@ class DynaTunePolicy:
 
     def _own_forecast(
         self, history: ThroughputHistory, horizon: int, rng: np.random.Generator
-    ) -> Belief:
+    ) -> Forecast:
         return forecast(
             history.best,
             horizon,

@@ -64,7 +64,7 @@ class Slot:
 
     arm: int
     start_sec: float  # monotonic; the time of the decision counts
-    n_asked: int | None = None  # trials that the policy asked for; None for a SlotLength
+    n_asked: int | None = None  # trials of the decision; None for a SlotLength
     until_success: bool = False  # whether the first batch with a success ends it
     n_rounds: int = 0
     n_trials: int = 0
@@ -79,7 +79,7 @@ class Slot:
         self.has_success |= has_success
 
     def left(self) -> int | None:
-        """Return how many of the trials asked for are missing; None without a number."""
+        """Return how many of ``n_asked`` trials are missing; None without a number."""
         return None if self.n_asked is None else max(1, self.n_asked - self.n_trials)
 
     def ends_with(self, n_trials: int, length: SlotLength) -> bool:
@@ -93,7 +93,7 @@ class Slot:
         if self.until_success and self.has_success:
             return True
         if self.n_asked is not None:
-            # A search that has returned nothing would be asked for the same again and again.
+            # A search that has returned nothing would return nothing again.
             return self.is_dry or self.n_trials >= self.n_asked
         if length.sec is not None:
             return now_sec - self.start_sec >= length.sec
@@ -120,7 +120,7 @@ class SlotQueue:
         self.limits = limits
         self.journal = journal
         self.clock = clock
-        self._terminate = terminate  # tells MetaSchedule that a task is over
+        self._terminate = terminate  # ends a task for MetaSchedule
         self.start_sec = self.charged_sec = clock()  # seconds are charged up to the second
         self.current: Slot | None = None
         # decided on, the oldest first: their first batches are being searched elsewhere

@@ -30,7 +30,7 @@ class WarmUp:
     n_trials: int | None = 4
     # an arm with so many trials and no valid result is given up. Stock's own batch
     give_up_trials: int = 64
-    # the same in slots, as a search may return fewer trials than asked for, or none
+    # the same in slots, as a search may return fewer trials than it should, or none
     give_up_slots: int = 8
 
     def __post_init__(self) -> None:

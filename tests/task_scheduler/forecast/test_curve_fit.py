@@ -60,9 +60,3 @@ STEPS = np.concatenate([np.full(10, 1.0), np.full(12, 1.19), np.full(20, 1.5)])
 )
 def test_segments_by_hand(best, start):
     assert last_segment(np.asarray(best, dtype=float)) == start
-
-
-def test_the_size_of_a_jump_and_of_a_segment_can_be_set():
-    assert last_segment(STEPS, jump=0.1) == 22
-    assert last_segment(STEPS[:22], jump=0.1) == 10
-    assert last_segment(STEPS[:24], min_points=2) == 22

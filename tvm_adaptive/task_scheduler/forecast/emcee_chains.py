@@ -34,18 +34,18 @@ THIN_BY = 10
 # other curve without probability.
 _MAX_SIGMA = 1.0
 _MIN_SIGMA = 1e-4
-# Without a peak, in multiples of the task's own best: generous, as the prior shall not
+# Without a peak, in multiples of the task's own best: wide, so that the prior does not
 # decide.
 _OWN_BEST_CEILING = 10.0
-# Of a parameter's range: starts this far apart let the ensemble see the posterior's
-# width at once, where the published 1e-6 takes 100 steps to forget.
+# Of a parameter's range: with starts this far apart the ensemble has the posterior's width
+# at once; from the published 1e-6 it needs 100 steps.
 _START_SPREAD = 0.05
 _N_START_ATTEMPTS = 200
 # Healthy ensembles accept 0.2 to 0.6; a frozen one nothing, a diffusing one everything.
 _ACCEPTANCE_RANGE = (0.1, 0.9)
-# A random walk of 500 steps, which goes nowhere, is estimated to be 8 to 10 of its
-# autocorrelation times long, and a sound chain of the same length 10 to 17. (Of chains ten
-# times as long the times come out twice as large: 500 steps are few.)
+# A random walk of 500 steps, which does not converge, is estimated to be 8 to 10 of its
+# autocorrelation times long, and a converging chain of the same length 10 to 17. (Of chains
+# ten times as long the estimates are twice as large: 500 steps are few.)
 _MIN_AUTOCORRELATION_TIMES = 10.0
 # DynaTune, section 4.3: a jump of more than 20 % starts a new segment.
 SEGMENT_JUMP = 0.2
@@ -66,18 +66,12 @@ class CurveFit:
     rms: float  # root of the mean squared residual, unit of the data
 
 
-def last_segment(
-    best: FloatArray, jump: float = SEGMENT_JUMP, min_points: int = MIN_SEGMENT_POINTS
-) -> int:
-    """Return where the last segment of a history starts.
-
-    A segment starts wherever the best throughput rises by more than ``jump`` of itself;
-    the first success starts none. DynaTune, section 4.3.
-    """
+def last_segment(best: FloatArray) -> int:
+    """Return where the last segment of a history starts; the first success starts none."""
     previous, current = best[:-1], best[1:]
-    cuts = 1 + np.flatnonzero((previous > 0) & (current > (1.0 + jump) * previous))
+    cuts = 1 + np.flatnonzero((previous > 0) & (current > (1.0 + SEGMENT_JUMP) * previous))
     starts = [0, *cuts.tolist()]
-    if len(starts) > 1 and len(best) - starts[-1] < min_points:
+    if len(starts) > 1 and len(best) - starts[-1] < MIN_SEGMENT_POINTS:
         starts.pop()
     return int(starts[-1])
 
@@ -209,7 +203,7 @@ def acceptance(chain: FloatArray) -> FloatArray:
 
 
 def is_frozen(chain: FloatArray) -> bool:
-    """Say whether the walkers hardly moved, so that the chain knows only its start."""
+    """Say whether the walkers hardly moved from their starts."""
     return bool(acceptance(chain).mean() < _ACCEPTANCE_RANGE[0])
 
 

@@ -38,7 +38,7 @@ METHOD = "quadrature"
 # Points of a history that are compared with the curve, even in the logarithm of x: as
 # records are, of which there are about log n.
 _N_POINTS = 24
-# A staircase has no more independent errors than records, and where its next step falls
+# A staircase has no more independent errors than records, and the place of its next step
 # says little of the one after. Of 0.5, 1 and 1.5 the smallest chose best on the recorded
 # tunings of ResNet-18 and SqueezeNet (benchmarks/scheduler), and intervals cover what they say.
 _ERRORS_PER_RECORD = 0.5
@@ -53,7 +53,7 @@ EXPECTED_HEADROOM = 4.0
 # Of 0, 0.01, 0.03, 0.05 and 0.1: with 0 a task that is the best of all and still improving
 # looks finished, with more than 0.01 recorded tunings take longer.
 _CHANCE_OF_A_WRONG_EXPECTATION = 0.01
-# Of the scale: what re-measuring a kernel scatters. Keeps an exact fit from certainty.
+# Of the scale: the scatter of repeated measurements. Keeps an exact fit from certainty.
 NOISE_FLOOR = 0.02
 _TINY = 1e-300
 
@@ -109,7 +109,7 @@ def curve_posterior(
     possible = upper > lower
     if not possible.any():
         raise NoFitError(f"no curve of the family {family.name} stays below the ceiling")
-    # Far outside, lower >= upper makes no sense of the formulas; its weight is 0 anyway.
+    # Where lower >= upper the formulas have no meaning; the weight is 0 anyway.
     upper = np.where(possible, upper, lower + 1.0)
     share = 1.0 if effective_points is None else min(effective_points / len(x), 1.0)
     points = share * len(x)
@@ -143,9 +143,9 @@ def _student_mass(dof: float, lower: FloatArray, upper: FloatArray) -> FloatArra
     return np.asarray(np.maximum(high - low, _TINY))
 
 
-def thinned(best: FloatArray, n_points: int = _N_POINTS) -> tuple[FloatArray, FloatArray]:
+def thinned(best: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return points of a history that are even in the logarithm of x, the last included."""
-    x = np.unique(np.round(np.geomspace(1, len(best), n_points)).astype(int))
+    x = np.unique(np.round(np.geomspace(1, len(best), _N_POINTS)).astype(int))
     return x.astype(np.float64), best[x - 1]
 
 
@@ -177,9 +177,8 @@ def forecast_quadrature(
 ) -> Forecast:
     """Forecast from the posterior of the curve, as a jump from the incumbent.
 
-    The curve says what the slot gains on average, f(n + m) / f(n); the history of
-    records how likely a gain is (see :mod:`~tvm_adaptive.task_scheduler.forecast.record_breaks`).
-    The whole history is fitted, without cuts: a jump is no surprise to this model.
+    The curve gives the mean gain of the slot, f(n + m) / f(n), the history of records the
+    chance of any. The whole history is fitted, without cuts: this model has jumps.
     """
     incumbent = history.incumbent
     posterior = _posterior(history, family)

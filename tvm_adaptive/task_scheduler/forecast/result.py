@@ -32,7 +32,7 @@ class Forecast:
         """Share of its latency that the task is expected to lose in the slot, in [0, 1).
 
         E[1 - incumbent / f], converted draw by draw: latency is convex in the throughput
-        f, so the mean throughput promises a larger drop than there is.
+        f, so the mean throughput overstates the drop.
         """
         if self.exact_drop is not None:
             return self.exact_drop
