@@ -62,10 +62,8 @@ ADAPTERS = {
     "search_strategy/stoppable.py",
     "search_strategy/strategy.py",
     "search_strategy/surrogate_proposer.py",
-    "task_scheduler/callback_guard.py",
     "task_scheduler/scheduler.py",
     "task_scheduler/search_hooks.py",
-    "task_scheduler/siblings.py",
 }
 
 MAX_FILE_LINES = 520

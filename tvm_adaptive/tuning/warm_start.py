@@ -191,8 +191,8 @@ def _recall(
             store, contexts, parts.transfer_pool, model, without=session.history.run_ids
         )
         scheduler = python_side(parts.task_scheduler)
-        if scheduler is not None and hasattr(scheduler, "remember"):
-            scheduler.remember(recalled.tasks)
+        if scheduler is not None and hasattr(scheduler, "set_prior"):
+            scheduler.set_prior(recalled.tasks)
     except StoreError as error:
         _tell(session, error, "The run starts from nothing.")
         return
