@@ -55,7 +55,7 @@ ADAPTERS = {
     "runner/rpc/lease.py",
     "runner/rpc/leased_worker.py",
     "runner/rpc/runner.py",
-    "search_strategy/batches.py",
+    "search_strategy/candidate_pool.py",
     "search_strategy/evolution_proposer.py",
     "search_strategy/proposer.py",
     "search_strategy/schedules.py",

@@ -21,10 +21,10 @@ from tvm_adaptive._tvm import (
     TuneContext,
     TuningRecord,
     args_info_of,
+    database_hooks,
     estimate_tir_flops,
     handle,
     load_json,
-    python_side,
     save_json,
     structural_hash,
 )
@@ -85,9 +85,9 @@ def _records_of(database: Database, mod: IRModule) -> Iterator[TuningRecord]:
     """Yield the records of a workload; of a database that can, without reading all at once."""
     if not database.has_workload(mod):
         return
-    read_some = getattr(python_side(database), "records_of", None)
-    if read_some is not None:
-        yield from read_some(mod)
+    hooks = database_hooks(database)
+    if hooks is not None:
+        yield from hooks.records_of(mod)
         return
     mine = handle(database.commit_workload(mod))
     for record in database.get_all_tuning_records():
@@ -105,21 +105,6 @@ def distinct(schedules: Sequence[Schedule], measured: Container[int]) -> list[Sc
             seen.add(key)
             kept.append(schedule)
     return kept
-
-
-def mix(
-    exploit: list[Schedule], randoms: list[Schedule], explore: int, size: int
-) -> list[Schedule]:
-    """Put a batch together: the best to exploit, then random ones."""
-    batch = exploit[: size - explore]
-    seen = {key_of(schedule) for schedule in batch}
-    for schedule in randoms:
-        if len(batch) == size:
-            break
-        if key_of(schedule) not in seen:
-            seen.add(key_of(schedule))
-            batch.append(schedule)
-    return batch
 
 
 def vectors_of(schedules: list[Schedule]) -> FloatArray:

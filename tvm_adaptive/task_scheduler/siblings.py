@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tvm_adaptive._tvm import anchor_of, python_side
+from tvm_adaptive._tvm import anchor_of, search_hooks
 from tvm_adaptive.task_scheduler.arms import Policy
 from tvm_adaptive.task_scheduler.foresight import Foresight
 from tvm_adaptive.values.trial import Promise
@@ -26,10 +26,8 @@ def with_foresight(
         return policy
 
     def promise_of(index: int) -> Promise | None:
-        strategy = python_side(records[index].ctx.search_strategy)
-        ask = getattr(strategy, "promise", None)
-        found: Promise | None = None if ask is None else ask()
-        return found
+        hooks = search_hooks(records[index].ctx.search_strategy)
+        return None if hooks is None else hooks.promise()
 
     families = [anchor_of(record.ctx.mod) for record in records]
     slot_trials = slot_rounds * (batch or _BATCH)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import time
 import uuid
@@ -83,7 +84,7 @@ class LaneSearch(PySearchStrategy):  # type: ignore[misc]
             target_json=save_json(context.target),
             seed=int(context.rand_state),
             batch=num_trials_per_iter,
-            options=search.plain_options(),
+            options=dataclasses.asdict(search.options),
         )
 
     def post_tuning(self) -> None:
