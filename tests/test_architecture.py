@@ -37,7 +37,6 @@ ADAPTERS = {
     "builder/persistent.py",
     "cost_model/family_model.py",
     "cost_model/model.py",
-    "cost_model/snapshot.py",
     "database/exchange.py",
     "database/metaschedule.py",
     "database/run_database.py",

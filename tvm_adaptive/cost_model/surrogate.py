@@ -59,7 +59,32 @@ _MIN_FOR_QUALITY = 3
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SurrogateOptions:
-    """How the surrogate learns; see :class:`tvm_adaptive.cost_model.RFEICostModel`."""
+    """Keyword parameters of :class:`~tvm_adaptive.RFEICostModel`.
+
+    Attributes
+    ----------
+    n_trees : int, default 24
+        Trees of the forest, at least 2.
+    std : {"between-tree", "total", "jackknife"}, default "between-tree"
+        Standard deviation of a forecast; see :mod:`tvm_adaptive.cost_model.forest`.
+    target : {"log", "throughput"}, default "log"
+        What the forest learns, each task by its own best: ``"log"``, the logarithm of
+        the relative throughput, failures apart in a model of their own; or
+        ``"throughput"``, the relative throughput, failures as 0.
+    acquisition : {"ei", "mean"} or callable, default "ei"
+        ``"ei"`` scores by expected improvement, ``"mean"`` by the forecast alone; a
+        function of mean, standard deviation and incumbent (arrays of shape (n,), and a
+        number; higher is better) returns the logarithm of what each candidate is worth.
+    max_features : float
+        Share of features tried at a split, in (0, 1]. Default 1/3.
+    n_jobs : int, default 2
+        Threads that fit the forest.
+
+    Raises
+    ------
+    InvalidOptionError
+        When an option is out of range.
+    """
 
     n_trees: int = 24
     std: Std = "between-tree"
@@ -69,11 +94,13 @@ class SurrogateOptions:
     n_jobs: int = 2
 
     def __post_init__(self) -> None:
-        for name, allowed in (("std", STDS), ("target", TARGETS), ("acquisition", ACQUISITIONS)):
-            is_own = name == "acquisition" and callable(self.acquisition)
-            if not is_own and getattr(self, name) not in allowed:
+        choices = {"std": STDS, "target": TARGETS}
+        if not callable(self.acquisition):
+            choices["acquisition"] = ACQUISITIONS
+        for name, allowed in choices.items():
+            if (value := getattr(self, name)) not in allowed:
                 raise InvalidOptionError(
-                    f"{name} must be one of {', '.join(allowed)}, but got {getattr(self, name)!r}."
+                    f"{name} must be one of {', '.join(allowed)}, but got {value!r}."
                 )
         for name, least in (("n_trees", 2), ("n_jobs", 1)):
             value = getattr(self, name)
@@ -128,10 +155,10 @@ class Surrogate:
         """Mean rank correlation of the last few forecasts; NaN before the first."""
         return float(np.mean(self._qualities)) if self._qualities else math.nan
 
-    def accuracy_of(self, key: str) -> float:
-        """Return the accuracy of what answers for a task; here it is one for all."""
+    def serving(self, key: str) -> Surrogate:
+        """Return the surrogate that answers for a task: one for all."""
         del key
-        return self.accuracy
+        return self
 
     @property
     def is_fitted(self) -> bool:
@@ -157,9 +184,8 @@ class Surrogate:
         """Learn what was measured of a task; see :meth:`Dataset.add`."""
         self.dataset.add(key, rows, seconds, errors)
 
-    def refit_if_due(self, key: str = "") -> FitReport | None:
+    def refit_if_due(self) -> FitReport | None:
         """Grow the forest anew if the run's data have grown by 5 % since the last time."""
-        del key
         news = self.dataset.n_added - self._n_fitted
         # Many samples of earlier runs must not make what this one finds wait to be learned.
         n_own = max(0, self._n_fitted - self._n_before)

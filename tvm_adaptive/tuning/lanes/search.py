@@ -23,7 +23,6 @@ from tvm_adaptive._tvm import (
     python_side,
     save_json,
 )
-from tvm_adaptive.cost_model.snapshot import snapshot_of
 from tvm_adaptive.errors import LaneError
 from tvm_adaptive.measure_callback.journal import JournalWriter
 from tvm_adaptive.search_strategy.schedules import candidate_of
@@ -129,7 +128,7 @@ class LaneSearch(PySearchStrategy):  # type: ignore[misc]
             SearchRequest(
                 task=self._spec,
                 state=search.carry(),
-                model=snapshot_of(search.state.model, search.context),
+                model=search.state.model.snapshot(search.context),
                 transfer_pool=search.transfer_pool,
                 limit=self._asked,
                 build=self.build,
