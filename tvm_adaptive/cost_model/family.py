@@ -15,15 +15,15 @@ from collections.abc import Mapping
 import numpy as np
 
 from tvm_adaptive.cost_model.dataset import Dataset, targets_of
-from tvm_adaptive.cost_model.features import Rows
 from tvm_adaptive.cost_model.forest import Forest
 from tvm_adaptive.cost_model.surrogate import Surrogate, SurrogateOptions, rank_correlation
+from tvm_adaptive.values.hooks import Rows
 from tvm_adaptive.values.trial import FloatArray
 
 # A forest of fewer samples ranks worse than one of all tasks' (FamilySeer waits for one
 # batch of 64 per task).
 MIN_SAMPLES = 128
-# One or two tasks have too little to say about a family.
+# One or two tasks are not typical of a family.
 MIN_TASKS = 3
 # Tasks whose models rank one another's candidates at least so well are of one family.
 MIN_CORRELATION = 0.5

@@ -21,11 +21,12 @@ from tvm_adaptive._tvm import (
     workload_key,
 )
 from tvm_adaptive.cost_model.dataset import Dataset
-from tvm_adaptive.cost_model.features import Rows, to_rows
+from tvm_adaptive.cost_model.features import to_rows
 from tvm_adaptive.cost_model.storage import read_dataset, write_dataset
 from tvm_adaptive.cost_model.surrogate import Surrogate, SurrogateOptions
 from tvm_adaptive.errors import ModelFileError
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
+from tvm_adaptive.values.hooks import Rows
 from tvm_adaptive.values.trial import FloatArray, Prediction, median_sec
 from tvm_adaptive.values.trial_log import LastTrainingBatch, TimingErrors, TrainingBatch
 
@@ -85,7 +86,7 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
 
     @property
     def is_trained(self) -> bool:
-        """Whether scores say anything: some task of the run had a success."""
+        """Whether scores rank candidates: some task of the run had a success."""
         dataset = self._surrogate.dataset
         return len(dataset) > dataset.n_failures
 

@@ -61,7 +61,7 @@ class CandidatePool:
         """Release the programs; they are made again where they are needed."""
         self._programs = {}
 
-    def look(self, points: Sequence[Point]) -> list[int | None]:
+    def add(self, points: Sequence[Point]) -> list[int | None]:
         """Make the programs of points, and add those that are new to the pool.
 
         Returns the program's key for each point, None where it has no valid program.

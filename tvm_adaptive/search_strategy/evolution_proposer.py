@@ -78,7 +78,7 @@ class EvolutionProposer(Proposer):
 
     def _posterior(self, n_plans: int) -> Prediction | None:
         candidates = [candidate_of(plan) for plan in self._fresh[:n_plans]]
-        prediction: Prediction | None = self._model.posterior(self.context, candidates)
+        prediction: Prediction | None = self.model.posterior(self.context, candidates)
         return prediction
 
     def _screened(self, n: int, without: Sequence[Schedule]) -> list[Schedule]:

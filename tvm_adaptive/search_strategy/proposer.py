@@ -20,7 +20,7 @@ from tvm_adaptive.search_strategy.exploration import FALLBACK_EPSILON, n_random,
 from tvm_adaptive.search_strategy.options import SearchOptions
 from tvm_adaptive.search_strategy.schedules import key_of
 from tvm_adaptive.values.hash_set import HashSet
-from tvm_adaptive.values.trial import N_VERIFIED, Exploration, Prediction
+from tvm_adaptive.values.trial import N_VERIFIED, Exploration, Prediction, Promise
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ CHEAP_SAMPLES_PER_TRIAL = 3
 
 @dataclasses.dataclass(eq=False)
 class Proposer(abc.ABC):
-    """The source of one task's candidates: ``propose`` a batch, ``tell`` its times, and again."""
+    """The source of one task's candidates: ``propose`` returns a batch, ``tell`` learns times."""
 
     context: TuneContext
     cost_model: Any
@@ -44,8 +44,8 @@ class Proposer(abc.ABC):
     def __post_init__(self) -> None:
         self.measured = HashSet()
         self.n_rounds = 0
-        self._n_population = 0  # programs that the round looked at before its search
-        self._model: Any = model_hooks(self.cost_model)
+        self._n_population = 0  # programs of the round before its search
+        self.model: Any = model_hooks(self.cost_model)
         self._elites: list[tuple[float, Any]] = []  # the fastest that were measured
 
     @property
@@ -65,8 +65,8 @@ class Proposer(abc.ABC):
     def tell(self, schedules: Sequence[Schedule], seconds: Sequence[float | None]) -> None:
         """Learn the times of candidates; None is a failure."""
 
-    def expected_drop(self) -> float | None:
-        """Return the share of its latency that the task's best candidate may save, if known."""
+    def promise(self) -> Promise | None:
+        """Return the model's forecast for candidates that wait for a later round, if any do."""
         return None
 
     def propose(self, size: int, *, cheap: bool) -> list[Schedule] | None:
@@ -180,7 +180,7 @@ class Proposer(abc.ABC):
     def _exploration(self, *, cheap: bool) -> Exploration:
         if self.options.epsilon is not None:
             return Exploration(self.options.epsilon, "fixed")
-        if self._model is None:
+        if self.model is None:
             if self.n_rounds == 0:
                 logger.warning(
                     "%s: the cost model states no variance; epsilon is fixed at %g",
@@ -188,7 +188,7 @@ class Proposer(abc.ABC):
                     FALLBACK_EPSILON,
                 )
             return Exploration(FALLBACK_EPSILON, "no-variance")
-        if not self._model.is_trained:
+        if not self.model.is_trained:
             # Scores of an untrained model rank nothing: a search would cost its price
             # and find random candidates all the same.
             return Exploration(1.0, "untrained")

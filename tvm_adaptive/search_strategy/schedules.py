@@ -1,4 +1,4 @@
-"""Schedules as the search sees them: keys, knobs, and what a database has measured.
+"""What the search needs of schedules: keys, knobs, vectors, and those that were measured.
 
 An adapter, like :mod:`tvm_adaptive.search_strategy.strategy`.
 """
@@ -28,13 +28,13 @@ from tvm_adaptive._tvm import (
     save_json,
     structural_hash,
 )
-from tvm_adaptive.search_strategy.transfer_records import as_ints
+from tvm_adaptive.search_strategy.knobs import as_ints
 from tvm_adaptive.values.roofline import fastest_believable_sec
 from tvm_adaptive.values.trial import FloatArray, median_sec
 
 logger = logging.getLogger(__name__)
 
-# Records that a thread replays before it waits for the others: enough that it hardly waits.
+# Records that a thread replays before it waits for the others; with fewer it would wait often.
 _REPLAYED_AT_ONCE = 16
 
 
@@ -74,9 +74,9 @@ def measured_schedules(
     with ThreadPoolExecutor(max(1, n_threads)) as threads:
         while some := list(itertools.islice(records, _REPLAYED_AT_ONCE * len(mods))):
             parts = [some[thread :: len(mods)] for thread in range(len(mods))]
-            replayed = [iter(part) for part in threads.map(_replay_all, mods, parts)]
+            replayed = list(threads.map(_replay_all, mods, parts))
             for number, record in enumerate(some):
-                schedule = next(replayed[number % len(mods)])
+                schedule = replayed[number % len(mods)][number // len(mods)]
                 if schedule is not None:
                     yield median_sec(record.run_secs), schedule
 

@@ -1,7 +1,7 @@
-"""A search strategy that ends when it is told to, around any other strategy.
+"""A search strategy that ends on request, around any other strategy.
 
-MetaSchedule counts trials only. A strategy that returns no batch ends its task, and
-that is the one place between two rounds where every task passes.
+MetaSchedule counts trials only. A strategy that returns no batch ends its task, and every
+task calls its strategy between two rounds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 @derived_object
 class StoppableSearch(PySearchStrategy):  # type: ignore[misc]
-    """Pass everything on to ``inner`` until ``should_stop`` says no more."""
+    """Delegate to ``inner`` until ``should_stop`` returns True."""
 
     def __init__(
         self, inner: Any, should_stop: Callable[[], bool], journal: JournalWriter | None = None
@@ -40,7 +40,7 @@ class StoppableSearch(PySearchStrategy):  # type: ignore[misc]
         self.task_name = "?"
 
     def _initialize_with_tune_context(self, context: TuneContext) -> None:
-        """Hand the task on."""
+        """Initialise the inner strategy."""
         self.task_name = str(context.task_name)
         self.inner._initialize_with_tune_context(context)
 
@@ -77,12 +77,12 @@ class StoppableSearch(PySearchStrategy):  # type: ignore[misc]
             hooks.prefetch()
 
     def is_ready(self) -> bool:
-        """Say whether the inner strategy has its next batch."""
+        """Say whether the inner strategy's next batch is available at once."""
         hooks = search_hooks(self.inner)
         return hooks is not None and hooks.is_ready()
 
     def generate_measure_candidates(self) -> list[MeasureCandidate] | None:
-        """Return the inner strategy's next batch, or None when told to stop."""
+        """Return the inner strategy's next batch; None ends the task."""
         if self.should_stop():
             return None
         try:
@@ -96,7 +96,7 @@ class StoppableSearch(PySearchStrategy):  # type: ignore[misc]
     def notify_runner_results(
         self, measure_candidates: list[MeasureCandidate], results: list[RunnerResult]
     ) -> None:
-        """Hand the results on."""
+        """Let the inner strategy learn the results."""
         try:
             self.inner.notify_runner_results(measure_candidates, results)
         except Exception as error:

@@ -34,7 +34,6 @@ from tvm_adaptive.search_strategy.proposer import Proposer
 from tvm_adaptive.search_strategy.schedules import candidate_of, floor_sec_of
 from tvm_adaptive.search_strategy.surrogate_proposer import SurrogateProposer
 from tvm_adaptive.search_strategy.transfer import TransferPool
-from tvm_adaptive.values.hooks import ModelHooks
 from tvm_adaptive.values.trial import Promise, median_sec
 from tvm_adaptive.values.trial_log import BuildTimes, Incumbent
 
@@ -49,9 +48,7 @@ class _State:
     """The state of a task's search between its rounds."""
 
     proposer: Proposer
-    model: ModelHooks | None
     max_trials: int
-    batch: int
     floor_sec: float
     n_sent: int = 0
     n_empty: int = 0
@@ -111,7 +108,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         self._limit: int | None = None
 
     def _initialize_with_tune_context(self, context: TuneContext) -> None:
-        """Keep the task; TVM calls this whenever a context takes the strategy in."""
+        """Keep the task; TVM calls this for each context that the strategy is given to."""
         self.context = context
         self.state = None
 
@@ -129,11 +126,9 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
                 "AdaptiveSearch needs a tune context, a database and a cost model; pass "
                 "database=ms.database.MemoryDatabase() if nothing is to be kept."
             )
-        model = model_hooks(cost_model)
-        proposer = self._new_proposer(self.context, cost_model, model, num_trials_per_iter)
+        proposer = self._new_proposer(self.context, cost_model, num_trials_per_iter)
         proposer.start(max_trials, list(design_spaces), database)
-        floor_sec = floor_sec_of(self.context)
-        self.state = _State(proposer, model, max_trials, num_trials_per_iter, floor_sec)
+        self.state = _State(proposer, max_trials, floor_sec_of(self.context))
 
     def post_tuning(self) -> None:
         """End the search and release the task, which owns this object in turn."""
@@ -174,10 +169,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         return False
 
     def carry(self) -> bytes:
-        """Return the state of the search, for :meth:`resume` in another process.
-
-        Between processes of one run only: it is a pickle.
-        """
+        """Return a pickle of the state, for :meth:`resume` in another process of the run."""
         state = self._live_state()
         return pickle.dumps((_portable(state.proposer).carry(), state.n_empty))
 
@@ -190,17 +182,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
     def take_over(self, carried: bytes, keys: Sequence[int]) -> dict[int, Schedule]:
         """Continue from a round in another process, and return the programs that it chose.
 
-        Parameters
-        ----------
-        carried : bytes
-            From :meth:`carry`, of the process that searched.
-        keys : sequence of int
-            Of the programs.
-
-        Returns
-        -------
-        dict of int to Schedule
-            Without programs that come out otherwise here.
+        By their keys, without those that come out otherwise here.
         """
         self.resume(carried, None)
         state = self._live_state()
@@ -219,14 +201,8 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         return state.n_sent >= state.max_trials
 
     def promise(self) -> Promise | None:
-        """Return what the model says of the task's next candidates; None if it says nothing."""
-        state = self.state
-        if state is None or self.context is None or state.model is None:
-            return None
-        expected_drop = state.proposer.expected_drop()
-        if expected_drop is None:
-            return None
-        return Promise(expected_drop, state.model.accuracy_of(self.context))
+        """Return the model's forecast for the task's next candidates; None if there is none."""
+        return None if self.state is None else self.state.proposer.promise()
 
     def generate_measure_candidates(self) -> list[MeasureCandidate] | None:
         """Return the next batch; None ends the task.
@@ -240,8 +216,9 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
             return None
         batch: list[Schedule] | None
         try:
-            size = min(state.batch, state.max_trials - state.n_sent, limit or state.batch)
-            small = limit is not None and 2 * limit <= state.batch
+            batch_size = state.proposer.batch
+            size = min(batch_size, state.max_trials - state.n_sent, limit or batch_size)
+            small = limit is not None and 2 * limit <= batch_size
             n_measured = len(state.proposer.measured)
             initial = n_measured < self.options.n_initial
             if initial and n_measured:  # a warm-up began them: no more than are missing
@@ -286,14 +263,12 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
             raise InvalidOptionError("AdaptiveSearch: call pre_tuning() before a round.")
         return self.state
 
-    def _new_proposer(
-        self, context: TuneContext, cost_model: Any, model: ModelHooks | None, batch: int
-    ) -> Proposer:
+    def _new_proposer(self, context: TuneContext, cost_model: Any, batch: int) -> Proposer:
         # numpy wants no negative seed; TVM writes -1 for "any".
         seed = int(context.rand_state)
         rng = np.random.default_rng(seed if seed >= 0 else None)
         common = (context, cost_model, self.options, batch, rng, self.journal)
-        if self.options.proposer == "evolution" or model is None:
+        if self.options.proposer == "evolution" or model_hooks(cost_model) is None:
             return EvolutionProposer(*common)
         return SurrogateProposer(
             *common,

@@ -29,7 +29,7 @@ from tvm_adaptive.search_strategy.surrogate_search import (
     within,
 )
 from tvm_adaptive.search_strategy.transfer import KEPT_PER_TASK, TransferPool, TransferRecord
-from tvm_adaptive.values.trial import Prediction
+from tvm_adaptive.values.trial import Prediction, Promise
 from tvm_adaptive.values.trial_log import BuildTimes
 
 # Measured candidates that the search starts from, beside the best of the pool.
@@ -61,7 +61,7 @@ class SurrogateProposer(Proposer):
         """Open the sketches, and read what the database knows of the task."""
         del max_trials
         self.candidates = CandidatePool(
-            self.context, design_spaces, self._model, self.options.diversity, self.rng
+            self.context, design_spaces, self.model, self.options.diversity, self.rng
         )
         self.family = anchor_of(self.context.mod)
         pool = self.candidates.pool
@@ -108,13 +108,13 @@ class SurrogateProposer(Proposer):
                 self._add_elite(sec, point)
         self._share_elites()
 
-    def expected_drop(self) -> float | None:
+    def promise(self) -> Promise | None:
         """Return the share of its latency that the best of the pool is expected to save."""
         prediction = self.candidates.posterior()
         if prediction is None or not len(prediction):
             return None
         gain = float(expected_gain(prediction).max())
-        return gain / (1.0 + gain)
+        return Promise(gain / (1.0 + gain), self.model.accuracy_of(self.context))
 
     def elite_records(self) -> list[TransferRecord]:
         """Return the best measured decisions, for tasks of the same family."""
@@ -140,14 +140,14 @@ class SurrogateProposer(Proposer):
         n_valid = 0
         for _ in range(self.options.max_fail_count):
             points = [candidates.space.draw(self.rng) for _ in range(wanted)]
-            n_valid += sum(key is not None for key in candidates.look(points))
+            n_valid += sum(key is not None for key in candidates.add(points))
             if 2 * n_valid >= wanted:
                 break
         if n_valid == 0:
             return None
         self._n_population = n_valid
         self._randoms = np.arange(n_before, len(pool))
-        self._look_at_seeds()
+        self._add_seeds()
         return candidates.schedules(self._cheap_first(self._randoms))
 
     def _cheap_first(self, randoms: IndexArray) -> list[int]:
@@ -166,8 +166,8 @@ class SurrogateProposer(Proposer):
         return self.candidates.posterior(self._randoms[:n_plans])
 
     def _recalled(self, n: int) -> list[Schedule]:
-        # Seeds of other tasks would have to be made into programs, too, and are not needed here.
-        self._look_at_seeds(n_own=n)
+        # Seeds of other tasks are not needed here, and each would cost a program.
+        self._add_seeds(n_own=n)
         return self._first_seeds(n)
 
     def _seeded(self, n: int) -> list[Schedule]:
@@ -195,7 +195,7 @@ class SurrogateProposer(Proposer):
             candidates.space,
             [point for _, point in self._elites],
             value=candidates.scores,
-            look=candidates.look,
+            add=candidates.add,
             options=_SEARCH,
             rng=self.rng,
         )
@@ -204,16 +204,16 @@ class SurrogateProposer(Proposer):
         return candidates.schedules(near + candidates.best(far, n - len(near)))
 
     def _near(self, n: int) -> list[int]:
-        """Look around the best that were measured, and return the ``n`` best found there."""
+        """Search the neighbourhood of the best measured points, and return its ``n`` best."""
         centres = [point for _, point in self._elites[: _SEARCH.n_centres]]
         if not centres or n == 0:
             return []
         pool, space = self.candidates.pool, self.candidates.space
-        self.candidates.look(neighbours(pool, space, centres, NEAR_RATIO * n, self.rng))
+        self.candidates.add(neighbours(pool, space, centres, NEAR_RATIO * n, self.rng))
         return self.candidates.best(within(pool, space, centres, _SEARCH.radius), n)
 
-    def _look_at_seeds(self, n_own: int | None = None) -> None:
-        """Add to the pool what tasks of the family have found since the last round.
+    def _add_seeds(self, n_own: int | None = None) -> None:
+        """Add the family's new records to the pool, as seeds.
 
         With ``n_own`` only so many that an earlier run found for this very task.
         """
@@ -224,8 +224,8 @@ class SurrogateProposer(Proposer):
         new = [seed.point for seed in seeds if not pool.knows(seed.point)][:SEEDS_PER_ROUND]
         # Some are there already, drawn at random.
         keys = dict(zip(pool.points, pool.keys, strict=True))
-        looked = zip(new, self.candidates.look(new), strict=True)
-        keys.update((point, key) for point, key in looked if key is not None)
+        added = zip(new, self.candidates.add(new), strict=True)
+        keys.update((point, key) for point, key in added if key is not None)
         self._seeds = [keys[seed.point] for seed in seeds if seed.point in keys]
 
     def _exclude(self, keys: set[int]) -> None:

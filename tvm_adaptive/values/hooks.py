@@ -21,7 +21,7 @@ class SearchHooks(Protocol):
     """A search strategy that a task scheduler can steer."""
 
     def promise(self) -> Promise | None:
-        """Return what the model says of the task's next candidates; None if it says nothing."""
+        """Return the model's forecast for the task's next candidates; None if there is none."""
 
     def limit_next_batch(self, n_trials: int | None) -> None:
         """Let the next batch, and only that, have at most ``n_trials``; None for a full one."""
@@ -43,7 +43,7 @@ class ModelHooks(Protocol):
 
     @property
     def is_trained(self) -> bool:
-        """Whether scores say anything yet."""
+        """Whether scores rank candidates yet."""
 
     def describe(self, context: Any, candidates: list[Any]) -> Rows:
         """Return the features of candidates."""

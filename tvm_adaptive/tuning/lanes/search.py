@@ -128,7 +128,7 @@ class LaneSearch(PySearchStrategy):  # type: ignore[misc]
             SearchRequest(
                 task=self._spec,
                 state=search.carry(),
-                model=search.state.model.snapshot(search.context),
+                model=search.state.proposer.model.snapshot(search.context),
                 transfer_pool=search.transfer_pool,
                 limit=self._asked,
                 build=self.build,
