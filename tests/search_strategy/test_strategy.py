@@ -205,8 +205,8 @@ def test_half_of_a_searched_batch_is_near_the_best(make_task):
         task.round()
     centres = [point for _, point in task.proposer._elites[:4]]
     batch = task.strategy.generate_measure_candidates()
-    space = task.proposer._sketches.space
-    points = [task.proposer._points[key] for key in keys(batch)]
+    space = task.proposer.candidates.space
+    points = [task.proposer.candidates.sent[key] for key in keys(batch)]
     near = [min(space.distance(point, centre) for centre in centres) <= 2 for point in points]
     assert len(near) == 16
     assert sum(near) >= 8

@@ -16,6 +16,13 @@ from typing import Any, TypeVar
 
 from tvm_adaptive._tvm.intrinsics import backends_for, only_intrinsics
 from tvm_adaptive._tvm.versions import check_versions, installed_version
+from tvm_adaptive.values.hooks import (
+    DatabaseHooks,
+    ModelHooks,
+    RunnerHooks,
+    SchedulerHooks,
+    SearchHooks,
+)
 
 TVM_VERSION = installed_version("apache-tvm")
 FFI_VERSION = installed_version("apache-tvm-ffi")
@@ -139,6 +146,36 @@ def handle(obj: Any) -> int:
 def python_side(obj: Any) -> Any | None:
     """Return the Python instance behind an object, None for a stock object."""
     return _python_sides.get(handle(obj))
+
+
+def search_hooks(strategy: Any) -> SearchHooks | None:
+    """Return a search strategy's hooks for schedulers; None for a stock strategy."""
+    found = python_side(strategy)
+    return found if isinstance(found, SearchHooks) else None
+
+
+def model_hooks(cost_model: Any) -> ModelHooks | None:
+    """Return a cost model's hooks for searches and warm starts; None for a stock model."""
+    found = python_side(cost_model)
+    return found if isinstance(found, ModelHooks) else None
+
+
+def runner_hooks(runner: Any) -> RunnerHooks | None:
+    """Return a runner's hooks for task schedulers; None for a stock runner."""
+    found = python_side(runner)
+    return found if isinstance(found, RunnerHooks) else None
+
+
+def scheduler_hooks(task_scheduler: Any) -> SchedulerHooks | None:
+    """Return a task scheduler's hooks for warm starts; None for a stock scheduler."""
+    found = python_side(task_scheduler)
+    return found if isinstance(found, SchedulerHooks) else None
+
+
+def database_hooks(database: Any) -> DatabaseHooks | None:
+    """Return a database's hooks for large runs; None for a stock database."""
+    found = python_side(database)
+    return found if isinstance(found, DatabaseHooks) else None
 
 
 def exported(name: str) -> Callable[..., Any]:

@@ -23,7 +23,7 @@ from tvm_adaptive._tvm import (
     anchor_of,
     derived_object,
     handle,
-    python_side,
+    search_hooks,
 )
 from tvm_adaptive.errors import check_at_least
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
@@ -258,10 +258,8 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         )
 
     def _promise(self, index: int) -> Promise | None:
-        strategy = python_side(self._records[index].ctx.search_strategy)
-        ask = getattr(strategy, "promise", None)
-        promise: Promise | None = None if ask is None else ask()
-        return promise
+        hooks = search_hooks(self._records[index].ctx.search_strategy)
+        return None if hooks is None else hooks.promise()
 
     def _next_task_id(self, queue: SlotQueue) -> int:
         self._join(queue)

@@ -17,6 +17,7 @@ from tvm_adaptive._tvm import (
     SearchStrategy,
     Target,
     TaskScheduler,
+    runner_hooks,
 )
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import JournalWriter
@@ -115,7 +116,8 @@ def make_parts(
     for part, base in bases.items():
         name = getattr(config, part)
         if part == "task_scheduler":
-            ours[part]["max_waiting"] = getattr(made["runner"], "n_devices", 1)
+            devices = runner_hooks(made["runner"])
+            ours[part]["max_waiting"] = 1 if devices is None else devices.n_devices
             ours[part]["n_lanes"] = 1 if lanes is None else lanes.n_lanes
         if name in registry.PARTS[part].constructors:
             made[part] = registry.create(part, name, **ours[part])

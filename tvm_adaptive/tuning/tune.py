@@ -16,7 +16,7 @@ from tvm_adaptive._tvm import (
     contexts_of,
     functions_as_tasks,
     ms,
-    python_side,
+    scheduler_hooks,
     workload_key,
 )
 from tvm_adaptive.database.repair import repair_database
@@ -357,9 +357,9 @@ def _search(session: Session, tasks: Sequence[ExtractedTask]) -> RunProgress:
         contexts = contexts_of(tasks, str(session.work_dir), parts.strategy, session.seed)
         described = [_described(*pair) for pair in zip(contexts, tasks, strict=True)]
         session.journal.write("tasks", tasks=described)
-        restore = getattr(python_side(parts.task_scheduler), "restore", None)
-        if restore is not None:
-            restore(history.tasks)
+        scheduler = scheduler_hooks(parts.task_scheduler)
+        if scheduler is not None:
+            scheduler.restore(history.tasks)
         with remembering(session, contexts, parts) as keepers:
             database = RunDatabase(session.work_dir)
             ms.tune_tasks(

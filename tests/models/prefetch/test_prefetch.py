@@ -42,7 +42,7 @@ from tvm_adaptive.database.verdicts import candidate_of
 from tvm_adaptive.models.prefetch import follow_hints, hinted, rewrite
 from tvm_adaptive.models.prefetch.reading import integer, substitute
 from tvm_adaptive.models.prefetch.rewrite import HINT, LINES_AT_ONCE
-from tvm_adaptive.search_strategy.transfer_records import transfer_record_of
+from tvm_adaptive.search_strategy.transfer import transfer_record_of
 
 
 def forms_of(order: Sequence[tuple[str, int]], mod: IRModule | None = None) -> list[TuningRecord]:

@@ -21,7 +21,6 @@ from tvm_adaptive._tvm import (
 )
 from tvm_adaptive.builder.persistent import PersistentBuilder
 from tvm_adaptive.cost_model.model import RFEICostModel
-from tvm_adaptive.cost_model.snapshot import install
 from tvm_adaptive.search_strategy.schedules import key_of
 from tvm_adaptive.search_strategy.strategy import AdaptiveSearch
 from tvm_adaptive.tuning.lanes.request import Built, SearchRequest, SearchResult, TaskSpec
@@ -38,7 +37,7 @@ def fill(order: SearchRequest) -> SearchResult:
     """Search and build a batch."""
     task = _opened(order.task)
     search = task.search
-    install(task.model, order.model)
+    task.model.install(order.model)
     search.resume(order.state, order.transfer_pool)
     search.limit_next_batch(order.limit)
     task.notes.events = []
