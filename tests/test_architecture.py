@@ -38,7 +38,7 @@ ADAPTERS = {
     "cost_model/family_model.py",
     "cost_model/model.py",
     "cost_model/snapshot.py",
-    "database/exchange.py",
+    "database/maintenance.py",
     "database/metaschedule.py",
     "database/run_database.py",
     "database/store_callback.py",

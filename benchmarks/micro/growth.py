@@ -145,7 +145,7 @@ class Growth:
             own=self.store,
             shared=None,
             run="run",
-            lessons=self.lessons,
+            last_batch=self.lessons,
             journal=self.journal,
         )
         self.arm_table = ArmTable(

@@ -17,9 +17,9 @@ from tests.database.conftest import drop_all
 from tests.database.test_store import task, trial
 from tvm_adaptive.database import engine as engines
 from tvm_adaptive.database import upgrade
-from tvm_adaptive.database.engine import file_system_of, is_shared_by_network
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.errors import StoreError
+from tvm_adaptive.workers.file_system import file_system_of, is_shared_by_network
 
 # Only tells what ends from what hangs: on a busy machine anything takes seconds.
 MUCH_SEC = 60.0

@@ -69,13 +69,13 @@ class Hanging:
         raise StoreError("no answer")
 
 
-def keeper_of(contexts: list[Any], **given: Any) -> Any:
-    """Return a keeper; its stores and its clock may be ours."""
+def callback_of(contexts: list[Any], **given: Any) -> Any:
+    """Return a store callback, with stores and a clock of the test."""
     clock = given.pop("clock", FakeClock())
     defaults = {"own": None, "shared": None, "run": "run"}
     return StoreCallback(
         contexts,
-        **{**defaults, "lessons": LastTrainingBatch(), "journal": Events(), **given},
+        **{**defaults, "last_batch": LastTrainingBatch(), "journal": Events(), **given},
         clock=Clock(clock.now_sec, clock.sleep),
     )
 
@@ -92,12 +92,12 @@ def contexts(mod: IRModule) -> list[Any]:
 
 
 def keep(
-    keeper: Any,
+    callback: Any,
     contexts: list[Any],
     seconds: list[float | None],
     failure: str = "Traceback\n  somewhere\nBoom: it crashed",
 ) -> None:
-    """Hand a batch to a keeper."""
+    """Measure a batch."""
     candidates, built, run = [], [], []
     for number, sec in enumerate(seconds):
         context = contexts[0]
@@ -108,19 +108,19 @@ def keep(
         built.append(SimpleNamespace(error_msg=None))
         message = None if sec is not None else failure
         run.append(SimpleNamespace(error_msg=message, run_secs=[sec] if sec else None))
-    keeper._inst.apply(None, 0, candidates, built, run)
+    callback._inst.apply(None, 0, candidates, built, run)
 
 
 def test_a_batch_is_kept_with_what_the_model_learned_of_it(
     tmp_path: Path, contexts: list[Any]
 ) -> None:
     rows = np.arange(6, dtype=np.float32).reshape(3, 2)
-    lessons = LastTrainingBatch()
-    lessons.lesson = TrainingBatch(rows, np.array([0.1, np.nan, 0.2]))
+    last_batch = LastTrainingBatch()
+    last_batch.lesson = TrainingBatch(rows, np.array([0.1, np.nan, 0.2]))
     with RecordStore(tmp_path / "records.db") as store:
-        keeper = keeper_of(contexts, own=store, lessons=lessons)
-        keep(keeper, contexts, [1e-3, None, 2e-3])
-        keep(keeper, contexts, [3e-3])  # of this one it said nothing
+        callback = callback_of(contexts, own=store, last_batch=last_batch)
+        keep(callback, contexts, [1e-3, None, 2e-3])
+        keep(callback, contexts, [3e-3])  # of this one it said nothing
         (task,) = store.tasks()
         kept = store.latest(task)
     assert task.name == "gmm"
@@ -134,24 +134,24 @@ def test_a_batch_is_kept_with_what_the_model_learned_of_it(
 
 
 def test_a_lesson_of_another_batch_is_not_believed(tmp_path: Path, contexts: list[Any]) -> None:
-    lessons = LastTrainingBatch()
-    lessons.lesson = TrainingBatch(np.zeros((2, 2), dtype=np.float32), None)
+    last_batch = LastTrainingBatch()
+    last_batch.lesson = TrainingBatch(np.zeros((2, 2), dtype=np.float32), None)
     with RecordStore(tmp_path / "records.db") as store:
-        keep(keeper_of(contexts, own=store, lessons=lessons), contexts, [1e-3])
+        keep(callback_of(contexts, own=store, last_batch=last_batch), contexts, [1e-3])
         assert store.latest(store.tasks()[0])[0].features is None
 
 
 def test_what_could_not_be_written_is_written_later(contexts: list[Any]) -> None:
     store, journal, clock = Refusing(2), Events(), FakeClock()
-    keeper = keeper_of(contexts, shared=store, journal=journal, clock=clock)
-    keep(keeper, contexts, [1e-3])
+    callback = callback_of(contexts, shared=store, journal=journal, clock=clock)
+    keep(callback, contexts, [1e-3])
     clock.sec += FIRST_PAUSE_SEC
-    keep(keeper, contexts, [2e-3])
+    keep(callback, contexts, [2e-3])
     assert store.kept == []
-    keep(keeper, contexts, [3e-3])  # too early for another try
+    keep(callback, contexts, [3e-3])  # too early for another try
     assert store.n_asked == 2
     clock.sec += 2 * FIRST_PAUSE_SEC
-    keep(keeper, contexts, [4e-3])
+    keep(callback, contexts, [4e-3])
     assert [trial.seconds for trial in store.kept] == [1e-3, 2e-3, 3e-3, 4e-3]
     assert [event for event, _ in journal.events] == ["error", "error", "store-back"]
 
@@ -162,20 +162,20 @@ def test_a_server_that_is_away_for_hours_gets_all_in_the_end(
     """Meanwhile it is asked ever less, and nothing piles up in memory."""
     store, clock = Refusing(10**6), FakeClock()
     with RecordStore(tmp_path / "records.db") as own:
-        keeper = keeper_of(contexts, own=own, shared=store, clock=clock)
+        callback = callback_of(contexts, own=own, shared=store, clock=clock)
         asked_sec = []
         for number in range(200):
             n_before = store.n_asked
-            keep(keeper, contexts, [1e-3 * (number + 1), None])
+            keep(callback, contexts, [1e-3 * (number + 1), None])
             if store.n_asked > n_before:
                 asked_sec.append(clock.sec)
             clock.sec += 60.0
-        assert keeper._inst._shared.n_in_memory == 0
+        assert callback._inst._shared.n_in_memory == 0
         pauses = np.diff(asked_sec)
         assert (np.diff(pauses) >= 0).all()
         assert pauses[-1] == MAX_PAUSE_SEC
         store.n_refusals = 0
-        assert keeper._inst.close(30.0) == 0
+        assert callback._inst.close(30.0) == 0
     assert [each.seconds for each in store.kept] == [
         seconds for number in range(200) for seconds in (1e-3 * (number + 1), None)
     ]
@@ -184,9 +184,9 @@ def test_a_server_that_is_away_for_hours_gets_all_in_the_end(
 def test_a_store_that_hangs_costs_a_tenth_of_the_time(contexts: list[Any]) -> None:
     clock = FakeClock()
     store = Hanging(clock, 15.0)
-    keeper = keeper_of(contexts, shared=store, clock=clock)
+    callback = callback_of(contexts, shared=store, clock=clock)
     while clock.sec < 3600.0:
-        keep(keeper, contexts, [1e-3])
+        keep(callback, contexts, [1e-3])
         clock.sec += 5.0
     assert 0.0 < store.n_asked * 15.0 < 0.12 * 3600.0
 
@@ -196,50 +196,50 @@ def test_what_neither_store_takes_is_kept_in_memory_up_to_a_bound(
 ) -> None:
     monkeypatch.setattr(pending_writes, "MAX_WAITING_TRIALS", 4)
     own, shared = Refusing(10**6), Refusing(10**6)
-    keeper = keeper_of(contexts, own=own, shared=shared, clock=FakeClock())
+    callback = callback_of(contexts, own=own, shared=shared, clock=FakeClock())
     for number in range(6):
-        keep(keeper, contexts, [1e-3 * (number + 1)])
-    assert keeper._inst._shared.n_in_memory == 4
+        keep(callback, contexts, [1e-3 * (number + 1)])
+    assert callback._inst._shared.n_in_memory == 4
     shared.n_refusals = 0
     # Two are in MetaSchedule's own database only.
-    assert keeper._inst.close(1.0) == 2
+    assert callback._inst.close(1.0) == 2
     assert [each.seconds for each in shared.kept] == [3e-3, 4e-3, 5e-3, 6e-3]
 
 
 def test_at_the_end_a_store_that_is_away_for_seconds_is_waited_for(contexts: list[Any]) -> None:
     clock = FakeClock()
     store = Refusing(4)
-    keeper = keeper_of(contexts, shared=store, clock=clock)
-    keep(keeper, contexts, [1e-3])
-    assert keeper._inst.close(30.0) == 0
+    callback = callback_of(contexts, shared=store, clock=clock)
+    keep(callback, contexts, [1e-3])
+    assert callback._inst.close(30.0) == 0
     assert len(store.kept) == 1
     gone = Refusing(10**6)
-    keeper = keeper_of(contexts, shared=gone, clock=clock)
-    keep(keeper, contexts, [1e-3])
+    callback = callback_of(contexts, shared=gone, clock=clock)
+    keep(callback, contexts, [1e-3])
     start_sec = clock.sec
-    assert keeper._inst.close(30.0) == 1
+    assert callback._inst.close(30.0) == 1
     assert clock.sec - start_sec <= 30.0
 
 
 def test_one_store_that_fails_does_not_keep_from_another(contexts: list[Any]) -> None:
     for own, shared in ((Refusing(10**6), Refusing(0)), (Refusing(0), Refusing(10**6))):
-        keeper = keeper_of(contexts, own=own, shared=shared)
+        callback = callback_of(contexts, own=own, shared=shared)
         for _ in range(5):
-            keep(keeper, contexts, [1e-3])
+            keep(callback, contexts, [1e-3])
         assert sorted([len(own.kept), len(shared.kept)]) == [0, 5]
 
 
 def test_whatever_goes_wrong_does_not_end_the_run(contexts: list[Any]) -> None:
     journal = Events()
-    keeper = keeper_of([], shared=Refusing(0), journal=journal)
-    keep(keeper, contexts, [1e-3])
+    callback = callback_of([], shared=Refusing(0), journal=journal)
+    keep(callback, contexts, [1e-3])
     assert [fields["where"] for _, fields in journal.events] == ["keeper"]
 
 
 def test_what_was_not_tried_for_want_of_time_is_not_kept(contexts: list[Any]) -> None:
     store: Any = Refusing(0)
-    keeper = keeper_of(contexts, shared=store)
-    keep(keeper, contexts, [1e-3, None], failure=f"AdaptiveRunner: Error: {OUT_OF_TIME}")
+    callback = callback_of(contexts, shared=store)
+    keep(callback, contexts, [1e-3, None], failure=f"AdaptiveRunner: Error: {OUT_OF_TIME}")
     assert [trial.seconds for trial in store.kept] == [1e-3]
-    keep(keeper, contexts, [None], failure=OUT_OF_TIME)
+    keep(callback, contexts, [None], failure=OUT_OF_TIME)
     assert store.n_asked == 1

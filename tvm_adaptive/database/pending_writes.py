@@ -16,25 +16,25 @@ from tvm_adaptive.measure_callback.journal import JournalWriter
 
 logger = logging.getLogger(__name__)
 
-# A server that is restarted is back within seconds, one that is moved within minutes; after
-# that, a try each five minutes costs nothing.
+# A restarted server is back within seconds, a moved one within minutes; after that, a try
+# each five minutes costs nothing.
 FIRST_PAUSE_SEC = 2.0
 MAX_PAUSE_SEC = 300.0
-# A try that waits for its time limit shall not take more than a tenth of a run.
+# Tries that wait for their time limit take at most a tenth of a run.
 _PAUSE_PER_TRY = 10.0
-# What has gathered for hours is written little by little, between the batches of the search.
+# A backlog of hours is written bit by bit, between the batches of the search.
 _CATCH_UP_SEC = 2.0
-# Trials that are read back at once.
+# Trials per query of the spill store.
 _PAGE_TRIALS = 256
-# Some 10 kB each: what cannot be spilled takes 40 MB at the most.
+# Of some 10 kB each: what cannot be spilled takes at most 40 MB.
 MAX_WAITING_TRIALS = 4096
 
 
 @dataclasses.dataclass(frozen=True)
 class Clock:
-    """Tells the time and lets it pass."""
+    """A source of time that tests can replace."""
 
-    now_sec: Callable[[], float]  # seconds from any moment on
+    now_sec: Callable[[], float]  # since an arbitrary moment
     sleep: Callable[[float], None]  # takes seconds
 
 
@@ -55,7 +55,7 @@ class _Batch:
 
 @dataclasses.dataclass(eq=False)
 class _Spilled:
-    """Trials that lie in another store, by the numbers of their rows."""
+    """Trials in the spill store, by the ids of their rows."""
 
     first: int
     last: int
@@ -66,9 +66,9 @@ class _Spilled:
 
 
 class PendingWrites:
-    """Writes batches to a store in their order; after a failure it tries again, ever later.
+    """Writes batches to a store in their order, and retries after failures, ever less often.
 
-    A batch may be written twice if the store fails between writing and saying so.
+    A batch may be written twice if the store fails between writing and acknowledging it.
     """
 
     def __init__(
@@ -94,31 +94,33 @@ class PendingWrites:
 
     @property
     def n_in_memory(self) -> int:
-        """Trials that are kept in memory."""
+        """Trials kept in memory."""
         return sum(each.n_trials for each in self._waiting if isinstance(each, _Batch))
 
     def put(
         self, task: StoredTask, trials: Sequence[StoredTrial], *, is_spilled: bool = False
     ) -> bool:
-        """Take a batch, and write what waits unless it is too early for another try."""
-        if trials:  # without any, it is still a time to write what waits
+        """Queue a batch and write the queue when a try is due; return whether it is empty."""
+        if trials:  # without any, pending batches are still written
             self._waiting.append(_Batch(task, trials))
         if self._clock.now_sec() >= self._next_sec:
             self._write(self._clock.now_sec() + _CATCH_UP_SEC)
         if trials and self._waiting and is_spilled:
-            self._forget_last()
+            self._release_last()
         while self.n_in_memory > MAX_WAITING_TRIALS:
-            self._drop_oldest()
+            batch = next(each for each in self._waiting if isinstance(each, _Batch))
+            self._waiting.remove(batch)
+            self._n_dropped += batch.n_trials
         return not self._waiting
 
     def flush(self, limit_sec: float) -> None:
-        """Write what waits, with several tries if need be."""
+        """Write the queue, with several tries if need be."""
         end_sec = self._clock.now_sec() + limit_sec
         while not self._write(end_sec) and self._clock.now_sec() + FIRST_PAUSE_SEC < end_sec:
             self._clock.sleep(FIRST_PAUSE_SEC)
 
     def _write(self, end_sec: float) -> bool:
-        """Write what waits until then; return whether no other try is of use now."""
+        """Write the queue until a deadline; return False after a failure."""
         start_sec = self._clock.now_sec()
         try:
             while self._waiting:
@@ -142,11 +144,11 @@ class PendingWrites:
         assert self._spill is not None
         found = self._spill.after(first.first - 1, _PAGE_TRIALS)
         rows = [row for row in found if row[0] <= first.last]
-        for task, same in itertools.groupby(rows, key=lambda row: row[1]):
-            some = list(same)
-            self._store.add(task, [trial for _, _, trial in some])
-            # If the next ones fail, these are not written again.
-            first.first = some[-1][0] + 1
+        for task, group in itertools.groupby(rows, key=lambda row: row[1]):
+            batch = list(group)
+            self._store.add(task, [trial for _, _, trial in batch])
+            # If the next batch fails, this one is not written again.
+            first.first = batch[-1][0] + 1
         if first.n_trials < 1 or not rows:
             self._waiting.popleft()
 
@@ -155,16 +157,16 @@ class PendingWrites:
         pause_sec = min(MAX_PAUSE_SEC, max(growing_sec, _PAUSE_PER_TRY * took_sec))
         self._n_failures += 1
         self._next_sec = self._clock.now_sec() + pause_sec
-        logger.warning("%s It is tried again after %.0f s.", error, pause_sec)
+        logger.warning("%s The next try is in %.0f s.", error, pause_sec)
         self._journal.write("error", where="store", message=str(error), n_waiting=self.n_missing)
 
-    def _forget_last(self) -> None:
-        """Keep only where the last batch lies; neighbours are one."""
+    def _release_last(self) -> None:
+        """Replace the last batch in memory by its rows in the spill store."""
         batch = self._waiting[-1]
         assert self._spill is not None
         try:
             last = self._spill.last_id()
-        except StoreError:  # then it stays in memory
+        except StoreError:  # the batch stays in memory
             return
         spilled = _Spilled(last - batch.n_trials + 1, last)
         self._waiting.pop()
@@ -173,8 +175,3 @@ class PendingWrites:
             before.last = spilled.last
         else:
             self._waiting.append(spilled)
-
-    def _drop_oldest(self) -> None:
-        batch = next(each for each in self._waiting if isinstance(each, _Batch))
-        self._waiting.remove(batch)
-        self._n_dropped += batch.n_trials

@@ -1,4 +1,4 @@
-"""Keep what a run measures in record stores, batch by batch."""
+"""The measure callback that writes a run's trials to record stores, batch by batch."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ logger = logging.getLogger(__name__)
 class StoreCallback(PyMeasureCallback):  # type: ignore[misc]
     """Append every measured batch to record stores; a store that fails costs no trial.
 
-    What the shared store could not take lies in the run's own meanwhile. MetaSchedule's own
-    database in the run's folder has it in any case.
+    The run's own store holds what the shared store could not take, and MetaSchedule's
+    database in the run's folder holds it in any case.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class StoreCallback(PyMeasureCallback):  # type: ignore[misc]
         own: RecordStore | None,
         shared: RecordStore | None,
         run: str,
-        lessons: LastTrainingBatch,
+        last_batch: LastTrainingBatch,
         journal: JournalWriter,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -54,7 +54,7 @@ class StoreCallback(PyMeasureCallback):  # type: ignore[misc]
         self._shared = None if shared is None else PendingWrites(shared, journal, clock, spill=own)
         self._contexts = list(contexts)
         self._run = run
-        self._lessons = lessons
+        self._last_batch = last_batch
         self._journal = journal
         self._tasks: dict[int, StoredTask] = {}
         self._workloads: dict[int, Workload] = {}
@@ -67,30 +67,30 @@ class StoreCallback(PyMeasureCallback):  # type: ignore[misc]
         builder_results: Sequence[Any],
         runner_results: Sequence[Any],
     ) -> None:
-        """Take in one round; whatever goes wrong here must not end the run."""
+        """Write one batch; an error is logged and does not end the run."""
         try:
-            rounds = zip(measure_candidates, builder_results, runner_results, strict=True)
+            batch = zip(measure_candidates, builder_results, runner_results, strict=True)
             trials = [
                 self._trial(task_id, candidate, built.error_msg or run.error_msg, run.run_secs)
-                for candidate, built, run in rounds
+                for candidate, built, run in batch
                 if not is_untried(built.error_msg or run.error_msg)
             ]
             if not trials:
                 return
-            lesson = self._lessons.take(len(trials))
-            task, batch = self._task(task_id), with_lesson(trials, lesson)
-            is_kept = self._own is not None and self._own.put(task, batch)
+            trials = _with_features(trials, self._last_batch.take(len(trials)))
+            task = self._task(task_id)
+            is_kept = self._own is not None and self._own.put(task, trials)
             if self._shared is not None:
-                self._shared.put(task, batch, is_spilled=is_kept)
+                self._shared.put(task, trials, is_spilled=is_kept)
         except Exception as error:
-            logger.exception("a round is not in the record store")
+            logger.exception("a batch is not in the record store")
             self._journal.write("error", where="keeper", task_id=task_id, message=repr(error))
 
     def close(self, limit_sec: float) -> int:
-        """Write what waits; return how many trials the shared store does not have."""
-        for outbox in (self._own, self._shared):
-            if outbox is not None:
-                outbox.flush(limit_sec)
+        """Flush pending writes; return how many trials the shared store does not have."""
+        for pending in (self._own, self._shared):
+            if pending is not None:
+                pending.flush(limit_sec)
         return 0 if self._shared is None else self._shared.n_missing
 
     def _task(self, task_id: int) -> StoredTask:
@@ -105,12 +105,11 @@ class StoreCallback(PyMeasureCallback):  # type: ignore[misc]
         context = self._contexts[task_id]
         if task_id not in self._workloads:
             self._workloads[task_id] = Workload(context.mod)
+        seconds = [float(sec) for sec in run_secs or ()]
         record = TuningRecord(
             candidate.sch.trace,
             self._workloads[task_id],
-            [RECORDED_FAILURE_SEC]
-            if message is not None
-            else [float(sec) for sec in run_secs or ()],
+            seconds if message is None else [RECORDED_FAILURE_SEC],
             context.target,
             candidate.args_info,
         )
@@ -118,12 +117,12 @@ class StoreCallback(PyMeasureCallback):  # type: ignore[misc]
         return trial_of(record, failure=failure, run=self._run)
 
 
-def with_lesson(trials: Sequence[StoredTrial], lesson: TrainingBatch | None) -> list[StoredTrial]:
-    """Return trials with the features and timing errors that a cost model learned of them."""
-    if lesson is None:
-        return list(trials)
-    errors = np.full(len(trials), np.nan) if lesson.errors is None else lesson.errors
+def _with_features(trials: list[StoredTrial], batch: TrainingBatch | None) -> list[StoredTrial]:
+    """Return trials with the features and timing errors that the cost model learned."""
+    if batch is None:
+        return trials
+    errors = np.full(len(trials), np.nan) if batch.errors is None else batch.errors
     return [
         dataclasses.replace(trial, features=row, error=None if math.isnan(error) else float(error))
-        for trial, row, error in zip(trials, lesson.rows, errors, strict=True)
+        for trial, row, error in zip(trials, batch.rows, errors, strict=True)
     ]
