@@ -10,7 +10,7 @@ import pytest
 from tests.database.conftest import make_record
 from tvm_adaptive._tvm import IRModule, Schedule, Target, args_info_of, te_workload
 from tvm_adaptive.database import pending_writes
-from tvm_adaptive.database.pending_writes import FIRST_PAUSE_SEC, MAX_PAUSE_SEC, Clock
+from tvm_adaptive.database.pending_writes import FIRST_PAUSE_SEC, MAX_PAUSE_SEC
 from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.store_callback import StoreCallback
@@ -48,7 +48,7 @@ class FakeClock:
     def __init__(self) -> None:
         self.sec = 0.0
 
-    def now_sec(self) -> float:
+    def monotonic(self) -> float:
         return self.sec
 
     def sleep(self, seconds: float) -> None:
@@ -76,7 +76,7 @@ def callback_of(contexts: list[Any], **given: Any) -> Any:
     return StoreCallback(
         contexts,
         **{**defaults, "last_batch": LastTrainingBatch(), "journal": Events(), **given},
-        clock=Clock(clock.now_sec, clock.sleep),
+        clock=clock,
     )
 
 

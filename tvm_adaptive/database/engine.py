@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL
 
-from tvm_adaptive.workers.file_system import MOUNTINFO, file_system_of, is_shared_by_network
+from tvm_adaptive.workers.file_system import file_system_of, is_shared_by_network
 
 logger = logging.getLogger(__name__)
 
@@ -54,11 +54,11 @@ _KEEPALIVES = {
 }
 
 
-def engine_of(url: URL, mountinfo: Path = MOUNTINFO) -> sa.Engine:
+def engine_of(url: URL) -> sa.Engine:
     """Return the engine of a store; it opens nothing yet."""
     if url.get_backend_name() == "sqlite":
         engine = sa.create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_SEC})
-        kind = file_system_of(Path(url.database), mountinfo) if url.database else ""
+        kind = file_system_of(Path(url.database)) if url.database else ""
         is_shared = is_shared_by_network(kind)
         if is_shared:
             logger.warning(
@@ -110,18 +110,20 @@ def transaction(
             raise
 
 
+_ADVICE = (
+    ("malformed", "Nothing was changed. Move the file away, or restore a copy of it."),
+    ("not a database", "Nothing was changed. Move the file away, or restore a copy of it."),
+    ("full", "Make room, or name a store on another disk."),
+    ("no module named", "Install the driver: pip install 'tvm-adaptive[postgres]'."),
+    ("locked", "Something else holds it; end that, or try again."),
+    ("lock timeout", "Something else holds it; end that, or try again."),
+    ("", "Check that the path or server is there and may be written to."),
+)
+
+
 def advice_on(reason: str) -> str:
     """Return what the user can do about a database's error message."""
-    lowered = reason.lower()
-    if "malformed" in lowered or "not a database" in lowered:
-        return "Nothing was changed. Move the file away, or restore a copy of it."
-    if "full" in lowered:
-        return "Make room, or name a store on another disk."
-    if "no module named" in lowered:
-        return "Install the driver: pip install 'tvm-adaptive[postgres]'."
-    if "locked" in lowered or "lock timeout" in lowered:
-        return "Something else holds it; end that, or try again."
-    return "Check that the path or server is there and may be written to."
+    return next(advice for words, advice in _ADVICE if words in reason.lower())
 
 
 def _set_up_sqlite(connection: Any, is_shared: bool) -> None:

@@ -40,7 +40,7 @@ def open_store(name: str, environment: Environment | None = None) -> Iterator[Re
         yield None
         return
     try:
-        store = RecordStore(user_store() if name == USER_STORE else resolve_url(name), environment)
+        store = RecordStore(resolve_url(name), environment)
     except StoreError as error:
         if name != USER_STORE:
             raise
@@ -52,7 +52,9 @@ def open_store(name: str, environment: Environment | None = None) -> Iterator[Re
 
 
 def resolve_url(name: str) -> str:
-    """Return a store's path or URL, which may be in an environment variable."""
+    """Return the path or URL of a store's name, which may be in an environment variable."""
+    if name == USER_STORE:
+        return str(user_store())
     if not name.startswith(_FROM_ENVIRONMENT):
         return name
     variable = name[len(_FROM_ENVIRONMENT) :]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_adaptive._tvm import TuningRecord, Workload
-from tvm_adaptive.database.location import NO_STORE, RUN_STORE, USER_STORE, resolve_url, user_store
+from tvm_adaptive.database.location import NO_STORE, RUN_STORE, resolve_url
 from tvm_adaptive.database.metaschedule import target_text, task_of, trial_of
 from tvm_adaptive.database.records import StoredTask, StoredTrial, TaskStats
 from tvm_adaptive.database.repair import RECORD_FILE, WORKLOAD_FILE
@@ -72,9 +72,9 @@ def _environment_of(folder: Path) -> Environment:
 def _open(store: str, *, must_exist: bool = False) -> RecordStore:
     if store == NO_STORE:
         raise InvalidOptionError(f"{NO_STORE} names no store; give a path or a URL.")
-    url = user_store() if store == USER_STORE else resolve_url(store)
+    url = resolve_url(store)
     # A mistyped path must not become a new, empty store.
-    if must_exist and "://" not in str(url) and not Path(url).is_file():
+    if must_exist and "://" not in url and not Path(url).is_file():
         raise InvalidOptionError(f"There is no record store {url}.")
     return RecordStore(url)
 

@@ -14,7 +14,6 @@ from tvm_adaptive._tvm import (
     Database,
     IRModule,
     PyDatabase,
-    Schedule,
     Target,
     TuningRecord,
     Workload,
@@ -167,31 +166,15 @@ class StoreDatabase(PyDatabase):  # type: ignore[misc]
         self, mod: IRModule, target: Target, workload_name: str | None = None
     ) -> TuningRecord | None:
         """Return the record of a workload to compile, None without one."""
-        return self._to_compile(mod).query_tuning_record(mod, target, workload_name or "main")
-
-    def query_schedule(
-        self, mod: IRModule, target: Target, workload_name: str | None = None
-    ) -> Schedule | None:
-        """Return the schedule of a workload to compile, None without one."""
-        return self._to_compile(mod).query_schedule(mod, target, workload_name or "main")
-
-    def query_ir_module(
-        self, mod: IRModule, target: Target, workload_name: str | None = None
-    ) -> IRModule | None:
-        """Return the scheduled module of a workload to compile, None without one."""
-        return self._to_compile(mod).query_ir_module(mod, target, workload_name or "main")
+        self._load(mod)
+        is_proven = self._checked_only or self._proven.has_workload(mod)
+        database = self._proven if is_proven else self._inner
+        return database.query_tuning_record(mod, target, workload_name or "main")
 
     def __len__(self) -> int:
         """Return the number of the target's records."""
         tasks = [each for each in self._store.stats() if each.task.target == self._target]
         return sum(each.n_trials for each in tasks)
-
-    def _to_compile(self, mod: IRModule) -> Database:
-        """Return the database that holds the record of a workload to compile."""
-        self._load(mod)
-        if self._checked_only or self._proven.has_workload(mod):
-            return self._proven
-        return self._inner
 
     def _load(self, mod: IRModule) -> None:
         key = workload_key(mod)

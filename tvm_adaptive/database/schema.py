@@ -15,6 +15,8 @@ finals        a play-off's verdict on one candidate of a task
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 from sqlalchemy import Column, Float, ForeignKey, Integer, String, Table, Text
 
@@ -56,33 +58,26 @@ environments = Table(
     Column("tvm_adaptive", Text, nullable=False),
 )
 
-trials = Table(
-    "tvm_adaptive_trials",
-    metadata,
-    Column("id", Integer, primary_key=True),
-    Column("task_id", ForeignKey(tasks.c.id, ondelete="CASCADE"), nullable=False),
-    Column("record", Text, nullable=False),
-    Column("seconds", Float),
-    Column("error", Float),
-    Column("failure", Text, nullable=False),
-    Column("features", sa.LargeBinary),
-    Column("unix_sec", Float, nullable=False),
-    # Text: for imported records it is a folder's path.
-    Column("run", Text, nullable=False),
-    # NULL where the environment is unknown.
-    Column("environment_id", ForeignKey(environments.c.id)),
-)
-finals = Table(
-    "tvm_adaptive_finals",
-    metadata,
-    Column("id", Integer, primary_key=True),
-    Column("task_id", ForeignKey(tasks.c.id, ondelete="CASCADE"), nullable=False, index=True),
-    Column("record", Text, nullable=False),
-    Column("seconds", Float),
-    Column("error", Float),
-    Column("failure", Text, nullable=False),
-    Column("unix_sec", Float, nullable=False),
-    Column("run", Text, nullable=False),
-    Column("environment_id", ForeignKey(environments.c.id)),
-)
+
+def _measured(*features: Column[Any], index: bool | None = None) -> list[Column[Any]]:
+    """Return the columns of a table of measured candidates."""
+    task = ForeignKey(tasks.c.id, ondelete="CASCADE")
+    return [
+        Column("id", Integer, primary_key=True),
+        Column("task_id", task, nullable=False, index=index),
+        Column("record", Text, nullable=False),
+        Column("seconds", Float),
+        Column("error", Float),
+        Column("failure", Text, nullable=False),
+        *features,
+        Column("unix_sec", Float, nullable=False),
+        # Text: for imported records it is a folder's path.
+        Column("run", Text, nullable=False),
+        # NULL where the environment is unknown.
+        Column("environment_id", ForeignKey(environments.c.id)),
+    ]
+
+
+trials = Table("tvm_adaptive_trials", metadata, *_measured(Column("features", sa.LargeBinary)))
+finals = Table("tvm_adaptive_finals", metadata, *_measured(index=True))
 sa.Index("tvm_adaptive_trials_by_time", trials.c.task_id, trials.c.seconds)

@@ -17,7 +17,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tvm_adaptive.database import schema
+from tvm_adaptive.database import schema, tables
 from tvm_adaptive.database.engine import (
     LONG_ANSWER_TIMEOUT_SEC,
     advice_on,
@@ -26,23 +26,10 @@ from tvm_adaptive.database.engine import (
     transaction,
 )
 from tvm_adaptive.database.records import StoredTask, StoredTrial, TaskStats, task_of_row
-from tvm_adaptive.database.tables import (
-    MAX_BAD_ROWS,
-    ValidRows,
-    append,
-    delete,
-    delete_all_but,
-    ids_of,
-    is_from,
-    is_task,
-    is_timed,
-    spread_out,
-)
 from tvm_adaptive.database.upgrade import prepare
 from tvm_adaptive.database.url import displayed, scrubbed, url_of
 from tvm_adaptive.errors import StoreError
 from tvm_adaptive.workers.environment import UNKNOWN, Environment
-from tvm_adaptive.workers.file_system import MOUNTINFO
 
 # The latest time that a calendar can show.
 _LAST_UNIX_SEC = 1e11
@@ -61,9 +48,6 @@ class RecordStore:
         is upgraded.
     environment : Environment or None, default None
         Where its user measures; see :meth:`at`.
-    mountinfo : Path
-        Linux's table of mounts: on a network file system a SQLite file is not written in
-        write-ahead mode.
 
     Attributes
     ----------
@@ -77,22 +61,15 @@ class RecordStore:
         be reached; the file stays as it is. Every method that reads or writes raises it, too.
     """
 
-    def __init__(
-        self,
-        url: str | Path,
-        environment: Environment | None = None,
-        *,
-        mountinfo: Path = MOUNTINFO,
-    ) -> None:
+    def __init__(self, url: str | Path, environment: Environment | None = None) -> None:
         self.url = url_of(url)
         self.environment = environment
         with self._guard("open"):
             if self.url.get_backend_name() == "sqlite" and self.url.database:
                 Path(self.url.database).parent.mkdir(parents=True, exist_ok=True)
-            self._engine = engine_of(self.url, mountinfo)
-        # Several threads may use SQLAlchemy's engine, only one a transaction.
+            self._engine = engine_of(self.url)
         self._lock = threading.Lock()
-        self._valid = ValidRows()
+        self._valid = tables.ValidRows()
         with self._guard("open"):
             prepare(self._engine, self.name)
 
@@ -147,19 +124,18 @@ class RecordStore:
 
         Parameters
         ----------
-        family, target : str or None, default None
         newest : int or None, default None
             Only the last so many of those that have a trial.
         """
-        tasks = schema.tasks.c
-        query = sa.select(tasks.id).order_by(tasks.id if newest is None else tasks.id.desc())
+        columns = schema.tasks.c
+        query = sa.select(columns.id).order_by(columns.id if newest is None else columns.id.desc())
         if family is not None:
-            query = query.where(tasks.family == family)
+            query = query.where(columns.family == family)
         if target is not None:
-            query = query.where(tasks.target == target)
+            query = query.where(columns.target == target)
         if newest is not None:
-            has_trial = sa.exists().where(schema.trials.c.task_id == tasks.id)
-            query = query.where(has_trial).limit(newest + MAX_BAD_ROWS)
+            has_trial = sa.exists().where(schema.trials.c.task_id == columns.id)
+            query = query.where(has_trial).limit(newest + tables.MAX_BAD_ROWS)
         with self._reading() as connection:
             found = self._valid.tasks(connection, list(connection.scalars(query)), newest)
         return found if newest is None else found[::-1]
@@ -176,28 +152,28 @@ class RecordStore:
 
         Parameters
         ----------
-        task : StoredTask
-        n : int
         without : collection of str, default ()
             Runs whose trials are left out.
         elsewhere : bool, default False
             Only trials of other environments than the store's, whose times do not compare.
         """
         trials = schema.trials
-        query = ids_of(trials, task).where(
-            is_timed(trials),
+        query = tables.ids_of(trials, task).where(
+            tables.is_timed(trials),
             trials.c.run.not_in(without),
-            *is_from(trials, self.environment, elsewhere),
+            *tables.is_from(trials, self.environment, elsewhere),
         )
-        query = query.order_by(trials.c.seconds, trials.c.id).limit(n + MAX_BAD_ROWS)
+        query = query.order_by(trials.c.seconds, trials.c.id).limit(n + tables.MAX_BAD_ROWS)
         return self._read(trials, query, n, without=("features",))
 
     def latest(self, task: StoredTask, n: int | None = None) -> list[StoredTrial]:
         """Return the last ``n`` trials of a task, or all, in the order measured."""
         trials = schema.trials
-        query = ids_of(trials, task).where(*is_from(trials, self.environment))
+        query = tables.ids_of(trials, task).where(*tables.is_from(trials, self.environment))
         query = query.order_by(trials.c.id.desc())
-        return self._read(trials, query.limit(None if n is None else n + MAX_BAD_ROWS), n)[::-1]
+        return self._read(trials, query.limit(None if n is None else n + tables.MAX_BAD_ROWS), n)[
+            ::-1
+        ]
 
     def seconds(self, task: StoredTask, *, without: Collection[str] = ()) -> list[float]:
         """Return the seconds of each trial of a task in the order measured; NaN for a failure.
@@ -206,17 +182,16 @@ class RecordStore:
 
         Parameters
         ----------
-        task : StoredTask
         without : collection of str, default ()
             Runs whose trials are left out.
         """
         trials = schema.trials
         query = sa.select(trials.c.id, trials.c.seconds).join_from(trials, schema.tasks)
         query = query.where(
-            *is_task(task),
+            *tables.is_task(task),
             trials.c.run.not_in(without),
-            trials.c.seconds.is_(None) | is_timed(trials),
-            *is_from(trials, self.environment),
+            trials.c.seconds.is_(None) | tables.is_timed(trials),
+            *tables.is_from(trials, self.environment),
         )
         with self._reading() as connection:
             return [
@@ -233,16 +208,15 @@ class RecordStore:
 
         Parameters
         ----------
-        task : StoredTask
         elsewhere : bool, default False
             Only those with a time from another environment than the store's.
         """
         finals = schema.finals
-        is_here = sa.and_(sa.true(), *is_from(finals, self.environment, elsewhere))
+        is_here = sa.and_(sa.true(), *tables.is_from(finals, self.environment, elsewhere))
         is_failure = finals.c.seconds.is_(None)
         is_wanted = is_here & ~is_failure if elsewhere else is_here | is_failure
-        newest = ids_of(finals, task).where(is_wanted).order_by(finals.c.id.desc())
-        return self._read(finals, newest.limit(MAX_BAD_ROWS))[::-1]
+        newest = tables.ids_of(finals, task).where(is_wanted).order_by(finals.c.id.desc())
+        return self._read(finals, newest.limit(tables.MAX_BAD_ROWS))[::-1]
 
     def sample(
         self,
@@ -259,8 +233,6 @@ class RecordStore:
 
         Parameters
         ----------
-        task : StoredTask
-        n : int
         width : int or None, default None
             Only trials with this number of features; None for all.
         with_record : bool, default True
@@ -272,18 +244,18 @@ class RecordStore:
 
         trials, without = schema.trials, () if with_record else ("record",)
         options: dict[str, Any] = {"without": without, "wanted": is_wide}
-        of_task = ids_of(trials, task).where(*is_from(trials, self.environment))
+        of_task = tables.ids_of(trials, task).where(*tables.is_from(trials, self.environment))
         if width is not None:
             of_task = of_task.where(trials.c.features.is_not(None))
-        fastest = of_task.where(is_timed(trials)).order_by(trials.c.seconds, trials.c.id)
+        fastest = of_task.where(tables.is_timed(trials)).order_by(trials.c.seconds, trials.c.id)
         with self._reading() as connection:
             ids = list(connection.scalars(of_task.order_by(trials.c.id)))
             found: dict[int, StoredTrial] = {}
             if len(ids) > n:
-                best = list(connection.scalars(fastest.limit(n // 2 + MAX_BAD_ROWS)))
+                best = list(connection.scalars(fastest.limit(n // 2 + tables.MAX_BAD_ROWS)))
                 found.update(self._valid.trials(connection, trials, best, n // 2, **options))
-                ids = [row_id for row_id in spread_out(ids) if row_id not in found]
-                ids = ids[: n + MAX_BAD_ROWS]
+                ids = [row_id for row_id in tables.spread_out(ids) if row_id not in found]
+                ids = ids[: n + tables.MAX_BAD_ROWS]
             found.update(self._valid.trials(connection, trials, ids, n - len(found), **options))
         return [found[row_id] for row_id in sorted(found)]
 
@@ -294,12 +266,11 @@ class RecordStore:
         ----------
         row_id : int
             As :meth:`last_id` returns it; 0 for the beginning.
-        n : int
         """
         trials = schema.trials.c
         query = sa.select(trials.id, trials.task_id).where(trials.id > row_id)
         with self._reading() as connection:
-            query = query.order_by(trials.id).limit(n + MAX_BAD_ROWS)
+            query = query.order_by(trials.id).limit(n + tables.MAX_BAD_ROWS)
             task_ids = {row.id: row.task_id for row in connection.execute(query)}
             rows = self._valid.trials(connection, schema.trials, list(task_ids), n)
             wanted = sorted({task_ids[number] for number, _ in rows})
@@ -320,7 +291,7 @@ class RecordStore:
     def stats(self) -> list[TaskStats]:
         """Return counts and times per task."""
         trials = schema.trials
-        timed = sa.case((is_timed(trials), trials.c.seconds))
+        timed = sa.case((tables.is_timed(trials), trials.c.seconds))
         known = sa.case((trials.c.unix_sec.between(0.0, _LAST_UNIX_SEC), trials.c.unix_sec))
         query = sa.select(
             trials.c.task_id,
@@ -329,7 +300,7 @@ class RecordStore:
             sa.func.min(timed),
             sa.func.coalesce(sa.func.max(known), 0.0),
         )
-        query = query.where(*is_from(trials, self.environment)).group_by(trials.c.task_id)
+        query = query.where(*tables.is_from(trials, self.environment)).group_by(trials.c.task_id)
         with self._reading() as connection:
             counts = {row[0]: row[1:] for row in connection.execute(query)}
             rows = connection.execute(sa.select(schema.tasks).order_by(schema.tasks.c.id))
@@ -357,20 +328,17 @@ class RecordStore:
         trials, finals = schema.trials, schema.finals
         by_time = (trials.c.seconds.is_(None), trials.c.seconds, trials.c.id)
         groups = [trials.c.task_id, trials.c.environment_id]
-        limit_sec = LONG_ANSWER_TIMEOUT_SEC
-        with self._reading(limit_sec) as connection:
+        with self._reading(LONG_ANSWER_TIMEOUT_SEC) as connection:
             for table in (trials, finals):
                 ids = list(connection.scalars(sa.select(table.c.id)))
                 self._valid.trials(connection, table, ids, wanted=lambda _: False)
-        with (
-            self._lock,
-            self._guard("write to"),
-            transaction(self._engine, limit_sec) as connection,
-        ):
-            n_deleted = delete(connection, trials, self._valid.bad(trials))
-            n_deleted += delete_all_but(connection, trials, keep, by_time, groups)
-            delete(connection, finals, self._valid.bad(finals))
-            delete_all_but(connection, finals, keep, [finals.c.id.desc()], [finals.c.task_id])
+        with self._writing(LONG_ANSWER_TIMEOUT_SEC) as connection:
+            n_deleted = tables.delete(connection, trials, self._valid.bad(trials))
+            n_deleted += tables.delete_all_but(connection, trials, keep, by_time, groups)
+            tables.delete(connection, finals, self._valid.bad(finals))
+            tables.delete_all_but(
+                connection, finals, keep, [finals.c.id.desc()], [finals.c.task_id]
+            )
         if self.url.get_backend_name() == "sqlite":
             with self._lock, self._guard("write to"), connected(self._engine) as connection:
                 connection.exec_driver_sql("VACUUM")
@@ -388,12 +356,22 @@ class RecordStore:
 
     def _append(self, table: sa.Table, task: StoredTask, trials: Sequence[StoredTrial]) -> None:
         default = self.environment or UNKNOWN
-        with self._lock, self._guard("write to"), transaction(self._engine) as connection:
-            append(connection, table, task, trials, default)
+        with self._writing() as connection:
+            tables.append(connection, table, task, trials, default)
 
     @contextlib.contextmanager
     def _reading(self, *limit_sec: float) -> Iterator[sa.Connection]:
         with self._guard("read"), connected(self._engine, *limit_sec) as connection:
+            yield connection
+
+    @contextlib.contextmanager
+    def _writing(self, *limit_sec: float) -> Iterator[sa.Connection]:
+        # Several threads may use SQLAlchemy's engine, only one a transaction.
+        with (
+            self._lock,
+            self._guard("write to"),
+            transaction(self._engine, *limit_sec) as connection,
+        ):
             yield connection
 
     def _read(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from tvm_adaptive._tvm import (
     derived_object,
 )
 from tvm_adaptive.database.metaschedule import task_of, trial_of
-from tvm_adaptive.database.pending_writes import SYSTEM_CLOCK, Clock, PendingWrites
+from tvm_adaptive.database.pending_writes import PendingWrites
 from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.errors import is_untried, summary_line
@@ -47,7 +48,7 @@ class StoreCallback(PyMeasureCallback):  # type: ignore[misc]
         run: str,
         last_batch: LastTrainingBatch,
         journal: JournalWriter,
-        clock: Clock = SYSTEM_CLOCK,
+        clock: Any = time,
     ) -> None:
         super().__init__()
         self._own = None if own is None else PendingWrites(own, journal, clock)
@@ -56,8 +57,7 @@ class StoreCallback(PyMeasureCallback):  # type: ignore[misc]
         self._run = run
         self._last_batch = last_batch
         self._journal = journal
-        self._tasks: dict[int, StoredTask] = {}
-        self._workloads: dict[int, Workload] = {}
+        self._tasks: dict[int, tuple[StoredTask, Workload]] = {}
 
     def apply(
         self,
@@ -78,7 +78,7 @@ class StoreCallback(PyMeasureCallback):  # type: ignore[misc]
             if not trials:
                 return
             trials = _with_features(trials, self._last_batch.take(len(trials)))
-            task = self._task(task_id)
+            task, _ = self._task(task_id)
             is_kept = self._own is not None and self._own.put(task, trials)
             if self._shared is not None:
                 self._shared.put(task, trials, is_spilled=is_kept)
@@ -93,24 +93,22 @@ class StoreCallback(PyMeasureCallback):  # type: ignore[misc]
                 pending.flush(limit_sec)
         return 0 if self._shared is None else self._shared.n_missing
 
-    def _task(self, task_id: int) -> StoredTask:
+    def _task(self, task_id: int) -> tuple[StoredTask, Workload]:
         if task_id not in self._tasks:
             context = self._contexts[task_id]
-            self._tasks[task_id] = task_of(context.mod, context.target, str(context.task_name))
+            task = task_of(context.mod, context.target, str(context.task_name))
+            self._tasks[task_id] = task, Workload(context.mod)
         return self._tasks[task_id]
 
     def _trial(
         self, task_id: int, candidate: MeasureCandidate, message: Any, run_secs: Any
     ) -> StoredTrial:
-        context = self._contexts[task_id]
-        if task_id not in self._workloads:
-            self._workloads[task_id] = Workload(context.mod)
         seconds = [float(sec) for sec in run_secs or ()]
         record = TuningRecord(
             candidate.sch.trace,
-            self._workloads[task_id],
+            self._task(task_id)[1],
             seconds if message is None else [RECORDED_FAILURE_SEC],
-            context.target,
+            self._contexts[task_id].target,
             candidate.args_info,
         )
         failure = "" if message is None else summary_line(str(message))

@@ -7,7 +7,6 @@ runs and in a file of the run itself.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import logging
@@ -15,7 +14,7 @@ import math
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvm_adaptive.database.records import Identity, StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
@@ -78,12 +77,14 @@ def sound(store: RecordStore, task: StoredTask, trials: Iterable[StoredTrial]) -
 
 def checked(finals: Iterable[StoredTrial]) -> frozenset[str]:
     """Return the candidates whose latest play-off found them sound."""
-    return frozenset(key for key, each in _verdicts(finals).items() if each.is_sound)
+    return frozenset(
+        key for key, each in _verdicts(finals).items() if each.trial.seconds is not None
+    )
 
 
 def disqualified(finals: Iterable[StoredTrial]) -> frozenset[str]:
     """Return the candidates whose latest play-off disqualified them."""
-    return frozenset(key for key, each in _verdicts(finals).items() if not each.is_sound)
+    return frozenset(key for key, each in _verdicts(finals).items() if each.trial.seconds is None)
 
 
 def ever_disqualified(finals: Iterable[StoredTrial]) -> frozenset[str]:
@@ -116,16 +117,11 @@ def candidate_of(trial: StoredTrial) -> str:
         return trial.record
 
 
-@dataclasses.dataclass(frozen=True)
-class _Verdict:
+class _Verdict(NamedTuple):
     """The latest play-off's verdict on a candidate."""
 
-    trial: StoredTrial
     is_winner: bool
-
-    @property
-    def is_sound(self) -> bool:
-        return self.trial.seconds is not None
+    trial: StoredTrial
 
 
 def _verdicts(finals: Iterable[StoredTrial]) -> dict[str, _Verdict]:
@@ -134,7 +130,7 @@ def _verdicts(finals: Iterable[StoredTrial]) -> dict[str, _Verdict]:
     runs: set[str] = set()
     for each in finals:
         is_winner = each.run not in runs and each.seconds is not None
-        verdicts[candidate_of(each)] = _Verdict(each, is_winner)
+        verdicts[candidate_of(each)] = _Verdict(is_winner, each)
         runs.add(each.run)
     return verdicts
 
@@ -142,8 +138,8 @@ def _verdicts(finals: Iterable[StoredTrial]) -> dict[str, _Verdict]:
 def _proven(verdicts: dict[str, _Verdict]) -> list[StoredTrial]:
     """Return the sound candidates, fastest winners first."""
     # A winner was timed again after it was chosen; a loser's time may be luck.
-    fit = [each for each in verdicts.values() if each.is_sound]
-    return [each.trial for each in sorted(fit, key=lambda v: (not v.is_winner, _sec(v.trial)))]
+    order = sorted(verdicts.values(), key=lambda each: (not each.is_winner, _sec(each.trial)))
+    return [each.trial for each in order if each.trial.seconds is not None]
 
 
 def _unjudged(

@@ -76,10 +76,7 @@ def latency_chart(stories: Sequence[Story]) -> Chart:
         "The best of every task, times its calls, added up; lower is better. The line begins when "
         "every task has a result. A diamond is the whole network, compiled and timed at the end.",
         data,
-        {
-            "xaxis": _axis("seconds", rangemode="tozero"),
-            "yaxis": _axis("milliseconds", type="log"),
-        },
+        {"xaxis": _axis("seconds", rangemode="tozero"), "yaxis": _axis("milliseconds", type="log")},
     )
 
 
@@ -93,20 +90,19 @@ def slots_chart(story: Story) -> Chart:
             continue
         gains = ["" if s.gain is None else f"expected gain {s.gain:.3g} {s.unit}" for s in slots]
         data.append(
-            {
-                "type": "bar",
-                "orientation": "h",
-                "name": escape(reason) or "unknown",
-                "y": [escape(slot.task) for slot in slots],
-                "x": [slot.seconds for slot in slots],
-                "base": [slot.start_sec for slot in slots],
-                "text": [escape(gain) for gain in gains],
-                "textposition": "none",
-                "customdata": [[slot.n_trials, slot.best_ms] for slot in slots],
-                "hovertemplate": "%{y}<br>%{customdata[0]} trials in %{x:.1f} s, best "
+            _bar(
+                [slot.seconds for slot in slots],
+                [escape(slot.task) for slot in slots],
+                _colour(number),
+                orientation="h",
+                name=escape(reason) or "unknown",
+                base=[slot.start_sec for slot in slots],
+                text=[escape(gain) for gain in gains],
+                textposition="none",
+                customdata=[[slot.n_trials, slot.best_ms] for slot in slots],
+                hovertemplate="%{y}<br>%{customdata[0]} trials in %{x:.1f} s, best "
                 "%{customdata[1]:.4g} ms<br>%{text}",
-                "marker": {"color": _colour(number)},
-            }
+            )
         )
     return Chart(
         "slots",
@@ -133,16 +129,10 @@ def stages_chart(stories: Sequence[Story]) -> Chart:
         | story.search_secs()
         for story in stories
     ]
-    data: list[Spec] = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": name,
-            "y": [escape(story.name) for story in stories],
-            "x": [row.get(name, 0.0) for row in rows],
-            "marker": {"color": _colour(number)},
-        }
-        for number, name in enumerate(dict.fromkeys(name for row in rows for name in row))
+    runs = [escape(story.name) for story in stories]
+    data = [
+        _bar([row.get(name, 0.0) for row in rows], runs, _colour(n), orientation="h", name=name)
+        for n, name in enumerate(dict.fromkeys(name for row in rows for name in row))
     ]
     return Chart(
         "stages",
@@ -173,22 +163,20 @@ def early_stops_chart(story: Story) -> Chart:
     )
     saved = f": {stock_sec - used_sec:.1f} s saved." if stock_sec > used_sec else "."
     reasons = [reason for reason, _ in counts.most_common()]
+    bar = _bar(
+        [escape(reason) for reason in reasons],
+        [counts[reason] for reason in reasons],
+        COLOURS[0],
+        name="candidates",
+        text=[f"{spent[reason]:.1f} s" for reason in reasons],
+    )
     return Chart(
         "early-stops",
         "Reasons why measurements ended",
         f"{len(timed)} candidates were timed in {used_sec:.1f} s. Stock's evaluator, which "
         f"gives each {_STOCK_RUNS} runs and {_STOCK_SEC * 1e3:.0f} ms, would have taken "
         f"{stock_sec:.1f} s for the runs alone{saved}",
-        [
-            {
-                "type": "bar",
-                "name": "candidates",
-                "x": [escape(reason) for reason in reasons],
-                "y": [counts[reason] for reason in reasons],
-                "text": [f"{spent[reason]:.1f} s" for reason in reasons],
-                "marker": {"color": COLOURS[0]},
-            }
-        ],
+        [bar],
         {"xaxis": _axis("reason"), "yaxis": _axis("candidates")},
     )
 
@@ -317,6 +305,10 @@ def _axis(title: str, **more: Any) -> Spec:
 
 def _scatter(x: Sequence[float], y: Sequence[float], mode: str = "lines", **more: Any) -> Spec:
     return {"type": "scatter", "mode": mode, "x": list(x), "y": list(y), **more}
+
+
+def _bar(x: Sequence[Any], y: Sequence[Any], colour: str, **more: Any) -> Spec:
+    return {"type": "bar", "x": x, "y": y, "marker": {"color": colour}, **more}
 
 
 def _colour(number: int) -> str:

@@ -16,17 +16,7 @@ from pathlib import Path
 
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import finite
-from tvm_adaptive.report.charts import (
-    MAX_TASKS,
-    Chart,
-    belief_chart,
-    calibration_chart,
-    early_stops_chart,
-    exploration_chart,
-    latency_chart,
-    slots_chart,
-    stages_chart,
-)
+from tvm_adaptive.report import charts
 from tvm_adaptive.report.story import Story
 
 _STYLE = """
@@ -89,10 +79,16 @@ def write_report(stories: Sequence[Story], path: Path) -> Path:
 def page(stories: Sequence[Story]) -> str:
     """Return the page as HTML; see :func:`write_report`."""
     first = stories[0]
-    charts = [latency_chart(stories)]
-    charts += [slots_chart(first), belief_chart(first), stages_chart(stories)]
-    charts += [exploration_chart(first), calibration_chart(first), early_stops_chart(first)]
-    sections = [_section(chart) for chart in charts if chart.is_drawable]
+    drawn = [
+        charts.latency_chart(stories),
+        charts.slots_chart(first),
+        charts.belief_chart(first),
+        charts.stages_chart(stories),
+        charts.exploration_chart(first),
+        charts.calibration_chart(first),
+        charts.early_stops_chart(first),
+    ]
+    sections = [_section(chart) for chart in drawn if chart.is_drawable]
     sections.insert(1, _tasks(first))
     sections += [_devices(first), _failures(first)]
     body = "\n".join([_head(first), _runs(stories), *sections])
@@ -115,7 +111,7 @@ def _plotly() -> str:
     return str(get_plotlyjs())
 
 
-def _section(chart: Chart) -> str:
+def _section(chart: charts.Chart) -> str:
     layout = _LAYOUT | chart.layout
     text = json.dumps(finite({"data": chart.data, "layout": layout}), allow_nan=False)
     # Inside a script element only "<" can end it or begin a comment.
@@ -154,16 +150,8 @@ def _runs(stories: Sequence[Story]) -> str:
     for story in stories:
         last_ms = story.curve[-1][1] if story.curve else math.nan
         after_ms = 1e3 * story.comparison["after_sec"] if story.comparison else math.nan
-        rows.append(
-            [
-                story.name,
-                story.state,
-                str(story.n_trials),
-                f"{story.elapsed_sec:.0f}",
-                _number(last_ms),
-                _number(after_ms),
-            ]
-        )
+        counts = [str(story.n_trials), f"{story.elapsed_sec:.0f}"]
+        rows.append([story.name, story.state, *counts, _number(last_ms), _number(after_ms)])
     head = ["run", "state", "trials", "seconds", "sum of tasks, ms", "network, ms"]
     return _table(head, rows, n_text=2)
 
@@ -175,20 +163,11 @@ def _tasks(story: Story) -> str:
     }
     words = {True: "yes", False: "no", None: "-"}
     rows = []
-    for task in story.heaviest[:MAX_TASKS]:
+    for task in story.heaviest[: charts.MAX_TASKS]:
         gflops = task.flop / task.best_ms / 1e6 if task.flop else math.nan
-        rows.append(
-            [
-                task.name,
-                f"{task.weight:g}",
-                str(len(task.latencies_ms)),
-                str(task.n_errors),
-                _number(task.best_ms),
-                _number(task.share_ms),
-                _number(gflops),
-                words[checked.get(task.name)],
-            ]
-        )
+        counts = [f"{task.weight:g}", str(len(task.latencies_ms)), str(task.n_errors)]
+        numbers = map(_number, (task.best_ms, task.share_ms, gflops))
+        rows.append([task.name, *counts, *numbers, words[checked.get(task.name)]])
     head = ["task", "calls", "trials", "failed", "best, ms", "in all, ms", "GFLOP/s", "checked"]
     return "<h2>Tasks</h2>\n" + _table(head, rows, n_text=1)
 
@@ -213,16 +192,10 @@ def _devices(story: Story) -> str:
     addresses = sorted({*n_timings, *n_faults})
     if not addresses:
         return ""
+    counters = (n_timings, n_errors, n_faults, n_rests)
     rows = [
-        [
-            address,
-            str(n_timings[address]),
-            str(n_errors[address]),
-            str(n_faults[address]),
-            str(n_rests[address]),
-            _number(speeds.get(address, math.nan)),
-        ]
-        for address in addresses
+        [each, *(str(n[each]) for n in counters), _number(speeds.get(each, math.nan))]
+        for each in addresses
     ]
     head = ["device", "timings", "of these errors", "faults", "rests", "speed"]
     return (

@@ -73,12 +73,11 @@ class Story:
     slots: list[SlotStory] = dataclasses.field(default_factory=list)
     slot_sec: float = 0.0  # seconds of all slots
     tasks: dict[str, TaskStory] = dataclasses.field(default_factory=dict)
-    # Events of the search, the model, the runner, the builder and of remote devices, their
-    # ``time_sec`` since the start of the first attempt.
+    # Events of the search, the model, the runner and of remote devices, their ``time_sec``
+    # since the start of the first attempt.
     rounds: list[Event] = dataclasses.field(default_factory=list)
     forecasts: list[Event] = dataclasses.field(default_factory=list)
     timings: list[Event] = dataclasses.field(default_factory=list)
-    builds: list[Event] = dataclasses.field(default_factory=list)
     boards: list[Event] = dataclasses.field(default_factory=list)
     part_secs: dict[str, float] = dataclasses.field(
         default_factory=lambda: {"propose": 0.0, "build": 0.0, "measure": 0.0}
@@ -169,7 +168,6 @@ class StoryReader:
             "round": story.rounds,
             "forecast": story.forecasts,
             "timing": story.timings,
-            "build": story.builds,
             "board": story.boards,
         }
         if kind in _PARTS:

@@ -99,11 +99,9 @@ class VerdictRecorder:
             return
         mod = report.finalists[0].record.workload.mod
         task = task_of(mod, self._session.target, report.task_name)
-        try:
+        consequence = "If the run ends early, apply checks its winners once more."
+        with _Reported(self._session, consequence, OSError, where="verdicts"):
             self._file.add(task, finals)
-        except OSError as error:
-            consequence = "If the run ends early, apply checks its winners once more."
-            _report_error(self._session, error, consequence, where="verdicts")
         if self._session.store is None:
             return
         try:
@@ -117,14 +115,11 @@ class VerdictRecorder:
     def close(self) -> None:
         """Write to the store the verdicts that it has refused."""
         store = self._session.store
-        try:
+        consequence = "A later run will not know the verdicts of the play-offs."
+        with _Reported(self._session, consequence):
             while store is not None and self._refused:
                 store.add_finals(*self._refused[0])
                 del self._refused[0]
-        except StoreError as error:
-            _report_error(
-                self._session, error, "A later run will not know the verdicts of the play-offs."
-            )
 
 
 def _final_of(finalist: Finalist, run_id: str) -> StoredTrial | None:
@@ -164,12 +159,10 @@ def _own_store(session: Session, model: Any) -> RecordStore | None:
     """Open the run's own store; without shared store and restorable model it needs none."""
     if session.store is None and not hasattr(model, "restore"):
         return None
-    try:
+    with _Reported(session, "This run can only be resumed without its cost model."):
         here = Environment.current(session.target, session.farm)
         return RecordStore(session.work_dir / RUN_STORE, here)
-    except StoreError as error:
-        _report_error(session, error, "This run can only be resumed without its cost model.")
-        return None
+    return None
 
 
 def _restore(
@@ -177,27 +170,23 @@ def _restore(
 ) -> None:
     if not session.history.n_trials:
         return
-    try:
-        n_samples = restore(own, contexts, model)
-    except StoreError as error:
-        _report_error(session, error, "The cost model starts without samples.")
-    else:
-        session.journal.write("restored", n_samples=n_samples)
+    with _Reported(session, "The cost model starts without samples."):
+        session.journal.write("restored", n_samples=restore(own, contexts, model))
 
 
 def _warm_start(
     session: Session, store: RecordStore, contexts: Sequence[TuneContext], parts: Parts
 ) -> None:
     model = python_side(parts.cost_model)
-    try:
+    warm_start = None
+    with _Reported(session, "The run starts without prior trials."):
         warm_start = find_prior_trials(
             store, contexts, parts.transfer_pool, model, without=session.history.run_ids
         )
         scheduler = python_side(parts.task_scheduler)
         if scheduler is not None and hasattr(scheduler, "remember"):
             scheduler.remember(warm_start.tasks)
-    except StoreError as error:
-        _report_error(session, error, "The run starts without prior trials.")
+    if warm_start is None:
         return
     tasks = warm_start.tasks
     session.proven = frozenset(name for name, each in tasks.items() if each.is_proven)
@@ -223,8 +212,26 @@ def _warm_start(
         )
 
 
-def _report_error(
-    session: Session, error: Exception, consequence: str, where: str = "store"
-) -> None:
-    session.observer.note(f"{error} {consequence}")
-    session.journal.write("error", where=where, message=str(error))
+class _Reported:
+    """Reports an exception to the user and the journal instead of raising it."""
+
+    def __init__(
+        self,
+        session: Session,
+        consequence: str,
+        kind: type[Exception] = StoreError,
+        where: str = "store",
+    ) -> None:
+        self._session = session
+        self._consequence = consequence
+        self._kind = kind
+        self._where = where
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        if not isinstance(error, self._kind):
+            return False
+        self._session.observer.note(f"{error} {self._consequence}")
+        self._session.journal.write("error", where=self._where, message=str(error))
+        return True
