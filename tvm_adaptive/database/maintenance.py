@@ -57,7 +57,7 @@ def import_records(store: str, folder: Path) -> tuple[str, int, int]:
 
 
 def _environment_of(folder: Path) -> Environment:
-    """Return where a run measured; unknown unless its journal names exactly one place."""
+    """Return where a run measured; unknown unless its journal names one environment."""
     journal = folder / JOURNAL_FILE
     if not journal.is_file():
         return UNKNOWN

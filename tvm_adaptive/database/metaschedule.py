@@ -100,7 +100,7 @@ class StoreDatabase(PyDatabase):  # type: ignore[misc]
         Stays open as long as this object is used. Records of other environments than the
         store's are left out; without one, it is the target's on this machine.
     target : Target
-        MetaSchedule does not tell records of one workload apart by target.
+        Its records only: MetaSchedule does not distinguish records by target.
     run : str, default ""
         Run id of the records that are committed.
     checked_only : bool, default True

@@ -163,17 +163,14 @@ class RecordStore:
             trials.c.run.not_in(without),
             *tables.is_from(trials, self.environment, elsewhere),
         )
-        query = query.order_by(trials.c.seconds, trials.c.id).limit(n + tables.MAX_BAD_ROWS)
+        query = query.order_by(trials.c.seconds, trials.c.id)
         return self._read(trials, query, n, without=("features",))
 
     def latest(self, task: StoredTask, n: int | None = None) -> list[StoredTrial]:
         """Return the last ``n`` trials of a task, or all, in the order measured."""
         trials = schema.trials
         query = tables.ids_of(trials, task).where(*tables.is_from(trials, self.environment))
-        query = query.order_by(trials.c.id.desc())
-        return self._read(trials, query.limit(None if n is None else n + tables.MAX_BAD_ROWS), n)[
-            ::-1
-        ]
+        return self._read(trials, query.order_by(trials.c.id.desc()), n)[::-1]
 
     def seconds(self, task: StoredTask, *, without: Collection[str] = ()) -> list[float]:
         """Return the seconds of each trial of a task in the order measured; NaN for a failure.
@@ -336,9 +333,8 @@ class RecordStore:
             n_deleted = tables.delete(connection, trials, self._valid.bad(trials))
             n_deleted += tables.delete_all_but(connection, trials, keep, by_time, groups)
             tables.delete(connection, finals, self._valid.bad(finals))
-            tables.delete_all_but(
-                connection, finals, keep, [finals.c.id.desc()], [finals.c.task_id]
-            )
+            newest, by_task = [finals.c.id.desc()], [finals.c.task_id]
+            tables.delete_all_but(connection, finals, keep, newest, by_task)
         if self.url.get_backend_name() == "sqlite":
             with self._lock, self._guard("write to"), connected(self._engine) as connection:
                 connection.exec_driver_sql("VACUUM")
@@ -383,6 +379,8 @@ class RecordStore:
         without: Collection[str] = (),
     ) -> list[StoredTrial]:
         """Return the first ``n`` valid trials of a query for ids."""
+        if n is not None:
+            ids = ids.limit(n + tables.MAX_BAD_ROWS)
         with self._reading() as connection:
             numbers = list(connection.scalars(ids))
             found = self._valid.trials(connection, table, numbers, n, without=without)

@@ -119,7 +119,7 @@ class ValidRows:
         """Yield rows in the order of ``ids``, without those that are known to be invalid."""
         end_sec = time.monotonic() + _MAX_READ_SEC
         left = [row_id for row_id in ids if not self.is_bad(table, row_id)]
-        # Nearly all rows are valid: the first page holds what is asked for.
+        # Nearly all rows are valid: the first page holds as many as are wanted.
         size = _PAGE_ROWS if n is None else min(n, _PAGE_ROWS)
         start = 0
         while start < len(left) and (n is None or time.monotonic() < end_sec):
@@ -192,8 +192,8 @@ def spread_out(values: Sequence[int]) -> list[int]:
     n = len(values)
     n_bits = max(1, (n - 1).bit_length())
     mirrored = (int(f"{i:0{n_bits}b}"[::-1], 2) for i in range(1 << n_bits))
-    places = dict.fromkeys([max(0, n - 1), *mirrored])
-    return [values[place] for place in places if place < n]
+    indices = dict.fromkeys([max(0, n - 1), *mirrored])
+    return [values[i] for i in indices if i < n]
 
 
 def append(

@@ -46,7 +46,7 @@ def trusted(store: RecordStore, task: StoredTask, n: int) -> list[StoredTrial]:
     if winners:
         # Whatever else those runs found has lost against their finalists.
         runs = {each.run for each in finals}
-        found = _unjudged(store, task, n, verdicts, without=runs)
+        found = _unchecked(store, task, n, verdicts, without=runs)
         # A recorded time is too good rather than too bad: a slower one is slower.
         faster = [each for each in found if _sec(each) < _sec(winners[0])]
         pairs = itertools.zip_longest(winners, faster)
@@ -54,11 +54,11 @@ def trusted(store: RecordStore, task: StoredTask, n: int) -> list[StoredTrial]:
     order = order[:n]
     taken = {candidate_of(each) for each in order} | set(verdicts)
     if len(order) < n:
-        order += _unjudged(store, task, n - len(order), taken)
+        order += _unchecked(store, task, n - len(order), taken)
     taken |= {candidate_of(each) for each in order}
     n_elsewhere = max(n - len(order), n > 1)
     there = _proven(_verdicts(store.finals(task, elsewhere=True)))
-    hints = _unjudged(store, task, n_elsewhere, taken, first=there, elsewhere=True)
+    hints = _unchecked(store, task, n_elsewhere, taken, first=there, elsewhere=True)
     return order[: n - len(hints)] + hints
 
 
@@ -142,7 +142,7 @@ def _proven(verdicts: dict[str, _Verdict]) -> list[StoredTrial]:
     return [each.trial for each in order if each.trial.seconds is not None]
 
 
-def _unjudged(
+def _unchecked(
     store: RecordStore,
     task: StoredTask,
     n: int,
