@@ -88,9 +88,9 @@ class PendingWrites:
         if trials and self._waiting and is_spilled:
             self._release_last()
         while self.n_in_memory > MAX_WAITING_TRIALS:
-            batch = next(each for each in self._waiting if isinstance(each, _Batch))
-            self._waiting.remove(batch)
-            self._n_dropped += len(batch.trials)
+            oldest = next(i for i, each in enumerate(self._waiting) if isinstance(each, _Batch))
+            self._n_dropped += _n_trials(self._waiting[oldest])
+            del self._waiting[oldest]
         return not self._waiting
 
     def flush(self, limit_sec: float) -> None:
