@@ -1,4 +1,4 @@
-"""Waits that end, and file systems on which SQLite must not use its write-ahead mode."""
+"""Time limits of stores, and SQLite on network file systems."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run keeps of its play-offs, and what is believed of it when it is read again."""
+"""The verdict file of a run, also after a crash and with hostile lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run says of a store that it could not write to."""
+"""Messages about a store that could not be written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Search and build in other processes: what comes back, and what is not lost."""
+"""Search and build in other processes: results, lost lanes and full runs."""
 
 from __future__ import annotations
 
