@@ -36,7 +36,7 @@ ADAPTERS = {
     "builder/persistent.py",
     "cost_model/family_model.py",
     "cost_model/model.py",
-    "database/exchange.py",
+    "database/maintenance.py",
     "database/metaschedule.py",
     "database/run_database.py",
     "database/store_callback.py",

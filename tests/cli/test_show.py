@@ -18,7 +18,7 @@ from tvm_adaptive._tvm import (
 from tvm_adaptive.cli import main
 from tvm_adaptive.database.metaschedule import task_of, trial_of
 from tvm_adaptive.database.repair import RECORD_FILE
-from tvm_adaptive.database.verdict_file import VerdictFile
+from tvm_adaptive.database.verdicts import VerdictFile
 from tvm_adaptive.measure_callback.journal import Journal
 
 TARGET = Target({"kind": "llvm", "num-cores": 2})

@@ -1,4 +1,4 @@
-"""Waits that end, and file systems on which SQLite must not use its write-ahead mode."""
+"""Time limits of stores, and SQLite on network file systems."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from tests.database.conftest import drop_all
 from tests.database.test_store import task, trial
 from tvm_adaptive.database import engine as engines
 from tvm_adaptive.database import upgrade
-from tvm_adaptive.database.engine import file_system_of, is_shared_by_network
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.errors import StoreError
 
@@ -153,60 +152,8 @@ def test_a_file_that_another_writer_holds_is_an_error_soon(tmp_path: Path) -> No
         store.add(task(), [trial(1.0)])
 
 
-def mounts(path: Path, *lines: tuple[str, str]) -> Path:
-    """Write what Linux would say of mounted file systems."""
-    text = "".join(
-        f"{number} 1 0:{number} / {place} rw,relatime shared:1 - {kind} source rw\n"
-        for number, (place, kind) in enumerate(lines, start=20)
-    )
-    path.write_text(text)
-    return path
-
-
-def test_the_file_system_of_a_path_is_the_innermost(tmp_path: Path) -> None:
-    table = mounts(
-        tmp_path / "mountinfo",
-        ("/", "ext4"),
-        ("/home", "nfs4"),
-        ("/home/me/fast", "xfs"),
-        (r"/mnt/two\040words", "fuse.sshfs"),
-        ("/over", "ext4"),
-        ("/over", "lustre"),
-    )
-    found = {
-        place: file_system_of(Path(place), table)
-        for place in (
-            "/homes/me",
-            "/home/me/new folder/records.db",
-            "/home/me/fast/records.db",
-            "/mnt/two words/x",
-            "/over/x",
-        )
-    }
-    assert list(found.values()) == ["ext4", "nfs4", "xfs", "fuse.sshfs", "lustre"]
-    assert file_system_of(Path("/home"), tmp_path / "missing") == ""
-    (tmp_path / "odd").write_text("no\nsuch table - \n\n1 2 3 - x")
-    assert file_system_of(Path("/home"), tmp_path / "odd") == ""
-
-
-@pytest.mark.parametrize(
-    ("kind", "is_shared"),
-    [
-        *((kind, True) for kind in ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "ceph")),
-        *((kind, True) for kind in ("9p", "beegfs", "afs", "fuse.sshfs", "fuse.glusterfs")),
-        *((kind, False) for kind in ("ext4", "xfs", "btrfs", "overlay", "tmpfs", "zfs", "")),
-        *((kind, False) for kind in ("fuseblk", "fuse.fuse-overlayfs")),
-    ],
-)
-def test_which_file_systems_lie_on_other_machines(kind: str, is_shared: bool) -> None:
-    assert is_shared_by_network(kind) is is_shared
-
-
-def modes(path: Path, table: Path) -> tuple[object, object]:
-    with (
-        RecordStore(path, mountinfo=table) as store,
-        engines.connected(store._engine) as connection,
-    ):
+def modes(path: Path) -> tuple[object, object]:
+    with RecordStore(path) as store, engines.connected(store._engine) as connection:
         store.add(task(), [trial(1.0)])
         return (
             connection.exec_driver_sql("PRAGMA journal_mode").scalar(),
@@ -215,26 +162,28 @@ def modes(path: Path, table: Path) -> tuple[object, object]:
 
 
 def test_on_a_network_file_system_there_is_no_write_ahead_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "records.db"
-    local = mounts(tmp_path / "local", ("/", "ext4"))
-    network = mounts(tmp_path / "network", ("/", "ext4"), (str(tmp_path), "nfs4"))
-    assert modes(path, local) == ("wal", 2)
+    monkeypatch.setattr(engines, "file_system_of", lambda _: "ext4")
+    assert modes(path) == ("wal", 2)
     assert caplog.text == ""
     # Also of one that was made before with it.
-    assert modes(path, network) == ("delete", 3)
+    monkeypatch.setattr(engines, "file_system_of", lambda _: "nfs4")
+    assert modes(path) == ("delete", 3)
     (line,) = [each for each in caplog.records if each.levelno == logging.WARNING]
     assert "nfs4" in line.message
     assert "local disk, or a PostgreSQL server" in line.message
     assert not list(tmp_path.glob("*-wal"))
-    with RecordStore(path, mountinfo=network) as store:
+    with RecordStore(path) as store:
         assert len(store.latest(task())) == 2
 
 
-def test_several_threads_write_without_a_write_ahead_log(tmp_path: Path) -> None:
-    network = mounts(tmp_path / "network", ("/", "cifs"))
-    stores = [RecordStore(tmp_path / "records.db", mountinfo=network) for _ in range(3)]
+def test_several_threads_write_without_a_write_ahead_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "file_system_of", lambda _: "cifs")
+    stores = [RecordStore(tmp_path / "records.db") for _ in range(3)]
 
     def write(store: RecordStore) -> None:
         for number in range(5):

@@ -19,7 +19,7 @@ from tvm_adaptive._tvm import (
     json_database,
     structural_hash,
 )
-from tvm_adaptive.database.exchange import export_json, import_json
+from tvm_adaptive.database.maintenance import export_json, import_json
 from tvm_adaptive.database.metaschedule import StoreDatabase, record_of, target_text, task_of
 from tvm_adaptive.database.records import StoredTrial
 from tvm_adaptive.database.repair import RECORD_FILE, WORKLOAD_FILE

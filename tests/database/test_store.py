@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tvm_adaptive.database.records import StoredTask, StoredTrial
-from tvm_adaptive.database.rows import pack_features, unpack_features
+from tvm_adaptive.database.records import StoredTask, StoredTrial, pack_features, unpack_features
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.errors import StoreError
 

@@ -12,7 +12,7 @@ import pytest
 from tests.database.conftest import make_record
 from tvm_adaptive._tvm import IRModule, Schedule, Target, args_info_of, te_workload
 from tvm_adaptive.database import pending_writes
-from tvm_adaptive.database.pending_writes import FIRST_PAUSE_SEC, MAX_PAUSE_SEC, Clock
+from tvm_adaptive.database.pending_writes import FIRST_PAUSE_SEC, MAX_PAUSE_SEC
 from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.store_callback import StoreCallback
@@ -51,7 +51,7 @@ class FakeClock:
     def __init__(self) -> None:
         self.sec = 0.0
 
-    def now_sec(self) -> float:
+    def monotonic(self) -> float:
         return self.sec
 
     def sleep(self, seconds: float) -> None:
@@ -72,14 +72,14 @@ class Hanging:
         raise StoreError("no answer")
 
 
-def keeper_of(contexts: list[Any], **given: Any) -> Any:
-    """Return a keeper; its stores and its clock may be ours."""
+def callback_of(contexts: list[Any], **given: Any) -> Any:
+    """Return a store callback, with stores and a clock of the test."""
     clock = given.pop("clock", FakeClock())
     defaults = {"own": None, "shared": None, "run": "run"}
     return StoreCallback(
         contexts,
         **{**defaults, "trial_log": TrialLog(), "journal": Events(), **given},
-        clock=Clock(clock.now_sec, clock.sleep),
+        clock=clock,
     )
 
 
@@ -95,7 +95,7 @@ def contexts(mod: IRModule) -> list[Any]:
 
 
 def keep(
-    keeper: Any,
+    callback: Any,
     contexts: list[Any],
     seconds: list[float | None],
     failure: str = "Traceback\n  somewhere\nBoom: it crashed",
@@ -103,7 +103,7 @@ def keep(
     learned: Sequence[Mapping[str, Any]] = (),
     build_failure: str | None = None,
 ) -> None:
-    """Hand a batch to a keeper, and what the log has of it."""
+    """Hand a batch to a callback, and what the log has of it."""
     candidates, built, run = [], [], []
     for number, sec in enumerate(seconds):
         context = contexts[0]
@@ -112,11 +112,11 @@ def keep(
         record.trace.apply_to_schedule(schedule, remove_postproc=False)
         candidates.append(SimpleNamespace(sch=schedule, args_info=args_info_of(context.mod)))
         if number < len(learned):
-            keeper._inst._trial_log.note(key_of(schedule), **learned[number])
+            callback._inst._trial_log.note(key_of(schedule), **learned[number])
         built.append(SimpleNamespace(error_msg=build_failure))
         message = None if sec is not None else failure
         run.append(SimpleNamespace(error_msg=message, run_secs=[sec] if sec else None))
-    keeper._inst.apply(None, 0, candidates, built, run)
+    callback._inst.apply(None, 0, candidates, built, run)
 
 
 def test_a_batch_is_kept_with_what_the_model_learned_of_it(
@@ -128,8 +128,8 @@ def test_a_batch_is_kept_with_what_the_model_learned_of_it(
         {"features": row, "relative_error": error} for row, error in zip(rows, errors, strict=True)
     ]
     with RecordStore(tmp_path / "records.db") as store:
-        keeper = keeper_of(contexts, own=store)
-        keep(keeper, contexts, [1e-3, None, 2e-3, 3e-3], learned=learned)
+        callback = callback_of(contexts, own=store)
+        keep(callback, contexts, [1e-3, None, 2e-3, 3e-3], learned=learned)
         (task,) = store.tasks()
         kept = store.latest(task)
     assert task.name == "gmm"
@@ -145,8 +145,8 @@ def test_a_batch_is_kept_with_what_the_model_learned_of_it(
 def test_nothing_was_learned_of_what_did_not_compile(tmp_path: Path, contexts: list[Any]) -> None:
     learned = [{"features": np.zeros(2, dtype=np.float32), "relative_error": 0.1}]
     with RecordStore(tmp_path / "records.db") as store:
-        keeper = keeper_of(contexts, own=store)
-        keep(keeper, contexts, [None], learned=learned, build_failure="no such instruction")
+        callback = callback_of(contexts, own=store)
+        keep(callback, contexts, [None], learned=learned, build_failure="no such instruction")
         (trial,) = store.latest(store.tasks()[0])
     assert trial.failure == "no such instruction"
     assert (trial.features, trial.error) == (None, None)
@@ -154,15 +154,15 @@ def test_nothing_was_learned_of_what_did_not_compile(tmp_path: Path, contexts: l
 
 def test_what_could_not_be_written_is_written_later(contexts: list[Any]) -> None:
     store, journal, clock = Refusing(2), Events(), FakeClock()
-    keeper = keeper_of(contexts, shared=store, journal=journal, clock=clock)
-    keep(keeper, contexts, [1e-3])
+    callback = callback_of(contexts, shared=store, journal=journal, clock=clock)
+    keep(callback, contexts, [1e-3])
     clock.sec += FIRST_PAUSE_SEC
-    keep(keeper, contexts, [2e-3])
+    keep(callback, contexts, [2e-3])
     assert store.kept == []
-    keep(keeper, contexts, [3e-3])  # too early for another try
+    keep(callback, contexts, [3e-3])  # too early for another try
     assert store.n_asked == 2
     clock.sec += 2 * FIRST_PAUSE_SEC
-    keep(keeper, contexts, [4e-3])
+    keep(callback, contexts, [4e-3])
     assert [trial.seconds for trial in store.kept] == [1e-3, 2e-3, 3e-3, 4e-3]
     assert [event for event, _ in journal.events] == ["error", "error", "store-back"]
 
@@ -173,20 +173,20 @@ def test_a_server_that_is_away_for_hours_gets_all_in_the_end(
     """Meanwhile it is asked ever less, and nothing piles up in memory."""
     store, clock = Refusing(10**6), FakeClock()
     with RecordStore(tmp_path / "records.db") as own:
-        keeper = keeper_of(contexts, own=own, shared=store, clock=clock)
+        callback = callback_of(contexts, own=own, shared=store, clock=clock)
         asked_sec = []
         for number in range(200):
             n_before = store.n_asked
-            keep(keeper, contexts, [1e-3 * (number + 1), None])
+            keep(callback, contexts, [1e-3 * (number + 1), None])
             if store.n_asked > n_before:
                 asked_sec.append(clock.sec)
             clock.sec += 60.0
-        assert keeper._inst._shared.n_in_memory == 0
+        assert callback._inst._shared.n_in_memory == 0
         pauses = np.diff(asked_sec)
         assert (np.diff(pauses) >= 0).all()
         assert pauses[-1] == MAX_PAUSE_SEC
         store.n_refusals = 0
-        assert keeper._inst.close(30.0) == 0
+        assert callback._inst.close(30.0) == 0
     assert [each.seconds for each in store.kept] == [
         seconds for number in range(200) for seconds in (1e-3 * (number + 1), None)
     ]
@@ -195,9 +195,9 @@ def test_a_server_that_is_away_for_hours_gets_all_in_the_end(
 def test_a_store_that_hangs_costs_a_tenth_of_the_time(contexts: list[Any]) -> None:
     clock = FakeClock()
     store = Hanging(clock, 15.0)
-    keeper = keeper_of(contexts, shared=store, clock=clock)
+    callback = callback_of(contexts, shared=store, clock=clock)
     while clock.sec < 3600.0:
-        keep(keeper, contexts, [1e-3])
+        keep(callback, contexts, [1e-3])
         clock.sec += 5.0
     assert 0.0 < store.n_asked * 15.0 < 0.12 * 3600.0
 
@@ -207,50 +207,50 @@ def test_what_neither_store_takes_is_kept_in_memory_up_to_a_bound(
 ) -> None:
     monkeypatch.setattr(pending_writes, "MAX_WAITING_TRIALS", 4)
     own, shared = Refusing(10**6), Refusing(10**6)
-    keeper = keeper_of(contexts, own=own, shared=shared, clock=FakeClock())
+    callback = callback_of(contexts, own=own, shared=shared, clock=FakeClock())
     for number in range(6):
-        keep(keeper, contexts, [1e-3 * (number + 1)])
-    assert keeper._inst._shared.n_in_memory == 4
+        keep(callback, contexts, [1e-3 * (number + 1)])
+    assert callback._inst._shared.n_in_memory == 4
     shared.n_refusals = 0
     # Two are in MetaSchedule's own database only.
-    assert keeper._inst.close(1.0) == 2
+    assert callback._inst.close(1.0) == 2
     assert [each.seconds for each in shared.kept] == [3e-3, 4e-3, 5e-3, 6e-3]
 
 
 def test_at_the_end_a_store_that_is_away_for_seconds_is_waited_for(contexts: list[Any]) -> None:
     clock = FakeClock()
     store = Refusing(4)
-    keeper = keeper_of(contexts, shared=store, clock=clock)
-    keep(keeper, contexts, [1e-3])
-    assert keeper._inst.close(30.0) == 0
+    callback = callback_of(contexts, shared=store, clock=clock)
+    keep(callback, contexts, [1e-3])
+    assert callback._inst.close(30.0) == 0
     assert len(store.kept) == 1
     gone = Refusing(10**6)
-    keeper = keeper_of(contexts, shared=gone, clock=clock)
-    keep(keeper, contexts, [1e-3])
+    callback = callback_of(contexts, shared=gone, clock=clock)
+    keep(callback, contexts, [1e-3])
     start_sec = clock.sec
-    assert keeper._inst.close(30.0) == 1
+    assert callback._inst.close(30.0) == 1
     assert clock.sec - start_sec <= 30.0
 
 
 def test_one_store_that_fails_does_not_keep_from_another(contexts: list[Any]) -> None:
     for own, shared in ((Refusing(10**6), Refusing(0)), (Refusing(0), Refusing(10**6))):
-        keeper = keeper_of(contexts, own=own, shared=shared)
+        callback = callback_of(contexts, own=own, shared=shared)
         for _ in range(5):
-            keep(keeper, contexts, [1e-3])
+            keep(callback, contexts, [1e-3])
         assert sorted([len(own.kept), len(shared.kept)]) == [0, 5]
 
 
 def test_whatever_goes_wrong_does_not_end_the_run(contexts: list[Any]) -> None:
     journal = Events()
-    keeper = keeper_of([], shared=Refusing(0), journal=journal)
-    keep(keeper, contexts, [1e-3])
+    callback = callback_of([], shared=Refusing(0), journal=journal)
+    keep(callback, contexts, [1e-3])
     assert [fields["where"] for _, fields in journal.events] == ["keeper"]
 
 
 def test_what_was_not_tried_for_want_of_time_is_not_kept(contexts: list[Any]) -> None:
     store: Any = Refusing(0)
-    keeper = keeper_of(contexts, shared=store)
-    keep(keeper, contexts, [1e-3, None], failure=f"AdaptiveRunner: Error: {OUT_OF_TIME}")
+    callback = callback_of(contexts, shared=store)
+    keep(callback, contexts, [1e-3, None], failure=f"AdaptiveRunner: Error: {OUT_OF_TIME}")
     assert [trial.seconds for trial in store.kept] == [1e-3]
-    keep(keeper, contexts, [None], failure=OUT_OF_TIME)
+    keep(callback, contexts, [None], failure=OUT_OF_TIME)
     assert store.n_asked == 1

@@ -1,4 +1,4 @@
-"""Where a store is said to be: never with a secret."""
+"""Locations of stores, shown without their secrets."""
 
 from __future__ import annotations
 

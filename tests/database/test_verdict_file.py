@@ -1,4 +1,4 @@
-"""What a run keeps of its play-offs, and what is believed of it when it is read again."""
+"""The verdict file of a run, also after a crash and with hostile lines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tvm_adaptive.database.records import StoredTask, StoredTrial
-from tvm_adaptive.database.verdict_file import VerdictFile
+from tvm_adaptive.database.verdicts import VerdictFile
 
 TASK = StoredTask("0" * 16, '{"kind":"llvm"}', "matmul", "matmul", "[]")
 OTHER = dataclasses.replace(TASK, workload_key="1" * 16)

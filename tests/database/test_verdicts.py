@@ -8,7 +8,7 @@ import pytest
 
 from tests.database.conftest import make_record
 from tvm_adaptive._tvm import IRModule, Target, json_database
-from tvm_adaptive.database.exchange import export_json
+from tvm_adaptive.database.maintenance import export_json
 from tvm_adaptive.database.metaschedule import StoreDatabase, task_of, trial_of
 from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore

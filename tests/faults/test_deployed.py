@@ -25,7 +25,7 @@ from tvm_adaptive._tvm import (
     te_workload,
 )
 from tvm_adaptive.database.repair import RECORD_FILE
-from tvm_adaptive.database.verdict_file import VERDICT_FILE, VerdictFile
+from tvm_adaptive.database.verdicts import VERDICT_FILE, VerdictFile
 from tvm_adaptive.measure_callback import read_journal
 from tvm_adaptive.testing.faults import Faults, injected
 from tvm_adaptive.testing.runs import journalled_trials

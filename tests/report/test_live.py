@@ -207,7 +207,7 @@ def test_a_screen_needs_no_event_of_the_past() -> None:
     assert brief.story.search_secs() == pytest.approx(whole.story.search_secs())
     assert whole.story.search_secs()["measure"] == pytest.approx(0.1 * 16 * 200)
     story = brief.story
-    assert story.rounds == story.builds == story.timings == story.forecasts == story.slots == []
+    assert story.rounds == story.timings == story.forecasts == story.slots == []
     assert len(story.curve) == 1
     # A number per trial is left.
     assert len(pickle.dumps(story)) < 12 * 16 * 200
@@ -224,4 +224,4 @@ def test_what_shows_a_run_keeps_no_events(kind: str) -> None:
         view.event(event)
     story = view._reader.story
     assert story.n_trials == 20 * 16
-    assert story.rounds == story.builds == story.timings == story.slots == []
+    assert story.rounds == story.timings == story.slots == []

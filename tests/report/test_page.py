@@ -16,12 +16,14 @@ from tests.report.conftest import HOSTILE
 from tvm_adaptive.cli import main
 from tvm_adaptive.measure_callback.journal import Journal
 from tvm_adaptive.report import read_story, write_report
-from tvm_adaptive.report.charts import early_stops_chart, latency_chart, slots_chart, stages_chart
-from tvm_adaptive.report.model_charts import (
+from tvm_adaptive.report.charts import (
     belief_chart,
     calibration_chart,
+    early_stops_chart,
     exploration_chart,
-    is_drawable,
+    latency_chart,
+    slots_chart,
+    stages_chart,
 )
 from tvm_adaptive.report.page import page
 
@@ -35,14 +37,14 @@ ONE_RUN = (slots_chart, belief_chart, exploration_chart, calibration_chart, earl
 @pytest.mark.parametrize("chart_of", ONE_RUN)
 def test_plotly_knows_every_word_of_a_figure(chart_of: Callable, write_run: WriteRun) -> None:
     chart = chart_of(read_story(write_run()))
-    assert is_drawable(chart)
+    assert chart.is_drawable
     plotly.graph_objects.Figure(data=chart.data, layout=chart.layout)
 
 
 @pytest.mark.parametrize("chart_of", [latency_chart, stages_chart])
 def test_plotly_knows_every_word_of_a_comparison(chart_of: Callable, write_run: WriteRun) -> None:
     chart = chart_of([read_story(write_run("a")), read_story(write_run("b", 3, ended=False))])
-    assert is_drawable(chart)
+    assert chart.is_drawable
     plotly.graph_objects.Figure(data=chart.data, layout=chart.layout)
 
 

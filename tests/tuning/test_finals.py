@@ -24,7 +24,7 @@ from tvm_adaptive._tvm import (
 from tvm_adaptive.database.metaschedule import task_of, trial_of
 from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.database.verdict_file import VerdictFile
+from tvm_adaptive.database.verdicts import VerdictFile
 from tvm_adaptive.errors import StoreError
 from tvm_adaptive.measure_callback.journal import NullJournal
 from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
@@ -38,7 +38,7 @@ from tvm_adaptive.tuning.observer import NoObserver
 from tvm_adaptive.tuning.outcome import TaskOutcome
 from tvm_adaptive.tuning.reserve import Reserve
 from tvm_adaptive.tuning.session import Session
-from tvm_adaptive.tuning.warm_start import FinalsKeeper
+from tvm_adaptive.tuning.warm_start import VerdictRecorder
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ def test_only_what_was_learned_of_a_finalist_is_remembered(
     task = task_of(record.workload.mod, target, "main")
     report = report_of(record, **changes)
     with RecordStore(tmp_path / "records.db") as store:
-        keeper = FinalsKeeper(session_of(tmp_path, target, store))
-        keeper.keep(report)
+        recorder = VerdictRecorder(session_of(tmp_path, target, store))
+        recorder.add(report)
         # On disk before the next play-off begins.
         finals = store.finals(task)
     assert VerdictFile(tmp_path, str(TVM_VERSION)).read().get(task.identity, []) == finals
@@ -125,10 +125,10 @@ def test_what_a_store_refused_is_offered_again_at_the_end(
     report = report_of(make_record(te_workload("GMM"), target, 1e-3))
     store = AwayForAWhile(n_refused)
     session = session_of(tmp_path, target, store)
-    keeper = FinalsKeeper(session)
+    recorder = VerdictRecorder(session)
     for name in "abc":
-        keeper.keep(dataclasses.replace(report, task_name=name))
-    keeper.close()
+        recorder.add(dataclasses.replace(report, task_name=name))
+    recorder.close()
     assert store.taken == ([] if n_notes else ["a", "b", "c"])
     assert len(session.observer.notes) == n_notes
     (said,) = VerdictFile(tmp_path, str(TVM_VERSION)).read().values()

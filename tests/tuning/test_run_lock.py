@@ -110,7 +110,7 @@ class TestWhereLocksDoNotHold:
 
     @pytest.fixture(autouse=True)
     def _on_network(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(run_lock, "_is_on_network", lambda path: True)
+        monkeypatch.setattr(run_lock, "file_system_of", lambda path: "nfs4")
 
     def test_one_owner_at_a_time(self, tmp_path: Path) -> None:
         with (

@@ -1,4 +1,4 @@
-"""What a run says of a store that it could not write to."""
+"""Messages about a store that could not be written."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Written:
 
 @pytest.fixture(autouse=True)
 def ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm_start, "python_side", lambda keeper: keeper)
+    monkeypatch.setattr(warm_start, "python_side", lambda callback: callback)
 
 
 def session_of(tmp_path: Path, notes: list[str], events: list[Any], interrupted: bool) -> Any:
@@ -44,7 +44,7 @@ def test_what_a_store_lacks_is_told_with_what_to_do(tmp_path: Path, interrupted:
     events: list[Any] = []
     session = session_of(tmp_path, notes, events, interrupted)
     written = Written(17)
-    warm_start._deliver(session, written)
+    warm_start._flush(session, written)
     (note,) = notes
     assert note.startswith("17 trials are not in the record store postgresql://me:***@host/name")
     assert note.endswith(f"import '{tmp_path}/my run'")
@@ -57,5 +57,5 @@ def test_nothing_is_said_where_nothing_is_missing(tmp_path: Path) -> None:
     notes: list[str] = []
     events: list[Any] = []
     session = session_of(tmp_path, notes, events, interrupted=False)
-    warm_start._deliver(session, Written(0))
+    warm_start._flush(session, Written(0))
     assert notes == events == []

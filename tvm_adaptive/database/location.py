@@ -1,4 +1,4 @@
-"""Where record stores are: the user's own, a path, a URL, or a URL in a variable."""
+"""Locations of record stores: the user's own, a path, a URL, or a URL in a variable."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tvm_adaptive.workers.environment import Environment
 
 logger = logging.getLogger(__name__)
 
-# Of a run's folder.
+# File name of a run's own store in its work directory.
 RUN_STORE = "records.db"
 USER_STORE = "user"
 NO_STORE = "none"
@@ -24,7 +24,7 @@ _USER_PATH = Path(".local", "share", "tvm_adaptive", "records.db")
 
 
 def user_store() -> Path:
-    """Return where the user's own store is."""
+    """Return the path of the user's own store."""
     try:
         return Path.home() / _USER_PATH
     except RuntimeError as error:  # neither HOME nor an entry in the list of users
@@ -35,16 +35,16 @@ def user_store() -> Path:
 
 @contextlib.contextmanager
 def open_store(name: str, environment: Environment | None = None) -> Iterator[RecordStore | None]:
-    """Open the store that a configuration names."""
+    """Open the store that a configuration names; None for no store, or a broken user store."""
     if name == NO_STORE:
         yield None
         return
     try:
-        store = RecordStore(user_store() if name == USER_STORE else resolve_url(name), environment)
+        store = RecordStore(resolve_url(name), environment)
     except StoreError as error:
         if name != USER_STORE:
             raise
-        logger.warning("%s The run goes on without.", error)
+        logger.warning("%s The run continues without it.", error)
         yield None
         return
     with store:
@@ -52,21 +52,23 @@ def open_store(name: str, environment: Environment | None = None) -> Iterator[Re
 
 
 def resolve_url(name: str) -> str:
-    """Return a store's path or URL; one with a password may come from the environment."""
+    """Return the path or URL of a store's name, which may be in an environment variable."""
+    if name == USER_STORE:
+        return str(user_store())
     if not name.startswith(_FROM_ENVIRONMENT):
         return name
     variable = name[len(_FROM_ENVIRONMENT) :]
     url = os.environ.get(variable)
     if not url:
         raise StoreError(
-            f"The record store was to be found in the environment variable {variable}, which is "
+            f"The record store's URL is expected in the environment variable {variable}, which is "
             "not set; set it to the store's URL."
         )
     return url
 
 
 def redacted_name(name: str, store: RecordStore | None) -> str:
-    """Return what a journal may say of a store: never a password."""
+    """Return a store's name for a journal, never with a password."""
     if store is None:
         return NO_STORE
     return name if name.startswith(_FROM_ENVIRONMENT) else store.name

@@ -1,48 +1,63 @@
-"""Look after a record store: what it holds, in and out, and less of it."""
+"""Maintain a record store: list, prune, import and export its records.
+
+Records come from and go to MetaSchedule's own JSON databases, or another store.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from tvm_adaptive.database.exchange import export_json, has_json, import_json, import_store
-from tvm_adaptive.database.location import NO_STORE, RUN_STORE, USER_STORE, resolve_url, user_store
-from tvm_adaptive.database.records import TaskStats
+from tvm_adaptive._tvm import TuningRecord, Workload
+from tvm_adaptive.database.location import NO_STORE, RUN_STORE, resolve_url
+from tvm_adaptive.database.metaschedule import target_text, task_of, trial_of
+from tvm_adaptive.database.records import StoredTask, StoredTrial, TaskStats
+from tvm_adaptive.database.repair import RECORD_FILE, WORKLOAD_FILE
 from tvm_adaptive.database.store import RecordStore
+from tvm_adaptive.database.verdicts import candidate_of, sound, trusted
 from tvm_adaptive.errors import InvalidOptionError, JournalError
 from tvm_adaptive.measure_callback.journal import JOURNAL_FILE, read_journal
 from tvm_adaptive.workers.environment import UNKNOWN, Environment
 
 
 def stats(store: str) -> tuple[str, list[TaskStats]]:
-    """Return a store's name for people, and what it holds per task."""
+    """Return a store's displayed name, and its counts per task."""
     with _open(store, must_exist=True) as opened:
         return opened.name, opened.stats()
 
 
+def prune(store: str, keep: int) -> tuple[str, int]:
+    """Keep the fastest trials of each task; return the store's name and the number deleted."""
+    with _open(store, must_exist=True) as opened:
+        return opened.name, opened.prune(keep)
+
+
 def export_records(store: str, folder: Path, best: int | None = None) -> int:
-    """Write a store as MetaSchedule's JSON database; see ``database.exchange``."""
+    """Write a store, or the best of each task, as MetaSchedule's JSON database."""
     with _open(store, must_exist=True) as opened:
         return export_json(opened, folder, best)
 
 
 def import_records(store: str, folder: Path) -> tuple[str, int, int]:
-    """Add the records of a run's folder, or of a JSON database."""
+    """Add the records of a run's folder or a JSON database; count added and left out."""
     own = folder / RUN_STORE
     with _open(store) as opened:
-        if not own.is_file() or str(own.resolve()) == str(
-            Path(opened.url.database or "").resolve()
-        ):
+        path = Path(opened.url.database or "").resolve()
+        if not own.is_file() or own.resolve() == path:
             return opened.name, *import_json(opened, folder, _environment_of(folder))
         with RecordStore(own) as other:
-            n_added, n_skipped = import_store(opened, other)
-        if has_json(folder):
-            # Nearly all of it was in the run's store; that is no news.
+            n_added, n_skipped = _import_store(opened, other)
+        if (folder / WORKLOAD_FILE).is_file() and (folder / RECORD_FILE).is_file():
+            # The run's store held nearly all of it: the number left out says nothing.
             n_added += import_json(opened, folder, _environment_of(folder))[0]
         return opened.name, n_added, n_skipped
 
 
 def _environment_of(folder: Path) -> Environment:
-    """Return where a run measured; unknown if its journal does not say so, or several."""
+    """Return where a run measured; unknown unless its journal names one environment."""
     journal = folder / JOURNAL_FILE
     if not journal.is_file():
         return UNKNOWN
@@ -54,17 +69,117 @@ def _environment_of(folder: Path) -> Environment:
     return found.pop() if len(found) == 1 else UNKNOWN
 
 
-def prune(store: str, keep: int) -> tuple[str, int]:
-    """Keep the fastest trials of each task; return the store's name and how many went."""
-    with _open(store, must_exist=True) as opened:
-        return opened.name, opened.prune(keep)
-
-
 def _open(store: str, *, must_exist: bool = False) -> RecordStore:
     if store == NO_STORE:
         raise InvalidOptionError(f"{NO_STORE} names no store; give a path or a URL.")
-    place = user_store() if store == USER_STORE else resolve_url(store)
+    url = resolve_url(store)
     # A mistyped path must not become a new, empty store.
-    if must_exist and "://" not in str(place) and not Path(place).is_file():
-        raise InvalidOptionError(f"There is no record store {place}.")
-    return RecordStore(place)
+    if must_exist and "://" not in url and not Path(url).is_file():
+        raise InvalidOptionError(f"There is no record store {url}.")
+    return RecordStore(url)
+
+
+def export_json(store: RecordStore, folder: Path, best: int | None = None) -> int:
+    """Write a store as a JSON database; return the number of records.
+
+    Disqualified candidates, wrong results above all, are left out: MetaSchedule would take
+    the fastest of them. The records do not name their environment: a store without one
+    exports the records of all devices.
+    """
+    if any((folder / name).exists() for name in (WORKLOAD_FILE, RECORD_FILE)):
+        raise InvalidOptionError(f"{folder} holds a database already; name another folder.")
+    indices: dict[str, int] = {}
+    workloads: list[str] = []
+    records: list[str] = []
+    for task in store.tasks():
+        if best is None:
+            trials = sound(store, task, store.latest(task))
+        else:
+            trials = trusted(store, task, best)
+        timed = [trial for trial in trials if trial.seconds is not None]
+        if timed and task.workload_key not in indices:
+            indices[task.workload_key] = len(workloads)
+            workloads.append(task.workload)
+        records += [f"[{indices[task.workload_key]},{trial.record}]" for trial in timed]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / WORKLOAD_FILE).write_text("".join(f"{line}\n" for line in workloads))
+        (folder / RECORD_FILE).write_text("".join(f"{line}\n" for line in records))
+    except OSError as error:
+        raise InvalidOptionError(
+            f"{folder} cannot be written ({error.strerror}); name another folder."
+        ) from error
+    return len(records)
+
+
+def import_json(
+    store: RecordStore, folder: Path, environment: Environment = UNKNOWN
+) -> tuple[int, int]:
+    """Add a JSON database's new records; return how many were added and left out."""
+    if not ((folder / WORKLOAD_FILE).is_file() and (folder / RECORD_FILE).is_file()):
+        raise InvalidOptionError(
+            f"{folder} holds no database of MetaSchedule ({WORKLOAD_FILE}, {RECORD_FILE})."
+        )
+    workloads = [_workload(line) for line in _lines(folder / WORKLOAD_FILE)]
+    tasks: dict[tuple[int, str], StoredTask] = {}
+    found: dict[tuple[int, str], list[StoredTrial]] = {}
+    n_lines = n_added = 0
+    for line in _lines(folder / RECORD_FILE):
+        n_lines += 1
+        parsed = _record(line, workloads)
+        if parsed is None:
+            continue
+        index, record = parsed
+        key = (index, target_text(record.target))
+        if key not in tasks:
+            tasks[key] = task_of(workloads[index].mod, key[1], "main")
+        trial = trial_of(record, unix_sec=0.0, run=str(folder))
+        found.setdefault(key, []).append(dataclasses.replace(trial, environment=environment))
+    for key, trials in found.items():
+        n_added += _add_new(store, tasks[key], trials)
+    return n_added, n_lines - n_added
+
+
+def _import_store(store: RecordStore, other: RecordStore) -> tuple[int, int]:
+    """Add another store's new rows as they are; return how many were added and left out."""
+    n_added = n_known = 0
+    for task in other.tasks():
+        trials = other.latest(task)
+        n_new = _add_new(store, task, trials)
+        n_added += n_new
+        n_known += len(trials) - n_new
+        known = {(each.record, each.run, each.unix_sec) for each in store.finals(task)}
+        finals = other.finals(task)
+        store.add_finals(
+            task, [each for each in finals if (each.record, each.run, each.unix_sec) not in known]
+        )
+    return n_added, n_known + other.n_left_out
+
+
+def _add_new(store: RecordStore, task: StoredTask, trials: Sequence[StoredTrial]) -> int:
+    """Add the trials that a store does not hold; return how many."""
+    # Not by the texts of the records, which differ between a file and memory.
+    known = {(candidate_of(trial), trial.seconds) for trial in store.latest(task)}
+    new = [trial for trial in trials if (candidate_of(trial), trial.seconds) not in known]
+    store.add(task, new)
+    return len(new)
+
+
+def _lines(path: Path) -> Iterator[str]:
+    return (line for line in path.read_text(errors="replace").splitlines() if line.strip())
+
+
+def _workload(line: str) -> Any:
+    try:
+        return Workload.from_json(json.loads(line))
+    except Exception:  # TVM's parser may raise anything
+        return None
+
+
+def _record(line: str, workloads: list[Any]) -> tuple[int, TuningRecord] | None:
+    try:
+        index, fields = json.loads(line)
+        record = TuningRecord.from_json(fields, workloads[index])
+    except Exception:  # half a line, a missing workload, a trace of another TVM
+        return None
+    return None if record.target is None else (int(index), record)

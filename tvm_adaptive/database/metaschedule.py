@@ -14,7 +14,6 @@ from tvm_adaptive._tvm import (
     Database,
     IRModule,
     PyDatabase,
-    Schedule,
     Target,
     TuningRecord,
     Workload,
@@ -42,7 +41,7 @@ def target_text(target: Target) -> str:
 
 
 def task_of(mod: IRModule, target: Target | str, name: str) -> StoredTask:
-    """Return what a record store calls a workload on a target."""
+    """Return the stored task of a workload on a target."""
     return StoredTask(
         workload_key=workload_key(mod),
         target=target if isinstance(target, str) else target_text(target),
@@ -55,7 +54,7 @@ def task_of(mod: IRModule, target: Target | str, name: str) -> StoredTask:
 def trial_of(
     record: TuningRecord, *, failure: str = "", unix_sec: float | None = None, run: str = ""
 ) -> StoredTrial:
-    """Return a record as a row; one without a believable time is a failure."""
+    """Return the stored trial of a record; without a valid time it is a failure."""
     seconds = median_sec(record.run_secs)
     if math.isnan(seconds):
         failure = failure or "failed"
@@ -68,8 +67,17 @@ def trial_of(
     )
 
 
+def record_of(trial: StoredTrial, workload: Workload) -> TuningRecord | None:
+    """Return a stored trial as MetaSchedule's record; log an unreadable one and return None."""
+    try:
+        return TuningRecord.from_json(json.loads(trial.record), workload)
+    except Exception:  # TVM's parser may raise anything
+        logger.warning("a record of the store cannot be read and is left out", exc_info=True)
+        return None
+
+
 def readable_database(work_dir: Path) -> Database:
-    """Return what can be read of a JSON database, also of one that is being written."""
+    """Return the readable part of a JSON database that a run may be writing to."""
     with tempfile.TemporaryDirectory(prefix="tvm-adaptive-") as folder:
         if not copy_readable(work_dir, Path(folder)):
             return memory_database()
@@ -78,27 +86,26 @@ def readable_database(work_dir: Path) -> Database:
 
 @derived_object
 class StoreDatabase(PyDatabase):  # type: ignore[misc]
-    """Let MetaSchedule read and write a record store, one target's records of it.
+    """Let MetaSchedule read and write a record store's records of one target.
 
-    Records are read per workload when MetaSchedule first asks for it, without those that a
-    play-off found out. What a compiler asks for (``query_schedule`` and its like) is what a
-    play-off has proven, and nothing where none has: the function is then compiled untuned.
-    What a search asks for (``get_top_k``) is all records. What is committed is in the store
+    The records of a workload are read when MetaSchedule first queries it, without
+    disqualified candidates. A compiler's queries (``query_schedule`` and its like) return the
+    winner of a play-off, and nothing without one: the function is then compiled untuned. A
+    search's query (``get_top_k``) returns all records. Committed records are in the store
     when the call returns.
 
     Parameters
     ----------
     store : RecordStore
-        Stays open as long as this object is used.
-        What was measured in another environment than its own is not told of; that is the
-        target's on this machine where it has none.
+        Stays open as long as this object is used. Records of other environments than the
+        store's are left out; without one, it is the target's on this machine.
     target : Target
-        MetaSchedule does not tell records of one workload apart by target.
+        Its records only: MetaSchedule does not distinguish records by target.
     run : str, default ""
-        Names whoever writes.
+        Run id of the records that are committed.
     checked_only : bool, default True
-        False lets a compiler have the fastest record of a workload of which no play-off has
-        proven any, as MetaSchedule's own databases do; nobody has looked at its results then.
+        False lets a compiler have the fastest record of a workload without a play-off
+        winner, as MetaSchedule's own databases do; its results are unchecked.
     """
 
     def __init__(
@@ -111,12 +118,12 @@ class StoreDatabase(PyDatabase):  # type: ignore[misc]
         self._run = run
         self._checked_only = checked_only
         self._inner: Database = memory_database()
-        # Of each workload the record that a play-off has proven.
+        # The play-off winner of each workload.
         self._proven: Database = memory_database()
         self._loaded: set[str] = set()
 
     def has_workload(self, mod: IRModule) -> bool:
-        """Say whether a workload is in the store."""
+        """Return whether a workload is in the store."""
         self._load(mod)
         return bool(self._inner.has_workload(mod))
 
@@ -147,8 +154,11 @@ class StoreDatabase(PyDatabase):  # type: ignore[misc]
     def get_all_tuning_records(self) -> list[TuningRecord]:
         """Return all records of the target."""
         for task in self._store.tasks(target=self._target):
-            workload = _workload_of(task)
-            if workload is not None:
+            try:
+                workload = Workload.from_json(json.loads(task.workload))
+            except Exception:  # TVM's parser may raise anything
+                logger.warning("a workload of the store cannot be read", exc_info=True)
+            else:
                 self._load(workload.mod)
         return list(self._inner.get_all_tuning_records())
 
@@ -156,26 +166,10 @@ class StoreDatabase(PyDatabase):  # type: ignore[misc]
         self, mod: IRModule, target: Target, workload_name: str | None = None
     ) -> TuningRecord | None:
         """Return the record of a workload to compile, None without one."""
-        return self._to_compile(mod).query_tuning_record(mod, target, workload_name or "main")
-
-    def query_schedule(
-        self, mod: IRModule, target: Target, workload_name: str | None = None
-    ) -> Schedule | None:
-        """Return the schedule of a workload to compile, None without one."""
-        return self._to_compile(mod).query_schedule(mod, target, workload_name or "main")
-
-    def query_ir_module(
-        self, mod: IRModule, target: Target, workload_name: str | None = None
-    ) -> IRModule | None:
-        """Return the workload as the schedule to compile leaves it, None without one."""
-        return self._to_compile(mod).query_ir_module(mod, target, workload_name or "main")
-
-    def _to_compile(self, mod: IRModule) -> Database:
-        """Return what to ask for the record of a workload to compile."""
         self._load(mod)
-        if self._checked_only or self._proven.has_workload(mod):
-            return self._proven
-        return self._inner
+        is_proven = self._checked_only or self._proven.has_workload(mod)
+        database = self._proven if is_proven else self._inner
+        return database.query_tuning_record(mod, target, workload_name or "main")
 
     def __len__(self) -> int:
         """Return the number of the target's records."""
@@ -189,29 +183,10 @@ class StoreDatabase(PyDatabase):  # type: ignore[misc]
         self._loaded.add(key)
         task = task_of(mod, self._target, "main")
         best = proven(self._store, task)
-        trials = sound(self._store, task, self._store.latest(task))
-        for trial in trials:
-            record = record_of(trial, self._inner.commit_workload(mod))
+        for trial in sound(self._store, task, self._store.latest(task)):
+            record: Any = record_of(trial, self._inner.commit_workload(mod))
             if record is not None:
                 self._inner.commit_tuning_record(record)
         record = None if best is None else record_of(best, Workload(mod))
         if record is not None:
             copy_record(record, self._proven)
-
-
-def record_of(trial: StoredTrial, workload: Workload) -> TuningRecord | None:
-    """Return a row as MetaSchedule's record; None, which is logged, if it cannot be read."""
-    try:
-        return TuningRecord.from_json(json.loads(trial.record), workload)
-    except Exception:  # what TVM's parser may raise is anything
-        logger.warning("a record of the store cannot be read and is left out", exc_info=True)
-        return None
-
-
-def _workload_of(task: StoredTask) -> Any:
-    """Return MetaSchedule's object of a row; None, which is logged, if it cannot be read."""
-    try:
-        return Workload.from_json(json.loads(task.workload))
-    except Exception:  # what TVM's parser may raise is anything
-        logger.warning("a workload of the store cannot be read and is left out", exc_info=True)
-        return None

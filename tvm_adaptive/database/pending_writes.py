@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
@@ -16,120 +16,102 @@ from tvm_adaptive.measure_callback.journal import JournalWriter
 
 logger = logging.getLogger(__name__)
 
-# A server that is restarted is back within seconds, one that is moved within minutes; after
-# that, a try each five minutes costs nothing.
+# A restarted server is back within seconds, a moved one within minutes; after that, a try
+# each five minutes costs nothing.
 FIRST_PAUSE_SEC = 2.0
 MAX_PAUSE_SEC = 300.0
-# A try that waits for its time limit shall not take more than a tenth of a run.
+# Tries that wait for their time limit take at most a tenth of a run.
 _PAUSE_PER_TRY = 10.0
-# What has gathered for hours is written little by little, between the batches of the search.
+# A backlog of hours is written bit by bit, between the batches of the search.
 _CATCH_UP_SEC = 2.0
-# Trials that are read back at once.
+# Trials per query of the spill store.
 _PAGE_TRIALS = 256
-# Some 10 kB each: what cannot be spilled takes 40 MB at the most.
+# Of some 10 kB each: what cannot be spilled takes at most 40 MB.
 MAX_WAITING_TRIALS = 4096
 
 
-@dataclasses.dataclass(frozen=True)
-class Clock:
-    """Tells the time and lets it pass."""
-
-    now_sec: Callable[[], float]  # seconds from any moment on
-    sleep: Callable[[float], None]  # takes seconds
-
-
-SYSTEM_CLOCK = Clock(time.monotonic, time.sleep)
-
-
-@dataclasses.dataclass(eq=False)
-class _Batch:
+class _Batch(NamedTuple):
     """Trials of one task, in memory."""
 
     task: StoredTask
     trials: Sequence[StoredTrial]
 
-    @property
-    def n_trials(self) -> int:
-        return len(self.trials)
+
+# A batch in memory, or the ids of rows in the spill store.
+_Pending = _Batch | range
 
 
-@dataclasses.dataclass(eq=False)
-class _Spilled:
-    """Trials that lie in another store, by the numbers of their rows."""
-
-    first: int
-    last: int
-
-    @property
-    def n_trials(self) -> int:
-        return self.last - self.first + 1
+def _n_trials(pending: _Pending) -> int:
+    return len(pending.trials if isinstance(pending, _Batch) else pending)
 
 
 class PendingWrites:
-    """Writes batches to a store in their order; after a failure it tries again, ever later.
+    """Writes batches to a store in their order, and retries after failures, ever less often.
 
-    A batch may be written twice if the store fails between writing and saying so.
+    A batch may be written twice if the store fails between writing and acknowledging it.
     """
 
     def __init__(
         self,
         store: RecordStore,
         journal: JournalWriter,
-        clock: Clock = SYSTEM_CLOCK,
+        clock: Any = time,  # or a double of that module
         spill: RecordStore | None = None,
     ) -> None:
         self._store = store
         self._journal = journal
         self._clock = clock
         self._spill = spill
-        self._waiting: deque[_Batch | _Spilled] = deque()
+        self._waiting: deque[_Pending] = deque()
         self._n_dropped = 0
         self._n_failures = 0
-        self._next_sec = clock.now_sec()
+        self._next_sec = clock.monotonic()
 
     @property
     def n_missing(self) -> int:
         """Trials that the store does not have."""
-        return self._n_dropped + sum(each.n_trials for each in self._waiting)
+        return self._n_dropped + sum(map(_n_trials, self._waiting))
 
     @property
     def n_in_memory(self) -> int:
-        """Trials that are kept in memory."""
-        return sum(each.n_trials for each in self._waiting if isinstance(each, _Batch))
+        """Trials kept in memory."""
+        return sum(len(each.trials) for each in self._waiting if isinstance(each, _Batch))
 
     def put(
         self, task: StoredTask, trials: Sequence[StoredTrial], *, is_spilled: bool = False
     ) -> bool:
-        """Take a batch, and write what waits unless it is too early for another try."""
-        if trials:  # without any, it is still a time to write what waits
+        """Queue a batch and write the queue when a try is due; return whether it is empty."""
+        if trials:  # without any, pending batches are still written
             self._waiting.append(_Batch(task, trials))
-        if self._clock.now_sec() >= self._next_sec:
-            self._write(self._clock.now_sec() + _CATCH_UP_SEC)
+        if self._clock.monotonic() >= self._next_sec:
+            self._write(self._clock.monotonic() + _CATCH_UP_SEC)
         if trials and self._waiting and is_spilled:
-            self._forget_last()
+            self._release_last()
         while self.n_in_memory > MAX_WAITING_TRIALS:
-            self._drop_oldest()
+            oldest = next(i for i, each in enumerate(self._waiting) if isinstance(each, _Batch))
+            self._n_dropped += _n_trials(self._waiting[oldest])
+            del self._waiting[oldest]
         return not self._waiting
 
     def flush(self, limit_sec: float) -> None:
-        """Write what waits, with several tries if need be."""
-        end_sec = self._clock.now_sec() + limit_sec
-        while not self._write(end_sec) and self._clock.now_sec() + FIRST_PAUSE_SEC < end_sec:
+        """Write the queue, with several tries if need be."""
+        end_sec = self._clock.monotonic() + limit_sec
+        while not self._write(end_sec) and self._clock.monotonic() + FIRST_PAUSE_SEC < end_sec:
             self._clock.sleep(FIRST_PAUSE_SEC)
 
     def _write(self, end_sec: float) -> bool:
-        """Write what waits until then; return whether no other try is of use now."""
-        start_sec = self._clock.now_sec()
+        """Write the queue until a deadline; return False after a failure."""
+        start_sec = self._clock.monotonic()
         try:
             while self._waiting:
                 self._write_first()
                 if self._n_failures:
                     self._journal.write("store-back", n_waiting=self.n_missing)
                 self._n_failures = 0
-                if self._clock.now_sec() >= end_sec:
+                if self._clock.monotonic() >= end_sec:
                     break
         except StoreError as error:
-            self._fail(error, self._clock.now_sec() - start_sec)
+            self._fail(error, self._clock.monotonic() - start_sec)
             return False
         return True
 
@@ -140,41 +122,34 @@ class PendingWrites:
             self._waiting.popleft()
             return
         assert self._spill is not None
-        found = self._spill.after(first.first - 1, _PAGE_TRIALS)
-        rows = [row for row in found if row[0] <= first.last]
-        for task, same in itertools.groupby(rows, key=lambda row: row[1]):
-            some = list(same)
-            self._store.add(task, [trial for _, _, trial in some])
-            # If the next ones fail, these are not written again.
-            first.first = some[-1][0] + 1
-        if first.n_trials < 1 or not rows:
+        found = self._spill.after(first.start - 1, _PAGE_TRIALS)
+        rows = [row for row in found if row[0] < first.stop]
+        for task, group in itertools.groupby(rows, key=lambda row: row[1]):
+            batch = list(group)
+            self._store.add(task, [trial for _, _, trial in batch])
+            # If the next batch fails, this one is not written again.
+            self._waiting[0] = range(batch[-1][0] + 1, first.stop)
+        if not rows or not self._waiting[0]:
             self._waiting.popleft()
 
     def _fail(self, error: StoreError, took_sec: float) -> None:
         growing_sec = FIRST_PAUSE_SEC * 2.0 ** min(self._n_failures, 16)
         pause_sec = min(MAX_PAUSE_SEC, max(growing_sec, _PAUSE_PER_TRY * took_sec))
         self._n_failures += 1
-        self._next_sec = self._clock.now_sec() + pause_sec
-        logger.warning("%s It is tried again after %.0f s.", error, pause_sec)
+        self._next_sec = self._clock.monotonic() + pause_sec
+        logger.warning("%s The next try is in %.0f s.", error, pause_sec)
         self._journal.write("error", where="store", message=str(error), n_waiting=self.n_missing)
 
-    def _forget_last(self) -> None:
-        """Keep only where the last batch lies; neighbours are one."""
-        batch = self._waiting[-1]
+    def _release_last(self) -> None:
+        """Replace the last batch in memory by its rows in the spill store."""
         assert self._spill is not None
         try:
-            last = self._spill.last_id()
-        except StoreError:  # then it stays in memory
+            stop = self._spill.last_id() + 1
+        except StoreError:  # the batch stays in memory
             return
-        spilled = _Spilled(last - batch.n_trials + 1, last)
-        self._waiting.pop()
+        start = stop - _n_trials(self._waiting.pop())
         before = self._waiting[-1] if self._waiting else None
-        if isinstance(before, _Spilled) and before.last + 1 == spilled.first:
-            before.last = spilled.last
+        if isinstance(before, range) and before.stop == start:
+            self._waiting[-1] = range(before.start, stop)
         else:
-            self._waiting.append(spilled)
-
-    def _drop_oldest(self) -> None:
-        batch = next(each for each in self._waiting if isinstance(each, _Batch))
-        self._waiting.remove(batch)
-        self._n_dropped += batch.n_trials
+            self._waiting.append(range(start, stop))

@@ -1,9 +1,8 @@
 """A run's own database: MetaSchedule's JSON files, with an index instead of records in memory.
 
-MetaSchedule's ``JSONDatabase`` keeps every record that it reads or writes: 50 kB and more
-each, some gigabytes for a long run. What a search asks for again are the best few of a
-workload. So only the mean time of each record and its place in the file are kept here,
-and a record is made from its line when somebody asks for it.
+MetaSchedule's ``JSONDatabase`` keeps every record in memory: 50 kB and more each, some
+gigabytes for a long run. A search needs only the best few of a workload, so this one keeps
+the mean time and file offset of each record, and parses a record's line on demand.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import logging
 import math
 import os
 from array import array
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,16 +36,16 @@ from tvm_adaptive.values.trial import RECORDED_FAILURE_SEC
 
 logger = logging.getLogger(__name__)
 
-# Records that stay in memory after they were asked for, some 50 kB each. MetaSchedule's
-# evolutionary search asks for the best 102 of a workload in every round.
+# Parsed records kept in memory, some 50 kB each. MetaSchedule's evolutionary search needs the
+# best 102 of a workload in every round.
 _N_RECENT = 128
 
 
 class _Index:
-    """Mean time and place in the file of each record of one workload; 16 bytes a record."""
+    """Mean time and file offset of each record of one workload; 16 bytes a record."""
 
     def __init__(self) -> None:
-        self.mean_secs = array("d")  # infinite where a record is not valid
+        self.mean_secs = array("d")  # infinite for an invalid record
         self.offsets = array("q")
 
     def add(self, mean_sec: float, offset: int) -> None:
@@ -53,7 +53,7 @@ class _Index:
         self.offsets.append(offset)
 
     def fastest(self, n: int) -> list[int]:
-        """Return the offsets of the ``n`` fastest, of equal ones the oldest first."""
+        """Return the offsets of the ``n`` fastest records; ties go to the oldest."""
         mean_secs = np.array(self.mean_secs)
         order = np.argsort(mean_secs, kind="stable")[: max(0, n)]
         return [self.offsets[i] for i in order[np.isfinite(mean_secs[order])]]
@@ -63,9 +63,9 @@ class _Index:
 class RunDatabase(PyDatabase):  # type: ignore[misc]
     """Append to the files of MetaSchedule's ``JSONDatabase`` without keeping its records.
 
-    Answers as a ``JSONDatabase`` of the same files does, which that class can read at any
-    time: a line is written at once and whole. What cannot be written, as on a full disk,
-    is written with the next record. Lines that cannot be read are left out, see
+    It answers as a ``JSONDatabase`` of the same files does, and that class can read them at
+    any time: each line is written whole. A record that a full disk refuses is written with
+    the next one. Unreadable lines are left out, see
     :func:`~tvm_adaptive.database.repair.repair_database`. One process writes at a time.
     """
 
@@ -74,39 +74,40 @@ class RunDatabase(PyDatabase):  # type: ignore[misc]
         self._workload_file = Path(work_dir) / WORKLOAD_FILE
         self._record_file = Path(work_dir) / RECORD_FILE
         self._workloads: list[Workload | None] = []  # by line; None where it is damaged
-        self._places: dict[str, int] = {}  # of a workload by its key
-        self._indices: dict[int, _Index] = {}  # by the place of the workload
+        self._numbers: dict[str, int] = {}  # line number of a workload by its key
+        # By the line number of the workload.
+        self._indices: defaultdict[int, _Index] = defaultdict(_Index)
         self._unwritten: list[tuple[int, float, bytes]] = []
         self._recent = functools.lru_cache(maxsize=_N_RECENT)(self._record_at)
         self._read_workloads()
         self._read_records()
 
     def has_workload(self, mod: IRModule) -> bool:
-        """Say whether a workload is in the database."""
-        return workload_key(mod) in self._places
+        """Return whether a workload is in the database."""
+        return workload_key(mod) in self._numbers
 
     def commit_workload(self, mod: IRModule) -> Workload:
         """Return the database's object for a workload; it is written if it is new."""
         key = workload_key(mod)
-        place = self._places.get(key)
-        if place is None:
+        number = self._numbers.get(key)
+        if number is None:
             workload = Workload(mod)
             _append(self._workload_file, _line_of(workload.as_json()))
-            place = self._places[key] = len(self._workloads)
+            number = self._numbers[key] = len(self._workloads)
             self._workloads.append(workload)
-        return self._workloads[place]
+        return self._workloads[number]
 
     def commit_tuning_record(self, record: TuningRecord) -> None:
-        """Write a record; on a disk without room, that is done with the next one."""
-        place = self._place_of(record.workload)
+        """Write a record; one that a full disk refuses is written with the next one."""
+        number = self._number_of(record.workload)
         fields = record_as_json(record)
         fields[1] = [sec if math.isfinite(sec) else RECORDED_FAILURE_SEC for sec in fields[1] or ()]
-        line = _line_of(without_flags([place, fields]))
-        self._unwritten.append((place, _mean_sec(fields), line))
+        line = _line_of(without_flags([number, fields]))
+        self._unwritten.append((number, _mean_sec(fields), line))
         try:
             while self._unwritten:
-                place, mean_sec, line = self._unwritten[0]
-                self._index(place).add(mean_sec, _append(self._record_file, line))
+                number, mean_sec, line = self._unwritten[0]
+                self._indices[number].add(mean_sec, _append(self._record_file, line))
                 del self._unwritten[0]
         except OSError as error:
             if len(self._unwritten) == 1:
@@ -114,74 +115,71 @@ class RunDatabase(PyDatabase):  # type: ignore[misc]
 
     def get_top_k(self, workload: Workload, top_k: int) -> list[TuningRecord]:
         """Return the fastest records of a workload, fastest first, without failed ones."""
-        place = self._place_of(workload)
-        return [self._recent(place, each) for each in self._index(place).fastest(int(top_k))]
+        number = self._number_of(workload)
+        return [self._recent(number, each) for each in self._indices[number].fastest(int(top_k))]
 
     def get_all_tuning_records(self) -> list[TuningRecord]:
-        """Return all records by their workloads; :meth:`records_of` needs less memory."""
+        """Return all records by workload; :meth:`records_of` needs less memory."""
         return [
-            self._record_at(place, offset)
-            for place, index in self._indices.items()
+            self._record_at(number, offset)
+            for number, index in self._indices.items()
             for offset in index.offsets
         ]
 
     def records_of(self, mod: IRModule) -> Iterator[TuningRecord]:
-        """Yield the records of a workload, failed trials included, in the order written."""
-        place = self._places.get(workload_key(mod))
-        if place is not None:
-            for offset in list(self._index(place).offsets):
-                yield self._record_at(place, offset)
+        """Yield the records of a workload in the order written, failed trials included."""
+        number = self._numbers.get(workload_key(mod))
+        if number is not None:
+            for offset in list(self._indices[number].offsets):
+                yield self._record_at(number, offset)
 
     def __len__(self) -> int:
         """Return the number of records."""
         return sum(len(index.offsets) for index in self._indices.values())
 
-    def _place_of(self, workload: Workload) -> int:
+    def _number_of(self, workload: Workload) -> int:
         key = workload_key(workload.mod)
-        if key not in self._places:
+        if key not in self._numbers:
             self.commit_workload(workload.mod)
-        return self._places[key]
+        return self._numbers[key]
 
-    def _index(self, place: int) -> _Index:
-        return self._indices.setdefault(place, _Index())
-
-    def _record_at(self, place: int, offset: int) -> TuningRecord:
+    def _record_at(self, number: int, offset: int) -> TuningRecord:
         with open(self._record_file, "rb") as file:
             file.seek(offset)
             _, fields = json.loads(file.readline())
-        return TuningRecord.from_json(fields, self._workloads[place])
+        return TuningRecord.from_json(fields, self._workloads[number])
 
     def _read_workloads(self) -> None:
-        for place, (_, line) in enumerate(_lines(self._workload_file)):
+        for number, (_, line) in enumerate(_lines(self._workload_file)):
             try:
                 workload = Workload.from_json(json.loads(line))
-            except Exception:  # what TVM's parser may raise is anything
-                logger.warning("%s, line %d cannot be read", self._workload_file, place + 1)
+            except Exception:  # TVM's parser may raise anything
+                logger.warning("%s, line %d cannot be read", self._workload_file, number + 1)
                 self._workloads.append(None)
                 continue
             self._workloads.append(workload)
-            self._places.setdefault(workload_key(workload.mod), place)
+            self._numbers.setdefault(workload_key(workload.mod), number)
 
     def _read_records(self) -> None:
         n_damaged = 0
         for offset, line in _lines(self._record_file):
             try:
-                place, fields = json.loads(line)
-                workload, mean_sec = self._workloads[place], _mean_sec(fields)
+                number, fields = json.loads(line)
+                workload, mean_sec = self._workloads[number], _mean_sec(fields)
             except (ValueError, TypeError, LookupError, RecursionError):
                 workload = None
             if workload is None:
                 n_damaged += 1
             else:
-                self._index(place).add(mean_sec, offset)
+                self._indices[number].add(mean_sec, offset)
         if n_damaged:
             logger.warning("%s: left out %d unreadable lines", self._record_file, n_damaged)
 
 
 def _mean_sec(fields: list[Any]) -> float:
-    """Return what MetaSchedule sorts records by; infinite where it sees no valid one.
+    """Return MetaSchedule's sort key of a record; infinite for an invalid one.
 
-    Neither a failed trial is valid nor a trace of postprocessors alone.
+    A failed trial is invalid, and a trace of postprocessors alone.
     """
     (instructions, _), run_secs, *_ = fields
     secs = [float(sec) for sec in run_secs or ()]
@@ -197,7 +195,7 @@ def _line_of(value: Any) -> bytes:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a file, and where they begin; made if missing."""
+    """Yield each line of a file with its offset; make a missing file."""
     if not path.exists():
         path.touch()
     with open(path, "rb") as file:
@@ -208,11 +206,11 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _append(path: Path, line: bytes) -> int:
-    """Write all of a line, or nothing of it; return where it begins."""
+    """Append a line as a whole or not at all; return its offset."""
     file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         end = os.fstat(file).st_size
-        # Half a line, which a killed process left, must not spoil this one.
+        # Half a line of a killed process must not damage this one.
         begins_line = end == 0 or os.pread(file, 1, end - 1) == b"\n"
         text = line if begins_line else b"\n" + line
         try:

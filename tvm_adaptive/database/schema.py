@@ -3,37 +3,28 @@
 ============  ========================================================================
 table         a row is
 ============  ========================================================================
-meta          one fact of the store itself: its format version
-tasks         a workload on a target, with what other tasks recognise it by
+meta          one fact about the store itself: its format version
+tasks         a workload on a target, with what related tasks have in common
 environments  a device with versions of TVM and of this package
 trials        one measured candidate of a task, failed ones included
-finals        what a play-off said of one candidate of a task
+finals        a play-off's verdict on one candidate of a task
 ============  ========================================================================
 
-Older formats are brought to this one by :mod:`tvm_adaptive.database.upgrade`.
+:mod:`tvm_adaptive.database.upgrade` brings older formats to this one.
 """
 
 from __future__ import annotations
 
-from sqlalchemy import (
-    Column,
-    Float,
-    ForeignKey,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    String,
-    Table,
-    Text,
-    UniqueConstraint,
-)
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Column, Float, ForeignKey, Integer, String, Table, Text
 
 FORMAT_VERSION = 2
 
-metadata = MetaData()
+metadata = sa.MetaData()
 
-# Prefixed: a team's database may hold other tables.
+# The prefix keeps them apart from other tables of a team's database.
 meta = Table(
     "tvm_adaptive_meta",
     metadata,
@@ -47,19 +38,19 @@ tasks = Table(
     Column("id", Integer, primary_key=True),
     Column("workload_key", String(32), nullable=False),
     Column("target", Text, nullable=False),
-    # Two targets differ by their JSON, which is too long for an index everywhere.
+    # Digest: a target's JSON is too long for an index on some databases.
     Column("target_key", String(64), nullable=False),
     Column("family", String(256), nullable=False, index=True),
     Column("name", Text, nullable=False),
     Column("workload", Text, nullable=False),
-    UniqueConstraint("workload_key", "target_key"),
+    sa.UniqueConstraint("workload_key", "target_key"),
 )
 
 environments = Table(
     "tvm_adaptive_environments",
     metadata,
     Column("id", Integer, primary_key=True),
-    # The texts together are too long for an index everywhere.
+    # Digest: the texts together are too long for an index on some databases.
     Column("key", String(64), nullable=False, unique=True),
     Column("device", Text, nullable=False),
     Column("tvm", Text, nullable=False),
@@ -67,33 +58,26 @@ environments = Table(
     Column("tvm_adaptive", Text, nullable=False),
 )
 
-trials = Table(
-    "tvm_adaptive_trials",
-    metadata,
-    Column("id", Integer, primary_key=True),
-    Column("task_id", ForeignKey(tasks.c.id, ondelete="CASCADE"), nullable=False),
-    Column("record", Text, nullable=False),
-    Column("seconds", Float),
-    Column("error", Float),
-    Column("failure", Text, nullable=False),
-    Column("features", LargeBinary),
-    Column("unix_sec", Float, nullable=False),
-    # Text: for imported records it is a folder's path.
-    Column("run", Text, nullable=False),
-    # NULL where nobody said where it was measured.
-    Column("environment_id", ForeignKey(environments.c.id)),
-)
-finals = Table(
-    "tvm_adaptive_finals",
-    metadata,
-    Column("id", Integer, primary_key=True),
-    Column("task_id", ForeignKey(tasks.c.id, ondelete="CASCADE"), nullable=False, index=True),
-    Column("record", Text, nullable=False),
-    Column("seconds", Float),
-    Column("error", Float),
-    Column("failure", Text, nullable=False),
-    Column("unix_sec", Float, nullable=False),
-    Column("run", Text, nullable=False),
-    Column("environment_id", ForeignKey(environments.c.id)),
-)
-Index("tvm_adaptive_trials_by_time", trials.c.task_id, trials.c.seconds)
+
+def _measured(*features: Column[Any], index: bool | None = None) -> list[Column[Any]]:
+    """Return the columns of a table of measured candidates."""
+    task = ForeignKey(tasks.c.id, ondelete="CASCADE")
+    return [
+        Column("id", Integer, primary_key=True),
+        Column("task_id", task, nullable=False, index=index),
+        Column("record", Text, nullable=False),
+        Column("seconds", Float),
+        Column("error", Float),
+        Column("failure", Text, nullable=False),
+        *features,
+        Column("unix_sec", Float, nullable=False),
+        # Text: for imported records it is a folder's path.
+        Column("run", Text, nullable=False),
+        # NULL where the environment is unknown.
+        Column("environment_id", ForeignKey(environments.c.id)),
+    ]
+
+
+trials = Table("tvm_adaptive_trials", metadata, *_measured(Column("features", sa.LargeBinary)))
+finals = Table("tvm_adaptive_finals", metadata, *_measured(index=True))
+sa.Index("tvm_adaptive_trials_by_time", trials.c.task_id, trials.c.seconds)

@@ -1,10 +1,11 @@
-"""Keep what a run measures in record stores, batch by batch."""
+"""The measure callback that writes a run's trials to record stores, batch by batch."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 import math
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from tvm_adaptive._tvm import (
     module_key,
 )
 from tvm_adaptive.database.metaschedule import task_of, trial_of
-from tvm_adaptive.database.pending_writes import SYSTEM_CLOCK, Clock, PendingWrites
+from tvm_adaptive.database.pending_writes import PendingWrites
 from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.errors import summary_line
@@ -33,8 +34,8 @@ logger = logging.getLogger(__name__)
 class StoreCallback(PyMeasureCallback):  # type: ignore[misc]
     """Append every measured batch to record stores; a store that fails costs no trial.
 
-    What the shared store could not take lies in the run's own meanwhile. MetaSchedule's own
-    database in the run's folder has it in any case.
+    The run's own store holds what the shared store could not take, and MetaSchedule's
+    database in the run's folder holds it in any case.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class StoreCallback(PyMeasureCallback):  # type: ignore[misc]
         run: str,
         trial_log: TrialLog,
         journal: JournalWriter,
-        clock: Clock = SYSTEM_CLOCK,
+        clock: Any = time,
     ) -> None:
         super().__init__()
         self._own = None if own is None else PendingWrites(own, journal, clock)
@@ -55,8 +56,7 @@ class StoreCallback(PyMeasureCallback):  # type: ignore[misc]
         self._run = run
         self._trial_log = trial_log
         self._journal = journal
-        self._tasks: dict[int, StoredTask] = {}
-        self._workloads: dict[int, Workload] = {}
+        self._tasks: dict[int, tuple[StoredTask, Workload]] = {}
 
     def apply(
         self,
@@ -66,7 +66,7 @@ class StoreCallback(PyMeasureCallback):  # type: ignore[misc]
         builder_results: Sequence[Any],
         runner_results: Sequence[Any],
     ) -> None:
-        """Take in one round; whatever goes wrong here must not end the run."""
+        """Write one batch; an error is logged and does not end the run."""
         try:
             rounds = zip(measure_candidates, builder_results, runner_results, strict=True)
             batch = [
@@ -76,39 +76,37 @@ class StoreCallback(PyMeasureCallback):  # type: ignore[misc]
             ]
             if not batch:
                 return
-            task = self._task(task_id)
+            task, _ = self._task(task_id)
             is_kept = self._own is not None and self._own.put(task, batch)
             if self._shared is not None:
                 self._shared.put(task, batch, is_spilled=is_kept)
         except Exception as error:
-            logger.exception("a round is not in the record store")
+            logger.exception("a batch is not in the record store")
             self._journal.write("error", where="keeper", task_id=task_id, message=repr(error))
 
     def close(self, limit_sec: float) -> int:
-        """Write what waits; return how many trials the shared store does not have."""
-        for outbox in (self._own, self._shared):
-            if outbox is not None:
-                outbox.flush(limit_sec)
+        """Flush pending writes; return how many trials the shared store does not have."""
+        for pending in (self._own, self._shared):
+            if pending is not None:
+                pending.flush(limit_sec)
         return 0 if self._shared is None else self._shared.n_missing
 
-    def _task(self, task_id: int) -> StoredTask:
+    def _task(self, task_id: int) -> tuple[StoredTask, Workload]:
         if task_id not in self._tasks:
             context = self._contexts[task_id]
-            self._tasks[task_id] = task_of(context.mod, context.target, str(context.task_name))
+            task = task_of(context.mod, context.target, str(context.task_name))
+            self._tasks[task_id] = task, Workload(context.mod)
         return self._tasks[task_id]
 
     def _stored(
         self, task_id: int, candidate: MeasureCandidate, trial: Trial, *, is_built: bool
     ) -> StoredTrial:
         """Return a trial as a row, with features and timing error if a cost model learned it."""
-        context = self._contexts[task_id]
-        if task_id not in self._workloads:
-            self._workloads[task_id] = Workload(context.mod)
         record = TuningRecord(
             candidate.sch.trace,
-            self._workloads[task_id],
+            self._task(task_id)[1],
             trial.recorded_secs,
-            context.target,
+            self._contexts[task_id].target,
             candidate.args_info,
         )
         failure = "" if trial.failure is None else summary_line(trial.failure)

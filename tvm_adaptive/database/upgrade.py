@@ -1,8 +1,7 @@
-"""Make a record store's tables, or bring those of an older format to the present one.
+"""Create a record store's tables, or upgrade those of an older format.
 
-Each step leads from one format to the next, in a transaction of its own: a step that is
-interrupted has not begun. No copy of a file is made before: steps add columns and tables,
-and rewrite no row.
+Each step leads from one format to the next in its own transaction, so that an interrupted
+step leaves nothing behind. No backup is made: steps add columns and tables and rewrite no row.
 """
 
 from __future__ import annotations
@@ -18,22 +17,22 @@ from tvm_adaptive.errors import StoreError
 
 logger = logging.getLogger(__name__)
 
-# Of PostgreSQL's advisory locks, any number that nobody else uses.
+# An arbitrary number among PostgreSQL's advisory locks.
 _CREATE_LOCK = 0x7674_6D61
-
-Step = Callable[[sa.Connection], None]
 
 
 def prepare(engine: sa.Engine, name: str) -> None:
-    """See that a store has the tables of the present format."""
+    """Make a store have the tables of the present format."""
     with connected(engine) as connection:
         is_new = not sa.inspect(connection).has_table(schema.meta.name)
         version = None if is_new else _version_of(connection)
     if is_new:
         with transaction(engine, LONG_ANSWER_TIMEOUT_SEC) as connection:
-            _keep_others_out(connection)
+            _lock_others_out(connection)
             if not sa.inspect(connection).has_table(schema.meta.name):
-                _create(connection)
+                schema.metadata.create_all(connection)
+                values = {"key": "version", "value": str(schema.FORMAT_VERSION)}
+                connection.execute(sa.insert(schema.meta).values(values))
             version = _version_of(connection)
     while version != str(schema.FORMAT_VERSION):
         if version is None or version not in STEPS:
@@ -41,19 +40,13 @@ def prepare(engine: sa.Engine, name: str) -> None:
                 f"{name} has format version {version}, this package reads "
                 f"{schema.FORMAT_VERSION}. Update tvm_adaptive, or name another store."
             )
-        version = _step_up(engine, version, name)
+        version = _upgrade_once(engine, version, name)
 
 
-def _create(connection: sa.Connection) -> None:
-    schema.metadata.create_all(connection)
-    version = {"key": "version", "value": str(schema.FORMAT_VERSION)}
-    connection.execute(sa.insert(schema.meta).values(version))
-
-
-def _step_up(engine: sa.Engine, version: str, name: str) -> str | None:
-    """Bring a store to the next format, unless another process has done so; return its format."""
+def _upgrade_once(engine: sa.Engine, version: str, name: str) -> str | None:
+    """Upgrade to the next format unless another process has done so; return the format."""
     with transaction(engine, LONG_ANSWER_TIMEOUT_SEC) as connection:
-        _keep_others_out(connection)
+        _lock_others_out(connection)
         if _version_of(connection) == version:
             STEPS[version](connection)
             new = {"value": str(int(version) + 1)}
@@ -63,8 +56,8 @@ def _step_up(engine: sa.Engine, version: str, name: str) -> str | None:
         return _version_of(connection)
 
 
-def _keep_others_out(connection: sa.Connection) -> None:
-    """Let one create or change tables, while the others wait; SQLite's writers do so anyway."""
+def _lock_others_out(connection: sa.Connection) -> None:
+    """Let one client at a time create or change tables; SQLite does so anyway."""
     if connection.dialect.name == "postgresql":
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_CREATE_LOCK)))
 
@@ -75,8 +68,8 @@ def _version_of(connection: sa.Connection) -> str | None:
 
 
 def _add_environments(connection: sa.Connection) -> None:
-    """Let rows say where they were measured, and runs have names of any length."""
-    # As they were when this step was written: the present tables may differ by now.
+    """Add the environment of each row, and allow run names of any length."""
+    # Tables as they were when this step was written: the present ones may differ later.
     tables = sa.MetaData()
     key = sa.Column("key", sa.String(64), nullable=False, unique=True)
     texts = [
@@ -86,17 +79,13 @@ def _add_environments(connection: sa.Connection) -> None:
     number = sa.Column("id", sa.Integer, primary_key=True)
     sa.Table("tvm_adaptive_environments", tables, number, key, *texts)
     sa.Table("tvm_adaptive_tasks", tables, sa.Column("id", sa.Integer, primary_key=True))
-    # The first stores had none.
+    # The first stores had no finals.
+    task = sa.ForeignKey("tvm_adaptive_tasks.id", ondelete="CASCADE")
     sa.Table(
         "tvm_adaptive_finals",
         tables,
         sa.Column("id", sa.Integer, primary_key=True),
-        sa.Column(
-            "task_id",
-            sa.ForeignKey("tvm_adaptive_tasks.id", ondelete="CASCADE"),
-            nullable=False,
-            index=True,
-        ),
+        sa.Column("task_id", task, nullable=False, index=True),
         sa.Column("record", sa.Text, nullable=False),
         sa.Column("seconds", sa.Float),
         sa.Column("error", sa.Float),
@@ -110,10 +99,10 @@ def _add_environments(connection: sa.Connection) -> None:
             f"ALTER TABLE {table} ADD COLUMN environment_id INTEGER "
             "REFERENCES tvm_adaptive_environments (id)"
         )
-        # SQLite minds no lengths.
+        # SQLite enforces no lengths.
         if connection.dialect.name == "postgresql":
             connection.exec_driver_sql(f"ALTER TABLE {table} ALTER COLUMN run TYPE TEXT")
 
 
-# By the format that each begins with.
-STEPS: Mapping[str, Step] = {"1": _add_environments}
+# By the format that each step starts from.
+STEPS: Mapping[str, Callable[[sa.Connection], None]] = {"1": _add_environments}

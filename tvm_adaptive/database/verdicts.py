@@ -1,90 +1,101 @@
-"""What play-offs said of a store's trials: which are proven, and which are found out.
+"""Verdicts of play-offs on candidates: which are proven, which are disqualified.
 
-The fastest of many short timings is a lucky one, and it may compute something else. The
-play-off at the end of a run knows better; a later run shall not have to learn it again.
+The fastest of many short timings is partly luck, and may compute a wrong result. The
+play-off at the end of a run checks both; its verdicts are kept in record stores for later
+runs and in a file of the run itself.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
+import logging
+import math
+import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from tvm_adaptive.database.records import StoredTask, StoredTrial
+from tvm_adaptive.database.records import Identity, StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.values.trace_json import choices_of
 
-# Rows looked at for each that is wanted: every run measures again what earlier ones found.
+logger = logging.getLogger(__name__)
+
+# Rows read per wanted candidate: every run measures again what earlier ones found.
 _ROWS_PER_TRIAL = 4
+
+VERDICT_FILE = "verdicts.jsonl"
+_FORMAT_VERSION = 1
+# Fields of a trial that the file keeps: all but its features and environment.
+_KEPT = ("record", "seconds", "error", "failure", "unix_sec", "run")
 
 
 def trusted(store: RecordStore, task: StoredTask, n: int) -> list[StoredTrial]:
-    """Return the candidates of a task to try first, each once.
+    """Return the candidates of a task to try first, each once and none disqualified.
 
-    The play-offs' winners, then those who lost there, take turns with the fastest that were
-    in no play-off, as long as these were recorded as faster than the very first. Then come
-    the others that were recorded. Those that a play-off found out are left out. What was
-    measured elsewhere comes last, but has the last place of all: its times do not compare
-    with these, so that it may be the best as well.
+    Play-off winners, then losers, alternate with the fastest candidates that were in no
+    play-off, as long as these have faster records than the first winner. Then come the other
+    recorded candidates. Candidates from other environments come last, but the last place is
+    always theirs: their times do not compare, so that one may be the best.
     """
-    known = _Known(store, task)
-    order = list(known.in_turns(n))[:n]
-    taken = {candidate_of(each) for each in order} | set(known.verdicts)
-    missing = n - len(order)
-    order += known.unjudged(missing, taken) if missing else []
+    finals = store.finals(task)
+    verdicts = _verdicts(finals)
+    winners = _proven(verdicts)
+    order = winners
+    if winners:
+        # Whatever else those runs found has lost against their finalists.
+        runs = {each.run for each in finals}
+        found = _unchecked(store, task, n, verdicts, without=runs)
+        # A recorded time is too good rather than too bad: a slower one is slower.
+        faster = [each for each in found if _sec(each) < _sec(winners[0])]
+        pairs = itertools.zip_longest(winners, faster)
+        order = [each for pair in pairs for each in pair if each is not None]
+    order = order[:n]
+    taken = {candidate_of(each) for each in order} | set(verdicts)
+    if len(order) < n:
+        order += _unchecked(store, task, n - len(order), taken)
     taken |= {candidate_of(each) for each in order}
-    hints = _hints(store, task, max(n - len(order), n > 1), taken)
+    n_elsewhere = max(n - len(order), n > 1)
+    there = _proven(_verdicts(store.finals(task, elsewhere=True)))
+    hints = _unchecked(store, task, n_elsewhere, taken, first=there, elsewhere=True)
     return order[: n - len(hints)] + hints
-
-
-def _hints(
-    store: RecordStore, task: StoredTask, n: int, taken: Collection[str]
-) -> list[StoredTrial]:
-    """Return what is the best elsewhere, winners of play-offs first, each once."""
-    verdicts = _verdicts(store.finals(task, elsewhere=True))
-    winners = sorted(verdicts.values(), key=_Verdict.rank)
-    recorded = store.best(task, _ROWS_PER_TRIAL * n + len(taken), elsewhere=True)
-    different: dict[str, StoredTrial] = {}
-    for each in [*(verdict.trial for verdict in winners), *recorded]:
-        key = candidate_of(each)
-        if key not in taken:
-            different.setdefault(key, each)
-    return list(different.values())[:n]
 
 
 def proven(store: RecordStore, task: StoredTask) -> StoredTrial | None:
     """Return the fastest winner of a task's play-offs, None without one."""
-    return next(iter(_Known(store, task).proven), None)
+    return next(iter(_proven(_verdicts(store.finals(task)))), None)
 
 
 def sound(store: RecordStore, task: StoredTask, trials: Iterable[StoredTrial]) -> list[StoredTrial]:
-    """Return trials without the candidates that a play-off found out."""
+    """Return trials without disqualified candidates."""
     wrong = disqualified(store.finals(task))
-    if not wrong:  # nearly always: spare the reading of all records
+    if not wrong:  # nearly always: spares parsing all records
         return list(trials)
     return [trial for trial in trials if candidate_of(trial) not in wrong]
 
 
 def checked(finals: Iterable[StoredTrial]) -> frozenset[str]:
-    """Return the candidates that a play-off has checked and found sound."""
-    return frozenset(key for key, each in _verdicts(finals).items() if each.is_sound)
+    """Return the candidates whose latest play-off found them sound."""
+    return frozenset(
+        key for key, each in _verdicts(finals).items() if each.trial.seconds is not None
+    )
 
 
 def disqualified(finals: Iterable[StoredTrial]) -> frozenset[str]:
-    """Return the candidates that a play-off found out, and that none has cleared since."""
-    return frozenset(key for key, each in _verdicts(finals).items() if not each.is_sound)
+    """Return the candidates whose latest play-off disqualified them."""
+    return frozenset(key for key, each in _verdicts(finals).items() if each.trial.seconds is None)
 
 
 def ever_disqualified(finals: Iterable[StoredTrial]) -> frozenset[str]:
-    """Return the candidates that any play-off found out, whatever others said."""
+    """Return the candidates that any play-off disqualified."""
     return frozenset(candidate_of(each) for each in finals if each.failure)
 
 
 def standing_winner(finals: Sequence[StoredTrial]) -> StoredTrial | None:
-    """Return the winner of a run's last play-off of a task that had one; None without one.
+    """Return the winner of a run's last play-off of a task that had one.
 
-    Who was once found out in the run is none.
+    A candidate that the run ever disqualified does not count.
     """
     lost = ever_disqualified(finals)
     winners: dict[str, StoredTrial] = {}
@@ -95,10 +106,10 @@ def standing_winner(finals: Sequence[StoredTrial]) -> StoredTrial | None:
 
 
 def candidate_of(trial: StoredTrial) -> str:
-    """Return what tells a task's candidates apart: what is done, and with which decisions.
+    """Return a key of a task's candidate: its instructions and decisions.
 
-    The texts of two records of one candidate may differ. One that cannot be read is told
-    by its text.
+    Two records of one candidate may differ as texts. The key of an unreadable record is its
+    text.
     """
     try:
         return json.dumps(choices_of(json.loads(trial.record)[0]))
@@ -106,72 +117,118 @@ def candidate_of(trial: StoredTrial) -> str:
         return trial.record
 
 
-@dataclasses.dataclass(frozen=True)
-class _Verdict:
-    """What the latest play-off of a candidate said."""
+class _Verdict(NamedTuple):
+    """The latest play-off's verdict on a candidate."""
 
-    trial: StoredTrial
     is_winner: bool
-
-    @property
-    def is_sound(self) -> bool:
-        return self.trial.seconds is not None
-
-    def rank(self) -> tuple[bool, float]:
-        # A winner was timed anew after it was chosen; losers' times may be lucky ones.
-        return not self.is_winner, _sec(self.trial)
-
-
-class _Known:
-    """What a store knows of a task."""
-
-    def __init__(self, store: RecordStore, task: StoredTask) -> None:
-        self._store = store
-        self._task = task
-        finals = store.finals(task)
-        self.verdicts = _verdicts(finals)
-        fit = sorted((v for v in self.verdicts.values() if v.is_sound), key=_Verdict.rank)
-        self.proven = [each.trial for each in fit]
-        # Whatever else these runs had found lost against their finalists.
-        self._judged_runs = {each.run for each in finals}
-
-    def hopeful(self, n: int) -> list[StoredTrial]:
-        """Return the fastest that were in no play-off and were recorded as faster."""
-        found = self.unjudged(n, self.verdicts, without=self._judged_runs)
-        # A recorded time flatters: who does not even seem faster is not.
-        return [each for each in found if _sec(each) < _sec(self.proven[0])]
-
-    def in_turns(self, n: int) -> Iterator[StoredTrial]:
-        """Yield proven and hopeful ones."""
-        hopeful = self.hopeful(n) if self.proven else []
-        for pair in itertools.zip_longest(self.proven, hopeful):
-            yield from (each for each in pair if each is not None)
-
-    def unjudged(
-        self, n: int, known: Collection[str], without: Collection[str] = ()
-    ) -> list[StoredTrial]:
-        """Return the ``n`` fastest candidates, each once, that are none of some."""
-        rows = self._store.best(self._task, _ROWS_PER_TRIAL * n + len(known), without=without)
-        different: dict[str, StoredTrial] = {}
-        for row in rows:
-            key = candidate_of(row)
-            if key not in known:
-                different.setdefault(key, row)
-            if len(different) == n:
-                break
-        return list(different.values())
+    trial: StoredTrial
 
 
 def _verdicts(finals: Iterable[StoredTrial]) -> dict[str, _Verdict]:
-    """Return by candidates what their latest play-off said; the winner is its first."""
+    """Return the latest verdict on each candidate; a play-off's winner is its first."""
     verdicts: dict[str, _Verdict] = {}
     runs: set[str] = set()
     for each in finals:
         is_winner = each.run not in runs and each.seconds is not None
-        verdicts[candidate_of(each)] = _Verdict(each, is_winner)
+        verdicts[candidate_of(each)] = _Verdict(is_winner, each)
         runs.add(each.run)
     return verdicts
 
 
+def _proven(verdicts: dict[str, _Verdict]) -> list[StoredTrial]:
+    """Return the sound candidates, fastest winners first."""
+    # A winner was timed again after it was chosen; a loser's time may be luck.
+    order = sorted(verdicts.values(), key=lambda each: (not each.is_winner, _sec(each.trial)))
+    return [each.trial for each in order if each.trial.seconds is not None]
+
+
+def _unchecked(
+    store: RecordStore,
+    task: StoredTask,
+    n: int,
+    known: Collection[str],
+    *,
+    first: Iterable[StoredTrial] = (),
+    **options: Any,
+) -> list[StoredTrial]:
+    """Return ``n`` candidates, each once, that are not known: first some, then the fastest."""
+    rows = store.best(task, _ROWS_PER_TRIAL * n + len(known), **options)
+    different: dict[str, StoredTrial] = {}
+    for row in itertools.chain(first, rows):
+        if len(different) == n:
+            break
+        key = candidate_of(row)
+        if key not in known:
+            different.setdefault(key, row)
+    return list(different.values())
+
+
 def _sec(trial: StoredTrial) -> float:
-    return float("inf") if trial.seconds is None else trial.seconds
+    return math.inf if trial.seconds is None else trial.seconds
+
+
+class VerdictFile:
+    """The verdicts of one run in its own directory, one JSON line per play-off.
+
+    Half a line of a killed process, and a line of another version of TVM, is left out when
+    the file is read. Its candidates are then checked again: only sound ones are deployed.
+    """
+
+    def __init__(self, work_dir: Path, compiler: str) -> None:
+        self.path = work_dir / VERDICT_FILE
+        self._compiler = compiler
+
+    def add(self, task: StoredTask, finals: Sequence[StoredTrial]) -> None:
+        """Append a play-off's verdicts, its winner first; they are on disk on return."""
+        line = {
+            "version": _FORMAT_VERSION,
+            "compiler": self._compiler,
+            "task": task.name,
+            "identity": list(task.identity),
+            "finals": [{name: getattr(each, name) for name in _KEPT} for each in finals],
+        }
+        # The first line break ends a torn line, if there is one.
+        text = f"\n{json.dumps(line, allow_nan=False)}\n"
+        with open(self.path, "ab") as file:
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def read(self) -> dict[Identity, list[StoredTrial]]:
+        """Return the verdicts on each task's candidates, oldest first."""
+        found: dict[Identity, list[StoredTrial]] = {}
+        for event in self._events():
+            try:
+                workload_key, target_key = map(str, event["identity"])
+                finals = [_trial_of(each) for each in event["finals"]]
+            except (KeyError, TypeError, ValueError):
+                logger.warning("%s: a line that this version does not know", self.path)
+                continue
+            found.setdefault((workload_key, target_key), []).extend(finals)
+        return found
+
+    def _events(self) -> Iterator[dict[str, Any]]:
+        """Yield the events of this version and compiler."""
+        try:
+            lines = self.path.read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return
+        mine = (_FORMAT_VERSION, self._compiler)
+        for line in lines:
+            try:
+                event = json.loads(line) if line.strip() else None
+            except (ValueError, RecursionError):
+                logger.warning("%s: a line that is no JSON is left out", self.path)
+                continue
+            if isinstance(event, dict) and (event.get("version"), event.get("compiler")) == mine:
+                yield event
+
+
+def _trial_of(fields: Any) -> StoredTrial:
+    """Return a trial of the file; raise for invalid fields."""
+    trial = StoredTrial(**{name: fields[name] for name in _KEPT})
+    if not all(isinstance(each, str) for each in (trial.record, trial.failure, trial.run)):
+        raise ValueError("no trial")
+    if trial.seconds is not None and not 0.0 < float(trial.seconds) < math.inf:
+        raise ValueError("no time")
+    return trial

@@ -1,110 +1,120 @@
-"""What a run did, as figures for Plotly: plain mappings, one idea each."""
+"""A run as figures for Plotly: plain mappings, one idea each."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from tvm_adaptive.report.story import Story
+import numpy as np
+
+from tvm_adaptive.report.story import Story, TaskStory
+from tvm_adaptive.task_scheduler.forecast.belief import forecast
+from tvm_adaptive.values.trial import FloatArray
 
 Spec = dict[str, Any]
 
-# Colours that stay apart for those who see few of them (Okabe and Ito, 2008).
+# Colours that colour-blind readers can tell apart (Okabe and Ito, 2008).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#999999")
-# Tasks that get a line of their own; the others are small.
+# The heaviest tasks get a line each; the others are small.
 MAX_TASKS = 30
-# What stock's evaluator gives each candidate at the least: 3 runs, and 100 ms.
+# The minimum of stock's evaluator per candidate: 3 runs, and 100 ms.
 _STOCK_RUNS, _STOCK_SEC = 3, 0.1
+# Rounds of a running median: they show a trend and hide the noise.
+_WINDOW = 15
+# Tasks whose curves are drawn; a curve of fewer trials shows nothing.
+_MAX_CURVES, _LEAST_TRIALS = 6, 16
+# Trials ahead that the band of a forecast covers: a batch, its parts and its multiples.
+_HORIZONS = (1, 2, 4, 8, 16, 32, 64)
+_LEVELS = (0.05, 0.5, 0.95)
 
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
-    """A figure and what it says."""
+    """A figure with its title and caption."""
 
     key: str  # for the page's own links
     title: str  # plain text
     caption: str
-    data: list[Spec]  # plotly's traces
-    layout: Spec  # plotly's layout
+    data: list[Spec]  # Plotly's traces
+    layout: Spec  # Plotly's layout
 
-
-def axis(title: str, **more: Any) -> Spec:
-    """Return an axis with a title."""
-    return {"title": {"text": title}, "automargin": True, **more}
+    @property
+    def is_drawable(self) -> bool:
+        """Whether the figure has a point."""
+        return any(
+            math.isfinite(value) if isinstance(value, int | float) else value is not None
+            for trace in self.data
+            for value in trace.get("x", ())
+        )
 
 
 def latency_chart(stories: Sequence[Story]) -> Chart:
     """Draw the network's latency against seconds of tuning, one line per run."""
     data: list[Spec] = []
-    for story, colour in zip(stories, _cycle(len(stories)), strict=True):
+    for number, story in enumerate(stories):
+        colour = _colour(number)
         x = [sec for sec, _ in story.curve]
         y = [ms for _, ms in story.curve]
         if x:
             x, y = [*x, story.elapsed_sec], [*y, y[-1]]
-        data.append(_line(escape(story.name), x, y, colour))
+        name = escape(story.name)
+        data.append(_scatter(x, y, name=name, line={"color": colour, "shape": "hv", "width": 2}))
         if story.comparison is not None:
+            after_ms = 1e3 * float(story.comparison["after_sec"])
+            marker = {"color": colour, "symbol": "diamond", "size": 10}
+            name = f"{name}, compiled"
             data.append(
-                {
-                    "type": "scatter",
-                    "mode": "markers",
-                    "name": f"{escape(story.name)}, compiled",
-                    "x": [story.elapsed_sec],
-                    "y": [1e3 * float(story.comparison["after_sec"])],
-                    "marker": {"color": colour, "symbol": "diamond", "size": 10},
-                }
+                _scatter([story.elapsed_sec], [after_ms], mode="markers", name=name, marker=marker)
             )
     return Chart(
         "latency",
         "Latency against seconds of tuning",
-        "The best of every task, times its calls, added up; lower is better. It begins when "
-        "every task has a result. A diamond is the whole, compiled and timed at the end.",
+        "The best of every task, times its calls, added up; lower is better. The line begins when "
+        "every task has a result. A diamond is the whole network, compiled and timed at the end.",
         data,
-        {
-            "xaxis": axis("seconds", rangemode="tozero"),
-            "yaxis": axis("milliseconds", type="log"),
-        },
+        {"xaxis": _axis("seconds", rangemode="tozero"), "yaxis": _axis("milliseconds", type="log")},
     )
 
 
 def slots_chart(story: Story) -> Chart:
-    """Draw who got which slot, and why."""
+    """Draw which task got each slot, and why."""
     order = [task.name for task in story.heaviest[:MAX_TASKS]]
-    reasons = list(dict.fromkeys(slot.reason for slot in story.slots))
     data: list[Spec] = []
-    for reason, colour in zip(reasons, _cycle(len(reasons)), strict=True):
+    for number, reason in enumerate(dict.fromkeys(slot.reason for slot in story.slots)):
         slots = [s for s in story.slots if s.reason == reason and s.task in order]
         if not slots:
             continue
+        gains = ["" if s.gain is None else f"expected gain {s.gain:.3g} {s.unit}" for s in slots]
         data.append(
-            {
-                "type": "bar",
-                "orientation": "h",
-                "name": escape(reason) or "unknown",
-                "y": [escape(slot.task) for slot in slots],
-                "x": [slot.seconds for slot in slots],
-                "base": [slot.start_sec for slot in slots],
-                "text": [_slot_text(slot.gain, slot.unit) for slot in slots],
-                "textposition": "none",
-                "customdata": [[slot.n_trials, slot.best_ms] for slot in slots],
-                "hovertemplate": "%{y}<br>%{customdata[0]} trials in %{x:.1f} s, best "
+            _bar(
+                [slot.seconds for slot in slots],
+                [escape(slot.task) for slot in slots],
+                _colour(number),
+                orientation="h",
+                name=escape(reason) or "unknown",
+                base=[slot.start_sec for slot in slots],
+                text=[escape(gain) for gain in gains],
+                textposition="none",
+                customdata=[[slot.n_trials, slot.best_ms] for slot in slots],
+                hovertemplate="%{y}<br>%{customdata[0]} trials in %{x:.1f} s, best "
                 "%{customdata[1]:.4g} ms<br>%{text}",
-                "marker": {"color": colour},
-            }
+            )
         )
     return Chart(
         "slots",
-        "Who got which slot, and why",
+        "Slots of each task, and their reasons",
         "Tasks by their share of the latency, the largest on top. The scheduler gives each "
         "slot to the task that promises the largest gain per second; warm-up gives every "
-        "task a first result. Point at a slot to see what it was expected to bring.",
+        "task a first result. Point at a slot to see its expected gain.",
         data,
         {
             "barmode": "overlay",
-            "xaxis": axis("seconds"),
-            "yaxis": axis(
+            "xaxis": _axis("seconds"),
+            "yaxis": _axis(
                 "", categoryorder="array", categoryarray=[escape(n) for n in order][::-1]
             ),
             "height": 180 + 22 * len(order),
@@ -113,30 +123,27 @@ def slots_chart(story: Story) -> Chart:
 
 
 def stages_chart(stories: Sequence[Story]) -> Chart:
-    """Draw where the seconds went."""
-    rows = [_seconds_by_stage(story) for story in stories]
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    data: list[Spec] = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": name,
-            "y": [escape(story.name) for story in stories],
-            "x": [row.get(name, 0.0) for row in rows],
-            "marker": {"color": colour},
-        }
-        for name, colour in zip(names, _cycle(len(names)), strict=True)
+    """Draw the seconds of each stage."""
+    rows = [
+        {name: sec for name, sec in story.stage_secs.items() if name != "search"}
+        | story.search_secs()
+        for story in stories
+    ]
+    runs = [escape(story.name) for story in stories]
+    data = [
+        _bar([row.get(name, 0.0) for row in rows], runs, _colour(n), orientation="h", name=name)
+        for n, name in enumerate(dict.fromkeys(name for row in rows for name in row))
     ]
     return Chart(
         "stages",
-        "Where the seconds went",
+        "Seconds of each stage",
         "Build and measure are seconds of compiling and timing candidates; propose is the "
         "search for them; the rest of the search is bookkeeping and learning.",
         data,
         {
             "barmode": "stack",
-            "xaxis": axis("seconds"),
-            "yaxis": axis(""),
+            "xaxis": _axis("seconds"),
+            "yaxis": _axis(""),
             "height": 220 + 30 * len(stories),
             "legend": {"orientation": "h", "y": -0.5},
         },
@@ -144,7 +151,7 @@ def stages_chart(stories: Sequence[Story]) -> Chart:
 
 
 def early_stops_chart(story: Story) -> Chart:
-    """Draw why measurements ended, and what that saved."""
+    """Draw the reasons why measurements ended, and the time saved."""
     timed = [event for event in story.timings if not event.get("error")]
     counts = Counter(str(event.get("reason")) for event in timed)
     spent = dict.fromkeys(counts, 0.0)
@@ -154,47 +161,155 @@ def early_stops_chart(story: Story) -> Chart:
     stock_sec = sum(
         max(_STOCK_SEC, _STOCK_RUNS * float(event.get("mean_sec") or 0.0)) for event in timed
     )
+    saved = f": {stock_sec - used_sec:.1f} s saved." if stock_sec > used_sec else "."
     reasons = [reason for reason, _ in counts.most_common()]
+    bar = _bar(
+        [escape(reason) for reason in reasons],
+        [counts[reason] for reason in reasons],
+        COLOURS[0],
+        name="candidates",
+        text=[f"{spent[reason]:.1f} s" for reason in reasons],
+    )
     return Chart(
         "early-stops",
-        "Why measurements ended",
+        "Reasons why measurements ended",
         f"{len(timed)} candidates were timed in {used_sec:.1f} s. Stock's evaluator, which "
         f"gives each {_STOCK_RUNS} runs and {_STOCK_SEC * 1e3:.0f} ms, would have taken "
-        f"{stock_sec:.1f} s for the runs alone"
-        + (f": {stock_sec - used_sec:.1f} s saved." if stock_sec > used_sec else "."),
-        [
-            {
-                "type": "bar",
-                "name": "candidates",
-                "x": [escape(reason) for reason in reasons],
-                "y": [counts[reason] for reason in reasons],
-                "text": [f"{spent[reason]:.1f} s" for reason in reasons],
-                "marker": {"color": COLOURS[0]},
-            }
-        ],
-        {"xaxis": axis("reason"), "yaxis": axis("candidates")},
+        f"{stock_sec:.1f} s for the runs alone{saved}",
+        [bar],
+        {"xaxis": _axis("reason"), "yaxis": _axis("candidates")},
     )
 
 
-def _seconds_by_stage(story: Story) -> dict[str, float]:
-    row = {name: seconds for name, seconds in story.stage_secs.items() if name != "search"}
-    return row | story.search_secs()
+def exploration_chart(story: Story) -> Chart:
+    """Draw epsilon, and the posterior's standard deviation that sets it."""
+    return Chart(
+        "exploration",
+        "Exploration: epsilon and sigma per round",
+        "Epsilon is the share of a batch that is drawn at random. Once a task has its first "
+        "trials, it is the posterior's mean standard deviation (sigma) over the best "
+        "throughput: the surer the model, the less is left to chance. Lines are running "
+        "medians.",
+        [
+            *_trend("epsilon", story.rounds, "epsilon", COLOURS[0]),
+            *_trend("sigma", story.rounds, "mean_std", COLOURS[1], also="epsilon", yaxis="y2"),
+        ],
+        {
+            "xaxis": _axis("seconds"),
+            "yaxis": _axis("epsilon", range=[0, 1.02]),
+            "yaxis2": _axis("sigma", overlaying="y", side="right", rangemode="tozero"),
+        },
+    )
 
 
-def _slot_text(gain: float | None, unit: str) -> str:
-    return "" if gain is None else f"expected gain {gain:.3g} {escape(unit)}"
+def calibration_chart(story: Story) -> Chart:
+    """Draw the errors of the forecasts of each batch before it was measured."""
+    return Chart(
+        "calibration",
+        "The forest's forecasts, compared before it learned the batch",
+        "Rank correlation of forecast and measured throughput within each batch: 1 ranks "
+        "perfectly, 0 is chance. z is the distance of measurements from forecasts, in the "
+        "forest's own standard deviations, root mean square: 1 is calibrated, above is too "
+        "sure. The model picked the candidates of a batch as alike and good, so that ranking "
+        "them is harder than ranking at random.",
+        [
+            *_trend("rank correlation", story.forecasts, "spearman", COLOURS[2]),
+            *_trend("z", story.forecasts, "z_rms", COLOURS[3], yaxis="y2"),
+        ],
+        {
+            "xaxis": _axis("seconds"),
+            "yaxis": _axis("rank correlation", range=[-1.02, 1.02]),
+            "yaxis2": _axis("z", overlaying="y", side="right", type="log"),
+        },
+    )
 
 
-def _line(name: str, x: Sequence[float], y: Sequence[float], colour: str) -> Spec:
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": name,
-        "x": list(x),
-        "y": list(y),
-        "line": {"color": colour, "shape": "hv", "width": 2},
-    }
+def belief_chart(story: Story) -> Chart:
+    """Draw the heaviest tasks' curves with forecasts from halfway and from the end."""
+    tasks = [t for t in story.heaviest if len(t.latencies_ms) >= _LEAST_TRIALS][:_MAX_CURVES]
+    data: list[Spec] = []
+    for number, task in enumerate(tasks):
+        colour = _colour(number)
+        best = _best_runs_per_ms(task)
+        first = int(np.argmax(best > 0)) if (best > 0).any() else 0
+        x = range(first + 1, len(best) + 1)
+        line = {"color": colour, "shape": "hv"}
+        traces = [_scatter(x, best[first:].tolist(), name=escape(task.name), line=line)]
+        traces += _band(best, len(best) // 2, colour, "dot")
+        traces += _band(best, len(best), colour, "solid")
+        group = {"legendgroup": str(number), "visible": True if number == 0 else "legendonly"}
+        data += [trace | group for trace in traces]
+    return Chart(
+        "belief",
+        "Tuning curves and their forecasts",
+        "Best throughput (runs per millisecond) against trials, for the tasks with the "
+        "largest share of the latency; click a name to see another. Bands hold 90 % of what "
+        "the default scheduler's curve belief forecasts for the next 64 trials: once from "
+        "halfway (dotted), to compare with the curve, and once from the end.",
+        data,
+        {"xaxis": _axis("trials"), "yaxis": _axis("runs per ms")},
+    )
 
 
-def _cycle(n: int) -> list[str]:
-    return [COLOURS[i % len(COLOURS)] for i in range(n)]
+def _best_runs_per_ms(task: TaskStory) -> FloatArray:
+    """Return the best throughput after each trial; 0 before the first success."""
+    latencies_ms = np.array(task.latencies_ms, dtype=np.float64)
+    valid = np.isfinite(latencies_ms) & (latencies_ms > 0)
+    speed = np.divide(1.0, latencies_ms, out=np.zeros(len(latencies_ms)), where=valid)
+    return np.asarray(np.maximum.accumulate(speed), dtype=np.float64)
+
+
+def _band(best: FloatArray, known: int, colour: str, dash: str) -> list[Spec]:
+    """Return the forecast after ``known`` trials: an area and its median."""
+    if known < 2 or best[known - 1] <= 0:
+        return []
+    rng = np.random.default_rng(0)
+    rows = [forecast(best[:known], n, rng=rng).quantile(_LEVELS) for n in _HORIZONS]
+    low, middle, high = np.array([np.full(3, best[known - 1]), *rows]).T.tolist()
+    x = [known + n for n in (0, *_HORIZONS)]
+    hidden: Spec = {"showlegend": False, "hoverinfo": "skip"}
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    area = {"fill": "tonexty", "fillcolor": f"rgba({red},{green},{blue},0.15)"}
+    return [
+        _scatter(x, high, line={"width": 0}, **hidden),
+        _scatter(x, low, line={"width": 0}, **area, **hidden),
+        _scatter(x, middle, line={"color": colour, "dash": dash}, **hidden),
+    ]
+
+
+def _trend(
+    name: str,
+    events: Sequence[dict[str, Any]],
+    key: str,
+    colour: str,
+    also: str | None = None,
+    **more: Any,
+) -> list[Spec]:
+    """Return a field of events as points, and their running median."""
+    events = [e for e in events if e.get(key) is not None and e.get(also or key) is not None]
+    x = [float(event["time_sec"]) for event in events]
+    y = [float(event[key]) for event in events]
+    half = _WINDOW // 2
+    median = [float(np.median(y[max(0, i - half) : i + half + 1])) for i in range(len(y))]
+    text = [escape(f"{event.get('task')}: {event.get('reason', '')}") for event in events]
+    marker = {"color": colour, "size": 4, "opacity": 0.4}
+    return [
+        _scatter(x, y, mode="markers", name=name, text=text, marker=marker, **more),
+        _scatter(x, median, showlegend=False, line={"color": colour, "width": 2}, **more),
+    ]
+
+
+def _axis(title: str, **more: Any) -> Spec:
+    return {"title": {"text": title}, "automargin": True, **more}
+
+
+def _scatter(x: Sequence[float], y: Sequence[float], mode: str = "lines", **more: Any) -> Spec:
+    return {"type": "scatter", "mode": mode, "x": list(x), "y": list(y), **more}
+
+
+def _bar(x: Sequence[Any], y: Sequence[Any], colour: str, **more: Any) -> Spec:
+    return {"type": "bar", "x": x, "y": y, "marker": {"color": colour}, **more}
+
+
+def _colour(number: int) -> str:
+    return COLOURS[number % len(COLOURS)]

@@ -1,7 +1,4 @@
-"""What a run looks like while it goes on: a story so far as a screen for people.
-
-Nothing is printed here; a terminal and a notebook show what :func:`screen` returns.
-"""
+"""A run in progress as a screen, for terminals and notebooks; nothing is printed here."""
 
 from __future__ import annotations
 
@@ -13,10 +10,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tvm_adaptive.report.story import Story, TaskStory
+from tvm_adaptive.report.story import Story
 from tvm_adaptive.tuning.budget import Budget
 
-# A screen is read at a glance; the report has them all.
+# A screen is read at a glance; the report shows all tasks.
 MAX_ROWS = 12
 _BAR_WIDTH = 30
 _MAX_NAME = 44
@@ -32,7 +29,7 @@ def screen(story: Story, budget: Budget | None, stage: str) -> RenderableType:
 
 
 def latency_line(story: Story) -> str:
-    """Return the latency that the best of all tasks add up to, against the beginning."""
+    """Return the sum of the tasks' best latencies, against that of the untuned model."""
     if not story.curve:
         n_done = sum(math.isfinite(task.best_ms) for task in story.tasks.values())
         n_tasks = f" of {story.n_tasks}" if story.n_tasks else ""
@@ -46,7 +43,7 @@ def latency_line(story: Story) -> str:
 
 
 def status_lines(story: Story) -> list[str]:
-    """Return what goes on and why, where the seconds went, and what failed."""
+    """Return the current slot and its reason, the shares of time, and the failures."""
     lines = []
     if story.now is not None:
         slot = story.now
@@ -59,12 +56,11 @@ def status_lines(story: Story) -> list[str]:
     if total_sec > 0:
         parts = (f"{name} {seconds / total_sec:.0%}" for name, seconds in shares.items())
         lines.append(f"seconds  {', '.join(parts)}")
-    lines += failure_lines(story.failures)
-    return lines
+    return lines + failure_lines(story.failures)
 
 
 def failure_lines(failures: Counter[str]) -> list[str]:
-    """Return how many trials failed, and the commonest reason."""
+    """Return the number of failed trials and the commonest reason; nothing without any."""
     if not failures:
         return []
     message, count = failures.most_common(1)[0]
@@ -76,14 +72,12 @@ def _clock(story: Story, budget: Budget | None, stage: str) -> RenderableType:
         return Text(f"{story.name}  {stage}")
     elapsed_sec = budget.elapsed_sec
     row = Table.grid(padding=(0, 1))
+    name, gone = Text(stage, style="bold"), f"{_minutes(elapsed_sec)} gone"
     if budget.seconds is None:
-        row.add_row(Text(stage, style="bold"), f"{_minutes(elapsed_sec)} gone")
+        row.add_row(name, gone)
         return row
-    left_sec = max(0.0, budget.left_sec)
     bar = ProgressBar(budget.seconds, min(elapsed_sec, budget.seconds), width=_BAR_WIDTH)
-    row.add_row(
-        Text(stage, style="bold"), bar, f"{_minutes(elapsed_sec)} gone, {_minutes(left_sec)} left"
-    )
+    row.add_row(name, bar, f"{gone}, {_minutes(max(0.0, budget.left_sec))} left")
     return row
 
 
@@ -95,23 +89,20 @@ def _task_table(story: Story) -> Table:
     total_ms = sum(task.share_ms for task in story.tasks.values())
     current = story.now and story.now.get("task")
     for task in story.heaviest[:MAX_ROWS]:
-        table.add_row(*_cells(task, total_ms), style="bold" if task.name == current else None)
+        is_timed = math.isfinite(task.best_ms)
+        table.add_row(
+            Text(task.name),  # a name is not markup
+            f"{task.weight:g}",
+            str(len(task.latencies_ms)),
+            str(task.n_errors or ""),
+            f"{task.best_ms:.4g}" if is_timed else "-",
+            f"{task.share_ms / total_ms:.0%}" if is_timed and total_ms else "-",
+            style="bold" if task.name == current else None,
+        )
     n_more = len(story.tasks) - MAX_ROWS
     if n_more > 0:
         table.add_row(f"and {n_more} more", style="dim")
     return table
-
-
-def _cells(task: TaskStory, total_ms: float) -> list[RenderableType]:
-    known = math.isfinite(task.best_ms)
-    return [
-        Text(task.name),  # not markup, whatever it is called
-        f"{task.weight:g}",
-        str(len(task.latencies_ms)),
-        str(task.n_failed or ""),
-        f"{task.best_ms:.4g}" if known else "-",
-        f"{task.share_ms / total_ms:.0%}" if known and total_ms else "-",
-    ]
 
 
 def _minutes(seconds: float) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import logging
 import time
 from collections.abc import Callable
 from html import escape
@@ -15,8 +14,6 @@ from tvm_adaptive.measure_callback.progress import RunProgress
 from tvm_adaptive.report.live import screen
 from tvm_adaptive.report.story import StoryReader
 from tvm_adaptive.tuning.budget import Budget
-
-logger = logging.getLogger(__name__)
 
 # Drawing costs the processor that measures some ten milliseconds.
 _LEAST_SEC = 1.0
@@ -30,8 +27,8 @@ class NotebookView:
     Parameters
     ----------
     show : callable or None, default None
-        ``show(html)`` puts HTML on the screen and returns what has a method ``update``
-        that replaces it; None takes IPython's display.
+        ``show(html)`` displays HTML and returns an object whose method ``update`` replaces
+        it; None takes IPython's display.
 
     Raises
     ------
@@ -56,8 +53,8 @@ class NotebookView:
         self._draw()
 
     def round(self, progress: RunProgress, budget: Budget) -> None:
-        """Show what a round brought."""
-        del progress  # the events say more
+        """Show the state after a round."""
+        del progress  # the events hold more
         self._budget = budget
         if time.monotonic() - self._drawn_sec >= _LEAST_SEC:
             self._draw()
@@ -68,11 +65,11 @@ class NotebookView:
         self._draw()
 
     def event(self, event: dict[str, Any]) -> None:
-        """Take in an event of the journal."""
+        """Add an event of the journal."""
         self._reader.take(event)
 
     def html(self) -> str:
-        """Return what is shown."""
+        """Return the displayed HTML."""
         console = Console(record=True, file=io.StringIO(), width=_WIDTH)
         console.print(screen(self._reader.story, self._budget, self._stage))
         body = console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
@@ -92,11 +89,9 @@ class _Cell:
     def __init__(self, html: str) -> None:
         from IPython.display import HTML, DisplayHandle
 
+        self._html = HTML
         self._handle = DisplayHandle()
         self._handle.display(HTML(html))
 
     def update(self, html: str) -> None:
-        """Replace it."""
-        from IPython.display import HTML
-
-        self._handle.update(HTML(html))
+        self._handle.update(self._html(html))

@@ -1,7 +1,7 @@
-"""The page: figures, tables and words in one HTML file that needs nothing else.
+"""The report: figures and tables in one HTML file that needs nothing else.
 
-Everything that comes from a journal is escaped; figures travel as JSON that no browser
-takes for markup, and one script of ours draws them.
+All text of a journal is escaped; figures are JSON that no browser takes for markup, and one
+script draws them.
 """
 
 from __future__ import annotations
@@ -16,20 +16,7 @@ from pathlib import Path
 
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import finite
-from tvm_adaptive.report.charts import (
-    MAX_TASKS,
-    Chart,
-    early_stops_chart,
-    latency_chart,
-    slots_chart,
-    stages_chart,
-)
-from tvm_adaptive.report.model_charts import (
-    belief_chart,
-    calibration_chart,
-    exploration_chart,
-    is_drawable,
-)
+from tvm_adaptive.report import charts
 from tvm_adaptive.report.story import Story
 
 _STYLE = """
@@ -57,19 +44,19 @@ _MAX_FAILURES = 20
 
 
 def write_report(stories: Sequence[Story], path: Path) -> Path:
-    """Write the page on one run, or on several side by side.
+    """Write the page of one run, or of several side by side.
 
     Parameters
     ----------
     stories : sequence of Story
-        The first is told in full, the others are drawn beside it.
+        The first is shown in full, the others are drawn beside it.
     path : Path
-        Of the file, which is replaced.
+        The file to write or replace.
 
     Returns
     -------
     Path
-        The same, absolute.
+        ``path``, absolute.
 
     Raises
     ------
@@ -92,10 +79,16 @@ def write_report(stories: Sequence[Story], path: Path) -> Path:
 def page(stories: Sequence[Story]) -> str:
     """Return the page as HTML; see :func:`write_report`."""
     first = stories[0]
-    charts = [latency_chart(stories)]
-    charts += [slots_chart(first), belief_chart(first), stages_chart(stories)]
-    charts += [exploration_chart(first), calibration_chart(first), early_stops_chart(first)]
-    sections = [_section(chart) for chart in charts if is_drawable(chart)]
+    drawn = [
+        charts.latency_chart(stories),
+        charts.slots_chart(first),
+        charts.belief_chart(first),
+        charts.stages_chart(stories),
+        charts.exploration_chart(first),
+        charts.calibration_chart(first),
+        charts.early_stops_chart(first),
+    ]
+    sections = [_section(chart) for chart in drawn if chart.is_drawable]
     sections.insert(1, _tasks(first))
     sections += [_devices(first), _failures(first)]
     body = "\n".join([_head(first), _runs(stories), *sections])
@@ -118,10 +111,10 @@ def _plotly() -> str:
     return str(get_plotlyjs())
 
 
-def _section(chart: Chart) -> str:
+def _section(chart: charts.Chart) -> str:
     layout = _LAYOUT | chart.layout
     text = json.dumps(finite({"data": chart.data, "layout": layout}), allow_nan=False)
-    # Inside a script element only "<" could end it or begin a comment.
+    # Inside a script element only "<" can end it or begin a comment.
     safe = text.replace("<", "\\u003c")
     key = f"chart-{chart.key}"
     return (
@@ -156,18 +149,10 @@ def _runs(stories: Sequence[Story]) -> str:
     rows = []
     for story in stories:
         last_ms = story.curve[-1][1] if story.curve else math.nan
-        after = story.comparison and 1e3 * story.comparison["after_sec"]
-        rows.append(
-            [
-                story.name,
-                story.state,
-                str(story.n_trials),
-                f"{story.elapsed_sec:.0f}",
-                _number(last_ms),
-                _number(after if after else math.nan),
-            ]
-        )
-    head = ["run", "state", "trials", "seconds", "sum of tasks, ms", "whole, ms"]
+        after_ms = 1e3 * story.comparison["after_sec"] if story.comparison else math.nan
+        counts = [str(story.n_trials), f"{story.elapsed_sec:.0f}"]
+        rows.append([story.name, story.state, *counts, _number(last_ms), _number(after_ms)])
+    head = ["run", "state", "trials", "seconds", "sum of tasks, ms", "network, ms"]
     return _table(head, rows, n_text=2)
 
 
@@ -178,52 +163,39 @@ def _tasks(story: Story) -> str:
     }
     words = {True: "yes", False: "no", None: "-"}
     rows = []
-    for task in story.heaviest[:MAX_TASKS]:
+    for task in story.heaviest[: charts.MAX_TASKS]:
         gflops = task.flop / task.best_ms / 1e6 if task.flop else math.nan
-        rows.append(
-            [
-                task.name,
-                f"{task.weight:g}",
-                str(len(task.latencies_ms)),
-                str(task.n_failed),
-                _number(task.best_ms),
-                _number(task.share_ms),
-                _number(gflops),
-                words[checked.get(task.name)],
-            ]
-        )
+        counts = [f"{task.weight:g}", str(len(task.latencies_ms)), str(task.n_errors)]
+        numbers = map(_number, (task.best_ms, task.share_ms, gflops))
+        rows.append([task.name, *counts, *numbers, words[checked.get(task.name)]])
     head = ["task", "calls", "trials", "failed", "best, ms", "in all, ms", "GFLOP/s", "checked"]
     return "<h2>Tasks</h2>\n" + _table(head, rows, n_text=1)
 
 
 def _devices(story: Story) -> str:
-    """Return what each device of a farm did; nothing for a run on one machine."""
+    """Return the table of a farm's devices; nothing for a run on one machine."""
     n_timings, n_errors = Counter[str](), Counter[str]()
     for event in story.timings:
         if event.get("board"):
             n_timings[str(event["board"])] += 1
             n_errors[str(event["board"])] += event.get("error") is not None
-    told = {state: Counter[str]() for state in ("fault", "quarantined")}
+    n_faults, n_rests = Counter[str](), Counter[str]()
     speeds: dict[str, float] = {}
     for event in story.boards:
         address = str(event.get("address"))
-        if event.get("state") in told:
-            told[event["state"]][address] += 1
+        if event.get("state") == "fault":
+            n_faults[address] += 1
+        elif event.get("state") == "quarantined":
+            n_rests[address] += 1
         elif event.get("speed"):
             speeds[address] = float(event["speed"])
-    addresses = sorted({*n_timings, *told["fault"]})
+    addresses = sorted({*n_timings, *n_faults})
     if not addresses:
         return ""
+    counters = (n_timings, n_errors, n_faults, n_rests)
     rows = [
-        [
-            address,
-            str(n_timings[address]),
-            str(n_errors[address]),
-            str(told["fault"][address]),
-            str(told["quarantined"][address]),
-            _number(speeds.get(address, math.nan)),
-        ]
-        for address in addresses
+        [each, *(str(n[each]) for n in counters), _number(speeds.get(each, math.nan))]
+        for each in addresses
     ]
     head = ["device", "timings", "of these errors", "faults", "rests", "speed"]
     return (
@@ -240,14 +212,16 @@ def _failures(story: Story) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], n_text: int) -> str:
-    def cells(row: Sequence[str], kind: str) -> str:
-        made = (
-            f"<{kind}{'' if place < n_text else ' class=n'}>{escape(cell)}</{kind}>"
-            for place, cell in enumerate(row)
-        )
-        return f"<tr>{''.join(made)}</tr>"
+    """Return a table whose first ``n_text`` columns are text, the others numbers."""
 
-    lines = [cells(head, "th"), *(cells(row, "td") for row in rows)]
+    def line(row: Sequence[str], kind: str) -> str:
+        cells = (
+            f"<{kind}{'' if column < n_text else ' class=n'}>{escape(cell)}</{kind}>"
+            for column, cell in enumerate(row)
+        )
+        return f"<tr>{''.join(cells)}</tr>"
+
+    lines = [line(head, "th"), *(line(row, "td") for row in rows)]
     return f'<div class="scroll"><table>{"".join(lines)}</table></div>'
 
 

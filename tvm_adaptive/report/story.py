@@ -1,7 +1,6 @@
-"""A run as its journal tells it: what happened when, ready to be drawn.
+"""A run as its journal describes it, ready to be drawn.
 
-Every reader of an event takes what is there: a run that goes on, was killed, or used
-stock parts has told less.
+Any field of an event may be missing: the run may be in progress, killed, or use stock parts.
 """
 
 from __future__ import annotations
@@ -13,16 +12,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tvm_adaptive.measure_callback.history import differences
+from tvm_adaptive.measure_callback.history import TaskHistory, differences
 from tvm_adaptive.measure_callback.journal import follow
 from tvm_adaptive.tuning.session import journal_of
 from tvm_adaptive.workers.environment import Environment
 
 Event = dict[str, Any]
 
-# Of a path, to tell runs apart; two that are one directory stay alike.
+# Parts of a path that tell runs apart; two runs of one directory keep equal names.
 _MAX_PARTS = 20
-# The events that tell of seconds, and in which fields.
+# The events with seconds of a part of the search, and their fields.
 _PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "round": ("propose", ("sample_sec", "posterior_sec", "evolve_sec")),
     "build": ("build", ("seconds",)),
@@ -34,73 +33,63 @@ _PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
 class SlotStory:
     """A share of tuning time that a task was given."""
 
-    task: str  # who got it, and why
-    reason: str
+    task: str
+    reason: str  # why the scheduler chose the task
     start_sec: float
     seconds: float
-    # what it was expected to bring, in ``unit``; None where nothing was compared
-    gain: float | None
+    gain: float | None  # expected, in ``unit``; None where nothing was compared
     unit: str
     n_trials: int
-    best_ms: float  # of the task, after it; infinite without a success
+    best_ms: float  # of the task, after the slot; infinite without a success
 
 
 @dataclasses.dataclass
-class TaskStory:
-    """One task's trials."""
+class TaskStory(TaskHistory):
+    """One task's trials, its weight in the network and its work."""
 
-    name: str
+    name: str = ""
     weight: float = 1.0  # calls per inference
     flop: float | None = None
-    # in the order measured; ``nan`` for a failure
-    latencies_ms: list[float] = dataclasses.field(default_factory=list)
 
     @property
     def best_ms(self) -> float:
-        """Of the fastest; infinite without a success."""
+        """Milliseconds of the fastest trial; infinite without a success."""
         return min((ms for ms in self.latencies_ms if math.isfinite(ms)), default=math.inf)
 
     @property
-    def n_failed(self) -> int:
-        """Trials without a time."""
-        return sum(not math.isfinite(ms) for ms in self.latencies_ms)
-
-    @property
     def share_ms(self) -> float:
-        """Of the network's latency, milliseconds; 0 as long as it is not known."""
+        """Milliseconds of the network's latency; 0 without a success."""
         return self.weight * self.best_ms if math.isfinite(self.best_ms) else 0.0
 
 
 @dataclasses.dataclass
 class Story:
-    """What a journal tells; times are seconds since the run's beginning, all sittings."""
+    """The content of a journal; times are seconds since the start of the run's first attempt."""
 
-    name: str  # for legends: what was tuned, and where
-    run: Event = dataclasses.field(default_factory=dict)  # options of the last sitting
-    # seconds, and milliseconds that the best of all tasks add up to
+    name: str  # for legends: the model and the directory
+    run: Event = dataclasses.field(default_factory=dict)  # options of the last attempt
+    # (seconds, milliseconds): the sum of the tasks' best latencies
     curve: list[tuple[float, float]] = dataclasses.field(default_factory=list)
     slots: list[SlotStory] = dataclasses.field(default_factory=list)
-    slot_sec: float = 0.0  # seconds of all of them
+    slot_sec: float = 0.0  # seconds of all slots
     tasks: dict[str, TaskStory] = dataclasses.field(default_factory=dict)
-    # events of the search, the model, the runner, the builder and of devices elsewhere, with
-    # ``time_sec`` from the run's beginning
+    # Events of the search, the model, the runner and of remote devices, their ``time_sec``
+    # since the start of the first attempt.
     rounds: list[Event] = dataclasses.field(default_factory=list)
     forecasts: list[Event] = dataclasses.field(default_factory=list)
     timings: list[Event] = dataclasses.field(default_factory=list)
-    builds: list[Event] = dataclasses.field(default_factory=list)
     boards: list[Event] = dataclasses.field(default_factory=list)
     part_secs: dict[str, float] = dataclasses.field(
         default_factory=lambda: {"propose": 0.0, "build": 0.0, "measure": 0.0}
-    )  # seconds of ``"propose"``, ``"build"`` and ``"measure"``
+    )
     failures: Counter[str] = dataclasses.field(default_factory=Counter)
     stage_secs: dict[str, float] = dataclasses.field(default_factory=dict)
-    now: Event | None = None  # the slot that is being played
-    n_tasks: int = 0  # of the run; 0 until its search begins
+    now: Event | None = None  # the current slot
+    n_tasks: int = 0  # 0 until the search begins
     untuned_sec: float | None = None  # latency without tuning
     comparison: Event | None = None
     report: Event | None = None
-    # ``"finished"``, ``"interrupted"``, or ``"running or killed"``
-    state: str = "running or killed"
+    state: str = "running or killed"  # or ``"finished"``, or ``"interrupted"``
     elapsed_sec: float = 0.0
 
     @property
@@ -133,7 +122,7 @@ def read_stories(work_dirs: Sequence[Path]) -> list[Story]:
 
 
 def read_story(work_dir: Path) -> Story:
-    """Read a run's journal, also of a run that goes on or was killed.
+    """Read a run's journal, also of a run that is in progress or was killed.
 
     Parameters
     ----------
@@ -142,7 +131,7 @@ def read_story(work_dir: Path) -> Story:
     Raises
     ------
     InvalidOptionError
-        When it is no run's directory.
+        When it is not a run's directory.
     JournalError
         When its journal is damaged.
     """
@@ -156,7 +145,7 @@ def read_story(work_dir: Path) -> Story:
 
 
 class StoryReader:
-    """Adds event after event to a story."""
+    """Adds event after event to a story; without ``keeps_all`` only what a screen shows."""
 
     def __init__(self, name: str = "", *, keeps_all: bool = True) -> None:
         self.story = Story(name=name)
@@ -165,7 +154,7 @@ class StoryReader:
         self._open: dict[str, Event] = {}  # slots by task
 
     def take(self, event: Event) -> None:
-        """Add one event; what this version does not know is left out."""
+        """Add one event; kinds that this version does not know are left out."""
         story = self.story
         kind = str(event.get("event"))
         if kind == "journal":
@@ -179,7 +168,6 @@ class StoryReader:
             "round": story.rounds,
             "forecast": story.forecasts,
             "timing": story.timings,
-            "build": story.builds,
             "board": story.boards,
         }
         if kind in _PARTS:
@@ -196,7 +184,7 @@ class StoryReader:
     def _take_run(self, event: Event) -> None:
         story = self.story
         if differences(Environment.from_fields(story.run), Environment.from_fields(event)):
-            # Another machine's times are no beginning of this one's curve.
+            # Another machine's times do not belong to this one's curve.
             story.tasks.clear()
             story.curve.clear()
             story.failures.clear()
@@ -215,11 +203,11 @@ class StoryReader:
             self.story.untuned_sec = float(event["seconds"])
 
     def _take_slot(self, event: Event) -> None:
-        if event.get("task") is not None:  # None is the scheduler's last word
+        if event.get("task") is not None:  # None: the scheduler has ended
             self.story.now = self._open[str(event["task"])] = event
 
     def _take_slot_end(self, event: Event) -> None:
-        # While its last batch is measured, another task's slot may have begun.
+        # Another task's slot may have begun while the last batch was measured.
         opened = self._open.pop(str(event["task"]), {})
         if self.story.now is opened:
             self.story.now = None
@@ -227,6 +215,7 @@ class StoryReader:
         self.story.slot_sec += seconds
         if not self._keeps_all:
             return
+        best_ms = event.get("best_ms")
         self.story.slots.append(
             SlotStory(
                 task=str(event["task"]),
@@ -236,13 +225,13 @@ class StoryReader:
                 gain=opened.get("gain"),
                 unit=str(opened.get("unit") or ""),
                 n_trials=int(event.get("n_trials") or 0),
-                best_ms=_or_inf(event.get("best_ms")),
+                best_ms=math.inf if best_ms is None else best_ms,
             )
         )
 
     def _take_measured(self, event: Event) -> None:
         story, name = self.story, str(event["task"])
-        task = story.tasks.setdefault(name, TaskStory(name))
+        task = story.tasks.setdefault(name, TaskStory(name=name))
         task.weight = float(event.get("weight") or 1.0)
         task.flop = event.get("flop")
         task.latencies_ms += [
@@ -261,7 +250,3 @@ class StoryReader:
     def _take_report(self, event: Event) -> None:
         self.story.report = event
         self.story.state = "interrupted" if event.get("interrupted") else "finished"
-
-
-def _or_inf(value: float | None) -> float:
-    return math.inf if value is None else float(value)

@@ -27,8 +27,8 @@ from tvm_adaptive.database.metaschedule import (
 from tvm_adaptive.database.records import Identity, StoredTask, StoredTrial
 from tvm_adaptive.database.run_database import RunDatabase
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.database.verdict_file import VerdictFile
 from tvm_adaptive.database.verdicts import (
+    VerdictFile,
     candidate_of,
     checked,
     disqualified,

@@ -30,7 +30,7 @@ from tvm_adaptive.tuning.parts import make_builder
 from tvm_adaptive.tuning.reserve import LEAST_CHECK_SEC, PLAYOFF_CHECK_SEC, qualifying_sec
 from tvm_adaptive.tuning.session import Session
 from tvm_adaptive.tuning.target import describe_target, n_cores_of
-from tvm_adaptive.tuning.warm_start import FinalsKeeper
+from tvm_adaptive.tuning.warm_start import VerdictRecorder
 from tvm_adaptive.workers.pool import WorkerPool
 
 FINAL_DIR = "final"
@@ -70,7 +70,7 @@ def decide(
     reports: dict[int, FinalistReport] = {}
     with (
         session.stage("play-off"),
-        contextlib.closing(FinalsKeeper(session)) as keeper,
+        contextlib.closing(VerdictRecorder(session)) as recorder,
         contextlib.closing(
             make_builder(
                 session.config,
@@ -107,7 +107,7 @@ def decide(
                 n_due=sum(finalists[i].is_due for i in order[n_done + 1 :]),
             )
             held = _play_off(session, mine, turn, builder=builder, pool=pool)
-            keeper.keep(held)
+            recorder.add(held)
             last_sec = held.elapsed_sec
             reports[index] = _with_proven(held, mine, session.observer)
     database = final_database(

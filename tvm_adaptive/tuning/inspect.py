@@ -10,8 +10,12 @@ from typing import Any, NamedTuple
 from tvm_adaptive._tvm import TVM_VERSION, Schedule, TuningRecord, workload_key
 from tvm_adaptive.database.metaschedule import readable_database, record_of, trial_of
 from tvm_adaptive.database.records import StoredTrial
-from tvm_adaptive.database.verdict_file import VerdictFile
-from tvm_adaptive.database.verdicts import candidate_of, ever_disqualified, standing_winner
+from tvm_adaptive.database.verdicts import (
+    VerdictFile,
+    candidate_of,
+    ever_disqualified,
+    standing_winner,
+)
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import follow
 from tvm_adaptive.tuning.session import journal_of

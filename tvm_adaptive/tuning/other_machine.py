@@ -1,8 +1,8 @@
-"""A work directory that comes from another machine, or from another version of TVM.
+"""A work directory from another machine, or from another version of TVM.
 
-Its times compare with none that are taken here. A run refuses to go on there; where the
-user allows it, what was recorded is set aside, in a folder of its own, and the best of it
-is measured again like any other candidate.
+Its times do not compare with those of this machine, so a run refuses to continue there.
+Where the user allows it, the records are moved to a folder of their own, and the best of them
+are measured again like any other candidate.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from tvm_adaptive.workers.environment import Environment
 logger = logging.getLogger(__name__)
 
 _FOLDER = "other-machine-"
-# What holds times: MetaSchedule's database, the run's own store with what SQLite keeps
-# beside it, what play-offs have shown, and the database of their winners.
+# Files with times: MetaSchedule's database, the run's own store with SQLite's files beside it,
+# the play-offs' verdicts, and the database of their winners.
 _TIMED = ("database_*.json*", "records.db*", "verdicts*", "final")
 
 
 def check_environment(before: Environment, now: Environment, work_dir: Path) -> None:
-    """Refuse times that were taken elsewhere."""
+    """Raise if times were measured in another environment."""
     if found := differences(before, now):
         raise OtherMachineError(
             f"The times in {work_dir} were taken elsewhere ({'; '.join(found)}); choose another "
@@ -50,7 +50,7 @@ def check_environment(before: Environment, now: Environment, work_dir: Path) -> 
 
 
 def set_aside(work_dir: Path) -> Path | None:
-    """Move what holds times into a folder of its own; nothing is deleted."""
+    """Move the files with times into a new folder; nothing is deleted."""
     found = sorted(path for pattern in _TIMED for path in work_dir.glob(pattern))
     if not found:
         return None
@@ -63,27 +63,27 @@ def set_aside(work_dir: Path) -> Path | None:
     return folder
 
 
-def recall_set_aside(
+def seed_from_set_aside(
     work_dir: Path, contexts: Sequence[TuneContext], transfer_pool: TransferPool
 ) -> list[str]:
-    """Let a search begin with the best that was set aside; their times are not believed."""
+    """Seed the search with the best records that were set aside; return the tasks' names."""
     best: dict[str, list[TransferRecord]] = {}
     for folder in sorted(work_dir.glob(f"{_FOLDER}*")):
         for key, transfer_records in _transfer_records(folder).items():
             best.setdefault(key, []).extend(transfer_records)
-    known = []
+    seeded = []
     for context in contexts:
         transfer_records = best.get(workload_key(context.mod), [])
         if transfer_records:
             name = str(context.task_name)
-            fastest_first = sorted(transfer_records, key=lambda finding: finding.seconds)
+            fastest_first = sorted(transfer_records, key=lambda each: each.seconds)
             transfer_pool.remember(anchor_of(context.mod), name, fastest_first[:KEPT_PER_TASK])
-            known.append(name)
-    return known
+            seeded.append(name)
+    return seeded
 
 
 def _transfer_records(folder: Path) -> dict[str, list[TransferRecord]]:
-    """Return what a JSON database found, by workload; nothing if it cannot be read."""
+    """Return a JSON database's transfer records by workload; none if it cannot be read."""
     found: dict[str, list[TransferRecord]] = {}
     if not (folder / RECORD_FILE).is_file():
         return found
@@ -91,10 +91,10 @@ def _transfer_records(folder: Path) -> dict[str, list[TransferRecord]]:
         repair_database(folder)
         for record in json_database(folder).get_all_tuning_records():
             seconds = median_sec(record.run_secs)
-            finding = transfer_record_of(record_as_json(record), seconds)
-            if finding is not None and not math.isnan(seconds):
-                found.setdefault(workload_key(record.workload.mod), []).append(finding)
-    except Exception as error:  # of another TVM's traces, TVM's parser may raise anything
+            transfer_record = transfer_record_of(record_as_json(record), seconds)
+            if transfer_record is not None and not math.isnan(seconds):
+                found.setdefault(workload_key(record.workload.mod), []).append(transfer_record)
+    except Exception as error:  # TVM's parser may raise anything for another TVM's traces
         logger.warning(
             "%s cannot be read, the search begins without: %s", folder, summary_line(error)
         )

@@ -26,11 +26,10 @@ from tvm_adaptive.search_strategy.stoppable import StoppableSearch
 from tvm_adaptive.search_strategy.transfer import TransferPool
 from tvm_adaptive.tuning import registry
 from tvm_adaptive.tuning.config import MeasureConfig, TuneConfig
-from tvm_adaptive.tuning.lanes.artifact_cache import ArtifactCache, CachedArtifactBuilder
-from tvm_adaptive.tuning.lanes.base import Lanes
 from tvm_adaptive.tuning.lanes.process_lanes import ProcessLanes
 from tvm_adaptive.tuning.lanes.ray_lanes import RayLanes
-from tvm_adaptive.tuning.lanes.search import LaneSearch
+from tvm_adaptive.tuning.lanes.request import Lanes
+from tvm_adaptive.tuning.lanes.search import ArtifactCache, CachedArtifactBuilder, LaneSearch
 from tvm_adaptive.tuning.target import n_cores_of
 from tvm_adaptive.values.trial_log import TrialLog
 from tvm_adaptive.workers.cores import n_build_workers, usable_physical_cores
@@ -125,13 +124,13 @@ def make_parts(
             made[part] = base.create(name, **stock[part])
     if lanes is not None:
         build = _build_options(config, target, work_dir, None)
-        shelf = ArtifactCache(build.pop("artifact_dir"))
+        cache = ArtifactCache(build.pop("artifact_dir"))
         # What cannot travel.
         del build["server"], build["time_left"]
         made["strategy"] = LaneSearch(
-            made["strategy"], lanes, shelf, build, journal, time_left=time_left
+            made["strategy"], lanes, cache, build, journal, time_left=time_left
         )
-        made["builder"] = CachedArtifactBuilder(shelf, made["builder"])
+        made["builder"] = CachedArtifactBuilder(cache, made["builder"])
     made["strategy"] = StoppableSearch(made["strategy"], should_stop, journal)
     return Parts(**made, transfer_pool=transfer_pool, trial_log=trial_log, lanes=lanes)
 

@@ -23,19 +23,11 @@ from pathlib import Path
 import psutil
 
 from tvm_adaptive.errors import InvalidOptionError, WorkDirInUseError
+from tvm_adaptive.workers.file_system import file_system_of, is_shared_by_network
 
 logger = logging.getLogger(__name__)
 
 LOCK_FILE = "run.lock"
-# As psutil calls them. Between machines, locks of these hold sometimes or never.
-_NETWORK_FILE_SYSTEMS = frozenset(
-    [
-        *("nfs", "nfs4", "cifs", "smb2", "smb3", "smbfs", "afs", "ceph", "lustre", "gpfs"),
-        *("beegfs", "beegfs_nodev", "glusterfs", "ocfs2", "gfs2", "orangefs", "panfs", "9p"),
-        *("virtiofs", "fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.juicefs", "fuse.s3fs"),
-        "fuse.gcsfuse",
-    ]
-)
 # The clock may be set while a run goes on; a process's number is not given again so soon.
 _CLOCK_SLACK_SEC = 5.0
 # Each try that is lost is lost to another run that begins or ends at the same moment.
@@ -134,7 +126,7 @@ def _make_folders(work_dir: Path) -> list[Path]:
 def _taken_file(path: Path) -> int:
     """Return a descriptor of the lock file, which says that we own it."""
     try:
-        if _is_on_network(path):
+        if is_shared_by_network(file_system_of(path)):
             return _created_file(path)
         return _locked_file(path)
     except OSError as error:
@@ -224,11 +216,3 @@ def _is_at(path: Path, file: int) -> bool:
     except FileNotFoundError:
         return False
     return os.path.samestat(there, os.fstat(file))
-
-
-def _is_on_network(path: Path) -> bool:
-    """Say whether a file lies on a file system that several machines may write."""
-    place = path.resolve()
-    mounts = {Path(each.mountpoint): each.fstype for each in psutil.disk_partitions(all=True)}
-    kind = next((mounts[each] for each in place.parents if each in mounts), "")
-    return kind in _NETWORK_FILE_SYSTEMS

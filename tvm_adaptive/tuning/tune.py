@@ -39,7 +39,7 @@ from tvm_adaptive.tuning.reserve import reserve_of, tuned_share
 from tvm_adaptive.tuning.run_lock import Ownership
 from tvm_adaptive.tuning.session import Session, open_session
 from tvm_adaptive.tuning.target import TargetLike, describe_target, n_cores_of
-from tvm_adaptive.tuning.warm_start import remembering
+from tvm_adaptive.tuning.warm_start import warm_started
 from tvm_adaptive.workers.cores import limits_note, usable_physical_cores
 
 # MetaSchedule counts trials in 32 bits; no run gets near this.
@@ -360,7 +360,7 @@ def _search(session: Session, tasks: Sequence[ExtractedTask]) -> RunProgress:
         scheduler = scheduler_hooks(parts.task_scheduler)
         if scheduler is not None:
             scheduler.restore(history.tasks)
-        with remembering(session, contexts, parts) as keepers:
+        with warm_started(session, contexts, parts) as store_callbacks:
             database = RunDatabase(session.work_dir)
             ms.tune_tasks(
                 tasks=contexts,
@@ -379,7 +379,7 @@ def _search(session: Session, tasks: Sequence[ExtractedTask]) -> RunProgress:
                     ),
                     RemoveBuildArtifact(),
                     # What the journal counts, a resumed run's cost model shall know.
-                    *keepers,
+                    *store_callbacks,
                     Recorder(progress, session.round_done, session.journal),
                 ],
                 task_scheduler=parts.task_scheduler,

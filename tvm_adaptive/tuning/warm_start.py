@@ -1,8 +1,10 @@
-"""Connect a run with the stores that outlive it.
+"""Warm-start a run from record stores, and write its trials and verdicts to them.
 
-What they know goes in, what the run measures goes out. There are two: the one that the
-configuration names, shared by runs, and the run's own, from which it can be resumed with
-its cost model in the same state.
+There are two stores: the shared one that the configuration names, and the run's own. The own
+one holds what MetaSchedule's JSON files have no fields for: features and timing errors, from
+which a resumed run restores its cost model, and failed trials' messages. It also holds the
+batches that the shared store could not take. The JSON files stay beside it: stock
+MetaSchedule reads them, and they are complete where no store can be written.
 """
 
 from __future__ import annotations
@@ -28,11 +30,11 @@ from tvm_adaptive.database.metaschedule import task_of, trial_of
 from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.store_callback import StoreCallback
-from tvm_adaptive.database.verdict_file import VerdictFile
+from tvm_adaptive.database.verdicts import VerdictFile
 from tvm_adaptive.errors import StoreError
 from tvm_adaptive.runner.playoff.finalist import BUILD_FAILED, SAME, Finalist
 from tvm_adaptive.runner.playoff.playoff import FinalistReport
-from tvm_adaptive.tuning.other_machine import recall_set_aside
+from tvm_adaptive.tuning.other_machine import seed_from_set_aside
 from tvm_adaptive.tuning.parts import Parts
 from tvm_adaptive.tuning.prior_trials import find_prior_trials, restore
 from tvm_adaptive.tuning.session import Session
@@ -41,19 +43,19 @@ from tvm_adaptive.workers.environment import Environment
 
 logger = logging.getLogger(__name__)
 
-# At the end of a run a shared store that does not answer is waited for so long.
-_DELIVERY_SEC = 30.0
-# After Ctrl-C somebody waits for the end.
-_HURRIED_DELIVERY_SEC = 5.0
+# Time for pending writes at the end of a run, while the shared store does not answer.
+_FLUSH_SEC = 30.0
+# After Ctrl-C the user waits for the end.
+_INTERRUPTED_FLUSH_SEC = 5.0
 
 
 @contextlib.contextmanager
-def remembering(
+def warm_started(
     session: Session, contexts: Sequence[TuneContext], parts: Parts
 ) -> Iterator[list[StoreCallback]]:
-    """Teach a run's parts what is known; yield the callbacks that keep what it measures.
+    """Give prior trials to a run's parts; yield the callbacks that store its own trials.
 
-    A store that fails costs what it knows, never the run.
+    A store that fails costs the warm start, never the run.
     """
     model = model_hooks(parts.cost_model)
     shared = session.store
@@ -63,15 +65,15 @@ def remembering(
             stack.enter_context(own)
             _restore(session, own, contexts, model)
         if parts.transfer_pool is not None:
-            hinted = recall_set_aside(session.work_dir, contexts, parts.transfer_pool)
-            if hinted:
-                session.journal.write("hinted", tasks=hinted)
+            seeded = seed_from_set_aside(session.work_dir, contexts, parts.transfer_pool)
+            if seeded:
+                session.journal.write("hinted", tasks=seeded)
         if shared is not None:
-            _recall(session, shared, contexts, parts)
+            _warm_start(session, shared, contexts, parts)
         if own is None and shared is None:
             yield []
             return
-        keeper = StoreCallback(
+        callback = StoreCallback(
             contexts,
             own=own,
             shared=shared,
@@ -80,16 +82,16 @@ def remembering(
             journal=session.journal,
         )
         try:
-            yield [keeper]
+            yield [callback]
         finally:
-            _deliver(session, keeper)
+            _flush(session, callback)
 
 
-class FinalsKeeper:
-    """Keep what play-offs prove and what they find out: with the run, and in the shared store.
+class VerdictRecorder:
+    """Writes the verdicts of play-offs to the run's file and the shared store.
 
-    Each play-off's verdicts are on disk before the next begins. What a store does not take
-    is offered to it once more when the keeper is closed.
+    The verdicts of a play-off are on disk before the next one begins. Those that the store
+    refuses are written to it when the recorder is closed.
     """
 
     def __init__(self, session: Session) -> None:
@@ -97,19 +99,17 @@ class FinalsKeeper:
         self._file = VerdictFile(session.work_dir, str(TVM_VERSION))
         self._refused: list[tuple[StoredTask, list[StoredTrial]]] = []
 
-    def keep(self, report: FinalistReport) -> None:
-        """Keep what a play-off said."""
+    def add(self, report: FinalistReport) -> None:
+        """Write the verdicts of one play-off."""
         found = [_final_of(each, self._session.run_id) for each in report.finalists]
         finals = [each for each in found if each is not None]
         if not finals:
             return
         mod = report.finalists[0].record.workload.mod
         task = task_of(mod, self._session.target, report.task_name)
-        try:
+        consequence = "If the run ends early, apply checks its winners once more."
+        with _Reported(self._session, consequence, OSError, where="verdicts"):
             self._file.add(task, finals)
-        except OSError as error:
-            consequence = "If the run ends early, apply checks its winners once more."
-            _tell(self._session, error, consequence, where="verdicts")
         if self._session.store is None:
             return
         try:
@@ -117,44 +117,42 @@ class FinalsKeeper:
                 self._session.store.add_finals(task, finals)
                 return
         except StoreError as error:
-            logger.warning("%s It is tried again when the play-offs are over.", error)
+            logger.warning("%s The next try is after the play-offs.", error)
         self._refused.append((task, finals))
 
     def close(self) -> None:
-        """Offer the store what it has refused."""
+        """Write to the store the verdicts that it has refused."""
         store = self._session.store
-        try:
+        consequence = "A later run will not know the verdicts of the play-offs."
+        with _Reported(self._session, consequence):
             while store is not None and self._refused:
                 store.add_finals(*self._refused[0])
                 del self._refused[0]
-        except StoreError as error:
-            consequence = "A later run will not know what the play-offs have shown."
-            _tell(self._session, error, consequence)
 
 
 def _final_of(finalist: Finalist, run_id: str) -> StoredTrial | None:
-    """Return what became of a finalist as a row; None if nothing was learned of it."""
+    """Return a finalist with its verdict; None without one."""
     is_timed = math.isfinite(finalist.playoff_sec)
-    # A build that failed may have been short of time or memory.
-    is_found_out = bool(finalist.disqualified) and not finalist.disqualified.startswith(
+    # A failed build is no verdict: it may have been short of time or memory.
+    is_disqualified = bool(finalist.disqualified) and not finalist.disqualified.startswith(
         (SAME, BUILD_FAILED)
     )
-    if not (is_found_out or (is_timed and finalist.is_sound)):
+    if not (is_disqualified or (is_timed and finalist.is_sound)):
         return None
     record = finalist.record
     seconds = [finalist.final_sec()]
     timed = TuningRecord(record.trace, record.workload, seconds, record.target, record.args_info)
     trial = trial_of(timed, failure=finalist.disqualified, run=run_id)
-    is_known = is_timed and math.isfinite(finalist.stderr_sec) and finalist.playoff_sec > 0
-    error = finalist.stderr_sec / finalist.playoff_sec if is_known else None
+    has_error = is_timed and math.isfinite(finalist.stderr_sec) and finalist.playoff_sec > 0
+    error = finalist.stderr_sec / finalist.playoff_sec if has_error else None
     return dataclasses.replace(trial, error=error)
 
 
-def _deliver(session: Session, keeper: Any) -> None:
-    """Let the shared store have what it could not take, and say what it still lacks."""
-    limit_sec = _HURRIED_DELIVERY_SEC if session.budget.interrupted else _DELIVERY_SEC
-    written: Any = python_side(keeper)
-    n_missing = written.close(limit_sec)
+def _flush(session: Session, callback: Any) -> None:
+    """Write pending trials to the shared store, and report those that it still lacks."""
+    limit_sec = _INTERRUPTED_FLUSH_SEC if session.budget.interrupted else _FLUSH_SEC
+    side: Any = python_side(callback)
+    n_missing = side.close(limit_sec)
     if not n_missing or session.store is None:
         return
     name = session.store.name
@@ -166,15 +164,13 @@ def _deliver(session: Session, keeper: Any) -> None:
 
 
 def _own_store(session: Session, model: ModelHooks | None) -> RecordStore | None:
-    """Open the run's own store; who shares nothing and restores no cost model needs none."""
+    """Open the run's own store; without shared store and restorable model it needs none."""
     if session.store is None and model is None:
         return None
-    try:
+    with _Reported(session, "This run can only be resumed without its cost model."):
         here = Environment.current(session.target, session.farm)
         return RecordStore(session.work_dir / RUN_STORE, here)
-    except StoreError as error:
-        _tell(session, error, "This run can be resumed without its cost model only.")
-        return None
+    return None
 
 
 def _restore(
@@ -185,52 +181,68 @@ def _restore(
 ) -> None:
     if not session.history.n_trials:
         return
-    try:
-        n_samples = restore(own, contexts, model)
-    except StoreError as error:
-        _tell(session, error, "The cost model starts anew.")
-    else:
-        session.journal.write("restored", n_samples=n_samples)
+    with _Reported(session, "The cost model starts without samples."):
+        session.journal.write("restored", n_samples=restore(own, contexts, model))
 
 
-def _recall(
+def _warm_start(
     session: Session, store: RecordStore, contexts: Sequence[TuneContext], parts: Parts
 ) -> None:
     model = model_hooks(parts.cost_model)
-    try:
-        recalled = find_prior_trials(
+    warm_start = None
+    with _Reported(session, "The run starts without prior trials."):
+        warm_start = find_prior_trials(
             store, contexts, parts.transfer_pool, model, without=session.history.run_ids
         )
         scheduler = scheduler_hooks(parts.task_scheduler)
         if scheduler is not None:
-            scheduler.set_prior(recalled.tasks)
-    except StoreError as error:
-        _tell(session, error, "The run starts from nothing.")
+            scheduler.set_prior(warm_start.tasks)
+    if warm_start is None:
         return
-    tasks = recalled.tasks
+    tasks = warm_start.tasks
     session.proven = frozenset(name for name, each in tasks.items() if each.is_proven)
     session.journal.write(
         "recalled",
         store=store.name,
-        n_known=recalled.n_known,
-        n_related=recalled.n_related,
-        n_samples=recalled.n_samples,
+        n_known=warm_start.n_known,
+        n_related=warm_start.n_related,
+        n_samples=warm_start.n_samples,
         n_trials={name: len(each.latencies_ms) for name, each in tasks.items()},
         proven=sorted(session.proven),
-        n_left_out=recalled.n_left_out,
+        n_left_out=warm_start.n_left_out,
     )
-    if recalled.n_left_out:
+    if warm_start.n_left_out:
         session.observer.note(
-            f"{recalled.n_left_out} rows of {store.name} are no records and were left out; "
+            f"{warm_start.n_left_out} invalid rows of {store.name} were left out; "
             "tvm-adaptive db prune deletes them"
         )
-    if recalled.n_known or recalled.n_related:
+    if warm_start.n_known or warm_start.n_related:
         session.observer.note(
-            f"{recalled.n_known} of {len(contexts)} tasks were tuned before, "
-            f"{recalled.n_related} more have relatives in {store.name}"
+            f"{warm_start.n_known} of {len(contexts)} tasks were tuned before, "
+            f"{warm_start.n_related} more have related tasks in {store.name}"
         )
 
 
-def _tell(session: Session, error: Exception, consequence: str, where: str = "store") -> None:
-    session.observer.note(f"{error} {consequence}")
-    session.journal.write("error", where=where, message=str(error))
+class _Reported:
+    """Reports an exception to the user and the journal instead of raising it."""
+
+    def __init__(
+        self,
+        session: Session,
+        consequence: str,
+        kind: type[Exception] = StoreError,
+        where: str = "store",
+    ) -> None:
+        self._session = session
+        self._consequence = consequence
+        self._kind = kind
+        self._where = where
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        if not isinstance(error, self._kind):
+            return False
+        self._session.observer.note(f"{error} {self._consequence}")
+        self._session.journal.write("error", where=self._where, message=str(error))
+        return True

@@ -11,8 +11,7 @@ from tvm_adaptive._tvm import python_side
 from tvm_adaptive.cost_model import RFEICostModel
 from tvm_adaptive.search_strategy import AdaptiveSearch
 from tvm_adaptive.search_strategy.schedules import key_of
-from tvm_adaptive.tuning.lanes.artifact_cache import ArtifactCache
-from tvm_adaptive.tuning.lanes.search import LaneSearch
+from tvm_adaptive.tuning.lanes.search import ArtifactCache, LaneSearch
 from tvm_adaptive.tuning.target import resolve_target
 
 BUILD = {"max_workers": 1, "timeout_sec": 20.0, "link": False}
@@ -36,11 +35,11 @@ class LaneTask:
 
     def __init__(self, lanes, folder, *, seed=7, batch=8):
         self.journal = Events()
-        self.shelf = ArtifactCache(folder)
+        self.cache = ArtifactCache(folder)
         self.model = RFEICostModel(seed=3, n_jobs=1)
         strategy = AdaptiveSearch(journal=self.journal)
         if lanes is not None:
-            strategy = LaneSearch(strategy, lanes, self.shelf, BUILD, self.journal)
+            strategy = LaneSearch(strategy, lanes, self.cache, BUILD, self.journal)
         self.context = ms.TuneContext(
             tvm.IRModule({"main": create_te_workload("GMM", 0)}),
             target=resolve_target("cpu"),

@@ -1,4 +1,4 @@
-"""Search and build in other processes: what comes back, and what is not lost."""
+"""Search and build in other processes: results, lost lanes and full runs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from tvm_adaptive.errors import InvalidOptionError, LaneError
 from tvm_adaptive.measure_callback import read_journal
 from tvm_adaptive.search_strategy.schedules import key_of
 from tvm_adaptive.tuning.config import FinishConfig, SearchConfig
-from tvm_adaptive.tuning.lanes.artifact_cache import ArtifactCache, CachedArtifactBuilder
 from tvm_adaptive.tuning.lanes.process_lanes import MAX_TRIES, ProcessLanes
 from tvm_adaptive.tuning.lanes.request import Built
+from tvm_adaptive.tuning.lanes.search import ArtifactCache, CachedArtifactBuilder
 from tvm_adaptive.workers.fork_server import ForkServer
 from tvm_adaptive.workers.scratch import ScratchFolder
 
@@ -56,12 +56,12 @@ def test_a_round_elsewhere_brings_what_it_would_have_brought_here(
     assert not elsewhere.journal.of("error")
 
 
-def test_what_was_built_is_on_the_shelf(lanes: ProcessLanes, make_task: Any) -> None:
+def test_what_was_built_is_cached(lanes: ProcessLanes, make_task: Any) -> None:
     task = make_task(lanes)
-    results = [task.shelf.take(key) for key in task.round()]
+    results = [task.cache.take(key) for key in task.round()]
     assert all(Path(str(result.artifact_path)).stat().st_size > 0 for result in results)
     assert task.journal.of("build") == []  # of the lane's own builder
-    assert task.shelf.take(0) is None
+    assert task.cache.take(0) is None
 
 
 def test_a_limit_reaches_the_lane(lanes: ProcessLanes, make_task: Any) -> None:
@@ -87,7 +87,7 @@ class NoLanes:
 
     n_lanes = 2
 
-    def submit(self, order: Any) -> Future[Any]:
+    def submit(self, request: Any) -> Future[Any]:
         answer: Future[Any] = Future()
         answer.set_result(LaneError("nobody is there"))
         return answer
@@ -108,21 +108,21 @@ def test_without_any_lane_the_search_goes_on_here(make_task: Any) -> None:
 
 
 class DeadLanes(NoLanes):
-    """Lanes that take an order and die."""
+    """Lanes that take a request and die."""
 
-    def submit(self, order: Any) -> Future[Any]:
+    def submit(self, request: Any) -> Future[Any]:
         return Future()
 
 
 def test_lanes_that_die_are_not_waited_for(make_task: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tvm_adaptive.tuning.lanes.search.LOOK_SEC", 0.1)
+    monkeypatch.setattr("tvm_adaptive.tuning.lanes.search.POLL_SEC", 0.1)
     here, alone = make_task(), make_task(DeadLanes())
     assert here.round() == alone.round()
     assert alone.journal.of("error")[0]["message"] == "no lane is left"
 
 
 class SlowLanes(DeadLanes):
-    """Lanes that take an order and go on for ever."""
+    """Lanes that take a request and never answer."""
 
     def is_alive(self) -> bool:
         return True
@@ -159,7 +159,7 @@ def test_a_process_that_dies_costs_one_more_try(lanes: ProcessLanes, tmp_path: P
     assert note.read_text() == "x" * MAX_TRIES
 
 
-def test_an_order_that_cannot_be_filled_is_not_tried_again(lanes: ProcessLanes) -> None:
+def test_a_request_that_cannot_be_answered_is_not_tried_again(lanes: ProcessLanes) -> None:
     answer = lanes.submit(None).result(timeout=60)  # type: ignore[arg-type]
     assert isinstance(answer, LaneError)
     assert "AttributeError" in str(answer)
@@ -202,14 +202,14 @@ class NamingBuilder(PyBuilder):  # type: ignore[misc]
         return [BuilderResult(None, f"inner {number}") for number, _ in enumerate(build_inputs)]
 
 
-def test_what_is_not_on_the_shelf_is_built_here(make_task: Any, tmp_path: Path) -> None:
+def test_what_is_not_cached_is_built_here(make_task: Any, tmp_path: Path) -> None:
     task = make_task()
     batch = task.strategy.generate_measure_candidates()[:4]
     keys = [key_of(candidate.sch) for candidate in batch]
-    shelf = ArtifactCache(tmp_path)
-    shelf.put(Built(keys[1], b"library", "", 0.1))
-    shelf.put(Built(keys[2], None, "no registers left", 0.1))
-    builder = CachedArtifactBuilder(shelf, NamingBuilder())
+    cache = ArtifactCache(tmp_path)
+    cache.put(Built(keys[1], b"library", "", 0.1))
+    cache.put(Built(keys[2], None, "no registers left", 0.1))
+    builder = CachedArtifactBuilder(cache, NamingBuilder())
     inputs = [BuilderInput(candidate.sch.mod, task.context.target) for candidate in batch]
     found = builder.build(inputs)
     assert [result.error_msg for result in found] == [

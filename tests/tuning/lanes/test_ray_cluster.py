@@ -36,7 +36,7 @@ def cluster() -> Iterator[Any]:
     cluster.shutdown()
 
 
-def test_nodes_fill_orders_side_by_side_and_one_that_dies_costs_its_own(
+def test_nodes_answer_requests_side_by_side_and_one_that_dies_costs_its_own(
     cluster: Any, make_task: Any
 ) -> None:
     here = [make_task(seed=seed) for seed in (7, 8)]

@@ -1,7 +1,6 @@
-"""What runs on a lane: search a task's next batch and build it.
+"""The code that runs on a lane: search a task's next batch and build it.
 
-A process keeps the tasks that it has seen, opened up, and its compile workers: to open a
-task takes a second.
+A process keeps its open tasks and compile workers: opening a task takes a second.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import collections
 import contextlib
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from tvm_adaptive._tvm import (
     BuilderInput,
@@ -27,40 +26,43 @@ from tvm_adaptive.tuning.lanes.request import Built, SearchRequest, SearchResult
 from tvm_adaptive.values.trial_log import TrialLog
 from tvm_adaptive.workers.scratch import ScratchFolder
 
-# Tasks whose modules a process keeps, some megabytes each.
+# Open tasks of a process; the module of each takes some megabytes.
 _MAX_OPEN = 32
 # The run itself counts its trials.
 _UNLIMITED = 10**8
 
+_open_tasks: collections.OrderedDict[str, OpenTask] = collections.OrderedDict()
+_builders: dict[tuple[Any, ...], tuple[PersistentBuilder, TrialLog]] = {}
 
-def fill(order: SearchRequest) -> SearchResult:
+
+def fill(request: SearchRequest) -> SearchResult:
     """Search and build a batch."""
-    task = _opened(order.task)
+    task = _open_task(request.task)
     search = task.search
-    task.model.install(order.model)
-    search.resume(order.state, order.transfer_pool)
-    search.limit_next_batch(order.limit)
-    task.notes.events = []
+    task.model.install(request.model)
+    search.resume(request.state, request.transfer_pool)
+    search.limit_next_batch(request.limit)
+    task.journal.events = []
     batch = search.generate_measure_candidates()
     if batch is None:
-        return SearchResult(None, search.carry(), task.notes.events)
+        return SearchResult(None, search.carry(), task.journal.events)
     keys = [key_of(candidate.sch) for candidate in batch]
-    builder, log = _builder(order)
+    builder, log = _builder(request)
     results = builder.build([BuilderInput(each.sch.mod, task.target) for each in batch])
     built = [
         _built(key, each, log.get(key).build_sec) for key, each in zip(keys, results, strict=True)
     ]
-    return SearchResult(tuple(built), search.carry(), task.notes.events)
+    return SearchResult(tuple(built), search.carry(), task.journal.events)
 
 
-class Notes:
-    """A journal that is sent home."""
+class EventList:
+    """A journal in memory, to be sent with the result."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, dict[str, Any]]] = []
 
     def write(self, event: str, **fields: Any) -> None:
-        """Keep an event."""
+        """Add an event."""
         self.events.append((event, fields))
 
 
@@ -68,50 +70,40 @@ class OpenTask:
     """A task with its context, its sketches and a model to search with."""
 
     def __init__(self, spec: TaskSpec) -> None:
-        self.notes = Notes()
+        self.journal = EventList()
         self.model = RFEICostModel(seed=spec.seed)
         mod, self.target = load_json(spec.mod_json), load_json(spec.target_json)
         task = ExtractedTask(spec.name, mod, self.target, [mod], 1)
-        # MetaSchedule writes a log of each task; nobody reads this one.
+        # For MetaSchedule's log of the task, which nobody reads.
         self._folder = ScratchFolder("lane")
-        strategy = AdaptiveSearch(**spec.options, journal=self.notes)
-        (context,) = contexts_of([task], str(self._folder.path), strategy, spec.seed)
-        self._context = context
-        self.search: Any = python_side(context.search_strategy)
+        strategy = AdaptiveSearch(**spec.options, journal=self.journal)
+        (self._context,) = contexts_of([task], str(self._folder.path), strategy, spec.seed)
+        self.search: Any = python_side(self._context.search_strategy)
         assert self.search is not None
-        self.search.pre_tuning(
-            _UNLIMITED, spec.batch, context.generate_design_space(), memory_database(), self.model
-        )
+        space = self._context.generate_design_space()
+        self.search.pre_tuning(_UNLIMITED, spec.batch, space, memory_database(), self.model)
 
     def close(self) -> None:
-        """Let go of the task."""
+        """End the search and remove its files."""
         self.search.post_tuning()
         self._folder.remove()
 
 
-class _Kept:
-    """What this process keeps."""
-
-    tasks: ClassVar[collections.OrderedDict[str, OpenTask]] = collections.OrderedDict()
-    builders: ClassVar[dict[tuple[Any, ...], tuple[PersistentBuilder, TrialLog]]] = {}
-
-
-def _opened(spec: TaskSpec) -> OpenTask:
-    tasks = _Kept.tasks
-    if spec.key not in tasks:
-        tasks[spec.key] = OpenTask(spec)
-    tasks.move_to_end(spec.key)
-    while len(tasks) > _MAX_OPEN:
-        tasks.popitem(last=False)[1].close()
-    return tasks[spec.key]
+def _open_task(spec: TaskSpec) -> OpenTask:
+    if spec.key not in _open_tasks:
+        _open_tasks[spec.key] = OpenTask(spec)
+    _open_tasks.move_to_end(spec.key)
+    while len(_open_tasks) > _MAX_OPEN:
+        _open_tasks.popitem(last=False)[1].close()
+    return _open_tasks[spec.key]
 
 
-def _builder(order: SearchRequest) -> tuple[PersistentBuilder, TrialLog]:
-    key = tuple(sorted(order.build.items()))
-    if key not in _Kept.builders:
+def _builder(request: SearchRequest) -> tuple[PersistentBuilder, TrialLog]:
+    key = tuple(sorted(request.build.items()))
+    if key not in _builders:
         log = TrialLog()
-        _Kept.builders[key] = PersistentBuilder(**order.build, trial_log=log), log
-    return _Kept.builders[key]
+        _builders[key] = PersistentBuilder(**request.build, trial_log=log), log
+    return _builders[key]
 
 
 def _built(key: int, result: Any, build_sec: float | None) -> Built:

@@ -5,23 +5,22 @@ from __future__ import annotations
 from concurrent.futures import Future
 
 from tvm_adaptive.errors import LaneError, WorkerError, WorkerTaskError, summary_line
-from tvm_adaptive.tuning.lanes.base import ORDER_TIMEOUT_SEC, Answer
 from tvm_adaptive.tuning.lanes.fill import fill
-from tvm_adaptive.tuning.lanes.request import SearchRequest
+from tvm_adaptive.tuning.lanes.request import REQUEST_TIMEOUT_SEC, Answer, SearchRequest
 from tvm_adaptive.workers.dispatcher import Dispatcher, Job
 from tvm_adaptive.workers.fork_server import ForkServer
 from tvm_adaptive.workers.pool import Plan, Step, WorkerPool
 from tvm_adaptive.workers.scratch import ScratchFolder
 
-# A process that dies takes its order with it; the order may be what killed it.
+# A dead process loses its request, which may be what killed it.
 MAX_TRIES = 2
 
 
 class ProcessLanes:
-    """Processes that search and build, one order at a time each."""
+    """Processes that search and build, one request at a time each."""
 
     def __init__(self, n_lanes: int, server: ForkServer | None = None) -> None:
-        # What they leave behind, killed as they are in the end, goes with ours.
+        # Lanes are killed in the end; their files are removed with this folder.
         self._scratch = ScratchFolder("lanes")
         self._pool = WorkerPool(n_lanes, server=server, env={"TMPDIR": str(self._scratch.path)})
         self._tries: dict[Job[SearchRequest, Answer], int] = {}
@@ -31,12 +30,12 @@ class ProcessLanes:
 
     @property
     def n_lanes(self) -> int:
-        """Orders that are filled at the same time."""
+        """Number of requests that are answered at the same time."""
         return self._pool.max_workers
 
-    def submit(self, order: SearchRequest) -> Future[Answer]:
-        """Have an order filled, once more if the process dies over it."""
-        (answer,) = self._dispatcher.submit([order])
+    def submit(self, request: SearchRequest) -> Future[Answer]:
+        """Queue a request; it is tried once more if its process dies."""
+        (answer,) = self._dispatcher.submit([request])
         return answer
 
     def is_alive(self) -> bool:
@@ -44,7 +43,7 @@ class ProcessLanes:
         return True
 
     def close(self) -> None:
-        """End what is under way."""
+        """Cancel pending requests and end the processes."""
         self._dispatcher.close()
         self._pool.close()
         self._scratch.remove()
@@ -54,19 +53,16 @@ class ProcessLanes:
         if job is None:
             return
         try:
-            delivery = yield Step("searching and building", fill, (job.task,), ORDER_TIMEOUT_SEC)
+            result = yield Step("searching and building", fill, (job.task,), REQUEST_TIMEOUT_SEC)
         except WorkerError as error:
-            self._failed(job, error)
+            self._tries[job] = self._tries.get(job, 0) + 1
+            # An exception of the code itself would be raised again.
+            if isinstance(error, WorkerTaskError) or self._tries[job] >= MAX_TRIES:
+                self._dispatcher.settle(job, self._give_up(job, summary_line(error)))
+            else:
+                self._dispatcher.put_back(job)
         else:
-            self._dispatcher.settle(job, delivery)
-
-    def _failed(self, job: Job[SearchRequest, Answer], error: WorkerError) -> None:
-        self._tries[job] = self._tries.get(job, 0) + 1
-        # What raised would raise again.
-        if isinstance(error, WorkerTaskError) or self._tries[job] >= MAX_TRIES:
-            self._dispatcher.settle(job, self._give_up(job, summary_line(error)))
-        else:
-            self._dispatcher.put_back(job)
+            self._dispatcher.settle(job, result)
 
     def _give_up(self, job: Job[SearchRequest, Answer], reason: str) -> LaneError:
         self._tries.pop(job, None)

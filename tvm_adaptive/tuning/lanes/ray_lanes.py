@@ -7,21 +7,17 @@ from concurrent.futures import Future
 from typing import Any
 
 from tvm_adaptive.errors import InvalidOptionError, LaneError, summary_line
-from tvm_adaptive.tuning.lanes.base import Answer
 from tvm_adaptive.tuning.lanes.fill import fill
-from tvm_adaptive.tuning.lanes.request import SearchRequest
+from tvm_adaptive.tuning.lanes.request import Answer, SearchRequest
 
-# Ray starts a task anew when its node dies; a task that kills nodes must not go on so.
+# Ray restarts a task whose node dies; a task that kills nodes must not be restarted for ever.
 _MAX_RETRIES = 2
-# A head answers within milliseconds; this much allows for a slow network.
+# A head answers within milliseconds; this allows for a slow network.
 _CONNECT_TIMEOUT_SEC = 5.0
 
 
 class RayLanes:
-    """Tasks of a Ray cluster, one order each.
-
-    A node that dies costs the orders that it was filling, which are filled elsewhere.
-    """
+    """Tasks of a Ray cluster, one request each; a dead node's requests are answered elsewhere."""
 
     def __init__(self, address: str, *, cpus_per_lane: int = 2) -> None:
         try:
@@ -31,12 +27,12 @@ class RayLanes:
         self._ray: Any = ray
         self._is_ours = not ray.is_initialized()
         if self._is_ours:
-            _look_for(address)
+            _check_address(address)
             try:
                 ray.init(address=address, log_to_driver=False, include_dashboard=False)
             except Exception as error:
                 raise _no_cluster(address, error) from error
-        # A lane is on one node; what no node has room for would wait for ever.
+        # A lane runs on one node; one that no node has room for would wait for ever.
         nodes = self._cpus_of_nodes()
         self._cpus = max(1, min(cpus_per_lane, max(nodes, default=1)))
         self._n_lanes = max(1, sum(node // self._cpus for node in nodes))
@@ -44,16 +40,16 @@ class RayLanes:
 
     @property
     def n_lanes(self) -> int:
-        """Orders that are filled at the same time."""
+        """Number of requests that are answered at the same time."""
         return self._n_lanes
 
-    def submit(self, order: SearchRequest) -> Future[Answer]:
-        """Have an order filled, elsewhere if its node is lost."""
+    def submit(self, request: SearchRequest) -> Future[Answer]:
+        """Queue a request; it is answered elsewhere if its node is lost."""
         answer: Future[Answer] = Future()
         if not self.is_alive():
             answer.set_result(LaneError("no node of the cluster is left"))
             return answer
-        inner: Future[Any] = self._fill.remote(order).future()
+        inner: Future[Any] = self._fill.remote(request).future()
 
         def pass_on(done: Future[Any]) -> None:
             try:
@@ -65,21 +61,21 @@ class RayLanes:
         return answer
 
     def is_alive(self) -> bool:
-        """Say whether any node is left that an order could be filled on."""
+        """Return whether any node is left to answer a request."""
         return max(self._cpus_of_nodes(), default=0) >= self._cpus
+
+    def close(self) -> None:
+        """Leave the cluster, which cancels pending requests."""
+        if self._is_ours:
+            self._ray.shutdown()
 
     def _cpus_of_nodes(self) -> list[int]:
         nodes = [node for node in self._ray.nodes() if node["Alive"]]
         return [int(node["Resources"].get("CPU", 0)) for node in nodes]
 
-    def close(self) -> None:
-        """Leave the cluster; what is under way there is cancelled."""
-        if self._is_ours:
-            self._ray.shutdown()
 
-
-def _look_for(address: str) -> None:
-    """Raise unless somebody listens at an address; Ray itself goes on trying for minutes."""
+def _check_address(address: str) -> None:
+    """Raise unless a server listens at an address; Ray itself retries for minutes."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if not (host and port.isdecimal()):
         return

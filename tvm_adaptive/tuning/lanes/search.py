@@ -1,20 +1,25 @@
-"""A task's search whose rounds run on lanes, those of several tasks at the same time."""
+"""A task's search on lanes, and the builder that returns what lanes have built."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import logging
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from pathlib import Path
 from typing import Any
 
 from tvm_adaptive._tvm import (
+    BuilderInput,
+    BuilderResult,
     Database,
     MeasureCandidate,
+    PyBuilder,
     PySearchStrategy,
     RunnerResult,
     Schedule,
@@ -22,27 +27,80 @@ from tvm_adaptive._tvm import (
     derived_object,
     python_side,
     save_json,
+    structural_hash,
 )
+from tvm_adaptive.builder.compile import ARCHIVE_NAME
 from tvm_adaptive.errors import LaneError
 from tvm_adaptive.measure_callback.journal import JournalWriter
 from tvm_adaptive.search_strategy.schedules import candidate_of
-from tvm_adaptive.tuning.lanes.artifact_cache import ArtifactCache
-from tvm_adaptive.tuning.lanes.base import LOOK_SEC, ORDER_TIMEOUT_SEC, Answer, Lanes
-from tvm_adaptive.tuning.lanes.request import SearchRequest, TaskSpec
+from tvm_adaptive.tuning.lanes.request import (
+    REQUEST_TIMEOUT_SEC,
+    Answer,
+    Built,
+    Lanes,
+    SearchRequest,
+    TaskSpec,
+)
 from tvm_adaptive.values.trial import Promise
 
 logger = logging.getLogger(__name__)
 
+# How often a search that waits for its result checks that any lane is alive.
+POLL_SEC = 5.0
+
+
+class ArtifactCache:
+    """Build results by program, until MetaSchedule asks its builder for them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._results: dict[int, BuilderResult] = {}
+
+    def put(self, built: Built) -> None:
+        """Add the result of a build."""
+        if built.artifact is None:
+            self._results[built.key] = BuilderResult(None, built.error)
+            return
+        path = Path(tempfile.mkdtemp(prefix="candidate-", dir=self._folder)) / ARCHIVE_NAME
+        path.write_bytes(built.artifact)
+        self._results[built.key] = BuilderResult(str(path), None)
+
+    def take(self, key: int) -> BuilderResult | None:
+        """Remove and return a program's build result; None without one."""
+        return self._results.pop(key, None)
+
+
+@derived_object
+class CachedArtifactBuilder(PyBuilder):  # type: ignore[misc]
+    """Returns cached results, and builds the other programs here."""
+
+    def __init__(self, cache: ArtifactCache, inner: Any) -> None:
+        super().__init__()
+        self._cache = cache
+        self._inner = inner
+
+    def build(self, build_inputs: list[BuilderInput]) -> list[BuilderResult]:
+        """Return a result per input, in their order."""
+        inputs = list(build_inputs)
+        found = [self._cache.take(int(structural_hash(each.mod))) for each in inputs]
+        missing = [each for each, result in zip(inputs, found, strict=True) if result is None]
+        rest = iter(self._inner.build(missing) if missing else ())
+        return [next(rest) if result is None else result for result in found]
+
+    def close(self) -> None:
+        """End the inner builder's workers."""
+        self._inner.close()
+
 
 @derived_object
 class LaneSearch(PySearchStrategy):  # type: ignore[misc]
-    """Has lanes fill a search's rounds; a round that none can fill is searched here."""
+    """Runs a search's rounds on lanes; a round without a lane's result is searched here."""
 
     def __init__(
         self,
         inner: Any,
         lanes: Lanes,
-        shelf: ArtifactCache,
+        cache: ArtifactCache,
         build: Mapping[str, Any],
         journal: JournalWriter,
         *,
@@ -52,16 +110,15 @@ class LaneSearch(PySearchStrategy):  # type: ignore[misc]
         self.time_left = time_left
         self.inner = inner
         self.lanes = lanes
-        self.shelf = shelf
+        self.cache = cache
         self.build = dict(build)
         self.journal = journal
         self._spec: TaskSpec | None = None
         self._pending: Future[Answer] | None = None
         self._limit: int | None = None
-        self._asked: int | None = None
+        self._requested: int | None = None  # limit of the pending request
 
     def _initialize_with_tune_context(self, context: TuneContext) -> None:
-        """Hand the task on."""
         self.inner._initialize_with_tune_context(context)
 
     def pre_tuning(
@@ -96,18 +153,18 @@ class LaneSearch(PySearchStrategy):  # type: ignore[misc]
         return LaneSearch(
             self.inner.clone(),
             self.lanes,
-            self.shelf,
+            self.cache,
             self.build,
             self.journal,
             time_left=self.time_left,
         )
 
     def limit_next_batch(self, n_trials: int | None) -> None:
-        """Let the next batch, and only that, have at most so many candidates."""
+        """Limit the number of candidates of the next batch, and only that."""
         self._limit = n_trials
 
     def promise(self) -> Promise | None:
-        """Return what the inner search promises."""
+        """Return the inner search's promise."""
         found: Promise | None = self._search.promise()
         return found
 
@@ -119,24 +176,24 @@ class LaneSearch(PySearchStrategy):  # type: ignore[misc]
         return search
 
     def prefetch(self) -> None:
-        """Let a lane begin the next batch, unless one has."""
+        """Request the next batch from a lane, unless it is requested already."""
         if self._pending is not None or self._spec is None:
             return
         search = self._search
-        self._asked, self._limit = self._limit, None
+        self._requested, self._limit = self._limit, None
         self._pending = self.lanes.submit(
             SearchRequest(
                 task=self._spec,
                 state=search.carry(),
                 model=search.state.proposer.model.snapshot(search.context),
                 transfer_pool=search.transfer_pool,
-                limit=self._asked,
+                limit=self._requested,
                 build=self.build,
             )
         )
 
     def is_ready(self) -> bool:
-        """Say whether the next batch can be had at once."""
+        """Return whether the result of the next batch is here."""
         return self._pending is not None and self._pending.done()
 
     def generate_measure_candidates(self) -> list[MeasureCandidate] | None:
@@ -145,48 +202,44 @@ class LaneSearch(PySearchStrategy):  # type: ignore[misc]
         if search.is_spent:
             return None
         self.prefetch()
-        delivery = self._delivery()
-        if delivery is None:
+        result = self._result()
+        if result is None:
             return None
-        if isinstance(delivery, LaneError):
+        if isinstance(result, LaneError):
             name = None if self._spec is None else self._spec.name
-            logger.warning(
-                "%s: no lane could fill its round (%s); it is searched here", name, delivery
-            )
-            self.journal.write("error", where="lane", task=name, message=str(delivery))
-            search.limit_next_batch(self._asked)
+            logger.warning("%s: no lane answered (%s); its round is searched here", name, result)
+            self.journal.write("error", where="lane", task=name, message=str(result))
+            search.limit_next_batch(self._requested)
             found: list[MeasureCandidate] | None = self.inner.generate_measure_candidates()
             return found
-        for event, fields in delivery.events:
+        for event, fields in result.events:
             self.journal.write(event, **fields)
-        schedules = search.take_over(
-            delivery.state, [each.key for each in delivery.candidates or ()]
-        )
-        if delivery.candidates is None:
+        schedules = search.take_over(result.state, [each.key for each in result.candidates or ()])
+        if result.candidates is None:
             return None
-        for built in delivery.candidates:
+        for built in result.candidates:
             if built.key in schedules:
-                self.shelf.put(built)
+                self.cache.put(built)
                 search.note_build(built.key, built.build_sec)
         return [candidate_of(schedule) for schedule in schedules.values()]
 
-    def _delivery(self) -> Answer | None:
-        """Return what a lane brought; None when the search's time is over first."""
+    def _result(self) -> Answer | None:
+        """Wait for the pending result; None when the search's time is over first."""
         assert self._pending is not None
         pending, self._pending = self._pending, None
-        end_sec = time.monotonic() + ORDER_TIMEOUT_SEC
+        end_sec = time.monotonic() + REQUEST_TIMEOUT_SEC
         while time.monotonic() < end_sec:
-            left_sec = LOOK_SEC if self.time_left is None else self.time_left()
+            left_sec = POLL_SEC if self.time_left is None else self.time_left()
             with contextlib.suppress(FutureTimeoutError):
-                return pending.result(timeout=max(0.0, min(LOOK_SEC, left_sec)))
+                return pending.result(timeout=max(0.0, min(POLL_SEC, left_sec)))
             if left_sec <= 0:
                 return None
             if not self.lanes.is_alive():
                 return LaneError("no lane is left")
-        return LaneError(f"nothing came back in {ORDER_TIMEOUT_SEC:g} s")
+        return LaneError(f"no result came in {REQUEST_TIMEOUT_SEC:g} s")
 
     def notify_runner_results(
         self, measure_candidates: list[MeasureCandidate], results: list[RunnerResult]
     ) -> None:
-        """Hand the results on."""
+        """Pass the results to the inner search."""
         self.inner.notify_runner_results(measure_candidates, results)

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.database.test_store import record, task, trial
-from tvm_adaptive.database import rows as rules
+from tvm_adaptive.database import records as rules
 from tvm_adaptive.database import schema
-from tvm_adaptive.database.rows import (
+from tvm_adaptive.database.records import (
     is_record,
     pack_features,
     task_of_row,
