@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 # Begins the error message of a result that is missing for a MachineError: whoever reads
 # the result must not hold it against the candidate.
@@ -185,3 +185,32 @@ class LaneError(AdaptiveError):
 
 class StoreError(AdaptiveError):
     """A record store cannot be opened, read or written; what was in it still is."""
+
+
+def check_at_least(name: str, value: float | None, low: float) -> None:
+    """Raise an :class:`InvalidOptionError` if a number is too small; None passes."""
+    if value is not None and not value >= low:
+        raise InvalidOptionError(f"{name} must be at least {low} but got {value}.")
+
+
+def check_positive(name: str, value: float | None) -> None:
+    """Raise an :class:`InvalidOptionError` unless a number is above 0; None passes."""
+    if value is not None and not value > 0:
+        raise InvalidOptionError(f"{name} must be above 0 but got {value}.")
+
+
+def check_share(name: str, value: float | None, interval: str = "[0, 1)") -> None:
+    """Raise an :class:`InvalidOptionError` unless a number is in the interval; None passes."""
+    if value is None:
+        return
+    above = value >= 0.0 if interval[0] == "[" else value > 0.0
+    below = value <= 1.0 if interval[-1] == "]" else value < 1.0
+    if not (above and below):
+        raise InvalidOptionError(f"{name} must be in {interval} but got {value}.")
+
+
+def check_choices(name: str, value: object, choices: Iterable[str]) -> None:
+    """Raise an :class:`InvalidOptionError` unless a value is one of the choices."""
+    known = tuple(choices)
+    if value not in known:
+        raise InvalidOptionError(f"{name} must be one of {', '.join(known)} but got {value!r}.")

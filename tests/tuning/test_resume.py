@@ -68,7 +68,7 @@ def test_a_run_goes_on_where_it_ended(tmp_path: Path) -> None:
     assert len(set(recorded_programs(tmp_path))) == len(recorded_programs(tmp_path)) == 16
 
     before, after = sittings(tmp_path)
-    assert any("goes on after 8 trials" in note for note in observer.notes)
+    assert any("resumes after 8 trials" in note for note in observer.notes)
     # The model knows what it knew, to the sample, before anything new was measured.
     (restored,) = of_kind(after, "restored")
     assert restored["n_samples"] == 8

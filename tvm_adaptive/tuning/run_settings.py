@@ -1,4 +1,4 @@
-"""What a run was told, read back from its journal: model, target, configuration, bounds."""
+"""The settings of a run, read back from its journal: model, target, configuration, bounds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tvm_adaptive.measure_callback.journal import JOURNAL_FILE
 from tvm_adaptive.tuning.config import TuneConfig
 from tvm_adaptive.tuning.config_file import config_of_fields
 
-# What a run's first events have to say, and as what.
+# The fields of a run's first events, and their types.
 _RUN: dict[str, tuple[type, ...]] = {
     "target": (dict, str),
     "config": (dict,),
@@ -28,7 +28,7 @@ _MODEL: dict[str, tuple[type, ...]] = {"what": (str,), "input_shapes": (dict,)}
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """How much a run may spend, all sittings together."""
+    """How much all attempts of a run may spend together."""
 
     budget_sec: float | None
     trials: int | None
@@ -37,15 +37,15 @@ class Bounds:
 
 @dataclasses.dataclass(frozen=True)
 class RunSettings:
-    """A run's options."""
+    """A run's settings, and what it did with them."""
 
     what: str  # the model
     input_shapes: dict[str, list[int]]
     target: dict[str, Any] | str
     config: TuneConfig  # with the record store's name as the journal has it
-    seed: int  # of the last sitting
+    seed: int  # of the last attempt
     bounds: Bounds
-    history: History  # what the run did with them
+    history: History
 
     @property
     def hides_password(self) -> bool:
@@ -54,7 +54,7 @@ class RunSettings:
 
 
 def read_settings(work_dir: Path) -> RunSettings:
-    """Read what a run was told."""
+    """Read a run's settings; a model given in Python cannot be read back."""
     path = work_dir / JOURNAL_FILE
     history = read_history(path)
     if not history.run:
@@ -73,8 +73,8 @@ def read_settings(work_dir: Path) -> RunSettings:
     ]
     if odd:
         raise InvalidOptionError(
-            f"The journal in {work_dir} does not say what the run was told, or not as this "
-            f"version does ({', '.join(odd)}); begin anew in another directory, the store "
+            f"The journal in {work_dir} lacks settings of the run, or has them in another form "
+            f"than this version ({', '.join(odd)}); start again in another directory, the store "
             "knows its records."
         )
     fields = {**run["config"], "store": str(run["config"].get("store") or NO_STORE)}

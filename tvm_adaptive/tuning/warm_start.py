@@ -197,7 +197,8 @@ def _recall(
         _tell(session, error, "The run starts from nothing.")
         return
     tasks = recalled.tasks
-    session.proven = frozenset(name for name, each in tasks.items() if each.is_proven)
+    proven = sorted(name for name, each in tasks.items() if each.is_proven)
+    session.note_proven(proven)
     session.journal.write(
         "recalled",
         store=store.name,
@@ -205,7 +206,7 @@ def _recall(
         n_related=recalled.n_related,
         n_samples=recalled.n_samples,
         n_trials={name: len(each.latencies_ms) for name, each in tasks.items()},
-        proven=sorted(session.proven),
+        proven=proven,
         n_left_out=recalled.n_left_out,
     )
     if recalled.n_left_out:
