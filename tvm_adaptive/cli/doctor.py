@@ -12,16 +12,16 @@ _MARKS = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what was found; 1 if something is a problem."""
+    """Print the results; exit code 1 if one is a problem."""
     from tvm_adaptive.tuning.doctor import examine, is_fit
 
-    transfer_records = examine(options.work_dir, 0.0 if options.quick else options.noise_sec)
-    width = max(len(each.name) for each in transfer_records)
-    for each in transfer_records:
+    results = examine(options.work_dir, 0.0 if options.quick else options.noise_sec)
+    width = max(len(each.name) for each in results)
+    for each in results:
         print(f"{_MARKS[each.verdict]}  {each.name:<{width}}  {each.text}")
         if each.fix:
             print(f"{'':<{width + 11}}{each.fix}")
-    return EXIT_OK if is_fit(transfer_records) else EXIT_BAD_RESULT
+    return EXIT_OK if is_fit(results) else EXIT_BAD_RESULT
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
@@ -29,9 +29,9 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     doctor: argparse.ArgumentParser = commands.add_parser(
         "doctor",
         help="check whether this machine is fit for tuning",
-        description="Check versions, compiler, processor, memory, GPU, disk and noise; say the "
-        "cure of each problem. Exit code 1 if there is one.",
+        description="Check versions, compiler, processor, memory, GPU, disk and noise; print a "
+        "fix for each problem. Exit code 1 if there is one.",
     )
     doctor.add_argument("--work-dir", type=Path, default=Path("runs"), metavar="DIR")
-    doctor.add_argument("--quick", action="store_true", help="without watching the noise")
+    doctor.add_argument("--quick", action="store_true", help="skip the noise")
     doctor.set_defaults(run=run, noise_sec=5.0)

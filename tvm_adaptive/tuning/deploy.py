@@ -113,11 +113,12 @@ def apply(
         if target is not None or input_shapes:
             raise InvalidOptionError(f"Target and shapes are those of the run {what}; omit them.")
         settings = read_settings(run)
-        what, target, input_shapes = settings.what, settings.target, settings.input_shapes
+        what, target = settings.options.what, settings.options.target
+        input_shapes = settings.input_shapes
         other_farm = {}
         if config.measure.tracker is not None:
             other_farm = {"runner": config.runner, "measure": config.measure}
-        config = settings.config.replace(**other_farm)
+        config = settings.options.config.replace(**other_farm)
     model = load(what, input_shapes or {})
     with _opened(out_dir, config, target, observer) as context:
         fields = {"what": what, "run": None if run is None else str(run)}

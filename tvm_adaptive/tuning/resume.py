@@ -11,8 +11,7 @@ from tvm_adaptive.measure_callback.journal import JOURNAL_FILE
 from tvm_adaptive.tuning.observer import GuardedObserver, Observer
 from tvm_adaptive.tuning.outcome import TuneReport
 from tvm_adaptive.tuning.run_lock import owned
-from tvm_adaptive.tuning.run_settings import Bounds, RunSettings, read_settings
-from tvm_adaptive.tuning.session import RunOptions
+from tvm_adaptive.tuning.run_settings import RunSettings, read_settings
 from tvm_adaptive.tuning.target import farm_of, resolve_target
 from tvm_adaptive.tuning.tune import run_named
 from tvm_adaptive.workers.environment import Environment
@@ -75,31 +74,29 @@ def resume(
         raise InvalidOptionError(f"There is no run in {work_dir}.")
     with owned(folder) as owner:
         settings = read_settings(folder)
-        before = settings.bounds
-        bounds = Bounds(
-            budget_sec or before.budget_sec, trials or before.trials, until_ms or before.until_ms
+        before, history = settings.options, settings.history
+        options = dataclasses.replace(
+            before,
+            budget_sec=budget_sec or before.budget_sec,
+            trials=trials or before.trials,
+            until_ms=until_ms or before.until_ms,
         )
-        history = settings.history
-        if history.report is not None and bounds == before and _is_from_here(settings):
+        if history.report is not None and options == before and _is_from_here(settings):
             GuardedObserver(observer).note(
                 "the run has come to its end; give it more --budget or --trials"
             )
             return _report_of(history, work_dir)
         if store is None and settings.hides_password:
             raise InvalidOptionError(
-                f"The run kept its records in {settings.config.store}; give --store with the "
+                f"The run kept its records in {before.config.store}; give --store with the "
                 "password again, or none."
             )
-        options = RunOptions(
-            what=settings.what,
-            work_dir=folder,
-            target=settings.target,
-            **dataclasses.asdict(bounds),
+        options = dataclasses.replace(
+            options,
             # The same seed would draw the candidates again that are measured already.
-            seed=settings.seed + history.n_sittings,
-            config=settings.config.replace(store=store),
+            seed=(before.seed or 0) + history.n_sittings,
+            config=before.config.replace(store=store),
             observer=observer,
-            resume=True,
             allow_other_machine=allow_other_machine,
             spent_sec=spent_sec,
         )
@@ -108,8 +105,8 @@ def resume(
 
 def _is_from_here(settings: RunSettings) -> bool:
     """Return True unless the run's times are known to be another machine's."""
-    here = Environment.current(resolve_target(settings.target), farm_of(settings.config))
-    return not differences(settings.history.environment, here)
+    target, farm = resolve_target(settings.options.target), farm_of(settings.options.config)
+    return not differences(settings.history.environment, Environment.current(target, farm))
 
 
 def _report_of(history: History, work_dir: str | Path) -> TuneReport:
