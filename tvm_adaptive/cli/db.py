@@ -30,7 +30,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     db: argparse.ArgumentParser = commands.add_parser(
         "db",
         help="look into the store of records, export, import or prune it",
-        description="Runs keep what they measure in a store, and begin with what is there.",
+        description="Runs keep their trials in a store, and start from its records.",
     )
     db.add_argument(
         "--store", default="user", metavar="NAME", help="a path or URL (default: your own)"

@@ -48,6 +48,6 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         "the best schedule of one as TVMScript.",
     )
     show.add_argument("work_dir", type=Path, metavar="DIR", help="a run's work directory")
-    show.add_argument("--task", metavar="NAME", help="may be left out where there is one only")
+    show.add_argument("--task", metavar="NAME", help="optional if there is only one")
     show.add_argument("--trace", action="store_true", help="print the steps that make it instead")
     show.set_defaults(run=run)

@@ -1,7 +1,7 @@
 """All options of a run, as frozen values with two named presets.
 
 ``PAPER`` is AdaTune as published; ``DEFAULT`` is the best of our benchmarks. Where the
-two differ, the attribute says why.
+two differ, the attribute has the reason.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class MeasureConfig:
         unrolls without end must not cost a twentieth of a ten-minute budget. Stock's builder
         gets 105 s more: its workers import TVM and all tensor intrinsics in that time.
     build_patience : float or None, default 10.0
-        A build that takes so many times as long as the median is stopped; see
+        A build that takes this many times the median is stopped; see
         :class:`~tvm_adaptive.PersistentBuilder`.
     race : bool, default True
         Whether candidates that are clearly slower than the fastest of their task are
@@ -165,7 +165,7 @@ class SchedulerConfig:
     warm_up_trials : int, default 4
         Trials of a task before the first decision on it; a whole slot in the paper.
     patience_trials : int or None, default None
-        A task without improvement for so many trials gets no more; None leaves that to
+        A task without improvement for this many trials gets no more; None leaves that to
         the scheduler (as published: 200).
     foresee_share : float or None, default None
         Share of a slot that follows each slot, for the sibling task that the model

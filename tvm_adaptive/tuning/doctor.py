@@ -187,7 +187,7 @@ def noise_result(samples_ms: Sequence[float]) -> CheckResult:
     if spread <= NOISY_SPREAD:
         return CheckResult("noise", "ok", text)
     fix = (
-        "Stop other programs, or use a machine that nobody shares; here, only the play-off "
+        "Stop other programs, or use an unshared machine; here, only the play-off "
         "can distinguish candidates that differ by less."
     )
     return CheckResult("noise", "warning", text, fix)

@@ -65,7 +65,7 @@ _UNTUNED_SHARE = 0.2
 _LEAST_RUN_SEC = 1.0
 # The share of the remaining budget that timing tuned code may take; outputs come first.
 _TIMING_SHARE = 0.25
-# Shorter timings say nothing.
+# Shorter timings are useless.
 _LEAST_TIMING_SEC = 0.1
 
 

@@ -96,12 +96,36 @@ class _Verdicts:
 
 def finalists_of(session: Session, tasks: Sequence[ExtractedTask]) -> list[Finalists]:
     """Return the finalists of a run's tasks; a store that fails is not used."""
-    recorded = RunDatabase(session.work_dir)
-    verdicts = VerdictFile(session.work_dir, str(TVM_VERSION)).read()
-    store = session.store
+    return _recorded(
+        RunDatabase(session.work_dir),
+        session.work_dir,
+        session.target,
+        tasks,
+        finish=session.config.finish,
+        store=session.store,
+    )
+
+
+def finalists_of_run(
+    work_dir: Path, target: Target, tasks: Sequence[ExtractedTask]
+) -> list[Finalists]:
+    """Return the finalists of a run's directory, also of one in progress or killed."""
+    return _recorded(readable_database(work_dir), work_dir, target, tasks, finish=FinishConfig())
+
+
+def _recorded(
+    recorded: Database,
+    work_dir: Path,
+    target: Target,
+    tasks: Sequence[ExtractedTask],
+    *,
+    finish: FinishConfig,
+    store: RecordStore | None = None,
+) -> list[Finalists]:
+    verdicts = VerdictFile(work_dir, str(TVM_VERSION)).read()
     found = []
     for task in tasks:
-        mod, stored = task.dispatched[0], _stored(task, session.target)
+        mod, stored = task.dispatched[0], _stored(task, target)
         known = _verdicts_of_run(verdicts, stored, mod)
         if store is not None:
             try:
@@ -109,22 +133,7 @@ def finalists_of(session: Session, tasks: Sequence[ExtractedTask]) -> list[Final
             except StoreError as error:
                 logger.warning("%s What it knows is not used.", error)
                 store = None
-        records = _in_order(recorded, mod, session.target, known, session.config.finish)
-        found.append(_finalists(task, records, known))
-    return found
-
-
-def finalists_of_run(
-    work_dir: Path, target: Target, tasks: Sequence[ExtractedTask]
-) -> list[Finalists]:
-    """Return the finalists of a run's directory, also of one in progress or killed."""
-    recorded = readable_database(work_dir)
-    verdicts = VerdictFile(work_dir, str(TVM_VERSION)).read()
-    found = []
-    for task in tasks:
-        mod = task.dispatched[0]
-        known = _verdicts_of_run(verdicts, _stored(task, target), mod)
-        records = _in_order(recorded, mod, target, known, FinishConfig())
+        records = _in_order(recorded, mod, target, known, finish)
         found.append(_finalists(task, records, known))
     return found
 

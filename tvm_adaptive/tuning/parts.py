@@ -117,7 +117,7 @@ def make_playoff_builder(
     """Construct our builder, whatever the configuration names: play-offs are held here."""
     options = {
         **_build_options(context, folder),
-        # What is built here is known to build, and may be the best there is.
+        # Finalists are known to build, and one of them is the best.
         "patience": None,
         "server": context.server,
         "time_left": time_left,

@@ -33,7 +33,7 @@ from tvm_adaptive.tuning.config import DEFAULT, TuneConfig
 from tvm_adaptive.tuning.end_to_end import NetworkCheck, OperatorCheck
 from tvm_adaptive.tuning.finals import decide
 from tvm_adaptive.tuning.observer import Observer
-from tvm_adaptive.tuning.outcome import Comparison, TaskOutcome, TuneReport
+from tvm_adaptive.tuning.outcome import TuneReport
 from tvm_adaptive.tuning.parts import Parts, make_parts
 from tvm_adaptive.tuning.run_lock import Ownership
 from tvm_adaptive.tuning.session import RunOptions, Session, open_session
@@ -319,23 +319,7 @@ def _tune_tasks(
     session.budget.release_playoffs(progress)
     database, outcomes = decide(session, tasks, progress)
     comparison = check.measure_tuned(database)
-    report = _report(
-        session, what, check, outcomes=outcomes, progress=progress, comparison=comparison
-    )
-    session.journal.write("report", **report.as_fields())
-    return report
-
-
-def _report(
-    session: Session,
-    what: str,
-    check: NetworkCheck | OperatorCheck,
-    *,
-    outcomes: Sequence[TaskOutcome],
-    progress: RunProgress,
-    comparison: Comparison | None,
-) -> TuneReport:
-    return TuneReport(
+    report = TuneReport(
         what=what,
         target=describe_target(session.target),
         work_dir=session.work_dir,
@@ -351,6 +335,8 @@ def _report(
         interrupted=session.budget.interrupted,
         shortfall=check.shortfall,
     )
+    session.journal.write("report", **report.as_fields())
+    return report
 
 
 def _search(session: Session, tasks: Sequence[ExtractedTask]) -> RunProgress:
