@@ -21,7 +21,7 @@ from tvm_adaptive._tvm import te_workload as operator
 from tvm_adaptive.errors import OUT_OF_TIME, OutOfTimeError
 from tvm_adaptive.measure_callback import read_journal
 from tvm_adaptive.models import Network, extract, prepare, run_exported, transformer
-from tvm_adaptive.tuning import end_to_end as judges
+from tvm_adaptive.tuning import end_to_end
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.config import DEFAULT
 from tvm_adaptive.tuning.end_to_end import NetworkCheck, OperatorCheck
@@ -32,7 +32,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Clock:
-    """Stands still until it is told to go on."""
+    """Stands still until a test sets it."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -96,9 +96,9 @@ def test_a_run_ends_with_a_library_that_was_checked(
             assert check.shortfall == ""
             if case == "compiler-hangs":
                 clock.now = 999.0
-                monkeypatch.setattr(judges, "export_module", hang)
+                monkeypatch.setattr(end_to_end, "export_module", hang)
             elif case == "compiler-dies":
-                monkeypatch.setattr(judges, "export_module", die)
+                monkeypatch.setattr(end_to_end, "export_module", die)
             elif case == "no-time":
                 clock.now = 1000.0
             comparison = check.measure_tuned(database)
@@ -145,8 +145,8 @@ def test_an_untuned_network_that_runs_too_long_is_left_out(
     tmp_path: Path, network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(judges, "try_exported", hang)
-    monkeypatch.setattr(judges, "functools", Unbound)
+    monkeypatch.setattr(end_to_end, "try_exported", hang)
+    monkeypatch.setattr(end_to_end, "functools", Unbound)
     with session_in(tmp_path, Budget(10.0, clock)) as session:
         prepared, _ = tuned(network, session)
         with NetworkCheck(session, network, prepared) as check:
@@ -226,7 +226,7 @@ def test_a_function_that_cannot_be_compiled_any_more_costs_the_comparison(
         copy_record(make_record(tasks[0].dispatched[0], session.target, 1e-3), database)
         with OperatorCheck(session, tasks) as check:
             check.measure_untuned()
-            monkeypatch.setattr(judges, "schedule_tir", fail)
+            monkeypatch.setattr(end_to_end, "schedule_tir", fail)
             assert check.measure_tuned(database) is None
     assert (check.n_tuned, check.libraries) == (0, {})
     assert check.coverage == "0 of 1 functions tuned"

@@ -132,7 +132,7 @@ def gmm_task() -> ExtractedTask:
     return functions_as_tasks(te_workload("GMM"), TARGET)[0]
 
 
-def contenders_with(
+def finalists_with(
     folder: Path,
     own: dict[int, float],
     *,
@@ -190,7 +190,7 @@ def test_a_task_plays_for_its_records_and_for_what_was_proven(
 ) -> None:
     finals = [] if final_seed is None else [said(final_seed, 3e-3)]
     own = {} if own_seed is None else {own_seed: 1e-3}
-    found = contenders_with(
+    found = finalists_with(
         tmp_path,
         own,
         run=finals if place == "run" else (),
@@ -208,13 +208,13 @@ def test_a_task_plays_for_its_records_and_for_what_was_proven(
 def test_whom_a_playoff_found_out_has_no_second_chance(tmp_path: Path, place: str) -> None:
     finals = [said(2, 3e-3), said(1, 1e-6, "wrong result: 3 of 4")]
     finals_of = {"run": finals} if place == "run" else {"store": finals}
-    found = contenders_with(tmp_path, {1: 1e-6, 2: 2e-3, 3: 4e-3}, **finals_of)
+    found = finalists_with(tmp_path, {1: 1e-6, 2: 2e-3, 3: 4e-3}, **finals_of)
     assert times_of(found) == [2e-3, 3e-3, 4e-3]
     assert found.is_proven, "what is faster than the proven one was found out"
 
 
 def test_what_one_source_found_out_wins_by_none(tmp_path: Path) -> None:
-    found = contenders_with(
+    found = finalists_with(
         tmp_path, {1: 1e-3}, run=[said(1, 1e-3, "crash: SIGSEGV")], store=[said(1, 3e-3, run="b")]
     )
     assert (found.proven, found.records, found.is_proven) == (None, (), False)
@@ -223,7 +223,7 @@ def test_what_one_source_found_out_wins_by_none(tmp_path: Path) -> None:
 def test_luck_does_not_go_before_what_was_proven(tmp_path: Path) -> None:
     """A recorded time flatters by some hundredths; a tenth is more than that."""
     finals = [said(4, 1e-3)]
-    found = contenders_with(tmp_path, {1: 0.8e-3, 2: 0.95e-3, 3: 0.99e-3}, run=finals)
+    found = finalists_with(tmp_path, {1: 0.8e-3, 2: 0.95e-3, 3: 0.99e-3}, run=finals)
     assert times_of(found) == [0.8e-3, 1e-3, 0.95e-3, 0.99e-3]
 
 
