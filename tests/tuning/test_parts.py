@@ -50,11 +50,11 @@ class Closeable:
 
 def test_a_part_that_fails_to_close_is_heard_and_the_others_are_closed() -> None:
     builder, runner, lanes = Closeable(AttributeError("no pool")), Closeable(), Closeable()
-    stock = object()  # has nothing to close
-    parts = Parts(stock, stock, runner, builder, stock, None, LastTrainingBatch(), lanes)  # type: ignore[arg-type]
+    stock: Any = object()  # has nothing to close
+    closeable = (runner, stock, builder, None, lanes)
+    parts = Parts(stock, stock, stock, stock, stock, None, LastTrainingBatch(), closeable)
     with pytest.raises(AttributeError, match="no pool"):
         parts.close()
     assert builder.is_closed
     assert runner.is_closed
     assert lanes.is_closed
-    dataclasses.replace(parts, builder=stock, lanes=None).close()

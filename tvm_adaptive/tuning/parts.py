@@ -44,12 +44,12 @@ class Parts:
     task_scheduler: Any
     transfer_pool: TransferPool | None  # None if the tasks' searches share no records
     last_lesson: LastTrainingBatch  # of our cost model
-    lanes: Lanes | None = None  # search and build batches; None if this process does
+    closeable: tuple[Any, ...] = ()  # those that may have worker processes
 
     def close(self) -> None:
-        """End the worker processes of builder, runner and lanes; stock's have none to end."""
+        """End the worker processes of lanes, builder and runner; stock's have none to end."""
         with contextlib.ExitStack() as stack:  # closes the others if one fails
-            for part in (self.runner, self.builder, self.lanes):
+            for part in self.closeable:
                 close = getattr(part, "close", None)
                 if close is not None:
                     stack.callback(close)
@@ -57,7 +57,7 @@ class Parts:
 
 @dataclasses.dataclass(frozen=True)
 class _Shared:
-    """What the parts of one run tell one another about its trials."""
+    """Facts on the trials of a run that its parts share."""
 
     transfer_pool: TransferPool | None
     last_lesson: LastTrainingBatch = dataclasses.field(default_factory=LastTrainingBatch)
@@ -77,6 +77,8 @@ def make_parts(session: Session) -> Parts:
     runner = _runner(session, shared)
     builder = _builder(session, shared)
     task_scheduler = _task_scheduler(session, getattr(runner, "n_devices", 1), lanes)
+    # Closed in the reverse order.
+    closeable = (runner, builder, lanes)
     if lanes is not None:
         build = _build_options(session, session.work_dir)
         cache = ArtifactCache(build.pop("artifact_dir"))
@@ -91,7 +93,7 @@ def make_parts(session: Session) -> Parts:
         task_scheduler=task_scheduler,
         transfer_pool=shared.transfer_pool,
         last_lesson=shared.last_lesson,
-        lanes=lanes,
+        closeable=closeable,
     )
 
 
