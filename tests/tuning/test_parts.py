@@ -9,7 +9,7 @@ import pytest
 from tvm_adaptive.tuning.config import DEFAULT, SearchConfig
 from tvm_adaptive.tuning.parts import Parts, make_parts
 from tvm_adaptive.tuning.target import n_cores_of
-from tvm_adaptive.values.trial_log import LastTrainingBatch
+from tvm_adaptive.values.trial_log import TrialLog
 
 
 def test_stocks_builder_has_time_to_import_what_it_imports(make_session: Any) -> None:
@@ -52,7 +52,7 @@ def test_a_part_that_fails_to_close_is_heard_and_the_others_are_closed() -> None
     builder, runner, lanes = Closeable(AttributeError("no pool")), Closeable(), Closeable()
     stock: Any = object()  # has nothing to close
     closeable = (runner, stock, builder, None, lanes)
-    parts = Parts(stock, stock, stock, stock, stock, None, LastTrainingBatch(), closeable)
+    parts = Parts(stock, stock, stock, stock, stock, None, TrialLog(), closeable)
     with pytest.raises(AttributeError, match="no pool"):
         parts.close()
     assert builder.is_closed

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tvm_adaptive._tvm import runner_hooks
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models import is_gpu
 from tvm_adaptive.search_strategy.stoppable import StoppableSearch
@@ -21,7 +22,7 @@ from tvm_adaptive.tuning.lanes.ray_lanes import RayLanes
 from tvm_adaptive.tuning.lanes.search import LaneSearch
 from tvm_adaptive.tuning.session import RunContext, Session
 from tvm_adaptive.tuning.target import FARM_RUNNERS, n_cores_of, rpc_config_of
-from tvm_adaptive.values.trial_log import BuildTimes, Incumbent, LastTrainingBatch, TimingErrors
+from tvm_adaptive.values.trial_log import TrialLog
 from tvm_adaptive.workers.cores import n_build_workers, usable_physical_cores
 from tvm_adaptive.workers.fork_server import ForkServer
 
@@ -43,7 +44,7 @@ class Parts:
     builder: Any
     task_scheduler: Any
     transfer_pool: TransferPool | None  # None if the tasks' searches share no records
-    last_lesson: LastTrainingBatch  # of our cost model
+    trial_log: TrialLog  # shared by the parts that are ours
     closeable: tuple[Any, ...] = ()  # those that may have worker processes
 
     def close(self) -> None:
@@ -55,28 +56,20 @@ class Parts:
                     stack.callback(close)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Shared:
-    """Facts on the trials of a run that its parts share."""
-
-    transfer_pool: TransferPool | None
-    last_lesson: LastTrainingBatch = dataclasses.field(default_factory=LastTrainingBatch)
-    build_times: BuildTimes = dataclasses.field(default_factory=BuildTimes)
-    incumbent: Incumbent = dataclasses.field(default_factory=Incumbent)
-    timing_errors: TimingErrors = dataclasses.field(default_factory=TimingErrors)
-
-
 def make_parts(session: Session) -> Parts:
     """Construct the parts that a session's configuration names."""
     config, search = session.config, session.config.search
     is_seeded = config.strategy == "adaptive" and search.proposer == "distilled" and search.seeds
-    shared = _Shared(TransferPool() if is_seeded else None)
+    transfer_pool = TransferPool() if is_seeded else None
+    trial_log = TrialLog()
     lanes = make_lanes(config, session.server)
-    cost_model = _cost_model(session, shared)
-    strategy = _strategy(session, shared)
-    runner = _runner(session, shared)
-    builder = _builder(session, shared)
-    task_scheduler = _task_scheduler(session, getattr(runner, "n_devices", 1), lanes)
+    cost_model = _cost_model(session, trial_log)
+    strategy = _strategy(session, trial_log, transfer_pool)
+    runner = _runner(session, trial_log)
+    builder = _builder(session, trial_log)
+    devices = runner_hooks(runner)
+    n_devices = 1 if devices is None else devices.n_devices
+    task_scheduler = _task_scheduler(session, n_devices, lanes)
     # Closed in the reverse order.
     closeable = (runner, builder, lanes)
     if lanes is not None:
@@ -91,8 +84,8 @@ def make_parts(session: Session) -> Parts:
         runner=runner,
         builder=builder,
         task_scheduler=task_scheduler,
-        transfer_pool=shared.transfer_pool,
-        last_lesson=shared.last_lesson,
+        transfer_pool=transfer_pool,
+        trial_log=trial_log,
         closeable=closeable,
     )
 
@@ -136,35 +129,33 @@ def _made(part: str, name: str, ours: dict[str, Any], stock: dict[str, Any]) -> 
     return base.create(name, **stock)
 
 
-def _cost_model(session: Session, shared: _Shared) -> Any:
+def _cost_model(session: Session, trial_log: TrialLog) -> Any:
     n_cores = n_cores_of(session.target)
     ours = {
         **dataclasses.asdict(session.config.model),
         "seed": session.seed,
         "n_jobs": n_cores,
-        "timing_errors": shared.timing_errors,
-        "last_lesson": shared.last_lesson,
+        "trial_log": trial_log,
         "journal": session.journal,
     }
     stock = {} if n_cores is None else {"num_tuning_cores": n_cores}
     return _made("cost_model", session.config.cost_model, ours, stock)
 
 
-def _strategy(session: Session, shared: _Shared) -> Any:
+def _strategy(session: Session, trial_log: TrialLog, transfer_pool: TransferPool | None) -> Any:
     ours = dataclasses.asdict(session.config.search)
     # MetaSchedule's own, and the run's.
     for name in ("n_trials_per_round", "seeds", "lanes", "ray"):
         del ours[name]
     ours |= {
-        "build_times": shared.build_times,
-        "incumbent": shared.incumbent,
-        "transfer_pool": shared.transfer_pool,
+        "trial_log": trial_log,
+        "transfer_pool": transfer_pool,
         "journal": session.journal,
     }
     return _made("strategy", session.config.strategy, ours, {})
 
 
-def _runner(session: Session, shared: _Shared) -> Any:
+def _runner(session: Session, trial_log: TrialLog) -> Any:
     measure, name = session.config.measure, session.config.runner
     overlap = measure.overlap
     if overlap is None:
@@ -174,8 +165,8 @@ def _runner(session: Session, shared: _Shared) -> Any:
         "timeout_sec": measure.timeout_sec,
         "overlap": overlap,
         "server": session.server,
-        "incumbent": shared.incumbent if measure.race else None,
-        "timing_errors": shared.timing_errors,
+        "trial_log": trial_log,
+        "race": measure.race,
         "time_left": _search_time_left(session),
         "journal": session.journal,
     }
@@ -186,14 +177,14 @@ def _runner(session: Session, shared: _Shared) -> Any:
     return _made("runner", name, ours, {})
 
 
-def _builder(session: Session, shared: _Shared) -> Any:
+def _builder(session: Session, trial_log: TrialLog) -> Any:
     measure, n_cores = session.config.measure, n_cores_of(session.target)
     ours = {
         **_build_options(session, session.work_dir),
         "server": session.server,
         "time_left": _search_time_left(session),
         "link": session.config.runner in _LOCAL_RUNNERS,
-        "build_times": shared.build_times,
+        "trial_log": trial_log,
         "journal": session.journal,
     }
     stock: dict[str, Any] = {"timeout_sec": measure.build_timeout_sec + STOCK_START_SEC}

@@ -94,7 +94,7 @@ def resume(
         options = dataclasses.replace(
             options,
             # The same seed would draw the candidates again that are measured already.
-            seed=(before.seed or 0) + history.n_sittings,
+            seed=(before.seed or 0) + history.n_attempts,
             config=before.config.replace(store=store),
             observer=observer,
             allow_other_machine=allow_other_machine,

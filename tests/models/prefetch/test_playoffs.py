@@ -1,4 +1,4 @@
-"""A play-off's winner in forms that ask for weights ahead; what a network makes of them."""
+"""A play-off's winner in forms that prefetch its weights."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_winner_that_fails_beside_its_forms_does_not_win(
             entries[0].finalist.disqualified = "crash: seldom"
         return time_them(self, entries, max_sec)
 
-    monkeypatch.setattr(contests, "_time", fail_beside_forms)
+    monkeypatch.setattr(contest, "_time", fail_beside_forms)
     monkeypatch.setattr(contests, "play_rounds", decided_by([0], [1, 2, 0]))
     report = play(builder, pool)
     assert report.winner is None
