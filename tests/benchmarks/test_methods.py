@@ -16,7 +16,7 @@ from benchmarks.workloads import (
 from tvm_adaptive._tvm import te_workload_names
 from tvm_adaptive.models import BUILTIN
 from tvm_adaptive.tuning.config import DEFAULT, PAPER
-from tvm_adaptive.tuning.parts import check_names
+from tvm_adaptive.tuning.registry import check_names
 
 
 @pytest.mark.parametrize("method", [m for m in METHODS.values() if m.door != STOCK])

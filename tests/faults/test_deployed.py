@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.tuning.observers import NoObserver
 from tvm_adaptive import TuneConfig, tune
 from tvm_adaptive._tvm import (
     TVM_VERSION,
@@ -32,7 +33,6 @@ from tvm_adaptive.testing.runs import journalled_trials
 from tvm_adaptive.tuning import deploy
 from tvm_adaptive.tuning.config import FinishConfig, SearchConfig
 from tvm_adaptive.tuning.finalists import finalists_of_run
-from tvm_adaptive.tuning.observer import NoObserver
 from tvm_adaptive.tuning.resume import resume
 
 QUICK = TuneConfig(

@@ -1,9 +1,12 @@
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tvm_adaptive.tuning.budget import Budget
+from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
+from tvm_adaptive.tuning.budget import Budget, tuned_share
+from tvm_adaptive.tuning.config import FinishConfig
 
 
 class Clock:
@@ -12,6 +15,15 @@ class Clock:
 
     def __call__(self):
         return self.now
+
+
+NO_PLAYOFFS = FinishConfig(n_qualifiers=0)
+
+
+def reserve(budget, seconds):
+    """Reserve seconds for what follows the play-offs, of which there are none."""
+    budget.plan_reserve(NO_PLAYOFFS, 0, later_sec=seconds, least_later_sec=seconds)
+    budget.update_reserve(RunProgress([]), (), 1)
 
 
 def test_without_a_limit_only_an_interrupt_stops():
@@ -27,7 +39,7 @@ def test_without_a_limit_only_an_interrupt_stops():
 def test_the_reserve_and_one_more_round_are_kept_back():
     clock = Clock()
     budget = Budget(100.0, clock)
-    budget.reserve_sec = 20.0
+    reserve(budget, 20.0)
     budget.round_started()
     clock.now += 10.0
     budget.round_started()
@@ -38,10 +50,10 @@ def test_the_reserve_and_one_more_round_are_kept_back():
     assert budget.should_stop()
 
 
-def test_what_earlier_sittings_took_counts():
+def test_what_earlier_attempts_took_counts():
     clock = Clock()
     budget = Budget(100.0, clock)
-    budget.spent_sec = 70.0
+    budget.add_spent(70.0)
     clock.now += 20.0
     assert (budget.elapsed_sec, budget.left_sec) == (90.0, 10.0)
     assert not budget.should_stop()
@@ -82,19 +94,99 @@ def test_a_goal_that_is_reached_ends_the_search():
 def test_what_has_ended_does_not_begin_again():
     clock = Clock()
     budget = Budget(100.0, clock)
-    budget.reserve_sec = 60.0
+    reserve(budget, 60.0)
     clock.now += 50.0
     assert budget.should_stop()
-    budget.reserve_sec = 0.0
+    reserve(budget, 0.0)
     assert budget.should_stop()
 
 
 def test_what_the_search_has_left_is_without_what_is_kept_back():
     clock = Clock()
     budget = Budget(100.0, clock, spent_sec=10.0)
-    budget.reserve_sec = 20.0
+    reserve(budget, 20.0)
     clock.now += 30.0
     assert (budget.left_sec, budget.search_left_sec) == (60.0, 40.0)
     clock.now += 50.0
     assert (budget.left_sec, budget.search_left_sec) == (10.0, 0.0)
     assert Budget(None, clock).search_left_sec == math.inf
+
+
+def budget_with(seconds, left_sec):
+    clock = Clock()
+    budget = Budget(seconds, clock)
+    clock.now += 600.0 if seconds is None else seconds - left_sec
+    return budget
+
+
+def progress_of(best_secs, n_trials=4):
+    tasks = [TaskProgress(str(i), 1.0, n_trials, best_sec=sec) for i, sec in enumerate(best_secs)]
+    return RunProgress(tasks)
+
+
+def reserves_of(budget, finish, n_tasks, later_sec, least_later_sec):
+    """Return the reserve of a search without gaps, with gaps only, and after it."""
+    budget.plan_reserve(finish, n_tasks, later_sec=later_sec, least_later_sec=least_later_sec)
+    found = []
+    for best_sec in (1e-3, math.inf):
+        budget.update_reserve(progress_of([best_sec]), (), 16)
+        found.append(budget.reserve_sec)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("seconds", "left_sec", "playoff_sec"),
+    [
+        (600.0, 580.0, 20 + 30 + 19.2),  # checks, timings, qualifying
+        (80.0, 50.0, 15.0),
+        (80.0, 30.0, 5.0),
+        (80.0, 15.0, 0.0),
+        (None, math.inf, 20 + 160 + 19.2),
+    ],
+)
+def test_playoffs_leave_a_short_run_time_to_search(seconds, left_sec, playoff_sec):
+    tuned, untuned = reserves_of(budget_with(seconds, left_sec), FinishConfig(), 20, 30.0, 20.0)
+    assert tuned == pytest.approx(30.0 + playoff_sec)
+    assert untuned == 20.0
+
+
+def test_while_a_task_has_nothing_only_checks_of_the_others_are_reserved():
+    budget = budget_with(600.0, 580.0)
+    budget.plan_reserve(FinishConfig(), 20, later_sec=50.0, least_later_sec=20.0)
+    expected = {(math.inf, math.inf): 20.0, (1e-3, math.inf): 35.0 + 6.0, (1e-3,): 50.0 + 69.2}
+    for best_secs, reserve_sec in expected.items():
+        budget.update_reserve(progress_of(best_secs), (), 16)
+        assert budget.reserve_sec == pytest.approx(reserve_sec)
+    # Compiling what is not tuned takes less; play-offs spend their own reserve.
+    budget.release_playoffs(progress_of((1e-3, math.inf)))
+    assert budget.reserve_sec == 35.0
+    assert budget.spare_sec == 580.0 - 35.0
+
+
+def test_a_short_run_reserves_less_for_checks():
+    budget = budget_with(80.0, 30.0)
+    budget.plan_reserve(FinishConfig(), 20, later_sec=20.0, least_later_sec=20.0)
+    budget.update_reserve(progress_of((1e-3, math.inf)), (), 16)
+    assert budget.reserve_sec == pytest.approx(20.0 + 0.5 * 5.0)
+
+
+def test_a_task_with_a_result_counts_as_tuned():
+    assert tuned_share(progress_of([1e-3, math.inf])) == 0.5
+    assert tuned_share(RunProgress([])) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("best_sec", "n_trials", "proven", "has_gap"),
+    [
+        (math.inf, 0, (), True),
+        (math.inf, 4, (), True),
+        (math.inf, 16, (), False),  # a whole batch has failed
+        (math.inf, 0, ("1",), False),
+        (1e-3, 4, (), False),
+    ],
+)
+def test_a_gap_is_a_task_that_has_nothing_and_was_hardly_tried(best_sec, n_trials, proven, has_gap):
+    budget = budget_with(600.0, 580.0)
+    budget.plan_reserve(FinishConfig(), 2, later_sec=0.0, least_later_sec=0.0)
+    budget.update_reserve(progress_of([1e-3, best_sec], n_trials), proven, 16)
+    assert (budget.reserve_sec < 1.0) == has_gap

@@ -18,6 +18,7 @@ from tvm_adaptive.cli import main
 from tvm_adaptive.database.metaschedule import task_of, trial_of
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.measure_callback.history import read_history
 from tvm_adaptive.measure_callback.journal import read_journal
 from tvm_adaptive.models import run_exported
 from tvm_adaptive.testing.farm import free_port
@@ -69,12 +70,26 @@ def test_a_run_becomes_a_library_with_examples(run, tmp_path, monkeypatch, capsy
     assert summary["library"] == "tiny_encoder-make.so"
     assert summary["comparison"]["agree"] is True
     assert summary["tvm"] == tvm.__version__
-    # What was applied is no run: nothing that reads runs takes it for one.
-    for command in (["show"], ["apply"], ["tune", "--resume"]):
-        assert main([*command, str(tmp_path / "out")]) == 2
-        assert "Traceback" not in capsys.readouterr().err
-    assert not (tmp_path / "out" / "journal.jsonl").exists()
     assert example_says(tmp_path / "out" / "example.py", tmp_path).startswith("(1, 16, 32) float32")
+
+
+def test_what_was_applied_is_not_taken_for_a_run(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(run)
+    out = tmp_path / "out"
+    apply("run", out_dir=out)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert before.keys() == {
+        *(APPLY_FILE, "summary.json", "tiny_encoder-make.so", "example.py", "example.cc")
+    }
+    events = [event["event"] for event in read_journal(out / APPLY_FILE)]
+    assert events[:2] == ["journal", "apply"]
+    assert events[-1] == "end"
+    assert {"run", "model", "tasks", "report"}.isdisjoint(events)
+    assert not read_history(out / APPLY_FILE).run
+    for command in (["show"], ["report"], ["apply"], ["tune", "--resume"], ["db", "import"]):
+        assert main([*command, str(out)]) == 2
+        assert "Traceback" not in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
 def test_a_farm_that_is_not_there_costs_the_comparison(run, tmp_path, monkeypatch, capsys):

@@ -11,7 +11,7 @@ import pytest
 
 from tvm_adaptive.database.location import user_store
 from tvm_adaptive.tuning import doctor
-from tvm_adaptive.tuning.doctor import CheckResult, is_fit, judge_noise
+from tvm_adaptive.tuning.doctor import CheckResult, is_fit, noise_result
 
 REAL_WHICH = shutil.which
 
@@ -130,8 +130,8 @@ def test_a_store_that_does_not_open_is_a_warning() -> None:
 def test_noise_has_a_verdict() -> None:
     quiet = [1.0 + 0.001 * i for i in range(50)]
     loud = [1.0, 1.3] * 25
-    assert judge_noise(quiet).verdict == "ok"
-    found = judge_noise(loud)
+    assert noise_result(quiet).verdict == "ok"
+    found = noise_result(loud)
     assert found.verdict == "warning"
     assert "30.0%" in found.text
 

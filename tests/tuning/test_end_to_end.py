@@ -15,38 +15,30 @@ import numpy as np
 import pytest
 
 from tests.database.conftest import make_record
+from tests.tuning.observers import Notes
 from tvm_adaptive._tvm import Database, copy_record, functions_as_tasks, memory_database
 from tvm_adaptive._tvm import te_workload as operator
 from tvm_adaptive.errors import OUT_OF_TIME, OutOfTimeError
 from tvm_adaptive.measure_callback import read_journal
 from tvm_adaptive.models import Network, extract, prepare, run_exported, transformer
-from tvm_adaptive.tuning import end_to_end as judges
+from tvm_adaptive.tuning import end_to_end
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.config import DEFAULT
 from tvm_adaptive.tuning.end_to_end import NetworkCheck, OperatorCheck
-from tvm_adaptive.tuning.observer import NoObserver
-from tvm_adaptive.tuning.session import Session, open_session
+from tvm_adaptive.tuning.session import RunOptions, Session, open_session
 
 # Workers cannot import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Clock:
-    """Stands still until it is told to go on."""
+    """Stands still until a test sets it."""
 
     def __init__(self) -> None:
         self.now = 0.0
 
     def __call__(self) -> float:
         return self.now
-
-
-class Notes(NoObserver):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
 
 
 def hang(*_args: Any) -> None:
@@ -59,17 +51,16 @@ def die(*_args: Any) -> None:
 
 @contextlib.contextmanager
 def session_in(folder: Path, budget: Budget) -> Iterator[Session]:
-    with open_session(
-        "net",
+    options = RunOptions(
+        what="net",
         work_dir=folder,
-        target=None,
-        budget=budget,
+        budget_sec=budget.seconds,
         trials=1,
-        until_ms=None,
         seed=0,
         config=DEFAULT.replace(store="none"),
         observer=Notes(),
-    ) as session:
+    )
+    with open_session(options, budget=budget) as session:
         yield session
 
 
@@ -105,9 +96,9 @@ def test_a_run_ends_with_a_library_that_was_checked(
             assert check.shortfall == ""
             if case == "compiler-hangs":
                 clock.now = 999.0
-                monkeypatch.setattr(judges, "export_module", hang)
+                monkeypatch.setattr(end_to_end, "export_module", hang)
             elif case == "compiler-dies":
-                monkeypatch.setattr(judges, "export_module", die)
+                monkeypatch.setattr(end_to_end, "export_module", die)
             elif case == "no-time":
                 clock.now = 1000.0
             comparison = check.measure_tuned(database)
@@ -135,14 +126,14 @@ def test_the_library_goes_before_the_comparison(
         prepared, database = tuned(network, session)
         with NetworkCheck(session, network, prepared) as check:
             check.measure_untuned()
-            compiled = check._is_compiled
+            compiled = check._compile
 
             def slowly(*args: Any) -> bool:
                 found = compiled(*args)
                 clock.now = 999.9
                 return found
 
-            monkeypatch.setattr(check, "_is_compiled", slowly)
+            monkeypatch.setattr(check, "_compile", slowly)
             assert check.measure_tuned(database) is None
     assert check.n_tuned == 1
     assert check.library is not None
@@ -154,13 +145,13 @@ def test_an_untuned_network_that_runs_too_long_is_left_out(
     tmp_path: Path, network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(judges, "try_exported", hang)
-    monkeypatch.setattr(judges, "functools", Unbound)
+    monkeypatch.setattr(end_to_end, "try_exported", hang)
+    monkeypatch.setattr(end_to_end, "functools", Unbound)
     with session_in(tmp_path, Budget(10.0, clock)) as session:
         prepared, _ = tuned(network, session)
         with NetworkCheck(session, network, prepared) as check:
             check.measure_untuned()  # has a fifth of the ten seconds
-    assert "untuned.so was run for the 2 s that there were" in check.shortfall
+    assert "untuned.so was stopped after the 2 s left" in check.shortfall
     assert "untuned" in shorts(tmp_path)[0]
 
 
@@ -196,14 +187,14 @@ def test_functions_are_compiled_before_any_is_compared(
         tasks = functions_as_tasks(operator("GMM"), session.target)
         with OperatorCheck(session, tasks) as check:
             check.measure_untuned()
-            compiled = check._compiled
+            compiled = check._compile
 
             def slowly(*args: Any) -> Any:
                 found = compiled(*args)
                 clock.now = 999.9
                 return found
 
-            monkeypatch.setattr(check, "_compiled", slowly)
+            monkeypatch.setattr(check, "_compile", slowly)
             assert check.measure_tuned(memory_database()) is None
     assert [path.is_file() for path in check.libraries.values()] == [True]
     assert "no time was left to run" in check.shortfall
@@ -235,7 +226,7 @@ def test_a_function_that_cannot_be_compiled_any_more_costs_the_comparison(
         copy_record(make_record(tasks[0].dispatched[0], session.target, 1e-3), database)
         with OperatorCheck(session, tasks) as check:
             check.measure_untuned()
-            monkeypatch.setattr(judges, "schedule_tir", fail)
+            monkeypatch.setattr(end_to_end, "schedule_tir", fail)
             assert check.measure_tuned(database) is None
     assert (check.n_tuned, check.libraries) == (0, {})
     assert check.coverage == "0 of 1 functions tuned"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.database.conftest import make_record
+from tests.tuning.observers import Notes
 from tvm_adaptive._tvm import (
     TVM_VERSION,
     ExtractedTask,
@@ -34,10 +35,7 @@ from tvm_adaptive.tuning import finals
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.config import DEFAULT
 from tvm_adaptive.tuning.finalists import Finalists, finalists_of
-from tvm_adaptive.tuning.observer import NoObserver
 from tvm_adaptive.tuning.outcome import TaskOutcome
-from tvm_adaptive.tuning.reserve import Reserve
-from tvm_adaptive.tuning.session import Session
 from tvm_adaptive.tuning.warm_start import VerdictRecorder
 
 
@@ -95,14 +93,6 @@ def session_of(work_dir: Path, target: Target, store: Any = None, **more: Any) -
     )
 
 
-class Notes(NoObserver):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-
 class AwayForAWhile:
     """A store that refuses the first ``n`` appends."""
 
@@ -142,7 +132,7 @@ def gmm_task() -> ExtractedTask:
     return functions_as_tasks(te_workload("GMM"), TARGET)[0]
 
 
-def contenders_with(
+def finalists_with(
     folder: Path,
     own: dict[int, float],
     *,
@@ -152,7 +142,6 @@ def contenders_with(
     """Return what a task has: records by seed, and what was said in its run and in a store."""
     task = gmm_task()
     mod = task.dispatched[0]
-    so_far = TaskProgress("main", 2.0, best_sec=min(own.values(), default=math.inf))
     for seed, seconds in own.items():
         copy_record(make_record(mod, TARGET, seconds, seed), json_database(folder))
     stored = task_of(mod, TARGET, "main")
@@ -165,7 +154,7 @@ def contenders_with(
             # Recorded as much faster, by a run that had no play-off: nobody has checked it.
             session.store.add(stored, [trial_of(make_record(mod, TARGET, 1e-6, 9), run="b")])
             session.store.add_finals(stored, store)
-        (found,) = finalists_of(session, [task], RunProgress([so_far]))
+        (found,) = finalists_of(session, [task])
     return found
 
 
@@ -183,10 +172,10 @@ def times_of(finalists: Finalists) -> list[float]:
     ("own_seed", "final_seed", "importance_sec", "is_proven", "order"),
     [
         (None, None, 0.0, False, []),  # nothing is known
-        (1, None, 2e-3, False, [1e-3]),
-        (1, 2, 2e-3, False, [1e-3, 3e-3]),  # another one was proven, and this may be faster
-        (1, 1, 2e-3, True, [1e-3, 3e-3]),
-        (None, 1, 6e-3, True, [3e-3]),
+        (1, None, 1e-3, False, [1e-3]),
+        (1, 2, 1e-3, False, [1e-3, 3e-3]),  # another one was proven, and this may be faster
+        (1, 1, 1e-3, True, [1e-3, 3e-3]),
+        (None, 1, 3e-3, True, [3e-3]),
     ],
 )
 def test_a_task_plays_for_its_records_and_for_what_was_proven(
@@ -201,7 +190,7 @@ def test_a_task_plays_for_its_records_and_for_what_was_proven(
 ) -> None:
     finals = [] if final_seed is None else [said(final_seed, 3e-3)]
     own = {} if own_seed is None else {own_seed: 1e-3}
-    found = contenders_with(
+    found = finalists_with(
         tmp_path,
         own,
         run=finals if place == "run" else (),
@@ -219,13 +208,13 @@ def test_a_task_plays_for_its_records_and_for_what_was_proven(
 def test_whom_a_playoff_found_out_has_no_second_chance(tmp_path: Path, place: str) -> None:
     finals = [said(2, 3e-3), said(1, 1e-6, "wrong result: 3 of 4")]
     finals_of = {"run": finals} if place == "run" else {"store": finals}
-    found = contenders_with(tmp_path, {1: 1e-6, 2: 2e-3, 3: 4e-3}, **finals_of)
+    found = finalists_with(tmp_path, {1: 1e-6, 2: 2e-3, 3: 4e-3}, **finals_of)
     assert times_of(found) == [2e-3, 3e-3, 4e-3]
     assert found.is_proven, "what is faster than the proven one was found out"
 
 
 def test_what_one_source_found_out_wins_by_none(tmp_path: Path) -> None:
-    found = contenders_with(
+    found = finalists_with(
         tmp_path, {1: 1e-3}, run=[said(1, 1e-3, "crash: SIGSEGV")], store=[said(1, 3e-3, run="b")]
     )
     assert (found.proven, found.records, found.is_proven) == (None, (), False)
@@ -234,7 +223,7 @@ def test_what_one_source_found_out_wins_by_none(tmp_path: Path) -> None:
 def test_luck_does_not_go_before_what_was_proven(tmp_path: Path) -> None:
     """A recorded time flatters by some hundredths; a tenth is more than that."""
     finals = [said(4, 1e-3)]
-    found = contenders_with(tmp_path, {1: 0.8e-3, 2: 0.95e-3, 3: 0.99e-3}, run=finals)
+    found = finalists_with(tmp_path, {1: 0.8e-3, 2: 0.95e-3, 3: 0.99e-3}, run=finals)
     assert times_of(found) == [0.8e-3, 1e-3, 0.95e-3, 0.99e-3]
 
 
@@ -249,26 +238,38 @@ def test_where_a_playoff_has_no_winner_the_earlier_one_stands() -> None:
     mine = Finalists(mod, "main", (other, record), 1e-3, proven)
     wrong = Finalist(other, 1e-9, disqualified="wrong result", unchecked="")
     task, notes = TaskProgress("main", 1.0), Notes()
-    outcome = finals._outcome(task, finals._with_proven(held(wrong), mine, notes))
+    outcome = finals.outcome_of(task, finals.with_proven(held(wrong), mine, notes))
     assert (outcome.best_sec, outcome.played_off, outcome.n_disqualified) == (1e-3, True, 1)
     # Found out now, it does not stand any longer.
     out = Finalist(record, 1e-3, disqualified="wrong result", unchecked="")
-    outcome = finals._outcome(task, finals._with_proven(held(wrong, out), mine, notes))
+    outcome = finals.outcome_of(task, finals.with_proven(held(wrong, out), mine, notes))
     assert (outcome.best_sec, outcome.played_off) == (math.inf, False)
     assert notes.notes == []
     nothing = dataclasses.replace(mine, proven=None)
     unknown = held(as_recorded(other, "no reference: timeout"), reason="no-reference")
-    outcome = finals._outcome(task, finals._with_proven(unknown, nothing, notes))
+    outcome = finals.outcome_of(task, finals.with_proven(unknown, nothing, notes))
     assert (outcome.best_sec, outcome.played_off) == (1e-3, False)
     assert notes.notes == ["main stays untuned, as nothing could be checked: no reference: timeout"]
+
+
+def budget_with(left_sec: float, seconds: float = 600.0) -> Budget:
+    now = [0.0]
+    budget = Budget(seconds, lambda: now[0])
+    now[0] = seconds - left_sec
+    return budget
+
+
+def reserve(budget: Budget, seconds: float) -> None:
+    nothing = dataclasses.replace(DEFAULT.finish, n_qualifiers=0)
+    budget.plan_reserve(nothing, 0, later_sec=seconds, least_later_sec=seconds)
+    budget.release_playoffs(RunProgress([]))
 
 
 @pytest.mark.parametrize(("left_sec", "deadline_sec"), [(1e9, 120.0), (60.0, 60.0), (1.0, 30.0)])
 def test_an_untuned_function_may_take_what_the_budget_leaves(
     left_sec: float, deadline_sec: float
 ) -> None:
-    session: Any = SimpleNamespace(budget=SimpleNamespace(left_sec=left_sec, reserve_sec=0.0))
-    assert finals._reference_timeout_sec(session) == deadline_sec
+    assert finals.reference_timeout_sec(budget_with(left_sec, 1e9)) == deadline_sec
 
 
 @pytest.mark.parametrize(
@@ -281,50 +282,31 @@ def test_an_untuned_function_may_take_what_the_budget_leaves(
     ],
 )
 def test_a_task_is_only_checked_where_the_seconds_would_not_suffice_for_the_others(
-    monkeypatch: pytest.MonkeyPatch, left_sec: float, expected: dict[str, Any]
+    make_session: Any, monkeypatch: pytest.MonkeyPatch, left_sec: float, expected: dict[str, Any]
 ) -> None:
     told: dict[str, Any] = {}
     monkeypatch.setattr(finals, "play_off", lambda *_args, **options: told.update(options))
-    budget = SimpleNamespace(seconds=600.0, left_sec=left_sec, reserve_sec=10.0, elapsed_sec=0.0)
-    session: Any = SimpleNamespace(
-        budget=budget,
-        config=DEFAULT,
-        target=None,
-        seed=0,
-        journal=None,
-        work_dir=None,
-    )
+    budget = budget_with(left_sec)
+    reserve(budget, 10.0)
+    session = make_session(budget=budget)
     mine: Any = SimpleNamespace(records=(), name="main")
     nothing: Any = None
-    turn = finals._Turn(share=0.5, n_left=10, n_due=9)
-    finals._play_off(session, mine, turn, builder=nothing, pool=nothing)
+    turn = finals.Turn(share=0.5, n_left=10, n_due=9)
+    finals.hold_playoff(session, mine, turn, builder=nothing, pool=nothing)
     assert {key: told[key] for key in expected} == pytest.approx(expected)
 
 
-def test_a_round_that_closes_the_last_gap_ends_the_hurry() -> None:
-    nothing: Any = None
-    session = Session(
-        config=DEFAULT,
-        target=nothing,
-        work_dir=nothing,
-        run_id="",
-        seed=0,
-        trials=None,
-        until_ms=None,
-        budget=Budget(100.0),
-        journal=nothing,
-        observer=NoObserver(),
-        server=None,
-        store=None,
-        reserve=Reserve(later_sec=10.0, least_later_sec=10.0, playoff_sec=30.0, check_sec=5.0),
-        proven=frozenset({"b"}),
-    )
+def test_a_round_that_closes_the_last_gap_ends_the_hurry(make_session: Any) -> None:
+    session = make_session(budget=budget_with(1e3, 1e3))
+    finish = dataclasses.replace(DEFAULT.finish, n_qualifiers=0, max_task_sec=14.0)
+    session.budget.plan_reserve(finish, 2, later_sec=10.0, least_later_sec=10.0)
+    session.note_proven(["b"])
     progress = RunProgress([TaskProgress("a", 1.0), TaskProgress("b", 1.0)])
     session.update_reserve(progress)
     assert session.budget.reserve_sec == 10.0
     progress.tasks[0].best_sec = 1e-3
     session.round_done(progress)
-    assert session.budget.reserve_sec == 40.0
+    assert session.budget.reserve_sec == 10.0 + 2 * (1.0 + 14.0)
 
 
 @pytest.mark.parametrize(
@@ -338,7 +320,7 @@ def test_a_round_that_closes_the_last_gap_ends_the_hurry() -> None:
     ],
 )
 def test_what_there_is_no_time_to_check_stays_untuned(
-    tmp_path: Path,
+    make_session: Any,
     monkeypatch: pytest.MonkeyPatch,
     left_sec: float,
     is_proven: bool,
@@ -357,7 +339,7 @@ def test_what_there_is_no_time_to_check_stays_untuned(
         seen.append(report)
         return TaskOutcome("main", 1.0, 4, 0, math.inf)
 
-    monkeypatch.setattr(finals, "_outcome", outcome)
+    monkeypatch.setattr(finals, "outcome_of", outcome)
     mine: Any = SimpleNamespace(
         name="main",
         mod=None,
@@ -368,27 +350,11 @@ def test_what_there_is_no_time_to_check_stays_untuned(
         is_due=not is_proven,
     )
     monkeypatch.setattr(finals, "finalists_of", lambda *_args: [mine])
-    now = [0.0]
-    budget = Budget(100.0, lambda: now[0])
-    budget.reserve_sec = 10.0
-    now[0] = 100.0 - left_sec
+    budget = budget_with(left_sec, 100.0)
+    reserve(budget, 10.0)
     nothing: Any = None
-    session = Session(
-        config=DEFAULT,
-        target=Target({"kind": "llvm", "num-cores": 1}),
-        work_dir=tmp_path,
-        run_id="",
-        seed=0,
-        trials=None,
-        until_ms=None,
-        budget=budget,
-        journal=NullJournal(),  # type: ignore[arg-type]
-        observer=NoObserver(),
-        server=None,
-        store=None,
-    )
-    task = SimpleNamespace(name="main", weight=1.0, n_trials=4, n_errors=0)
-    database, _ = finals.decide(session, [nothing], RunProgress([task]))  # type: ignore[list-item]
+    task: Any = SimpleNamespace(name="main", weight=1.0, n_trials=4, n_errors=0)
+    database, _ = finals.decide(make_session(budget=budget), [nothing], RunProgress([task]))
     assert [report.reason for report in seen] == [expected]
     assert len(database) == 0
     if expected == "played":
@@ -396,8 +362,6 @@ def test_what_there_is_no_time_to_check_stays_untuned(
 
 
 def test_a_play_off_leaves_the_others_the_time_to_be_checked() -> None:
-    budget = SimpleNamespace(left_sec=30.0, reserve_sec=10.0)
-    session: Any = SimpleNamespace(budget=budget)
-    assert finals._limit_sec(session, finals._Turn(0.5, n_left=10, n_due=9)) == pytest.approx(14.6)
+    assert finals.Turn(0.5, n_left=10, n_due=9).limit_sec(20.0) == pytest.approx(14.6)
     # There is not even that much: an equal share.
-    assert finals._limit_sec(session, finals._Turn(0.5, n_left=40, n_due=39)) == 0.5
+    assert finals.Turn(0.5, n_left=40, n_due=39).limit_sec(20.0) == 0.5

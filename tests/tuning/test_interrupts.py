@@ -29,7 +29,7 @@ def hang():
     ctypes.CDLL(None).pthread_mutex_lock(mutex)
     ctypes.CDLL(None).pthread_mutex_lock(mutex)
 with owned(work_dir) as owner:
-    with interruptible(interrupt, last_words=hang, release=owner.release):
+    with interruptible(interrupt, restore_screen=hang, release=owner.release):
         print("ready", flush=True)
         if where == "C":
             hang()
@@ -54,7 +54,7 @@ def test_an_echo_of_the_first_request_is_no_second_one() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_signal_sets_a_flag_and_handlers_come_back(number: signal.Signals) -> None:
     budget, before = Budget(None), signal.getsignal(number)
-    with interruptible(budget.interrupt, last_words=pytest.fail, release=pytest.fail):
+    with interruptible(budget.interrupt, restore_screen=pytest.fail, release=pytest.fail):
         signal.raise_signal(number)
         signal.raise_signal(number)  # an echo
         assert budget.should_stop()
@@ -66,7 +66,7 @@ def test_the_first_signal_sets_a_flag_and_handlers_come_back(number: signal.Sign
 def test_nohup_stays_in_force() -> None:
     budget, before = Budget(None), signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with interruptible(budget.interrupt, last_words=pytest.fail, release=pytest.fail):
+        with interruptible(budget.interrupt, restore_screen=pytest.fail, release=pytest.fail):
             signal.raise_signal(signal.SIGHUP)
         assert not budget.interrupted
     finally:
@@ -78,7 +78,7 @@ def test_other_threads_catch_nothing() -> None:
     seen = []
 
     def run() -> None:
-        with interruptible(pytest.fail, last_words=pytest.fail, release=pytest.fail):
+        with interruptible(pytest.fail, restore_screen=pytest.fail, release=pytest.fail):
             seen.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=run)

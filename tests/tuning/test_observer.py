@@ -55,7 +55,7 @@ def test_an_observer_that_fails_is_told_nothing_more(
         guarded.close()
     assert broken.calls == ["search", "round"]
     assert len(caplog.records) == 1
-    assert "the run goes on without" in caplog.text
+    assert "the run continues without it" in caplog.text
 
 
 def test_ctrl_c_in_an_observer_is_no_failure_of_it() -> None:

@@ -2,30 +2,23 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from typing import Any
 
 import pytest
 
-from tvm_adaptive.measure_callback.journal import NullJournal
 from tvm_adaptive.tuning.config import DEFAULT, SearchConfig
-from tvm_adaptive.tuning.parts import make_parts
-from tvm_adaptive.tuning.target import n_cores_of, resolve_target
+from tvm_adaptive.tuning.parts import Parts, make_parts
+from tvm_adaptive.tuning.target import n_cores_of
+from tvm_adaptive.values.trial_log import TrialLog
 
 
-def test_stocks_builder_has_time_to_import_what_it_imports(tmp_path):
-    target = resolve_target("cpu")
+def test_stocks_builder_has_time_to_import_what_it_imports(make_session: Any) -> None:
     measure = dataclasses.replace(DEFAULT.measure, build_timeout_sec=7.0)
-    parts = make_parts(
-        DEFAULT.replace(builder="local", measure=measure),
-        target=target,
-        work_dir=tmp_path,
-        seed=0,
-        journal=NullJournal(),
-        should_stop=lambda: False,
-    )
-    with contextlib.closing(parts):
+    session = make_session(DEFAULT.replace(builder="local", measure=measure))
+    with contextlib.closing(make_parts(session)) as parts:
         # Three times the half minute that two quiet cores need.
         assert parts.builder.timeout_sec >= 7.0 + 90.0
-        assert parts.builder.max_workers == n_cores_of(target)
+        assert parts.builder.max_workers == n_cores_of(session.target)
 
 
 @pytest.mark.parametrize(
@@ -37,14 +30,31 @@ def test_stocks_builder_has_time_to_import_what_it_imports(tmp_path):
         ({"search": SearchConfig(seeds=False)}, False),
     ],
 )
-def test_only_a_search_on_decisions_is_told_of_relatives(tmp_path, changes, takes_seeds):
-    parts = make_parts(
-        DEFAULT.replace(**changes),
-        target=resolve_target("cpu"),
-        work_dir=tmp_path,
-        seed=0,
-        journal=NullJournal(),
-        should_stop=lambda: False,
-    )
-    with contextlib.closing(parts):
+def test_only_a_search_on_decisions_shares_records(
+    make_session: Any, changes: dict[str, Any], takes_seeds: bool
+) -> None:
+    with contextlib.closing(make_parts(make_session(DEFAULT.replace(**changes)))) as parts:
         assert (parts.transfer_pool is not None) == takes_seeds
+
+
+class Closeable:
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+        if self.error is not None:
+            raise self.error
+
+
+def test_a_part_that_fails_to_close_is_heard_and_the_others_are_closed() -> None:
+    builder, runner, lanes = Closeable(AttributeError("no pool")), Closeable(), Closeable()
+    stock: Any = object()  # has nothing to close
+    closeable = (runner, stock, builder, None, lanes)
+    parts = Parts(stock, stock, stock, stock, stock, None, TrialLog(), closeable)
+    with pytest.raises(AttributeError, match="no pool"):
+        parts.close()
+    assert builder.is_closed
+    assert runner.is_closed
+    assert lanes.is_closed

@@ -31,8 +31,8 @@ QUICK = TuneConfig(
 )
 
 
-def sittings(work_dir: Path) -> list[list[dict[str, Any]]]:
-    """Return the events of each sitting."""
+def attempts(work_dir: Path) -> list[list[dict[str, Any]]]:
+    """Return the events of each attempt."""
     found: list[list[dict[str, Any]]] = []
     for event in read_journal(work_dir / "journal.jsonl"):
         if event["event"] == "journal":
@@ -67,8 +67,8 @@ def test_a_run_goes_on_where_it_ended(tmp_path: Path) -> None:
     assert second.elapsed_sec > first.elapsed_sec
     assert len(set(recorded_programs(tmp_path))) == len(recorded_programs(tmp_path)) == 16
 
-    before, after = sittings(tmp_path)
-    assert any("goes on after 8 trials" in note for note in observer.notes)
+    before, after = attempts(tmp_path)
+    assert any("resumes after 8 trials" in note for note in observer.notes)
     # The model knows what it knew, to the sample, before anything new was measured.
     (restored,) = of_kind(after, "restored")
     assert restored["n_samples"] == 8
@@ -88,7 +88,7 @@ def test_a_finished_run_measures_nothing_and_says_so(tmp_path: Path) -> None:
     first = tune("te:GMM", work_dir=tmp_path, trials=4, seed=3, config=QUICK)
     observer = Notes()
     again = resume(tmp_path, observer=observer)
-    assert len(sittings(tmp_path)) == 1
+    assert len(attempts(tmp_path)) == 1
     assert "has come to its end" in observer.notes[0]
     assert again == first
 
@@ -107,7 +107,7 @@ def test_a_model_that_was_given_in_python_is_resumed_in_python(tmp_path: Path) -
         resume(tmp_path)
     report = tune_tir(mod, work_dir=tmp_path, trials=8, seed=4, config=QUICK, resume=True)
     assert report.n_trials == 8
-    (restored,) = of_kind(sittings(tmp_path)[1], "restored")
+    (restored,) = of_kind(attempts(tmp_path)[1], "restored")
     assert restored["n_samples"] == 4
 
 
@@ -126,7 +126,7 @@ def resaid(work_dir: Path, kind: str, **fields: object) -> None:
 def test_another_machines_run_is_refused_and_measured_anew_where_allowed(tmp_path: Path) -> None:
     tune("te:GMM", work_dir=tmp_path, trials=8, seed=3, config=QUICK)
     before = recorded_programs(tmp_path)
-    (told,) = of_kind(sittings(tmp_path)[0], "run")
+    (told,) = of_kind(attempts(tmp_path)[0], "run")
     assert told["device"]
     resaid(tmp_path, "run", device="Z80, 1 cores")
     journal = (tmp_path / "journal.jsonl").read_bytes()
@@ -144,7 +144,7 @@ def test_another_machines_run_is_refused_and_measured_anew_where_allowed(tmp_pat
     observer = Notes()
     report = resume(tmp_path, trials=12, observer=observer, allow_other_machine=True)
     assert report.n_trials == 12
-    _, after = sittings(tmp_path)
+    _, after = attempts(tmp_path)
     # No time from elsewhere: not in the model, the task scheduler, or among the records.
     assert of_kind(after, "restored") == []
     first = of_kind(after, "measured")[0]
@@ -208,7 +208,7 @@ def test_what_the_run_taught_the_model_is_not_taught_twice(tmp_path: Path) -> No
     config = QUICK.replace(store=store)
     tune("te:GMM", work_dir=tmp_path / "run", trials=8, seed=3, config=config)
     resume(tmp_path / "run", trials=12)
-    _, after = sittings(tmp_path / "run")
+    _, after = attempts(tmp_path / "run")
     (recalled,) = of_kind(after, "recalled")
     assert recalled["n_samples"] == 0
     assert set(recalled["n_trials"].values()) <= {0}
@@ -283,10 +283,10 @@ def test_a_run_that_was_stopped_goes_on_from_the_command_line(
     wait_for_rounds(work_dir, 2)
     process.send_signal(number)
     process.wait(timeout=120)
-    done = sum(len(event["latencies_ms"]) for event in of_kind(sittings(work_dir)[0], "measured"))
+    done = sum(len(event["latencies_ms"]) for event in of_kind(attempts(work_dir)[0], "measured"))
     assert 0 < done < 64
     assert start(work_dir, "--resume", str(work_dir)).wait(timeout=280) == 0
-    first, second = sittings(work_dir)
+    first, second = attempts(work_dir)
     counts = [len(event["latencies_ms"]) for event in of_kind(first + second, "measured")]
     assert sum(counts) == 64
     found = recorded_programs(work_dir)

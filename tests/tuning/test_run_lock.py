@@ -89,7 +89,7 @@ def test_a_living_run_is_left_alone_from_the_command_line(
     for arguments in (["--resume", str(tmp_path)], ["te:GMM", "--work-dir", str(tmp_path)]):
         assert main(["tune", *arguments, "--trials", "4", "--store", "none"]) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert f"A run goes on in {tmp_path} (process {holder.pid} on " in line
+        assert f"A run is in progress in {tmp_path} (process {holder.pid} on " in line
     assert journal.read_text().endswith("torn")
     assert {path.name for path in tmp_path.iterdir()} == {"journal.jsonl", LOCK_FILE}
 
@@ -173,7 +173,7 @@ def test_of_two_that_resume_one_goes_on(tmp_path: Path) -> None:
     assert sorted(process.returncode for process in pair) == [0, 2]
     (refused,) = (text for text, each in zip(errors, pair, strict=True) if each.returncode == 2)
     (going_on,) = (each for each in pair if each.returncode == 0)
-    assert f"A run goes on in {work_dir} (process {going_on.pid} on " in refused
+    assert f"A run is in progress in {work_dir} (process {going_on.pid} on " in refused
     assert journalled_trials(work_dir) == 64
     found = recorded_programs(work_dir)
     assert len(set(found)) == len(found) >= 64

@@ -13,16 +13,15 @@ import tvm.te
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.testing.te_workload import create_te_workload
 
+from tests.tuning.observers import NoObserver
 from tvm_adaptive import TuneConfig, tune, tune_relax, tune_tir
 from tvm_adaptive.database.location import user_store
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.errors import InvalidOptionError, StoreError
 from tvm_adaptive.measure_callback import read_journal
-from tvm_adaptive.models import resnet18
-from tvm_adaptive.models.compare import run_exported
+from tvm_adaptive.models import resnet18, run_exported
 from tvm_adaptive.tuning.config import DEFAULT, FinishConfig, SchedulerConfig, SearchConfig
-from tvm_adaptive.tuning.observer import NoObserver
-from tvm_adaptive.tuning.parts import check_names
+from tvm_adaptive.tuning.registry import check_names
 
 QUICK = TuneConfig(
     search=SearchConfig(n_trials_per_round=4, population_size=64, genetic_num_iters=1),

@@ -1,4 +1,4 @@
-"""The command ``tvm-adaptive``: parses, calls the library, prints. No work is done here."""
+"""The command ``tvm-adaptive``: parses options, calls the library, prints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import psutil
 import tvm_adaptive
 from tvm_adaptive.cli import apply, db, doctor, report, show, tune
 from tvm_adaptive.cli.codes import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK
-from tvm_adaptive.cli.console import settle, unless_closed
+from tvm_adaptive.cli.console import flush_or_drop, unless_closed
 from tvm_adaptive.errors import AdaptiveError
 
 
@@ -23,11 +23,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line."""
     try:
         options = _parser().parse_args(arguments)
-        # A program's budget begins when it does: to import TVM takes seconds.
+        # A program's budget includes its start: importing TVM takes seconds.
         options.spent_sec = 0.0 if arguments is not None else _age_sec()
         return _run(options)
     finally:
-        settle()
+        flush_or_drop()
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -40,7 +40,7 @@ def _run(options: argparse.Namespace) -> int:
         with contextlib.suppress(OSError):  # standard error is closed
             print(f"tvm-adaptive: error: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
-    except KeyboardInterrupt:  # before the run caught interrupts itself
+    except KeyboardInterrupt:  # before a run handles signals
         return EXIT_INTERRUPTED
     return code
 
@@ -51,7 +51,7 @@ def _age_sec() -> float:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that says in one line what is wrong, without the whole usage before it."""
+    """A parser whose errors are one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
         """Print the message and leave with exit code 2."""
@@ -64,12 +64,8 @@ def _parser() -> argparse.ArgumentParser:
         "--version", action="version", version=f"%(prog)s {tvm_adaptive.__version__}"
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    tune.add_parser(commands)
-    apply.add_parser(commands)
-    report.add_parser(commands)
-    db.add_parser(commands)
-    doctor.add_parser(commands)
-    show.add_parser(commands)
+    for command in (tune, apply, report, db, doctor, show):
+        command.add_parser(commands)
     return parser
 
 

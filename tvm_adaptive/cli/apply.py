@@ -1,4 +1,4 @@
-"""``tvm-adaptive apply``: from records to a library that runs elsewhere."""
+"""``tvm-adaptive apply``: compile a model with its best records."""
 
 from __future__ import annotations
 
@@ -22,17 +22,13 @@ from tvm_adaptive.tuning.config import DEFAULT
 
 
 def run(options: argparse.Namespace) -> int:
-    """Compile, check and time a model, and print what came of it."""
+    """Compile, check and time a model; print the result."""
     from tvm_adaptive.tuning.deploy import APPLY_FILE, apply
 
     what: str = options.what
     out_dir = options.out or Path("applied") / slug(Path(what).name)
-    config = DEFAULT.replace(
-        layout=options.layout,
-        prepack=options.prepack,
-        vector_math=options.vector_math,
-        store=options.store,
-    )
+    names = ("layout", "prepack", "vector_math", "store")
+    config = DEFAULT.replace(**{name: getattr(options, name) for name in names})
     with Display(PlainConsole(stderr=True), quiet=options.quiet) as display:
         applied = apply(
             what,
@@ -56,8 +52,8 @@ def run(options: argparse.Namespace) -> int:
         console = PlainConsole(file=sys.stdout)
         for line in lines:
             console.print(line, highlight=False, markup=False, soft_wrap=True)
-    good = applied.comparison is not None and applied.comparison.agree
-    return EXIT_OK if good else EXIT_BAD_RESULT
+    agree = applied.comparison is not None and applied.comparison.agree
+    return EXIT_OK if agree else EXIT_BAD_RESULT
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
@@ -66,8 +62,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         "apply",
         help="compile a model with the best records there are",
         description="Compile WHAT to a library with the best records of a run, or of the "
-        "store; check and time it, and write examples that load it. What no play-off has "
-        "checked yet is checked first. Exit code 0, 1 if outputs disagree, 2 for bad input.",
+        "store; check and time it, and write examples that load it. Records that no play-off "
+        "has checked are checked first. Exit code 0, 1 if outputs disagree, 2 for bad input.",
     )
     apply.add_argument(
         "what", metavar="WHAT", help=f"a run's work directory; or, with a store, {WHAT_HELP}"

@@ -1,10 +1,12 @@
-"""What users write on the command line, as values."""
+"""Options that commands share, and the parsing of their values."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import re
+from collections.abc import Mapping
 
 from tvm_adaptive.tuning.config import TuneConfig
 
@@ -17,36 +19,38 @@ WHAT_HELP = (
 
 def parse_duration(text: str) -> float:
     """Return the seconds of ``"90s"``, ``"10m"``, ``"1.5h"`` or ``"600"``."""
-    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
-    number, unit = (text[:-1], units[text[-1]]) if text and text[-1] in units else (text, 1.0)
-    try:
-        seconds = float(number) * unit
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
+    value = _with_unit(text, {"s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0})
+    if value is None:
         raise argparse.ArgumentTypeError(
             f"{text!r} is no duration; write for example 90s, 10m or 1.5h"
         )
-    return seconds
+    return value
 
 
 def parse_latency(text: str) -> float:
     """Return the milliseconds of ``"5ms"``, ``"800us"`` or ``"0.2s"``."""
-    units = {"ms": 1.0, "us": 1e-3, "s": 1e3}
-    unit = next((unit for unit in units if text.endswith(unit)), None)
-    try:
-        latency_ms = float(text[: -len(unit)]) * units[unit] if unit else 0.0
-    except ValueError:
-        latency_ms = 0.0
-    if not 0 < latency_ms < float("inf"):
+    value = _with_unit(text, {"ms": 1.0, "us": 1e-3, "s": 1e3})
+    if value is None:
         raise argparse.ArgumentTypeError(
             f"{text!r} is no latency; write for example 5ms, 800us or 0.2s"
         )
-    return latency_ms
+    return value
+
+
+def _with_unit(text: str, units: Mapping[str, float]) -> float | None:
+    """Return a positive number times its unit; None for anything else."""
+    unit = next((unit for unit in units if text.endswith(unit)), None)
+    if unit is None:
+        return None
+    try:
+        value = float(text.removesuffix(unit)) * units[unit]
+    except ValueError:
+        return None
+    return value if 0 < value < math.inf else None
 
 
 def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
-    """Return the input and the extents of ``"image=1x3x224x224"``; without a name, ``""``."""
+    """Return the input's name and the extents of ``"image=1x3x224x224"``; the name may miss."""
     name, _, shape = text.rpartition("=")
     extents = re.split("[x,]", shape)
     if not all(extent.isdecimal() and int(extent) > 0 for extent in extents):
@@ -64,7 +68,7 @@ def parse_count(text: str) -> int:
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Add what says how a model is read and prepared, and for which target."""
+    """Add the options of a model's input, preparation and target."""
     parser.add_argument(
         "--input-shape",
         action="append",
@@ -92,7 +96,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_farm_options(parser: argparse.ArgumentParser) -> None:
-    """Add what says where devices elsewhere are."""
+    """Add the options of an RPC tracker."""
     parser.add_argument(
         "--tracker",
         metavar="HOST:PORT",
@@ -102,7 +106,7 @@ def add_farm_options(parser: argparse.ArgumentParser) -> None:
 
 
 def with_farm(config: TuneConfig, options: argparse.Namespace) -> TuneConfig:
-    """Return a configuration with the devices that the options name, if they name some."""
+    """Return a configuration with the tracker of the options, if they name one."""
     given = {"tracker": options.tracker, "tracker_key": options.tracker_key}
     measure = {name: value for name, value in given.items() if value is not None}
     if not measure:

@@ -1,4 +1,4 @@
-"""Exit codes: what a shell script can tell apart."""
+"""Exit codes."""
 
 from tvm_adaptive.tuning.interrupts import EXIT_INTERRUPTED
 

@@ -16,7 +16,7 @@ _CLOSED = (errno.EPIPE, errno.EIO)
 
 
 class PlainConsole(Console):
-    """A console that raises when nobody reads it; rich's own would end the program."""
+    """A console that raises when its reader is gone; rich's own would end the program."""
 
     def on_broken_pipe(self) -> None:
         """Raise what rich has caught."""
@@ -25,7 +25,7 @@ class PlainConsole(Console):
 
 @contextlib.contextmanager
 def unless_closed() -> Iterator[None]:
-    """Go on behind this block when standard output is closed while it prints."""
+    """Leave this block when standard output is closed while it prints."""
     try:
         yield
         if sys.stdout is not None:
@@ -35,8 +35,8 @@ def unless_closed() -> Iterator[None]:
             raise
 
 
-def settle() -> None:
-    """Write what is left of both streams, or drop it; Python would end with an error later."""
+def flush_or_drop() -> None:
+    """Flush both streams, or drop their text; otherwise Python would end with an error."""
     for stream in (sys.stdout, sys.stderr):
         if stream is None:  # closed from the beginning
             continue
@@ -47,8 +47,7 @@ def settle() -> None:
 
 
 def _drop(stream: TextIO) -> None:
-    """Send a stream's unwritten text nowhere."""
     with contextlib.suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)

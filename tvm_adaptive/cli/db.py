@@ -1,4 +1,4 @@
-"""``tvm-adaptive db``: what a record store holds, and how it gets in and out."""
+"""``tvm-adaptive db``: list, export, import and prune a record store."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from tvm_adaptive.database import maintenance
 
 
 def run(options: argparse.Namespace) -> int:
-    """Do what the options say."""
-    return _ACTIONS[options.action](options)
+    """Run the action of the options."""
+    print(_ACTIONS[options.action](options))
+    return EXIT_OK
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
@@ -29,7 +30,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     db: argparse.ArgumentParser = commands.add_parser(
         "db",
         help="look into the store of records, export, import or prune it",
-        description="Runs keep what they measure in a store, and begin with what is there.",
+        description="Runs keep their trials in a store, and start from its records.",
     )
     db.add_argument(
         "--store", default="user", metavar="NAME", help="a path or URL (default: your own)"
@@ -48,14 +49,14 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     prune.add_argument("--keep", type=parse_count, default=64, metavar="N", help="default: 64")
 
 
-def _stats(options: argparse.Namespace) -> int:
+def _stats(options: argparse.Namespace) -> str:
     name, stats = maintenance.stats(options.store)
     table = Table("task", "family", "target", "trials", "failed", "best, ms", "last")
     for each in stats:
         table.add_row(
-            _shown(each.task.name),
-            _shown(each.task.family),
-            _shown(_short(each.task.target)),
+            _printable(each.task.name),
+            _printable(each.task.family),
+            _printable(_short(each.task.target)),
             str(each.n_trials),
             str(each.n_failures),
             "-" if each.best_sec is None else f"{each.best_sec * 1e3:.4g}",
@@ -63,29 +64,25 @@ def _stats(options: argparse.Namespace) -> int:
         )
     if stats:
         Console(file=sys.stdout).print(table)
-    print(f"{name}: {len(stats)} tasks, {sum(each.n_trials for each in stats)} trials")
-    return EXIT_OK
+    return f"{name}: {len(stats)} tasks, {sum(each.n_trials for each in stats)} trials"
 
 
-def _export(options: argparse.Namespace) -> int:
+def _export(options: argparse.Namespace) -> str:
     n_written = maintenance.export_records(options.store, options.folder, options.best)
-    print(f"{options.folder}: {n_written} records")
-    return EXIT_OK
+    return f"{options.folder}: {n_written} records"
 
 
-def _import(options: argparse.Namespace) -> int:
+def _import(options: argparse.Namespace) -> str:
     name, n_added, n_skipped = maintenance.import_records(options.store, options.folder)
-    print(f"{name}: {n_added} records added, {n_skipped} left out (known or not readable)")
-    return EXIT_OK
+    return f"{name}: {n_added} records added, {n_skipped} left out (known or not readable)"
 
 
-def _prune(options: argparse.Namespace) -> int:
+def _prune(options: argparse.Namespace) -> str:
     name, n_deleted = maintenance.prune(options.store, options.keep)
-    print(f"{name}: {n_deleted} trials deleted")
-    return EXIT_OK
+    return f"{name}: {n_deleted} trials deleted"
 
 
-_ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
+_ACTIONS: dict[str, Callable[[argparse.Namespace], str]] = {
     "stats": _stats,
     "export": _export,
     "import": _import,
@@ -93,8 +90,8 @@ _ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
 }
 
 
-def _shown(text: str) -> Text:
-    """Return what somebody else wrote: as it is, but for what terminals obey."""
+def _printable(text: str) -> Text:
+    """Return a store's text without characters that control a terminal."""
     return Text("".join(char if char.isprintable() else "?" for char in text))
 
 

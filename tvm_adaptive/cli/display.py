@@ -1,11 +1,10 @@
-"""What is on the screen while a run goes on."""
+"""The display of a run in progress."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import time
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -16,10 +15,10 @@ from tvm_adaptive.report.live import failure_lines, screen
 from tvm_adaptive.report.story import StoryReader
 from tvm_adaptive.tuning.budget import Budget
 
-# Not on a terminal: a line as often as a patient reader wants one.
+# Between lines off a terminal: often enough to show progress.
 _PLAIN_LINE_SEC = 15.0
-# On a terminal. Drawing takes the processor that measures some ten milliseconds, and so
-# it is done between rounds, not by a clock.
+# Between updates on a terminal. Drawing takes some ten milliseconds of the processor that
+# measures, and so it happens between rounds, not by a clock.
 _DRAW_SEC = 0.5
 
 
@@ -37,25 +36,20 @@ class Display:
 
     def __enter__(self) -> Display:
         if self._is_live:
-            with contextlib.suppress(OSError):  # the run does not need a screen
+            with contextlib.suppress(OSError):  # the run works without a screen
                 self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Leave the screen as it was found."""
+        """Restore the screen."""
         with contextlib.suppress(OSError):
             self._live.stop()
 
     def stage(self, name: str) -> None:
-        """Show that a stage begins."""
+        """Show the start of a stage."""
         self._stage = name
         if self._is_live:
             self._draw()
@@ -63,7 +57,7 @@ class Display:
             self._print(f"{name} ...")
 
     def round(self, progress: RunProgress, budget: Budget) -> None:
-        """Show what a round brought."""
+        """Show the results of a round."""
         self._budget = budget
         if self._is_live:
             if time.monotonic() >= self._last_sec + _DRAW_SEC:
@@ -80,7 +74,7 @@ class Display:
             self._print(text)
 
     def event(self, event: dict[str, Any]) -> None:
-        """Take in an event of the journal; it is shown with the next round."""
+        """Keep an event of the journal; the next round shows it."""
         if self._is_live:
             self._reader.take(event)
 
@@ -97,7 +91,7 @@ class Display:
 
 
 def describe(progress: RunProgress) -> str:
-    """Return one line on a run: trials, errors, and the latency that its best add up to."""
+    """Return one line on a run: trials, errors, and the sum of its tasks."""
     done = sum(math.isfinite(task.best_sec) for task in progress.tasks)
     text = f"{progress.n_trials} trials, {progress.n_errors} errors, "
     if done < len(progress.tasks):

@@ -12,7 +12,7 @@ _MARKS = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what was found; 1 if something is a problem."""
+    """Print the results; exit code 1 if one is a problem."""
     from tvm_adaptive.tuning.doctor import examine, is_fit
 
     results = examine(options.work_dir, 0.0 if options.quick else options.noise_sec)
@@ -29,9 +29,9 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     doctor: argparse.ArgumentParser = commands.add_parser(
         "doctor",
         help="check whether this machine is fit for tuning",
-        description="Check versions, compiler, processor, memory, GPU, disk and noise; say the "
-        "cure of each problem. Exit code 1 if there is one.",
+        description="Check versions, compiler, processor, memory, GPU, disk and noise; print a "
+        "fix for each problem. Exit code 1 if there is one.",
     )
     doctor.add_argument("--work-dir", type=Path, default=Path("runs"), metavar="DIR")
-    doctor.add_argument("--quick", action="store_true", help="without watching the noise")
+    doctor.add_argument("--quick", action="store_true", help="skip the noise")
     doctor.set_defaults(run=run, noise_sec=5.0)

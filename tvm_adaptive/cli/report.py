@@ -1,4 +1,4 @@
-"""``tvm-adaptive report``: a page on what a run did and why."""
+"""``tvm-adaptive report``: write a page on a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tvm_adaptive.cli.codes import EXIT_OK
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the page, and show it if asked to."""
+    """Write the page, and open it if requested."""
     from tvm_adaptive.report import read_stories, write_report
 
     path = write_report(
@@ -28,8 +28,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     report: argparse.ArgumentParser = commands.add_parser(
         "report",
         help="write a page on what a run did and why, or compare runs",
-        description="Write one HTML file on a run, running, finished or killed; it needs no "
-        "network to be read. Further runs are drawn beside the first.",
+        description="Write one HTML file on a run, in progress, finished or killed; it can be "
+        "read offline. Further runs are drawn beside the first.",
     )
     report.add_argument("work_dir", type=Path, nargs="+", metavar="DIR", help="work directories")
     report.add_argument(

@@ -1,4 +1,4 @@
-"""``tvm-adaptive show``: what a run has found."""
+"""``tvm-adaptive show``: print the results of a run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
         best = task.best
         known = math.isfinite(best.seconds)
         table.add_row(
-            Text(task.name),  # not markup, whatever it is called
+            Text(task.name),  # names may look like markup
             Text(task.family),
             f"{task.weight:g}",
             f"{best.seconds * 1e3:.4g}" if known else "-",
@@ -43,11 +43,11 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """Add the command to a parser's."""
     show: argparse.ArgumentParser = commands.add_parser(
         "show",
-        help="show what a run has found: its tasks, or a task's best schedule",
-        description="List the tasks of a run, running, finished or killed; with --task print "
+        help="show the results of a run: its tasks, or a task's best schedule",
+        description="List the tasks of a run, in progress, finished or killed; with --task print "
         "the best schedule of one as TVMScript.",
     )
     show.add_argument("work_dir", type=Path, metavar="DIR", help="a run's work directory")
-    show.add_argument("--task", metavar="NAME", help="may be left out where there is one only")
-    show.add_argument("--trace", action="store_true", help="the steps that lead to it instead")
+    show.add_argument("--task", metavar="NAME", help="optional if there is only one")
+    show.add_argument("--trace", action="store_true", help="print the steps that make it instead")
     show.set_defaults(run=run)

@@ -14,7 +14,7 @@ _MAX_ERRORS = 3
 
 
 def print_report(report: TuneReport, console: Console) -> None:
-    """Print a report for people."""
+    """Print a report."""
     console.print(_task_table(report))
     for line in summary_lines(report):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -27,8 +27,8 @@ def summary_lines(report: TuneReport) -> list[str]:
         lines += comparison_lines(report.comparison)
     elif report.interrupted:
         lines.append(
-            "interrupted: what was found so far is kept; tasks that were not checked stay untuned "
-            f"until --resume {report.work_dir} goes on, or apply {report.work_dir} checks them"
+            "interrupted: all results are kept; tasks that were not checked stay untuned "
+            f"until --resume {report.work_dir} or apply {report.work_dir} checks them"
         )
     elif report.shortfall:
         lines.append(f"not compared: {report.shortfall}")
@@ -41,7 +41,7 @@ def summary_lines(report: TuneReport) -> list[str]:
     if n_missed := sum(math.isinf(task.best_sec) and not task.n_trials for task in report.tasks):
         lines.append(
             f"not reached   {n_missed} of {len(report.tasks)} tasks, which stay untuned; "
-            f"--resume {report.work_dir} with a larger budget goes on"
+            f"--resume {report.work_dir} with a larger budget reaches them"
         )
     lines.append(f"trials        {report.n_trials}, {report.n_errors} failed")
     most = sorted(report.errors.items(), key=lambda item: -item[1])[:_MAX_ERRORS]
@@ -55,7 +55,7 @@ def summary_lines(report: TuneReport) -> list[str]:
 
 
 def comparison_lines(comparison: Comparison) -> list[str]:
-    """Return two lines: how fast, and how equal."""
+    """Return two lines: latency, and equality of outputs."""
     ratio = comparison.before_sec / comparison.after_sec
     verdict = "agree" if comparison.agree else "DISAGREE: do not use this result"
     before, after = comparison.before_sec * 1e3, comparison.after_sec * 1e3

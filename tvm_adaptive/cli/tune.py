@@ -1,4 +1,4 @@
-"""``tvm-adaptive tune``: options in, a report on the screen out."""
+"""``tvm-adaptive tune``: tune a model, and print the report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tvm_adaptive import tune
 from tvm_adaptive.cli.arguments import (
@@ -26,30 +26,32 @@ from tvm_adaptive.cli.summary import print_report
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.frontend import slug
 from tvm_adaptive.tuning import registry
-from tvm_adaptive.tuning.config import TuneConfig, preset
+from tvm_adaptive.tuning.config import MeasureConfig, SearchConfig, TuneConfig, preset
 from tvm_adaptive.tuning.config_file import read_config, write_config
 from tvm_adaptive.tuning.outcome import TuneReport
 from tvm_adaptive.tuning.resume import resume
 
+_Stage = TypeVar("_Stage", SearchConfig, MeasureConfig)
 _DEFAULT_BUDGET_SEC = 600.0
 # Two for each task of ResNet-18.
-PLATEAU_SLOTS = 40
-# A resumed run has them from its journal.
-_OF_A_NEW_RUN = (
+_PLATEAU_SLOTS = 40
+# Options of a new run; a resumed run has them in its journal.
+_NEW_RUN_OPTIONS = (
     *("what", "work_dir", "target", "seed", "preset", "config", "layout", "prepack"),
-    *("vector_math", "input_shape", "until_plateau"),
-    *("cost_model", "strategy", "runner", "builder", "task_scheduler"),
+    *("vector_math", "input_shape", "until_plateau", *registry.PARTS),
     *("devices", "tracker", "tracker_key", "lanes", "ray"),
 )
+# Options of the same name in the configuration.
+_CONFIG_OPTIONS = (*registry.PARTS, "layout", "prepack", "vector_math", "store")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Tune what the options say."""
+    """Tune a model by the options."""
     if options.print_config:
         print(write_config(config_of(options)), end="")
         return EXIT_OK
     check_resume(options)
-    # Results go to standard output, what happens on the way to standard error.
+    # The report goes to standard output, progress to standard error.
     with Display(PlainConsole(stderr=True), quiet=options.quiet) as display:
         report = _resume(options, display) if options.resume else _tune(options, display)
     with unless_closed():
@@ -94,19 +96,19 @@ def _resume(options: argparse.Namespace, display: Display) -> TuneReport:
 
 
 def check_resume(options: argparse.Namespace) -> None:
-    """Raise InvalidOptionError when a resumed run is given what it has already."""
+    """Raise InvalidOptionError if a resumed run gets options of a new one."""
     if options.resume is None:
         return
-    given = [name for name in _OF_A_NEW_RUN if getattr(options, name) not in (None, [])]
+    given = [name for name in _NEW_RUN_OPTIONS if getattr(options, name) not in (None, [])]
     if given:
         raise InvalidOptionError(
-            f"--resume goes on with what the run in {options.resume} was given; leave out "
+            f"--resume continues the run in {options.resume} with its own options; leave out "
             f"{', '.join(given)}."
         )
 
 
 def config_of(options: argparse.Namespace) -> TuneConfig:
-    """Return the configuration that the options describe; they go before a file's."""
+    """Return the configuration of the options, which override a file's."""
     if options.config is not None and options.preset is not None:
         raise InvalidOptionError("Give --preset or --config; a file says preset = itself.")
     base = preset(options.preset or "default")
@@ -121,40 +123,32 @@ def config_of(options: argparse.Namespace) -> TuneConfig:
         stage = dataclasses.replace(base.scheduler, plateau_slots=options.until_plateau)
         base = base.replace(scheduler=stage)
     base = with_farm(base, options)
-    search = {name: getattr(options, name) for name in ("lanes", "ray")}
-    measure = {} if options.devices is None else {"devices": options.devices}
     return base.replace(
-        search=dataclasses.replace(
-            base.search, **{name: value for name, value in search.items() if value is not None}
-        ),
-        measure=dataclasses.replace(base.measure, **measure),
-        cost_model=options.cost_model,
-        strategy=options.strategy,
-        runner=options.runner,
-        builder=options.builder,
-        task_scheduler=options.task_scheduler,
-        layout=options.layout,
-        prepack=options.prepack,
-        vector_math=options.vector_math,
-        store=options.store,
+        search=_replaced(base.search, lanes=options.lanes, ray=options.ray),
+        measure=_replaced(base.measure, devices=options.devices),
+        **{name: getattr(options, name) for name in _CONFIG_OPTIONS},
     )
 
 
+def _replaced(stage: _Stage, **changes: Any) -> _Stage:
+    """Return options of a stage with some changed; None keeps an option."""
+    given = {name: value for name, value in changes.items() if value is not None}
+    return dataclasses.replace(stage, **given)
+
+
 def default_work_dir(what: str) -> str:
-    """Return a new directory's name for a run, below ``runs``."""
+    """Return a new run's directory below ``runs``."""
     return f"runs/{slug(Path(what).name)}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def exit_code(report: TuneReport) -> int:
-    """Return what the shell is told of a report."""
+    """Return the exit code of a report."""
     if report.interrupted:
         return EXIT_INTERRUPTED
     if report.comparison is None:
-        # What the budget was too short to compare is made of what was checked, or untuned.
+        # Without time to compare, the result contains only checked records, or none.
         return EXIT_OK if report.shortfall else EXIT_BAD_RESULT
-    if not report.comparison.agree:
-        return EXIT_BAD_RESULT
-    return EXIT_OK
+    return EXIT_OK if report.comparison.agree else EXIT_BAD_RESULT
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
@@ -169,14 +163,14 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     tune.add_argument(
         "--resume",
         metavar="DIR",
-        help="go on with the run in DIR, which was interrupted or killed, or shall have more "
-        "--budget or --trials than it had; seconds and trials count from its beginning",
+        help="continue the run in DIR, which was interrupted or killed, or which gets a larger "
+        "--budget or more --trials; seconds and trials count from its beginning",
     )
     tune.add_argument(
         "--allow-other-machine",
         action="store_true",
-        help="go on where another machine or version of TVM took the times in the directory: "
-        "they are set aside, and the fastest records measured again",
+        help="continue although another machine or version of TVM took the times in the "
+        "directory: they are set aside, and the fastest records measured again",
     )
     tune.add_argument(
         "--budget",
@@ -185,27 +179,27 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         help="wall-clock time for the whole command, e.g. 90s, 10m, 1h "
         "(10m if --trials is not given either)",
     )
-    tune.add_argument("--trials", type=parse_count, metavar="N", help="trials at the most")
+    tune.add_argument("--trials", type=parse_count, metavar="N", help="largest number of trials")
     tune.add_argument(
         "--until-latency",
         type=parse_latency,
         metavar="TIME",
-        help="end as soon as the sum of all tasks is as fast, e.g. 5ms or 800us",
+        help="end when the sum of all tasks is as fast, e.g. 5ms or 800us",
     )
     tune.add_argument(
         "--until-plateau",
         nargs="?",
         type=parse_count,
-        const=PLATEAU_SLOTS,
+        const=_PLATEAU_SLOTS,
         metavar="SLOTS",
-        help=f"end when so many slots in a row ({PLATEAU_SLOTS} if not said) saved next to nothing",
+        help=f"end when so many slots in a row ({_PLATEAU_SLOTS} by default) saved next to nothing",
     )
     _add_parts(tune)
     tune.set_defaults(run=run)
 
 
 def _add_parts(tune: argparse.ArgumentParser) -> None:
-    """Add what says how it is tuned and where things go."""
+    """Add the options of the model, the configuration and the directories."""
     add_model_options(tune)
     tune.add_argument("--work-dir", metavar="DIR", help="where everything is written")
     tune.add_argument("--seed", type=int, metavar="N", help="makes the search repeatable")
@@ -214,8 +208,9 @@ def _add_parts(tune: argparse.ArgumentParser) -> None:
     tune.add_argument(
         "--print-config", action="store_true", help="print what would be used as TOML, and stop"
     )
-    for part in ("cost-model", "strategy", "runner", "builder", "task-scheduler"):
-        tune.add_argument(f"--{part}", metavar="NAME", help=f"{part.replace('-', ' ')}, by name")
+    for part in registry.PARTS:
+        name = part.replace("_", "-")
+        tune.add_argument(f"--{name}", metavar="NAME", help=f"{name.replace('-', ' ')}, by name")
     tune.add_argument(
         "--devices", metavar="LIST", help="local devices that measure, e.g. 0,1 for two GPUs"
     )

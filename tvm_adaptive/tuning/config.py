@@ -1,7 +1,7 @@
-"""Everything that a run can be told, as frozen values with two named presets.
+"""All options of a run, as frozen values with two named presets.
 
-``PAPER`` is AdaTune as published; ``DEFAULT`` is what our own benchmarks prefer. Where
-the two differ, the attribute says why.
+``PAPER`` is AdaTune as published; ``DEFAULT`` is the best of our benchmarks. Where the
+two differ, the attribute has the reason.
 """
 
 from __future__ import annotations
@@ -10,31 +10,26 @@ import dataclasses
 import re
 from typing import Any
 
-from tvm_adaptive.errors import InvalidOptionError
-
-
-def _at_least(name: str, value: float, low: int) -> None:
-    if value < low:
-        raise InvalidOptionError(f"{name} must be at least {low} but got {value}.")
-
-
-def _above(name: str, value: float, low: float) -> None:
-    if not value > low:
-        raise InvalidOptionError(f"{name} must be above {low} but got {value}.")
+from tvm_adaptive.errors import (
+    InvalidOptionError,
+    check_at_least,
+    check_positive,
+    check_share,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchConfig:
-    """How candidates are proposed.
+    """The search for candidates.
 
     Attributes
     ----------
     n_trials_per_round : int, default 16
         Candidates per batch. Small batches let the model learn sooner; below 16 the
-        fixed price of a search round outweighs that.
+        fixed cost of a search round outweighs that.
     proposer : {"distilled", "evolution"}, default "distilled"
-        Where candidates come from: a search on the decisions that a schedule leaves
-        open, or stock's evolution of whole programs, which costs several times as much.
+        The source of candidates: a search on the decisions that a schedule leaves open,
+        or stock's evolution of whole programs, which costs several times as much.
     population_size : int, default 128
         Schedules per generation. Of a round of 16 trials, stock's 512 spend more
         seconds on mutation and features than on building and measuring.
@@ -42,16 +37,16 @@ class SearchConfig:
     epsilon : float or None, default None
         Share of random candidates; None lets the posterior decide.
     diversity : {"none", "knobs", "medoids"}, default "medoids"
-        How a batch is kept from being one bet made many times: the best candidates of a
-        forest are often twins. See :mod:`tvm_adaptive.search_strategy.picking`.
+        How a batch is spread: the best candidates of a forest are often near
+        duplicates. See :mod:`tvm_adaptive.search_strategy.picking`.
     lanes : int, default 1
         Processes of this machine that search and build at the same time, each a batch of
-        another task; for devices that are not this machine's CPU. 1 is this process.
+        another task; for devices other than this machine's CPU. 1 is this process.
     ray : str or None, default None
         Address of a Ray cluster that searches and builds instead: ``"host:port"``,
         ``"auto"``, or ``"local"`` for one on this machine.
     seeds : bool, default True
-        Whether a task's first trials are what is best for tasks of its family, fitted to
+        Whether a task's first trials are the best of the tasks of its family, fitted to
         its own extents. See :mod:`tvm_adaptive.search_strategy.transfer`.
     """
 
@@ -66,15 +61,15 @@ class SearchConfig:
     seeds: bool = True
 
     def __post_init__(self) -> None:
-        _at_least("n_trials_per_round", self.n_trials_per_round, 1)
-        _at_least("population_size", self.population_size, 1)
-        _at_least("genetic_num_iters", self.genetic_num_iters, 0)
-        _at_least("lanes", self.lanes, 1)
+        check_at_least("n_trials_per_round", self.n_trials_per_round, 1)
+        check_at_least("population_size", self.population_size, 1)
+        check_at_least("genetic_num_iters", self.genetic_num_iters, 0)
+        check_at_least("lanes", self.lanes, 1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """How the forest learns.
+    """The forest of the cost model.
 
     Attributes
     ----------
@@ -91,24 +86,24 @@ class ModelConfig:
     target: str = "log"
 
     def __post_init__(self) -> None:
-        _at_least("n_trees", self.n_trees, 2)
+        check_at_least("n_trees", self.n_trees, 2)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeasureConfig:
-    """How candidates are built and timed.
+    """Building and timing of candidates.
 
     Attributes
     ----------
     rule : {"precision", "paper", "cv"}, default "precision"
     timeout_sec : float, default 10.0
-        Deadline for one candidate's runs; a kernel that needs longer has lost anyway.
+        Deadline for one candidate's runs; a kernel that needs longer never wins.
     build_timeout_sec : float, default 15.0
-        Most candidates compile in a fifth of a second; one that unrolls without end
-        must not eat a twentieth of a ten-minute budget. Stock's builder is given 105 s
-        more: its workers import TVM and all tensor intrinsics within a candidate's time.
+        Deadline for one candidate's build. Most compile in a fifth of a second; one that
+        unrolls without end must not cost a twentieth of a ten-minute budget. Stock's builder
+        gets 105 s more: its workers import TVM and all tensor intrinsics in that time.
     build_patience : float or None, default 10.0
-        A build that takes so many times as long as the median is given up; see
+        A build that takes this many times the median is stopped; see
         :class:`~tvm_adaptive.PersistentBuilder`.
     race : bool, default True
         Whether candidates that are clearly slower than the fastest of their task are
@@ -117,14 +112,13 @@ class MeasureConfig:
         Which local devices of the target's kind measure, each in a process of its own:
         ``"0,1"`` are the first two. They must be alike. For the runner ``"adaptive"``.
     tracker : str or None, default None
-        ``"HOST:PORT"`` of the RPC tracker for the runner ``"adaptive-rpc"``; None for what
-        ``TVM_TRACKER_HOST`` and ``TVM_TRACKER_PORT`` say.
+        ``"HOST:PORT"`` of the RPC tracker for the runner ``"adaptive-rpc"``; None takes
+        ``TVM_TRACKER_HOST`` and ``TVM_TRACKER_PORT``.
     tracker_key : str or None, default None
-        Which devices the tracker is asked for; None for what ``TVM_TRACKER_KEY`` says.
+        The tracker's key of the devices; None takes ``TVM_TRACKER_KEY``.
     overlap : bool or None, default None
         Whether the next batch, of another task, is searched and built while one is
-        measured; None means where that happens on another device or machine: on GPUs and
-        by RPC.
+        measured; None means if another device or machine measures: on GPUs and by RPC.
     """
 
     rule: str = "precision"
@@ -138,10 +132,9 @@ class MeasureConfig:
     overlap: bool | None = None
 
     def __post_init__(self) -> None:
-        _above("timeout_sec", self.timeout_sec, 0)
-        _above("build_timeout_sec", self.build_timeout_sec, 0)
-        if self.build_patience is not None:
-            _at_least("build_patience", self.build_patience, 1)
+        check_positive("timeout_sec", self.timeout_sec)
+        check_positive("build_timeout_sec", self.build_timeout_sec)
+        check_at_least("build_patience", self.build_patience, 1)
         if not re.fullmatch(r"\d+(,\d+)*", self.devices):
             raise InvalidOptionError(
                 f"devices must be numbers with commas between, as in 0,1, but got {self.devices!r}."
@@ -159,26 +152,26 @@ class MeasureConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
-    """How tuning time is shared among the tasks, by a task scheduler of ours.
+    """The division of tuning time among tasks, by a task scheduler of ours.
 
     Attributes
     ----------
     preset : {"default", "paper"}, default "default"
-        What ``"dynatune"`` means: ours, or as published.
+        The variant of ``"dynatune"``: ours, or as published.
     slot_rounds : int, default 1
         Batches per decision. A decision costs milliseconds, a batch seconds.
     slot_sec : float or None, default None
         Seconds per decision instead, as in the paper.
     warm_up_trials : int, default 4
-        Trials of a task before the first decision on it; the paper gives a whole slot.
+        Trials of a task before the first decision on it; a whole slot in the paper.
     patience_trials : int or None, default None
-        A task without improvement for so many trials gets no more; None leaves that to
+        A task without improvement for this many trials gets no more; None leaves that to
         the scheduler (as published: 200).
     foresee_share : float or None, default None
-        After each slot, so much of one for the sibling that the model makes most
-        promising; None gives none.
+        Share of a slot that follows each slot, for the sibling task that the model
+        expects most of; None gives none.
     plateau_slots : int or None, default None
-        Ends the search when as many slots saved no more than ``plateau_share``.
+        The search ends when as many slots saved no more than ``plateau_share``.
     plateau_share : float, default 0.005
         Of the network's latency; less than that is hard to measure again.
     """
@@ -195,39 +188,33 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         if self.preset not in ("default", "paper"):
             raise InvalidOptionError(f"preset must be default or paper but got {self.preset!r}.")
-        _at_least("slot_rounds", self.slot_rounds, 1)
-        _at_least("warm_up_trials", self.warm_up_trials, 1)
-        if self.slot_sec is not None:
-            _above("slot_sec", self.slot_sec, 0)
-        if self.patience_trials is not None:
-            _at_least("patience_trials", self.patience_trials, 1)
-        if self.plateau_slots is not None:
-            _at_least("plateau_slots", self.plateau_slots, 1)
-        if not 0.0 <= self.plateau_share < 1.0:
-            raise InvalidOptionError(
-                f"plateau_share must be in [0, 1) but got {self.plateau_share}."
-            )
+        check_at_least("slot_rounds", self.slot_rounds, 1)
+        check_at_least("warm_up_trials", self.warm_up_trials, 1)
+        check_positive("slot_sec", self.slot_sec)
+        check_at_least("patience_trials", self.patience_trials, 1)
+        check_at_least("plateau_slots", self.plateau_slots, 1)
+        check_share("plateau_share", self.plateau_share)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FinishConfig:
-    """How the winner is decided at the end.
+    """The choice of the winners at the end.
 
     Attributes
     ----------
     top_k : int, default 3
         Candidates per task that are checked and measured again at length.
     n_qualifiers : int, default 64
-        Candidates that are timed again, shortly and side by side, before these are chosen.
-        Tasks share them by what they contribute to the latency. The best of thousands of
-        short timings are lucky ones; 0 takes them at their word.
+        Candidates that are timed again, shortly and side by side, before these are chosen;
+        0 for none. Tasks share them in proportion to their latency. The best of thousands
+        of short timings are lucky ones.
     max_share : float, default 0.05
-        Of a wall-clock budget, the share that the play-offs may take, and once more for
-        qualifying.
+        Share of a wall-clock budget that the play-offs may take; qualifying may take as
+        much again.
     max_task_sec : float, default 8.0
         Seconds that one task's play-off may take.
     prefetch : bool, default True
-        Whether winners with large constant weights may ask for them ahead, where that is
+        Whether winners with large constant weights may prefetch them, if that is
         faster: up to 14 % for a kernel. See :mod:`tvm_adaptive.models.prefetch`.
     rtol : float, default 1e-3
         Largest relative difference of outputs, for float32; see ``models.compare``.
@@ -241,16 +228,16 @@ class FinishConfig:
     rtol: float = 1e-3
 
     def __post_init__(self) -> None:
-        _at_least("top_k", self.top_k, 1)
-        _at_least("n_qualifiers", self.n_qualifiers, 0)
-        _above("max_share", self.max_share, 0)
-        _above("max_task_sec", self.max_task_sec, 0)
-        _above("rtol", self.rtol, 0)
+        check_at_least("top_k", self.top_k, 1)
+        check_at_least("n_qualifiers", self.n_qualifiers, 0)
+        check_positive("max_share", self.max_share)
+        check_positive("max_task_sec", self.max_task_sec)
+        check_positive("rtol", self.rtol)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TuneConfig:
-    """A whole run: which parts, and how each behaves.
+    """A whole run: its parts, and the options of each.
 
     Attributes
     ----------
@@ -263,19 +250,19 @@ class TuneConfig:
         Used when ``task_scheduler`` is one of ours.
     finish : FinishConfig
     layout : {"auto", "keep", "NHWC"}, default "auto"
-        What becomes of a network's convolutions before tuning.
+        Layout of a network's convolutions while it is tuned.
     prepack : bool or None, default None
         Whether each schedule may choose the layout of its constant weights; None means
         on CPUs. Measured on ResNet-18: 16 % lower latency of the whole network, see
         ``benchmarks/README.md``.
     vector_math : bool or None, default None
-        Whether ``exp``, ``tanh``, ``erf`` and what is made of them are computed by
-        polynomials, which vectors can do (relative error below 4e-7); None means on CPUs.
+        Whether ``exp``, ``tanh``, ``erf`` and functions of them are computed by
+        polynomials, which vectorize (relative error below 4e-7); None means on CPUs.
     store : str, default "user"
-        Where what is measured is kept for later runs, which begin with what earlier ones
-        found: ``"user"`` is a file below the home directory, ``"none"`` keeps and recalls
-        nothing, anything else is a path or a database's URL; ``"env:NAME"`` takes the URL,
-        which may hold a password, from an environment variable.
+        Where trials are kept for later runs, which begin with the best of them: ``"user"``
+        is a file below the home directory, ``"none"`` keeps and recalls nothing, anything
+        else is a path or a database's URL; ``"env:NAME"`` takes the URL, which may hold a
+        password, from an environment variable.
     """
 
     cost_model: str = "rfei"
@@ -295,11 +282,11 @@ class TuneConfig:
 
     @property
     def preparation(self) -> dict[str, Any]:
-        """Return what :func:`~tvm_adaptive.models.prepare` takes by name."""
+        """Return the options of :func:`~tvm_adaptive.models.prepare`."""
         return {name: getattr(self, name) for name in ("layout", "prepack", "vector_math")}
 
     def replace(self, **changes: Any) -> TuneConfig:
-        """Return a copy with some attributes changed; None leaves one as it is.
+        """Return a copy with some attributes changed; None keeps an attribute.
 
         Raises
         ------

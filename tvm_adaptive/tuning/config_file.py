@@ -1,11 +1,11 @@
-"""A configuration as a TOML file: read, checked to the letter, and written.
+"""A configuration as a TOML file: read, checked strictly, and written.
 
-preset = "default"        # what everything that is not said is taken from
+preset = "default"        # for all options that the file does not set
 cost_model = "rfei"
 
 [search]
 n_trials_per_round = 32
-epsilon = "none"          # TOML has no word for it: where None is allowed
+epsilon = "none"          # None, which TOML lacks
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def read_config(path: Path) -> TuneConfig:
 
 
 def parse_config(text: str, name: str = "the configuration") -> TuneConfig:
-    """Make a configuration of TOML text; see :func:`read_config`."""
+    """Return the configuration of a TOML text."""
     try:
         given = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -50,25 +50,17 @@ def parse_config(text: str, name: str = "the configuration") -> TuneConfig:
 
 
 def config_of_fields(fields: dict[str, Any], name: str) -> TuneConfig:
-    """Make a configuration of nested mappings, as a journal has it; see :func:`read_config`."""
+    """Return the configuration of nested mappings, as in a journal."""
     return typing.cast(TuneConfig, _changed(preset("default"), fields, name, ""))
 
 
 def write_config(config: TuneConfig) -> str:
-    """Return a configuration as TOML text with every option; reads back as the same."""
-    plain: list[str] = []
-    tables: list[str] = []
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            lines = [
-                f"{each.name} = {_as_toml(getattr(value, each.name))}"
-                for each in dataclasses.fields(value)
-            ]
-            tables.append("\n".join([f"[{field.name}]", *lines]))
-        else:
-            plain.append(f"{field.name} = {_as_toml(value)}")
-    return "\n\n".join(["\n".join(plain), *tables]) + "\n"
+    """Return a configuration as TOML text with every option."""
+    options = dataclasses.asdict(config)
+    tables = {name: value for name, value in options.items() if isinstance(value, dict)}
+    plain = {name: value for name, value in options.items() if name not in tables}
+    blocks = [_lines(plain), *(f"[{name}]\n{_lines(table)}" for name, table in tables.items())]
+    return "\n\n".join(blocks) + "\n"
 
 
 def _changed(stage: Any, given: dict[str, Any], name: str, prefix: str) -> Any:
@@ -100,13 +92,17 @@ def _checked(value: Any, hint: Any, option: str) -> Any:
     if value in (None, _NONE) and type(None) in allowed:
         return None
     for kind in allowed:
-        # True is an integer to Python, and not to people.
+        # True is an integer in Python only.
         if isinstance(value, bool) == (kind is bool) and isinstance(value, kind):
             return value
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             return float(value)
     kinds = " or ".join(_NONE if kind is type(None) else kind.__name__ for kind in allowed)
     raise InvalidOptionError(f"{option} must be {kinds} but got {value!r}.")
+
+
+def _lines(options: dict[str, Any]) -> str:
+    return "\n".join(f"{name} = {_as_toml(value)}" for name, value in options.items())
 
 
 def _as_toml(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Is this machine fit for tuning? What is checked, what was found, and the cure of each problem."""
+"""Checks whether this machine is fit for tuning, with a fix for each problem."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from tvm_adaptive.workers.pool import WorkerPool
 
 Verdict = Literal["ok", "warning", "problem"]
 
-# Compiling and running one small kernel takes three; a machine that needs longer hangs.
+# Compiling and running one small kernel takes three seconds; longer than this, it hangs.
 _KERNEL_TIMEOUT_SEC = 120.0
 _COMMAND_TIMEOUT_SEC = 20.0
-# A ten-minute run of ResNet-18 writes some 150 MB, most of it for a moment.
+# A ten-minute run of ResNet-18 writes some 150 MB, most of it temporary.
 _LEAST_DISK_GB = 1.0
 # The tuner of a network takes 1.2 GB, and its workers some 200 MB each.
 _LEAST_MEMORY_GB = 3.0
-# What LLVM calls a processor that it does not know.
+# LLVM's names for a processor that it does not know.
 _NAMELESS_CPUS = ("", "generic", "x86-64", "i686")
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckResult:
-    """What one check found."""
+    """The result of one check."""
 
-    name: str  # what was checked
-    verdict: Verdict  # with a problem nothing can be tuned, or what is found cannot be trusted
+    name: str
+    verdict: Verdict  # "problem": nothing can be tuned, or results cannot be trusted
     text: str
-    fix: str = ""  # what to do; empty when all is well
+    fix: str = ""  # empty if the verdict is "ok"
 
 
 def examine(work_dir: Path, noise_sec: float = 5.0) -> list[CheckResult]:
@@ -63,12 +63,12 @@ def examine(work_dir: Path, noise_sec: float = 5.0) -> list[CheckResult]:
 
 
 def check_versions() -> CheckResult:
-    """Say which TVM is here; a pair that crashes does not get this far."""
+    """Return the versions of TVM; the import refuses a pair that crashes."""
     return CheckResult("versions", "ok", f"apache-tvm {TVM_VERSION}, apache-tvm-ffi {FFI_VERSION}")
 
 
 def check_compiler() -> CheckResult:
-    """Look for what links kernels and compiled networks."""
+    """Check for the programs that link kernels and compiled networks."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         fix = "Install one: apt install gcc, or conda install gxx_linux-64."
@@ -80,7 +80,7 @@ def check_compiler() -> CheckResult:
 
 
 def check_processor() -> CheckResult:
-    """Say what LLVM takes the processor for."""
+    """Check that LLVM knows the processor."""
     name = str(resolve_target("cpu").attrs.get("mcpu", ""))
     if name in _NAMELESS_CPUS:
         fix = 'Name it yourself: --target \'{"kind": "llvm", "mcpu": "...", "num-cores": N}\'.'
@@ -89,7 +89,7 @@ def check_processor() -> CheckResult:
 
 
 def check_cores() -> CheckResult:
-    """Say how many cores are used, and whether TVM's runtime will use them."""
+    """Check that TVM's runtime will use the physical cores, and no quota stops them."""
     n_cores = usable_physical_cores()
     (variable, wanted), *_ = thread_env(n_cores).items()
     given = os.environ.get(variable)
@@ -101,15 +101,15 @@ def check_cores() -> CheckResult:
     if quota is not None and quota < (os.cpu_count() or 1):
         text = f"{text}, as this container has {describe_quota(quota)}"
         fix = (
-            "Kernels are stopped when their time is used up, and so are timings: give the "
-            "container cores of its own (docker run --cpuset-cpus) instead of a quota (--cpus)."
+            "The quota stops kernels in the middle of a timing: give the container cores of "
+            "its own (docker run --cpuset-cpus) instead of a quota (--cpus)."
         )
         return CheckResult("cores", "warning", text, fix)
     return CheckResult("cores", "ok", text)
 
 
 def check_memory() -> CheckResult:
-    """Say how much memory is free."""
+    """Check that enough memory is free."""
     free_gb = _free_memory_gb()
     if free_gb is None:
         return CheckResult("memory", "ok", "not visible here")
@@ -126,13 +126,13 @@ def check_memory() -> CheckResult:
 
 
 def check_kernel() -> CheckResult:
-    """Compile a kernel and run it, in a process of its own."""
+    """Compile a kernel and run it, in a separate process."""
     samples = _time_in_worker(0.0)
     return CheckResult("kernel", "ok", f"compiles and runs ({samples[0]:.2f} ms)")
 
 
 def check_gpu() -> CheckResult:
-    """Say whether --target cuda can be used."""
+    """Check that --target cuda can be used, if there is a GPU."""
     listed = _output_of(["nvidia-smi", "-L"])
     gpus = [line for line in listed.splitlines() if line.startswith("GPU")]
     if not gpus:
@@ -149,10 +149,8 @@ def check_gpu() -> CheckResult:
 
 
 def check_work_dir(work_dir: Path) -> CheckResult:
-    """Check that runs can be written, and that there is room for them."""
-    place = work_dir
-    while not place.exists() and place != place.parent:
-        place = place.parent
+    """Check that runs can be written, and that the disk has room for them."""
+    place = next(each for each in (work_dir, *work_dir.absolute().parents) if each.exists())
     try:
         with tempfile.TemporaryFile(dir=place):
             pass
@@ -171,32 +169,32 @@ def check_store() -> CheckResult:
     """Check that the user's own record store opens."""
     with open_store(USER_STORE) as store:
         if store is None:
-            fix = "Name another with --store, or none; runs go on without it, from nothing."
+            fix = "Name another with --store, or none; without it, runs have no warm start."
             return CheckResult("record store", "warning", f"{user_store()} does not open", fix)
         n_tasks = len(store.tasks())
     return CheckResult("record store", "ok", f"{user_store()}, {n_tasks} tasks")
 
 
 def check_noise(seconds: float) -> CheckResult:
-    """Time one kernel again and again, and say what differences can be seen here."""
-    return judge_noise(_time_in_worker(seconds))
+    """Time one kernel repeatedly: smaller differences cannot be measured here."""
+    return noise_result(_time_in_worker(seconds))
 
 
-def judge_noise(samples_ms: Sequence[float]) -> CheckResult:
-    """Say what precision timings of a kernel allow."""
+def noise_result(samples_ms: Sequence[float]) -> CheckResult:
+    """Return the result for timings of one kernel."""
     spread = spread_of(list(samples_ms))
     text = f"nine of ten timings of one kernel within {spread:.1%}"
     if spread <= NOISY_SPREAD:
         return CheckResult("noise", "ok", text)
     fix = (
-        "Stop what else runs, or use a machine of your own; here, candidates that differ by "
-        "less are told apart by the play-off only."
+        "Stop other programs, or use an unshared machine; here, only the play-off "
+        "can distinguish candidates that differ by less."
     )
     return CheckResult("noise", "warning", text, fix)
 
 
 def is_fit(results: Sequence[CheckResult]) -> bool:
-    """Say whether nothing is a problem."""
+    """Return True if no result is a problem."""
     return all(each.verdict != "problem" for each in results)
 
 
@@ -205,7 +203,7 @@ def _run(name: str, check: Callable[[], CheckResult]) -> CheckResult:
         return check()
     except Exception as error:
         lines = str(error).strip().splitlines() or [repr(error)]
-        fix = "This is what tuning would meet; the message says more with --verbose."
+        fix = "Tuning would fail in the same way; --verbose shows the whole message."
         return CheckResult(name, "problem", lines[-1], fix)
 
 

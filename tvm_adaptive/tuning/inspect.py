@@ -1,4 +1,4 @@
-"""What a run has found so far: its tasks, and the best schedule of each."""
+"""The results of a run so far: its tasks, and the best schedule of each."""
 
 from __future__ import annotations
 
@@ -40,37 +40,29 @@ class ShownTask:
     best: Best
 
 
-class _Told(NamedTuple):
-    """A task as the journal has it."""
-
-    name: str
-    family: str
-    weight: float
-    workload_key: str
-
-
 def shown_tasks(work_dir: Path) -> list[ShownTask]:
-    """Return the tasks of a run in their order, also of one that goes on or was killed."""
-    told: list[_Told] = []
+    """Return the tasks of a run in their order, also of one in progress or killed."""
+    tasks: list[tuple[str, ShownTask]] = []
 
     def take(event: dict[str, Any]) -> None:
         if event["event"] == "tasks":
-            told[:] = [
-                _Told(task["name"], task["family"], float(task["weight"]), task["workload_key"])
+            tasks[:] = [
+                (
+                    task["workload_key"],
+                    ShownTask(task["name"], task["family"], float(task["weight"]), Best()),
+                )
                 for task in event["tasks"]
             ]
 
     follow(journal_of(work_dir), take)
-    if not told:
-        raise InvalidOptionError(f"{work_dir}: the run had not begun its search; let it go on.")
+    if not tasks:
+        raise InvalidOptionError(f"{work_dir}: the run had not begun its search; continue it.")
     best = _best_records(work_dir)
-    return [
-        ShownTask(name, family, weight, best.get(key, Best())) for name, family, weight, key in told
-    ]
+    return [dataclasses.replace(task, best=best.get(key, Best())) for key, task in tasks]
 
 
 def best_schedule(work_dir: Path, task_name: str | None = None) -> tuple[str, str]:
-    """Return a task's best schedule as TVMScript, and the trace that leads to it."""
+    """Return a task's best schedule as TVMScript, and its trace."""
     tasks = {task.name: task for task in shown_tasks(work_dir)}
     if task_name is None and len(tasks) == 1:
         (task_name,) = tasks
@@ -89,21 +81,21 @@ def best_schedule(work_dir: Path, task_name: str | None = None) -> tuple[str, st
 def _best_records(work_dir: Path) -> dict[str, Best]:
     """Return a run's best record of each workload, by the workload's key.
 
-    That is the winner of its play-off, where there was one, else the fastest recorded that
-    none has found out.
+    That is the winner of its play-off, else the fastest recorded that no play-off has
+    disqualified.
     """
     finals: dict[str, list[StoredTrial]] = {}
-    for (key, _), said in VerdictFile(work_dir, str(TVM_VERSION)).read().items():
-        finals.setdefault(key, []).extend(said)
+    for (key, _), verdicts in VerdictFile(work_dir, str(TVM_VERSION)).read().items():
+        finals.setdefault(key, []).extend(verdicts)
     best: dict[str, Best] = {}
     for key, records in _records_by_workload(work_dir).items():
-        said = finals.get(key, [])
-        winner = standing_winner(said)
+        verdicts = finals.get(key, [])
+        winner = standing_winner(verdicts)
         record = None if winner is None else record_of(winner, records[0].workload)
         if record is not None:
             best[key] = Best(median_sec(record.run_secs), record, is_checked=True)
             continue
-        lost = ever_disqualified(said)
+        lost = ever_disqualified(verdicts)
         for each in records:
             if not lost or candidate_of(trial_of(each)) not in lost:
                 best[key] = Best(median_sec(each.run_secs), each)

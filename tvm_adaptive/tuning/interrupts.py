@@ -1,8 +1,8 @@
 """Ctrl-C, SIGTERM and a closed terminal: the first ends a run in order, a second at once.
 
-The main thread of a run is mostly inside TVM, or waits for a worker or a database, where
-Python's own handlers do not run. So a thread of its own reads what Python's handler in C
-writes at once (:func:`signal.set_wakeup_fd`); TVM lets other threads run while it works.
+The main thread of a run is mostly inside TVM, or waits for a worker or a database, and
+Python's own handlers do not run there. So a separate thread reads the numbers that Python's
+handler in C writes at once (:func:`signal.set_wakeup_fd`).
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from types import FrameType
 
 logger = logging.getLogger(__name__)
 
-# As a shell tells of a program that Ctrl-C ended.
+# A shell reports it for a program that Ctrl-C ended.
 EXIT_INTERRUPTED = 130
 # One keystroke, one closed terminal and one "kill" may arrive twice: from the kernel and
-# from a shell, from "timeout" to the process and to its group. Nobody asks again so soon.
+# from a shell, from "timeout" to the process and to its group. No user repeats so soon.
 _ONE_REQUEST_SEC = 0.5
-# For the last words of a display that may hang as the main thread does.
-_LAST_WORDS_SEC = 1.0
+# For a display to restore the screen; it may hang as the main thread does.
+_RESTORE_SEC = 1.0
 
 
 class SignalCount:
-    """Tell a second request from an echo of the first one."""
+    """Tells a second request from an echo of the first one."""
 
     def __init__(
         self, numbers: frozenset[int], clock: Callable[[], float] = time.monotonic
@@ -52,15 +52,15 @@ class SignalCount:
 def interruptible(
     interrupt: Callable[[], None],
     *,
-    last_words: Callable[[], None],
+    restore_screen: Callable[[], None],
     release: Callable[[], None],
 ) -> Iterator[None]:
     """Turn signals into a flag; a second one ends the process within two seconds.
 
-    Python's own handler would raise wherever the main thread happens to be, and inside
-    TVM's native search that ends in a segmentation fault. Workers end with the process.
-    Outside the main thread, where Python sets no handlers, nothing is caught; in an
-    interactive interpreter, whose variables are the user's, a second signal ends nothing.
+    Python's own handler would raise wherever the main thread happens to be; inside TVM's
+    native search that is a segmentation fault. Workers end with the process. Outside the
+    main thread, where Python sets no handlers, nothing is caught; in an interactive
+    interpreter a second signal ends nothing, as its variables are the user's.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -70,7 +70,7 @@ def interruptible(
     os.set_blocking(writes, False)
 
     def end(name: str) -> None:
-        _speak(name, last_words)
+        _end_display(name, restore_screen)
         release()
         os._exit(EXIT_INTERRUPTED)
 
@@ -96,7 +96,7 @@ def interruptible(
 
 
 def _numbers() -> frozenset[int]:
-    """Return the signals that ask for an end."""
+    """Return the signals that request an end."""
     numbers = {signal.SIGINT, signal.SIGTERM}
     # "nohup" lets a run outlive its terminal.
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
@@ -110,7 +110,7 @@ def _watch(
     interrupt: Callable[[], None],
     end: Callable[[str], None],
 ) -> None:
-    """Read the numbers of signals until the other end of the pipe is closed."""
+    """Handle signals until the other end of the pipe is closed."""
     count = SignalCount(numbers)
     while received := os.read(reads, 64):
         for number in received:
@@ -129,13 +129,13 @@ def _is_interactive() -> bool:
     return hasattr(sys, "ps1") or bool(sys.flags.interactive)
 
 
-def _speak(name: str, last_words: Callable[[], None]) -> None:
-    """Say that the process ends; whoever holds the screen may hang as the main thread does."""
+def _end_display(name: str, restore_screen: Callable[[], None]) -> None:
+    """Restore the screen and log the end, in a thread: a display may hang."""
 
-    def speak() -> None:
-        last_words()
+    def restore() -> None:
+        restore_screen()
         logger.warning("%s again: ended at once; what was written is kept", name)
 
-    speaker = threading.Thread(target=speak, daemon=True)
-    speaker.start()
-    speaker.join(_LAST_WORDS_SEC)
+    thread = threading.Thread(target=restore, daemon=True)
+    thread.start()
+    thread.join(_RESTORE_SEC)

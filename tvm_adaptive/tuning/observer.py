@@ -1,4 +1,4 @@
-"""Who watches a run, and a guard: a display that fails must not end what it watches."""
+"""Observers of a run, and a guard: a display that fails must not end the run."""
 
 from __future__ import annotations
 
@@ -14,68 +14,53 @@ logger = logging.getLogger(__name__)
 
 
 class Observer(Protocol):
-    """Who watches a run: the command line's display, or nobody.
+    """Gets news of a run, such as the command line's display.
 
-    An observer that raises an exception is told nothing more; the run goes on.
+    An observer that raises an exception is not called again; the run continues. Methods
+    ``event`` and ``close`` (the run has no more news) may be missing.
     """
 
     def stage(self, name: str) -> None:
-        """Learn that a stage begins (``"prepare"``, ``"search"``, ...)."""
+        """Handle the start of a stage (``"prepare"``, ``"search"``, ...)."""
 
     def round(self, progress: RunProgress, budget: Budget) -> None:
-        """Learn what a round brought."""
+        """Handle the results of a round."""
 
     def note(self, text: str) -> None:
-        """Learn something worth a line."""
+        """Handle a line for the user."""
 
     def event(self, event: dict[str, Any]) -> None:
-        """Learn an event of the journal, as it was written; may be missing."""
-
-
-class NoObserver:
-    """Nobody watches."""
-
-    def stage(self, name: str) -> None:
-        """Do nothing."""
-
-    def round(self, progress: RunProgress, budget: Budget) -> None:
-        """Do nothing."""
-
-    def note(self, text: str) -> None:
-        """Do nothing."""
-
-    def event(self, event: dict[str, Any]) -> None:
-        """Do nothing."""
+        """Handle an event of the journal, as it was written."""
 
 
 class GuardedObserver:
-    """Pass everything on to an observer until it fails; the failure is logged once."""
+    """Passes everything to an observer until it fails; the failure is logged once."""
 
     def __init__(self, observer: Observer | None) -> None:
         self._observer: Any = observer
 
     def stage(self, name: str) -> None:
-        """Pass on that a stage begins."""
-        self._tell("stage", name)
+        """Pass on the start of a stage."""
+        self._call("stage", name)
 
     def round(self, progress: RunProgress, budget: Budget) -> None:
-        """Pass on what a round brought."""
-        self._tell("round", progress, budget)
+        """Pass on the results of a round."""
+        self._call("round", progress, budget)
 
     def note(self, text: str) -> None:
-        """Pass on something worth a line."""
-        self._tell("note", text)
+        """Pass on a line for the user."""
+        self._call("note", text)
 
     def event(self, event: dict[str, Any]) -> None:
         """Pass on an event of the journal."""
-        self._tell("event", event)
+        self._call("event", event)
 
     def close(self) -> None:
-        """Let an observer that has a method ``close`` leave the screen as it was."""
-        self._tell("close")
+        """Let the observer restore the screen, and drop it."""
+        self._call("close")
         self._observer = None
 
-    def _tell(self, name: str, *arguments: Any) -> None:
+    def _call(self, name: str, *arguments: Any) -> None:
         method: Callable[..., None] | None = getattr(self._observer, name, None)
         if method is None:
             return
@@ -87,7 +72,7 @@ class GuardedObserver:
             # The log may go where the display has failed.
             with contextlib.suppress(OSError):
                 logger.warning(
-                    "the display failed (%s: %s); the run goes on without",
+                    "the display failed (%s: %s); the run continues without it",
                     type(error).__name__,
                     error,
                 )

@@ -1,4 +1,4 @@
-"""What a run ends with."""
+"""The result of a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class TaskOutcome:
-    """What became of one task.
+    """The outcome of one task.
 
     Attributes
     ----------
@@ -20,11 +20,11 @@ class TaskOutcome:
         Calls per inference.
     n_trials, n_errors : int
     best_sec : float
-        The winner's time: from its play-off where it was timed in one, else the fastest that
-        was recorded; infinite when no trial succeeded.
+        The winner's time: from its play-off if it was timed in one, else the fastest
+        recorded; infinite when no trial succeeded.
     played_off : bool
-        Whether a play-off, of this run or of an earlier one, has checked the outputs of what
-        takes ``best_sec``. Otherwise the task stays untuned.
+        Whether a play-off, of this run or of an earlier one, has checked the outputs of the
+        record with ``best_sec``. Otherwise the task stays untuned.
     n_disqualified : int
         Finalists that computed something else than the untuned function, or crashed.
     """
@@ -40,7 +40,7 @@ class TaskOutcome:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """The tuned whole against the untuned one.
+    """The tuned model compared with the untuned one.
 
     Attributes
     ----------
@@ -68,7 +68,7 @@ class TuneReport:
     what : str
     target : str
     work_dir : Path
-        Holds everything below, and the journal.
+        Contains everything below, and the journal.
     database_dir : Path
         MetaSchedule's JSON database to compile with: one checked record for each task that
         has one.
@@ -80,15 +80,15 @@ class TuneReport:
     coverage : str
         Which functions run with a tuned schedule, in words.
     weighted_sec : float
-        Sum over tasks of calls times best; what the latency should be.
+        Sum over tasks of calls times best: the expected latency.
     errors : dict of str to int
-        Messages of failed trials and how often each was met.
+        Messages of failed trials, with their counts.
     stage_secs : dict of str to float
-        Where the seconds went.
+        Seconds of each stage.
     elapsed_sec : float
     interrupted : bool
     shortfall : str
-        What the budget was too short for, in words; empty if for nothing.
+        What the budget was too short for, in words; empty if it sufficed.
     """
 
     what: str
@@ -125,12 +125,12 @@ class TuneReport:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> TuneReport:
-        """Undo :meth:`as_fields`, as a journal kept it: what is infinite became None.
+        """Return the report of a journal's fields, in which None stands for infinity.
 
         Raises
         ------
         KeyError, TypeError
-            When they are another version's.
+            When the fields are another version's.
         """
         known = {field.name for field in dataclasses.fields(cls)}
         values = {name: value for name, value in fields.items() if name in known}

@@ -4,40 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tvm_adaptive._tvm import (
-    Builder,
-    CostModel,
-    RPCConfig,
-    Runner,
-    SearchStrategy,
-    Target,
-    TaskScheduler,
-    runner_hooks,
-)
+from tvm_adaptive._tvm import runner_hooks
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.measure_callback.journal import JournalWriter
 from tvm_adaptive.models import is_gpu
 from tvm_adaptive.search_strategy.stoppable import StoppableSearch
 from tvm_adaptive.search_strategy.transfer import TransferPool
 from tvm_adaptive.tuning import registry
-from tvm_adaptive.tuning.config import MeasureConfig, TuneConfig
+from tvm_adaptive.tuning.config import TuneConfig
 from tvm_adaptive.tuning.lanes.process_lanes import ProcessLanes
 from tvm_adaptive.tuning.lanes.ray_lanes import RayLanes
 from tvm_adaptive.tuning.lanes.request import Lanes
 from tvm_adaptive.tuning.lanes.search import ArtifactCache, CachedArtifactBuilder, LaneSearch
-from tvm_adaptive.tuning.target import n_cores_of
+from tvm_adaptive.tuning.session import RunContext, Session
+from tvm_adaptive.tuning.target import FARM_RUNNERS, n_cores_of, rpc_config_of
 from tvm_adaptive.values.trial_log import TrialLog
 from tvm_adaptive.workers.cores import n_build_workers, usable_physical_cores
 from tvm_adaptive.workers.fork_server import ForkServer
 
-# Those that measure on the machine that builds, and those that measure behind a tracker.
-LOCAL_RUNNERS = ("adaptive", "local")
-FARM_RUNNERS = ("adaptive-rpc", "rpc")
+# Runners that measure on the machine that builds.
+_LOCAL_RUNNERS = ("adaptive", "local")
 # Stock's build workers import TVM and every tensor intrinsic within their first candidate's
 # seconds: 25 to 36 s on two quiet cores, three times that in a slow hour. One that is late
 # is killed, its candidate counts as failed, and the next one imports anew.
@@ -46,102 +35,62 @@ STOCK_START_SEC = 105.0
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """The five replaceable parts of a run, constructed."""
+    """The five replaceable parts of a run, constructed, and what they share."""
 
-    cost_model: Any  # ``strategy`` is the pattern that each task gets a clone of
-    strategy: Any
+    cost_model: Any
+    strategy: Any  # each task gets a clone of it
     runner: Any
     builder: Any
     task_scheduler: Any
-    transfer_pool: (
-        TransferPool | None
-    )  # what the tasks' searches tell one another; None where they do not
+    transfer_pool: TransferPool | None  # None if the tasks' searches share no records
     trial_log: TrialLog  # shared by the parts that are ours
-    lanes: Lanes | None = None  # where batches are searched and built, if not in this process
+    closeable: tuple[Any, ...] = ()  # those that may have worker processes
 
     def close(self) -> None:
-        """End the worker processes of builder, runner and lanes, where they are ours."""
-        for part in (self.lanes, self.builder, self.runner):
-            with contextlib.suppress(AttributeError):
-                part.close()  # type: ignore[union-attr]
+        """End the worker processes of lanes, builder and runner; stock's have none to end."""
+        with contextlib.ExitStack() as stack:  # closes the others if one fails
+            for part in self.closeable:
+                close = getattr(part, "close", None)
+                if close is not None:
+                    stack.callback(close)
 
 
-def check_names(config: TuneConfig) -> None:
-    """Raise unless every part's name is known."""
-    for part in registry.PARTS:
-        name = getattr(config, part)
-        if name not in registry.names(part):
-            raise InvalidOptionError(
-                f"Unknown {part.replace('_', ' ')} {name!r}; possible are "
-                f"{', '.join(registry.names(part))}."
-            )
-
-
-def make_parts(
-    config: TuneConfig,
-    *,
-    target: Target,
-    work_dir: Path,
-    seed: int,
-    journal: JournalWriter,
-    should_stop: Callable[[], bool],
-    server: ForkServer | None = None,
-    time_left: Callable[[], float] | None = None,
-) -> Parts:
-    """Construct the parts that a configuration names."""
-    transfer_pool = TransferPool() if _takes_seeds(config) else None
+def make_parts(session: Session) -> Parts:
+    """Construct the parts that a session's configuration names."""
+    config, search = session.config, session.config.search
+    is_seeded = config.strategy == "adaptive" and search.proposer == "distilled" and search.seeds
+    transfer_pool = TransferPool() if is_seeded else None
     trial_log = TrialLog()
-    ours = _our_options(
-        config,
-        target=target,
-        work_dir=work_dir,
-        seed=seed,
-        journal=journal,
-        server=server,
-        time_left=time_left,
-        trial_log=trial_log,
-    )
-    ours["strategy"]["transfer_pool"] = transfer_pool
-    stock = _stock_options(n_cores_of(target), config.measure)
-    bases = {
-        "cost_model": CostModel,
-        "strategy": SearchStrategy,
-        "runner": Runner,
-        "builder": Builder,
-        "task_scheduler": TaskScheduler,
-    }
-    lanes = make_lanes(config, server)
-    made: dict[str, Any] = {}
-    for part, base in bases.items():
-        name = getattr(config, part)
-        if part == "task_scheduler":
-            devices = runner_hooks(made["runner"])
-            ours[part]["max_waiting"] = 1 if devices is None else devices.n_devices
-            ours[part]["n_lanes"] = 1 if lanes is None else lanes.n_lanes
-        if name in registry.PARTS[part].constructors:
-            made[part] = registry.create(part, name, **ours[part])
-        else:
-            made[part] = base.create(name, **stock[part])
+    lanes = make_lanes(config, session.server)
+    cost_model = _cost_model(session, trial_log)
+    strategy = _strategy(session, trial_log, transfer_pool)
+    runner = _runner(session, trial_log)
+    builder = _builder(session, trial_log)
+    devices = runner_hooks(runner)
+    n_devices = 1 if devices is None else devices.n_devices
+    task_scheduler = _task_scheduler(session, n_devices, lanes)
+    # Closed in the reverse order.
+    closeable = (runner, builder, lanes)
     if lanes is not None:
-        build = _build_options(config, target, work_dir, None)
+        build = _build_options(session, session.work_dir)
         cache = ArtifactCache(build.pop("artifact_dir"))
-        # What cannot travel.
-        del build["server"], build["time_left"]
-        made["strategy"] = LaneSearch(
-            made["strategy"], lanes, cache, build, journal, time_left=time_left
-        )
-        made["builder"] = CachedArtifactBuilder(cache, made["builder"])
-    made["strategy"] = StoppableSearch(made["strategy"], should_stop, journal)
-    return Parts(**made, transfer_pool=transfer_pool, trial_log=trial_log, lanes=lanes)
-
-
-def _takes_seeds(config: TuneConfig) -> bool:
-    search = config.search
-    return config.strategy == "adaptive" and search.proposer == "distilled" and search.seeds
+        time_left = _search_time_left(session)
+        strategy = LaneSearch(strategy, lanes, cache, build, session.journal, time_left=time_left)
+        builder = CachedArtifactBuilder(cache, builder)
+    return Parts(
+        cost_model=cost_model,
+        strategy=StoppableSearch(strategy, session.should_stop, session.journal),
+        runner=runner,
+        builder=builder,
+        task_scheduler=task_scheduler,
+        transfer_pool=transfer_pool,
+        trial_log=trial_log,
+        closeable=closeable,
+    )
 
 
 def make_lanes(config: TuneConfig, server: ForkServer | None) -> Lanes | None:
-    """Make the places where batches are searched and built; None for this process."""
+    """Construct what searches and builds batches elsewhere; None for this process."""
     search = config.search
     if search.lanes == 1 and search.ray is None:
         return None
@@ -156,134 +105,114 @@ def make_lanes(config: TuneConfig, server: ForkServer | None) -> Lanes | None:
     return ProcessLanes(search.lanes, server)
 
 
-def make_builder(
-    config: TuneConfig,
-    target: Target,
-    work_dir: Path,
-    *,
-    server: ForkServer | None = None,
-    time_left: Callable[[], float] | None = None,
+def make_playoff_builder(
+    context: RunContext, folder: Path, time_left: Callable[[], float] | None = None
 ) -> Any:
-    """Construct our builder, whatever the configuration names; for the play-offs, held here."""
-    options = _build_options(config, target, work_dir, server, time_left)
-    # What is built here is known to build, and may be the best there is.
-    options["patience"] = None
-    return registry.create(
-        "builder", "persistent", **options, link=config.runner not in FARM_RUNNERS
-    )
-
-
-def farm_of(config: TuneConfig) -> RPCConfig | None:
-    """Return where the devices are that a configuration measures on; None for here."""
-    if config.runner not in FARM_RUNNERS:
-        return None
-    from tvm_adaptive.runner.rpc.runner import complete_config
-
-    return complete_config(_rpc_config(config.measure))
-
-
-def _build_options(
-    config: TuneConfig,
-    target: Target,
-    work_dir: Path,
-    server: ForkServer | None,
-    time_left: Callable[[], float] | None = None,
-) -> dict[str, Any]:
-    return {
-        "timeout_sec": config.measure.build_timeout_sec,
-        "patience": config.measure.build_patience,
-        "artifact_dir": work_dir / "artifacts",
-        "max_workers": n_build_workers(n_cores_of(target) or usable_physical_cores()),
-        "server": server,
+    """Construct our builder, whatever the configuration names: play-offs are held here."""
+    options = {
+        **_build_options(context, folder),
+        # Finalists are known to build, and one of them is the best.
+        "patience": None,
+        "server": context.server,
         "time_left": time_left,
+        "link": context.config.runner not in FARM_RUNNERS,
     }
+    return registry.create("builder", "persistent", **options)
 
 
-def _our_options(
-    config: TuneConfig,
-    target: Target,
-    *,
-    work_dir: Path,
-    seed: int,
-    journal: JournalWriter,
-    server: ForkServer | None,
-    time_left: Callable[[], float] | None,
-    trial_log: TrialLog,
-) -> dict[str, dict[str, Any]]:
-    n_cores = n_cores_of(target)
-    search = dataclasses.asdict(config.search)
+def _made(part: str, name: str, ours: dict[str, Any], stock: dict[str, Any]) -> Any:
+    """Construct a part of ours, or one of stock's; the two take different options."""
+    if name in registry.PARTS[part].constructors:
+        return registry.create(part, name, **ours)
+    base: Any = registry.PARTS[part].base
+    return base.create(name, **stock)
+
+
+def _cost_model(session: Session, trial_log: TrialLog) -> Any:
+    n_cores = n_cores_of(session.target)
+    ours = {
+        **dataclasses.asdict(session.config.model),
+        "seed": session.seed,
+        "n_jobs": n_cores,
+        "trial_log": trial_log,
+        "journal": session.journal,
+    }
+    stock = {} if n_cores is None else {"num_tuning_cores": n_cores}
+    return _made("cost_model", session.config.cost_model, ours, stock)
+
+
+def _strategy(session: Session, trial_log: TrialLog, transfer_pool: TransferPool | None) -> Any:
+    ours = dataclasses.asdict(session.config.search)
     # MetaSchedule's own, and the run's.
     for name in ("n_trials_per_round", "seeds", "lanes", "ray"):
-        del search[name]
+        del ours[name]
+    ours |= {
+        "trial_log": trial_log,
+        "transfer_pool": transfer_pool,
+        "journal": session.journal,
+    }
+    return _made("strategy", session.config.strategy, ours, {})
+
+
+def _runner(session: Session, trial_log: TrialLog) -> Any:
+    measure, name = session.config.measure, session.config.runner
+    overlap = measure.overlap
+    if overlap is None:
+        overlap = name not in _LOCAL_RUNNERS or is_gpu(session.target)
+    ours = {
+        "rule": measure.rule,
+        "timeout_sec": measure.timeout_sec,
+        "overlap": overlap,
+        "server": session.server,
+        "trial_log": trial_log,
+        "race": measure.race,
+        "time_left": _search_time_left(session),
+        "journal": session.journal,
+    }
+    if name == "adaptive":
+        ours |= {"n_threads": n_cores_of(session.target), "devices": measure.device_indices}
+    elif name == "adaptive-rpc":
+        ours["rpc_config"] = rpc_config_of(measure)
+    return _made("runner", name, ours, {})
+
+
+def _builder(session: Session, trial_log: TrialLog) -> Any:
+    measure, n_cores = session.config.measure, n_cores_of(session.target)
+    ours = {
+        **_build_options(session, session.work_dir),
+        "server": session.server,
+        "time_left": _search_time_left(session),
+        "link": session.config.runner in _LOCAL_RUNNERS,
+        "trial_log": trial_log,
+        "journal": session.journal,
+    }
+    stock: dict[str, Any] = {"timeout_sec": measure.build_timeout_sec + STOCK_START_SEC}
+    if n_cores is not None:
+        stock["max_workers"] = n_build_workers(n_cores)
+    return _made("builder", session.config.builder, ours, stock)
+
+
+def _task_scheduler(session: Session, n_devices: int, lanes: Lanes | None) -> Any:
+    ours = {
+        **dataclasses.asdict(session.config.scheduler),
+        "seed": session.seed,
+        "max_waiting": n_devices,
+        "n_lanes": 1 if lanes is None else lanes.n_lanes,
+        "journal": session.journal,
+    }
+    return _made("task_scheduler", session.config.task_scheduler, ours, {})
+
+
+def _build_options(context: RunContext, folder: Path) -> dict[str, Any]:
+    """Return options of our builder that can be sent to another machine."""
+    n_cores = n_cores_of(context.target) or usable_physical_cores()
     return {
-        "cost_model": {
-            **dataclasses.asdict(config.model),
-            "seed": seed,
-            "n_jobs": n_cores,
-            "trial_log": trial_log,
-            "journal": journal,
-        },
-        "strategy": {
-            **search,
-            "trial_log": trial_log,
-            "journal": journal,
-        },
-        "runner": {
-            **_runner_options(config, target),
-            "server": server,
-            "trial_log": trial_log,
-            "race": config.measure.race,
-            "time_left": time_left,
-            "journal": journal,
-        },
-        "builder": {
-            **_build_options(config, target, work_dir, server, time_left),
-            "link": config.runner in LOCAL_RUNNERS,
-            "trial_log": trial_log,
-            "journal": journal,
-        },
-        "task_scheduler": {
-            **dataclasses.asdict(config.scheduler),
-            "seed": seed,
-            "journal": journal,
-        },
+        "timeout_sec": context.config.measure.build_timeout_sec,
+        "patience": context.config.measure.build_patience,
+        "artifact_dir": folder / "artifacts",
+        "max_workers": n_build_workers(n_cores),
     }
 
 
-def _runner_options(config: TuneConfig, target: Target) -> dict[str, Any]:
-    options: dict[str, Any] = {
-        "rule": config.measure.rule,
-        "timeout_sec": config.measure.timeout_sec,
-        "overlap": config.measure.overlap,
-    }
-    if config.runner == "adaptive":
-        options |= {"n_threads": n_cores_of(target), "devices": config.measure.device_indices}
-    elif config.runner == "adaptive-rpc":
-        options |= {"rpc_config": _rpc_config(config.measure)}
-    if options["overlap"] is None:
-        options["overlap"] = config.runner not in LOCAL_RUNNERS or is_gpu(target)
-    return options
-
-
-def _rpc_config(measure: MeasureConfig) -> RPCConfig:
-    """Return where the devices are; TVM takes what is None from the environment."""
-    host, _, port = (measure.tracker or "").rpartition(":")
-    return RPCConfig(
-        tracker_host=host or None,
-        tracker_port=int(port) if port else None,
-        tracker_key=measure.tracker_key,
-        session_timeout_sec=math.ceil(measure.timeout_sec),
-    )
-
-
-def _stock_options(n_cores: int | None, measure: MeasureConfig) -> dict[str, dict[str, Any]]:
-    builder: dict[str, Any] = {"timeout_sec": measure.build_timeout_sec + STOCK_START_SEC}
-    return {
-        "cost_model": {} if n_cores is None else {"num_tuning_cores": n_cores},
-        "strategy": {},
-        "runner": {},
-        "builder": builder
-        if n_cores is None
-        else {**builder, "max_workers": n_build_workers(n_cores)},
-        "task_scheduler": {},
-    }
+def _search_time_left(session: Session) -> Callable[[], float]:
+    return lambda: session.budget.search_left_sec

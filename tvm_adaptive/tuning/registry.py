@@ -1,8 +1,8 @@
 """Names for strings: what makes ``cost_model="rfei"`` work in stock MetaSchedule.
 
 MetaSchedule turns names into objects with static ``create`` methods that know a closed
-list. :func:`register` puts a look-up of our names before each of them; everything else,
-unknown names included, still reaches TVM's own code.
+list. :func:`register` puts a look-up of our names before each of them; every other name
+still reaches TVM's own code.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tvm_adaptive._tvm import (
@@ -23,6 +24,13 @@ from tvm_adaptive._tvm import (
     ms,
     relax_transform,
 )
+from tvm_adaptive.builder import PersistentBuilder
+from tvm_adaptive.cost_model import RFEICostModel, RFEIFamilyCostModel
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.runner import AdaptiveRPCRunner, AdaptiveRunner
+from tvm_adaptive.search_strategy import AdaptiveSearch
+from tvm_adaptive.task_scheduler import AdaptiveScheduler
+from tvm_adaptive.tuning.config import TuneConfig
 
 Constructor = Callable[..., Any]
 
@@ -43,64 +51,29 @@ class Part:
     constructors: dict[str, Constructor]
 
 
-def _rfei(*, num_tuning_cores: int | None = None, tree_method: str = "auto", **options: Any) -> Any:
-    """Make the forest; ``tree_method`` is xgboost's and means nothing to it."""
-    del tree_method
-    from tvm_adaptive.cost_model import RFEICostModel
-
-    if num_tuning_cores is not None:
-        options.setdefault("n_jobs", num_tuning_cores)
-    return RFEICostModel(**options)
-
-
-def _rfei_family(
-    *, num_tuning_cores: int | None = None, tree_method: str = "auto", **options: Any
+def _forest(
+    kind: Constructor,
+    *,
+    num_tuning_cores: int | None = None,
+    tree_method: str = "auto",
+    **options: Any,
 ) -> Any:
+    """Construct a forest; ``tree_method`` is xgboost's and means nothing to it."""
     del tree_method
-    from tvm_adaptive.cost_model.family_model import RFEIFamilyCostModel
-
     if num_tuning_cores is not None:
         options.setdefault("n_jobs", num_tuning_cores)
-    return RFEIFamilyCostModel(**options)
+    return kind(**options)
 
 
-def _search(**options: Any) -> Any:
-    from tvm_adaptive.search_strategy import AdaptiveSearch
-
-    return AdaptiveSearch(**options)
-
-
-def _local_runner(*, max_workers: int | None = None, **options: Any) -> Any:
-    """Make the local runner; one kernel is timed at a time, so it wants no workers."""
+def _runner(kind: Constructor, *, max_workers: int | None = None, **options: Any) -> Any:
+    """Construct a runner; ``max_workers`` are this host's cores, which do not measure."""
     del max_workers
-    from tvm_adaptive.runner import AdaptiveRunner
-
-    return AdaptiveRunner(**options)
+    return kind(**options)
 
 
-def _rpc_runner(*, max_workers: int | None = None, **options: Any) -> Any:
-    """Make the RPC runner; MetaSchedule hands over this host's cores, not the boards."""
-    del max_workers
-    from tvm_adaptive.runner import AdaptiveRPCRunner
-
-    return AdaptiveRPCRunner(**options)
-
-
-def _builder(**options: Any) -> Any:
-    from tvm_adaptive.builder import PersistentBuilder
-
-    return PersistentBuilder(**options)
-
-
-def _scheduler(policy: str) -> Constructor:
-    def make(*, preset: str | None = None, **options: Any) -> Any:
-        from tvm_adaptive.task_scheduler import AdaptiveScheduler
-
-        # A preset says which DynaTune is meant; the baselines have none.
-        name = preset or "default" if policy == "dynatune" else policy
-        return AdaptiveScheduler(name, **options)
-
-    return make
+def _scheduler(policy: str, *, preset: str | None = None, **options: Any) -> Any:
+    # A preset says which DynaTune is meant; the baselines have none.
+    return AdaptiveScheduler(preset or "default" if policy == "dynatune" else policy, **options)
 
 
 _POLICIES = {name: name for name in ("dynatune", "random", "linear", "epsilon-greedy", "softmax")}
@@ -109,12 +82,24 @@ _POLICIES["adaptive-round-robin"] = "round-robin"
 _POLICIES["adaptive-gradient"] = "gradient"
 
 PARTS: dict[str, Part] = {
-    "cost_model": Part(CostModel, {"rfei": _rfei, "rfei-family": _rfei_family}),
-    "strategy": Part(SearchStrategy, {"adaptive": _search}),
-    "runner": Part(Runner, {"adaptive": _local_runner, "adaptive-rpc": _rpc_runner}),
-    "builder": Part(Builder, {"persistent": _builder}),
+    "cost_model": Part(
+        CostModel,
+        {
+            "rfei": partial(_forest, RFEICostModel),
+            "rfei-family": partial(_forest, RFEIFamilyCostModel),
+        },
+    ),
+    "strategy": Part(SearchStrategy, {"adaptive": AdaptiveSearch}),
+    "runner": Part(
+        Runner,
+        {
+            "adaptive": partial(_runner, AdaptiveRunner),
+            "adaptive-rpc": partial(_runner, AdaptiveRPCRunner),
+        },
+    ),
+    "builder": Part(Builder, {"persistent": PersistentBuilder}),
     "task_scheduler": Part(
-        TaskScheduler, {name: _scheduler(policy) for name, policy in _POLICIES.items()}
+        TaskScheduler, {name: partial(_scheduler, policy) for name, policy in _POLICIES.items()}
     ),
 }
 STOCK_NAMES: dict[str, tuple[str, ...]] = {
@@ -129,6 +114,21 @@ STOCK_NAMES: dict[str, tuple[str, ...]] = {
 def names(part: str) -> list[str]:
     """Return every name that a part understands, ours first."""
     return [*PARTS[part].constructors, *STOCK_NAMES[part]]
+
+
+def check_names(config: TuneConfig) -> None:
+    """Raise InvalidOptionError unless every part of a configuration has a known name.
+
+    Parameters
+    ----------
+    config : TuneConfig
+    """
+    for part in PARTS:
+        name = getattr(config, part)
+        if name not in names(part):
+            raise InvalidOptionError(
+                f"Unknown {part.replace('_', ' ')} {name!r}; possible are {', '.join(names(part))}."
+            )
 
 
 def create(part: str, name: str, **options: Any) -> Any:
@@ -163,7 +163,7 @@ def register() -> None:
 
 
 def unregister() -> None:
-    """Give MetaSchedule its own look-ups back; calling it again changes nothing."""
+    """Restore MetaSchedule's own look-ups; calling it again changes nothing."""
     for part in PARTS.values():
         current = part.base.__dict__["create"].__func__
         stock = getattr(current, "_tvm_adaptive_stock", current)
@@ -186,10 +186,7 @@ def _with_our_names(stock: Constructor, ours: dict[str, Constructor]) -> Constru
 
 
 def _with_parts(stock: Constructor) -> Constructor:
-    """Let the tuning pass take the parts that ``tune_relax`` takes.
-
-    The stock pass has no way to name them: its C++ half passes on trial counts only.
-    """
+    """Let the tuning pass take the parts that ``tune_relax`` takes; stock's takes none."""
 
     @functools.wraps(stock)
     def tune_ir_mod(

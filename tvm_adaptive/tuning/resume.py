@@ -1,7 +1,8 @@
-"""Go on with a run from its directory alone: its journal knows what it was told."""
+"""Continue a run from its directory alone: its journal has its settings."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from tvm_adaptive.errors import InvalidOptionError
@@ -9,11 +10,10 @@ from tvm_adaptive.measure_callback.history import History, differences
 from tvm_adaptive.measure_callback.journal import JOURNAL_FILE
 from tvm_adaptive.tuning.observer import GuardedObserver, Observer
 from tvm_adaptive.tuning.outcome import TuneReport
-from tvm_adaptive.tuning.parts import farm_of
 from tvm_adaptive.tuning.run_lock import owned
-from tvm_adaptive.tuning.run_settings import Bounds, RunSettings, read_settings
-from tvm_adaptive.tuning.target import resolve_target
-from tvm_adaptive.tuning.tune import tune_named
+from tvm_adaptive.tuning.run_settings import RunSettings, read_settings
+from tvm_adaptive.tuning.target import farm_of, resolve_target
+from tvm_adaptive.tuning.tune import run_named
 from tvm_adaptive.workers.environment import Environment
 
 
@@ -28,41 +28,40 @@ def resume(
     allow_other_machine: bool = False,
     spent_sec: float = 0.0,
 ) -> TuneReport:
-    """Continue a run that was interrupted, killed, or shall go on for longer.
+    """Continue a run that was interrupted or killed, or that gets larger bounds.
 
-    Model, target and configuration are those it was begun with.
+    Model, target and configuration are those of its first attempt.
 
     Parameters
     ----------
     work_dir : str or Path
-        Of the run.
+        The run's directory.
     budget_sec, trials, until_ms
-        Other bounds than the run had, counted from its beginning: of a run that spent 200
-        of 600 s, 400 are left. None leaves one as it was.
+        Bounds that replace the run's, counted from its beginning: of a run that spent 200
+        of 600 s, 400 are left. None keeps the run's own.
     store : str or None, default None
-        The record store; needed again where its URL holds a password, which no journal
-        keeps.
+        The record store; needed again if its URL holds a password, which no journal keeps.
     observer : Observer or None, default None
     allow_other_machine : bool, default False
-        Go on also where another machine, or another version of TVM, took the run's times:
-        they are set aside in a folder of ``work_dir`` and count for nothing, seconds and
-        trials neither; the fastest records are measured again.
+        Continue also if another machine, or another version of TVM, took the run's times:
+        they are moved to a folder of ``work_dir`` and do not count, nor do their seconds
+        and trials; the fastest records are measured again.
     spent_sec : float, default 0.0
         Seconds of the budget that were spent before the call, such as a program's start.
 
     Returns
     -------
     TuneReport
-        Of all sittings; of a run that has come to its end, and whose bounds are as they
-        were, the report it ended with: nothing is measured then.
+        Of all attempts. A finished run with unchanged bounds returns its former report and
+        measures nothing.
 
     Raises
     ------
     InvalidOptionError
-        When there is no run in ``work_dir``, or it was given its model in Python: resume
+        When there is no run in ``work_dir``, or its model was given in Python: resume
         that with ``tune_relax(..., resume=True)``.
     WorkDirInUseError
-        When the run goes on in another process.
+        When another process continues the run.
     OtherMachineError
         When its times were taken elsewhere, unless that is allowed.
     OtherModelError
@@ -74,44 +73,40 @@ def resume(
     if not (folder / JOURNAL_FILE).is_file():
         raise InvalidOptionError(f"There is no run in {work_dir}.")
     with owned(folder) as owner:
-        told = read_settings(folder)
-        before = told.bounds
-        bounds = Bounds(
-            budget_sec or before.budget_sec, trials or before.trials, until_ms or before.until_ms
+        settings = read_settings(folder)
+        before, history = settings.options, settings.history
+        options = dataclasses.replace(
+            before,
+            budget_sec=budget_sec or before.budget_sec,
+            trials=trials or before.trials,
+            until_ms=until_ms or before.until_ms,
         )
-        if told.history.report is not None and bounds == before and _is_from_here(told):
+        if history.report is not None and options == before and _is_from_here(settings):
             GuardedObserver(observer).note(
                 "the run has come to its end; give it more --budget or --trials"
             )
-            return _report_of(told.history, work_dir)
-        if store is None and told.hides_password:
+            return _report_of(history, work_dir)
+        if store is None and settings.hides_password:
             raise InvalidOptionError(
-                f"The run kept its records in {told.config.store}; give --store with the "
+                f"The run kept its records in {before.config.store}; give --store with the "
                 "password again, or none."
             )
-        return tune_named(
-            told.what,
-            work_dir=folder,
-            target=told.target,
-            budget_sec=bounds.budget_sec,
-            trials=bounds.trials,
-            until_ms=bounds.until_ms,
-            # The same would draw the candidates again that are measured already.
-            seed=told.seed + told.history.n_attempts,
-            config=told.config.replace(store=store),
+        options = dataclasses.replace(
+            options,
+            # The same seed would draw the candidates again that are measured already.
+            seed=(before.seed or 0) + history.n_attempts,
+            config=before.config.replace(store=store),
             observer=observer,
-            input_shapes=told.input_shapes,
-            resume=True,
             allow_other_machine=allow_other_machine,
             spent_sec=spent_sec,
-            owner=owner,
         )
+        return run_named(options, settings.input_shapes, owner)
 
 
-def _is_from_here(told: RunSettings) -> bool:
-    """Say whether what a run ended with was timed on this machine, for all that is known."""
-    here = Environment.current(resolve_target(told.target), farm_of(told.config))
-    return not differences(told.history.environment, here)
+def _is_from_here(settings: RunSettings) -> bool:
+    """Return True unless the run's times are known to be another machine's."""
+    target, farm = resolve_target(settings.options.target), farm_of(settings.options.config)
+    return not differences(settings.history.environment, Environment.current(target, farm))
 
 
 def _report_of(history: History, work_dir: str | Path) -> TuneReport:
@@ -120,5 +115,5 @@ def _report_of(history: History, work_dir: str | Path) -> TuneReport:
     except (KeyError, TypeError) as error:
         raise InvalidOptionError(
             f"The report of the run in {work_dir} is another version's; give it more --budget "
-            "or --trials to go on."
+            "or --trials to continue."
         ) from error

@@ -1,9 +1,8 @@
 """One owner for a work directory: a second run there would write into the first one's files.
 
-A lock of the system (``flock``) on a file in the directory says whether the owner lives; it
-is gone when its process is, however that ended. On network file systems, where such locks
-may hold on one machine only or not at all, what the file says counts, too: which process
-of which host, and since when.
+A lock of the system (``flock``) on a file in the directory shows whether the owner lives;
+it ends with its process. On network file systems, where such locks may hold on one machine
+only or not at all, the content of the file counts too: process, host and start.
 """
 
 from __future__ import annotations
@@ -28,25 +27,24 @@ from tvm_adaptive.workers.file_system import file_system_of, is_shared_by_networ
 logger = logging.getLogger(__name__)
 
 LOCK_FILE = "run.lock"
-# The clock may be set while a run goes on; a process's number is not given again so soon.
+# The clock may be set during a run; the system does not reuse a process's number so soon.
 _CLOCK_SLACK_SEC = 5.0
-# Each try that is lost is lost to another run that begins or ends at the same moment.
+# A try fails only if another run begins or ends at the same moment.
 _MAX_TRIES = 100
 
 
 @dataclasses.dataclass(frozen=True)
 class Holder:
-    """Who owns a work directory, as its lock file says."""
+    """The owner of a work directory, by its lock file."""
 
     pid: int
     host: str
-    # when the process started, which tells it from a later one with the same number
-    started_unix_sec: float
-    since_unix_sec: float  # when the run began
+    started_unix_sec: float  # of the process: a later one may have the same number
+    since_unix_sec: float  # of the run
 
     @classmethod
     def current(cls) -> Holder:
-        """Return this process."""
+        """Return this process as the holder."""
         started_sec = psutil.Process().create_time()
         return cls(os.getpid(), socket.gethostname(), started_sec, time.time())
 
@@ -57,14 +55,14 @@ class Holder:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it is a process of this host that runs."""
+        """Whether it is a running process of this host."""
         if not self.is_here:
             return False
         try:
             started_sec = psutil.Process(self.pid).create_time()
         except psutil.NoSuchProcess:
             return False
-        except psutil.AccessDenied:  # it is there
+        except psutil.AccessDenied:  # it exists
             return True
         return bool(abs(started_sec - self.started_unix_sec) < _CLOCK_SLACK_SEC)
 
@@ -74,7 +72,7 @@ class Holder:
 
 
 class Ownership:
-    """A work directory that is ours until :meth:`release`."""
+    """A work directory that this process owns until :meth:`release`."""
 
     def __init__(self, work_dir: Path) -> None:
         self.work_dir = work_dir
@@ -87,7 +85,7 @@ class Ownership:
             raise
 
     def release(self) -> None:
-        """Give the directory back; remove it if it was made here and nothing was written."""
+        """Release the directory; remove it if it was made here and is still empty."""
         if self._file is not None:
             with contextlib.suppress(OSError):
                 (self.work_dir / LOCK_FILE).unlink()
@@ -102,7 +100,7 @@ class Ownership:
 
 @contextlib.contextmanager
 def owned(work_dir: Path) -> Iterator[Ownership]:
-    """Own a work directory while inside; it is made if it is not there."""
+    """Own a work directory while inside; create it if it does not exist."""
     ownership = Ownership(work_dir)
     try:
         yield ownership
@@ -111,7 +109,7 @@ def owned(work_dir: Path) -> Iterator[Ownership]:
 
 
 def _make_folders(work_dir: Path) -> list[Path]:
-    """Make a directory; return it and the parents that had to be made, innermost first."""
+    """Create a directory; return what was created of its path, innermost first."""
     chain = (work_dir, *work_dir.absolute().parents)
     missing = [folder for folder in chain if not folder.exists()]
     try:
@@ -124,7 +122,7 @@ def _make_folders(work_dir: Path) -> list[Path]:
 
 
 def _taken_file(path: Path) -> int:
-    """Return a descriptor of the lock file, which says that we own it."""
+    """Take the lock file; return its descriptor."""
     try:
         if is_shared_by_network(file_system_of(path)):
             return _created_file(path)
@@ -137,7 +135,7 @@ def _taken_file(path: Path) -> int:
 
 
 def _locked_file(path: Path) -> int:
-    """Take the lock file by a lock of the system, whatever a dead owner has left in it."""
+    """Take the lock file by a lock of the system; a dead owner's content does not count."""
     for _ in range(_MAX_TRIES):
         # Python's descriptors are closed when a program is started: workers that outlive a
         # killed tuner do not hold its lock.
@@ -162,7 +160,7 @@ def _locked_file(path: Path) -> int:
 
 
 def _created_file(path: Path) -> int:
-    """Take the lock file by making it, unless the one that is there names a living owner."""
+    """Take the lock file by creating it, unless it exists and names a living owner."""
     for _ in range(_MAX_TRIES):
         try:
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
@@ -187,20 +185,16 @@ def _refusal(path: Path, holder: Holder | None, *, is_certain: bool) -> WorkDirI
     who = "another process" if holder is None else str(holder)
     fix = "wait for it, end it, or choose another directory"
     if not is_certain and (holder is None or not holder.is_here):
-        fix = f"wait for it, or delete {path} if that run is known to be dead"
-    return WorkDirInUseError(f"A run goes on in {path.parent} ({who}); {fix}.")
+        fix = f"wait for it, or delete {path} if you know that the run has ended"
+    return WorkDirInUseError(f"A run is in progress in {path.parent} ({who}); {fix}.")
 
 
 def _holder(path: Path) -> Holder | None:
-    """Return whom a lock file names; None if it names nobody."""
+    """Return the owner that a lock file names; None if it names none."""
     try:
         fields = json.loads(path.read_bytes())
-        return Holder(
-            pid=int(fields["pid"]),
-            host=str(fields["host"]),
-            started_unix_sec=float(fields["started_unix_sec"]),
-            since_unix_sec=float(fields["since_unix_sec"]),
-        )
+        kinds = {"pid": int, "host": str, "started_unix_sec": float, "since_unix_sec": float}
+        return Holder(**{name: kind(fields[name]) for name, kind in kinds.items()})
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -212,7 +206,6 @@ def _write(file: int) -> None:
 
 def _is_at(path: Path, file: int) -> bool:
     try:
-        there = path.stat()
+        return os.path.samestat(path.stat(), os.fstat(file))
     except FileNotFoundError:
         return False
-    return os.path.samestat(there, os.fstat(file))

@@ -1,20 +1,19 @@
-"""What a run was told, read back from its journal: model, target, configuration, bounds."""
+"""The settings of a run, read back from its journal: model, target, configuration, bounds."""
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 from tvm_adaptive.database.location import NO_STORE
 from tvm_adaptive.database.url import HIDDEN
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.history import History, read_history
 from tvm_adaptive.measure_callback.journal import JOURNAL_FILE
-from tvm_adaptive.tuning.config import TuneConfig
 from tvm_adaptive.tuning.config_file import config_of_fields
+from tvm_adaptive.tuning.session import RunOptions
 
-# What a run's first events have to say, and as what.
+# The fields of a run's first events, and their types.
 _RUN: dict[str, tuple[type, ...]] = {
     "target": (dict, str),
     "config": (dict,),
@@ -27,34 +26,21 @@ _MODEL: dict[str, tuple[type, ...]] = {"what": (str,), "input_shapes": (dict,)}
 
 
 @dataclasses.dataclass(frozen=True)
-class Bounds:
-    """How much a run may spend, all sittings together."""
-
-    budget_sec: float | None
-    trials: int | None
-    until_ms: float | None
-
-
-@dataclasses.dataclass(frozen=True)
 class RunSettings:
-    """A run's options."""
+    """A run's settings, and what it did with them."""
 
-    what: str  # the model
+    options: RunOptions  # of the last attempt; the store's name is the journal's
     input_shapes: dict[str, list[int]]
-    target: dict[str, Any] | str
-    config: TuneConfig  # with the record store's name as the journal has it
-    seed: int  # of the last sitting
-    bounds: Bounds
-    history: History  # what the run did with them
+    history: History
 
     @property
     def hides_password(self) -> bool:
         """Whether the record store's name lacks its password."""
-        return HIDDEN in self.config.store
+        return HIDDEN in self.options.config.store
 
 
 def read_settings(work_dir: Path) -> RunSettings:
-    """Read what a run was told."""
+    """Read a run's settings; a model given in Python cannot be read back."""
     path = work_dir / JOURNAL_FILE
     history = read_history(path)
     if not history.run:
@@ -73,17 +59,16 @@ def read_settings(work_dir: Path) -> RunSettings:
     ]
     if odd:
         raise InvalidOptionError(
-            f"The journal in {work_dir} does not say what the run was told, or not as this "
-            f"version does ({', '.join(odd)}); begin anew in another directory, the store "
+            f"The journal in {work_dir} lacks settings of the run, or has them in another form "
+            f"than this version ({', '.join(odd)}); start again in another directory, the store "
             "knows its records."
         )
     fields = {**run["config"], "store": str(run["config"].get("store") or NO_STORE)}
-    return RunSettings(
+    options = RunOptions(
         what=model["what"],
-        input_shapes=model["input_shapes"],
-        target=run["target"],
+        work_dir=work_dir,
         config=config_of_fields(fields, str(path)),
-        seed=run["seed"],
-        bounds=Bounds(run["budget_sec"], run["trials"], run["until_ms"]),
-        history=history,
+        resume=True,
+        **{name: run[name] for name in _RUN if name != "config"},
     )
+    return RunSettings(options, model["input_shapes"], history)

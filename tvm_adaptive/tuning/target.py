@@ -1,34 +1,44 @@
-"""From what a user writes to a target that MetaSchedule can tune for."""
+"""From a user's options to the target to tune for, and the devices that measure."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from tvm_adaptive._tvm import Target, device, llvm_get_system_cpu
+from tvm_adaptive._tvm import RPCConfig, Target, device, llvm_get_system_cpu
 from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.tuning.config import MeasureConfig, TuneConfig
 from tvm_adaptive.workers.cores import usable_physical_cores
 
 TargetLike: TypeAlias = Target | str | Mapping[str, Any] | None
 
-_THIS_CPU = (None, "cpu", "auto")
+# Runners that measure behind a tracker.
+FARM_RUNNERS = ("adaptive-rpc", "rpc")
+
 _EXAMPLE = '{"kind": "llvm", "mcpu": "znver4", "num-cores": 8}'
 
 
 def resolve_target(spec: TargetLike) -> Target:
-    """Return the target that a user means."""
-    if isinstance(spec, str) or spec is None:
-        text = spec.strip() if isinstance(spec, str) else None
-        if text in _THIS_CPU:
-            return _this_cpu()
-        if text == "cuda":
-            return _first_gpu()
-    return _checked(spec if isinstance(spec, Target) else _parse(spec))
+    """Return the target of a user's specification."""
+    name = spec.strip() if isinstance(spec, str) else spec
+    if name is None or name in ("cpu", "auto"):
+        return _this_cpu()
+    if name == "cuda":
+        return _first_gpu()
+    target = spec if isinstance(spec, Target) else _parse(spec)
+    if target.kind.name == "llvm" and "num-cores" not in dict(target.attrs):
+        raise InvalidOptionError(
+            "target llvm needs num-cores, because schedules are made for a number of cores. "
+            f'Add it, as in {_EXAMPLE}, or write target="cpu" for this machine '
+            f"({usable_physical_cores()} cores)."
+        )
+    return target
 
 
 def describe_target(target: Target) -> str:
-    """Return what matters of a target on one line, e.g. ``"llvm, mcpu znver4, 2 cores"``."""
+    """Return a target on one line, e.g. ``"llvm, mcpu znver4, 2 cores"``."""
     attrs = dict(target.attrs)
     parts = [str(target.kind.name)]
     parts += [f"{key} {attrs[key]}" for key in ("mcpu", "arch") if key in attrs]
@@ -45,14 +55,29 @@ def n_cores_of(target: Target) -> int | None:
     return int(target.attrs.get("num-cores", 0)) or None
 
 
-def _this_cpu() -> Target:
-    return Target(
-        {
-            "kind": "llvm",
-            "mcpu": str(llvm_get_system_cpu()),
-            "num-cores": usable_physical_cores(),
-        }
+def farm_of(config: TuneConfig) -> RPCConfig | None:
+    """Return where the devices are that a configuration measures on; None for this machine."""
+    if config.runner not in FARM_RUNNERS:
+        return None
+    from tvm_adaptive.runner.rpc.runner import complete_config
+
+    return complete_config(rpc_config_of(config.measure))
+
+
+def rpc_config_of(measure: MeasureConfig) -> RPCConfig:
+    """Return a tracker's address; TVM takes what is None from the environment."""
+    host, _, port = (measure.tracker or "").rpartition(":")
+    return RPCConfig(
+        tracker_host=host or None,
+        tracker_port=int(port) if port else None,
+        tracker_key=measure.tracker_key,
+        session_timeout_sec=math.ceil(measure.timeout_sec),
     )
+
+
+def _this_cpu() -> Target:
+    n_cores = usable_physical_cores()
+    return Target({"kind": "llvm", "mcpu": str(llvm_get_system_cpu()), "num-cores": n_cores})
 
 
 def _first_gpu() -> Target:
@@ -80,8 +105,9 @@ def _parse(spec: Any) -> Target:
     try:
         return Target(config)
     except (ValueError, TypeError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[-1].rstrip(".")
         raise InvalidOptionError(
-            f"target {spec!r} is not one that TVM knows: {_last_line(error)}. "
+            f"target {spec!r} is not one that TVM knows: {reason}. "
             f'Write "cpu", "cuda", or a mapping such as {_EXAMPLE}.'
         ) from error
 
@@ -103,19 +129,5 @@ def _as_config(spec: Any) -> Any:
                 f"target looks like JSON but cannot be read: {error}. Got {text!r}; "
                 f"write e.g. {_EXAMPLE}."
             ) from error
-    # A bare kind becomes a mapping, so that it meets the same checks as one.
+    # A bare kind becomes a mapping, so that the same checks apply.
     return text if "/" in text else {"kind": text}
-
-
-def _checked(target: Target) -> Target:
-    if target.kind.name == "llvm" and "num-cores" not in dict(target.attrs):
-        raise InvalidOptionError(
-            "target llvm needs num-cores, because schedules are made for a number of cores. "
-            f'Add it, as in {_EXAMPLE}, or write target="cpu" for this machine '
-            f"({usable_physical_cores()} cores)."
-        )
-    return target
-
-
-def _last_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[-1].rstrip(".")

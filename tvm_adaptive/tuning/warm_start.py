@@ -200,7 +200,8 @@ def _warm_start(
     if warm_start is None:
         return
     tasks = warm_start.tasks
-    session.proven = frozenset(name for name, each in tasks.items() if each.is_proven)
+    proven = sorted(name for name, each in tasks.items() if each.is_proven)
+    session.note_proven(proven)
     session.journal.write(
         "recalled",
         store=store.name,
@@ -208,7 +209,7 @@ def _warm_start(
         n_related=warm_start.n_related,
         n_samples=warm_start.n_samples,
         n_trials={name: len(each.latencies_ms) for name, each in tasks.items()},
-        proven=sorted(session.proven),
+        proven=proven,
         n_left_out=warm_start.n_left_out,
     )
     if warm_start.n_left_out:

@@ -10,7 +10,7 @@ from tvm_adaptive.models.frontend import load, network_of_imported, slug
 from tvm_adaptive.models.frontend.shapes import by_name
 from tvm_adaptive.models.network import Original
 from tvm_adaptive.tuning.end_to_end import NetworkCheck
-from tvm_adaptive.tuning.session import open_session
+from tvm_adaptive.tuning.session import RunOptions, open_session
 
 
 @pytest.fixture(scope="module")
@@ -127,16 +127,21 @@ class Notes:
 
 
 def judged(run, tmp_path, observer):
-    from tvm_adaptive.tuning.budget import Budget
     from tvm_adaptive.tuning.config import DEFAULT
 
     small = transformer(sequence=16, layers=1, hidden=32, heads=4, inner=64)
     network = network_of_imported(
         "net", small.mod, {}, params=small.params, original=Original("Framework 1.0", run)
     )
-    options = {"target": None, "budget": Budget(None), "trials": 1, "until_ms": None, "seed": 0}
-    config = DEFAULT.replace(store="none")
-    with open_session("net", work_dir=tmp_path, config=config, observer=observer, **options) as it:
+    options = RunOptions(
+        what="net",
+        work_dir=tmp_path,
+        trials=1,
+        seed=0,
+        config=DEFAULT.replace(store="none"),
+        observer=observer,
+    )
+    with open_session(options) as it:
         prepared = prepare(network, it.target)
         with NetworkCheck(it, network, prepared) as check:
             check.measure_untuned()
