@@ -185,3 +185,35 @@ class LaneError(AdaptiveError):
 
 class StoreError(AdaptiveError):
     """A record store cannot be opened, read or written; what was in it still is."""
+
+
+def check_positive(name: str, value: float, advice: str = "") -> None:
+    """Raise InvalidOptionError unless an option is above 0.
+
+    Parameters
+    ----------
+    name : str
+        The option's.
+    value : float
+    advice : str
+        A sentence for the user, what to give instead. Default none.
+    """
+    if not value > 0:
+        raise InvalidOptionError(f"{name} must be above 0 but got {value}. {advice}".rstrip())
+
+
+def check_at_least(name: str, value: float, least: float, advice: str = "") -> None:
+    """Raise InvalidOptionError unless an option is at least a given number.
+
+    Parameters
+    ----------
+    name : str
+        The option's.
+    value, least : float
+    advice : str
+        A sentence for the user, what to give instead. Default none.
+    """
+    if not value >= least:
+        raise InvalidOptionError(
+            f"{name} must be at least {least:g} but got {value}. {advice}".rstrip()
+        )

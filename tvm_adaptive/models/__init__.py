@@ -8,10 +8,7 @@ from tvm_adaptive.models.builtin.resnet import resnet18, resnet34, resnet50
 from tvm_adaptive.models.builtin.squeezenet import squeezenet1_1
 from tvm_adaptive.models.builtin.vgg import vgg16
 from tvm_adaptive.models.compare import (
-    Difference,
     export,
-    largest_difference,
-    outputs_agree,
     run_exported,
     run_network,
     time_exported,
@@ -28,6 +25,7 @@ from tvm_adaptive.models.prepare import (
     is_gpu,
     prepare,
 )
+from tvm_adaptive.values.agreement import Difference, largest_difference, outputs_agree
 
 __all__ = [
     "BUILTIN",

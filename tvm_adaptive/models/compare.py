@@ -1,4 +1,4 @@
-"""Run and time compiled networks, and say whether two of them compute the same.
+"""Run and time compiled networks.
 
 A tuned network can crash or hang. Everything here that takes a path can run in a worker
 process: :func:`export` in the parent, :func:`run_exported` and :func:`time_exported` in
@@ -12,36 +12,22 @@ import math
 import os
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tvm_adaptive._tvm import VirtualMachine, tensor
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.compile import Compiled
-from tvm_adaptive.values.agreement import ROUNDED_SHARE, disagreement
+from tvm_adaptive.values.agreement import Array
 from tvm_adaptive.values.trial import FloatArray
 from tvm_adaptive.workers import device_session
-
-Array = npt.NDArray[Any]
 
 # Below this, reading the clock and starting the threads would be part of the result.
 _MIN_REPEAT_MS = 50
 # A median of fewer is moved by a single disturbance.
 _MIN_REPEATS = 5
 _TIMED = "timed"
-
-
-class Difference(NamedTuple):
-    """How far two lists of outputs are apart at the worst element.
-
-    ``max_rel`` is relative to the reference and leaves out elements of the reference
-    that are zero; both are infinite when shapes differ or only one side is finite.
-    """
-
-    max_abs: float
-    max_rel: float
 
 
 def run_network(compiled: Compiled, inputs: Sequence[Array]) -> list[Array]:
@@ -100,44 +86,6 @@ def try_exported(
     return outputs, float(np.median(_time(executable, inputs, device_kind, min_seconds)))
 
 
-def largest_difference(outputs: Sequence[Array], reference: Sequence[Array]) -> Difference:
-    """Compare outputs element by element."""
-    if not _same_structure(outputs, reference):
-        return Difference(math.inf, math.inf)
-    max_abs = max_rel = 0.0
-    for output, expected in zip(outputs, reference, strict=True):
-        got, want = output.astype(np.float64).ravel(), expected.astype(np.float64).ravel()
-        with np.errstate(invalid="ignore"):
-            distance = np.where(got == want, 0.0, np.abs(got - want))
-        distance = np.where(np.isnan(got) & np.isnan(want), 0.0, distance)
-        distance = np.where(np.isnan(distance), np.inf, distance)
-        scale = np.where(np.isfinite(want), np.abs(want), 1.0)
-        relative = distance[scale > 0] / scale[scale > 0]
-        max_abs = max(max_abs, float(distance.max(initial=0.0)))
-        max_rel = max(max_rel, float(relative.max(initial=0.0)))
-    return Difference(max_abs, max_rel)
-
-
-def outputs_agree(
-    outputs: Sequence[Array],
-    reference: Sequence[Array],
-    rtol: float = 1e-3,
-    atol: float | None = None,
-) -> bool:
-    """Say whether two networks computed the same, but for rounding.
-
-    A floating-point element agrees when ``|output - reference| <= atol + rtol *
-    |reference|``; all must, and nothing may be infinite or not a number. Integers must be
-    equal, but for one in a hundred that may be off by one, as rounding makes it.
-    """
-    if not _same_structure(outputs, reference):
-        return False
-    if not all(np.isfinite(each.astype(np.float64)).all() for each in [*outputs, *reference]):
-        return False
-    problem = disagreement(reference, outputs, rtol=rtol, atol=atol, rounded_share=ROUNDED_SHARE)
-    return problem is None
-
-
 @contextlib.contextmanager
 def _silent_stderr() -> Iterator[None]:
     """Drop what C++ writes there: TVM warns once for each piece of memory that it saves."""
@@ -149,10 +97,6 @@ def _silent_stderr() -> Iterator[None]:
         os.dup2(kept, 2)
         os.close(kept)
         os.close(nowhere)
-
-
-def _same_structure(outputs: Sequence[Array], reference: Sequence[Array]) -> bool:
-    return [output.shape for output in outputs] == [expected.shape for expected in reference]
 
 
 def _run(executable: Any, inputs: Sequence[Array], device_kind: str) -> list[Array]:

@@ -13,9 +13,12 @@ from tvm_adaptive._tvm import Builder, Database, ExtractedTask, copy_record, mem
 from tvm_adaptive.database.metaschedule import trial_of
 from tvm_adaptive.database.verdicts import candidate_of
 from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
-from tvm_adaptive.runner.playoff.finalist import Finalist
-from tvm_adaptive.runner.playoff.playoff import (
+from tvm_adaptive.runner.playoff.finalist import (
     REFERENCE_TIMEOUT_SEC,
+    Finalist,
+    PlayoffOptions,
+)
+from tvm_adaptive.runner.playoff.playoff import (
     FinalistReport,
     final_database,
     finalist_pool,
@@ -156,18 +159,21 @@ def _checked_now(session: Session, finalists: Sequence[Finalists]) -> Iterator[F
         for mine in finalists:
             if session.budget.interrupted:
                 return
-            held = play_off(
-                mine.records,
-                session.target,
-                builder=builder,
+            options = PlayoffOptions(
                 top_k=session.config.finish.top_k,
                 prefetch=False,
                 max_sec=_SHORT_TIMING_SEC,
                 seed=session.seed,
+                scratch_dir=folder,
+            )
+            held = play_off(
+                mine.records,
+                session.target,
+                options,
+                builder=builder,
+                pool=pool,
                 journal=session.journal,
                 task_name=mine.name,
-                pool=pool,
-                scratch_dir=folder,
             )
             yield _with_proven(held, mine, session.observer)
 
@@ -217,10 +223,7 @@ def _play_off(
     """
     finish = session.config.finish
     is_hurried = _spare_sec(session) < PLAYOFF_CHECK_SEC + turn.n_due * LEAST_CHECK_SEC
-    return play_off(
-        mine.records,
-        session.target,
-        builder=builder,
+    options = PlayoffOptions(
         top_k=1 if is_hurried else finish.top_k,
         n_qualifiers=0 if is_hurried else round(turn.share * finish.n_qualifiers),
         qualifying_sec=turn.share * qualifying_sec(session.budget, finish),
@@ -229,10 +232,16 @@ def _play_off(
         max_sec=_timing_sec(session, turn.n_left),
         limit_sec=_limit_sec(session, turn),
         seed=session.seed,
+        scratch_dir=session.work_dir,
+    )
+    return play_off(
+        mine.records,
+        session.target,
+        options,
+        builder=builder,
+        pool=pool,
         journal=session.journal,
         task_name=mine.name,
-        pool=pool,
-        scratch_dir=session.work_dir,
     )
 
 
