@@ -11,10 +11,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tvm_adaptive._tvm.intrinsics import backends_for, only_intrinsics
+
 
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _intrinsics_of_this_machine() -> Iterator[None]:
+    """Import no other machine's tensor intrinsics: those of GPUs take 40 s where torch is."""
+    with only_intrinsics(backends_for("llvm")):
+        yield
 
 
 @pytest.fixture(scope="session")
