@@ -215,19 +215,11 @@ def make_rule(name: str, **options: Any) -> StoppingRule:
 
 
 def looks(rule: StoppingRule) -> list[int]:
-    """Return the numbers of micro-batches after which a rule is asked.
+    """Return the numbers of micro-batches after which a rule is asked, increasing.
 
-    With a fixed number of runs per micro-batch: each number, as published. Else the number
-    doubles, as each call of the timer makes a warm-up run and each look costs confidence.
-
-    Parameters
-    ----------
-    rule : StoppingRule
-
-    Returns
-    -------
-    list of int
-        Increasing, from ``min_batches`` to ``max_batches``.
+    With a fixed number of runs per micro-batch: each number from ``min_batches`` to
+    ``max_batches``, as published. Else the number doubles, as each call of the timer makes
+    a warm-up run and each look costs confidence.
     """
     if rule.runs_per_batch is not None:
         return list(range(rule.min_batches, rule.max_batches + 1))

@@ -113,9 +113,7 @@ def decide(
             keeper.keep(held)
             last_sec = held.elapsed_sec
             reports[index] = _with_proven(held, mine, session.observer)
-    database = final_database(
-        session.work_dir, "structural", [reports[i] for i in range(len(tasks))]
-    )
+    database = final_database(session.work_dir, [reports[i] for i in range(len(tasks))])
     outcomes = [_outcome(progress.tasks[i], reports[i]) for i in range(len(tasks))]
     return database, outcomes
 

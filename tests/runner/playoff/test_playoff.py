@@ -153,14 +153,14 @@ def test_the_database_ends_with_the_playoffs_numbers(
     assert [finalist.unchecked for finalist in report.finalists] == ["", ""]
     assert winner.playoff_sec > 1e-7  # 32^3 multiplications can't be done in 2 ns
     assert winner.stderr_sec >= 0.0
-    final = final_database(tmp_path, "structural", [report])
+    final = final_database(tmp_path, [report])
     reopened = ms.database.JSONDatabase(work_dir=str(tmp_path / "final"))
     for each in (final, reopened):
         assert len(each) == 1
         found = each.query_tuning_record(mod, LLVM, "main")
         assert [float(s) for s in found.run_secs] == pytest.approx([winner.playoff_sec])
         assert each.query_schedule(mod, LLVM, "main") is not None
-    assert len(final_database(tmp_path, "structural", [report, report])) == 2
+    assert len(final_database(tmp_path, [report, report])) == 2
     event = read_journal(tmp_path / "journal.jsonl")[-1]
     assert (event["event"], event["task"], event["winner"]) == ("playoff", "matmul", 0)
     assert event["candidates"][0]["recorded_ms"] == pytest.approx(2e-6)
@@ -194,7 +194,7 @@ def test_a_bad_finalist_never_wins(
         raise AssertionError(bad.disqualified)
     event = read_journal(tmp_path / "journal.jsonl")[-1]
     assert event["disqualified"] == [bad.disqualified]
-    final = final_database(tmp_path, "structural", [report])
+    final = final_database(tmp_path, [report])
     (kept,) = final.get_all_tuning_records()
     assert float(kept.run_secs[0]) == pytest.approx(report.winner.playoff_sec)
 
@@ -207,7 +207,7 @@ def test_the_next_best_get_their_turn(builder: Any, pool: WorkerPool, tmp_path: 
     database, mod = database_of({WRONG: [1e-9]})
     report = play(database, mod, builder, pool)
     assert report.winner is None
-    assert len(final_database(tmp_path, "structural", [report])) == 0
+    assert len(final_database(tmp_path, [report])) == 0
 
 
 @pytest.mark.parametrize("bad", [[1e10], [float("nan")], [1e10, 1e10], [float("inf")], [0.0]])
@@ -240,7 +240,7 @@ def test_a_builder_that_is_broken_lets_nothing_win(pool: WorkerPool, tmp_path: P
     report = play(database, mod, builder, pool)
     assert (report.reason, report.winner) == ("no-reference", None)
     assert "no reference" in report.unchecked
-    assert len(final_database(tmp_path, "structural", [report])) == 0
+    assert len(final_database(tmp_path, [report])) == 0
     report = play(database, mod, None, pool, journal=Journal(tmp_path / "journal.jsonl"))
     assert (report.reason, report.winner) == ("no-reference", None)
 

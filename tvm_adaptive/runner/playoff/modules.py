@@ -14,7 +14,6 @@ from tvm_adaptive._tvm import (
     TuningRecord,
     args_info_of,
     schedule_for_gpu,
-    structural_hash,
 )
 from tvm_adaptive.values.trial import FAILED_SEC
 
@@ -45,11 +44,6 @@ def mean_sec(record: TuningRecord) -> float:
 def scheduled(record: TuningRecord) -> IRModule:
     """Return the module with a record's schedule."""
     return record.as_measure_candidate().sch.mod
-
-
-def module_key(mod: IRModule) -> int:
-    """Return a number that equal modules share."""
-    return int(structural_hash(mod))
 
 
 def buffers_of(mod: IRModule) -> tuple[tuple[str, tuple[int, ...]], ...]:

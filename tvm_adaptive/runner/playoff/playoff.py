@@ -22,7 +22,7 @@ from tvm_adaptive._tvm import (
     Target,
     TuningRecord,
     copy_record,
-    ms,
+    json_database,
 )
 from tvm_adaptive.errors import OutOfTimeError
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
@@ -167,9 +167,7 @@ def without_playoff(
     return FinalistReport(task_name, finalists, "not-held" if records else "no-record", 0.0)
 
 
-def final_database(
-    work_dir: str | Path, module_equality: str, reports: Iterable[FinalistReport]
-) -> Database:
+def final_database(work_dir: str | Path, reports: Iterable[FinalistReport]) -> Database:
     """Write the winners with their play-off times to a new database.
 
     A task without a winner is left out: the compiler then takes its untuned form.
@@ -177,13 +175,13 @@ def final_database(
     final, fresh = Path(work_dir) / "final", Path(work_dir) / "final.new"
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
-    database = ms.database.JSONDatabase(work_dir=str(fresh), module_equality=module_equality)
+    database = json_database(fresh)
     for report in reports:
         if report.winner is not None:
             copy_record(report.winner.record, database, [report.winner.final_sec()])
     shutil.rmtree(final, ignore_errors=True)
     os.replace(fresh, final)
-    return ms.database.JSONDatabase(work_dir=str(final), module_equality=module_equality)
+    return json_database(final)
 
 
 def _play(

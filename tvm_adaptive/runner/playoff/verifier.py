@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tvm_adaptive._tvm import Builder, BuilderInput, IRModule, Target
+from tvm_adaptive._tvm import Builder, BuilderInput, IRModule, Target, structural_hash
 from tvm_adaptive.errors import (
     OUT_OF_TIME,
     MachineError,
@@ -23,7 +23,6 @@ from tvm_adaptive.errors import (
 from tvm_adaptive.runner.playoff.finalist import BUILD_FAILED, SAME, Finalist, PlayoffOptions
 from tvm_adaptive.runner.playoff.modules import (
     buffers_of,
-    module_key,
     reduction_length,
     runnable,
     scheduled,
@@ -120,7 +119,7 @@ class Verifier:
             except Exception as error:
                 entry.finalist.disqualified = f"schedule: {error}"
                 continue
-            key = module_key(mod)
+            key = int(structural_hash(mod))
             if key in self._seen:
                 entry.finalist.disqualified = SAME
                 continue

@@ -81,6 +81,8 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
     is quarantined. Devices are of one kind and may differ in speed: the first candidate
     that succeeds is timed on each of them, and times are given for the first device.
 
+    Parameters not described here are those of :class:`~tvm_adaptive.AdaptiveRunner`.
+
     Parameters
     ----------
     rpc_config : RPCConfig or None
@@ -91,37 +93,22 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         configuration's ``session_timeout_sec``.
     queue_timeout_sec : float
         Longest wait of a candidate for a device that others use. Default 600.
-    rule : str or StoppingRule
-        As for :class:`~tvm_adaptive.AdaptiveRunner`, like the next two. Default
-        ``"precision"``.
-    min_repeat_ms : float
-        Default 0.
-    max_sec : float or None
-        Default None.
     device_index : int
         Of each server's devices of the candidates' type. Default 0.
-    cpu_cache_flush : bool
-        Flush the CPU's caches before each single run. Default False.
     max_workers : int or None
         Devices to use at the same time; None (default) for all that the tracker has with
         the key.
     measure : callable
-        As for :class:`~tvm_adaptive.AdaptiveRunner`; called in a worker with a session.
+        Called in a worker with a session.
     boards : BoardRules or None
         When a device is quarantined, and when its speed is measured; None (default) for the
         default rules.
-    incumbent : Incumbent or None
-        Candidates race against it; the search updates it. None for no race.
-    timing_errors : TimingErrors or None
-        Takes the standard error of each time.
     overlap : bool
         Measure in the background: :meth:`run` returns at once. Not where the devices are
         this machine. Default False.
     time_left : callable or None
         Returns the seconds left for measuring; no result in the background is waited for
         longer. Default None: no limit.
-    server : ForkServer or None
-        Forks the workers; None for an own one.
     journal : JournalWriter or None
         Gets one ``"timing"`` event per candidate, with the ``board`` that measured it,
         ``"board"`` events when a device fails, is quarantined or is calibrated, and one
@@ -204,17 +191,7 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         return self._pool.max_workers
 
     def run(self, runner_inputs: list[RunnerInput]) -> list[FinishedFuture] | list[PendingFuture]:
-        """Measure a batch; never raises for a failure of a candidate or a device.
-
-        Parameters
-        ----------
-        runner_inputs : list of RunnerInput
-
-        Returns
-        -------
-        list of FinishedFuture or PendingFuture
-            In the order of ``runner_inputs``; all done unless measured in the background.
-        """
+        """Measure a batch, as :meth:`tvm_adaptive.AdaptiveRunner.run` does."""
         return submit_batch(
             self._dispatcher,
             runner_inputs,
