@@ -100,7 +100,7 @@ def make_parts(
         server=server,
         time_left=time_left,
     )
-    ours["strategy"]["relatives"] = transfer_pool
+    ours["strategy"]["transfer_pool"] = transfer_pool
     ours["cost_model"]["last_lesson"] = last_lesson
     stock = _stock_options(n_cores_of(target), config.measure)
     bases = {

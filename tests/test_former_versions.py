@@ -1,0 +1,92 @@
+"""Runs, stores, databases and configurations of former versions are read, resumed and applied.
+
+``fixtures/runs-1.tar.xz`` was written before runs kept verdicts and locks of their own,
+``runs-2.tar.xz`` before the package was laid out anew; both by the command itself, for a
+target that any x86-64 processor can run: a finished run with a store, and one that was
+killed with SIGKILL.
+"""
+
+from __future__ import annotations
+
+import platform
+import tarfile
+from pathlib import Path
+
+import pytest
+import tomllib
+
+from tvm_adaptive.cli import main
+from tvm_adaptive.database.store import RecordStore
+from tvm_adaptive.measure_callback.journal import read_journal
+from tvm_adaptive.report import read_story, write_report
+from tvm_adaptive.testing.runs import journalled_trials
+from tvm_adaptive.tuning.config_file import read_config, write_config
+
+pytestmark = pytest.mark.skipif(
+    platform.machine() not in ("x86_64", "AMD64"), reason="the runs are of another processor"
+)
+FIXTURES = sorted((Path(__file__).parent / "fixtures").glob("runs-*.tar.xz"))
+N_TRIALS = 24
+
+
+@pytest.fixture(params=FIXTURES, ids=lambda path: path.name.partition(".")[0])
+def former(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    with tarfile.open(request.param) as archive:
+        archive.extractall(tmp_path, filter="data")
+    return tmp_path
+
+
+def test_a_finished_run_is_shown(former: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(former / "finished")]) == 0
+    assert "main" in capsys.readouterr().out
+
+
+def test_a_finished_run_is_reported(former: Path) -> None:
+    story = read_story(former / "finished")
+    assert sum(len(task.latencies_ms) for task in story.tasks.values()) == N_TRIALS
+    page = write_report([story], former / "page.html")
+    assert "te:GMM" in page.read_text()
+
+
+def test_an_interrupted_run_is_resumed(former: Path) -> None:
+    folder = former / "interrupted"
+    n_before, events = journalled_trials(folder), list(read_journal(folder / "journal.jsonl"))
+    assert n_before > 0
+    arguments = ["--resume", str(folder), "--trials", str(n_before + 4), "--store", "none"]
+    assert main(["tune", *arguments]) == 0
+    assert journalled_trials(folder) == n_before + 4
+    assert list(read_journal(folder / "journal.jsonl"))[: len(events)] == events
+    assert (folder / "main.so").is_file()
+
+
+def test_a_finished_run_is_applied(former: Path) -> None:
+    out = former / "deploy"
+    assert main(["apply", str(former / "finished"), "--store", "none", "--out", str(out)]) == 0
+    assert list(out.glob("*.so"))
+
+
+def test_a_store_is_read(former: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = former / "store.db"
+    assert main(["db", "--store", str(store), "stats"]) == 0
+    assert str(N_TRIALS) in capsys.readouterr().out
+    with RecordStore(store) as opened:
+        (task,) = opened.tasks()
+        assert len(opened.seconds(task)) > 0
+        assert opened.n_left_out == 0
+
+
+def test_a_json_database_is_imported(former: Path) -> None:
+    store = former / "new.db"
+    folder = former / "finished" / "final"
+    assert main(["db", "--store", str(store), "import", str(folder)]) == 0
+    with RecordStore(store) as opened:
+        assert len(opened.tasks()) == 1
+
+
+def test_a_configuration_is_read(former: Path) -> None:
+    path = former / "config.toml"
+    written = tomllib.loads(path.read_text())
+    read = tomllib.loads(write_config(read_config(path)))
+    assert set(read) >= set(written)
+    for name, value in written.items():
+        assert read[name] | value == read[name] if isinstance(value, dict) else read[name] == value
