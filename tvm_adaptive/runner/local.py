@@ -88,9 +88,9 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
         ``(artifact_path, device_type, args_info, options) -> Timing``, called in the
         worker; a module-level function, picklable by cloudpickle.
     incumbent : Incumbent or None
-        Candidates race against it; the search updates it. None for no race.
+        Candidates are raced against it; a search has to keep it. None measures all alike.
     timing_errors : TimingErrors or None
-        Takes the standard error of each time.
+        Is told the standard error of each time.
     overlap : bool
         Measure in the background: :meth:`run` returns at once. Not for the CPU that also
         builds. Default False.
@@ -133,8 +133,8 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
         self._time_left = time_left
         check_positive("timeout_sec", timeout_sec)
         self.timeout_sec = timeout_sec
-        self.options = make_options(
-            rule=rule,
+        self.options = MeasureOptions(
+            rule=make_rule(rule) if isinstance(rule, str) else rule,
             min_repeat_ms=min_repeat_ms,
             max_sec=max_sec,
             cpu_cache_flush=cpu_cache_flush,
@@ -254,19 +254,19 @@ class TimingLog:
     def timed(
         self, index: int, timing: Any, best: Incumbent | None, **where: Any
     ) -> FinishedFuture:
-        """Return the result of a measurement and offer its time as the incumbent's."""
-        problem = ""
+        """Return the result of a measurement, offer its time, write its event."""
         if not isinstance(timing, Timing):
-            problem = f"expected the measuring function's Timing, got {timing!r}"
-        elif not (math.isfinite(timing.mean_sec) and timing.mean_sec > 0):
-            problem = f"measured {timing.mean_sec} s, which is no time"
-        elif best is not None and timing.mean_sec < best.floor_sec:
-            problem = (
-                f"measured {timing.mean_sec:.3g} s, faster than the operations of the "
+            message = f"Error: expected the measuring function's Timing, got {timing!r}"
+            return self.fail(index, message, **where)
+        if not (math.isfinite(timing.mean_sec) and timing.mean_sec > 0):
+            message = f"Error: measured {timing.mean_sec} s, which is no time"
+            return self.fail(index, message, **where)
+        if best is not None and timing.mean_sec < best.floor_sec:
+            message = (
+                f"Error: measured {timing.mean_sec:.3g} s, faster than the operations of the "
                 f"task can be done ({best.floor_sec:.3g} s): the kernel does not do them"
             )
-        if problem:
-            return self.fail(index, f"Error: {problem}", **where)
+            return self.fail(index, message, **where)
         self.write("timing", index=index, error=None, **timing.as_fields(), **where)
         if self._timing_errors is not None:
             self._timing_errors.note(float(timing.mean_sec), timing.stderr_sec)
@@ -326,28 +326,6 @@ def submit_batch(
     if overlap:
         return [PendingFuture(answer, time_left) for answer in answers]
     return [answer.result() for answer in answers]
-
-
-def make_options(
-    *,
-    rule: str | StoppingRule,
-    min_repeat_ms: float,
-    max_sec: float | None,
-    cpu_cache_flush: bool,
-    device_index: int = 0,
-) -> MeasureOptions:
-    """Check the options that a runner sends to its workers."""
-    check_at_least("min_repeat_ms", min_repeat_ms, 0)
-    if max_sec is not None:
-        check_positive("max_sec", max_sec, "Leave it out for the default.")
-    check_at_least("device_index", device_index, 0)
-    return MeasureOptions(
-        rule=make_rule(rule) if isinstance(rule, str) else rule,
-        min_repeat_ms=min_repeat_ms,
-        max_sec=max_sec,
-        device_index=device_index,
-        cpu_cache_flush=cpu_cache_flush,
-    )
 
 
 def with_race(options: MeasureOptions, incumbent: Incumbent | None) -> MeasureOptions:

@@ -13,6 +13,7 @@ from tvm_adaptive._tvm import (
     start_thread_pool,
     tvm,
 )
+from tvm_adaptive.errors import check_at_least, check_positive
 from tvm_adaptive.runner.evaluator import Timer, evaluate
 from tvm_adaptive.runner.racing import Race
 from tvm_adaptive.runner.stopping import StoppingRule
@@ -34,6 +35,12 @@ class MeasureOptions:
     # flush the CPU's caches before each micro-batch, which then is a single run
     cpu_cache_flush: bool = False
     race: Race | None = None  # against the incumbent of the task
+
+    def __post_init__(self) -> None:
+        check_at_least("min_repeat_ms", self.min_repeat_ms, 0)
+        if self.max_sec is not None:
+            check_positive("max_sec", self.max_sec, "Leave it out for the default.")
+        check_at_least("device_index", self.device_index, 0)
 
 
 # (artifact_path, device_type, args_info as JSON objects, options) -> Timing

@@ -26,22 +26,16 @@ _START_SEC = 120.0
 # When a session's process fails, for instance because the client was killed, TVM's server
 # lives but never listens again. Others register again at the session's end.
 _STUCK_SEC = 20.0
+_SESSION_SEC = 30
 _SUPERVISE_SEC = 0.2
 
 
 class LoopbackFarm:
     """A tracker and servers, each in a process group of its own; a context manager."""
 
-    def __init__(
-        self,
-        n_servers: int,
-        *,
-        key: str = "board",
-        session_timeout_sec: int = 30,
-        restarts: bool = False,
-    ) -> None:
+    def __init__(self, n_servers: int, *, restarts: bool = False) -> None:
         self.port = free_port()
-        self.config = RPCConfig(HOST, self.port, key, 1, session_timeout_sec)
+        self.config = RPCConfig(HOST, self.port, "board", 1, _SESSION_SEC)
         self._tracker = _start("rpc_tracker", self.port)
         _await_listener(self.port)
         self.servers: dict[int, subprocess.Popen[bytes]] = {}

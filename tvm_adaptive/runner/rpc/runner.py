@@ -25,12 +25,11 @@ from tvm_adaptive.runner.futures import FinishedFuture, PendingFuture
 from tvm_adaptive.runner.local import (
     Candidate,
     TimingLog,
-    make_options,
     measure_args,
     submit_batch,
     with_race,
 )
-from tvm_adaptive.runner.measure import MeasureFunction
+from tvm_adaptive.runner.measure import MeasureFunction, MeasureOptions
 from tvm_adaptive.runner.racing import RACED
 from tvm_adaptive.runner.rpc.device_pool import BoardRules, DevicePool
 from tvm_adaptive.runner.rpc.lease import (
@@ -45,7 +44,7 @@ from tvm_adaptive.runner.rpc.lease import (
     release,
 )
 from tvm_adaptive.runner.rpc.leased_worker import devices_of, no_device
-from tvm_adaptive.runner.stopping import StoppingRule
+from tvm_adaptive.runner.stopping import StoppingRule, make_rule
 from tvm_adaptive.values.trial import Timing
 from tvm_adaptive.values.trial_log import Incumbent, TimingErrors
 from tvm_adaptive.workers.dispatcher import Dispatcher, Job
@@ -103,6 +102,10 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
     boards : BoardRules or None
         When a device is quarantined, and when its speed is measured; None (default) for the
         default rules.
+    incumbent : Incumbent or None
+        Candidates are raced against it; a search has to keep it. None measures all alike.
+    timing_errors : TimingErrors or None
+        Is told the standard error of each time.
     overlap : bool
         Measure in the background: :meth:`run` returns at once. Not where the devices are
         this machine. Default False.
@@ -150,8 +153,8 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         check_positive("queue_timeout_sec", queue_timeout_sec)
         self.timeout_sec = timeout_sec
         self.queue_timeout_sec = queue_timeout_sec
-        self.options = make_options(
-            rule=rule,
+        self.options = MeasureOptions(
+            rule=make_rule(rule) if isinstance(rule, str) else rule,
             min_repeat_ms=min_repeat_ms,
             max_sec=max_sec,
             device_index=device_index,
