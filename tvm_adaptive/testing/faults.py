@@ -78,60 +78,50 @@ class Faults:
         return ""
 
 
-@dataclasses.dataclass(frozen=True)
-class FaultyBuild:
-    """A build function for :class:`~tvm_adaptive.PersistentBuilder`."""
-
-    faults: Faults
-
-    def __call__(self, mod: IRModule, target: Target, params: dict[str, Tensor] | None) -> Module:
-        """Build a module, or carry out its fault."""
-        fault = self.faults.of(structural_hash(mod))
-        if fault == "compile_crash":
-            os.abort()
-        if fault == "compile_hang":
-            hang()
-        if fault == "wrong":
-            mod = without_bodies(mod)
-        if fault == "swapped":
-            mod = with_swapped_arguments(mod)
-        return build_candidate(mod, target, params)
+def build_with_fault(
+    faults: Faults, mod: IRModule, target: Target, params: dict[str, Tensor] | None
+) -> Module:
+    """Build a module, or carry out its fault."""
+    fault = faults.of(structural_hash(mod))
+    if fault == "compile_crash":
+        os.abort()
+    if fault == "compile_hang":
+        hang()
+    if fault == "wrong":
+        mod = without_bodies(mod)
+    if fault == "swapped":
+        mod = with_swapped_arguments(mod)
+    return build_candidate(mod, target, params)
 
 
-@dataclasses.dataclass(frozen=True)
-class FaultyMeasure:
-    """A measuring function for :class:`~tvm_adaptive.AdaptiveRunner`."""
-
-    faults: Faults
-
-    def __call__(
-        self,
-        artifact_path: str,
-        device_type: str,
-        args_info: Sequence[Any],
-        options: MeasureOptions,
-    ) -> Timing:
-        """Measure a candidate, or carry out its fault."""
-        content = Path(artifact_path).read_bytes()
-        fault = self.faults.of(hashlib.sha256(content).hexdigest())
-        if fault == "abort":
-            os.abort()
-        if fault == "segfault":
-            ctypes.string_at(0)
-        if fault == "exit":
-            os._exit(0)
-        if fault == "hang":
-            hang()
-        if fault == "leak":
-            _leaked.append(os.urandom(_LEAK_BYTES))
-        timing = measure_artifact(artifact_path, device_type, args_info, options)
-        false_secs = {
-            "nan": float("nan"),
-            "negative": -1.0,
-            "zero": 0.0,
-            "lie": timing.mean_sec / 100.0,
-        }
-        return dataclasses.replace(timing, mean_sec=false_secs.get(fault, timing.mean_sec))
+def measure_with_fault(
+    faults: Faults,
+    artifact_path: str,
+    device_type: str,
+    args_info: Sequence[Any],
+    options: MeasureOptions,
+) -> Timing:
+    """Measure a candidate, or carry out its fault."""
+    content = Path(artifact_path).read_bytes()
+    fault = faults.of(hashlib.sha256(content).hexdigest())
+    if fault == "abort":
+        os.abort()
+    if fault == "segfault":
+        ctypes.string_at(0)
+    if fault == "exit":
+        os._exit(0)
+    if fault == "hang":
+        hang()
+    if fault == "leak":
+        _leaked.append(os.urandom(_LEAK_BYTES))
+    timing = measure_artifact(artifact_path, device_type, args_info, options)
+    false_secs = {
+        "nan": float("nan"),
+        "negative": -1.0,
+        "zero": 0.0,
+        "lie": timing.mean_sec / 100.0,
+    }
+    return dataclasses.replace(timing, mean_sec=false_secs.get(fault, timing.mean_sec))
 
 
 # In the worker process.
@@ -147,8 +137,8 @@ def hang() -> None:
 def injected(faults: Faults) -> Iterator[None]:
     """Give the faults to the persistent builder and the local runner of new runs."""
     options: dict[tuple[str, str], dict[str, Any]] = {
-        ("builder", "persistent"): {"build_function": FaultyBuild(faults)},
-        ("runner", "adaptive"): {"measure": FaultyMeasure(faults)},
+        ("builder", "persistent"): {"build_function": functools.partial(build_with_fault, faults)},
+        ("runner", "adaptive"): {"measure": functools.partial(measure_with_fault, faults)},
     }
     sound = {}
     for (part, name), more in options.items():
