@@ -179,12 +179,7 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         self._own_server = None if server else new_fork_server(_WORKER_MODULES)
         self._pool = WorkerPool(1, server=server or self._own_server, replace_after_error=True)
         self._dispatcher: Dispatcher[Candidate, FinishedFuture] = Dispatcher(
-            self._pool,
-            self._plan,
-            self._give_up,
-            overlap=overlap,
-            # TVM's server may not survive the death of a client in a session.
-            may_end=lambda: not self._n_sessions,
+            self._pool, self._plan, self._give_up, overlap=overlap, may_end=self._may_end
         )
         self._set_present(devices_of(self._pool, self.rpc_config))
 
@@ -385,6 +380,10 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
 
     def _give_up(self, job: _CandidateJob, reason: str) -> FinishedFuture:
         return self._log.fail(job.index, reason)
+
+    def _may_end(self) -> bool:
+        """Say whether workers may be killed: TVM's server may not survive it in a session."""
+        return not self._n_sessions
 
     def _set_present(self, present: tuple[str, ...]) -> None:
         self._devices.set_present(present)
