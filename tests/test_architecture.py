@@ -33,11 +33,9 @@ MAX_ENTRIES = 20
 # may only shrink.
 ADAPTERS = {
     "builder/compile.py",
-    "builder/link.py",
     "builder/persistent.py",
     "cost_model/family_model.py",
     "cost_model/model.py",
-    "cost_model/snapshot.py",
     "database/exchange.py",
     "database/metaschedule.py",
     "database/run_database.py",
@@ -55,7 +53,7 @@ ADAPTERS = {
     "runner/rpc/lease.py",
     "runner/rpc/leased_worker.py",
     "runner/rpc/runner.py",
-    "search_strategy/batches.py",
+    "search_strategy/candidate_pool.py",
     "search_strategy/evolution_proposer.py",
     "search_strategy/proposer.py",
     "search_strategy/schedules.py",
@@ -63,10 +61,8 @@ ADAPTERS = {
     "search_strategy/stoppable.py",
     "search_strategy/strategy.py",
     "search_strategy/surrogate_proposer.py",
-    "task_scheduler/callback_guard.py",
     "task_scheduler/scheduler.py",
     "task_scheduler/search_hooks.py",
-    "task_scheduler/siblings.py",
 }
 
 MAX_FILE_LINES = 520

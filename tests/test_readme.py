@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import argparse
 import re
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
-from packaging.specifiers import SpecifierSet
 
 import tvm_adaptive
 from tvm_adaptive import cli
-from tvm_adaptive.search_strategy import AdaptiveSearch
 from tvm_adaptive.tuning import registry
-from tvm_adaptive.tuning.config import PRESETS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+PACKAGE = ROOT / "tvm_adaptive"
+# Every document that a reader of the repository may open.
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "tests/README.md")),
+    *sorted((ROOT / "benchmarks").glob("*.md")),
+    *sorted((PACKAGE / "docs").glob("*.md")),
+]
 
 
 def blocks(language: str) -> list[str]:
@@ -36,10 +38,6 @@ def anchors(markdown: str) -> set[str]:
     """The names that GitHub gives to headings."""
     titles = re.findall(r"^#+ (.+)$", markdown, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
-
-
-def command_parser() -> argparse.ArgumentParser:
-    return cli._parser()
 
 
 def test_the_example_imports_what_exists() -> None:
@@ -77,36 +75,10 @@ def test_the_classes_are_public() -> None:
             assert name in tvm_adaptive.__all__
 
 
-@pytest.mark.parametrize("rule", re.findall(r'rule="(\w+)"', README))
-def test_the_rules_exist(rule: str) -> None:
-    assert tvm_adaptive.AdaptiveRunner(rule=rule) is not None
-
-
-@pytest.mark.parametrize("diversity", ["knobs", "medoids"])
-def test_the_diversities_exist(diversity: str) -> None:
-    assert f'"{diversity}"' in README
-    assert AdaptiveSearch(diversity=diversity) is not None
-
-
-def test_the_options_are_those_of_the_command_line() -> None:
-    cells = [row[0] for row in rows_after("| `tvm-adaptive tune WHAT` |")]
-    stated = {option for cell in cells for option in re.findall(r"`(-[\w-]+)", cell)}
-    helps = command_parser()._subparsers._group_actions[0].choices["tune"]  # type: ignore[union-attr, index, call-overload]
-    known = {option for action in helps._actions for option in action.option_strings}
-    short = {"-q": "--quiet", "-v": "--verbose"}
-    assert stated <= known
-    assert known - stated == {"-h", "--help", *short.values()}
-
-
-def test_the_presets_are_named() -> None:
-    (row,) = [row for row in rows_after("| `tvm-adaptive tune WHAT` |") if "--preset" in row[0]]
-    assert set(PRESETS) <= set(re.findall(r"`(\w+)`", row[1]))
-
-
 def test_the_main_command_is_understood() -> None:
     main, _ = commands()
     arguments = main.split(".venv/bin/tvm-adaptive ", 1)[1].split()
-    options = command_parser().parse_args(arguments)
+    options = cli._parser().parse_args(arguments)
     assert (options.what, options.budget) == ("resnet18", 600.0)
 
 
@@ -120,24 +92,33 @@ def commands() -> tuple[str, str]:
     return main, test
 
 
-def test_the_versions_are_those_that_pip_takes() -> None:
-    wanted = {
-        name: SpecifierSet(rest)
-        for name, rest in re.findall(
-            r'^  "(apache-tvm(?:-ffi)?)([<>=][^"]+)"', (ROOT / "pyproject.toml").read_text(), re.M
-        )
-    }
-    assert set(wanted) == {"apache-tvm", "apache-tvm-ffi"}
-    for name, versions in rows_after("## Versions"):
-        if name in wanted:
-            assert all(wanted[name].contains(version) for version in versions.split(", "))
-            assert metadata.version(name) in versions.split(", ")
+def test_folders_and_files_exist() -> None:
+    built = README.split("## How it is built", 1)[1].split("\n## ", 1)[0]
+    named = re.findall(r"`([\w/]+(?:/|\.py))`", built)
+    assert len(named) >= 15
+    assert [
+        name for name in named if not any((top / name).exists() for top in (PACKAGE, ROOT))
+    ] == []
 
 
-def test_links_lead_somewhere() -> None:
-    for link in re.findall(r"\]\((?!https?:)([^)]+)\)", README):
-        path, _, anchor = link.partition("#")
-        path = path or "README.md"
-        assert (ROOT / path).exists(), link
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(document: Path) -> None:
+    for link in re.findall(r"\]\((?!https?:)([^)]+)\)", document.read_text()):
+        name, _, anchor = link.partition("#")
+        path = (document.parent / name) if name else document
+        assert path.exists(), link
         if anchor:
-            assert anchor in anchors((ROOT / path).read_text()), link
+            assert anchor in anchors(path.read_text()), link
+
+
+def test_links_to_the_repository_lead_somewhere() -> None:
+    address = "https://github.com/tvm-adaptive/tvm-adaptive/blob/main/"
+    found = [
+        link
+        for document in DOCUMENTS
+        for link in re.findall(rf"{address}([^)\s]+)", document.read_text())
+    ]
+    for link in found:
+        name, _, anchor = link.partition("#")
+        assert not anchor or anchor in anchors((ROOT / name).read_text()), link
+        assert (ROOT / name).exists(), link

@@ -9,26 +9,26 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-# Begins the error message of a result that is missing for a MachineError: whoever reads
-# the result must not hold it against the candidate.
+# Begins the error message of a result that failed by a MachineError, which says nothing of
+# the candidate.
 MACHINE_FAILURE = "machine: "
-# What the system answers when it is out of processes, memory, descriptors or disk space.
+# System errors for a lack of processes, memory, descriptors or disk space.
 MACHINE_ERRNOS = frozenset(
     {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT}
 )
-# As a compiler or TVM quotes them. EAGAIN is left out: a network's timeout says the same.
+# As a compiler or TVM quotes them; not EAGAIN, because a network's timeout says the same.
 _MACHINE_TEXTS = tuple(os.strerror(number) for number in MACHINE_ERRNOS - {errno.EAGAIN})
 
 
 def is_machine_failure(message: str | None) -> bool:
-    """Say whether a result's error message tells of the machine, not of the candidate.
+    """Say whether a result's error message is a failure of the machine, not the candidate.
 
     Parameters
     ----------
     message : str or None
-        None, of a result without an error, is no failure.
+        None for a result without an error: no failure.
     """
     return message is not None and message.startswith(MACHINE_FAILURE)
 
@@ -36,8 +36,7 @@ def is_machine_failure(message: str | None) -> bool:
 def machine_failure(error: BaseException) -> str:
     """Return one line about the machine's failure behind an exception; "" if there is none.
 
-    The exceptions that led to it count, and so does a text that quotes the system, as a
-    compiler's output does.
+    Checks the exception, its causes, and texts that quote the system, e.g. compiler output.
 
     Parameters
     ----------
@@ -53,19 +52,19 @@ def machine_failure(error: BaseException) -> str:
         lines = [line.strip() for line in str(current).splitlines()]
         quoted = [line for line in lines if any(text in line for text in _MACHINE_TEXTS)]
         if is_known or quoted:
-            told = quoted or [line for line in lines if line]
-            return ": ".join([type(current).__name__, *told[:1]])
+            shown = quoted or [line for line in lines if line]
+            return ": ".join([type(current).__name__, *shown[:1]])
         current = current.__cause__ or current.__context__
     return ""
 
 
 def summary_line(error: BaseException | str) -> str:
-    """Return the line of an error that says most: of a traceback the last, else the first.
+    """Return the most informative line of an error: the last of a traceback, else the first.
 
     Parameters
     ----------
     error : BaseException or str
-        Or its message.
+        An exception or its message.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
@@ -73,7 +72,7 @@ def summary_line(error: BaseException | str) -> str:
     return lines[-1] if any(line.startswith("Traceback") for line in lines) else lines[0]
 
 
-# What results say that are none: nothing was tried, or it was stopped for want of time.
+# Error message of candidates that were not tried or were stopped when time ran out.
 OUT_OF_TIME = "the time of the run was over"
 
 
@@ -83,12 +82,12 @@ def is_out_of_time(message: object) -> bool:
 
 
 def is_untried(message: str | None) -> bool:
-    """Say whether a result's error message tells nothing of the candidate: it is no trial.
+    """Say whether a result's error message says nothing of the candidate: it is no trial.
 
     Parameters
     ----------
     message : str or None
-        None, of a result without an error, is that of a trial.
+        None for a result without an error: a trial.
     """
     return is_machine_failure(message) or is_out_of_time(message)
 
@@ -107,14 +106,14 @@ class InvalidOptionError(AdaptiveError, ValueError):
 
 @contextlib.contextmanager
 def as_invalid_option(what: str) -> Iterator[None]:
-    """Turn whatever is raised inside into one line of an :class:`InvalidOptionError`.
+    """Turn any exception inside into an :class:`InvalidOptionError` of one line.
 
-    For code that may raise anything: a user's own, or a framework's reader.
+    For a user's own code and readers of frameworks, which may raise anything.
 
     Parameters
     ----------
     what : str
-        What could not be done, the beginning of the message.
+        The failed action, the beginning of the message.
     """
     try:
         yield
@@ -129,11 +128,11 @@ class WorkDirInUseError(AdaptiveError):
 
 
 class OtherMachineError(AdaptiveError):
-    """The times in a work directory are another machine's, or another version of TVM's."""
+    """The times in a work directory were measured on another machine or by another TVM."""
 
 
 class OtherModelError(AdaptiveError):
-    """The model has changed since the run began that is to be resumed."""
+    """The model has changed since the start of the run to be resumed."""
 
 
 class ModelFileError(AdaptiveError):
@@ -141,7 +140,7 @@ class ModelFileError(AdaptiveError):
 
 
 class ImportMismatchError(AdaptiveError):
-    """An imported model computes something else in TVM than in its own framework."""
+    """An imported model computes other results in TVM than in its own framework."""
 
 
 class JournalError(AdaptiveError):
@@ -149,11 +148,11 @@ class JournalError(AdaptiveError):
 
 
 class WorkerError(AdaptiveError):
-    """A task given to a worker process brought no result."""
+    """A task of a worker process failed."""
 
 
 class WorkerTimeoutError(WorkerError):
-    """The deadline passed; the worker and everything it had started were killed."""
+    """The deadline passed; the worker's process group was killed."""
 
 
 class WorkerDiedError(WorkerError):
@@ -165,55 +164,49 @@ class WorkerTaskError(WorkerError):
 
 
 class MachineError(WorkerError):
-    """The machine could not do the work; what was asked for has done no wrong.
-
-    No process, memory or disk space was left, or a worker was ended from outside.
-    """
+    """The machine failed, not the task: no process, memory or disk space was left."""
 
 
 class OutOfTimeError(WorkerError):
-    """The time of the run was over first; what was not done has done no wrong."""
+    """The time of the run was over before the task ended; the task did not fail."""
 
 
 class NoDeviceError(WorkerError):
-    """No device of a farm could be had; what should run there has done no wrong."""
+    """No device of a farm was available; the task did not fail."""
 
 
 class LaneError(AdaptiveError):
-    """A batch could not be searched and built elsewhere, whoever tried."""
+    """No lane could search and build a batch."""
 
 
 class StoreError(AdaptiveError):
-    """A record store cannot be opened, read or written; what was in it still is."""
+    """A record store cannot be opened, read or written; its content is unchanged."""
 
 
-def check_positive(name: str, value: float, advice: str = "") -> None:
-    """Raise InvalidOptionError unless an option is above 0.
-
-    Parameters
-    ----------
-    name : str
-        The option's.
-    value : float
-    advice : str
-        A sentence for the user, what to give instead. Default none.
-    """
-    if not value > 0:
-        raise InvalidOptionError(f"{name} must be above 0 but got {value}. {advice}".rstrip())
+def check_at_least(name: str, value: float | None, low: float) -> None:
+    """Raise an :class:`InvalidOptionError` if a number is too small; None passes."""
+    if value is not None and not value >= low:
+        raise InvalidOptionError(f"{name} must be at least {low} but got {value}.")
 
 
-def check_at_least(name: str, value: float, least: float, advice: str = "") -> None:
-    """Raise InvalidOptionError unless an option is at least a given number.
+def check_positive(name: str, value: float | None) -> None:
+    """Raise an :class:`InvalidOptionError` unless a number is above 0; None passes."""
+    if value is not None and not value > 0:
+        raise InvalidOptionError(f"{name} must be above 0 but got {value}.")
 
-    Parameters
-    ----------
-    name : str
-        The option's.
-    value, least : float
-    advice : str
-        A sentence for the user, what to give instead. Default none.
-    """
-    if not value >= least:
-        raise InvalidOptionError(
-            f"{name} must be at least {least:g} but got {value}. {advice}".rstrip()
-        )
+
+def check_share(name: str, value: float | None, interval: str = "[0, 1)") -> None:
+    """Raise an :class:`InvalidOptionError` unless a number is in the interval; None passes."""
+    if value is None:
+        return
+    above = value >= 0.0 if interval[0] == "[" else value > 0.0
+    below = value <= 1.0 if interval[-1] == "]" else value < 1.0
+    if not (above and below):
+        raise InvalidOptionError(f"{name} must be in {interval} but got {value}.")
+
+
+def check_choices(name: str, value: object, choices: Iterable[str]) -> None:
+    """Raise an :class:`InvalidOptionError` unless a value is one of the choices."""
+    known = tuple(choices)
+    if value not in known:
+        raise InvalidOptionError(f"{name} must be one of {', '.join(known)} but got {value!r}.")

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from benchmarks.charts import Chart, Figure, Line
+from benchmarks.scheduler.metrics import latency_at
 from benchmarks.scheduler.replay import CURVE_POINTS, HORIZON, POLICIES
 from tvm_adaptive.task_scheduler.arms import Arm, Decision, Policy
-from tvm_adaptive.testing.metrics import latency_at
 from tvm_adaptive.testing.recording import Recording
 from tvm_adaptive.testing.replay import replay
 from tvm_adaptive.values.trial import FloatArray

@@ -9,12 +9,13 @@ import numpy as np
 from benchmarks.charts import Chart, Figure, Line
 from tvm_adaptive.task_scheduler.arms import best_so_far
 from tvm_adaptive.task_scheduler.forecast.curve import LOG_POWER
-from tvm_adaptive.task_scheduler.forecast.curve_fit import (
-    NoFitError,
+from tvm_adaptive.task_scheduler.forecast.emcee_chains import (
+    Posterior,
     fit_least_squares,
     last_segment,
+    run_chain,
 )
-from tvm_adaptive.task_scheduler.forecast.emcee_chains import Posterior, run_chain
+from tvm_adaptive.task_scheduler.forecast.result import NoFitError
 from tvm_adaptive.testing.recording import Recording, TaskRecording
 from tvm_adaptive.values.trial import FloatArray
 

@@ -58,7 +58,7 @@ from tvm_adaptive.task_scheduler.policy import DynaTunePolicy
 from tvm_adaptive.tuning.prior_trials import restore
 from tvm_adaptive.tuning.target import resolve_target
 from tvm_adaptive.tuning.warm_start import RUN_STORE
-from tvm_adaptive.values.trial_log import LastTrainingBatch
+from tvm_adaptive.values.trial_log import TrialLog
 
 BATCH = 16
 # Where the table looks: the mean of the rounds around these numbers of trials.
@@ -136,8 +136,8 @@ class Growth:
         self.reader = StoryReader(keeps_all=False)
         self.journal = Journal(folder / "journal.jsonl", self.reader.take)
         self.database = RunDatabase(folder)
-        self.lessons = LastTrainingBatch()
-        self.model = RFEICostModel(seed=1, last_lesson=self.lessons, journal=self.journal)
+        self.trial_log = TrialLog()
+        self.model = RFEICostModel(seed=1, trial_log=self.trial_log, journal=self.journal)
         self.contexts = [self._context(number, mod) for number, mod in enumerate(mods)]
         self.store = RecordStore(folder / RUN_STORE)
         self.keeper = StoreCallback(
@@ -145,7 +145,7 @@ class Growth:
             own=self.store,
             shared=None,
             run="run",
-            lessons=self.lessons,
+            trial_log=self.trial_log,
             journal=self.journal,
         )
         self.arm_table = ArmTable(
@@ -218,7 +218,7 @@ class Growth:
         context = self.contexts[task]
         records, rows = self.first[task]
         proposer = python_side(context.search_strategy).state.proposer
-        pool, space = proposer._pool, proposer._sketches.space
+        pool, space = proposer.candidates.pool, proposer.candidates.space
         points = [space.draw(self.rng) for _ in range(LOOKED_AT)]
         keys = self.rng.integers(2**63, size=LOOKED_AT).tolist()
         many = np.repeat(rows, LOOKED_AT // len(rows) + 1, axis=0)[:LOOKED_AT]
@@ -261,15 +261,19 @@ class Growth:
         proposers = [
             python_side(context.search_strategy).state.proposer for context in self.contexts
         ]
-        known = [(each.measured, each._pool._known, each._pool._known_keys) for each in proposers]
+        pools = [each.candidates.pool for each in proposers]
+        known = [
+            (each.measured, pool._known, pool._known_keys)
+            for each, pool in zip(proposers, pools, strict=True)
+        ]
         dataset = python_side(self.model)._surrogate.dataset
         indices = python_side(self.database)._indices
         parts = {
             "database": [(each.mean_secs, each.offsets) for each in indices.values()],
             "known": known,
-            "pools": [each._pool.rows for each in proposers],
+            "pools": [pool.rows for pool in pools],
             "dataset": [task for _, task in dataset],
-            "builds": [each._cost.carry() for each in proposers],
+            "builds": [each.candidates.build_cost.carry() for each in proposers],
             "screen": [self.reader.story],
             "scheduler": self.arm_table.arms,
         }

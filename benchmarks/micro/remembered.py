@@ -87,7 +87,7 @@ def batches_of(task: dict[str, Any], rng: np.random.Generator) -> list[Batch]:
         drops = []
         for earlier in ((), tuple(first)):
             # Neither weight, nor flop, nor seconds have a part in it.
-            arm = Arm(task["name"], 1.0, 1.0, own, 1, 1.0, remembered=PriorTrials(earlier))
+            arm = Arm(task["name"], 1.0, 1.0, own, 1, 1.0, prior=PriorTrials(earlier))
             history = arm.throughput_history()
             drops.append(forecast(history, HORIZON_TRIALS, rng=rng).expected_drop)
         found.append(Batch(n_before, 1.0 - float(np.nanmin(after) / np.nanmin(own)), *drops))

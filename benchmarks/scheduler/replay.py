@@ -1,6 +1,6 @@
 """Replay recorded tunings under each scheduler: who brings the latency down soonest.
 
-    python benchmarks/scheduler/replay.py benchmarks/data/*.npz --seeds 20 --out result
+    python -m benchmarks.scheduler.replay benchmarks/data/*.npz --seeds 20 --out result
 
 Writes ``result.json`` (every run), ``result.md`` (tables) and ``result.png`` (curves; only
 with matplotlib). Files of the same network are replayed together: each seed draws, for
@@ -28,17 +28,22 @@ from typing import Any
 
 import numpy as np
 
-from tvm_adaptive.task_scheduler.arms import Policy
-from tvm_adaptive.task_scheduler.baselines import at_random, linear, round_robin
-from tvm_adaptive.task_scheduler.gradient import GradientPolicy
-from tvm_adaptive.task_scheduler.policy import DEFAULT, PAPER, DynaTunePolicy, PolicyOptions
-from tvm_adaptive.testing.metrics import (
+from benchmarks.scheduler.metrics import (
     geometric_mean,
     latency_at,
     mean_latency_ms,
     time_to_within,
 )
-from tvm_adaptive.testing.oracle import OraclePolicy
+from benchmarks.scheduler.oracle import OraclePolicy
+from benchmarks.scheduler.static import static
+from tvm_adaptive.task_scheduler.arms import Policy
+from tvm_adaptive.task_scheduler.baselines import (
+    GradientPolicy,
+    at_random,
+    linear,
+    round_robin,
+)
+from tvm_adaptive.task_scheduler.policy import DEFAULT, PAPER, DynaTunePolicy, PolicyOptions
 from tvm_adaptive.testing.recording import Recording, load_recording
 from tvm_adaptive.testing.replay import ReplayRun, replay
 
@@ -62,10 +67,8 @@ def tuned(preset: PolicyOptions, **changes: Any) -> Maker:
     )
 
 
-def static(make: Callable[..., Policy]) -> Maker:
-    return lambda recordings, _seed, batch: make(
-        reallocate=False, total_slots=recordings[0].n_trials // batch
-    )
+def allotted(name: str) -> Maker:
+    return lambda recordings, _seed, batch: static(name, recordings[0].n_trials // batch)
 
 
 POLICIES: dict[str, Maker] = {
@@ -77,9 +80,9 @@ POLICIES: dict[str, Maker] = {
     "linear": lambda *_: linear(),
     "round-robin, patience": lambda *_: round_robin(patience_trials=200),
     "random, patience": lambda *_: at_random(patience_trials=200),
-    "round-robin, static": static(round_robin),
-    "random, static": static(at_random),
-    "linear, static": static(linear),
+    "round-robin, static": allotted("round-robin"),
+    "random, static": allotted("random"),
+    "linear, static": allotted("linear"),
     "epsilon-greedy": tuned(DEFAULT, index="epsilon-greedy"),
     "softmax": tuned(DEFAULT, index="softmax"),
     "oracle": lambda recordings, seed, batch: OraclePolicy(recordings, seed, batch=batch),

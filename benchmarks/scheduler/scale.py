@@ -27,9 +27,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.scheduler.varied import varied_arms
 from tvm_adaptive.task_scheduler.arm_table import ArmTable
 from tvm_adaptive.task_scheduler.policy import DEFAULT, DynaTunePolicy
-from tvm_adaptive.testing.synthetic import SyntheticArm, varied_arms
+from tvm_adaptive.testing.synthetic import SyntheticArm
 from tvm_adaptive.values.trial import FloatArray
 
 BATCH = 16
@@ -137,7 +138,7 @@ class Simulation:
 
     def _send(self, k: int, n: int, now_sec: float) -> None:
         world, arm = self.world, self.arms[k]
-        # What is under way is not in the ledger, and no arm has two batches under way.
+        # The table has no batch that is under way, and no arm has two of them.
         first = self.arm_table.arms[k].n_trials
         latencies = arm.curve_ms(np.arange(first, first + n, dtype=np.float64))
         latencies *= 1.0 + arm.spread * self.rng.exponential(size=n)

@@ -13,9 +13,8 @@ import tvm
 from tvm import te
 from tvm.s_tir.meta_schedule.builder import BuilderInput
 
-from tvm_adaptive.builder import link
-from tvm_adaptive.builder.compile import build_candidate
-from tvm_adaptive.builder.link import link_shared
+from tvm_adaptive.builder import compile as compiling
+from tvm_adaptive.builder.compile import build_candidate, link_shared
 from tvm_adaptive.builder.persistent import PersistentBuilder
 
 TARGET = tvm.target.Target({"kind": "llvm", "num-cores": 1})
@@ -68,7 +67,7 @@ def test_the_linker_alone_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("the driver is not needed")
 
-    monkeypatch.setattr(link, "create_shared", refuse)
+    monkeypatch.setattr(compiling, "create_shared", refuse)
     path = tmp_path / "alone.so"
     export_linked(path)
     assert tvm.runtime.load_module(str(path))["main"] is not None
@@ -91,7 +90,7 @@ def test_sources_and_what_the_linker_refuses_go_to_the_driver(
     def driver(output: str, objects: list[str], options: Any = None) -> None:
         asked.append(objects)
 
-    monkeypatch.setattr(link, "create_shared", driver)
+    monkeypatch.setattr(compiling, "create_shared", driver)
     broken = tmp_path / "broken.o"
     broken.write_text("no object")
     link_shared(str(tmp_path / "a.so"), [str(tmp_path / "lib.c")])

@@ -25,7 +25,7 @@ from tvm_adaptive.builder.compile import build_candidate
 from tvm_adaptive.builder.persistent import PersistentBuilder
 from tvm_adaptive.errors import InvalidOptionError, is_machine_failure, is_out_of_time
 from tvm_adaptive.measure_callback.journal import Journal, read_journal
-from tvm_adaptive.values.trial_log import BuildTimes
+from tvm_adaptive.values.trial_log import TrialLog
 from tvm_adaptive.workers.cores import usable_physical_cores
 
 # Workers cannot import this file; its functions travel whole.
@@ -208,7 +208,7 @@ def test_a_full_disk_is_not_the_candidates_failure(
 ) -> None:
     disk = make_disk(2 << 20)
     builder = PersistentBuilder(max_workers=1, artifact_dir=disk / "artifacts", link=link)
-    times = builder._build_times = BuildTimes()
+    log = builder._trial_log = TrialLog()
     inputs = [BuilderInput(tiled(16, 2), LLVM)] * 2
     pauses = []
     try:
@@ -228,7 +228,7 @@ def test_a_full_disk_is_not_the_candidates_failure(
     for result in results:
         assert (result.error_msg is None) == makes_room
         assert is_machine_failure(result.error_msg) != makes_room
-    assert (times.take(int(structural_hash(inputs[0].mod))) is not None) == makes_room
+    assert (log.get(int(structural_hash(inputs[0].mod))).build_sec is not None) == makes_room
 
 
 def test_what_cannot_be_started_fails_for_the_machine_alone(
@@ -301,10 +301,10 @@ def test_usable_physical_cores_respects_affinity() -> None:
 
 
 def test_it_says_what_each_build_took() -> None:
-    times = BuildTimes()
+    log = TrialLog()
     builder = PersistentBuilder(
         max_workers=2,
-        build_times=times,
+        trial_log=log,
         timeout_sec=3.0,
         build_function=functools.partial(misbehave, "hang", 8),
     )
@@ -315,7 +315,7 @@ def test_it_says_what_each_build_took() -> None:
         builder.close()
     assert good.error_msg is None
     assert hung.error_msg is not None
-    first, second = (times.take(int(structural_hash(mod))) for mod in mods)
+    first, second = (log.get(int(structural_hash(mod))).build_sec for mod in mods)
     assert first is not None
     assert 0 < first < 1.5
     # A failure costs its seconds like any other build; two workers share them.

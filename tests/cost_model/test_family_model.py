@@ -69,9 +69,9 @@ def test_a_family_answers_once_it_knows_enough(tasks):
     learn(model, tasks[:2])
     surrogate = model._inst._surrogate
     key = model._inst._key(tasks[0][0])
-    assert surrogate.serving(key) is surrogate.whole
+    assert surrogate.serving(key) is surrogate
     learn(model, tasks[2:])
-    assert surrogate.serving(key) is not surrogate.whole
+    assert surrogate.serving(key) is not surrogate
     scores = model.predict(*tasks[0])
     assert np.isfinite(np.asarray(scores)).all()
     assert np.ptp(np.asarray(scores)) > 0

@@ -12,7 +12,8 @@ from tvm_adaptive.cost_model.storage import write_dataset
 from tvm_adaptive.cost_model.surrogate import rank_correlation
 from tvm_adaptive.errors import InvalidOptionError, ModelFileError
 from tvm_adaptive.measure_callback.journal import Journal, read_journal
-from tvm_adaptive.values.trial_log import TimingErrors
+from tvm_adaptive.search_strategy.schedules import key_of
+from tvm_adaptive.values.trial_log import TrialLog
 
 N = 48
 
@@ -312,11 +313,34 @@ def test_bad_options(options):
 
 def test_it_learns_how_far_off_times_may_be(task):
     context, candidates = task
-    errors = TimingErrors()
-    model = RFEICostModel(n_trees=5, seed=0, timing_errors=errors)
+    log = TrialLog()
+    model = RFEICostModel(n_trees=5, seed=0, trial_log=log)
     results = results_for(model, context, candidates)
-    errors.note(float(results[1].run_secs[0]), 0.2 * float(results[1].run_secs[0]))
+    log.note(key_of(candidates[1].sch), relative_error=0.2)
     model.update(context, candidates, results)
     ((_, samples),) = model._surrogate.dataset
     assert samples.errors[1] == pytest.approx(0.2)
     assert np.count_nonzero(samples.errors) == 1
+
+
+def test_features_that_the_search_extracted_are_not_extracted_again(task, monkeypatch):
+    context, candidates = task
+    log = TrialLog()
+    model = RFEICostModel(n_trees=5, seed=0, trial_log=log)
+    results = results_for(model, context, candidates)
+    rows = model.describe(context, candidates)
+    for candidate, row in zip(candidates[1:], rows[1:], strict=True):
+        log.note(key_of(candidate.sch), features=row)
+    extracted = []
+    describe = model._inst.describe
+
+    def count(context, candidates):
+        extracted.extend(candidates)
+        return describe(context, candidates)
+
+    monkeypatch.setattr(model._inst, "describe", count)
+    model.update(context, candidates, results)
+    ((_, samples),) = model._surrogate.dataset
+    np.testing.assert_array_equal(samples.rows, rows)
+    assert len(extracted) == 1
+    np.testing.assert_array_equal(log.get(key_of(candidates[0].sch)).features, rows[0])

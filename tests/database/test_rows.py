@@ -25,7 +25,7 @@ from tvm_adaptive.database.rows import (
     unpack_features,
 )
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.search_strategy.transfer_records import transfer_record_of
+from tvm_adaptive.search_strategy.transfer import transfer_record_of
 from tvm_adaptive.values.trace_json import is_sane
 
 GOOD: dict[str, Any] = {

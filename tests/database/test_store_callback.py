@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +17,8 @@ from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.store_callback import StoreCallback
 from tvm_adaptive.errors import OUT_OF_TIME, StoreError
-from tvm_adaptive.values.trial_log import LastTrainingBatch, TrainingBatch
+from tvm_adaptive.search_strategy.schedules import key_of
+from tvm_adaptive.values.trial_log import TrialLog
 
 
 class Events:
@@ -75,7 +78,7 @@ def keeper_of(contexts: list[Any], **given: Any) -> Any:
     defaults = {"own": None, "shared": None, "run": "run"}
     return StoreCallback(
         contexts,
-        **{**defaults, "lessons": LastTrainingBatch(), "journal": Events(), **given},
+        **{**defaults, "trial_log": TrialLog(), "journal": Events(), **given},
         clock=Clock(clock.now_sec, clock.sleep),
     )
 
@@ -96,8 +99,11 @@ def keep(
     contexts: list[Any],
     seconds: list[float | None],
     failure: str = "Traceback\n  somewhere\nBoom: it crashed",
+    *,
+    learned: Sequence[Mapping[str, Any]] = (),
+    build_failure: str | None = None,
 ) -> None:
-    """Hand a batch to a keeper."""
+    """Hand a batch to a keeper, and what the log has of it."""
     candidates, built, run = [], [], []
     for number, sec in enumerate(seconds):
         context = contexts[0]
@@ -105,7 +111,9 @@ def keep(
         schedule = Schedule(context.mod)
         record.trace.apply_to_schedule(schedule, remove_postproc=False)
         candidates.append(SimpleNamespace(sch=schedule, args_info=args_info_of(context.mod)))
-        built.append(SimpleNamespace(error_msg=None))
+        if number < len(learned):
+            keeper._inst._trial_log.note(key_of(schedule), **learned[number])
+        built.append(SimpleNamespace(error_msg=build_failure))
         message = None if sec is not None else failure
         run.append(SimpleNamespace(error_msg=message, run_secs=[sec] if sec else None))
     keeper._inst.apply(None, 0, candidates, built, run)
@@ -115,12 +123,13 @@ def test_a_batch_is_kept_with_what_the_model_learned_of_it(
     tmp_path: Path, contexts: list[Any]
 ) -> None:
     rows = np.arange(6, dtype=np.float32).reshape(3, 2)
-    lessons = LastTrainingBatch()
-    lessons.lesson = TrainingBatch(rows, np.array([0.1, np.nan, 0.2]))
+    errors = (0.1, math.nan, 0.2)
+    learned = [
+        {"features": row, "relative_error": error} for row, error in zip(rows, errors, strict=True)
+    ]
     with RecordStore(tmp_path / "records.db") as store:
-        keeper = keeper_of(contexts, own=store, lessons=lessons)
-        keep(keeper, contexts, [1e-3, None, 2e-3])
-        keep(keeper, contexts, [3e-3])  # of this one it said nothing
+        keeper = keeper_of(contexts, own=store)
+        keep(keeper, contexts, [1e-3, None, 2e-3, 3e-3], learned=learned)
         (task,) = store.tasks()
         kept = store.latest(task)
     assert task.name == "gmm"
@@ -133,12 +142,14 @@ def test_a_batch_is_kept_with_what_the_model_learned_of_it(
     assert {trial.run for trial in kept} == {"run"}
 
 
-def test_a_lesson_of_another_batch_is_not_believed(tmp_path: Path, contexts: list[Any]) -> None:
-    lessons = LastTrainingBatch()
-    lessons.lesson = TrainingBatch(np.zeros((2, 2), dtype=np.float32), None)
+def test_nothing_was_learned_of_what_did_not_compile(tmp_path: Path, contexts: list[Any]) -> None:
+    learned = [{"features": np.zeros(2, dtype=np.float32), "relative_error": 0.1}]
     with RecordStore(tmp_path / "records.db") as store:
-        keep(keeper_of(contexts, own=store, lessons=lessons), contexts, [1e-3])
-        assert store.latest(store.tasks()[0])[0].features is None
+        keeper = keeper_of(contexts, own=store)
+        keep(keeper, contexts, [None], learned=learned, build_failure="no such instruction")
+        (trial,) = store.latest(store.tasks()[0])
+    assert trial.failure == "no such instruction"
+    assert (trial.features, trial.error) == (None, None)
 
 
 def test_what_could_not_be_written_is_written_later(contexts: list[Any]) -> None:

@@ -1,7 +1,14 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import pytest
+
 from tvm_adaptive.errors import MACHINE_FAILURE
-from tvm_adaptive.measure_callback.commit import MAX_FAILED_ROUNDS, MachineHealth
+from tvm_adaptive.measure_callback import commit
+from tvm_adaptive.measure_callback.commit import MAX_FAILED_ROUNDS, CommitRound, MachineHealth
+from tvm_adaptive.values.trial import RECORDED_FAILURE_SEC
+from tvm_adaptive.values.trial_log import TrialLog
 
 NO_PROCESS = f"{MACHINE_FAILURE}no process could be started"
 
@@ -10,7 +17,6 @@ def test_a_sound_machine_gives_no_reason_to_end():
     health = MachineHealth()
     assert health.add_round([None, "crash", None]) == ""
     assert health.add_round([]) == ""
-    assert health.n_failures == 0
 
 
 def test_a_whole_round_that_the_machine_failed_is_one():
@@ -21,10 +27,35 @@ def test_so_are_several_rounds_in_a_row_with_a_failure():
     health = MachineHealth()
     rounds = [[None, NO_PROCESS]] * MAX_FAILED_ROUNDS
     assert [bool(health.add_round(each)) for each in rounds] == [False] * 2 + [True]
-    assert health.n_failures == MAX_FAILED_ROUNDS
 
 
 def test_a_sound_round_between_forgives_them():
     health = MachineHealth()
     for messages in [[None, NO_PROCESS], [None]] * MAX_FAILED_ROUNDS:
         assert health.add_round(messages) == ""
+
+
+def test_a_round_is_committed_taught_and_identified(monkeypatch):
+    monkeypatch.setattr(commit, "TuningRecord", lambda trace, workload, secs, *_: (trace, secs))
+    monkeypatch.setattr(commit, "module_key", hash)
+    records, taught, log = [], [], TrialLog()
+    log.note_timing("1.so", 2e-3, 1e-4)
+    context = SimpleNamespace(mod=None, target=None)
+    database = SimpleNamespace(commit_workload=lambda mod: mod, commit_tuning_record=records.append)
+    model = SimpleNamespace(update=lambda context, candidates, runs: taught.extend(candidates))
+    candidates = [
+        SimpleNamespace(sch=SimpleNamespace(mod=key, trace=key), args_info=None)
+        for key in (1, 2, 3)
+    ]
+    built = [
+        SimpleNamespace(artifact_path="1.so", error_msg=None),
+        SimpleNamespace(artifact_path=None, error_msg="it did not compile"),
+        SimpleNamespace(artifact_path=None, error_msg=NO_PROCESS),
+    ]
+    run = [SimpleNamespace(run_secs=[2e-3], error_msg=None)]
+    run += [SimpleNamespace(run_secs=None, error_msg=each.error_msg) for each in built[1:]]
+    callback = CommitRound._cls([context], database, model, lambda reason: None, log)
+    callback.apply(None, 0, candidates, built, run)
+    assert records == [(1, [2e-3]), (2, [RECORDED_FAILURE_SEC])]
+    assert taught == candidates[:1]
+    assert log.get(1).relative_error == pytest.approx(0.05)

@@ -19,7 +19,7 @@ def write(path: Path, *events: dict[str, Any], tail: str = "") -> Path:
     return path
 
 
-def sitting(run_id: str, start: int, latencies: list[float | None]) -> list[dict[str, Any]]:
+def attempt(run_id: str, start: int, latencies: list[float | None]) -> list[dict[str, Any]]:
     return [
         {"event": "journal", "time_sec": 0.0, "version": 1},
         {"event": "run", "time_sec": 0.1, "run_id": run_id, "seed": start},
@@ -35,12 +35,12 @@ def sitting(run_id: str, start: int, latencies: list[float | None]) -> list[dict
     ]
 
 
-def test_sittings_add_up(tmp_path: Path) -> None:
-    path = write(tmp_path / "journal.jsonl", *sitting("a", 1, [2.0, None]), tail='{"event":"mea')
+def test_attempts_add_up(tmp_path: Path) -> None:
+    path = write(tmp_path / "journal.jsonl", *attempt("a", 1, [2.0, None]), tail='{"event":"mea')
     write(path, tail="\n")
-    write(path, *sitting("b", 2, [1.0]), {"event": "measured", "time_sec": 7.0} | empty("dense"))
+    write(path, *attempt("b", 2, [1.0]), {"event": "measured", "time_sec": 7.0} | empty("dense"))
     history = read_history(path)
-    assert (history.n_sittings, history.spent_sec, history.n_trials) == (2, 12.5, 3)
+    assert (history.n_attempts, history.spent_sec, history.n_trials) == (2, 12.5, 3)
     assert history.run_ids == {"a", "b"}
     assert history.run["seed"] == 2
     conv = history.tasks["conv"]
@@ -57,7 +57,7 @@ def empty(task: str) -> dict[str, Any]:
 
 
 def test_where_a_run_stands(tmp_path: Path) -> None:
-    path = write(tmp_path / "journal.jsonl", *sitting("a", 1, [2.0, None]))
+    path = write(tmp_path / "journal.jsonl", *attempt("a", 1, [2.0, None]))
     progress = read_history(path).progress([("conv", 3.0), ("dense", 1.0)])
     assert [task.n_trials for task in progress.tasks] == [2, 0]
     assert progress.n_errors == 1
@@ -66,8 +66,8 @@ def test_where_a_run_stands(tmp_path: Path) -> None:
     assert progress.errors == {"boom": 1}
 
 
-def test_only_a_whole_last_sitting_has_a_report(tmp_path: Path) -> None:
-    path = write(tmp_path / "journal.jsonl", *sitting("a", 1, [2.0]))
+def test_only_a_whole_last_attempt_has_a_report(tmp_path: Path) -> None:
+    path = write(tmp_path / "journal.jsonl", *attempt("a", 1, [2.0]))
     write(path, {"event": "report", "time_sec": 9.0, "interrupted": False, "what": "net"})
     assert (read_history(path).report or {})["what"] == "net"
     write(path, {"event": "journal", "time_sec": 0.0, "version": 1})
@@ -78,12 +78,12 @@ def test_only_a_whole_last_sitting_has_a_report(tmp_path: Path) -> None:
 
 def test_where_there_is_no_run_there_is_no_history(tmp_path: Path) -> None:
     history = read_history(tmp_path / "journal.jsonl")
-    assert (history.n_sittings, history.n_trials, history.run) == (0, 0, {})
+    assert (history.n_attempts, history.n_trials, history.run) == (0, 0, {})
     assert TaskHistory().best_sec == math.inf
 
 
 def test_a_damaged_journal_is_an_error(tmp_path: Path) -> None:
-    path = write(tmp_path / "journal.jsonl", *sitting("a", 1, [2.0]), tail="{nonsense}\n")
+    path = write(tmp_path / "journal.jsonl", *attempt("a", 1, [2.0]), tail="{nonsense}\n")
     write(path, {"event": "stage", "time_sec": 6.0})
     with pytest.raises(JournalError, match="line 6"):
         read_history(path)

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from typing import Any
 
 import pytest
 
-from tvm_adaptive._tvm import Database, Schedule, TuneContext, TuningRecord, ms
+from tvm_adaptive._tvm import Database, IRModule, Schedule, TuneContext, TuningRecord, ms, relax
 from tvm_adaptive.models import (
     BUILTIN,
     Compiled,
@@ -63,10 +64,15 @@ class Case:
     target: Any
     network: Network
     inputs: list
-    reference: list
     prepared: dict[str, Prepared]
     databases: dict[str, Any]
+    untuned: dict[str, Compiled]
     tuned: dict[str, Compiled]
+
+    @functools.cached_property
+    def reference(self) -> list:
+        """What the network computes in the layout that it came with."""
+        return run_network(self.untuned["keep"], self.inputs)
 
 
 @pytest.fixture(scope="session")
@@ -100,8 +106,30 @@ def case_of(network: Network) -> Case:
     prepared = Lazily(prepare_in)
     databases = Lazily(lambda way: random_records(extract(prepared[way], target), target))
     tuned = Lazily(lambda way: compile_network(prepared[way], databases[way], target))
-    reference = run_network(compile_network(prepared["keep"], None, target), inputs)
-    return Case(target, network, inputs, reference, prepared, databases, tuned)
+    untuned = Lazily(lambda way: compile_network(prepared[way], None, target))
+    return Case(target, network, inputs, prepared, databases, untuned, tuned)
+
+
+def constant_only_calls(mod: IRModule) -> list[str]:
+    """Name the tensor functions that are called with nothing but constants.
+
+    Each of them computes the same at every inference.
+    """
+    calls = [
+        binding.value
+        for function in mod.functions.values()
+        if isinstance(function, relax.Function)
+        for block in function.body.blocks
+        for binding in block.bindings
+        if isinstance(getattr(binding, "value", None), relax.Call)
+        and getattr(binding.value.op, "name", "") == "relax.call_tir"
+    ]
+    constant = type(relax.const(0.0))
+    return [
+        str(call.args[0].name_hint)
+        for call in calls
+        if call.args[1].fields and all(isinstance(each, constant) for each in call.args[1].fields)
+    ]
 
 
 @pytest.fixture

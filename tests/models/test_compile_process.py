@@ -13,14 +13,15 @@ from tvm_adaptive.models import (
     run_exported,
     run_network,
 )
-from tvm_adaptive.models.compile import schedule_network, schedule_tir
-from tvm_adaptive.models.compile_process import (
+from tvm_adaptive.models.compile import (
     export_function,
     export_module,
     load_module,
     save_module,
+    schedule_network,
+    schedule_tir,
 )
-from tvm_adaptive.models.operator import try_function
+from tvm_adaptive.models.run import try_function
 from tvm_adaptive.tuning.target import resolve_target
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tvm_adaptive._tvm import IRModule, relax, structural_hash, tensor
-from tvm_adaptive.models.folding import fold
+from tvm_adaptive.models.rewrites import fold
 
 RNG = np.random.default_rng(0)
 A = RNG.standard_normal((4, 6)).astype("float32")

@@ -28,7 +28,7 @@ from tvm_adaptive.measure_callback.journal import Journal, read_journal
 from tvm_adaptive.runner.futures import FinishedFuture, PendingFuture
 from tvm_adaptive.runner.local import AdaptiveRunner
 from tvm_adaptive.values.trial import Timing
-from tvm_adaptive.values.trial_log import Incumbent, TimingErrors
+from tvm_adaptive.values.trial_log import TrialLog
 
 # The workers cannot import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -247,25 +247,31 @@ def tell_the_race(artifact_path, device_type, args_info, options):
     return Timing(float(artifact_path), incumbent_sec, 1, 1, "precise", 0.1)
 
 
+def incumbents_of(log, *times):
+    """Return what candidates raced against, by the times that are their artifacts' names."""
+    for sec in times:
+        log.identify(str(sec), hash(sec))
+    return [log.get(hash(sec)).relative_error * sec for sec in times]
+
+
 def test_candidates_race_against_the_best_so_far(make_runner):
-    incumbent, errors = Incumbent(), TimingErrors()
-    runner = make_runner(measure=tell_the_race, incumbent=incumbent, timing_errors=errors)
+    log = TrialLog()
+    runner = make_runner(measure=tell_the_race, trial_log=log)
     results(runner, [fake(name) for name in ("4.0", "2.0", "3.0", "1.0")])
-    found = [errors.take(sec) * sec for sec in (4.0, 2.0, 3.0, 1.0)]
-    assert found == [0.0, 4.0, 2.0, 2.0]
+    assert incumbents_of(log, 4.0, 2.0, 3.0, 1.0) == [0.0, 4.0, 2.0, 2.0]
     results(runner, [fake("5.0")])  # another task, without any time
-    assert errors.take(5.0) == 0.0
-    incumbent.seconds = 3.0
+    assert incumbents_of(log, 5.0) == [0.0]
+    log.incumbent.seconds = 3.0
     results(runner, [fake("5.0"), fake("2.0"), fake("4.0")])
-    assert [errors.take(sec) * sec for sec in (5.0, 2.0, 4.0)] == [3.0, 3.0, 2.0]
-    assert incumbent.seconds == 3.0  # the search's to change
+    assert incumbents_of(log, 5.0, 2.0, 4.0) == [3.0, 3.0, 2.0]
+    assert log.incumbent.seconds == 3.0  # the search's to change
 
 
 def test_without_an_incumbent_there_is_no_race(make_runner):
-    errors = TimingErrors()
-    runner = make_runner(measure=tell_the_race, timing_errors=errors)
+    log = TrialLog()
+    runner = make_runner(measure=tell_the_race, trial_log=log, race=False)
     results(runner, [fake("4.0"), fake("2.0")])
-    assert errors.take(2.0) == 0.0
+    assert incumbents_of(log, 2.0) == [0.0]
 
 
 def slow_race(artifact_path, device_type, args_info, options):
@@ -274,10 +280,11 @@ def slow_race(artifact_path, device_type, args_info, options):
 
 
 def test_in_the_background_the_caller_goes_on(make_runner):
-    incumbent, errors = Incumbent(8.0), TimingErrors()
-    runner = make_runner(measure=slow_race, overlap=True, incumbent=incumbent, timing_errors=errors)
+    log = TrialLog()
+    log.incumbent.seconds = 8.0
+    runner = make_runner(measure=slow_race, overlap=True, trial_log=log)
     first = Runner.run(runner, [fake("4.0"), fake("5.0")])
-    incumbent.seconds = 1.0  # the next batch is another task's
+    log.incumbent.seconds = 1.0  # the next batch is another task's
     second = Runner.run(runner, [fake("2.0"), fake("failing")])
     assert not any(future.done() for future in (*first, *second))
     assert [float(future.result().run_secs[0]) for future in first] == [4.0, 5.0]
@@ -285,7 +292,7 @@ def test_in_the_background_the_caller_goes_on(make_runner):
     good, failed = (future.result() for future in second)
     assert float(good.run_secs[0]) == 2.0
     assert "could not convert" in failed.error_msg
-    assert [errors.take(sec) * sec for sec in (4.0, 5.0, 2.0)] == [8.0, 4.0, 1.0]
+    assert incumbents_of(log, 4.0, 5.0, 2.0) == [8.0, 4.0, 1.0]
 
 
 def test_closing_lets_the_batch_in_the_background_end(make_runner):
@@ -376,8 +383,9 @@ def test_what_the_machine_could_not_do_is_measured_once_more(make_runner, tmp_pa
 
 def test_what_is_faster_than_possible_is_a_failure(make_runner, tmp_path):
     journal = Journal(tmp_path / "journal.jsonl")
-    incumbent = Incumbent(floor_sec=2.0)
-    runner = make_runner(measure=tell_the_race, incumbent=incumbent, journal=journal)
+    log = TrialLog()
+    log.incumbent.floor_sec = 2.0
+    runner = make_runner(measure=tell_the_race, trial_log=log, journal=journal)
     slow, impossible, possible = results(runner, [fake(name) for name in ("4.0", "1.9", "2.1")])
     assert slow.error_msg is None
     assert possible.error_msg is None

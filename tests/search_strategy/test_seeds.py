@@ -39,7 +39,7 @@ def make(make_task, transfer_pool):
 
 def inner_parts(proposer, point):
     """Return the parts of all splits but the outermost ones."""
-    knobs = proposer._sketches.space.sketches[point.sketch]
+    knobs = proposer.candidates.space.sketches[point.sketch]
     parts, start = [], 0
     for knob in knobs:
         if isinstance(knob, Tile):
@@ -57,7 +57,7 @@ def test_a_task_begins_with_what_its_relative_found(make):
     second.strategy.generate_measure_candidates()
     (event,) = journal.of("round")
     assert 1 <= event["n_seeded"] <= 8
-    sent = list(second.proposer._points.values())
+    sent = list(second.proposer.candidates.sent.values())
     # Larger extents: all inner parts fit, and the outermost take the rest.
     assert inner_parts(first.proposer, best) in [inner_parts(second.proposer, p) for p in sent]
 
@@ -75,13 +75,8 @@ def test_a_known_task_begins_with_its_two_best_and_nothing_else(make, transfer_p
     donor = make(0)
     for _ in range(2):
         donor.round()
-    space = donor.proposer._sketches.space
-    transfer_records = [
-        TransferRecord(space.names[p.sketch], space.sketches[p.sketch], p.vector, sec)
-        for sec, p in donor.proposer._elites[:4]
-    ]
-    family = donor.proposer._family
-    transfer_pool.remember(family, "gmm", transfer_records)
+    family = donor.proposer.family
+    transfer_pool.remember(family, "gmm", donor.proposer.elite_records())
     # A later run of the first task.
     transfer_pool.tell(family, "gmm", [])
     journal = Events()
@@ -91,7 +86,7 @@ def test_a_known_task_begins_with_its_two_best_and_nothing_else(make, transfer_p
     (event,) = journal.of("round")
     assert (event["n_candidates"], event["n_seeded"], event["reason"]) == (2, 2, "recalled")
     points = [point for _, point in donor.proposer._elites[:2]]
-    again = donor.proposer._sketches.replay(points, donor.proposer._rng)
+    again = donor.proposer.candidates.sketches.replay(points, donor.proposer.rng)
     known = {key_of(schedule) for _, schedule in again}
     assert {key_of(candidate.sch) for candidate in batch} == known
     second = later.round()
@@ -111,10 +106,10 @@ def test_no_seed_is_measured_twice(make):
 
 def test_seeds_that_lead_to_no_program_are_dropped(make, transfer_pool):
     task = make(0)
-    knobs = task.proposer._sketches.space.sketches[0]
+    knobs = task.proposer.candidates.space.sketches[0]
     # Ones only: their product is no extent of this task's loops.
     nonsense = tuple(1 for knob in knobs for _ in range(knob.width))
-    transfer_pool.tell(task.proposer._family, "other", [TransferRecord("0", knobs, nonsense, 1.0)])
+    transfer_pool.tell(task.proposer.family, "other", [TransferRecord("0", knobs, nonsense, 1.0)])
     assert len(task.round()) == 16
 
 
@@ -122,9 +117,9 @@ def test_what_a_task_found_is_told_to_others(make, transfer_pool):
     task = make(0)
     task.round()
     task.round()
-    told = transfer_pool._now[task.proposer._family]["gmm"]
+    told = transfer_pool._now[task.proposer.family]["gmm"]
     assert [finding.seconds for finding in told] == [sec for sec, _ in task.proposer._elites[:4]]
-    assert task.proposer._family
+    assert task.proposer.family
 
 
 def test_a_search_promises_what_its_model_expects(make):

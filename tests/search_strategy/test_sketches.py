@@ -107,12 +107,12 @@ def test_the_search_finds_what_the_database_knew(make_task):
 
 def test_a_point_with_an_open_decision_may_be_tried_again(make_task):
     task = make_task(AdaptiveSearch(n_samples=12), RFEICostModel(n_trees=8, seed=1, n_jobs=1))
-    space = task.proposer._sketches.space
+    space = task.proposer.candidates.space
     closed = space.draw(np.random.default_rng(6))
-    (key,) = task.proposer._look([closed])
-    assert task.proposer._pool.knows_key(key)
-    assert task.proposer._pool.knows(closed)
+    (key,) = task.proposer.candidates.add([closed])
+    assert task.proposer.candidates.pool.knows_key(key)
+    assert task.proposer.candidates.pool.knows(closed)
     # GMM has no such knob: one in place of its last.
     still_open = Point(closed.sketch, (*closed.vector[:-1], OPEN))
-    task.proposer._look([still_open])
-    assert not task.proposer._pool.knows(still_open)
+    task.proposer.candidates.add([still_open])
+    assert not task.proposer.candidates.pool.knows(still_open)

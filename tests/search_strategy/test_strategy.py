@@ -10,7 +10,7 @@ from tvm_adaptive._tvm import PyCostModel, derived_object
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.search_strategy.schedules import knobs_of
 from tvm_adaptive.search_strategy.strategy import MAX_EMPTY_ROUNDS
-from tvm_adaptive.values.trial_log import BuildTimes, Incumbent
+from tvm_adaptive.values.trial_log import TrialLog
 
 SMALL = {"population_size": 48, "genetic_num_iters": 1, "init_min_unmeasured": 8}
 
@@ -205,8 +205,8 @@ def test_half_of_a_searched_batch_is_near_the_best(make_task):
         task.round()
     centres = [point for _, point in task.proposer._elites[:4]]
     batch = task.strategy.generate_measure_candidates()
-    space = task.proposer._sketches.space
-    points = [task.proposer._points[key] for key in keys(batch)]
+    space = task.proposer.candidates.space
+    points = [task.proposer.candidates.sent[key] for key in keys(batch)]
     near = [min(space.distance(point, centre) for centre in centres) <= 2 for point in points]
     assert len(near) == 16
     assert sum(near) >= 8
@@ -215,32 +215,33 @@ def test_half_of_a_searched_batch_is_near_the_best(make_task):
 def test_builds_that_cost_much_are_avoided(make_task):
     """Where one decision makes builds ten times as dear and changes nothing else."""
 
-    def share_of_dear(build_times):
+    def share_of_dear(trial_log):
         model = RFEICostModel(n_trees=8, seed=1, n_jobs=1)
-        strategy = AdaptiveSearch(n_samples=24, n_initial=0, build_times=build_times)
+        strategy = AdaptiveSearch(n_samples=24, n_initial=0, trial_log=trial_log)
         task = make_task(strategy, model)
         unrolls = []
         for _ in range(5):
             batch = task.strategy.generate_measure_candidates()
             dear = [knobs_of(candidate.sch)[-1] == (3,) for candidate in batch]
             unrolls += dear
-            if build_times is not None:
+            if trial_log is not None:
                 for key, is_dear in zip(keys(batch), dear, strict=True):
-                    build_times.note(int(key), 5.0 if is_dear else 0.1)
+                    trial_log.note(int(key), build_sec=5.0 if is_dear else 0.1)
             results = [ms.runner.RunnerResult([1e-3 * (1 + n % 5)], None) for n in range(16)]
             task.strategy.notify_runner_results(batch, results)
             task.cost_model.update(task.context, batch, results)
         return np.mean(unrolls[32:])
 
-    assert share_of_dear(BuildTimes()) < 0.5 * share_of_dear(None)
+    assert share_of_dear(TrialLog()) < 0.5 * share_of_dear(None)
 
 
 @pytest.mark.parametrize("proposer", ["distilled", "evolution"])
 def test_the_incumbent_is_the_best_of_the_task(make_task, proposer):
-    incumbent = Incumbent()
+    trial_log = TrialLog()
+    incumbent = trial_log.incumbent
     incumbent.seconds = 1e-9  # of the task before
     model = RFEICostModel(n_trees=8, seed=1, n_jobs=1)
-    task = make_task(AdaptiveSearch(**SMALL, proposer=proposer, incumbent=incumbent), model)
+    task = make_task(AdaptiveSearch(**SMALL, proposer=proposer, trial_log=trial_log), model)
     task.strategy.generate_measure_candidates()
     assert incumbent.seconds is None
     task.round()
@@ -251,7 +252,7 @@ def test_the_incumbent_is_the_best_of_the_task(make_task, proposer):
 
 def test_random_candidates_are_the_rarer_the_dearer_their_build(make_task):
     """The same, where all candidates are random: none is out of the question."""
-    strategy = AdaptiveSearch(n_samples=48, n_initial=0, epsilon=1.0, build_times=BuildTimes())
+    strategy = AdaptiveSearch(n_samples=48, n_initial=0, epsilon=1.0, trial_log=TrialLog())
     task = make_task(strategy, RFEICostModel(n_trees=8, seed=1, n_jobs=1))
     shares = []
     for _ in range(10):
@@ -259,7 +260,7 @@ def test_random_candidates_are_the_rarer_the_dearer_their_build(make_task):
         dear = [knobs_of(candidate.sch)[-1] == (3,) for candidate in batch]
         shares.append(np.mean(dear))
         for key, is_dear in zip(keys(batch), dear, strict=True):
-            strategy.build_times.note(int(key), 3.0 if is_dear else 0.1)
+            strategy.trial_log.note(int(key), build_sec=3.0 if is_dear else 0.1)
         results = [ms.runner.RunnerResult([1e-3], None) for _ in batch]
         task.strategy.notify_runner_results(batch, results)
         task.cost_model.update(task.context, batch, results)

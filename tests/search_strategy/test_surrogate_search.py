@@ -49,13 +49,13 @@ def test_a_few_looks_find_what_random_draws_do_not(seed: int) -> None:
     before = value(pool.rows).max()
     n_looked = 0
 
-    def look(points: list[Point]) -> None:
+    def add(points: list[Point]) -> None:
         nonlocal n_looked
         n_looked += len(points)
         pool.add(points, [hash(point) for point in points], rows_of(points))
 
     rng = np.random.default_rng(seed)
-    refine(pool, SPACE, [], value=lambda: value(pool.rows), look=look, options=SMALL, rng=rng)
+    refine(pool, SPACE, [], value=lambda: value(pool.rows), add=add, options=SMALL, rng=rng)
     assert n_looked <= SMALL.n_steps * SMALL.n_per_step
     draws = [SPACE.draw(rng) for _ in range(20 * n_looked)]
     after = value(pool.rows).max()
@@ -99,11 +99,11 @@ def test_same_seed_same_descendants() -> None:
 def test_a_pool_that_is_too_small_to_learn_from_is_left_alone() -> None:
     pool = filled(3, 1)
 
-    def look(points: list[Point]) -> None:
+    def add(points: list[Point]) -> None:
         raise AssertionError("nothing to look at")
 
     rng = np.random.default_rng(0)
-    refine(pool, SPACE, [], value=lambda: value(pool.rows), look=look, options=SMALL, rng=rng)
+    refine(pool, SPACE, [], value=lambda: value(pool.rows), add=add, options=SMALL, rng=rng)
 
 
 def test_a_space_that_is_exhausted_has_no_descendants() -> None:

@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tvm_adaptive.task_scheduler.arm_table import ArmTable
-from tvm_adaptive.task_scheduler.run_state import least_played
+from tvm_adaptive.task_scheduler.slot_queue import least_played
 
 
 def arm_table_of(n=3):
     return ArmTable([f"t{k}" for k in range(n)], [1.0, 2.0, 3.0][:n], [0.0, 1e6, 1e9][:n])
 
 
-def test_a_fresh_ledger_has_played_nothing():
+def test_a_fresh_table_has_played_nothing():
     arm_table = arm_table_of()
     assert [arm.name for arm in arm_table.arms] == ["t0", "t1", "t2"]
     # A task that only moves data has no flop; one is what it is said to have.

@@ -14,7 +14,7 @@ trials = st.lists(st.floats(0.1, 10.0) | st.just(NAN), max_size=12)
 
 
 def arm(latencies, earlier=(), *, flop=1e9):
-    return Arm("arm", 1.0, flop, np.array(latencies), 1, 1.0, remembered=PriorTrials(earlier))
+    return Arm("arm", 1.0, flop, np.array(latencies), 1, 1.0, prior=PriorTrials(earlier))
 
 
 def test_a_history_is_in_multiples_of_the_incumbent():

@@ -105,5 +105,5 @@ def test_the_share_is_of_a_main_slots_trials(share: float, n_trials: int) -> Non
 
 @pytest.mark.parametrize("share", [0.0, -1.0, 1.5])
 def test_a_share_out_of_range_is_refused(share: float) -> None:
-    with pytest.raises(InvalidOptionError, match=r"in \(0, 1\]"):
+    with pytest.raises(InvalidOptionError, match=r"a foresee slot must be in \(0, 1\]"):
         foresight(share=share)

@@ -1,4 +1,3 @@
-import itertools
 import math
 
 import numpy as np
@@ -8,9 +7,8 @@ from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.testing.te_workload import create_te_workload
 
-from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.task_scheduler.arms import Arm
-from tvm_adaptive.task_scheduler.gradient import GradientPolicy
+from tvm_adaptive.task_scheduler.baselines import GradientPolicy
 
 FAILED = math.nan
 
@@ -181,22 +179,14 @@ def test_all_alike_are_drawn_from():
 
 
 def test_the_recent_drop_is_taken_over_the_window():
-    policy, rng = GradientPolicy(alpha=1.0, window_size=2), np.random.default_rng(0)
-    history = [[], [8.0], [8.0, 6.0], [8.0, 6.0, 3.0]]
-    still = [[], [1.0], [1.0], [1.0]]
-    for n, (falling, flat) in enumerate(itertools.zip_longest(history, still)):
+    policy, rng = GradientPolicy(), np.random.default_rng(0)
+    history = [[], [8.0], [8.0, 6.0], [8.0, 6.0, 5.0], [8.0, 6.0, 5.0, 2.0]]
+    for n, falling in enumerate(history):
         arms = [
             Arm("falling", 2.0, 1.0, np.array(falling), n, 1.0),
-            Arm("flat", 1.0, 1.0, np.array(flat), min(n, 1), 1.0),
+            Arm("flat", 1.0, 1.0, np.array([1.0][:n]), min(n, 1), 1.0),
         ]
         decision = policy.choose(arms, rng)
-    assert decision.scores == pytest.approx([2.0 * (8.0 - 3.0) / 2, 0.0])
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [({"alpha": 1.5}, r"alpha must be in \[0, 1\]"), ({"window_size": 0}, "at least 1")],
-)
-def test_bad_options_are_refused(options, match):
-    with pytest.raises(InvalidOptionError, match=match):
-        GradientPolicy(**options)
+    # A fifth of the drop over three batches, and the rest of the best over all four.
+    expected = 2.0 * (0.2 * (8.0 - 2.0) / 3 + 0.8 * 2.0 / 4)
+    assert decision.scores == pytest.approx([expected, 0.8 * 1.0])

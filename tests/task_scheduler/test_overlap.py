@@ -124,7 +124,7 @@ def test_as_many_batches_wait_as_there_are_devices(late, turns):
 
 
 @pytest.mark.parametrize("max_waiting", [2, 3, 8])
-def test_with_many_under_way_the_books_are_right(late, turns, max_waiting):
+def test_with_many_under_way_slots_and_seconds_are_right(late, turns, max_waiting):
     scheduler = scheduler_in(late, turns(), max_waiting=max_waiting)
     start_sec = late.clock.now
     late.tune(scheduler, sizes=FOUR, trials=72)

@@ -13,7 +13,6 @@ from tvm_adaptive.task_scheduler.policy import (
     PAPER,
     DynaTunePolicy,
     PolicyOptions,
-    resolve_options,
 )
 from tvm_adaptive.task_scheduler.warmup import WarmUp
 
@@ -102,23 +101,14 @@ def test_the_history_is_the_best_so_far_on_the_arms_own_scale(rng):
 
 
 @pytest.mark.parametrize(
-    ("options", "horizon", "peak"),
-    [
-        ({}, 16, None),
-        ({"slot_trials": 7}, 7, None),
-        ({"slot_sec": 9.0}, 4, None),
-        ({"slot_sec": 0.1}, 1, None),
-        # 1 GFLOP in 10 ms is 100 GFLOPS.
-        ({"peak_gflops": 250.0}, 16, 2.5),
-        ({"peak_gflops": 50.0}, 16, 1.0),
-    ],
+    ("options", "horizon"),
+    [({}, 16), ({"slot_trials": 7}, 7), ({"slot_sec": 9.0}, 4), ({"slot_sec": 0.1}, 1)],
 )
-def test_horizon_and_peak(options, horizon, peak, rng):
+def test_the_horizon_is_the_slot(options, horizon, rng):
     script = Script({2: 2.0})
     arms = [arm([11.0, 10.0], sec=4.0)]
     DynaTunePolicy(PolicyOptions(**options), script).choose(arms, rng)
-    history, asked_horizon = script.asked[0]
-    assert (asked_horizon, history.peak) == (horizon, peak)
+    assert script.asked[0][1] == horizon
 
 
 def test_what_the_best_arm_reached_is_expected_of_all(rng):
@@ -221,8 +211,8 @@ def test_the_packages_own_forecast_is_used(method, rng):
 
 
 def test_the_presets():
-    assert resolve_options("default") is DEFAULT
-    assert resolve_options(PAPER) is PAPER
+    assert DynaTunePolicy().options is DEFAULT
+    assert DynaTunePolicy("paper").options is PAPER
     assert (PAPER.index, PAPER.method, PAPER.patience_trials) == ("ucb", "emcee", 200)
     assert PAPER.warm_up.n_trials is None
     assert (DEFAULT.index, DEFAULT.warm_up) == ("gain-per-sec", WarmUp())
@@ -243,7 +233,6 @@ def test_the_presets():
         ({"patience_trials": 0}, "patience_trials must be at least 1"),
         ({"slot_sec": 0.0}, "slot_sec must be above 0"),
         ({"starve_after": NAN}, "starve_after must be above 0"),
-        ({"peak_gflops": -1.0}, "peak_gflops must be above 0"),
         ({"peer_margin": 0.0}, "peer_margin must be above 0"),
     ],
 )

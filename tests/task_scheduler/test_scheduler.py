@@ -10,8 +10,9 @@ from tvm_adaptive._tvm import PySearchStrategy, derived_object
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.search_strategy.stoppable import StoppableSearch
 from tvm_adaptive.task_scheduler.arms import Decision, PriorTrials
-from tvm_adaptive.task_scheduler.run_state import MAX_EMPTY_ROUNDS
+from tvm_adaptive.task_scheduler.slot_queue import MAX_EMPTY_ROUNDS
 from tvm_adaptive.tuning import registry
+from tvm_adaptive.values.trial import Promise
 
 SMALL = {"population_size": 16, "genetic_num_iters": 1, "init_min_unmeasured": 4}
 
@@ -20,9 +21,10 @@ SMALL = {"population_size": 16, "genetic_num_iters": 1, "init_min_unmeasured": 4
 class OddSearch(PySearchStrategy):
     """Brings what it is told to, around replay-trace; counts how often it was asked."""
 
-    def __init__(self, brings):
+    def __init__(self, brings, promise=None):
         super().__init__()
         self.brings = brings
+        self.promise = promise and (lambda: promise)
         self.inner = ms.search_strategy.ReplayTrace()
         self.name = ""
 
@@ -43,7 +45,7 @@ class OddSearch(PySearchStrategy):
         self.inner.notify_runner_results(candidates, results)
 
     def clone(self):
-        return OddSearch(self.brings)
+        return OddSearch(self.brings, self.promise and self.promise())
 
 
 def scheduler_in(world, policy, **options):
@@ -75,11 +77,11 @@ def test_the_policy_sees_every_trial_and_every_second(world, turns):
 def test_the_policy_sees_what_earlier_runs_know(world, turns):
     policy = turns()
     scheduler = scheduler_in(world, policy)
-    scheduler.remember({"matmul32": PriorTrials((3.0, 2.0), is_proven=True)})
+    scheduler.set_prior({"matmul32": PriorTrials((3.0, 2.0), is_proven=True)})
     world.tune(scheduler, trials=16)
     for seen in policy.seen:
-        assert [tuple(arm.remembered.latencies_ms) for arm in seen] == [(), (3.0, 2.0), ()]
-        assert [arm.remembered.is_proven for arm in seen] == [False, True, False]
+        assert [tuple(arm.prior.latencies_ms) for arm in seen] == [(), (3.0, 2.0), ()]
+        assert [arm.prior.is_proven for arm in seen] == [False, True, False]
         assert [arm.n_slots for arm in seen[1:]] == [0, 0]
 
 
@@ -229,6 +231,22 @@ def test_a_task_whose_results_cannot_be_taken_in_ends_alone(world, turns, caplog
     (error,) = world.journal.of("error")
     assert (error["task"], error["where"]) == ("matmul32", "join")
     assert "matmul32: join failed; this task ends" in caplog.text
+
+
+def test_a_sibling_of_which_the_model_promises_a_gain_gets_a_smaller_slot(world, turns):
+    strategy = OddSearch(lambda task, batch: batch(), Promise(0.5, 0.9))
+    world.tune(scheduler_in(world, turns(), foresee_share=0.25), strategy=strategy, trials=48)
+    slots = [(slot["task_id"], slot["reason"]) for slot in world.journal.of("slot")]
+    # Before its first result a task is no choice; then the largest gain is.
+    assert slots[:3] == [(0, "turn"), (1, "turn"), (0, "foresee")]
+    assert slots[3:5] == [(2, "turn"), (1, "foresee")]
+    assert [slot["n_asked"] for slot in world.journal.of("slot")][2] == 2
+
+
+@pytest.mark.parametrize("strategy", ["replay-trace", OddSearch(lambda task, batch: batch())])
+def test_searches_that_promise_nothing_get_no_foresee_slots(world, turns, strategy):
+    world.tune(scheduler_in(world, turns(), foresee_share=0.25), strategy=strategy, trials=32)
+    assert {slot["reason"] for slot in world.journal.of("slot")} == {"turn"}
 
 
 def fails_from_second_batch_of(name):

@@ -10,8 +10,9 @@ from tvm_adaptive.task_scheduler.warmup import WarmUp, is_trivial
 
 def arm(latencies=(), *, weight=1.0, flop=1e9, n_slots=0, is_proven=False):
     latencies_ms = np.array(latencies, dtype=float)
-    remembered = PriorTrials(is_proven=is_proven)
-    return Arm("arm", weight, flop, latencies_ms, n_slots, 1.0, remembered=remembered)
+    return Arm(
+        "arm", weight, flop, latencies_ms, n_slots, 1.0, prior=PriorTrials(is_proven=is_proven)
+    )
 
 
 def test_big_ones_first_until_each_has_a_result():

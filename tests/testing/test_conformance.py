@@ -5,8 +5,12 @@ import numpy as np
 import pytest
 
 from tvm_adaptive.task_scheduler.arms import Decision
-from tvm_adaptive.task_scheduler.baselines import at_random, linear, round_robin
-from tvm_adaptive.task_scheduler.gradient import GradientPolicy
+from tvm_adaptive.task_scheduler.baselines import (
+    GradientPolicy,
+    at_random,
+    linear,
+    round_robin,
+)
 from tvm_adaptive.task_scheduler.policy import DEFAULT, INDICES, PAPER, DynaTunePolicy
 from tvm_adaptive.testing.conformance import check_policy
 
@@ -30,7 +34,6 @@ def options(**changes):
         round_robin,
         at_random,
         linear,
-        lambda: round_robin(reallocate=False, total_slots=100),
         lambda: at_random(patience_trials=200),
     ],
 )

@@ -31,8 +31,7 @@ from tvm_adaptive.database.rows import pack_features
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.errors import StoreError
 from tvm_adaptive.search_strategy.knobs import KnobSpace, Tile
-from tvm_adaptive.search_strategy.transfer import TransferPool
-from tvm_adaptive.search_strategy.transfer_records import transfer_record_of
+from tvm_adaptive.search_strategy.transfer import TransferPool, transfer_record_of
 from tvm_adaptive.task_scheduler.arms import PriorTrials
 from tvm_adaptive.tuning import prior_trials
 from tvm_adaptive.tuning.prior_trials import WarmStart, find_prior_trials
@@ -43,6 +42,8 @@ HERE = Environment("this processor, 2 cores", "0.27.0", "0.1.14")
 
 
 class Model:
+    n_features: int | None = None
+
     def preload(self, dataset: Dataset) -> None:
         self.dataset = dataset
 

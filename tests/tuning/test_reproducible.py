@@ -19,7 +19,7 @@ from tvm_adaptive.search_strategy.transfer import TransferPool
 from tvm_adaptive.task_scheduler import AdaptiveScheduler
 from tvm_adaptive.testing.simulated import SimulatedBuilder, SimulatedClock, SimulatedRunner
 from tvm_adaptive.tuning.target import resolve_target
-from tvm_adaptive.values.trial_log import BuildTimes, Incumbent
+from tvm_adaptive.values.trial_log import TrialLog
 
 ROWS = (32, 64, 128)
 TRIALS = 72
@@ -58,13 +58,12 @@ def run(
     """Tune three tasks with so many threads for search and model; return the journal."""
     del turn  # the same, again
     journal, clock = Events(), SimulatedClock()
-    build_times, incumbent = BuildTimes(), Incumbent()
+    trial_log = TrialLog()
     search = AdaptiveSearch(
         proposer=proposer,
         population_size=64,
         genetic_num_iters=1,
-        build_times=build_times,
-        incumbent=incumbent,
+        trial_log=trial_log,
         transfer_pool=TransferPool(),
         journal=journal,
     )
@@ -90,10 +89,10 @@ def run(
         work_dir="",
         max_trials_global=TRIALS,
         num_trials_per_iter=8,
-        builder=SimulatedBuilder(clock, lambda key: 0.01 * (1 + key % 7), build_times),
+        builder=SimulatedBuilder(clock, lambda key: 0.01 * (1 + key % 7), trial_log),
         runner=SimulatedRunner(clock, latency_sec),
         database=ms.database.MemoryDatabase(),
-        cost_model=RFEICostModel(seed=seed, n_jobs=n_threads, journal=journal),
+        cost_model=RFEICostModel(seed=seed, n_jobs=n_threads, trial_log=trial_log, journal=journal),
         measure_callbacks=[
             ms.measure_callback.AddToDatabase(),
             ms.measure_callback.UpdateCostModel(),

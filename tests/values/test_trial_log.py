@@ -6,14 +6,16 @@ import math
 
 import pytest
 
-from tvm_adaptive.values.trial_log import ONE_LOOK_ERROR, BuildTimes, Incumbent, TimingErrors
+from tvm_adaptive.values.trial import Trial
+from tvm_adaptive.values.trial_log import MAX_TRIALS, ONE_LOOK_ERROR, Incumbent, TrialLog
 
 
-def test_a_build_time_is_taken_once() -> None:
-    times = BuildTimes()
-    times.note(5, 0.5)
-    assert times.take(5) == 0.5
-    assert times.take(5) is None
+def test_what_parts_note_of_a_trial_is_kept_together() -> None:
+    log = TrialLog()
+    assert log.get(5) == Trial()
+    log.note(5, build_sec=0.5)
+    log.note(5, relative_error=0.1)
+    assert log.get(5) == Trial(build_sec=0.5, relative_error=0.1)
 
 
 def test_the_incumbent_is_the_fastest_offered() -> None:
@@ -24,23 +26,26 @@ def test_the_incumbent_is_the_fastest_offered() -> None:
         assert incumbent.seconds == best
 
 
-def test_errors_are_relative_and_taken_once() -> None:
-    errors = TimingErrors()
-    errors.note(2e-3, 1e-4)
-    errors.note(7e-3, math.nan)
-    assert errors.take(2e-3) == pytest.approx(0.05)
-    assert errors.take(7e-3) == ONE_LOOK_ERROR
-    assert math.isnan(errors.take(2e-3))
-    assert math.isnan(errors.take(1.0))
+def test_errors_are_relative_and_come_with_the_artifact() -> None:
+    log = TrialLog()
+    log.note_timing("one.so", 2e-3, 1e-4)
+    log.note_timing("two.so", 7e-3, math.nan)
+    for key, artifact in enumerate(("one.so", "two.so", "three.so")):
+        log.identify(artifact, key)
+    assert log.get(0).relative_error == pytest.approx(0.05)
+    assert log.get(1).relative_error == ONE_LOOK_ERROR
+    assert math.isnan(log.get(2).relative_error)
 
 
-def test_notes_that_nobody_takes_are_dropped() -> None:
-    times, errors = BuildTimes(), TimingErrors()
-    for number in range(1, 10_001):
-        times.note(number, 0.5)
-        errors.note(1e-3 * number, 1e-5)
-    assert len(times._seconds) == len(errors._relative) == 4096
-    assert times.take(1) is None
-    assert math.isnan(errors.take(1e-3 * 1))
-    assert times.take(10_000) == 0.5
-    assert errors.take(1e-3 * 10_000) == pytest.approx(1e-6)
+def test_old_trials_are_dropped() -> None:
+    log = TrialLog()
+    for number in range(2 * MAX_TRIALS):
+        log.note(number, build_sec=0.5)
+        log.note_timing(str(number), 1.0, 0.5)
+    known = [log.get(number).build_sec is not None for number in range(2 * MAX_TRIALS)]
+    assert known == [False] * MAX_TRIALS + [True] * MAX_TRIALS
+    for number in range(2 * MAX_TRIALS):
+        log.identify(str(number), number)
+    assert sum(log.get(number).relative_error == 0.5 for number in range(2 * MAX_TRIALS)) == (
+        MAX_TRIALS
+    )

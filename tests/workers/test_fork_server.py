@@ -297,14 +297,14 @@ def test_no_news_is_no_end(make_server):
         worker.send(os.getppid, ())
         while (answer := worker.receive()) is None:
             time.sleep(0.01)
-        process = answer.value
+        (process,) = answer
         os.kill(process, signal.SIGSTOP)
         for _ in range(3):
             assert not worker.has_ended()
         worker.send(os.getpid, ())
         while (answer := worker.receive()) is None:
             time.sleep(0.01)
-        assert answer.value == worker.pid
+        assert answer == (worker.pid,)
     finally:
         if process is not None:
             os.kill(process, signal.SIGCONT)

@@ -1,8 +1,7 @@
-"""The only door to TVM.
+"""All names of TVM that the package uses, so that one file changes with TVM.
 
-Every name of TVM that the package uses is bound here, so that one file changes when TVM
-moves. Importing this module checks the installed versions first: a bad pair of
-apache-tvm and apache-tvm-ffi does not fail with an exception, it ends the process.
+The import first checks the installed versions: a bad pair of apache-tvm and apache-tvm-ffi
+ends the process without an exception.
 """
 
 from __future__ import annotations
@@ -17,6 +16,13 @@ from typing import Any, TypeVar
 
 from tvm_adaptive._tvm.intrinsics import backends_for, only_intrinsics
 from tvm_adaptive._tvm.versions import check_versions, installed_version
+from tvm_adaptive.values.hooks import (
+    DatabaseHooks,
+    ModelHooks,
+    RunnerHooks,
+    SchedulerHooks,
+    SearchHooks,
+)
 
 TVM_VERSION = installed_version("apache-tvm")
 FFI_VERSION = installed_version("apache-tvm-ffi")
@@ -103,22 +109,21 @@ from tvm_ffi import register_error, structural_hash
 
 _T = TypeVar("_T")
 
-# TVM 0.26 has them in the other place.
+# TVM 0.26 has them in tirx.
 SBlock: Any = getattr(s_tir, "SBlock", None) or tirx.SBlock
 SBlockRealize: Any = getattr(s_tir, "SBlockRealize", None) or tirx.SBlockRealize
 
-# An object of ours that has passed through C++ comes back as a bare wrapper of the base
-# class, without its Python side. This table finds the Python side again by the address
-# of the C++ object. Entries vanish with the object: it owns the Python side.
+# A Python object that has passed through C++ comes back as a bare wrapper of the base
+# class. This table finds its Python side by the address of the C++ object, which owns the
+# Python side: an entry vanishes with the object.
 _python_sides: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 def derived_object(cls: type[_T]) -> type[_T]:
     """Make a Python class usable by TVM's C++, as TVM's decorator of the same name does.
 
-    Unlike with TVM's own, :func:`python_side` finds the instance again when C++ hands
-    the object back. As with TVM's own, a decorated class can't be subclassed (inherit
-    from ``Decorated._cls``).
+    In addition, :func:`python_side` finds the instance when C++ returns the object. As with
+    TVM's own, subclasses must inherit from ``Decorated._cls``.
     """
     derived: Any = _derived_object(cls)
     construct: Callable[..., None] = derived.__init__
@@ -139,8 +144,38 @@ def handle(obj: Any) -> int:
 
 
 def python_side(obj: Any) -> Any | None:
-    """Return the Python instance behind an object of ours, or None for a stock object."""
+    """Return the Python instance behind an object, None for a stock object."""
     return _python_sides.get(handle(obj))
+
+
+def search_hooks(strategy: Any) -> SearchHooks | None:
+    """Return a search strategy's hooks for schedulers; None for a stock strategy."""
+    found = python_side(strategy)
+    return found if isinstance(found, SearchHooks) else None
+
+
+def model_hooks(cost_model: Any) -> ModelHooks | None:
+    """Return a cost model's hooks for searches and warm starts; None for a stock model."""
+    found = python_side(cost_model)
+    return found if isinstance(found, ModelHooks) else None
+
+
+def runner_hooks(runner: Any) -> RunnerHooks | None:
+    """Return a runner's hooks for task schedulers; None for a stock runner."""
+    found = python_side(runner)
+    return found if isinstance(found, RunnerHooks) else None
+
+
+def scheduler_hooks(task_scheduler: Any) -> SchedulerHooks | None:
+    """Return a task scheduler's hooks for warm starts; None for a stock scheduler."""
+    found = python_side(task_scheduler)
+    return found if isinstance(found, SchedulerHooks) else None
+
+
+def database_hooks(database: Any) -> DatabaseHooks | None:
+    """Return a database's hooks for large runs; None for a stock database."""
+    found = python_side(database)
+    return found if isinstance(found, DatabaseHooks) else None
 
 
 def exported(name: str) -> Callable[..., Any]:
@@ -155,22 +190,19 @@ def exported(name: str) -> Callable[..., Any]:
 
 
 def sample_population(strategy: EvolutionarySearch, n: int) -> list[Schedule]:
-    """Draw about ``n`` valid random schedules; the native initial sampling."""
+    """Draw about ``n`` valid random schedules by the native initial sampling."""
     return list(exported("SearchStrategyEvolutionarySearchSampleInitPopulation")(strategy, n))
 
 
 def evolve(strategy: EvolutionarySearch, population: list[Schedule], n: int) -> list[Schedule]:
-    """Evolve natively; return up to ``n`` unmeasured schedules, best score first.
-
-    The strategy remembers what it returned and never returns it again.
-    """
+    """Evolve natively; return up to ``n`` new unmeasured schedules, best score first."""
     return list(
         exported("SearchStrategyEvolutionarySearchEvolveWithCostModel")(strategy, population, n)
     )
 
 
 def start_thread_pool() -> int:
-    """Start the threads that this thread's CPU kernels share; return how many compute."""
+    """Start TVM's thread pool for CPU kernels of this thread; return its number of threads."""
     return int(tvm.get_global_func("runtime.NumThreads")())
 
 
@@ -198,7 +230,7 @@ def relax_of_onnx(model: Any, shapes: dict[str, list[int]]) -> IRModule:
     from tvm.relax.frontend.onnx import from_onnx
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of shapes, which are checked afterwards
+        warnings.simplefilter("ignore")  # about shapes, which are checked later
         return from_onnx(model, shape_dict=shapes, sanitize_input_names=False)
 
 
@@ -235,22 +267,23 @@ def schedule_for_gpu(mod: IRModule) -> IRModule:
     )(mod)
 
 
+def module_key(mod: IRModule) -> int:
+    """Return the structural hash of a module: the key of a candidate."""
+    return int(structural_hash(mod))
+
+
 def workload_key(mod: IRModule) -> str:
     """Return 16 hexadecimal digits that structurally equal modules share."""
-    return f"{structural_hash(mod) & 0xFFFF_FFFF_FFFF_FFFF:016x}"
+    return f"{module_key(mod) & 0xFFFF_FFFF_FFFF_FFFF:016x}"
 
 
 def structure_key(mod: Any) -> str:
-    """Return 16 hexadecimal digits that modules share which differ in constants' values only."""
+    """Return 16 hexadecimal digits of a module without the values of its constants."""
     return f"{structural_hash(mod, skip_tensor_content=True) & 0xFFFF_FFFF_FFFF_FFFF:016x}"
 
 
 def anchor_of(mod: IRModule) -> str:
-    """Return the name of a task's heaviest block; empty without one.
-
-    TVM names it after the operator (``"conv2d_nhwc"``, ``"matmul"``), whatever else is
-    fused to it.
-    """
+    """Return the name of a task's heaviest block, e.g. ``"conv2d_nhwc"``; "" without one."""
     block = tvm.s_tir.analysis.find_anchor_sblock(mod)
     return "" if block is None else str(block.name_hint)
 
@@ -275,10 +308,7 @@ def json_database(work_dir: str | Path) -> Database:
 def copy_record(
     record: TuningRecord, database: Database, run_secs: Sequence[float] | None = None
 ) -> None:
-    """Commit a record of another database; with other times if there are any.
-
-    A database knows its own object of a workload only.
-    """
+    """Commit a record of another database, with ``run_secs`` instead of its times if given."""
     workload = database.commit_workload(record.workload.mod)
     seconds = record.run_secs if run_secs is None else run_secs
     database.commit_tuning_record(
@@ -287,10 +317,9 @@ def copy_record(
 
 
 def record_as_json(record: TuningRecord) -> Any:
-    """Return a record as plain lists, strings and numbers, as MetaSchedule's files have it.
+    """Return a record as plain lists, strings and numbers, as in MetaSchedule's files.
 
-    TVM's own method refuses traces that change a layout, which its files hold as JSON in
-    a string.
+    TVM's own method refuses traces that change a layout, a JSON string in its files.
     """
     return _as_plain(exported("TuningRecordAsJSON")(record))
 
@@ -312,36 +341,6 @@ def _as_plain(value: Any) -> Any:
 def _data_of(constant: Any) -> Any:
     """Return the tensor in a constant, whose attribute each version of TVM calls otherwise."""
     return constant.value if hasattr(constant, "value") else constant.data
-
-
-def constants_as_parameters(mod: IRModule, least_bytes: int) -> tuple[IRModule, dict[str, Tensor]]:
-    """Turn the large constants of ``main`` into parameters after its own.
-
-    ``BindParams`` undoes it.
-    """
-    weights: dict[str, Tensor] = {}
-    parameters: list[Any] = []
-
-    @relax.expr_functor.mutator
-    class Lift(relax.PyExprMutator):  # type: ignore[misc]
-        def visit_generic_const_(self, constant: Any) -> Any:
-            if _data_of(constant).numpy().nbytes < least_bytes:
-                return constant
-            name = f"constant_{len(parameters)}"
-            parameters.append(relax.Var(name, constant.ty))
-            weights[name] = _data_of(constant)
-            return parameters[-1]
-
-        visit_constant_ = visit_generic_const_  # as TVM 0.26 calls it
-
-    main = mod["main"]
-    body = Lift(mod).visit_expr(main.body)
-    lifted = relax.Function(
-        [*main.params, *parameters], body, main.ret_ty, main.is_pure, main.attrs
-    )
-    return IRModule({**dict(mod.functions), mod.get_global_var("main"): lifted}, attrs=mod.attrs), (
-        weights
-    )
 
 
 def fold_calls(mod: IRModule, value_of: Callable[[Any, str, list[Any]], Any | None]) -> IRModule:
@@ -369,7 +368,7 @@ def fold_calls(mod: IRModule, value_of: Callable[[Any, str, list[Any]], Any | No
 
 
 def memory_database() -> Database:
-    """Make a database that forgets; it tells modules apart as :func:`json_database` does."""
+    """Return a database in memory, with the module equality of :func:`json_database`."""
     return ms.database.MemoryDatabase(module_equality="structural")
 
 
@@ -402,10 +401,7 @@ def _backends_of(tasks: Sequence[ExtractedTask]) -> tuple[str, ...] | None:
 
 @contextlib.contextmanager
 def _without_nameless_handlers() -> Iterator[None]:
-    """Hide handlers that an application put on MetaSchedule's logger without a name.
-
-    Its logging set-up lists the handlers by name and fails on such a one.
-    """
+    """Hide an application's nameless handlers, on which MetaSchedule's logging set-up fails."""
     logger = logging.getLogger("tvm.s_tir.meta_schedule")
     nameless = [handler for handler in logger.handlers if handler.get_name() is None]
     for handler in nameless:
@@ -418,14 +414,14 @@ def _without_nameless_handlers() -> Iterator[None]:
 
 
 def functions_as_tasks(mod: IRModule | PrimFunc, target: Target) -> list[ExtractedTask]:
-    """Return the tensor functions of a module as tasks, in the order of their names.
+    """Return the tensor functions of a module as tasks, ordered by name.
 
-    Logs and libraries are called as their tasks are, so that no name has a slash.
+    Names have no slash, because logs and libraries are files of these names.
     """
-    # Normalised as MetaSchedule does it when it looks a function up.
+    # MetaSchedule normalises a function before it looks it up.
     single = {str(v.name_hint): normalize_mod(f) for v, f in _tensor_functions(mod)}
     tasks: dict[str, ExtractedTask] = {}
-    # Those that keep their name first: no other may take it.
+    # First the names without a slash, which stay.
     for name, each in sorted(single.items(), key=lambda pair: ("/" in pair[0], pair[0])):
         free = name.replace("/", "_")
         while free in tasks:
@@ -435,16 +431,15 @@ def functions_as_tasks(mod: IRModule | PrimFunc, target: Target) -> list[Extract
 
 
 def without_bodies(mod: IRModule) -> IRModule:
-    """Return the module with tensor functions that do nothing, for tests of what checks them."""
+    """Return the module with tensor functions that do nothing, for tests of checks."""
     idle = {v: f.with_body(Evaluate(0)) for v, f in _tensor_functions(mod)}
     return IRModule({**dict(mod.functions.items()), **idle})
 
 
 def with_swapped_arguments(mod: IRModule) -> IRModule:
-    """Return the module with functions that take their first two arguments in the other order.
+    """Return the module with the first two parameters of each function swapped if alike.
 
-    For tests of what checks them: these are as fast as before. A function whose first two
-    differ in type or shape stays as it is.
+    For tests of checks: the functions are wrong but as fast as before.
     """
     swapped = {v: _swapped(f) for v, f in _tensor_functions(mod)}
     return IRModule({**dict(mod.functions.items()), **swapped})

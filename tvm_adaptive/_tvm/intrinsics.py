@@ -1,8 +1,8 @@
 """Import the tensor intrinsics that a target's schedules may name, and no others.
 
 MetaSchedule imports its package of tensor intrinsics when a task is set up. The package
-parses the intrinsics of every backend, which takes 12 to 20 s of CPU, nearly all of it
-CUDA's and AMD's; those of x86 take 0.2 s. Imports only; TVM itself is not touched here.
+parses the intrinsics of every backend, which takes 12 to 20 s of CPU, nearly all for CUDA
+and AMD; those of x86 take 0.2 s.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 
 PACKAGE = "tvm.s_tir.tensor_intrin"
 
-# The modules that MetaSchedule's default schedule rules for an architecture take their
-# intrinsics from. Whatever is not listed gets all of them.
+# Modules with the intrinsics of MetaSchedule's default schedule rules for an architecture.
+# Other architectures need all modules.
 _OF_ARCHITECTURE = {
     "x86_64": ("x86",),
     "amd64": ("x86",),
@@ -40,11 +40,7 @@ def backends_for(kind: str, triple: str | None = None) -> tuple[str, ...] | None
 
 @contextlib.contextmanager
 def only_intrinsics(backends: tuple[str, ...] | None) -> Iterator[None]:
-    """Let an import of the whole package bring just these backends meanwhile.
-
-    Afterwards the package is as if it had not been imported: a later import brings the
-    rest, without what is there already.
-    """
+    """Restrict an import of the whole package to these backends; a later one adds the rest."""
     spec = None if PACKAGE in sys.modules else importlib.util.find_spec(PACKAGE)
     if backends is None or spec is None or spec.submodule_search_locations is None:
         yield
@@ -53,7 +49,7 @@ def only_intrinsics(backends: tuple[str, ...] | None) -> Iterator[None]:
     stand_in.__path__ = list(spec.submodule_search_locations)
     sys.modules[PACKAGE] = stand_in
     try:
-        if _import_uncut([f"{PACKAGE}.{backend}" for backend in backends]):
+        if _import_uninterrupted([f"{PACKAGE}.{backend}" for backend in backends]):
             yield
             return
     finally:
@@ -62,11 +58,11 @@ def only_intrinsics(backends: tuple[str, ...] | None) -> Iterator[None]:
     yield
 
 
-def _import_uncut(modules: Sequence[str]) -> bool:
-    """Import modules where Ctrl-C does not cut one off; return whether all are there.
+def _import_uninterrupted(modules: Sequence[str]) -> bool:
+    """Import modules where Ctrl-C cannot interrupt; return whether all exist.
 
-    Ctrl-C reaches the main thread only. TVM refuses to register anything twice: a module
-    that was executed in part could not be imported, and no task set up, in this process.
+    Ctrl-C reaches the main thread only. TVM refuses to register anything twice, so that a
+    partly executed module could not be imported again in this process.
     """
     with concurrent.futures.ThreadPoolExecutor(1, "intrinsics") as thread:
         try:

@@ -1,4 +1,4 @@
-"""Which pairs of apache-tvm and apache-tvm-ffi work, checked before either is imported."""
+"""Check that the installed apache-tvm and apache-tvm-ffi work together, before any import."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib import metadata
 
 from tvm_adaptive.errors import UnsupportedVersionError
 
-# Tried one by one: within the first range the names that _tvm.py binds exist.
+# Tested one by one: TVMs of this range have all names that this package binds.
 TVM_RANGE = ((0, 26), (0, 28))
 # 0.1.15 ends the process with a segmentation fault when a TuneContext gets a space
 # generator; before 0.1.14.post0 TVM 0.27 does not load.

@@ -1,68 +1,55 @@
-"""What a builder's worker process does: module in, artifact out."""
+"""Compile one candidate in a builder's worker process."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
-from collections.abc import Callable
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from tvm_adaptive._tvm import (
-    BuilderInput,
     IRModule,
     Module,
     RemoveWeightLayoutRewriteBlock,
     Target,
     Tensor,
     build_tir,
+    create_shared,
     import_tensor_intrinsics,
     load_json,
     load_param_dict,
-    save_json,
-    save_param_dict,
     tar,
 )
-from tvm_adaptive.builder.link import link_shared
 from tvm_adaptive.models.prefetch import follow_hints
 
 BuildFunction = Callable[[IRModule, Target, dict[str, Tensor] | None], Module]
-ARCHIVE_NAME = "candidate.tar"  # linked where it is loaded, so another machine may do it
+ARCHIVE_NAME = "candidate.tar"  # linked by the process that loads it, on any machine
 LIBRARY_NAME = "candidate.so"
+_LINK_TIMEOUT_SEC = 60.0
 
 
 def warm_up() -> None:
-    """Do nothing; to find this function, the worker has imported all it needs."""
+    """Do nothing; the import of this function is the worker's warm-up."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CompileTask:
-    """What to compile, in a form that crosses the border to another process."""
+    """A compilation as values that can be pickled."""
 
     mod_json: str
     target_json: str
-    params: bytes | None  # handed to ``build_function``; the default build has no use for them
+    params: bytes | None  # for ``build_function``; the default build ignores them
     directory: str  # where the artifact goes; must exist
     # ``(mod, target, params) -> Module``; None for :func:`build_candidate`
     build_function: BuildFunction | None
     link: bool  # to a shared library, which only a process of this machine can load
 
 
-def compile_task(
-    build_input: BuilderInput, directory: str, build_function: BuildFunction | None, *, link: bool
-) -> CompileTask:
-    """Pack what MetaSchedule asks a builder for."""
-    params = build_input.params
-    return CompileTask(
-        mod_json=save_json(build_input.mod),
-        target_json=save_json(build_input.target),
-        params=None if params is None else bytes(save_param_dict(dict(params))),
-        directory=directory,
-        build_function=build_function,
-        link=link,
-    )
-
-
 def compile_candidate(task: CompileTask) -> str:
-    """Compile a module and export it; runs in a worker."""
+    """Compile and export a module in a worker; return the artifact's path."""
     mod, target = load_json(task.mod_json), load_json(task.target_json)
     params = None if task.params is None else load_param_dict(task.params)
     build = task.build_function or build_candidate
@@ -81,8 +68,8 @@ def compile_candidate(task: CompileTask) -> str:
 def build_candidate(mod: IRModule, target: Target, params: dict[str, Tensor] | None) -> Module:
     """Build a module for measuring, as TVM's own builder does.
 
-    Weights are taken in the layout that the schedule wants: the block that would
-    rewrite them is removed, because at run time they are rewritten once, ahead.
+    Weights come in the layout of the schedule: the block that rewrites them is removed,
+    because a compiled network rewrites them once, ahead of all runs.
     """
     del params
     packed = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(mod)
@@ -90,7 +77,50 @@ def build_candidate(mod: IRModule, target: Target, params: dict[str, Tensor] | N
 
 
 def _lacks_intrinsic(error: Exception) -> bool:
-    # A scheduled module carries the bodies of its intrinsics, so this is rare; importing
-    # them always would cost each worker some 12 s of CPU.
+    # A scheduled module holds the bodies of its intrinsics, so this is rare; importing all
+    # of them always would cost each worker some 12 s of CPU.
     text = str(error)
     return "TensorIntrin" in text and "is not registered" in text
+
+
+def link_shared(output: str, objects: Sequence[str] | str, options: Any = None, **_: Any) -> None:
+    """Link objects to a shared library; ``fcompile`` of ``export_library``.
+
+    TVM links an archive when it loads it, by the compiler's driver: 26 ms per candidate in
+    the process that measures, while nothing else may run. The linker alone takes 3 ms, in a
+    build worker beside others. The process that loads the library has TVM's runtime and the
+    C library. The driver handles sources and options, and links if the linker cannot.
+    """
+    paths = [objects] if isinstance(objects, str) else list(objects)
+    linker = shutil.which("ld")
+    if linker and not options and all(path.endswith(".o") for path in paths):
+        command = [linker, "-shared", "-o", output, *paths, *_libraries()]
+        done = subprocess.run(command, capture_output=True, timeout=_LINK_TIMEOUT_SEC, check=False)
+        if done.returncode == 0:
+            return
+    create_shared(output, paths, options=options)
+
+
+@functools.lru_cache(maxsize=1)
+def _libraries() -> tuple[str, ...]:
+    """Return the paths of libm and libgcc, as the compiler says once per worker.
+
+    libgcc has conversions of half precision and 128-bit division, and is static.
+    """
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        return ()
+    found = []
+    for question in ("-print-file-name=libm.so", "-print-libgcc-file-name"):
+        asked = subprocess.run(
+            [compiler, question],
+            capture_output=True,
+            text=True,
+            timeout=_LINK_TIMEOUT_SEC,
+            check=False,
+        )
+        path = asked.stdout.strip()
+        # The compiler echoes a name that it does not find.
+        if asked.returncode == 0 and "/" in path:
+            found.append(path)
+    return tuple(found)

@@ -1,7 +1,7 @@
 """A builder whose worker processes stay for the whole run.
 
-TVM's own builder starts new processes for every batch, and each imports every tensor
-intrinsic of every backend before it compiles anything.
+TVM's own builder starts new processes for every batch, each of which imports every tensor
+intrinsic of every backend first.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,27 +22,29 @@ from tvm_adaptive._tvm import (
     BuilderResult,
     PyBuilder,
     derived_object,
-    structural_hash,
+    module_key,
+    save_json,
+    save_param_dict,
 )
 from tvm_adaptive.builder.compile import (
     BuildFunction,
     CompileTask,
     compile_candidate,
-    compile_task,
     warm_up,
 )
 from tvm_adaptive.errors import (
     MACHINE_FAILURE,
     OUT_OF_TIME,
-    InvalidOptionError,
     MachineError,
     OutOfTimeError,
     WorkerTimeoutError,
+    check_at_least,
+    check_positive,
     is_machine_failure,
     machine_failure,
 )
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
-from tvm_adaptive.values.trial_log import BuildTimes
+from tvm_adaptive.values.trial_log import TrialLog
 from tvm_adaptive.workers.cores import n_build_workers, usable_physical_cores
 from tvm_adaptive.workers.fork_server import ForkServer, new_fork_server
 from tvm_adaptive.workers.pool import Outcome, Plan, Step, WorkerPool
@@ -50,14 +52,14 @@ from tvm_adaptive.workers.scratch import ScratchFolder
 
 logger = logging.getLogger(__name__)
 
-# Fewer compilations tell nothing of the next; the warm-up of a task has four.
+# Fewer compilations do not predict the next; the warm-up of a task has four.
 _MIN_RECENT = 4
-# Tasks differ, and a run goes from one to the other.
+# Tasks differ, and a run alternates between them.
 _N_RECENT = 256
-# Nothing is gained by giving up sooner, and a moment of load on the machine must not look
-# like a candidate without end.
+# A shorter limit gains nothing, and a moment of load on the machine must not look like a
+# candidate without end.
 _LEAST_PATIENCE_SEC = 3.0
-# What the machine had no room for is tried again, after another program's peak.
+# A build that failed for lack of resources is repeated, after another program's peak.
 _TRIES = 2
 _RETRY_PAUSE_SEC = 2.0
 _WORKER_MODULES = ("tvm_adaptive.builder.compile",)
@@ -67,9 +69,9 @@ _WORKER_MODULES = ("tvm_adaptive.builder.compile",)
 class PersistentBuilder(PyBuilder):  # type: ignore[misc]
     """Compile candidates in worker processes that stay; ``builder="persistent"``.
 
-    A candidate whose compilation crashes, hangs or fails costs one error result. One that
-    fails because the machine is out of processes, memory or disk space is compiled once
-    more; if that does not help, its message begins with ``errors.MACHINE_FAILURE``.
+    A compilation that crashes, hangs or fails costs one error result. One that fails
+    because the machine is out of processes, memory or disk space is repeated once; the
+    message of a second such failure begins with ``errors.MACHINE_FAILURE``.
 
     Parameters
     ----------
@@ -79,14 +81,14 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
     timeout_sec : float
         Deadline of one compilation; the start of a worker does not count.
     patience : float or None
-        A compilation that takes so many times as long as the median of those before, and
-        3 s at the least, is given up. A few candidates that unroll without measure take
-        as long as all others of a batch together, and are hardly ever among the best.
-        Default None: only ``timeout_sec`` ends it.
+        A compilation ends after so many times the median of earlier ones, but not before
+        3 s. A few candidates that unroll excessively take as long as all others of a batch
+        together, and are hardly ever among the best. Default None: only ``timeout_sec``
+        ends it.
     time_left : callable or None
-        Returns the seconds that are left for building, e.g. of a run's budget. What is not
-        built by then is answered with an error that
-        :func:`~tvm_adaptive.errors.is_out_of_time` knows. Default None: no limit.
+        Returns the seconds that are left for building, e.g. of a run's budget. Later
+        candidates get an error that :func:`~tvm_adaptive.errors.is_out_of_time` knows.
+        Default None: no limit.
     max_uses : int
         Compilations after which a worker is replaced. TVM's compiler leaks memory;
         500 keeps the leak small and the cost of a new worker below 1 %.
@@ -100,8 +102,8 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
     build_function : callable or None
         ``(mod, target, params) -> runtime Module``, run in the worker; must be
         picklable by cloudpickle. None builds as TVM's own builder does.
-    build_times : BuildTimes or None
-        Is told the seconds of each build, divided by the number of workers.
+    trial_log : TrialLog or None
+        Gets the seconds of each build, divided by the number of workers.
     server : ForkServer or None
         Forks the workers; None for one of its own.
     journal : JournalWriter or None
@@ -124,14 +126,17 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
         artifact_dir: str | Path | None = None,
         link: bool = False,
         build_function: BuildFunction | None = None,
-        build_times: BuildTimes | None = None,
+        trial_log: TrialLog | None = None,
         server: ForkServer | None = None,
         journal: JournalWriter | None = None,
     ) -> None:
         super().__init__()
         if max_workers is None:
             max_workers = n_build_workers(usable_physical_cores())
-        _check_options(max_workers, timeout_sec, max_uses, patience)
+        check_at_least("max_workers", max_workers, 1)
+        check_at_least("max_uses", max_uses, 1)
+        check_positive("timeout_sec", timeout_sec)
+        check_at_least("patience", patience, 1)
         self.max_workers = max_workers
         self.timeout_sec = timeout_sec
         self.patience = patience
@@ -139,12 +144,12 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
         self._recent_sec: collections.deque[float] = collections.deque(maxlen=_N_RECENT)
         self.journal: JournalWriter = journal or NullJournal()
         self._link = link
-        self._build_times = build_times
+        self._trial_log = trial_log
         self._build_function = build_function
         if artifact_dir is not None:
             Path(artifact_dir).mkdir(parents=True, exist_ok=True)
             artifact_dir = Path(artifact_dir).resolve()
-        # What a killed compilation leaves in the temporary folder goes with ours.
+        # Files that a killed compilation leaves in TMPDIR are removed with this folder.
         self._scratch = ScratchFolder("build", artifact_dir)
         self._root = self._scratch.path if artifact_dir is None else artifact_dir
         self._own_server = None if server else new_fork_server(_WORKER_MODULES)
@@ -194,24 +199,26 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
 
     def _build(self, build_inputs: list[BuilderInput]) -> list[BuilderResult]:
         results: dict[int, BuilderResult] = {}
-        open_ones: Sequence[int] = range(len(build_inputs))
+        pending = dict(enumerate(build_inputs))
         for attempt in range(_TRIES):
             if attempt:
                 logger.warning(
-                    "%d of %d builds failed for want of resources; once more in %g s",
-                    *(len(open_ones), len(build_inputs), _RETRY_PAUSE_SEC),
+                    "%d of %d builds failed for lack of resources; they are repeated in %g s",
+                    *(len(pending), len(build_inputs), _RETRY_PAUSE_SEC),
                 )
                 time.sleep(_RETRY_PAUSE_SEC)
-            results |= self._attempt({index: build_inputs[index] for index in open_ones})
-            open_ones = [
-                index for index in open_ones if is_machine_failure(results[index].error_msg)
-            ]
-            if not open_ones:
+            results |= self._attempt(pending)
+            pending = {
+                index: each
+                for index, each in pending.items()
+                if is_machine_failure(results[index].error_msg)
+            }
+            if not pending:
                 break
         return [results[index] for index in range(len(build_inputs))]
 
     def _attempt(self, build_inputs: dict[int, BuilderInput]) -> dict[int, BuilderResult]:
-        """Compile each input once, and return its result under its number."""
+        """Compile each input once."""
         results: dict[int, BuilderResult] = {}
         tasks: dict[int, CompileTask] = {}
         for index, build_input in build_inputs.items():
@@ -228,17 +235,17 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
             results[index] = _result(outcome)
             if outcome.error is not None:
                 shutil.rmtree(task.directory, ignore_errors=True)
-            # The seconds of what was not its own failure say nothing of a candidate.
+            # Such failures say nothing of a candidate's build time.
             if isinstance(outcome.error, MachineError | OutOfTimeError):
                 continue
             self._recent_sec.append(outcome.elapsed_sec)
-            if self._build_times is not None:
-                key = int(structural_hash(build_inputs[index].mod))
-                self._build_times.note(key, outcome.elapsed_sec / self.max_workers)
+            if self._trial_log is not None:
+                key = module_key(build_inputs[index].mod)
+                self._trial_log.note(key, build_sec=outcome.elapsed_sec / self.max_workers)
         return results
 
     def _plan(self, task: CompileTask, deadline_sec: float) -> Plan:
-        """Build one candidate as long as there is time."""
+        """Build one candidate while time is left."""
         left_sec = math.inf if self._time_left is None else self._time_left()
         if left_sec <= 0:
             raise OutOfTimeError(OUT_OF_TIME)
@@ -251,7 +258,7 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
             raise
 
     def _deadline_sec(self) -> float:
-        """Return what a compilation of the next batch may take."""
+        """Return the seconds that a compilation of the next batch may take."""
         if self.patience is None or len(self._recent_sec) < _MIN_RECENT:
             return self.timeout_sec
         patience_sec = self.patience * statistics.median(self._recent_sec)
@@ -264,26 +271,14 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
             logger.exception("PersistentBuilder could not write to the journal")
 
     def _task(self, build_input: BuilderInput) -> CompileTask:
-        directory = tempfile.mkdtemp(prefix="candidate-", dir=self._root)
-        return compile_task(build_input, directory, self._build_function, link=self._link)
-
-
-def _check_options(
-    max_workers: int, timeout_sec: float, max_uses: int, patience: float | None
-) -> None:
-    for name, value in (("max_workers", max_workers), ("max_uses", max_uses)):
-        if value < 1:
-            raise InvalidOptionError(
-                f"{name} must be at least 1 but got {value}. Leave it out for the default."
-            )
-    if not timeout_sec > 0:
-        raise InvalidOptionError(
-            f"timeout_sec must be above 0 but got {timeout_sec}. Give the seconds that one "
-            "compilation may take."
-        )
-    if patience is not None and not patience >= 1:
-        raise InvalidOptionError(
-            f"patience must be at least 1 but got {patience}. Leave it out to wait for timeout_sec."
+        params = build_input.params
+        return CompileTask(
+            mod_json=save_json(build_input.mod),
+            target_json=save_json(build_input.target),
+            params=None if params is None else bytes(save_param_dict(dict(params))),
+            directory=tempfile.mkdtemp(prefix="candidate-", dir=self._root),
+            build_function=self._build_function,
+            link=self._link,
         )
 
 
@@ -296,6 +291,6 @@ def _result(outcome: Outcome) -> BuilderResult:
 
 
 def _message(what: str, error: Exception) -> str:
-    """Return the error message of what failed in this process."""
+    """Return the error message of a failure in this process."""
     origin = MACHINE_FAILURE if machine_failure(error) else ""
     return f"{origin}PersistentBuilder: {what}: {error!r}"

@@ -15,13 +15,13 @@ def run(options: argparse.Namespace) -> int:
     """Print what was found; 1 if something is a problem."""
     from tvm_adaptive.tuning.doctor import examine, is_fit
 
-    transfer_records = examine(options.work_dir, 0.0 if options.quick else options.noise_sec)
-    width = max(len(each.name) for each in transfer_records)
-    for each in transfer_records:
+    results = examine(options.work_dir, 0.0 if options.quick else options.noise_sec)
+    width = max(len(each.name) for each in results)
+    for each in results:
         print(f"{_MARKS[each.verdict]}  {each.name:<{width}}  {each.text}")
         if each.fix:
             print(f"{'':<{width + 11}}{each.fix}")
-    return EXIT_OK if is_fit(transfer_records) else EXIT_BAD_RESULT
+    return EXIT_OK if is_fit(results) else EXIT_BAD_RESULT
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:

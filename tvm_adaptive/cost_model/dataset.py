@@ -1,15 +1,8 @@
-"""What was measured, by task, in units that tasks share.
+"""The samples that a forest learns from, by task, in units that tasks share.
 
-==========  ==================================================  ==============
-symbol      meaning                                             unit
-==========  ==================================================  ==============
-seconds     time of one run; NaN for a candidate that failed    s, lower is better
-best_sec    smallest of the task's seconds                      s
-y           target: log(best_sec / seconds), or the ratio       1, higher is better
-==========  ==================================================  ==============
-
-Seconds of different tasks differ by orders of magnitude; divided by the best of their
-own task they say the same thing everywhere, so one forest can learn from all tasks.
+Seconds (of one run; NaN for a candidate that failed) of different tasks differ by orders of
+magnitude. The target y, ``log(best_sec / seconds)`` or the ratio itself, is relative to the
+best of the task, so one forest can learn from all tasks. Higher is better.
 """
 
 from __future__ import annotations
@@ -17,11 +10,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from tvm_adaptive.cost_model.features import Rows
+from tvm_adaptive.values.hooks import Rows
 from tvm_adaptive.values.trial import FloatArray
 
 TargetKind = Literal["log", "throughput"]
@@ -46,22 +39,23 @@ class TaskSamples:
     rows: Rows
     seconds: FloatArray
     errors: FloatArray  # relative standard errors of ``seconds``; 0 where none is known
-    # random numbers in [0, 1): of samples that are not among the fastest the lowest stay
+    # Random numbers in [0, 1): of samples that are not among the fastest, the lowest stay.
     lots: FloatArray
 
     @property
+    def arrays(self) -> tuple[Any, ...]:
+        """The fields, in their order."""
+        return self.rows, self.seconds, self.errors, self.lots
+
+    @property
     def succeeded(self) -> np.ndarray:
-        """Boolean ndarray of shape (n,)."""
+        """Whether each sample has a time."""
         return np.isfinite(self.seconds)
 
     @property
     def best_sec(self) -> float:
         """Seconds of the fastest sample; NaN before the first success."""
-        return (
-            float(np.min(self.seconds[self.succeeded], initial=math.inf))
-            if (self.succeeded.any())
-            else math.nan
-        )
+        return float(np.nanmin(self.seconds)) if self.succeeded.any() else math.nan
 
     def thinned(self, n: int) -> TaskSamples:
         """Return ``n`` of the samples: the fastest, and a uniform sample of all others.
@@ -74,14 +68,14 @@ class TaskSamples:
         others = by_speed[n_fast:]
         drawn = others[np.argsort(self.lots[others], kind="stable")[: n - n_fast]]
         kept = np.sort(np.concatenate([by_speed[:n_fast], drawn]))
-        return TaskSamples(self.rows[kept], self.seconds[kept], self.errors[kept], self.lots[kept])
+        return TaskSamples(*(array[kept] for array in self.arrays))
 
 
 class Dataset:
     """Samples grouped by task.
 
-    Where there are more than fit, tasks with many give up some, so that those with few keep
-    all: of each the fastest stay and a random sample of the others, the same every time.
+    Where there are more than fit, tasks with many lose some, so that those with few keep
+    all: of each task the fastest stay, and a reproducible random sample of the others.
     """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
@@ -134,23 +128,21 @@ class Dataset:
         known = np.zeros(len(seconds)) if errors is None else np.nan_to_num(errors, nan=0.0)
         lots = self._rng.random(len(seconds))
         self.n_added += len(seconds)
-        old = self._tasks.get(key)
-        if old is not None:
-            rows = np.concatenate([old.rows, rows])
-            clean = np.concatenate([old.seconds, clean])
-            known = np.concatenate([old.errors, known])
-            lots = np.concatenate([old.lots, lots])
-        self._tasks[key] = TaskSamples(np.asarray(rows, dtype=np.float32), clean, known, lots)
+        samples = TaskSamples(np.asarray(rows, dtype=np.float32), clean, known, lots)
+        if key in self._tasks:
+            pairs = zip(self._tasks[key].arrays, samples.arrays, strict=True)
+            samples = TaskSamples(*(np.concatenate(pair) for pair in pairs))
+        self._tasks[key] = samples
         if len(self) > (1 + _SLACK) * self.capacity:
             self._thin()
 
     def share(self, other: Dataset, key: str, n_added: int) -> None:
-        """Have a task's samples in common with another dataset, without a copy of them."""
+        """Add a task whose samples are another dataset's, without a copy of them."""
         self._tasks[key] = other._tasks[key]
         self.n_added += n_added
 
     def follow(self, other: Dataset) -> None:
-        """Have of all tasks, which must be shared, the samples that are there now."""
+        """Update all tasks, which must be shared, to the other dataset's samples."""
         self._tasks = {key: other._tasks[key] for key in self._tasks}
 
     def _thin(self) -> None:
@@ -171,10 +163,8 @@ class Dataset:
         found = Dataset()
         for key, task in self:
             if task.succeeded.any():
-                i = int(np.nanargmin(task.seconds))
-                found.add(
-                    key, task.rows[i : i + 1], task.seconds[i : i + 1], task.errors[i : i + 1]
-                )
+                best = [int(np.nanargmin(task.seconds))]
+                found.add(key, task.rows[best], task.seconds[best], task.errors[best])
         return found
 
     def best_sec(self, key: str) -> float:
@@ -198,9 +188,9 @@ class Dataset:
     def training_weights(self, noise: float, target: TargetKind = "log") -> FloatArray:
         """Return how much each sample of :meth:`training_set` counts.
 
-        A sample's target is off by what the model cannot express and by what the timer
-        got wrong: its weight is the inverse of the sum of both variances, relative to
-        that of a sample without error.
+        The error of a target comes from the model and from the timer: the weight is the
+        inverse of the sum of both variances, relative to that of a sample without timing
+        error.
         """
         parts = [_errors(task, target) for _, task in self if math.isfinite(task.best_sec)]
         if not parts:
@@ -218,7 +208,7 @@ class Dataset:
 
 
 def largest_share(sizes: Sequence[int], capacity: int) -> int:
-    """Return how many each may keep at the most, so that all together are no more than fit."""
+    """Return the most samples that each task may keep for all to fit into the capacity."""
     left = capacity
     ascending = sorted(sizes)
     for place, size in enumerate(ascending):

@@ -10,23 +10,32 @@ from typing import Any
 
 from tvm_adaptive._tvm import TuneContext, anchor_of, block_names, derived_object, workload_key
 from tvm_adaptive.cost_model.dataset import Dataset
-from tvm_adaptive.cost_model.family import (
-    MIN_SAMPLES,
-    MIN_TASKS,
-    FamilySurrogate,
-    learn_families,
-)
+from tvm_adaptive.cost_model.family import MIN_SAMPLES, MIN_TASKS, FamilySurrogate, learn_families
 from tvm_adaptive.cost_model.model import RFEICostModel, read_samples
 from tvm_adaptive.cost_model.storage import write_dataset
 from tvm_adaptive.cost_model.surrogate import SurrogateOptions
 from tvm_adaptive.errors import InvalidOptionError, ModelFileError
 
-FAMILY_KINDS = ("anchor", "op", "hash", "task", "learned")
 _SUFFIX = ".family.npz"
 # Families are learned anew whenever there are so many times as many samples as the last
 # time: n^2 comparisons of forests are milliseconds each.
 _RELEARN_GROWTH = 1.5
 _FIRST_LEARN = 256
+
+
+def _anchor_and_sketches(context: TuneContext) -> str:
+    spaces = context.space_generator.generate_design_space(context.mod)
+    kinds = [[str(inst.kind.name) for inst in space.trace.insts] for space in spaces]
+    return f"{anchor_of(context.mod)}-{_short(repr(kinds))}"
+
+
+_FAMILY_OF: dict[str, Callable[[TuneContext], str]] = {
+    "anchor": _anchor_and_sketches,
+    "op": lambda context: operator_of(str(context.task_name)),
+    "hash": lambda context: _short(repr(block_names(context.mod))),
+    "task": lambda context: workload_key(context.mod),
+}
+FAMILY_KINDS = (*_FAMILY_OF, "learned")
 
 
 @derived_object
@@ -46,7 +55,7 @@ class RFEIFamilyCostModel(RFEICostModel._cls):  # type: ignore[misc, name-define
     min_samples : int, default 128
     min_tasks : int, default 3
     **options : Any
-        As of :class:`~tvm_adaptive.RFEICostModel`.
+        Parameters of :class:`~tvm_adaptive.RFEICostModel`.
 
     Raises
     ------
@@ -77,12 +86,9 @@ class RFEIFamilyCostModel(RFEICostModel._cls):  # type: ignore[misc, name-define
         super().__init__(**options)
 
     def save(self, path: str) -> None:
-        """Write each family to a file of its own, atomically.
+        """Write each family to a file of its own in a folder, atomically.
 
-        Parameters
-        ----------
-        path : str
-            A folder, made if missing. Files of families that are no more are deleted.
+        The folder is made if missing. Files of families that are no more are deleted.
         """
         folder = Path(path)
         folder.mkdir(parents=True, exist_ok=True)
@@ -96,10 +102,6 @@ class RFEIFamilyCostModel(RFEICostModel._cls):  # type: ignore[misc, name-define
 
     def load(self, path: str) -> None:
         """Replace all samples by those of a folder, each family's by its own file.
-
-        Parameters
-        ----------
-        path : str
 
         Raises
         ------
@@ -116,7 +118,7 @@ class RFEIFamilyCostModel(RFEICostModel._cls):  # type: ignore[misc, name-define
             datasets[str(header.get("family", ""))] = dataset
         self._surrogate.replace(datasets)
 
-    def _new_surrogate(self, options: SurrogateOptions, seed: int) -> Any:
+    def _new_surrogate(self, options: SurrogateOptions, seed: int) -> FamilySurrogate:
         return FamilySurrogate(
             options, seed, min_samples=self._min_samples, min_tasks=self._min_tasks
         )
@@ -126,7 +128,7 @@ class RFEIFamilyCostModel(RFEICostModel._cls):  # type: ignore[misc, name-define
         if self._kind == "learned":
             self._learn_families()
         elif key not in self._surrogate.families:
-            self._surrogate.assign({key: _FAMILY_OF[self._kind](context, key)})
+            self._surrogate.assign({key: _FAMILY_OF[self._kind](context)})
         return key
 
     def _learn_families(self) -> None:
@@ -137,36 +139,6 @@ class RFEIFamilyCostModel(RFEICostModel._cls):  # type: ignore[misc, name-define
         families = learn_families(self._surrogate.dataset, seed=self._surrogate.seed)
         self._surrogate.assign(families)
         self._journal.write("families", n_samples=n_samples, families=families)
-
-
-def _by_anchor(context: TuneContext, key: str) -> str:
-    del key
-    spaces = context.space_generator.generate_design_space(context.mod)
-    kinds = [[str(inst.kind.name) for inst in space.trace.insts] for space in spaces]
-    return f"{anchor_of(context.mod)}-{_short(repr(kinds))}"
-
-
-def _by_operator(context: TuneContext, key: str) -> str:
-    del key
-    return operator_of(str(context.task_name))
-
-
-def _by_blocks(context: TuneContext, key: str) -> str:
-    del key
-    return _short(repr(block_names(context.mod)))
-
-
-def _by_task(context: TuneContext, key: str) -> str:
-    del context
-    return key
-
-
-_FAMILY_OF: dict[str, Callable[[TuneContext, str], str]] = {
-    "anchor": _by_anchor,
-    "op": _by_operator,
-    "hash": _by_blocks,
-    "task": _by_task,
-}
 
 
 def operator_of(task_name: str) -> str:

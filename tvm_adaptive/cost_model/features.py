@@ -1,17 +1,10 @@
-"""Candidates of different length become rows of one matrix.
+"""Features of candidates with different numbers of stores, as rows of one matrix.
 
 MetaSchedule describes a candidate by one feature vector for each buffer store, and
 candidates of one task differ in how many stores they have (a cache write adds one, an
-inlined block removes one). A forest wants rows of one length. Stock sums over stores;
-here every store keeps a slot of its own, because what is good for the main store of a
+inlined block removes one). A forest needs rows of one length. Stock sums over stores;
+here every store has a slot of its own, because what is good for the main store of a
 program says nothing about its copies.
-
-==========  ==========================================  ==================
-symbol      meaning                                     shape
-==========  ==========================================  ==================
-block       features of one candidate, log scale        (n_stores, length)
-row         slots of one candidate side by side         (max_stores * length,)
-==========  ==========================================  ==================
 """
 
 from __future__ import annotations
@@ -22,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Rows = npt.NDArray[np.float32]
+from tvm_adaptive.values.hooks import Rows
 
 # Per-store features of MetaSchedule with its default options.
 FEATURE_LENGTH = 164
@@ -34,33 +27,31 @@ MAX_STORES = 6
 _N_FLOAT_COUNTS = 7
 
 
-def to_rows(
-    blocks: Sequence[npt.NDArray[Any]],
-    *,
-    max_stores: int = MAX_STORES,
-    feature_length: int = FEATURE_LENGTH,
-) -> Rows:
-    """Lay the stores of each candidate side by side, the heaviest first."""
-    rows = np.zeros((len(blocks), max_stores, feature_length), dtype=np.float32)
+def to_rows(blocks: Sequence[npt.NDArray[Any]]) -> Rows:
+    """Place the stores of each candidate, of shape (n_stores, length), in slots of one row.
+
+    The heaviest stores come first.
+    """
+    rows = np.zeros((len(blocks), MAX_STORES, FEATURE_LENGTH), dtype=np.float32)
     by_shape: dict[tuple[int, ...], list[int]] = {}
     for i, block in enumerate(blocks):
         if block.ndim == 2 and block.size:
             by_shape.setdefault(block.shape, []).append(i)
     for same in by_shape.values():
         stacked = np.stack([blocks[i] for i in same])
-        order = heaviest_first(stacked)[:, :max_stores]
-        kept = np.take_along_axis(stacked, order[:, :, None], axis=1)[:, :, :feature_length]
+        order = heaviest_first(stacked)[:, :MAX_STORES]
+        kept = np.take_along_axis(stacked, order[:, :, None], axis=1)[:, :, :FEATURE_LENGTH]
         rows[same, : kept.shape[1], : kept.shape[2]] = kept
-    return np.nan_to_num(rows.reshape(len(blocks), max_stores * feature_length), copy=False)
+    return np.nan_to_num(rows.reshape(len(blocks), MAX_STORES * FEATURE_LENGTH), copy=False)
 
 
 def heaviest_first(blocks: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
     """Order the stores of each candidate by what they compute.
 
-    The order of the program is of no use: inlining a block shifts all later stores to
+    The order of the program does not serve: inlining a block shifts all later stores to
     another slot. What a store computes stays the same under scheduling, so stores are
     compared by their counts of floating-point operations, kind by kind (multiply-add
-    first), then by all their other features in turn, to leave nothing to chance.
+    first), then by all their other features in turn, so that the order is unique.
     """
     keys = -np.moveaxis(blocks, 2, 0)
     # Counts are logarithms of exact integers, yet rounding may differ in the last digits.

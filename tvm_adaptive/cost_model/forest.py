@@ -1,4 +1,4 @@
-r"""A random forest that says how sure it is.
+r"""A random forest that states its uncertainty.
 
 ==========  =================================================  ===========
 symbol      meaning                                            shape
@@ -26,6 +26,7 @@ Standard deviations on offer:
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, get_args
@@ -38,8 +39,8 @@ from tvm_adaptive.values.trial import FloatArray
 Std = Literal["between-tree", "total", "jackknife"]
 STDS: tuple[str, ...] = get_args(Std)
 
-# From so many samples on, a tree draws fewer than there are, but never below this share
-# of them: that bounds the cost of a fit, and all data are still used, by one tree or another.
+# With more samples than this, a tree draws fewer than there are, but never below this share
+# of them: that bounds the cost of a fit, and every sample is still in the bags of some trees.
 FULL_DRAWS = 320
 LEAST_SHARE_DRAWN = 0.6
 # Values in double precision at the same time, while columns are compared: 32 MB, where all of
@@ -52,8 +53,8 @@ MAX_TRIED = 48
 _MIN_LEAF_FOR_TOTAL = 3
 # Starting threads costs about as much as growing trees on this many numbers.
 _MIN_SIZE_FOR_THREADS = 8_000
-# Two dozen trees agree by chance here and there, which says nothing about being sure; so
-# many trees are mixed in that err as much as the forest did on samples it had not seen.
+# Two dozen trees agree by chance for some candidates, which is no certainty; so the variance
+# includes so many virtual trees that err as much as the forest did on unseen samples.
 _PRIOR_TREES = 2.0
 # Columns that are multiples of one another split alike. Projections of the standardised
 # columns tell them apart as long as they differ by more than rounding.
@@ -62,6 +63,7 @@ _EQUAL_DIGITS = 5
 Tree = Any
 
 
+@dataclasses.dataclass(kw_only=True, eq=False)
 class Forest:
     """Regression by bagged trees with a standard deviation.
 
@@ -69,32 +71,24 @@ class Forest:
     ``RandomForestRegressor`` halves the seconds for the few rows that a run starts with,
     most of which that class spends on checking the same input again for each tree.
 
-    Parameters
+    Attributes
     ----------
-    n_trees : int
+    n_trees : int, default 24
         The error of the standard deviation falls with the root of their number.
-        Default 24.
     max_features : float
         Share of features tried at a split, in (0, 1]; never more than 48. Default 1/3.
-    std : str
+    std : str, default "between-tree"
         ``"between-tree"``, ``"total"`` or ``"jackknife"``; see the module.
-        Default ``"between-tree"``.
-    n_jobs : int
-        Threads for fitting. Default 2.
+    n_jobs : int, default 2
+        Threads for fitting.
     """
 
-    def __init__(
-        self,
-        *,
-        n_trees: int = 24,
-        max_features: float = 1 / 3,
-        std: Std = "between-tree",
-        n_jobs: int = 2,
-    ) -> None:
-        self.n_trees = n_trees
-        self.max_features = max_features
-        self.std = std
-        self.n_jobs = n_jobs
+    n_trees: int = 24
+    max_features: float = 1 / 3
+    std: Std = "between-tree"
+    n_jobs: int = 2
+
+    def __post_init__(self) -> None:
         self.n_samples = 0
         self._columns: npt.NDArray[np.intp] = np.zeros(0, dtype=np.intp)
         self._trees: list[Tree] = []
@@ -146,7 +140,7 @@ class Forest:
 
         if self.n_jobs == 1 or view.size < _MIN_SIZE_FOR_THREADS:
             self._trees = [grow(b) for b in range(self.n_trees)]
-        else:  # scikit-learn lets go of the interpreter while a tree grows
+        else:  # scikit-learn releases the interpreter while a tree grows
             with ThreadPoolExecutor(self.n_jobs) as threads:
                 self._trees = list(threads.map(grow, range(self.n_trees)))
         self._oob_error = self._mean_oob_error(X, y)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +17,19 @@ from tvm_adaptive._tvm import (
     RunnerResult,
     TuneContext,
     derived_object,
+    module_key,
     register_error,
     workload_key,
 )
-from tvm_adaptive.cost_model.dataset import Dataset, TargetKind
-from tvm_adaptive.cost_model.family import FamilySurrogate
-from tvm_adaptive.cost_model.features import Rows, to_rows
-from tvm_adaptive.cost_model.forest import Std
+from tvm_adaptive.cost_model.dataset import Dataset
+from tvm_adaptive.cost_model.features import to_rows
 from tvm_adaptive.cost_model.storage import read_dataset, write_dataset
-from tvm_adaptive.cost_model.surrogate import Acquisition, Surrogate, SurrogateOptions
+from tvm_adaptive.cost_model.surrogate import Surrogate, SurrogateOptions
 from tvm_adaptive.errors import ModelFileError
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
-from tvm_adaptive.values.trial import FloatArray, Prediction, median_sec
-from tvm_adaptive.values.trial_log import LastTrainingBatch, TimingErrors, TrainingBatch
+from tvm_adaptive.values.hooks import Rows
+from tvm_adaptive.values.trial import FloatArray, Prediction, Trial
+from tvm_adaptive.values.trial_log import TrialLog
 
 logger = logging.getLogger(__name__)
 
@@ -47,34 +48,16 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
 
     Parameters
     ----------
-    n_trees : int
-        Trees of the forest, at least 2. Default 24.
-    std : str
-        Standard deviation of a forecast: ``"between-tree"``, ``"total"`` or
-        ``"jackknife"``; see :mod:`tvm_adaptive.cost_model.forest`.
-        Default ``"between-tree"``.
-    target : str
-        What the forest learns, each task by its own best: ``"log"``, the logarithm of
-        the relative throughput, failures apart in a model of their own; or
-        ``"throughput"``, the relative throughput, failures as 0. Default ``"log"``.
-    acquisition : str or callable
-        ``"ei"`` scores by expected improvement, ``"mean"`` by the forecast alone; a
-        function of mean, standard deviation and incumbent (arrays of shape (n,), and a
-        number; higher is better) returns the logarithm of what each candidate is worth.
-        Default ``"ei"``.
-    max_features : float
-        Share of features tried at a split, in (0, 1]. Default 1/3.
-    seed : int or None
-        Same seed and measurements give the same scores; None draws one. Default None.
-    n_jobs : int
-        Threads that fit the forest. Default 2.
-    timing_errors : TimingErrors or None
-        How far off times may be, if the runner says so: a candidate that was timed
-        roughly counts less. Default None.
-    last_lesson : LastTrainingBatch or None
-        Is left what was learned of each batch, for whoever keeps it. Default None.
-    journal : JournalWriter or None
-        Receives ``"fit"``, ``"forecast"`` and ``"error"`` events. Default None.
+    seed : int or None, default None
+        Same seed and measurements give the same scores; None draws one.
+    trial_log : TrialLog or None, default None
+        Has features that the search extracted, and timing errors if the runner notes them:
+        a candidate that was timed roughly counts less. Gets the features of all other
+        candidates.
+    journal : JournalWriter or None, default None
+        Receives ``"fit"``, ``"forecast"`` and ``"error"`` events.
+    **options : Any
+        Fields of :class:`~tvm_adaptive.cost_model.surrogate.SurrogateOptions`.
 
     Raises
     ------
@@ -85,40 +68,30 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
     def __init__(
         self,
         *,
-        n_trees: int = 24,
-        std: Std = "between-tree",
-        target: TargetKind = "log",
-        acquisition: Acquisition = "ei",
-        max_features: float = 1 / 3,
         seed: int | None = None,
-        n_jobs: int = 2,
-        timing_errors: TimingErrors | None = None,
-        last_lesson: LastTrainingBatch | None = None,
+        trial_log: TrialLog | None = None,
         journal: JournalWriter | None = None,
+        **options: Any,
     ) -> None:
         super().__init__()
-        options = SurrogateOptions(
-            n_trees=n_trees,
-            std=std,
-            target=target,
-            acquisition=acquisition,
-            max_features=max_features,
-            n_jobs=n_jobs,
-        )
         if seed is None:
             seed = int(np.random.default_rng().integers(2**31))
-        self._surrogate = self._new_surrogate(options, seed)
+        self._surrogate = self._new_surrogate(SurrogateOptions(**options), seed)
         self._rng = np.random.default_rng(seed)
-        self._timing_errors = timing_errors
-        self._last_lesson = last_lesson
+        self._trial_log = trial_log
         self._journal: JournalWriter = journal or NullJournal()
         self._extractor = PerStoreFeature()
 
     @property
     def is_trained(self) -> bool:
-        """Whether scores say anything: some task of the run had a success."""
+        """Whether scores rank candidates: some task of the run had a success."""
         dataset = self._surrogate.dataset
         return len(dataset) > dataset.n_failures
+
+    @property
+    def n_features(self) -> int:
+        """How many features a candidate has; samples with others are of no use here."""
+        return int(to_rows([]).shape[1])
 
     def update(
         self,
@@ -128,11 +101,7 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
     ) -> None:
         """Learn a batch; whatever goes wrong is logged and journalled, never raised.
 
-        Parameters
-        ----------
-        context : TuneContext
-        candidates, results : lists of the same length, which may be 0
-            A result without a positive finite time is a failure.
+        A result without a positive finite time is a failure.
         """
         try:
             if len(candidates):
@@ -143,16 +112,11 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
     def predict(self, context: TuneContext, candidates: list[MeasureCandidate]) -> FloatArray:
         """Score candidates for native evolution.
 
-        Parameters
-        ----------
-        context : TuneContext
-        candidates : list
-
         Returns
         -------
         ndarray of shape (n,), float64
             Positive, higher is better; random before the first success, constant
-            should scoring fail.
+            if scoring fails.
         """
         n = len(candidates)
         scores = None
@@ -170,18 +134,13 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
     def posterior(
         self, context: TuneContext, candidates: list[MeasureCandidate]
     ) -> Prediction | None:
-        """Return what is believed of the candidates' throughput.
-
-        Parameters
-        ----------
-        context : TuneContext
-        candidates : list
+        """Return the posterior of the candidates' throughput.
 
         Returns
         -------
         Prediction or None
-            Normalised throughput: the task's best is 1.0. None while there is nothing
-            to say: no success in this task, no candidates, or an error, which is logged.
+            Normalised throughput: the task's best is 1.0. None without a success in this
+            task, without candidates, or after an error, which is logged.
         """
         try:
             return self.posterior_of(context, self.describe(context, candidates))
@@ -193,11 +152,6 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
         """Return the features of candidates, for :meth:`scores_of` and :meth:`posterior_of`.
 
         Extracting them costs milliseconds each, and scoring them again microseconds.
-
-        Parameters
-        ----------
-        context : TuneContext
-        candidates : list
 
         Returns
         -------
@@ -218,69 +172,43 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
         context : TuneContext
         rows : ndarray of shape (n, d)
         cost_sec : ndarray of shape (n,) or None, default None
-            What it takes to build and measure each; None where it is the same for all.
+            Seconds to build and measure each; None where they are the same for all.
 
         Returns
         -------
         ndarray of shape (n,), or None before the first success
             Positive, higher is better.
         """
-        key = self._key(context)
-        self._refit_if_due(context, key)
-        return self._surrogate.scores(key, rows, cost_sec)
+        key = self._refitted(context)
+        return self._surrogate.serving(key).scores(key, rows, cost_sec)
 
     def posterior_of(self, context: TuneContext, rows: Rows) -> Prediction | None:
-        """Return what is believed of candidates by their features, as :meth:`posterior` does.
-
-        Parameters
-        ----------
-        context : TuneContext
-        rows : ndarray of shape (n, d)
-
-        Returns
-        -------
-        Prediction or None
-            None without rows, or before the task's first success.
-        """
+        """Return the posterior of rows of features, as :meth:`posterior` does of candidates."""
         if not len(rows):
             return None
-        key = self._key(context)
-        self._refit_if_due(context, key)
-        return self._surrogate.posterior(key, rows)
+        key = self._refitted(context)
+        return self._surrogate.serving(key).posterior(key, rows)
 
     def refit(self, context: TuneContext) -> None:
         """Learn what was measured since the last fit, if it is worth a fit."""
-        self._refit_if_due(context, self._key(context))
+        self._refitted(context)
 
     def accuracy_of(self, context: TuneContext) -> float:
         """Return the rank correlation of the last forecasts with what was measured.
-
-        Parameters
-        ----------
-        context : TuneContext
 
         Returns
         -------
         float
             In [-1, 1], higher is better; NaN before the first forecast.
         """
-        return float(self._surrogate.accuracy_of(self._key(context)))
+        return float(self._surrogate.serving(self._key(context)).accuracy)
 
     def save(self, path: str) -> None:
-        """Write the samples that the model learns from to a file, atomically.
-
-        Parameters
-        ----------
-        path : str
-        """
+        """Write the samples that the model learns from to a file, atomically."""
         write_dataset(Path(path), self._surrogate.dataset, self._surrogate.header())
 
     def load(self, path: str) -> None:
         """Replace all samples by those of a file; the options stay this model's.
-
-        Parameters
-        ----------
-        path : str
 
         Raises
         ------
@@ -291,18 +219,10 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
         dataset, _ = read_samples(Path(path))
         self._surrogate.replace_dataset(dataset)
 
-    @property
-    def n_features(self) -> int:
-        """How many features a candidate has; samples with others are of no use here."""
-        return int(to_rows([]).shape[1])
-
     def preload(self, dataset: Dataset) -> None:
         """Learn what earlier runs measured; their times are compared among themselves only.
 
-        Parameters
-        ----------
-        dataset : Dataset
-            Samples whose features are not this model's are left out.
+        Samples whose features are not this model's are left out.
         """
         self._surrogate.preload(dataset.of_width(self.n_features))
 
@@ -313,7 +233,7 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
         seconds: FloatArray,
         errors: FloatArray | None = None,
     ) -> None:
-        """Learn what an earlier sitting of this run measured of a task, as if just now.
+        """Learn what an earlier attempt of this run measured of a task, as if just now.
 
         Parameters
         ----------
@@ -328,6 +248,15 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
         if rows.shape[1] == self.n_features:
             self._surrogate.add(self._key(context), rows, seconds, errors)
 
+    def snapshot(self, context: TuneContext) -> bytes:
+        """Return a pickle by which another process of this run scores a task's candidates."""
+        self.refit(context)
+        return pickle.dumps(self._surrogate.frozen())
+
+    def install(self, snapshot: bytes) -> None:
+        """Answer as the model that a snapshot was taken of."""
+        self._surrogate = pickle.loads(snapshot)
+
     def _learn(
         self,
         context: TuneContext,
@@ -335,36 +264,44 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
         results: list[RunnerResult],
     ) -> None:
         key = self._key(context)
-        rows = self.describe(context, candidates)
-        # A failure may have times all the same.
-        times = [None if each.error_msg is not None else each.run_secs for each in results]
-        seconds = np.array([median_sec(run_secs) for run_secs in times])
-        quality = self._surrogate.check(key, rows, seconds)
-        errors = self._errors_of(seconds)
+        rows, errors = self._logged(context, candidates)
+        seconds = np.array([Trial.of(each).seconds for each in results])
+        quality = self._surrogate.serving(key).check(key, rows, seconds)
         self._surrogate.add(key, rows, seconds, errors)
-        if self._last_lesson is not None:
-            self._last_lesson.lesson = TrainingBatch(rows, errors)
         if quality is not None:
             self._journal.write("forecast", task=context.task_name, **dataclasses.asdict(quality))
 
-    def _errors_of(self, seconds: FloatArray) -> FloatArray | None:
-        if self._timing_errors is None:
-            return None
-        return np.array([self._timing_errors.take(float(sec)) for sec in seconds])
+    def _logged(
+        self, context: TuneContext, candidates: list[MeasureCandidate]
+    ) -> tuple[Rows, FloatArray | None]:
+        """Return features and timing errors; features are extracted where the log has none."""
+        if self._trial_log is None:
+            return self.describe(context, candidates), None
+        keys = [module_key(each.sch.mod) for each in candidates]
+        missing = [i for i, key in enumerate(keys) if self._trial_log.get(key).features is None]
+        found = self.describe(context, [candidates[i] for i in missing])
+        for i, row in zip(missing, found, strict=True):
+            self._trial_log.note(keys[i], features=row)
+        trials = [self._trial_log.get(key) for key in keys]
+        rows = np.stack([each.features for each in trials if each.features is not None])
+        return rows, np.array([each.relative_error for each in trials])
 
-    def _new_surrogate(self, options: SurrogateOptions, seed: int) -> Surrogate | FamilySurrogate:
+    def _new_surrogate(self, options: SurrogateOptions, seed: int) -> Surrogate:
         return Surrogate(options, seed)
 
     def _key(self, context: TuneContext) -> str:
         return workload_key(context.mod)
 
-    def _refit_if_due(self, context: TuneContext, key: str) -> None:
-        report = self._surrogate.refit_if_due(key)
+    def _refitted(self, context: TuneContext) -> str:
+        """Refit the task's surrogate if that is due, and return the task's key."""
+        key = self._key(context)
+        report = self._surrogate.serving(key).refit_if_due()
         if report is not None:
             self._journal.write("fit", task=context.task_name, **dataclasses.asdict(report))
+        return key
 
     def _report(self, hook: str, context: TuneContext, error: Exception) -> None:
-        task: Any = getattr(context, "task_name", None)
+        task = context.task_name
         logger.error("cost model: %s failed for task %s", hook, task, exc_info=error)
         try:
             self._journal.write(

@@ -45,7 +45,11 @@ def read_dataset(path: Path) -> tuple[Dataset, dict[str, Any]]:
     try:
         with np.load(path, allow_pickle=False) as archive:
             header = json.loads(archive["header"].tobytes().decode())
-            _check_version(path, header["version"])
+            if header["version"] != FORMAT_VERSION:
+                raise ModelFileError(
+                    f"{path} has format version {header['version']}, this package reads "
+                    f"{FORMAT_VERSION}. Update tvm_adaptive, or start without the file."
+                )
             dataset = Dataset()
             for i, key in enumerate(header["keys"]):
                 rows, seconds = archive[f"rows_{i}"], archive[f"seconds_{i}"]
@@ -64,11 +68,3 @@ def read_dataset(path: Path) -> tuple[Dataset, dict[str, Any]]:
             f"{path} is not a whole file of this cost model ({type(error).__name__}: {error}). "
             "The model in memory is unchanged; load another file or start without one."
         ) from error
-
-
-def _check_version(path: Path, version: Any) -> None:
-    if version != FORMAT_VERSION:
-        raise ModelFileError(
-            f"{path} has format version {version}, this package reads {FORMAT_VERSION}. "
-            "Update tvm_adaptive, or start without the file."
-        )

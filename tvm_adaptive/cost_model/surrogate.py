@@ -1,13 +1,4 @@
-r"""One forest for all tasks of a run: learn, refit when due, score, say how sure.
-
-==========  ==================================================  ====================
-symbol      meaning                                             unit
-==========  ==================================================  ====================
-target      log(best / seconds) or best / seconds               higher is better
-shift       incumbent now, in units of the last fit             as target
-score       what evolution draws parents with                   positive
-==========  ==================================================  ====================
-"""
+"""One forest for all tasks of a run: learn, refit when due, score, state the uncertainty."""
 
 from __future__ import annotations
 
@@ -24,30 +15,30 @@ from scipy.stats import rankdata
 
 from tvm_adaptive.cost_model.acquisition import log_expected_improvement, selection_score
 from tvm_adaptive.cost_model.dataset import TARGETS, Dataset, TargetKind
-from tvm_adaptive.cost_model.features import Rows
 from tvm_adaptive.cost_model.forest import STDS, Forest, Std
 from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.values.hooks import Rows
 from tvm_adaptive.values.trial import FloatArray, Prediction
 
-# Of mean, standard deviation and incumbent, higher is better: the logarithm of what a
+# From mean, standard deviation and incumbent, higher is better, to the logarithm of what a
 # candidate is worth.
 LogAcquisition: TypeAlias = Callable[[FloatArray, FloatArray, float], FloatArray]
 Acquisition: TypeAlias = Literal["ei", "mean"] | LogAcquisition
 ACQUISITIONS = ("ei", "mean")
 
-# What a forest of few samples is off by, in either unit of the target (see "Ranking" in
-# benchmarks/README.md); the first fit tells.
+# Error of a forest of few samples, in either unit of the target (see "Ranking" in
+# benchmarks/README.md), until the first fit measures it.
 _FIRST_NOISE = 0.3
-# No forecast is surer than the timer: repeated measurements differ by about 1 %.
+# No forecast is more certain than the timer: repeated measurements differ by about 1 %.
 _MIN_STD = 0.01
-# A refit costs the more the larger the data are, and teaches the less the smaller its
-# share of news is. Stock waits for 20 %; the forest is cheap enough for more often.
+# Share of new samples that makes a refit worth its cost, which grows with the data. Stock
+# waits for 20 %; the forest is cheap enough for more often.
 _REFIT_GROWTH = 0.05
-# Batches that "how good are forecasts now" is a mean over: one of 16 is off by 0.25.
+# Batches that the accuracy is averaged over: the accuracy of one of 16 is off by 0.25.
 _N_RECENT = 5
-# Keys of tasks are hexadecimal digits.
+# Marks tasks of earlier runs; keys of tasks are hexadecimal digits.
 _BEFORE = "before:"
-# Fewer failures, or fewer successes, teach nothing about where the border is.
+# Fewer failures, or fewer successes, do not show which candidates fail.
 _MIN_OF_EACH_CLASS = 4
 # Only an average is wanted of this forest, no spread.
 _N_VALIDITY_TREES = 24
@@ -59,7 +50,32 @@ _MIN_FOR_QUALITY = 3
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SurrogateOptions:
-    """How the surrogate learns; see :class:`tvm_adaptive.cost_model.RFEICostModel`."""
+    """Keyword parameters of :class:`~tvm_adaptive.RFEICostModel`.
+
+    Attributes
+    ----------
+    n_trees : int, default 24
+        Trees of the forest, at least 2.
+    std : {"between-tree", "total", "jackknife"}, default "between-tree"
+        Standard deviation of a forecast; see :mod:`tvm_adaptive.cost_model.forest`.
+    target : {"log", "throughput"}, default "log"
+        What the forest learns, each task by its own best: ``"log"``, the logarithm of
+        the relative throughput, failures apart in a model of their own; or
+        ``"throughput"``, the relative throughput, failures as 0.
+    acquisition : {"ei", "mean"} or callable, default "ei"
+        ``"ei"`` scores by expected improvement, ``"mean"`` by the forecast alone; a
+        function of mean, standard deviation and incumbent (arrays of shape (n,), and a
+        number; higher is better) returns the logarithm of what each candidate is worth.
+    max_features : float
+        Share of features tried at a split, in (0, 1]. Default 1/3.
+    n_jobs : int, default 2
+        Threads that fit the forest.
+
+    Raises
+    ------
+    InvalidOptionError
+        When an option is out of range.
+    """
 
     n_trees: int = 24
     std: Std = "between-tree"
@@ -69,11 +85,13 @@ class SurrogateOptions:
     n_jobs: int = 2
 
     def __post_init__(self) -> None:
-        for name, allowed in (("std", STDS), ("target", TARGETS), ("acquisition", ACQUISITIONS)):
-            is_own = name == "acquisition" and callable(self.acquisition)
-            if not is_own and getattr(self, name) not in allowed:
+        choices = {"std": STDS, "target": TARGETS}
+        if not callable(self.acquisition):
+            choices["acquisition"] = ACQUISITIONS
+        for name, allowed in choices.items():
+            if (value := getattr(self, name)) not in allowed:
                 raise InvalidOptionError(
-                    f"{name} must be one of {', '.join(allowed)}, but got {getattr(self, name)!r}."
+                    f"{name} must be one of {', '.join(allowed)}, but got {value!r}."
                 )
         for name, least in (("n_trees", 2), ("n_jobs", 1)):
             value = getattr(self, name)
@@ -89,7 +107,7 @@ class SurrogateOptions:
 
 @dataclasses.dataclass(frozen=True)
 class FitReport:
-    """What a refit learned from, and how long it took."""
+    """The samples and the seconds of a refit."""
 
     n_samples: int
     n_failures: int
@@ -100,12 +118,12 @@ class FitReport:
 
 @dataclasses.dataclass(frozen=True)
 class BatchQuality:
-    """How good the forecast of a batch was, judged before learning it."""
+    """The quality of the forecast of a batch, computed before the batch is learned."""
 
     n: int  # candidates with a time
     spearman: float  # rank correlation of predicted and measured throughput; NaN if one is constant
-    # root mean square of (measured - mean) / std: 1 is calibrated, above is too sure. NaN for a
-    # task that the forest had not seen
+    # Root mean square of (measured - mean) / std: 1 is calibrated, more is overconfident. NaN
+    # for a task that the forest had not seen.
     z_rms: float
 
 
@@ -128,10 +146,10 @@ class Surrogate:
         """Mean rank correlation of the last few forecasts; NaN before the first."""
         return float(np.mean(self._qualities)) if self._qualities else math.nan
 
-    def accuracy_of(self, key: str) -> float:
-        """Return the accuracy of what answers for a task; here it is one for all."""
+    def serving(self, key: str) -> Surrogate:
+        """Return the surrogate that answers for a task: one for all."""
         del key
-        return self.accuracy
+        return self
 
     @property
     def is_fitted(self) -> bool:
@@ -146,7 +164,7 @@ class Surrogate:
         self._n_fitted = self._n_before = 0
 
     def preload(self, dataset: Dataset) -> None:
-        """Add what earlier runs measured, as tasks of their own: each has its own best."""
+        """Add samples of earlier runs, as tasks of their own, each with its own best."""
         for key, task in dataset:
             self.dataset.add(f"{_BEFORE}{key}", task.rows, task.seconds, task.errors)
             self._n_before += len(task.seconds)
@@ -154,12 +172,11 @@ class Surrogate:
     def add(
         self, key: str, rows: Rows, seconds: FloatArray, errors: FloatArray | None = None
     ) -> None:
-        """Learn what was measured of a task; see :meth:`Dataset.add`."""
+        """Add samples of a task; see :meth:`Dataset.add`."""
         self.dataset.add(key, rows, seconds, errors)
 
-    def refit_if_due(self, key: str = "") -> FitReport | None:
+    def refit_if_due(self) -> FitReport | None:
         """Grow the forest anew if the run's data have grown by 5 % since the last time."""
-        del key
         news = self.dataset.n_added - self._n_fitted
         # Many samples of earlier runs must not make what this one finds wait to be learned.
         n_own = max(0, self._n_fitted - self._n_before)
@@ -184,11 +201,10 @@ class Surrogate:
         )
 
     def scores(self, key: str, rows: Rows, cost_sec: FloatArray | None = None) -> FloatArray | None:
-        """Return what native evolution draws parents with.
+        """Return positive scores, in proportion to which native evolution draws parents.
 
-        The incumbent of a task that nothing is known of is that of the others: the
-        target says how far a candidate is from the best of its own task, so it is 0
-        (log) or 1 (throughput) everywhere.
+        The target is relative to the best of a task, so the incumbent of a task without
+        samples is 0 (log) or 1 (throughput), as that of any task.
         """
         if self._forest is None:
             return None
@@ -258,7 +274,7 @@ class Surrogate:
         return copied
 
     def header(self) -> dict[str, Any]:
-        """Return what a saved file says about its origin; JSON-ready."""
+        """Return the options and the seed for a saved file; JSON-ready."""
         acquisition = self.options.acquisition
         name = acquisition if isinstance(acquisition, str) else repr(acquisition)
         return {**dataclasses.asdict(self.options), "acquisition": name, "seed": self.seed}

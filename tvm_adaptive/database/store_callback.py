@@ -8,8 +8,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from tvm_adaptive._tvm import (
     MeasureCandidate,
     PyMeasureCallback,
@@ -17,15 +15,16 @@ from tvm_adaptive._tvm import (
     TuningRecord,
     Workload,
     derived_object,
+    module_key,
 )
 from tvm_adaptive.database.metaschedule import task_of, trial_of
 from tvm_adaptive.database.pending_writes import SYSTEM_CLOCK, Clock, PendingWrites
 from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.errors import is_untried, summary_line
+from tvm_adaptive.errors import summary_line
 from tvm_adaptive.measure_callback.journal import JournalWriter
-from tvm_adaptive.values.trial import RECORDED_FAILURE_SEC
-from tvm_adaptive.values.trial_log import LastTrainingBatch, TrainingBatch
+from tvm_adaptive.values.trial import Trial
+from tvm_adaptive.values.trial_log import TrialLog
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +44,7 @@ class StoreCallback(PyMeasureCallback):  # type: ignore[misc]
         own: RecordStore | None,
         shared: RecordStore | None,
         run: str,
-        lessons: LastTrainingBatch,
+        trial_log: TrialLog,
         journal: JournalWriter,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -54,7 +53,7 @@ class StoreCallback(PyMeasureCallback):  # type: ignore[misc]
         self._shared = None if shared is None else PendingWrites(shared, journal, clock, spill=own)
         self._contexts = list(contexts)
         self._run = run
-        self._lessons = lessons
+        self._trial_log = trial_log
         self._journal = journal
         self._tasks: dict[int, StoredTask] = {}
         self._workloads: dict[int, Workload] = {}
@@ -70,15 +69,14 @@ class StoreCallback(PyMeasureCallback):  # type: ignore[misc]
         """Take in one round; whatever goes wrong here must not end the run."""
         try:
             rounds = zip(measure_candidates, builder_results, runner_results, strict=True)
-            trials = [
-                self._trial(task_id, candidate, built.error_msg or run.error_msg, run.run_secs)
+            batch = [
+                self._stored(task_id, candidate, trial, is_built=built.error_msg is None)
                 for candidate, built, run in rounds
-                if not is_untried(built.error_msg or run.error_msg)
+                if not (trial := Trial.of(run, built)).is_untried
             ]
-            if not trials:
+            if not batch:
                 return
-            lesson = self._lessons.take(len(trials))
-            task, batch = self._task(task_id), with_lesson(trials, lesson)
+            task = self._task(task_id)
             is_kept = self._own is not None and self._own.put(task, batch)
             if self._shared is not None:
                 self._shared.put(task, batch, is_spilled=is_kept)
@@ -99,31 +97,24 @@ class StoreCallback(PyMeasureCallback):  # type: ignore[misc]
             self._tasks[task_id] = task_of(context.mod, context.target, str(context.task_name))
         return self._tasks[task_id]
 
-    def _trial(
-        self, task_id: int, candidate: MeasureCandidate, message: Any, run_secs: Any
+    def _stored(
+        self, task_id: int, candidate: MeasureCandidate, trial: Trial, *, is_built: bool
     ) -> StoredTrial:
+        """Return a trial as a row, with features and timing error if a cost model learned it."""
         context = self._contexts[task_id]
         if task_id not in self._workloads:
             self._workloads[task_id] = Workload(context.mod)
         record = TuningRecord(
             candidate.sch.trace,
             self._workloads[task_id],
-            [RECORDED_FAILURE_SEC]
-            if message is not None
-            else [float(sec) for sec in run_secs or ()],
+            trial.recorded_secs,
             context.target,
             candidate.args_info,
         )
-        failure = "" if message is None else summary_line(str(message))
-        return trial_of(record, failure=failure, run=self._run)
-
-
-def with_lesson(trials: Sequence[StoredTrial], lesson: TrainingBatch | None) -> list[StoredTrial]:
-    """Return trials with the features and timing errors that a cost model learned of them."""
-    if lesson is None:
-        return list(trials)
-    errors = np.full(len(trials), np.nan) if lesson.errors is None else lesson.errors
-    return [
-        dataclasses.replace(trial, features=row, error=None if math.isnan(error) else float(error))
-        for trial, row, error in zip(trials, lesson.rows, errors, strict=True)
-    ]
+        failure = "" if trial.failure is None else summary_line(trial.failure)
+        stored = trial_of(record, failure=failure, run=self._run)
+        logged = self._trial_log.get(module_key(candidate.sch.mod))
+        if logged.features is None or not is_built:
+            return stored
+        error = None if math.isnan(logged.relative_error) else logged.relative_error
+        return dataclasses.replace(stored, features=logged.features, error=error)

@@ -1,4 +1,4 @@
-"""What is kept of a run while it goes on."""
+"""Callbacks that record a run while it runs."""
 
 from tvm_adaptive.measure_callback.journal import Journal, JournalWriter, NullJournal, read_journal
 

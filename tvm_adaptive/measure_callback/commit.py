@@ -1,7 +1,7 @@
-"""Take a measured round into the database and the cost model.
+"""Commit a measured round to the database and the cost model.
 
-As MetaSchedule's own callbacks do, but without candidates that were not tried, because the
-machine failed or the run's time was over: nothing is known of them.
+MetaSchedule's own callbacks would also take candidates that were not tried because the
+machine failed or the run's time was over.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from tvm_adaptive._tvm import (
     TuneContext,
     TuningRecord,
     derived_object,
+    module_key,
     ms,
 )
-from tvm_adaptive.errors import is_machine_failure, is_untried, summary_line
-from tvm_adaptive.values.trial import RECORDED_FAILURE_SEC
+from tvm_adaptive.errors import is_machine_failure, summary_line
+from tvm_adaptive.values.trial import Trial
+from tvm_adaptive.values.trial_log import TrialLog
 
 logger = logging.getLogger(__name__)
 
-# A builder and a runner have tried again by themselves. A machine that failed somebody in
-# so many rounds in a row will not recover by going on.
+# Builder and runner have retried already. A machine that fails in so many rounds in a row
+# will not recover by itself.
 MAX_FAILED_ROUNDS = 3
 
 
 @dataclasses.dataclass
 class MachineHealth:
-    """Whether the machine still does what it is asked for."""
+    """The machine's failures in the latest rounds."""
 
-    n_failures: int = 0  # candidates that it failed
-    n_failed_rounds: int = 0  # rounds in a row in which it failed one
+    n_failed_rounds: int = 0  # rounds in a row with a candidate that the machine failed
 
     def add_round(self, messages: Sequence[str | None]) -> str:
-        """Take in a round's error messages."""
+        """Count a round's error messages; return why the machine is broken, "" if it is not."""
         failed = [each for each in messages if each is not None and is_machine_failure(each)]
-        self.n_failures += len(failed)
         self.n_failed_rounds = self.n_failed_rounds + 1 if failed else 0
         is_broken = len(failed) == len(messages) or self.n_failed_rounds >= MAX_FAILED_ROUNDS
         return summary_line(failed[-1]) if failed and is_broken else ""
@@ -49,7 +49,7 @@ class MachineHealth:
 
 @derived_object
 class CommitRound(PyMeasureCallback):  # type: ignore[misc]
-    """Commit a round to a database and teach it to a cost model."""
+    """Commit each round to a database and a cost model."""
 
     def __init__(
         self,
@@ -57,12 +57,14 @@ class CommitRound(PyMeasureCallback):  # type: ignore[misc]
         database: Database,
         cost_model: CostModel,
         on_broken_machine: Callable[[str], None],
+        trial_log: TrialLog | None = None,
     ) -> None:
         super().__init__()
         self._contexts = list(contexts)
         self._database = database
         self._cost_model = cost_model
         self._on_broken_machine = on_broken_machine
+        self._trial_log = trial_log
         self._health = MachineHealth()
 
     def apply(
@@ -73,27 +75,32 @@ class CommitRound(PyMeasureCallback):  # type: ignore[misc]
         builder_results: Sequence[Any],
         runner_results: Sequence[Any],
     ) -> None:
-        """Take in one round."""
+        """Commit one round."""
         context = self._contexts[task_id]
         rounds = list(zip(measure_candidates, builder_results, runner_results, strict=True))
-        messages = [built.error_msg or run.error_msg for _, built, run in rounds]
-        known = [
-            each for each, message in zip(rounds, messages, strict=True) if not is_untried(message)
-        ]
+        trials = [Trial.of(run, built) for _, built, run in rounds]
         workload = self._database.commit_workload(context.mod)
-        for candidate, _, run in known:
-            seconds = [RECORDED_FAILURE_SEC] if run.run_secs is None else list(run.run_secs)
+        taught = []
+        for (candidate, built, run), trial in zip(rounds, trials, strict=True):
+            if trial.is_untried:
+                continue
+            trace, seconds = candidate.sch.trace, trial.recorded_secs
             self._database.commit_tuning_record(
-                TuningRecord(
-                    candidate.sch.trace, workload, seconds, context.target, candidate.args_info
-                )
+                TuningRecord(trace, workload, seconds, context.target, candidate.args_info)
             )
-        # As MetaSchedule: of a candidate that did not compile, nothing can be learned.
-        taught = [(candidate, run) for candidate, built, run in known if built.error_msg is None]
+            # As in MetaSchedule, a cost model learns nothing of a failed build.
+            if built.error_msg is None:
+                taught.append((candidate, run))
+                self._identify(candidate, str(built.artifact_path))
         # Under the name of MetaSchedule's own callback, for its profiler's table.
         with ms.Profiler.timeit("MeasureCallback/UpdateCostModel"):
             self._cost_model.update(
                 context, [candidate for candidate, _ in taught], [run for _, run in taught]
             )
-        if reason := self._health.add_round(messages):
+        if reason := self._health.add_round([trial.failure for trial in trials]):
             self._on_broken_machine(reason)
+
+    def _identify(self, candidate: MeasureCandidate, artifact: str) -> None:
+        """Tell the log whose artifact this is; runners do not see the candidate."""
+        if self._trial_log is not None:
+            self._trial_log.identify(artifact, module_key(candidate.sch.mod))

@@ -1,12 +1,11 @@
-"""What earlier sittings of a run did, read from its journal: where a resumed run goes on.
+"""What earlier attempts at a run did, read from its journal, for a resumed run.
 
-A *sitting* is the time from a start to an end, an interrupt or a crash.
+An *attempt* lasts from a start to an end, an interrupt or a crash.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections import Counter
 from pathlib import Path
@@ -19,7 +18,7 @@ from tvm_adaptive.workers.environment import UNKNOWN, Environment
 
 @dataclasses.dataclass
 class TaskHistory:
-    """What became of one task so far."""
+    """The trials of one task so far."""
 
     # one per trial in the order measured; ``nan`` for a failure
     latencies_ms: list[float] = dataclasses.field(default_factory=list)
@@ -40,42 +39,36 @@ class TaskHistory:
 
 @dataclasses.dataclass
 class History:
-    """All sittings of a run."""
+    """All attempts at a run."""
 
-    n_sittings: int = 0
-    # wall-clock seconds of all of them; what a killed one did after its last event is not known
+    n_attempts: int = 0
+    # wall-clock seconds of all attempts; those after the last event of a killed one are unknown
     spent_sec: float = 0.0
-    # options of the last sitting, as its journal has them
+    # options of the last attempt, from its journal
     run: dict[str, Any] = dataclasses.field(default_factory=dict)
-    run_ids: set[str] = dataclasses.field(default_factory=set)  # of all sittings, wherever they ran
-    # where the last sitting took its times. What was timed elsewhere before is in none of the
-    # fields below, and its seconds do not count
+    run_ids: set[str] = dataclasses.field(default_factory=set)  # of all attempts, on any machine
+    # of the last attempt; trials and seconds of earlier attempts in another one do not count
     environment: Environment = UNKNOWN
-    # where the model comes from, as the last sitting's journal has it
-    model: dict[str, Any] | None = None
+    model: dict[str, Any] | None = None  # source of the model, from the last attempt's journal
     tasks: dict[str, TaskHistory] = dataclasses.field(default_factory=dict)
     errors: Counter[str] = dataclasses.field(default_factory=Counter)  # messages of failed trials
-    report: dict[str, Any] | None = None  # what the last sitting ended with, if it came to its end
-    before_sec: float = 0.0  # seconds of all sittings but the last
+    report: dict[str, Any] | None = None  # of the last attempt if it was not interrupted
+    before_sec: float = 0.0  # seconds of all attempts but the last
 
     @property
     def n_trials(self) -> int:
         """Trials of all tasks."""
         return sum(len(task.latencies_ms) for task in self.tasks.values())
 
-    def task(self, name: str) -> TaskHistory:
-        """Return what is known of a task, to be added to."""
-        return self.tasks.setdefault(name, TaskHistory())
-
     def forget_times(self) -> None:
-        """Forget all that was timed and spent: from here on it is another machine's."""
+        """Forget all trials and seconds: they are another environment's."""
         self.tasks.clear()
         self.errors.clear()
         self.report = None
         self.spent_sec = self.before_sec = 0.0
 
     def progress(self, tasks: list[tuple[str, float]]) -> RunProgress:
-        """Return where a run stands."""
+        """Return the progress of tasks, given by name and weight."""
         found = []
         for name, weight in tasks:
             known = self.tasks.get(name, TaskHistory())
@@ -84,9 +77,43 @@ class History:
             )
         return RunProgress(found, Counter(self.errors))
 
+    def add(self, event: dict[str, Any]) -> None:
+        """Apply an event of the journal."""
+        kind = event["event"]
+        if kind == "journal":
+            self.before_sec = self.spent_sec
+            self.n_attempts += 1
+            self.report = None
+        at_sec = self.before_sec + float(event.get("time_sec") or 0.0)
+        self.spent_sec = max(self.spent_sec, at_sec)
+        if kind == "run":
+            self.run = event
+            self.run_ids.add(str(event.get("run_id", "")))
+            environment = Environment.from_fields(event)
+            if differences(self.environment, environment):
+                self.forget_times()
+            self.environment = environment
+        elif kind == "model":
+            self.model = event
+        elif kind == "measured":
+            latencies_ms = [
+                math.nan if value is None else float(value) for value in event["latencies_ms"]
+            ]
+            self._task(event).latencies_ms += latencies_ms
+            self.errors.update(event.get("errors") or {})
+        elif kind == "slot-end":
+            task = self._task(event)
+            task.n_slots += 1
+            task.spent_sec += float(event["seconds"] or 0.0)
+        elif kind == "report":
+            self.report = None if event.get("interrupted") else event
+
+    def _task(self, event: dict[str, Any]) -> TaskHistory:
+        return self.tasks.setdefault(event["task"], TaskHistory())
+
 
 def differences(before: Environment, now: Environment) -> list[str]:
-    """Return in words what differs of two environments, as far as both are known."""
+    """Describe the known differences of two environments."""
     pairs = {
         "device": (before.device, now.device),
         "TVM": (before.tvm, now.tvm),
@@ -100,66 +127,8 @@ def differences(before: Environment, now: Environment) -> list[str]:
 
 
 def read_history(path: Path) -> History:
-    """Read what is in a run's journal; without one there is nothing in it."""
+    """Read a run's journal; the history is empty without one."""
     history = History()
-    if not path.is_file():
-        return history
-    follow(path, functools.partial(_take, history))
+    if path.is_file():
+        follow(path, history.add)
     return history
-
-
-def _take(history: History, event: dict[str, Any]) -> None:
-    kind = event["event"]
-    if kind == "journal":
-        history.before_sec = history.spent_sec
-    at_sec = history.before_sec + float(event.get("time_sec") or 0.0)
-    history.spent_sec = max(history.spent_sec, at_sec)
-    take = _TAKE.get(kind)
-    if take is not None:
-        take(history, event)
-
-
-def _take_journal(history: History, _event: dict[str, Any]) -> None:
-    history.n_sittings += 1
-    history.report = None
-
-
-def _take_run(history: History, event: dict[str, Any]) -> None:
-    history.run = event
-    history.run_ids.add(str(event.get("run_id", "")))
-    environment = Environment.from_fields(event)
-    if differences(history.environment, environment):
-        history.forget_times()
-    history.environment = environment
-
-
-def _take_model(history: History, event: dict[str, Any]) -> None:
-    history.model = event
-
-
-def _take_measured(history: History, event: dict[str, Any]) -> None:
-    task = history.task(event["task"])
-    task.latencies_ms += [
-        math.nan if value is None else float(value) for value in event["latencies_ms"]
-    ]
-    history.errors.update(event.get("errors") or {})
-
-
-def _take_slot(history: History, event: dict[str, Any]) -> None:
-    task = history.task(event["task"])
-    task.n_slots += 1
-    task.spent_sec += float(event["seconds"] or 0.0)
-
-
-def _take_report(history: History, event: dict[str, Any]) -> None:
-    history.report = None if event.get("interrupted") else event
-
-
-_TAKE = {
-    "journal": _take_journal,
-    "run": _take_run,
-    "model": _take_model,
-    "measured": _take_measured,
-    "slot-end": _take_slot,
-    "report": _take_report,
-}

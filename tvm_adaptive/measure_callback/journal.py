@@ -1,10 +1,9 @@
 """The journal: one append-only JSON-lines file per run.
 
-Each line is one event: ``{"event": ..., "time_sec": ..., **fields}``, where
-``time_sec`` is seconds since the run started. The first line is the header
-(``event == "journal"``) and carries the format version. A line is written with one
-``write`` call and flushed, so that a killed run loses at most the line it was
-writing; :func:`read_journal` forgives exactly that torn last line.
+Each line is one event: ``{"event": ..., "time_sec": ..., **fields}``, where ``time_sec``
+counts seconds from the start. The first line is the header (``event == "journal"``) with
+the format version. Each line is one unbuffered ``write``, so that a killed run loses at
+most its last line; :func:`read_journal` forgives exactly that torn line.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ JOURNAL_FILE = "journal.jsonl"
 
 
 class JournalWriter(Protocol):
-    """Where decisions go: a :class:`Journal`, or :class:`NullJournal` to keep none."""
+    """The interface of :class:`Journal` and :class:`NullJournal`."""
 
     def write(self, event: str, **fields: Any) -> None:
         """Append one event; ``fields`` must be JSON-ready."""
 
 
 class NullJournal:
-    """A journal that keeps nothing."""
+    """A journal that drops all events."""
 
     def write(self, event: str, **fields: Any) -> None:
         """Do nothing."""
@@ -69,10 +68,10 @@ class Journal:
             try:
                 self._listener(line)
             except Exception:
-                logger.exception("who follows the journal failed at %s", event)
+                logger.exception("the journal's listener failed at %s", event)
 
     def _append(self, line: bytes) -> None:
-        """Write all of a line, or nothing of it."""
+        """Write a whole line or nothing."""
         before = os.fstat(self._file.fileno()).st_size
         try:
             n_written = self._file.write(line)
@@ -91,7 +90,7 @@ class Journal:
 
 
 def follow(path: Path, take: Callable[[dict[str, Any]], None]) -> None:
-    """Hand all events of a journal to somebody, one after another."""
+    """Pass the events of a journal to a function, one after another."""
     for number, event in enumerate(_events(path), start=1):
         try:
             take(event)
@@ -103,7 +102,7 @@ def follow(path: Path, take: Callable[[dict[str, Any]], None]) -> None:
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
-    """Read all events of a journal, also of a run that is going on or was killed."""
+    """Read all events of a journal, also of a run that still runs or was killed."""
     return list(_events(path))
 
 
@@ -112,9 +111,11 @@ def _events(path: Path) -> Iterator[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            event = _event_of(line)
+            event = json.loads(line)
+            if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+                raise ValueError("no event")
         except (ValueError, RecursionError) as error:
-            if not line.endswith(b"\n") or _is_header(after):
+            if not line.endswith(b"\n") or after.startswith(b'{"event":"journal"'):
                 continue
             raise JournalError(
                 f"{path}, line {number} is not valid JSON ({error}). Only a torn last line "
@@ -130,24 +131,13 @@ def _events(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _with_next(path: Path) -> Iterator[tuple[bytes, bytes]]:
-    """Yield each line and the one after it, empty at the end, without reading the file whole."""
+    """Yield each line and its successor, empty at the end, without reading the whole file."""
     with open(path, "rb") as file:
         line = file.readline()
         while line:
             after = file.readline()
             yield line, after
             line = after
-
-
-def _event_of(line: bytes) -> dict[str, Any]:
-    event = json.loads(line)
-    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
-        raise ValueError("no event")
-    return event
-
-
-def _is_header(line: bytes) -> bool:
-    return line.startswith(b'{"event":"journal"')
 
 
 def _ends_torn(path: Path) -> bool:
@@ -159,7 +149,7 @@ def _ends_torn(path: Path) -> bool:
 
 
 def finite(value: Any) -> Any:
-    """Return a JSON-ready value without what JSON has no word for: None for NaN, infinity."""
+    """Return a JSON-ready value with None for NaN and infinity, which JSON lacks."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""How far a run has come: its tasks, their trials and errors."""
+"""The progress of a run: its tasks, their trials and errors."""
 
 from __future__ import annotations
 
@@ -9,26 +9,25 @@ from collections import Counter
 
 @dataclasses.dataclass
 class TaskProgress:
-    """What is known of one task."""
+    """Trials of one task."""
 
     name: str
     weight: float  # calls per inference
-    n_trials: int = 0  # trials so far, and those among them that failed
-    n_errors: int = 0
+    n_trials: int = 0
+    n_errors: int = 0  # failed trials
     best_sec: float = math.inf  # fastest recorded time, infinite before the first success
 
 
 @dataclasses.dataclass
 class RunProgress:
-    """What is known of a run; updated in place after every round."""
+    """Trials of a run; updated in place after every round."""
 
     tasks: list[TaskProgress]
-    # first lines of error messages and how often each was met
+    # counts of the first lines of error messages
     errors: Counter[str] = dataclasses.field(default_factory=Counter)
-    # candidates that could not be built or run for want of processes, memory or disk space; they
-    # are no trials
+    # candidates that failed for lack of processes, memory or disk space; they are no trials
     n_machine_failures: int = 0
-    current: str = ""  # the task that was measured last
+    current: str = ""  # the task measured last
 
     @property
     def n_trials(self) -> int:

@@ -1,4 +1,4 @@
-"""Follow a run from inside: what each round brought, for the journal and the display."""
+"""Record each round in the journal and for the display."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm_adaptive._tvm import PyMeasureCallback, derived_object
-from tvm_adaptive.errors import is_machine_failure, is_untried, summary_line
+from tvm_adaptive.errors import is_machine_failure, summary_line
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
 from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
-from tvm_adaptive.values.trial import median_sec
+from tvm_adaptive.values.trial import Trial
 
 logger = logging.getLogger(__name__)
 
 
 @derived_object
 class Recorder(PyMeasureCallback):  # type: ignore[misc]
-    """Update a :class:`RunProgress` after each round and tell who wants to know."""
+    """Update a :class:`RunProgress` after each round, and journal the round."""
 
     def __init__(
         self,
@@ -41,15 +41,15 @@ class Recorder(PyMeasureCallback):  # type: ignore[misc]
         builder_results: Sequence[Any],
         runner_results: Sequence[Any],
     ) -> None:
-        """Take in one round; whatever goes wrong here must not end the run."""
+        """Record one round; an error here must not end the run."""
         try:
             flop = _flop_of(task_scheduler, task_id)
-            self._take(self.progress.tasks[task_id], flop, builder_results, runner_results)
+            self._record(self.progress.tasks[task_id], flop, builder_results, runner_results)
         except Exception as error:
             logger.exception("the record of a round is incomplete")
             self.journal.write("error", where="recorder", task_id=task_id, message=repr(error))
 
-    def _take(
+    def _record(
         self,
         task: TaskProgress,
         flop: float | None,
@@ -61,19 +61,18 @@ class Recorder(PyMeasureCallback):  # type: ignore[misc]
         errors: Counter[str] = Counter()
         n_machine_failures = 0
         for built, run in zip(builder_results, runner_results, strict=True):
-            message = built.error_msg or run.error_msg
-            if is_untried(message):
-                n_machine_failures += is_machine_failure(message)
+            trial = Trial.of(run, built)
+            if trial.is_untried:
+                n_machine_failures += is_machine_failure(trial.failure)
                 continue
             task.n_trials += 1
-            seconds = math.nan if message is not None else median_sec(run.run_secs)
-            if math.isnan(seconds):
+            if math.isnan(trial.seconds):
                 task.n_errors += 1
-                errors[summary_line(str(message or "no believable time"))] += 1
+                errors[summary_line(trial.failure or "no believable time")] += 1
                 latencies_ms.append(None)
                 continue
-            latencies_ms.append(seconds * 1e3)
-            task.best_sec = min(task.best_sec, seconds)
+            latencies_ms.append(trial.seconds * 1e3)
+            task.best_sec = min(task.best_sec, trial.seconds)
         self.progress.errors += errors
         self.progress.n_machine_failures += n_machine_failures
         self.progress.current = task.name
@@ -98,6 +97,6 @@ class Recorder(PyMeasureCallback):  # type: ignore[misc]
 
 
 def _flop_of(task_scheduler: Any, task_id: int) -> float | None:
-    """Return what TVM counted of the task; None for a scheduler that does not tell."""
+    """Return the task's operations as TVM counts them; None for a scheduler without records."""
     records = getattr(task_scheduler, "tasks_", None)
     return None if records is None else float(records[task_id].flop)

@@ -1,10 +1,18 @@
-"""Build a prepared network or an operator with the best schedules of a database."""
+"""Compile networks and operators with the best schedules of a database.
+
+``export_module`` and ``export_function`` do it in a worker, which can be killed when it
+takes too long.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
 import logging
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from tvm_adaptive._tvm import (
@@ -16,28 +24,29 @@ from tvm_adaptive._tvm import (
     Sequential,
     Target,
     build_tir,
+    load_json,
     relax,
     relax_transform,
     schedule_for_gpu,
 )
+from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.prefetch import follow_hints
 from tvm_adaptive.models.prepare import Prepared, call_counts, is_gpu
+from tvm_adaptive.models.weights import Detached, Weight, attach, detach
 
 logger = logging.getLogger(__name__)
 
-_SCHEDULED = "tirx.is_scheduled"
+_MODULE_FILE = "module.json"
+_WEIGHTS_FILE = "weights.bin"
 
 
 @dataclasses.dataclass(frozen=True)
 class Coverage:
     """Which functions run with a tuned schedule."""
 
-    # functions whose schedule came from the database, and how often one inference calls each
-    tuned: dict[str, int]
-    fallback: dict[str, int]  # functions without a record: they run as TVM builds them by default
-    # those among ``fallback`` whose record was found and could not be applied, and the first line
-    # of the reason
-    failed: dict[str, str]
+    tuned: dict[str, int]  # functions with a record, and how often one inference calls each
+    fallback: dict[str, int]  # functions without one: they run as TVM builds them by default
+    failed: dict[str, str]  # those of ``fallback`` whose record could not be applied, and why
 
     def summary(self) -> str:
         """Return one line, e.g. ``"21 of 23 functions tuned (28 of 30 calls)"``."""
@@ -56,7 +65,6 @@ class Coverage:
 class Compiled:
     """A network that can run."""
 
-    name: str
     executable: Any
     coverage: Coverage
     device_kind: str  # where it runs: ``"cpu"``, ``"cuda"``, ..
@@ -65,12 +73,12 @@ class Compiled:
 def compile_network(prepared: Prepared, database: Database | None, target: Target) -> Compiled:
     """Compile a prepared network.
 
-    With and without a database the same passes run, so two results differ in nothing
-    but their schedules. A record that cannot be applied is logged and its function
-    falls back; it never ends the compilation.
+    The same passes run with and without a database, so that two results differ only in
+    their schedules. A record that cannot be applied is logged and its function falls back;
+    it does not end the compilation.
     """
     mod, coverage = schedule_network(prepared, database, target)
-    return dataclasses.replace(build_network(mod, target), name=prepared.name, coverage=coverage)
+    return Compiled(_build_network(mod, target), coverage, device_kind(target))
 
 
 def schedule_network(
@@ -80,41 +88,61 @@ def schedule_network(
     *,
     check: Callable[[], None] | None = None,
 ) -> tuple[IRModule, Coverage]:
-    """Give the functions of a prepared network their best schedules; nothing is compiled."""
+    """Give the functions of a prepared network their best schedules, without compiling."""
     with target, PassContext(opt_level=3):
         mod, tuned, failed = _apply(prepared.mod, database, check)
-    return mod, _coverage(prepared.mod, tuned, failed)
-
-
-def build_network(mod: IRModule, target: Target) -> Compiled:
-    """Compile what :func:`schedule_network` returns."""
-    with target, PassContext(opt_level=3):
-        mod = follow_hints(Sequential(_packing())(mod))
-        if is_gpu(target):
-            mod = schedule_for_gpu(mod)
-        mod = Sequential(_lowering())(mod)
-        executable = relax.build(mod, target=target, relax_pipeline=None)
-    return Compiled("", executable, Coverage({}, {}, {}), device_kind(target))
+    calls = sorted(call_counts(prepared.mod).items())
+    coverage = Coverage(
+        tuned={name: n for name, n in calls if name in tuned},
+        fallback={name: n for name, n in calls if name not in tuned},
+        failed=failed,
+    )
+    return mod, coverage
 
 
 def compile_tir(mod: IRModule, target: Target, database: Database | None = None) -> Module:
     """Compile an operator with its best schedule, or without one."""
-    return build_scheduled(schedule_tir(mod, target, database), target)
+    return _build_tir(schedule_tir(mod, target, database), target)
 
 
 def schedule_tir(mod: IRModule, target: Target, database: Database | None) -> IRModule:
-    """Give an operator its best schedule, if there is one; nothing is compiled."""
+    """Give an operator its best schedule, if there is one, without compiling."""
     with target, PassContext(opt_level=3):
-        mod, _, _ = _apply(mod, database)
-    return mod
+        return _apply(mod, database)[0]
 
 
-def build_scheduled(mod: IRModule, target: Target) -> Module:
-    """Compile what :func:`schedule_tir` returns."""
-    with target, PassContext(opt_level=3):
-        if is_gpu(target):
-            mod = schedule_for_gpu(mod)
-        return build_tir(follow_hints(mod), target=target)
+def export(compiled: Compiled, path: str | os.PathLike[str]) -> None:
+    """Write a compiled network with its weights to a shared library, or to its object files."""
+    name = os.fspath(path)
+    if not name.endswith((".so", ".tar")):
+        raise InvalidOptionError(f"path must end in .so or .tar but got {name!r}.")
+    with _silent_stderr():
+        compiled.executable.export_library(name)
+
+
+def save_module(mod: IRModule, folder: Path) -> None:
+    """Write what :func:`schedule_network` returns for :func:`export_module`."""
+    detached = detach(mod, folder / _WEIGHTS_FILE)
+    (folder / _MODULE_FILE).write_text(json.dumps(dataclasses.asdict(detached)))
+
+
+def load_module(folder: Path) -> IRModule:
+    """Undo :func:`save_module`."""
+    saved = json.loads((folder / _MODULE_FILE).read_text())
+    weights = [Weight(**{**each, "shape": tuple(each["shape"])}) for each in saved["weights"]]
+    return attach(Detached(saved["module"], tuple(weights)), folder / _WEIGHTS_FILE)
+
+
+def export_module(folder: str, target_json: str, path: str) -> None:
+    """Compile a network that :func:`save_module` wrote; runs in a worker."""
+    target: Target = load_json(target_json)
+    with _silent_stderr():
+        _build_network(load_module(Path(folder)), target).export_library(path)
+
+
+def export_function(mod_json: str, target_json: str, path: str) -> None:
+    """Compile a tensor function that has its schedule; runs in a worker."""
+    _build_tir(load_json(mod_json), load_json(target_json)).export_library(path)
 
 
 def device_kind(target: Target) -> str:
@@ -122,21 +150,18 @@ def device_kind(target: Target) -> str:
     return "cpu" if target.kind.name in ("llvm", "c") else str(target.kind.name)
 
 
-def _packing() -> list[Any]:
-    """Return the passes that compute the weights' layouts, which schedules chose, once."""
+def _build_network(mod: IRModule, target: Target) -> Any:
+    """Compile what :func:`schedule_network` returns."""
     t = relax_transform
-    return [
+    # Computes, once, the layouts of weights that schedules have chosen.
+    pack = [
         t.SplitLayoutRewritePreproc(),
         t.FoldConstant(),
         t.CanonicalizeBindings(),  # a function that packs two arguments returns a tuple
         t.DeadCodeElimination(),
     ]
-
-
-def _lowering() -> list[Any]:
-    """Return the passes from calls of tensor functions to the virtual machine's code."""
-    t = relax_transform
-    return [
+    # From calls of tensor functions to the virtual machine's code.
+    lower = [
         t.RewriteDataflowReshape(),
         t.ToNonDataflow(),
         t.RemovePurityChecking(),
@@ -149,6 +174,19 @@ def _lowering() -> list[Any]:
         t.VMShapeLower(),
         t.AttachGlobalSymbol(),
     ]
+    with target, PassContext(opt_level=3):
+        mod = follow_hints(Sequential(pack)(mod))
+        if is_gpu(target):
+            mod = schedule_for_gpu(mod)
+        return relax.build(Sequential(lower)(mod), target=target, relax_pipeline=None)
+
+
+def _build_tir(mod: IRModule, target: Target) -> Module:
+    """Compile what :func:`schedule_tir` returns."""
+    with target, PassContext(opt_level=3):
+        if is_gpu(target):
+            mod = schedule_for_gpu(mod)
+        return build_tir(follow_hints(mod), target=target)
 
 
 def _apply(
@@ -167,7 +205,7 @@ def _apply(
         if check is not None:
             check()
         name = str(variable.name_hint)
-        # One function at a time: a record that cannot be applied costs only its own.
+        # One function at a time: a record that cannot be applied affects only its own.
         try:
             with database:
                 applied = _apply_one(IRModule({variable: function}))
@@ -182,18 +220,23 @@ def _apply(
 
 
 def _apply_one(single: IRModule) -> PrimFunc | None:
+    """Return the function of a module with its schedule, None if it has no record."""
     applied = relax_transform.MetaScheduleApplyDatabase()(single)
     (function,) = applied.functions.values()
-    if not (function.attrs and function.attrs.get(_SCHEDULED)):
+    if not (function.attrs and function.attrs.get("tirx.is_scheduled")):
         return None
     relax_transform.SplitLayoutRewritePreproc()(applied)  # fails here, not for the whole network
     return function
 
 
-def _coverage(mod: IRModule, tuned: set[str], failed: dict[str, str]) -> Coverage:
-    calls = call_counts(mod)
-    return Coverage(
-        tuned={name: n for name, n in sorted(calls.items()) if name in tuned},
-        fallback={name: n for name, n in sorted(calls.items()) if name not in tuned},
-        failed=failed,
-    )
+@contextlib.contextmanager
+def _silent_stderr() -> Iterator[None]:
+    """Drop what C++ writes to stderr: TVM warns once for each buffer that it reuses."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)

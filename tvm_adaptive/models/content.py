@@ -1,8 +1,8 @@
-"""What a model is, in a few characters: whether a run that goes on is given the same one.
+"""Digests of models, by which a resumed run checks that it has the same one.
 
-A file is told by its bytes, external weights of ONNX included. What Python makes (a
-built-in name, a factory, a module) is told by its operators, shapes and types, not by its
-weights: they may be drawn anew at each call, and no kernel depends on their values.
+The digest of a file covers its bytes, and external weights of ONNX. The digest of a model
+made in Python (a built-in name, a factory, a module) covers its operators, shapes and
+types, not its weights: they may be drawn anew at each call, and no kernel depends on them.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ _READ_BYTES = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class ModelSource:
-    """Where a run's model comes from, for its journal."""
+    """Where a run's model comes from; the journal's ``"model"`` event holds these fields."""
 
-    what: str | None  # file, factory or name; None for a module that was given in Python
-    input_shapes: dict[str, list[int]]  # as they were given
-    content: str  # kind and digest of the model; empty where it is not known
+    what: str | None  # file, factory or name; None for a module in Python
+    input_shapes: dict[str, list[int]]  # as the user gave them
+    content: str  # kind and digest of the model; empty where there is none
 
     def as_fields(self) -> dict[str, Any]:
-        """Return what a journal's ``"model"`` event holds of it."""
+        """Return the fields of the journal's event."""
         return dataclasses.asdict(self)
 
 
 def named_source(
     what: str, workload: Any, input_shapes: Mapping[str, Sequence[int]] | None
 ) -> ModelSource:
-    """Return the source of a model that was given by its name."""
+    """Return the source of a model that the user named."""
     shapes = _shapes(input_shapes)
     path = Path(what)
     if path.suffix in FORMATS:
@@ -54,48 +54,45 @@ def named_source(
 def python_source(
     model: Any, input_shapes: Mapping[str, Sequence[int]] | None = None
 ) -> ModelSource:
-    """Return the source of a model that was given in Python."""
+    """Return the source of a module in Python."""
     return ModelSource(None, _shapes(input_shapes), content_of(model))
 
 
 def content_of(model: Any) -> str:
-    """Return what tells a network or a module from another one, but for its weights."""
-    facts: list[Any] = []
-    mod = model
+    """Return kind and digest of a network or a module, without the values of its weights."""
+    mod, facts = model, []
     if isinstance(model, Network):
         mod = model.mod
-        facts = [
-            {name: [*map(int, shape)] for name, shape in model.input_shapes.items()},
-            model.input_dtypes,
-            {
-                name: [*map(int, value.shape), str(value.dtype)]
-                for name, value in model.params.items()
-            },
-        ]
+        weights = {
+            name: [*map(int, value.shape), str(value.dtype)] for name, value in model.params.items()
+        }
+        facts = [_shapes(model.input_shapes), model.input_dtypes, weights]
     try:
         text = json.dumps([structure_key(mod), *facts], sort_keys=True)
     except Exception as error:  # TVM's hashing of what a user made
-        logger.info("the model cannot be told from another one: %s", error)
+        logger.info("the model has no digest: %s", error)
         return ""
     # Another version of TVM may make other operators of the same model.
     return f"structure, TVM {TVM_VERSION}:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def check_same_model(before: Mapping[str, Any], now: ModelSource, work_dir: Path) -> bool:
-    """Compare a resumed run's model with the one that it was begun with."""
+    """Return whether a resumed run's model is known to be that of its first session.
+
+    Raises OtherModelError when it is known to be another one.
+    """
     kind, _, digest = str(before.get("content") or "").rpartition(":")
     kind_now, _, digest_now = now.content.rpartition(":")
     shapes = before.get("input_shapes", now.input_shapes)
-    if kind == kind_now and digest == digest_now and shapes == now.input_shapes:
-        return bool(digest)
-    differs = "its input shapes" if shapes != now.input_shapes else ""
     if kind == kind_now and digest != digest_now:
-        differs = "the file's content" if kind == "sha256" else "its operators, shapes or types"
-    if not differs:
-        return False
+        change = "the file's content" if kind == "sha256" else "its operators, shapes or types"
+    elif shapes != now.input_shapes:
+        change = "its input shapes"
+    else:
+        return kind == kind_now and bool(digest)
     raise OtherModelError(
-        f"The model {now.what or ''} is not the one that the run in {work_dir} was begun with: "
-        f"{differs} changed; begin anew in another --work-dir, the store knows the records."
+        f"The model {now.what or ''} is not the one that the run in {work_dir} started with: "
+        f"{change} changed. Start a new run in another --work-dir; the store has the records."
     )
 
 
@@ -104,7 +101,7 @@ def _shapes(input_shapes: Mapping[str, Sequence[int]] | None) -> dict[str, list[
 
 
 def _content_of_file(path: Path) -> str:
-    """Return the digest of a file, and of those that it names; empty if one cannot be read."""
+    """Return the digest of a file and the files that it names; empty if one is unreadable."""
     digest = hashlib.sha256()
     try:
         for each in (path, *_external_files(path)):
@@ -112,7 +109,7 @@ def _content_of_file(path: Path) -> str:
                 while chunk := file.read(_READ_BYTES):
                     digest.update(chunk)
     except OSError as error:
-        logger.info("the model cannot be told from another one: %s", error)
+        logger.info("the model has no digest: %s", error)
         return ""
     return f"sha256:{digest.hexdigest()}"
 
@@ -134,10 +131,11 @@ def _external_files(path: Path) -> list[Path]:
 
 
 def _tensors(graph: Any) -> Iterator[Any]:
-    """Yield the weights of an ONNX graph, and of those inside it."""
+    """Yield the weights of an ONNX graph and its subgraphs."""
     yield from graph.initializer
-    for attribute in (each for node in graph.node for each in node.attribute):
-        yield from (attribute.t, *attribute.tensors)
-        for inner in (attribute.g, *attribute.graphs):
-            if inner.node or inner.initializer:
-                yield from _tensors(inner)
+    for node in graph.node:
+        for attribute in node.attribute:
+            yield from (attribute.t, *attribute.tensors)
+            for inner in (attribute.g, *attribute.graphs):
+                if inner.node or inner.initializer:
+                    yield from _tensors(inner)

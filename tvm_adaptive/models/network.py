@@ -1,4 +1,4 @@
-"""What a network is before it is prepared for a target."""
+"""Networks of Relax operators, before they are prepared for a target."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tvm_adaptive.errors import InvalidOptionError
 class Original:
     """A network as its own framework runs it."""
 
-    framework: str  # name and version, for people
-    # takes the inputs in the order of ``main``, returns the outputs in theirs
+    framework: str  # name and version, for messages
+    # from the inputs, in the order of ``main``, to the outputs
     run: Callable[[Sequence[npt.NDArray[Any]]], list[npt.NDArray[Any]]]
-    end: Callable[[], None] | None = None  # lets go of the process that runs it
+    end: Callable[[], None] | None = None  # ends the process that runs it
 
     def close(self) -> None:
-        """Let go of what :attr:`run` needs; it can still be called, which takes longer."""
+        """Release what :attr:`run` uses; a later call of it takes longer."""
         if self.end is not None:
             self.end()
 
@@ -44,7 +44,7 @@ class Network:
         In the order of ``main``.
     input_dtypes : dict of str to str
     original : Original or None
-        What it was imported from, where that can be run.
+        The network in the framework that it was imported from, where that can run it.
     """
 
     name: str
@@ -57,38 +57,38 @@ class Network:
     def random_inputs(self, seed: int = 0) -> list[npt.NDArray[Any]]:
         """Draw one input for each parameter of ``main``.
 
-        Floats are standard normal; integers and truth values are 0 or 1, which every
-        table that they may point into has.
+        Floats are standard normal. Integers and truth values are 0 or 1, so that indices
+        are valid in every table.
 
         Parameters
         ----------
         seed : int, default 0
         """
         rng = np.random.default_rng(seed)
-        return [
-            _draw(rng, shape, self.input_dtypes[name]) for name, shape in self.input_shapes.items()
-        ]
-
-
-def _draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:
-    if "float" in dtype:  # bfloat16 is one, too
-        return rng.standard_normal(shape).astype(dtype)
-    return rng.integers(0, 2, shape).astype(dtype)
+        inputs = []
+        for name, shape in self.input_shapes.items():
+            dtype = self.input_dtypes[name]
+            is_float = "float" in dtype  # bfloat16, too
+            values = rng.standard_normal(shape) if is_float else rng.integers(0, 2, shape)
+            inputs.append(values.astype(dtype))
+        return inputs
 
 
 def network_of_module(
     name: str,
     module: nn.Module,
     input_shapes: Mapping[str, tuple[int, ...]],
-    draw: Callable[[str, tuple[int, ...]], npt.NDArray[np.float32]],
+    draw: Callable[[np.random.Generator, str, tuple[int, ...]], npt.NDArray[np.float32]],
+    seed: int,
 ) -> Network:
     """Export a module of ``relax.frontend.nn`` whose inputs and weights are float32."""
     dtype = "float32"
     spec = {"forward": {key: nn.spec.Tensor(shape, dtype) for key, shape in input_shapes.items()}}
     mod, parameters = module.export_tvm(spec=spec)
     mod = IRModule({"main": mod["forward"].with_attr("global_symbol", "main")})
+    rng = np.random.default_rng(seed)
     weights = {
-        key: tensor(draw(key, tuple(int(extent) for extent in parameter.shape)))
+        key: tensor(draw(rng, key, tuple(int(extent) for extent in parameter.shape)))
         for key, parameter in parameters
     }
     return Network(name, mod, weights, dict(input_shapes), dict.fromkeys(input_shapes, dtype))
@@ -97,13 +97,8 @@ def network_of_module(
 def network_of_relax(
     name: str, mod: IRModule, params: dict[str, Any], original: Original | None = None
 ) -> Network:
-    """Describe a Relax module of the user's own."""
-    names = [str(variable.name_hint) for variable in mod.get_global_vars()]
-    if "main" not in names or not isinstance(mod["main"], relax.Function):
-        raise InvalidOptionError(
-            f"The module must have a Relax function main but has {', '.join(names) or 'none'}."
-        )
-    parameters = {str(variable.name): variable for variable in mod["main"].params}
+    """Return a Relax module as a network; parameters of ``main`` without a weight are inputs."""
+    parameters = {str(variable.name): variable for variable in main_of(mod).params}
     if unknown := sorted(set(params) - set(parameters)):
         raise InvalidOptionError(
             f"params must name parameters of main but got {', '.join(unknown)}; main has "
@@ -119,7 +114,7 @@ def network_of_relax(
             raise InvalidOptionError(f"Input {key} of main must be a tensor of known shape.")
         extents = extents_of(info.shape)
         if not all(isinstance(extent, int) for extent in extents):
-            # A 1 for whatever is open: the batch, mostly.
+            # A 1 for each open extent, which mostly is the batch.
             example = shape_text([e if isinstance(e, int) else 1 for e in extents])
             raise InvalidOptionError(
                 f"Input {key} of main has the dynamic shape {shape_text(extents)}; fix it, for "
@@ -129,10 +124,20 @@ def network_of_relax(
         dtypes[key] = str(info.dtype)
         if not _has_numpy_type(dtypes[key]):
             raise InvalidOptionError(
-                f"Input {key} of main is of type {dtypes[key]}, which numpy has none of; give "
+                f"Input {key} of main is of type {dtypes[key]}, which numpy does not support; give "
                 "the model an input of float32 and convert it inside."
             )
     return Network(name, mod, params, shapes, dtypes, original)
+
+
+def main_of(mod: IRModule) -> relax.Function:
+    """Return the function ``main`` of a Relax module; raise InvalidOptionError without one."""
+    names = [str(variable.name_hint) for variable in mod.get_global_vars()]
+    if "main" not in names or not isinstance(mod["main"], relax.Function):
+        raise InvalidOptionError(
+            f"The module must have a Relax function main but has {', '.join(names) or 'none'}."
+        )
+    return mod["main"]
 
 
 def _has_numpy_type(dtype: str) -> bool:
@@ -157,10 +162,3 @@ def extents_of(shape: Any) -> list[int | str]:
 def shape_text(extents: Sequence[int | str]) -> str:
     """Return a shape as the command line takes it: ``1x3x224x224``."""
     return "x".join(str(extent) for extent in extents)
-
-
-def check_positive(**sizes: int) -> None:
-    """Raise :class:`InvalidOptionError` unless every size is a positive integer."""
-    for name, value in sizes.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InvalidOptionError(f"{name} must be a positive integer but got {value!r}.")

@@ -1,8 +1,7 @@
-"""From a network to the functions that are tuned, once and for all.
+"""Lower a network, once, to the functions that are tuned and compiled.
 
-What is tuned is looked up by its structure when the network is compiled. So there is one
-prepared module: tasks are extracted from it and it is compiled, and nothing is fused a
-second time.
+Tasks are extracted from the same prepared module that is compiled, because schedules are
+found by the structure of a function: nothing is fused a second time.
 """
 
 from __future__ import annotations
@@ -11,8 +10,6 @@ import dataclasses
 import functools
 import logging
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any
 
 from tvm_adaptive._tvm import (
     ExtractedTask,
@@ -26,17 +23,11 @@ from tvm_adaptive._tvm import (
     relax_transform,
 )
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.models.folding import fold
 from tvm_adaptive.models.network import Network
-from tvm_adaptive.models.rewrites import split_clips
-from tvm_adaptive.models.vector_math import legalizations
+from tvm_adaptive.models.rewrites import fold, split_clips, vector_legalizations
 
 logger = logging.getLogger(__name__)
 
-# The class of a constant tensor has another name in each version of TVM.
-_CONSTANT = type(relax.const(0.0))
-
-_CALL = "relax.call_tir"
 LAYOUTS = ("auto", "keep", "NHWC")
 # Channels last on both sides: vector loads run along output channels, which are
 # contiguous in weights and results.
@@ -51,7 +42,6 @@ class Prepared:
     mod: IRModule  # ``main`` calls tensor functions only; its inputs are those of the network
     layout: str  # layout of the convolutions: ``"NHWC"``, or ``"keep"`` for that of the network
     prepack: bool  # whether a schedule may choose the layout of the weights
-    n_main_calls: int  # calls of tensor functions per inference
 
 
 def prepare(
@@ -64,32 +54,33 @@ def prepare(
 ) -> Prepared:
     """Lower a network to the functions that are tuned and run.
 
-    Weights become constants, and whatever depends on constants alone (folded batch
-    normalisation, transposed weights, reshaped biases) is computed here, not per
+    Weights become constants. Whatever depends on constants alone (folded batch
+    normalisations, transposed weights, reshaped biases) is computed here, not per
     inference. The network's own inputs and outputs keep their layout.
     """
-    chosen = _choose_layout(layout, target)
+    check_layout(layout)
+    on_gpu = is_gpu(target)
+    chosen = ("keep" if on_gpu else "NHWC") if layout == "auto" else layout
     if prepack is None:
-        prepack = not is_gpu(target)
+        prepack = not on_gpu
     if vector_math is None:
-        vector_math = not is_gpu(target)
-    if prepack and is_gpu(target):
+        vector_math = not on_gpu
+    if prepack and on_gpu:
         raise InvalidOptionError(
             f"prepack must be False for target {target.kind.name}: weights are packed for "
             "CPUs only. Leave it out."
         )
-    lower = functools.partial(
-        _lower, _bind(network), target, prepack=prepack, vector_math=vector_math
-    )
+    mod = network.mod
+    if network.params:
+        mod = relax_transform.BindParams("main", network.params)(mod)
+    lower = functools.partial(_lower, mod, target, prepack=prepack, vector_math=vector_math)
     try:
-        mod = lower(chosen)
+        return Prepared(network.name, lower(chosen), chosen, prepack)
     except Exception:
         if chosen == "keep" or layout == "NHWC":
             raise
-        logger.warning("%s: convolutions stay as they are", network.name, exc_info=True)
-        chosen = "keep"
-        mod = lower(chosen)
-    return Prepared(network.name, mod, chosen, prepack, call_counts(mod).total())
+        logger.warning("%s: convolutions keep their layout", network.name, exc_info=True)
+    return Prepared(network.name, lower("keep"), "keep", prepack)
 
 
 def extract(prepared: Prepared, target: Target) -> list[ExtractedTask]:
@@ -101,19 +92,18 @@ def extract(prepared: Prepared, target: Target) -> list[ExtractedTask]:
 
 def call_counts(mod: IRModule) -> Counter[str]:
     """Count the calls of each tensor function in the Relax functions of a module."""
-    return Counter(name for name, _ in _tensor_calls(mod))
-
-
-def constant_only_calls(mod: IRModule) -> list[str]:
-    """Name the tensor functions that are called with nothing but constants.
-
-    Each of them computes the same at every inference.
-    """
-    return [
-        name
-        for name, arguments in _tensor_calls(mod)
-        if arguments and all(isinstance(argument, _CONSTANT) for argument in arguments)
-    ]
+    calls = (
+        getattr(binding, "value", None)
+        for function in mod.functions.values()
+        if isinstance(function, relax.Function)
+        for block in function.body.blocks
+        for binding in block.bindings
+    )
+    return Counter(
+        str(call.args[0].name_hint)
+        for call in calls
+        if isinstance(call, relax.Call) and getattr(call.op, "name", "") == "relax.call_tir"
+    )
 
 
 def is_gpu(target: Target) -> bool:
@@ -122,58 +112,34 @@ def is_gpu(target: Target) -> bool:
 
 
 def check_layout(layout: str) -> None:
-    """Raise InvalidOptionError unless ``layout`` is one that :func:`prepare` knows."""
+    """Raise InvalidOptionError unless ``layout`` is one of :data:`LAYOUTS`."""
     if layout not in LAYOUTS:
         raise InvalidOptionError(f"layout must be one of {', '.join(LAYOUTS)} but got {layout!r}.")
-
-
-def _choose_layout(layout: str, target: Target) -> str:
-    check_layout(layout)
-    if layout == "auto":
-        return "keep" if is_gpu(target) else "NHWC"
-    return layout
-
-
-def _bind(network: Network) -> IRModule:
-    if not network.params:
-        return network.mod
-    return relax_transform.BindParams("main", network.params)(network.mod)
 
 
 def _lower(
     mod: IRModule, target: Target, layout: str, *, prepack: bool, vector_math: bool
 ) -> IRModule:
     t = relax_transform
-    cleaned = [t.FoldConstant(), t.DeadCodeElimination()]
-    opened = [t.FoldBatchnormToConv2D(), t.DecomposeOpsForInference(), t.CanonicalizeBindings()]
-    turned = [t.ConvertLayout(_CHANNELS_LAST), t.Normalize(), t.CanonicalizeBindings()]
-    passes = [
+    clean = [t.FoldConstant(), t.DeadCodeElimination()]
+    decompose = [t.FoldBatchnormToConv2D(), t.DecomposeOpsForInference(), t.CanonicalizeBindings()]
+    convert = [t.ConvertLayout(_CHANNELS_LAST), t.Normalize(), t.CanonicalizeBindings()]
+    lower = [
         relax_backend.DispatchSampling(),
         relax_backend.DispatchSortScan(),
-        t.LegalizeOps(legalizations() if vector_math else None),
+        t.LegalizeOps(vector_legalizations() if vector_math else None),
         t.AnnotateTIROpPattern(),
-        *cleaned,
+        *clean,
         t.FuseOps(),
         t.FuseTIR(),
     ]
     if prepack:
-        passes.append(t.AttachAttrLayoutFreeBuffers())
+        lower.append(t.AttachAttrLayoutFreeBuffers())
     if layout == "NHWC":
         mod = split_clips(mod)
     with target, PassContext(opt_level=3):
         # ConvertLayout ends the process when a weight is still an expression.
-        mod = Sequential(cleaned)(fold(Sequential(opened)(mod)))
+        mod = Sequential(clean)(fold(Sequential(decompose)(mod)))
         if layout == "NHWC":
-            mod = fold(Sequential(turned)(mod))
-        return Sequential(passes)(mod)
-
-
-def _tensor_calls(mod: IRModule) -> Iterator[tuple[str, list[Any]]]:
-    for function in mod.functions.values():
-        if not isinstance(function, relax.Function):
-            continue
-        for block in function.body.blocks:
-            for binding in block.bindings:
-                call = getattr(binding, "value", None)
-                if isinstance(call, relax.Call) and getattr(call.op, "name", "") == _CALL:
-                    yield str(call.args[0].name_hint), list(call.args[1].fields)
+            mod = fold(Sequential(convert)(mod))
+        return Sequential(lower)(mod)

@@ -36,7 +36,7 @@ from tvm_adaptive.runner.measure import (
 from tvm_adaptive.runner.racing import Race
 from tvm_adaptive.runner.stopping import StoppingRule, make_rule
 from tvm_adaptive.values.trial import Timing
-from tvm_adaptive.values.trial_log import Incumbent, TimingErrors
+from tvm_adaptive.values.trial_log import Incumbent, TrialLog
 from tvm_adaptive.workers.cores import thread_env
 from tvm_adaptive.workers.dispatcher import Dispatcher, Job
 from tvm_adaptive.workers.fork_server import ForkServer, new_fork_server
@@ -87,10 +87,11 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
     measure : callable
         ``(artifact_path, device_type, args_info, options) -> Timing``, called in the
         worker; a module-level function, picklable by cloudpickle.
-    incumbent : Incumbent or None
-        Candidates are raced against it; a search has to keep it. None measures all alike.
-    timing_errors : TimingErrors or None
-        Is told the standard error of each time.
+    trial_log : TrialLog or None
+        Gets the standard error of each time.
+    race : bool
+        Race candidates against the log's incumbent, which a search has to set. Default
+        True; False, or no log, measures all alike.
     overlap : bool
         Measure in the background: :meth:`run` returns at once. Not for the CPU that also
         builds. Default False.
@@ -122,8 +123,8 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
         n_threads: int | None = None,
         max_uses: int = 256,
         measure: MeasureFunction = measure_artifact,
-        incumbent: Incumbent | None = None,
-        timing_errors: TimingErrors | None = None,
+        trial_log: TrialLog | None = None,
+        race: bool = True,
         overlap: bool = False,
         time_left: Callable[[], float] | None = None,
         server: ForkServer | None = None,
@@ -147,8 +148,8 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
         self.devices = tuple(devices)
         check_at_least("max_uses", max_uses, 1)
         self._measure = measure
-        self._incumbent = incumbent
-        self._log = TimingLog("AdaptiveRunner", journal, timing_errors)
+        self._incumbent = trial_log.incumbent if trial_log is not None and race else None
+        self._log = TimingLog("AdaptiveRunner", journal, trial_log)
         self._own_server = None if server else new_fork_server(_WORKER_MODULES)
         self._pool = WorkerPool(
             len(self.devices),
@@ -206,7 +207,7 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
             options = with_race(self.options, best)
             args = (*measure_args(job.task.runner_input), options)
             timing = yield Step("running", self._measure, args, limit_sec)
-            answer = self._log.timed(job.index, timing, best)
+            answer = self._log.timed(job, timing)
         except WorkerTimeoutError as error:
             late = OutOfTimeError(OUT_OF_TIME) if limit_sec < self.timeout_sec else error
             answer = self._log.failed(job.index, late)
@@ -245,16 +246,17 @@ class TimingLog:
         self,
         name: str,
         journal: JournalWriter | None,
-        timing_errors: TimingErrors | None = None,
+        trial_log: TrialLog | None = None,
     ) -> None:
         self._name = name
-        self._timing_errors = timing_errors
+        self._trial_log = trial_log
         self._journal: JournalWriter = journal or NullJournal()
 
     def timed(
-        self, index: int, timing: Any, best: Incumbent | None, **where: Any
+        self, job: Job[Candidate, FinishedFuture], timing: Any, **where: Any
     ) -> FinishedFuture:
         """Return the result of a measurement, offer its time, write its event."""
+        index, best = job.index, job.task.best
         if not isinstance(timing, Timing):
             message = f"Error: expected the measuring function's Timing, got {timing!r}"
             return self.fail(index, message, **where)
@@ -268,8 +270,9 @@ class TimingLog:
             )
             return self.fail(index, message, **where)
         self.write("timing", index=index, error=None, **timing.as_fields(), **where)
-        if self._timing_errors is not None:
-            self._timing_errors.note(float(timing.mean_sec), timing.stderr_sec)
+        if self._trial_log is not None:
+            artifact = str(job.task.runner_input.artifact_path)
+            self._trial_log.note_timing(artifact, timing.mean_sec, timing.stderr_sec)
         if best is not None:
             best.offer(float(timing.mean_sec))
         return FinishedFuture(float(timing.mean_sec), None)

@@ -38,8 +38,7 @@ class MeasureOptions:
 
     def __post_init__(self) -> None:
         check_at_least("min_repeat_ms", self.min_repeat_ms, 0)
-        if self.max_sec is not None:
-            check_positive("max_sec", self.max_sec, "Leave it out for the default.")
+        check_positive("max_sec", self.max_sec)
         check_at_least("device_index", self.device_index, 0)
 
 

@@ -11,7 +11,7 @@ cv       population standard deviation over mean             none
 
 References
 ----------
-Li, Zhang, Wang & Zhang (2020), "AdaTune: Adaptive Tensor Program Compilation Made
+Li, Zhang, Wang & Li (2020), "AdaTune: Adaptive Tensor Program Compilation Made
 Efficient", NeurIPS, Algorithm 1. Chow & Robbins (1965), "On the asymptotic theory of
 fixed-width sequential confidence intervals for the mean", Ann. Math. Statist. 36.
 """

@@ -1,8 +1,8 @@
-"""What a candidate costs before anything is learnt of it, forecast from its decisions.
+"""Forecasts of the seconds that a candidate costs, from its decisions.
 
-Candidates of one task take from a tenth of a second to several seconds to build: those
-that unroll much. Improvement is worth what it costs (expected improvement per second:
-Snoek et al., "Practical Bayesian Optimization", NeurIPS 2012, section 3.2).
+Candidates of one task take from a tenth of a second to several seconds to build; those
+that unroll much take longest. The search maximises expected improvement per second (Snoek
+et al., "Practical Bayesian Optimization", NeurIPS 2012, section 3.2).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from tvm_adaptive.values.trial import FloatArray
 
 # Proposing, loading and measuring one candidate: 0.06 s for GMM, 0.11 s for T2D.
 OTHER_SEC = 0.1
-# From fewer builds nothing is forecast.
+# Fewer builds give no forecast.
 _MIN_BUILDS = 8
-# The latest are forecast from: the forest is grown anew after every batch, in half a second
-# of CPU time from so many, and they are where the search looks now.
+# Only the latest builds count: the forest is grown anew after every batch, in half a second of
+# CPU time from so many, and the latest are where the search is now.
 _MAX_BUILDS = 4096
 _N_TREES = 16
 
 
 class BuildCost:
-    """One task's seconds per build."""
+    """A forecast of one task's seconds per candidate."""
 
     def __init__(self, space: KnobSpace) -> None:
         self._space = space
@@ -36,24 +36,24 @@ class BuildCost:
         self._forest: Any = None
 
     def add(self, point: Point, seconds: float) -> None:
-        """Learn what a build took of a batch's time."""
+        """Learn a build's share of its batch's seconds."""
         self._points.append(point)
         self._seconds.append(seconds)
         self._forest = None
 
     def carry(self) -> tuple[list[Point], list[float]]:
-        """Return what was learned."""
+        """Return the builds that were learned, for :meth:`resume`."""
         return list(self._points), list(self._seconds)
 
     def resume(self, carried: tuple[list[Point], list[float]]) -> None:
-        """Go on with what another one learned."""
+        """Continue with the builds that another process learned."""
         points, seconds = carried
         if seconds != list(self._seconds):
             self._forest = None
         self._points, self._seconds = deque(points, _MAX_BUILDS), deque(seconds, _MAX_BUILDS)
 
     def seconds(self, points: Sequence[Point]) -> FloatArray | None:
-        """Return what candidates are expected to cost, all in all; None while unknown."""
+        """Return the expected total cost of candidates; None while unknown."""
         if len(self._seconds) < _MIN_BUILDS or not len(points):
             return None
         if self._forest is None:

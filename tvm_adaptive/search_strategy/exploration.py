@@ -1,4 +1,4 @@
-"""How much of a batch to draw at random: epsilon from the posterior's uncertainty.
+"""The random share of a batch, epsilon, from the posterior's uncertainty.
 
 Notation
 --------
@@ -7,7 +7,7 @@ symbol     meaning                                                  unit
 =========  =======================================================  ================
 sigma(p)   posterior standard deviation of plan p                   throughput
 Perf(p*)   throughput of the incumbent, the best measured plan      throughput
-K          random plans, not yet measured, that sigma is asked of   count
+K          random unmeasured plans that sigma is averaged over      count
 b          candidates in a batch                                    count
 =========  =======================================================  ================
 
@@ -33,7 +33,7 @@ from tvm_adaptive.values.trial import Exploration, FloatArray, Prediction
 N_PLANS = 20
 # TVM's own fixed share, which the released code of AdaTune also starts from.
 FALLBACK_EPSILON = 0.05
-# Division by 0 is not meant by a model that is sure.
+# A model without any uncertainty must not cause a division by 0.
 _LEAST_STD = 1e-12
 
 

@@ -1,27 +1,20 @@
 """The decisions that a task's sketches leave open, as vectors: draw, vary, cross, encode.
 
 To replay a schedule and extract its features takes milliseconds; to move in this space
-takes microseconds.
-
-========  ====================================================================  =========
-symbol    meaning                                                               shape
-========  ====================================================================  =========
-sketch    a program whose decisions are open; a task has one to a few
-knob      one decision: how to split a loop, or which of some values to take
-vector    all decisions of one candidate, knob after knob                       (width,)
-part      extent of one loop of a split, outermost first; their product is      >= 1
-          the extent of the loop that is split
-========  ====================================================================  =========
+takes microseconds. A task has one to a few sketches; a knob is one decision of a sketch, how
+to split a loop or which of some values to take; a vector has all decisions, knob after knob.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import itertools
+import json
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,11 +22,11 @@ import numpy.typing as npt
 Vector = tuple[int, ...]
 Encoded = npt.NDArray[np.float32]
 
-# Of a knob whose value only the compiler can draw: do so. TVM's own values are -2 (inline),
-# -1 (at the root) and numbers of loops.
+# The decision of a knob that only the compiler can draw. TVM's own values are -2 (inline), -1
+# (at the root) and numbers of loops.
 OPEN = -(10**6)
-# More changes at once than one, by this chance each: a single changed knob leaves most of
-# what was good, and cannot leave a valley.
+# Chance of each further change in a variation: a single changed knob keeps most of what was
+# good, and cannot leave a valley.
 _MORE_CHANGES = 0.4
 
 
@@ -53,7 +46,7 @@ class Knob(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """Split a loop of ``extent`` into ``n_parts`` without remainder."""
+    """Split a loop of ``extent`` into ``n_parts`` without remainder, the outermost first."""
 
     extent: int  # at least 1
     n_parts: int  # at least 2
@@ -65,7 +58,7 @@ class Tile:
         return self.n_parts
 
     def draw(self, rng: np.random.Generator) -> Vector:
-        """Hand each prime factor of the extent to a random part that may take it."""
+        """Give each prime factor of the extent to a random part that may take it."""
         parts = [1] * self.n_parts
         for prime in prime_factors(self.extent):
             y = int(rng.integers(self.n_parts if self._takes(parts, prime) else self.n_parts - 1))
@@ -102,11 +95,7 @@ class Choice:
     """Take one of some values; the decision is its index."""
 
     weights: tuple[float, ...]  # chances of the values in a random draw; one per value
-
-    @property
-    def width(self) -> int:
-        """One place: the index."""
-        return 1
+    width: ClassVar[int] = 1  # the index
 
     def draw(self, rng: np.random.Generator) -> Vector:
         """Draw by the weights."""
@@ -123,17 +112,17 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class Undrawn:
-    """A decision whose possible values depend on others: the compiler draws it."""
+    """A decision that the compiler draws, because its values depend on other decisions."""
 
     width: int = 1  # places in a vector
 
     def draw(self, rng: np.random.Generator) -> Vector:
-        """Leave it to the compiler."""
+        """Return an open decision."""
         del rng
         return (OPEN,) * self.width
 
     def vary(self, decision: Vector, rng: np.random.Generator) -> Vector:
-        """Have it drawn anew."""
+        """Return an open decision, which the compiler draws anew."""
         del decision, rng
         return (OPEN,) * self.width
 
@@ -153,6 +142,7 @@ class KnobSpace:
         self.sketches = [tuple(knobs) for knobs in sketches]
         self.names = list(names) or [str(i) for i in range(len(sketches))]
         self._slices = [slices_of(knobs) for knobs in self.sketches]
+        self._levels = [_levels(knobs) for knobs in self.sketches]
         self._width = max((sum(k.width for k in knobs) for knobs in self.sketches), default=0)
         # MetaSchedule's sketches often differ in where one buffer is written and have all
         # knobs in common: what is good in one is mostly good in the others.
@@ -210,22 +200,22 @@ class KnobSpace:
 
     def encode(self, points: Sequence[Point]) -> Encoded:
         """Describe points by numbers that a tree can split on."""
-        splits = [_is_split(knobs) for knobs in self.sketches]
-        levels = sorted({key for knobs in self.sketches for key in _levels(knobs)})
+        levels = sorted({key for members in self._levels for key in members})
         encoded = np.zeros((len(points), 1 + self._width + len(levels)), dtype=np.float32)
         by_sketch: dict[int, list[int]] = {}
         for i, point in enumerate(points):
             by_sketch.setdefault(point.sketch, []).append(i)
         for sketch, rows in by_sketch.items():
             values = np.array([points[i].vector for i in rows], dtype=np.float64)
-            logs = np.where(splits[sketch], np.log2(np.maximum(values, 1.0)), values)
+            knobs = self.sketches[sketch]
+            is_part = [isinstance(knob, Tile) for knob in knobs for _ in range(knob.width)]
+            logs = np.where(np.array(is_part, bool), np.log2(np.maximum(values, 1.0)), values)
             logs[values == OPEN] = 0.0
             encoded[rows, 0] = sketch
             encoded[rows, 1 : 1 + values.shape[1]] = logs
-            members = _levels(self.sketches[sketch])
-            for column, key in enumerate(levels):
-                if key in members:
-                    encoded[rows, 1 + self._width + column] = logs[:, members[key]].sum(axis=1)
+            for key, members in self._levels[sketch].items():
+                column = 1 + self._width + levels.index(key)
+                encoded[rows, column] = logs[:, members].sum(axis=1)
         return encoded
 
 
@@ -255,9 +245,32 @@ def slices_of(knobs: Sequence[Knob]) -> list[slice]:
     return [slice(a, b) for a, b in itertools.pairwise(ends)]
 
 
-def _is_split(knobs: Sequence[Knob]) -> npt.NDArray[np.bool_]:
-    """Say of each place of a vector whether it is a part of a split."""
-    return np.array([isinstance(knob, Tile) for knob in knobs for _ in range(knob.width)], bool)
+def knob_of(kind: str, attributes: Sequence[Any], decision: Any) -> Knob:
+    """Return the knob of a sampling instruction, with the extents of its decision."""
+    if kind == "SamplePerfectTile":
+        parts = as_ints(decision)
+        return Tile(math.prod(parts), len(parts), int(attributes[1]))
+    if kind == "SampleCategorical":
+        weights = attributes[1]
+        # TVM's constants hold their number in an attribute.
+        return Choice(tuple(float(getattr(weight, "value", weight)) for weight in weights))
+    return Undrawn(len(as_ints(decision)))
+
+
+def sketch_name(instructions: Sequence[Any]) -> str:
+    """Return a short name that sketches share if and only if their instructions are equal.
+
+    Tasks that differ in nothing but extents have equal instructions.
+    """
+    return hashlib.sha256(json.dumps(instructions).encode()).hexdigest()[:16]
+
+
+def as_ints(decision: Any) -> tuple[int, ...]:
+    """Flatten a decision: perfect tiles are lists, others are single numbers."""
+    try:
+        return tuple(int(part) for part in decision)
+    except TypeError:
+        return (int(decision),)
 
 
 def _levels(knobs: Sequence[Knob]) -> dict[tuple[int, int], list[int]]:

@@ -1,45 +1,101 @@
-"""The rules for the options of the search."""
+"""The options of the adaptive search, and their rules."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
 from typing import Any
 
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.search_strategy.exploration import check_epsilon
+from tvm_adaptive.search_strategy.exploration import N_PLANS, check_epsilon
 
-PROPOSERS = ("distilled", "evolution")
-DIVERSITY = ("none", "knobs", "medoids")
+_CHOICES = {"proposer": ("distilled", "evolution"), "diversity": ("none", "knobs", "medoids")}
+_LEAST = {"population_size": 1, "n_samples": 1, "n_initial": 0, "n_plans": 1}
+_OF_EVOLUTION = (
+    "population_size",
+    "genetic_num_iters",
+    "init_measured_ratio",
+    "init_min_unmeasured",
+    "max_fail_count",
+    "genetic_mutate_prob",
+    "genetic_max_fail_count",
+)
 
 
-def check_options(
-    native: Mapping[str, Any],
-    *,
-    proposer: str,
-    n_samples: int,
-    epsilon: float | None,
-    n_initial: int,
-    n_plans: int,
-    diversity: str,
-) -> None:
-    """Check what :class:`~tvm_adaptive.search_strategy.AdaptiveSearch` was given."""
-    check_epsilon(epsilon)
-    population_size, ratio = native["population_size"], native["init_measured_ratio"]
-    if population_size < 1:
-        raise InvalidOptionError(f"population_size must be at least 1 but got {population_size}.")
-    if not 0.0 <= ratio <= 1.0:
-        raise InvalidOptionError(f"init_measured_ratio must be in [0, 1] but got {ratio}.")
-    if proposer not in PROPOSERS:
-        raise InvalidOptionError(
-            f"proposer must be one of {', '.join(PROPOSERS)} but got {proposer!r}."
-        )
-    if n_samples < 1:
-        raise InvalidOptionError(f"n_samples must be at least 1 but got {n_samples}.")
-    if n_initial < 0:
-        raise InvalidOptionError(f"n_initial must be at least 0 but got {n_initial}.")
-    if n_plans < 1:
-        raise InvalidOptionError(f"n_plans must be at least 1 but got {n_plans}.")
-    if diversity not in DIVERSITY:
-        raise InvalidOptionError(
-            f"diversity must be one of {', '.join(DIVERSITY)} but got {diversity!r}."
-        )
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """Keyword parameters of :class:`~tvm_adaptive.AdaptiveSearch`.
+
+    Attributes
+    ----------
+    proposer : {"distilled", "evolution"}, default "distilled"
+        ``"distilled"`` searches the decisions that sketches leave open on a forest that
+        learns, round by round, the cost model's scores of programs, and so makes some
+        hundred programs per round; ``"evolution"`` is MetaSchedule's own, which makes a
+        thousand. A cost model that cannot score features alone, as all of stock's, is
+        always served by evolution.
+    n_samples : int, default 24
+        Random candidates of a round of ``"distilled"``, which compete with those of
+        earlier rounds. At least one and a half per candidate of a batch.
+    population_size : int, default 256
+        Schedules per generation of the evolution. Half of TVM's: mutation and features
+        are the largest share of a small batch's price, and grow with it.
+    genetic_num_iters : int, default 3
+        Generations per round of the evolution.
+    init_measured_ratio : float, default 0.2
+        Share of the first generation that are the best measured schedules.
+    init_min_unmeasured : int, default 50
+        Fewer random schedules than this and the evolution ends: its space is exhausted.
+    max_fail_count : int, default 5
+        Rounds of sampling without a valid schedule before it gives up.
+    genetic_mutate_prob : float, default 0.85
+    genetic_max_fail_count : int, default 10
+    epsilon : float or None, default None
+        Fixed share of random candidates in [0, 1]; None lets the posterior decide.
+    n_initial : int, default 16
+        Trials of a task before its candidates are searched for. Until then half of a batch
+        is random, and half are those of some 25 random schedules that the model, which
+        may know other tasks, prefers; a fixed epsilon stays as it is. Before a task's
+        first results scores are hardly worth a search.
+    n_plans : int, default 20
+        Random plans that the posterior's standard deviation is averaged over.
+    diversity : {"none", "knobs", "medoids"}, default "medoids"
+        ``"knobs"`` trades score against unseen knob values (AutoTVM's objective with
+        normalised scores), ``"medoids"`` takes the best of each k-means cluster
+        (Chameleon).
+
+    Raises
+    ------
+    InvalidOptionError
+        When an option is out of its range.
+    """
+
+    proposer: str = "distilled"
+    n_samples: int = 24
+    population_size: int = 256
+    genetic_num_iters: int = 3
+    init_measured_ratio: float = 0.2
+    init_min_unmeasured: int = 50
+    max_fail_count: int = 5
+    genetic_mutate_prob: float = 0.85
+    genetic_max_fail_count: int = 10
+    epsilon: float | None = None
+    n_initial: int = 16
+    n_plans: int = N_PLANS
+    diversity: str = "medoids"
+
+    def __post_init__(self) -> None:
+        check_epsilon(self.epsilon)
+        for name, least in _LEAST.items():
+            if (value := getattr(self, name)) < least:
+                raise InvalidOptionError(f"{name} must be at least {least} but got {value}.")
+        for name, choices in _CHOICES.items():
+            if (value := getattr(self, name)) not in choices:
+                raise InvalidOptionError(
+                    f"{name} must be one of {', '.join(choices)} but got {value!r}."
+                )
+        if not 0.0 <= (ratio := self.init_measured_ratio) <= 1.0:
+            raise InvalidOptionError(f"init_measured_ratio must be in [0, 1] but got {ratio}.")
+
+    def of_evolution(self) -> dict[str, Any]:
+        """Return the options of MetaSchedule's own evolutionary search."""
+        return {name: getattr(self, name) for name in _OF_EVOLUTION}

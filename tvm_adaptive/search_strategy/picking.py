@@ -1,13 +1,7 @@
 """Which of the proposed candidates make up a batch: best score, or score and diversity.
 
-Notation
---------
-=======  ============================================================  ===========
-symbol   meaning                                                       shape
-=======  ============================================================  ===========
-score    acquisition value, higher is better, not negative             (n,)
-knobs    decisions of a candidate (tile sizes, unroll depth, ...)      n tuples
-=======  ============================================================  ===========
+A score is an acquisition value, higher is better, not negative; knobs are the decisions of
+a candidate (tile sizes, unroll depth, ...).
 
 References
 ----------
@@ -28,7 +22,7 @@ from tvm_adaptive.values.trial import FloatArray
 # Weight of one candidate's share of unseen knob values against a score scaled to [0, 1]:
 # at 1 a candidate that is new in every knob may outrank the best, and no more.
 DIVERSITY_WEIGHT = 1.0
-# Proposals per place in the batch where some will be dropped for the sake of diversity.
+# Proposals per candidate of a batch, from which diversity chooses.
 DIVERSITY_RATIO = 3
 # Restarts of k-means; from a single random start the clusters are too noisy to use.
 _KMEANS_RESTARTS = 3
@@ -45,7 +39,7 @@ def pick(
     vectors: Callable[[], FloatArray],
     rng: np.random.Generator,
 ) -> list[int]:
-    """Pick ``n`` candidates by score, and by diversity if it is asked for."""
+    """Pick ``n`` candidates by score, and by diversity."""
     if diversity == "knobs":
         picked = pick_diverse(scores, knobs(), n)
     elif diversity == "medoids":
@@ -107,7 +101,7 @@ def pick_medoids(
     order = pick_best(scores, len(scores))
     _, first = np.unique(labels[order], return_index=True)
     medoids = order[np.sort(first)]
-    # Fewer distinct points than asked for: fill by score.
+    # Fewer distinct points than ``n``: fill by score.
     rest = order[~np.isin(order, medoids)]
     return np.concatenate([medoids, rest])[:n]
 

@@ -1,70 +1,215 @@
-"""What a search strategy asks of where candidates come from."""
+"""What proposers have in common: how a batch is put together, and the journal's event of it.
+
+An adapter, like :mod:`tvm_adaptive.search_strategy.strategy`.
+"""
 
 from __future__ import annotations
 
+import abc
+import dataclasses
+import logging
+import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any
 
-from tvm_adaptive._tvm import Database, Schedule
+import numpy as np
+
+from tvm_adaptive._tvm import Database, Schedule, TuneContext, model_hooks
+from tvm_adaptive.measure_callback.journal import JournalWriter
+from tvm_adaptive.search_strategy.exploration import FALLBACK_EPSILON, n_random, posterior_epsilon
+from tvm_adaptive.search_strategy.options import SearchOptions
+from tvm_adaptive.search_strategy.schedules import key_of
 from tvm_adaptive.values.hash_set import HashSet
-from tvm_adaptive.values.trial import Prediction
+from tvm_adaptive.values.trial import N_VERIFIED, Exploration, Prediction, Promise
+
+logger = logging.getLogger(__name__)
+
+# Of a task's initial trials: half teach the model of the whole space, half follow it.
+INITIAL_EPSILON = 0.5
+# Random schedules per candidate of a batch, where the model chooses among them without a search.
+CHEAP_SAMPLES_PER_TRIAL = 3
 
 
-class Proposer(Protocol):
-    """Where one task's candidates come from."""
+@dataclasses.dataclass(eq=False)
+class Proposer(abc.ABC):
+    """The source of one task's candidates: ``propose`` returns a batch, ``tell`` learns times."""
 
-    measured: HashSet
+    context: TuneContext
+    cost_model: Any
+    options: SearchOptions
+    batch: int  # candidates of a full batch
+    rng: np.random.Generator
+    journal: JournalWriter
+
+    def __post_init__(self) -> None:
+        self.measured = HashSet()
+        self.n_rounds = 0
+        self._n_population = 0  # programs of the round before its search
+        self.model: Any = model_hooks(self.cost_model)
+        self._elites: list[tuple[float, Any]] = []  # the fastest that were measured
 
     @property
     def best_sec(self) -> float | None:
-        """Seconds of the fastest that was measured, lower is better."""
+        """Seconds of the fastest that was measured; None before the first success."""
+        return self._elites[0][0] if self._elites else None
 
-    @property
-    def n_population(self) -> int:
-        """Programs that the round looked at before its search."""
-
-    @property
-    def n_spares(self) -> int:
-        """Proposals of earlier rounds that still compete."""
-
+    @abc.abstractmethod
     def start(self, max_trials: int, design_spaces: list[Schedule], database: Database) -> None:
-        """Learn of the task, and of what the database knows of it."""
+        """Prepare the search, and read what the database knows of the task."""
 
+    @abc.abstractmethod
     def end(self) -> None:
-        """Let go of the task."""
+        """Release the task's programs."""
 
-    def sample(self, n: int | None) -> list[Schedule] | None:
+    @abc.abstractmethod
+    def tell(self, schedules: Sequence[Schedule], seconds: Sequence[float | None]) -> None:
+        """Learn the times of candidates; None is a failure."""
+
+    def promise(self) -> Promise | None:
+        """Return the model's forecast for candidates that wait for a later round, if any do."""
+        return None
+
+    def propose(self, size: int, *, cheap: bool) -> list[Schedule] | None:
+        """Return the next batch; None if the space has no valid candidate left.
+
+        A cheap batch is made without a search. The first batch of a task that an earlier
+        run knows has its best candidates only, which need no more than a verification.
+        """
+        if not len(self.measured):
+            start_sec = time.perf_counter()
+            recalled = self._recalled(min(size, N_VERIFIED))
+            if recalled:
+                seconds = (time.perf_counter() - start_sec, 0.0, 0.0)
+                exploration = Exploration(0.0, "recalled")
+                return self._send(recalled, exploration, n_seeded=len(recalled), seconds=seconds)
+        clock = [time.perf_counter()]
+        n_samples = max(self.options.init_min_unmeasured, CHEAP_SAMPLES_PER_TRIAL * size)
+        randoms = self._sample(n_samples if cheap else None)
+        if randoms is None:
+            logger.info("%s: the space is exhausted", self.context.task_name)
+            return None
+        clock.append(time.perf_counter())
+        exploration = self._exploration(cheap=cheap)
+        clock.append(time.perf_counter())
+        seeds = self._seeded(size) if cheap else []
+        explore = min(n_random(exploration.epsilon, size - len(seeds)), len(randoms))
+        wanted = size - explore - len(seeds)
+        exploit = seeds + (self._screened(wanted, seeds) if cheap else self._searched(wanted))
+        clock.append(time.perf_counter())
+        batch = _mix(exploit, randoms, explore, size)
+        return self._send(
+            batch,
+            exploration,
+            n_random=len(batch) - min(len(exploit), size - explore),
+            n_seeded=len(seeds),
+            is_evolved=not cheap,
+            seconds=np.diff(clock).tolist(),
+        )
+
+    @property
+    @abc.abstractmethod
+    def _n_spares(self) -> int:
+        """Candidates of earlier rounds that still compete."""
+
+    @abc.abstractmethod
+    def _sample(self, n: int | None) -> list[Schedule] | None:
         """Begin a round: return random candidates, ``n`` or a full round's.
 
         Unmeasured, in random order; None if the space has no valid one left.
         """
 
-    def posterior(self, n_plans: int) -> Prediction | None:
-        """Return what the cost model believes of that many of them."""
+    @abc.abstractmethod
+    def _posterior(self, n_plans: int) -> Prediction | None:
+        """Return the cost model's posterior of the first random candidates."""
 
-    def expected_drop(self) -> float | None:
-        """Return the share of its latency that the task's best proposal may save.
+    def _recalled(self, n: int) -> list[Schedule]:
+        """Return up to ``n`` candidates that were the best of this task in an earlier run."""
+        del n
+        return []
 
-        None where the model says nothing of proposals that it has.
-        """
+    def _seeded(self, n: int) -> list[Schedule]:
+        """Return candidates that were good for tasks of the same family; some of ``n``."""
+        del n
+        return []
 
-    def recalled(self, n: int) -> list[Schedule]:
-        """Return up to ``n`` candidates that an earlier run found best for this task."""
-
-    def seeded(self, n: int) -> list[Schedule]:
-        """Return candidates that were good for the task's relatives; some of ``n``."""
-
-    def screened(self, n: int, without: Sequence[Schedule] = ()) -> list[Schedule]:
-        """Return ``n`` candidates that the model prefers, without a search.
+    @abc.abstractmethod
+    def _screened(self, n: int, without: Sequence[Schedule]) -> list[Schedule]:
+        """Return the ``n`` candidates that the model prefers, without a search for more.
 
         None of ``without``, which are in the batch already.
         """
 
-    def searched(self, n: int) -> list[Schedule]:
+    @abc.abstractmethod
+    def _searched(self, n: int) -> list[Schedule]:
         """Return up to ``n`` unmeasured candidates, the best that a search found."""
 
-    def sent(self, batch: Sequence[Schedule]) -> None:
-        """Never propose these again."""
+    def _send(
+        self,
+        batch: list[Schedule],
+        exploration: Exploration,
+        *,
+        n_random: int = 0,
+        n_seeded: int = 0,
+        is_evolved: bool = False,
+        seconds: Sequence[float],
+    ) -> list[Schedule]:
+        self._exclude({key_of(schedule) for schedule in batch})
+        self.n_rounds += 1
+        sample_sec, posterior_sec, search_sec = seconds
+        self.journal.write(
+            "round",
+            task=str(self.context.task_name),
+            round=self.n_rounds,
+            n_candidates=len(batch),
+            n_random=n_random,
+            n_seeded=n_seeded,
+            **dataclasses.asdict(exploration),
+            n_population=self._n_population,
+            is_evolved=is_evolved,
+            n_spares=self._n_spares,
+            sample_sec=sample_sec,
+            posterior_sec=posterior_sec,
+            evolve_sec=search_sec,
+        )
+        return batch
 
-    def learned(self, schedules: Sequence[Schedule], seconds: Sequence[float | None]) -> None:
-        """Learn what candidates took; None is a failure."""
+    def _exclude(self, keys: set[int]) -> None:
+        """Never propose these programs again."""
+        self.measured.update(keys)
+
+    def _exploration(self, *, cheap: bool) -> Exploration:
+        if self.options.epsilon is not None:
+            return Exploration(self.options.epsilon, "fixed")
+        if self.model is None:
+            if self.n_rounds == 0:
+                logger.warning(
+                    "%s: the cost model states no variance; epsilon is fixed at %g",
+                    self.context.task_name,
+                    FALLBACK_EPSILON,
+                )
+            return Exploration(FALLBACK_EPSILON, "no-variance")
+        if not self.model.is_trained:
+            # Scores of an untrained model rank nothing: a search would cost its price
+            # and find random candidates all the same.
+            return Exploration(1.0, "untrained")
+        if cheap:
+            return Exploration(INITIAL_EPSILON, "initial")
+        prediction = self._posterior(self.options.n_plans)
+        if prediction is None or len(prediction) == 0:
+            return Exploration(FALLBACK_EPSILON, "no-success-yet")
+        return posterior_epsilon(prediction)
+
+
+def _mix(
+    exploit: list[Schedule], randoms: list[Schedule], explore: int, size: int
+) -> list[Schedule]:
+    """Put a batch together: the best to exploit, then random ones."""
+    batch = exploit[: size - explore]
+    seen = {key_of(schedule) for schedule in batch}
+    for schedule in randoms:
+        if len(batch) == size:
+            break
+        if key_of(schedule) not in seen:
+            seen.add(key_of(schedule))
+            batch.append(schedule)
+    return batch

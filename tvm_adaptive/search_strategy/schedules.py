@@ -1,4 +1,4 @@
-"""Schedules as the search sees them: keys, knobs, and what a database has measured.
+"""What the search needs of schedules: keys, knobs, vectors, and those that were measured.
 
 An adapter, like :mod:`tvm_adaptive.search_strategy.strategy`.
 """
@@ -21,20 +21,20 @@ from tvm_adaptive._tvm import (
     TuneContext,
     TuningRecord,
     args_info_of,
+    database_hooks,
     estimate_tir_flops,
     handle,
     load_json,
-    python_side,
     save_json,
     structural_hash,
 )
-from tvm_adaptive.search_strategy.transfer_records import as_ints
+from tvm_adaptive.search_strategy.knobs import as_ints
 from tvm_adaptive.values.roofline import fastest_believable_sec
 from tvm_adaptive.values.trial import FloatArray, median_sec
 
 logger = logging.getLogger(__name__)
 
-# Records that a thread replays before it waits for the others: enough that it hardly waits.
+# Records that a thread replays before it waits for the others; with fewer it would wait often.
 _REPLAYED_AT_ONCE = 16
 
 
@@ -74,9 +74,9 @@ def measured_schedules(
     with ThreadPoolExecutor(max(1, n_threads)) as threads:
         while some := list(itertools.islice(records, _REPLAYED_AT_ONCE * len(mods))):
             parts = [some[thread :: len(mods)] for thread in range(len(mods))]
-            replayed = [iter(part) for part in threads.map(_replay_all, mods, parts)]
+            replayed = list(threads.map(_replay_all, mods, parts))
             for number, record in enumerate(some):
-                schedule = next(replayed[number % len(mods)])
+                schedule = replayed[number % len(mods)][number // len(mods)]
                 if schedule is not None:
                     yield median_sec(record.run_secs), schedule
 
@@ -85,9 +85,9 @@ def _records_of(database: Database, mod: IRModule) -> Iterator[TuningRecord]:
     """Yield the records of a workload; of a database that can, without reading all at once."""
     if not database.has_workload(mod):
         return
-    read_some = getattr(python_side(database), "records_of", None)
-    if read_some is not None:
-        yield from read_some(mod)
+    hooks = database_hooks(database)
+    if hooks is not None:
+        yield from hooks.records_of(mod)
         return
     mine = handle(database.commit_workload(mod))
     for record in database.get_all_tuning_records():
@@ -105,21 +105,6 @@ def distinct(schedules: Sequence[Schedule], measured: Container[int]) -> list[Sc
             seen.add(key)
             kept.append(schedule)
     return kept
-
-
-def mix(
-    exploit: list[Schedule], randoms: list[Schedule], explore: int, size: int
-) -> list[Schedule]:
-    """Put a batch together: the best to exploit, then random ones."""
-    batch = exploit[: size - explore]
-    seen = {key_of(schedule) for schedule in batch}
-    for schedule in randoms:
-        if len(batch) == size:
-            break
-        if key_of(schedule) not in seen:
-            seen.add(key_of(schedule))
-            batch.append(schedule)
-    return batch
 
 
 def vectors_of(schedules: list[Schedule]) -> FloatArray:

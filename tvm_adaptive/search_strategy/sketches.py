@@ -14,9 +14,16 @@ from typing import Any
 import numpy as np
 
 from tvm_adaptive._tvm import Schedule, Trace, TuneContext, load_json, save_json
-from tvm_adaptive.search_strategy.knobs import OPEN, Knob, KnobSpace, Point, Undrawn
+from tvm_adaptive.search_strategy.knobs import (
+    OPEN,
+    KnobSpace,
+    Point,
+    Undrawn,
+    knob_of,
+    sketch_name,
+    slices_of,
+)
 from tvm_adaptive.search_strategy.schedules import knobs_of
-from tvm_adaptive.search_strategy.transfer_records import knob_of, sketch_name
 from tvm_adaptive.values.trace_json import without_flags
 
 logger = logging.getLogger(__name__)
@@ -26,7 +33,7 @@ _SEEDS = 2**31 - 1
 
 
 class Sketches:
-    """The design spaces of a task, opened up."""
+    """The design spaces of a task, with their decisions left open."""
 
     def __init__(self, context: TuneContext, design_spaces: Sequence[Schedule]) -> None:
         self._traces = [space.trace.simplified(True) for space in design_spaces]
@@ -39,7 +46,10 @@ class Sketches:
         self._by_name = {name: i for i, name in enumerate(names)}
         self.space = KnobSpace(
             [
-                [_knob_of(inst, trace.decisions[inst]) for inst in decided]
+                [
+                    knob_of(str(inst.kind.name), inst.attrs, trace.decisions[inst])
+                    for inst in decided
+                ]
                 for trace, decided in zip(self._traces, self._decided, strict=True)
             ],
             names,
@@ -48,7 +58,7 @@ class Sketches:
     def replay(
         self, points: Sequence[Point], rng: np.random.Generator
     ) -> list[tuple[Point, Schedule] | None]:
-        """Apply the decisions of points, and the postprocessors."""
+        """Make the programs of points: apply their decisions, then the postprocessors."""
         seeds = rng.integers(1, _SEEDS, size=len(points)).tolist()
         found: list[tuple[Point, Schedule] | None] = [None] * len(points)
 
@@ -65,10 +75,7 @@ class Sketches:
         return found
 
     def point_of(self, schedule: Schedule) -> Point | None:
-        """Return where a schedule lies that came from elsewhere, e.g. from a database.
-
-        None where it stems from none of these sketches.
-        """
+        """Return the point of a schedule, e.g. of a database; None for one of another sketch."""
         sketch = self._by_name.get(_name_of(schedule.trace))
         return None if sketch is None else self._point(sketch, schedule)
 
@@ -87,25 +94,18 @@ class Sketches:
 
     def _decisions(self, point: Point) -> dict[Any, Any]:
         decisions: dict[Any, Any] = {}
-        start = 0
         knobs = self.space.sketches[point.sketch]
-        for inst, knob in zip(self._decided[point.sketch], knobs, strict=True):
-            part = point.vector[start : start + knob.width]
-            start += knob.width
-            if OPEN in part and isinstance(knob, Undrawn):
-                continue
-            decisions[inst] = list(part) if knob.width > 1 else part[0]
+        places = zip(self._decided[point.sketch], knobs, slices_of(knobs), strict=True)
+        for inst, knob, where in places:
+            part = point.vector[where]
+            if not (OPEN in part and isinstance(knob, Undrawn)):
+                decisions[inst] = list(part) if knob.width > 1 else part[0]
         return decisions
 
     def _point(self, sketch: int, schedule: Schedule) -> Point:
         n_knobs = len(self._decided[sketch])
         decisions = knobs_of(schedule)[:n_knobs]
         return Point(sketch, tuple(value for part in decisions for value in part))
-
-
-def _knob_of(inst: Any, decision: Any) -> Knob:
-    """Return the knob that an instruction is; its decision says what it splits."""
-    return knob_of(str(inst.kind.name), inst.attrs, decision)
 
 
 def _name_of(trace: Any) -> str:

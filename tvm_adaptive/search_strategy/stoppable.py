@@ -1,7 +1,7 @@
-"""A search strategy that ends when it is told to, around any other strategy.
+"""A search strategy that ends on request, around any other strategy.
 
-MetaSchedule counts trials only. A strategy that returns no batch ends its task, and
-that is the one place between two rounds where every task passes.
+MetaSchedule counts trials only. A strategy that returns no batch ends its task, and every
+task calls its strategy between two rounds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tvm_adaptive._tvm import (
     Schedule,
     TuneContext,
     derived_object,
-    python_side,
+    search_hooks,
 )
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
 from tvm_adaptive.values.trial import Promise
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 @derived_object
 class StoppableSearch(PySearchStrategy):  # type: ignore[misc]
-    """Pass everything on to ``inner`` until ``should_stop`` says no more."""
+    """Delegate to ``inner`` until ``should_stop`` returns True."""
 
     def __init__(
         self, inner: Any, should_stop: Callable[[], bool], journal: JournalWriter | None = None
@@ -40,7 +40,7 @@ class StoppableSearch(PySearchStrategy):  # type: ignore[misc]
         self.task_name = "?"
 
     def _initialize_with_tune_context(self, context: TuneContext) -> None:
-        """Hand the task on."""
+        """Initialise the inner strategy."""
         self.task_name = str(context.task_name)
         self.inner._initialize_with_tune_context(context)
 
@@ -60,30 +60,29 @@ class StoppableSearch(PySearchStrategy):  # type: ignore[misc]
         self.inner.post_tuning()
 
     def promise(self) -> Promise | None:
-        """Pass on what the inner strategy promises, if it does."""
-        ask = getattr(python_side(self.inner), "promise", None)
-        found: Promise | None = None if ask is None else ask()
-        return found
+        """Return the inner strategy's promise, if it makes any."""
+        hooks = search_hooks(self.inner)
+        return None if hooks is None else hooks.promise()
 
     def limit_next_batch(self, n_trials: int | None) -> None:
-        """Pass a scheduler's wish on, if the inner strategy can follow it."""
-        limit = getattr(python_side(self.inner), "limit_next_batch", None)
-        if limit is not None:
-            limit(n_trials)
+        """Limit the inner strategy's next batch, if it can be limited."""
+        hooks = search_hooks(self.inner)
+        if hooks is not None:
+            hooks.limit_next_batch(n_trials)
 
     def prefetch(self) -> None:
-        """Let the inner strategy begin its next batch elsewhere, if it can."""
-        begin = getattr(python_side(self.inner), "prefetch", None)
-        if begin is not None and not self.should_stop():
-            begin()
+        """Let the inner strategy begin its next batch in another process, if it can."""
+        hooks = search_hooks(self.inner)
+        if hooks is not None and not self.should_stop():
+            hooks.prefetch()
 
     def is_ready(self) -> bool:
-        """Say whether the inner strategy has its next batch."""
-        ask = getattr(python_side(self.inner), "is_ready", None)
-        return ask is not None and bool(ask())
+        """Say whether the inner strategy's next batch is available at once."""
+        hooks = search_hooks(self.inner)
+        return hooks is not None and hooks.is_ready()
 
     def generate_measure_candidates(self) -> list[MeasureCandidate] | None:
-        """Return the inner strategy's next batch, or None when told to stop."""
+        """Return the inner strategy's next batch; None ends the task."""
         if self.should_stop():
             return None
         try:
@@ -97,7 +96,7 @@ class StoppableSearch(PySearchStrategy):  # type: ignore[misc]
     def notify_runner_results(
         self, measure_candidates: list[MeasureCandidate], results: list[RunnerResult]
     ) -> None:
-        """Hand the results on."""
+        """Let the inner strategy learn the results."""
         try:
             self.inner.notify_runner_results(measure_candidates, results)
         except Exception as error:

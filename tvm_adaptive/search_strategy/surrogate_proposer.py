@@ -7,356 +7,237 @@ An adapter, like :mod:`tvm_adaptive.search_strategy.strategy`; the search itself
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tvm_adaptive._tvm import Database, Schedule, TuneContext, anchor_of
-from tvm_adaptive.search_strategy.build_cost import BuildCost
+from tvm_adaptive._tvm import Database, Schedule, anchor_of
+from tvm_adaptive.search_strategy.candidate_pool import CandidatePool
 from tvm_adaptive.search_strategy.exploration import expected_gain
-from tvm_adaptive.search_strategy.knobs import OPEN, Point
-from tvm_adaptive.search_strategy.picking import DIVERSITY_RATIO, IndexArray, pick
-from tvm_adaptive.search_strategy.schedules import candidate_of, key_of, measured_schedules
-from tvm_adaptive.search_strategy.sketches import Sketches
+from tvm_adaptive.search_strategy.knobs import Point
+from tvm_adaptive.search_strategy.picking import IndexArray
+from tvm_adaptive.search_strategy.proposer import Proposer
+from tvm_adaptive.search_strategy.schedules import key_of, measured_schedules
 from tvm_adaptive.search_strategy.surrogate_search import (
     NEAR_RATIO,
-    Pool,
     SurrogateSearchOptions,
     neighbours,
     refine,
     within,
 )
 from tvm_adaptive.search_strategy.transfer import KEPT_PER_TASK, TransferPool, TransferRecord
-from tvm_adaptive.values.hash_set import HashSet
-from tvm_adaptive.values.trial import FloatArray, Prediction
-from tvm_adaptive.values.trial_log import BuildTimes
+from tvm_adaptive.values.trial import Prediction, Promise
+from tvm_adaptive.values.trial_log import TrialLog
 
-# Some 4 kB each, per task of a network.
-POOL_CAPACITY = 600
 # Measured candidates that the search starts from, beside the best of the pool.
 N_ELITES = 16
-# The best of fewer trials is chance: of four random ones, handed to all of ResNet-18's
+# The best of fewer trials is chance: of four random ones, given to all of ResNet-18's
 # convolutions, they began at 59 ms instead of 36.
 MIN_TO_TELL = 16
 # Seeds whose programs a round makes, some 10 ms each.
 SEEDS_PER_ROUND = 8
+_SEARCH = SurrogateSearchOptions()
 
 
-def can_search_surrogate(model: Any) -> bool:
-    """Say whether a cost model can score candidates again by their features."""
-    return all(hasattr(model, name) for name in ("describe", "scores_of", "posterior_of"))
-
-
-class SurrogateProposer:
+@dataclasses.dataclass(eq=False)
+class SurrogateProposer(Proposer):
     """One task's candidates, found on a model of the cost model."""
 
-    def __init__(
-        self,
-        context: TuneContext,
-        model: Any,
-        *,
-        diversity: str,
-        n_samples: int,
-        max_fail_count: int,
-        rng: np.random.Generator,
-        options: SurrogateSearchOptions | None = None,
-        build_times: BuildTimes | None = None,
-        transfer_pool: TransferPool | None = None,
-    ) -> None:
-        self.context = context
-        self.measured = HashSet()
-        self.n_population = 0
-        self._model = model
-        self._diversity = diversity
-        self._n_samples = n_samples
-        self._max_fail_count = max_fail_count
-        self._rng = rng
-        self._options = options or SurrogateSearchOptions()
-        self._pool = Pool(POOL_CAPACITY)
-        self._build_times = build_times or BuildTimes()
-        self._relatives = transfer_pool or TransferPool()
-        self._family = ""
-        self._cost: Any = None
-        self._sketches: Any = None
+    candidates: CandidatePool = dataclasses.field(init=False)
+    trial_log: TrialLog | None = None
+    transfer_pool: TransferPool = dataclasses.field(default_factory=TransferPool)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.family = ""
         self._elites: list[tuple[float, Point]] = []
-        self._points: dict[int, Point] = {}  # of what was sent and has no result yet
-        self._programs: dict[int, Schedule] = {}  # of this round
         self._randoms: IndexArray = np.zeros(0, dtype=np.intp)
-        self._seeds: list[int] = []  # keys
+        self._seeds: list[int] = []  # keys, the best first
 
     def start(self, max_trials: int, design_spaces: list[Schedule], database: Database) -> None:
-        """Open the sketches up and read what the database knows of the task."""
+        """Open the sketches, and read what the database knows of the task."""
         del max_trials
-        self._sketches = Sketches(self.context, design_spaces)
-        self._cost = BuildCost(self._sketches.space)
-        self._family = anchor_of(self.context.mod)
+        self.candidates = CandidatePool(
+            self.context, design_spaces, self.model, self.options.diversity, self.rng
+        )
+        self.family = anchor_of(self.context.mod)
+        pool = self.candidates.pool
         n_threads = max(1, int(self.context.num_threads))
         for seconds, schedule in measured_schedules(database, self.context.mod, n_threads):
-            key, point = key_of(schedule), self._sketches.point_of(schedule)
+            key, point = key_of(schedule), self.candidates.sketches.point_of(schedule)
             self.measured.update([key])
-            self._pool.remember([], [key])
+            pool.remember([], [key])
             if point is not None and math.isfinite(seconds):
-                self._pool.remember([point])
+                pool.remember([point])
                 self._add_elite(seconds, point)
-        self._tell_relatives()
+        self._share_elites()
 
     def end(self) -> None:
-        """Let go of all programs."""
-        self._programs = {}
-        self._sketches = None
+        """Release all programs."""
+        self.candidates.forget_programs()
 
     def carry(self) -> dict[str, Any]:
-        """Return what the search knows, in plain values: all but the task's programs."""
+        """Return the state of the search in plain values: all but the task's programs."""
         return {
             "measured": self.measured,
-            "n_population": self.n_population,
-            "rng": self._rng,
-            "pool": self._pool,
+            "n_rounds": self.n_rounds,
+            "n_population": self._n_population,
             "elites": self._elites,
-            "points": self._points,
-            "builds": self._cost.carry(),
+            **self.candidates.carry(),
         }
 
     def resume(self, carried: Mapping[str, Any], transfer_pool: TransferPool | None = None) -> None:
-        """Go on with what another process's search of the same task knew."""
-        self._relatives = transfer_pool or self._relatives
-        self.measured = carried["measured"]
-        self.n_population = carried["n_population"]
-        self._rng, self._pool = carried["rng"], carried["pool"]
-        self._elites, self._points = carried["elites"], carried["points"]
-        self._cost.resume(carried["builds"])
-        self._programs = {}
+        """Continue from the state of another process's search of the same task."""
+        self.transfer_pool = transfer_pool or self.transfer_pool
+        self.measured, self.n_rounds = carried["measured"], carried["n_rounds"]
+        self._n_population, self._elites = carried["n_population"], carried["elites"]
+        self.rng = carried["rng"]
+        self.candidates.resume(carried)
 
-    def programs_of(self, keys: Sequence[int]) -> dict[int, Schedule]:
-        """Make programs that were sent anew, but for those that come out otherwise."""
-        known = [(key, self._points[key]) for key in keys if key in self._points]
-        # Nothing is open in them: the search's own randomness stays as it is.
-        rng = np.random.default_rng(0)
-        again = self._sketches.replay([point for _, point in known], rng)
-        return {
-            key: found[1]
-            for (key, _), found in zip(known, again, strict=True)
-            if found is not None and key_of(found[1]) == key
-        }
-
-    @property
-    def best_sec(self) -> float | None:
-        """Seconds of the fastest that was measured; None before the first success."""
-        return self._elites[0][0] if self._elites else None
-
-    @property
-    def n_spares(self) -> int:
-        """Candidates of earlier rounds that still compete."""
-        return len(self._pool)
-
-    def sample(self, n: int | None) -> list[Schedule] | None:
-        """Return up to ``n`` random candidates, unmeasured and new, in random order."""
-        self._programs = {}
-        wanted = self._n_samples if n is None else min(n, self._n_samples)
-        n_before = len(self._pool)
-        n_valid = 0
-        for _ in range(self._max_fail_count):
-            points = [self._sketches.space.draw(self._rng) for _ in range(wanted)]
-            n_valid += sum(key is not None for key in self._look(points))
-            if 2 * n_valid >= wanted:
-                break
-        if n_valid == 0:
-            return None
-        self.n_population = n_valid
-        self._randoms = np.arange(n_before, len(self._pool))
-        self._look_at_seeds()
-        return [self._programs[self._pool.keys[i]] for i in self._cheap_first(self._randoms)]
-
-    def _cheap_first(self, randoms: IndexArray) -> IndexArray:
-        """Shuffle; of two, the one that builds in half the time comes first two times in three.
-
-        So a share of random candidates costs what it teaches: as many as possible per
-        second, and none is out of the question.
-        """
-        cost_sec = self._cost.seconds([self._pool.points[i] for i in randoms])
-        # The smallest of exponential variables is each one in proportion to its rate.
-        waits = self._rng.exponential(1.0 if cost_sec is None else cost_sec, len(randoms))
-        return np.asarray(randoms[np.argsort(waits)])
-
-    def posterior(self, n_plans: int) -> Prediction | None:
-        """Return what the cost model believes of the first random candidates."""
-        plans = self._randoms[:n_plans]
-        prediction: Prediction | None = self._model.posterior_of(
-            self.context, self._pool.rows[plans]
-        )
-        return prediction
-
-    def expected_drop(self) -> float | None:
-        """Return the share of its latency that the best of the pool is expected to save."""
-        prediction: Prediction | None = self._model.posterior_of(self.context, self._pool.rows)
-        if prediction is None or not len(prediction):
-            return None
-        gain = float(expected_gain(prediction).max())
-        return gain / (1.0 + gain)
-
-    def recalled(self, n: int) -> list[Schedule]:
-        """Return up to ``n`` candidates that an earlier run found best for this task."""
-        # Others' would have to be made into programs, too, and are not asked for here.
-        self._look_at_seeds(n_own=n)
-        return self._seeded(self._seeds, n)
-
-    def seeded(self, n: int) -> list[Schedule]:
-        """Return candidates that were good elsewhere, best first.
-
-        At most half of ``n``: what is good for a relative may mislead.
-        """
-        return self._seeded(self._seeds, n // 2)
-
-    def _seeded(self, keys: Iterable[int], n: int) -> list[Schedule]:
-        places = {key: i for i, key in enumerate(self._pool.keys)}
-        # Some were measured since, as random candidates, or forgotten.
-        return self._schedules([places[key] for key in keys if key in places][:n])
-
-    def screened(self, n: int, without: Sequence[Schedule] = ()) -> list[Schedule]:
-        """Return the ``n`` candidates that the model prefers, without a search for more."""
-        taken = {key_of(schedule) for schedule in without}
-        others = [i for i, key in enumerate(self._pool.keys) if key not in taken]
-        return self._schedules(self._best(np.array(others, dtype=np.intp), n))
-
-    def searched(self, n: int) -> list[Schedule]:
-        """Return up to ``n`` unmeasured candidates, the best that a search found."""
-        if n == 0:
-            return []
-        elites = [point for _, point in self._elites]
-        refine(
-            self._pool,
-            self._sketches.space,
-            elites,
-            value=lambda: self._scores(np.arange(len(self._pool))),
-            look=self._look,
-            options=self._options,
-            rng=self._rng,
-        )
-        near = self._near(round(self._options.local_share * n))
-        far = np.setdiff1d(np.arange(len(self._pool)), near)
-        return self._schedules(near + self._best(far, n - len(near)))
-
-    def _look_at_seeds(self, n_own: int | None = None) -> None:
-        """Put into the pool what relatives have found since it was last asked.
-
-        With ``n_own`` only so many that an earlier run found for this very task.
-        """
-        space = self._sketches.space
-        seeds = self._relatives.ask(self._family, str(self.context.task_name), space, self._rng)
-        if n_own is not None:
-            seeds = [seed for seed in seeds if seed.is_own][:n_own]
-        new = [seed.point for seed in seeds if not self._pool.knows(seed.point)][:SEEDS_PER_ROUND]
-        # Some are there already, drawn at random.
-        keys = dict(zip(self._pool.points, self._pool.keys, strict=True))
-        looked = zip(new, self._look(new), strict=True)
-        keys.update((point, key) for point, key in looked if key is not None)
-        self._seeds = [keys[seed.point] for seed in seeds if seed.point in keys]
-
-    def _near(self, n: int) -> list[int]:
-        """Look around the best that were measured and return the ``n`` best found there."""
-        centres = [point for _, point in self._elites[: self._options.n_centres]]
-        if not centres or n == 0:
-            return []
-        space = self._sketches.space
-        self._look(neighbours(self._pool, space, centres, NEAR_RATIO * n, self._rng))
-        return self._best(within(self._pool, space, centres, self._options.radius), n)
-
-    def sent(self, batch: Sequence[Schedule]) -> None:
-        """Never propose these again, and forget the least of what does not fit."""
-        keys = {key_of(schedule) for schedule in batch}
-        self.measured.update(keys)
-        gone = [i for i, key in enumerate(self._pool.keys) if key in keys]
-        gone_keys = [self._pool.keys[i] for i in gone]
-        self._points.update(zip(gone_keys, self._pool.take(gone), strict=True))
-        if len(self._pool) > self._pool.capacity:
-            self._pool.trim(self._scores(np.arange(len(self._pool))))
-        self._programs = {}
-
-    def learned(self, schedules: Sequence[Schedule], seconds: Sequence[float | None]) -> None:
+    def tell(self, schedules: Sequence[Schedule], seconds: Sequence[float | None]) -> None:
         """Keep the fastest as parents; None is a failure."""
         for schedule, sec in zip(schedules, seconds, strict=True):
             key = key_of(schedule)
-            point, build_sec = self._points.pop(key, None), self._build_times.take(key)
+            point = self.candidates.sent.pop(key, None)
+            build_sec = None if self.trial_log is None else self.trial_log.get(key).build_sec
             if point is not None and build_sec is not None:
-                self._cost.add(point, build_sec)
+                self.candidates.build_cost.add(point, build_sec)
             if point is not None and sec is not None:
                 self._add_elite(sec, point)
-        self._tell_relatives()
+        self._share_elites()
 
-    def _add_elite(self, seconds: float, point: Point) -> None:
-        bisect.insort(self._elites, (seconds, point), key=lambda elite: elite[0])
-        del self._elites[N_ELITES:]
+    def promise(self) -> Promise | None:
+        """Return the share of its latency that the best of the pool is expected to save."""
+        prediction = self.candidates.posterior()
+        if prediction is None or not len(prediction):
+            return None
+        gain = float(expected_gain(prediction).max())
+        return Promise(gain / (1.0 + gain), self.model.accuracy_of(self.context))
 
-    def _tell_relatives(self) -> None:
-        if len(self.measured) < MIN_TO_TELL:
-            return
-        space = self._sketches.space
-        transfer_records = [
+    def elite_records(self) -> list[TransferRecord]:
+        """Return the best measured decisions, for tasks of the same family."""
+        space = self.candidates.space
+        return [
             TransferRecord(
                 space.names[point.sketch], space.sketches[point.sketch], point.vector, sec
             )
             for sec, point in self._elites[:KEPT_PER_TASK]
         ]
-        self._relatives.tell(self._family, str(self.context.task_name), transfer_records)
 
-    def _look(self, points: Sequence[Point]) -> list[int | None]:
-        """Make the programs of points, add the new ones to the pool.
+    @property
+    def _n_spares(self) -> int:
+        return len(self.candidates.pool)
 
-        Returns the program's key for each point, None where it has no valid program.
+    def _sample(self, n: int | None) -> list[Schedule] | None:
+        candidates, pool = self.candidates, self.candidates.pool
+        candidates.forget_programs()
+        # Enough for a batch of nothing but random candidates, some of which fail.
+        n_samples = max(self.options.n_samples, self.batch + self.batch // 2)
+        wanted = n_samples if n is None else min(n, n_samples)
+        n_before = len(pool)
+        n_valid = 0
+        for _ in range(self.options.max_fail_count):
+            points = [candidates.space.draw(self.rng) for _ in range(wanted)]
+            n_valid += sum(key is not None for key in candidates.add(points))
+            if 2 * n_valid >= wanted:
+                break
+        if n_valid == 0:
+            return None
+        self._n_population = n_valid
+        self._randoms = np.arange(n_before, len(pool))
+        self._add_seeds()
+        return candidates.schedules(self._cheap_first(self._randoms))
+
+    def _cheap_first(self, randoms: IndexArray) -> list[int]:
+        """Shuffle; of two, the one that builds in half the time comes first two times in three.
+
+        So a share of random candidates costs what it teaches: as many as possible per
+        second, and none is impossible.
         """
-        # What the compiler draws may come out otherwise the next time.
-        self._pool.remember(point for point in points if OPEN not in point.vector)
-        keys: list[int | None] = []
-        new: dict[int, Point] = {}
-        for found in self._sketches.replay(points, self._rng):
-            if found is None:
-                keys.append(None)
-                continue
-            point, schedule = found
-            key = key_of(schedule)
-            keys.append(key)
-            if not self._pool.knows_key(key) and key not in new:
-                new[key] = point
-                self._programs[key] = schedule
-        if new:
-            candidates = [candidate_of(self._programs[key]) for key in new]
-            rows = self._model.describe(self.context, candidates)
-            self._pool.add(list(new.values()), list(new), rows)
-        return keys
+        cost_sec = self.candidates.build_secs(randoms)
+        # The smallest of exponential variables is each one in proportion to its rate.
+        scale = 1.0 if cost_sec is None else cost_sec
+        waits = self.rng.exponential(scale, len(randoms))
+        return [int(i) for i in randoms[np.argsort(waits)]]
 
-    def _best(self, among: IndexArray, n: int) -> list[int]:
-        """Return the ``n`` best of some of the pool, as indices of the pool."""
-        if n == 0 or not len(among):
+    def _posterior(self, n_plans: int) -> Prediction | None:
+        return self.candidates.posterior(self._randoms[:n_plans])
+
+    def _recalled(self, n: int) -> list[Schedule]:
+        # Seeds of other tasks are not needed here, and each would cost a program.
+        self._add_seeds(n_own=n)
+        return self._first_seeds(n)
+
+    def _seeded(self, n: int) -> list[Schedule]:
+        # At most half: what is good for a task of the family may mislead.
+        return self._first_seeds(n // 2)
+
+    def _first_seeds(self, n: int) -> list[Schedule]:
+        places = {key: i for i, key in enumerate(self.candidates.pool.keys)}
+        # Some were measured since, as random candidates, or dropped from the pool.
+        seeds = [places[key] for key in self._seeds if key in places]
+        return self.candidates.schedules(seeds[:n])
+
+    def _screened(self, n: int, without: Sequence[Schedule]) -> list[Schedule]:
+        taken = {key_of(schedule) for schedule in without}
+        others = [i for i, key in enumerate(self.candidates.pool.keys) if key not in taken]
+        best = self.candidates.best(np.array(others, dtype=np.intp), n)
+        return self.candidates.schedules(best)
+
+    def _searched(self, n: int) -> list[Schedule]:
+        if n == 0:
             return []
-        scores = self._scores(among)
-        # Diversity chooses among the good ones.
-        order = np.argsort(-scores, kind="stable")[: n * DIVERSITY_RATIO]
-        space, points = self._sketches.space, [self._pool.points[among[i]] for i in order]
-        picked = pick(
-            scores[order],
-            n,
-            self._diversity,
-            knobs=lambda: [point.vector for point in points],
-            vectors=lambda: space.encode(points).astype(np.float64),
-            rng=self._rng,
+        candidates = self.candidates
+        refine(
+            candidates.pool,
+            candidates.space,
+            [point for _, point in self._elites],
+            value=candidates.scores,
+            add=candidates.add,
+            options=_SEARCH,
+            rng=self.rng,
         )
-        return [int(among[order[i]]) for i in picked]
+        near = self._near(round(_SEARCH.local_share * n))
+        far = np.setdiff1d(np.arange(len(candidates.pool)), near)
+        return candidates.schedules(near + candidates.best(far, n - len(near)))
 
-    def _schedules(self, indices: Sequence[int]) -> list[Schedule]:
-        """Return programs of the pool; those of earlier rounds are made again."""
-        missing = [i for i in indices if self._pool.keys[i] not in self._programs]
-        points = [self._pool.points[i] for i in missing]
-        for i, again in zip(missing, self._sketches.replay(points, self._rng), strict=True):
-            if again is not None and key_of(again[1]) == self._pool.keys[i]:
-                self._programs[self._pool.keys[i]] = again[1]
-        keys = [self._pool.keys[i] for i in indices]
-        return [self._programs[key] for key in keys if key in self._programs]
+    def _near(self, n: int) -> list[int]:
+        """Search the neighbourhood of the best measured points, and return its ``n`` best."""
+        centres = [point for _, point in self._elites[: _SEARCH.n_centres]]
+        if not centres or n == 0:
+            return []
+        pool, space = self.candidates.pool, self.candidates.space
+        self.candidates.add(neighbours(pool, space, centres, NEAR_RATIO * n, self.rng))
+        return self.candidates.best(within(pool, space, centres, _SEARCH.radius), n)
 
-    def _scores(self, among: IndexArray) -> FloatArray:
-        """Return the cost model's acquisition of some of the pool, higher is better."""
-        cost_sec = self._cost.seconds([self._pool.points[i] for i in among])
-        scores = self._model.scores_of(self.context, self._pool.rows[among], cost_sec)
-        # Before any success of the run there is nothing to tell candidates apart by.
-        return self._rng.random(len(among)) if scores is None else np.asarray(scores)
+    def _add_seeds(self, n_own: int | None = None) -> None:
+        """Add the family's new records to the pool, as seeds.
+
+        With ``n_own`` only so many that an earlier run found for this very task.
+        """
+        pool, name = self.candidates.pool, str(self.context.task_name)
+        seeds = self.transfer_pool.ask(self.family, name, self.candidates.space, self.rng)
+        if n_own is not None:
+            seeds = [seed for seed in seeds if seed.is_own][:n_own]
+        new = [seed.point for seed in seeds if not pool.knows(seed.point)][:SEEDS_PER_ROUND]
+        # Some are there already, drawn at random.
+        keys = dict(zip(pool.points, pool.keys, strict=True))
+        added = zip(new, self.candidates.add(new), strict=True)
+        keys.update((point, key) for point, key in added if key is not None)
+        self._seeds = [keys[seed.point] for seed in seeds if seed.point in keys]
+
+    def _exclude(self, keys: set[int]) -> None:
+        super()._exclude(keys)
+        self.candidates.send(keys, self.trial_log)
+
+    def _add_elite(self, seconds: float, point: Point) -> None:
+        bisect.insort(self._elites, (seconds, point), key=lambda elite: elite[0])
+        del self._elites[N_ELITES:]
+
+    def _share_elites(self) -> None:
+        if len(self.measured) >= MIN_TO_TELL:
+            name = str(self.context.task_name)
+            self.transfer_pool.tell(self.family, name, self.elite_records())

@@ -1,18 +1,10 @@
-"""Find good candidates by a model of the model: two steps, one cheap and one exact.
+"""Find good candidates by a model of the cost model, which is cheap to evaluate.
 
 The cost model judges a candidate by features of its program, which takes milliseconds of
-replay and extraction. A forest on the knobs alone takes microseconds. It learns what the
-cost model says of all candidates that were ever looked at, and a genetic search on it
-names the few that the cost model should look at next. So a round has some hundred
-programs to make, where evolution on the programs themselves makes a thousand.
-
-========  ========================================================  ================
-symbol    meaning                                                   shape
-========  ========================================================  ================
-value     the cost model's acquisition, higher is better            (n,)
-row       features of a candidate's program                         (d,)
-y         value as a rank, spread so that the best stand out        (n,)
-========  ========================================================  ================
+replay and extraction. A forest on the knobs alone takes microseconds. It learns the cost
+model's values (its acquisition, higher is better) of all candidates in the pool, and a
+genetic search on it finds the few that the cost model should judge next. So a round makes
+some hundred programs, where evolution on the programs themselves makes a thousand.
 
 References
 ----------
@@ -27,21 +19,20 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from tvm_adaptive.search_strategy.knobs import KnobSpace, Point
+from tvm_adaptive.search_strategy.picking import IndexArray, pick_best
 from tvm_adaptive.values.hash_set import HashSet
+from tvm_adaptive.values.hooks import Rows
 from tvm_adaptive.values.trial import FloatArray
-
-Rows = npt.NDArray[np.float32]
 
 # Trees of the model of knobs: only their mean is wanted.
 _N_TREES = 32
 # Trees that pick a candidate together: one alone is mostly noise, all always agree.
 _N_VOTERS = 4
-# A neighbourhood that is nearly all known is left after so many variations for each wanted.
+# In a neighbourhood that is nearly all known, variations to try for each neighbour wanted.
 _TRIES_PER_NEIGHBOUR = 4
-# Neighbours that are looked at for each that is picked.
+# Neighbours that are scored for each that is picked.
 NEAR_RATIO = 3
 # Forecasts from fewer candidates rank no better than chance.
 _MIN_TO_LEARN = 8
@@ -51,32 +42,32 @@ _MIN_TO_LEARN = 8
 class SurrogateSearchOptions:
     """How far the search on the knobs goes."""
 
-    n_steps: int = 2  # how often a round asks the cost model of new candidates and learns from it
-    # candidates that it asks of. On hardware 40 found nothing better than 24, and of a round they
-    # are what costs most
+    n_steps: int = 2  # how often a round scores new candidates and learns from the scores
+    # New candidates of a step. On hardware 40 found nothing better than 24, and they are the
+    # largest cost of a round.
     n_per_step: int = 24
     n_children: int = 256  # points per generation
     n_generations: int = 5
     n_parents: int = 48  # points that a generation descends from
     crossover: float = 0.3  # chance that a child has two parents
-    # of a batch, how much is picked near the best that were measured. Forecasts of a forest hardly
-    # differ between neighbours, and its acquisition then prefers what is far away and uncertain;
-    # that neighbours of a good program are good is knowledge of its own (the trust regions of
-    # TuRBO, Eriksson et al., NeurIPS 2019)
+    # Share of a batch that is picked near the best that were measured. Forecasts of a forest
+    # hardly differ between neighbours, and its acquisition then prefers what is far away and
+    # uncertain; that neighbours of a good program are good is knowledge of its own (the trust
+    # regions of TuRBO, Eriksson et al., NeurIPS 2019).
     local_share: float = 0.5
     n_centres: int = 4  # how many of the best that were measured have such a neighbourhood
     radius: int = 2  # knobs in which a neighbour differs, at the most
 
 
 class Pool:
-    """Candidates whose programs were looked at but not measured yet."""
+    """Candidates that were scored but not measured yet, and all that were ever seen."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.points: list[Point] = []
         self.keys: list[int] = []
         self._blocks: list[Rows] = []
-        self._known = HashSet()  # of points: a run has more than could be kept whole
+        self._known = HashSet()  # of points: too many to keep whole
         self._known_keys = HashSet()
 
     def __len__(self) -> int:
@@ -84,7 +75,7 @@ class Pool:
 
     @property
     def rows(self) -> Rows:
-        """Ndarray of shape (n, d)."""
+        """Features, of shape (n, d)."""
         if not self._blocks:
             return np.zeros((0, 0), dtype=np.float32)
         if len(self._blocks) > 1:
@@ -92,20 +83,20 @@ class Pool:
         return self._blocks[0]
 
     def knows(self, point: Point) -> bool:
-        """Say whether a point is here, was, or leads to a program that was."""
+        """Say whether a point, or its program, is or was in the pool."""
         return _hash_of(point) in self._known
 
     def knows_key(self, key: int) -> bool:
-        """Say whether a program is here or was."""
+        """Say whether a program is or was in the pool."""
         return key in self._known_keys
 
     def remember(self, points: Iterable[Point], keys: Iterable[int] = ()) -> None:
-        """Know points and programs from now on, without having them here."""
+        """Count points and programs as known, without adding them."""
         self._known.update(_hash_of(point) for point in points)
         self._known_keys.update(keys)
 
     def add(self, points: Sequence[Point], keys: Sequence[int], rows: Rows) -> None:
-        """Add candidates; all of the same number."""
+        """Add candidates."""
         if not len(points):
             return
         self.remember(points, keys)
@@ -120,11 +111,11 @@ class Pool:
         return taken
 
     def trim(self, values: FloatArray) -> None:
-        """Keep what is worth most where there is more than fits."""
+        """Keep the best where there are more than fit."""
         if len(self) > self.capacity:
-            self._keep(np.sort(np.argsort(-values, kind="stable")[: self.capacity]))
+            self._keep(np.sort(pick_best(values, self.capacity)))
 
-    def _keep(self, kept: npt.NDArray[np.intp]) -> None:
+    def _keep(self, kept: IndexArray) -> None:
         if not len(self):
             return
         self._blocks = [self.rows[kept]]
@@ -144,11 +135,11 @@ def refine(
     elites: Sequence[Point],
     *,
     value: Callable[[], FloatArray],
-    look: Callable[[Sequence[Point]], object],
+    add: Callable[[Sequence[Point]], object],
     options: SurrogateSearchOptions,
     rng: np.random.Generator,
 ) -> None:
-    """Put candidates into a pool that the cost model values more than those in it."""
+    """Add candidates to a pool that the cost model values more than those in it."""
     for _ in range(options.n_steps):
         if len(pool) < _MIN_TO_LEARN:
             return
@@ -156,7 +147,7 @@ def refine(
         points = descendants(pool, space, elites, values=values, options=options, rng=rng)
         if not points:
             return
-        look(points)
+        add(points)
 
 
 def descendants(
@@ -177,7 +168,7 @@ def descendants(
         random_state=int(rng.integers(2**31)),
     )
     forest.fit(space.encode(pool.points), spread_ranks(values))
-    best = np.argsort(-values, kind="stable")[: options.n_parents]
+    best = pick_best(values, options.n_parents)
     parents = list(dict.fromkeys([*elites, *(pool.points[i] for i in best)]))
     trees = forest.estimators_
     found: dict[Point, FloatArray] = {}  # forecast of each tree
@@ -212,9 +203,7 @@ def neighbours(
     return list(found)
 
 
-def within(
-    pool: Pool, space: KnobSpace, centres: Sequence[Point], radius: int
-) -> npt.NDArray[np.intp]:
+def within(pool: Pool, space: KnobSpace, centres: Sequence[Point], radius: int) -> IndexArray:
     """Return the indices of a pool's candidates within a number of knobs of any centre."""
     close = [
         any(space.distance(point, centre) <= radius for centre in centres) for point in pool.points
@@ -223,10 +212,10 @@ def within(
 
 
 def pick_by_trees(forecasts: FloatArray, n: int, rng: np.random.Generator) -> list[int]:
-    """Pick rows, each as the best in the eyes of a few random trees.
+    """Pick rows, each the best by the mean of a few random trees.
 
-    Thompson sampling with the trees for a posterior: what most trees prefer is picked
-    early, and what only some prefer has a chance, so that a batch is no set of clones.
+    Thompson sampling with the trees as the posterior: what most trees prefer is picked
+    early, and what only some prefer has a chance, so that a batch is diverse.
     """
     open_ = np.ones(len(forecasts), dtype=bool)
     picked: list[int] = []

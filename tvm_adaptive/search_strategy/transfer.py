@@ -1,17 +1,9 @@
-"""Decisions that were good for one task, taken over by another of its family.
+"""Decisions that were good for one task, fitted to another of its family.
 
 Tasks of a network are often one operator in several sizes: their sketches have the same
 knobs with other extents. Inner tiles fill registers and caches, whose sizes are the
 machine's; so these are kept as far as the other extents allow, and the outermost part
 takes the rest.
-
-========  ====================================================================
-term      meaning
-========  ====================================================================
-finding   decisions that were measured for a task, and what they took
-relative  a task whose sketches have the same knobs but for extents
-seed      a point of a task's own space, made of a relative's finding
-========  ====================================================================
 
 References
 ----------
@@ -25,6 +17,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -36,17 +29,23 @@ from tvm_adaptive.search_strategy.knobs import (
     Tile,
     Undrawn,
     Vector,
+    as_ints,
     divisors,
+    knob_of,
+    sketch_name,
     slices_of,
 )
+from tvm_adaptive.values.trace_json import choices_of
 
-# Findings of one task that others may ask for: its neighbours add little to the best.
+# Records of one task that others may use: its neighbours add little to the best.
 KEPT_PER_TASK = 4
+# TVM's extents have 32 bits in most programs, and no loop runs longer.
+_MOST_EXTENT = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class TransferRecord:
-    """Decisions that were measured."""
+    """Decisions that were measured for a task."""
 
     sketch: str  # name of its sketch, see :class:`~tvm_adaptive.search_strategy.knobs.KnobSpace`
     knobs: tuple[Knob, ...]  # of that sketch
@@ -56,69 +55,89 @@ class TransferRecord:
 
 @dataclasses.dataclass(frozen=True)
 class Seed:
-    """A point worth a look on the strength of what others found."""
+    """A point of a task's space, made of a record of its family."""
 
     point: Point
-    is_own: bool = False  # whether it was found for this very task, by an earlier run
+    is_own: bool = False  # whether the record is of this very task, by an earlier run
 
 
 class TransferPool:
-    """What the tasks of a run have found, for those of the same family.
+    """The best records of a run's tasks, for tasks of the same family.
 
-    One is shared by the searches of one run.
+    The searches of one run share one pool.
     """
 
     def __init__(self) -> None:
         self._now: dict[str, dict[str, tuple[TransferRecord, ...]]] = {}
         self._before: dict[str, dict[str, tuple[TransferRecord, ...]]] = {}
 
-    def tell(self, family: str, task: str, transfer_records: Sequence[TransferRecord]) -> None:
-        """Say what is the best of a task now."""
-        self._now.setdefault(family, {})[task] = tuple(transfer_records[:KEPT_PER_TASK])
+    def tell(self, family: str, task: str, records: Sequence[TransferRecord]) -> None:
+        """Set a task's best records of this run."""
+        self._now.setdefault(family, {})[task] = tuple(records[:KEPT_PER_TASK])
 
-    def remember(self, family: str, task: str, transfer_records: Sequence[TransferRecord]) -> None:
-        """Say what an earlier run found; its times are not comparable with this one's."""
-        self._before.setdefault(family, {})[task] = tuple(transfer_records[:KEPT_PER_TASK])
+    def remember(self, family: str, task: str, records: Sequence[TransferRecord]) -> None:
+        """Set a task's records of an earlier run, whose times do not compare with this one's."""
+        self._before.setdefault(family, {})[task] = tuple(records[:KEPT_PER_TASK])
 
     def ask(self, family: str, task: str, space: KnobSpace, rng: np.random.Generator) -> list[Seed]:
-        """Return what the family's findings come to in a task's own space."""
-        own = [
-            Seed(point, is_own=True)
-            for finding in self._before.get(family, {}).get(task, ())
-            if (point := fit(finding, space, rng)) is not None
-        ]
+        """Return the family's records as points of a task's own space, each point once."""
+        before = self._before.get(family, {})
+        own = [(record, True) for record in before.get(task, ())]
+        others = {**before, **self._now.get(family, {})}
         ranked = sorted(
-            (_extent_distance(transfer_records[0], space), number, transfer_records)
-            for number, transfer_records in enumerate(self._others(family, task))
-            if transfer_records
+            (_extent_distance(records[0], space), number, records)
+            for number, records in enumerate(v for name, v in others.items() if name != task)
+            if records
         )
-        columns = [
-            transfer_records for farness, _, transfer_records in ranked if math.isfinite(farness)
-        ]
-        others = [
-            Seed(point)
-            for rank in itertools.zip_longest(*columns)
-            for finding in rank
-            if finding is not None and (point := fit(finding, space, rng)) is not None
-        ]
-        different: dict[Point, Seed] = {}
-        for seed in [*own, *others]:
-            different.setdefault(seed.point, seed)
-        return list(different.values())
-
-    def _others(self, family: str, task: str) -> list[tuple[TransferRecord, ...]]:
-        now, before = self._now.get(family, {}), self._before.get(family, {})
-        known = {**before, **now}
-        return [transfer_records for name, transfer_records in known.items() if name != task]
+        # The best of each task, the nearest first, then the second best.
+        columns = [records for distance, _, records in ranked if math.isfinite(distance)]
+        by_rank = itertools.chain.from_iterable(itertools.zip_longest(*columns))
+        seeds: dict[Point, Seed] = {}
+        for record, is_own in [*own, *((each, False) for each in by_rank if each is not None)]:
+            point = fit(record, space, rng)
+            if point is not None:
+                seeds.setdefault(point, Seed(point, is_own))
+        return list(seeds.values())
 
 
-def fit(finding: TransferRecord, space: KnobSpace, rng: np.random.Generator) -> Point | None:
-    """Return the point of a space that is most like a finding of another."""
-    fitting = [i for i, knobs in enumerate(space.sketches) if _splits_alike(finding.knobs, knobs)]
+def transfer_record_of(record: Any, seconds: float) -> TransferRecord | None:
+    """Return the decisions of a tuning record in JSON; None if they cannot be read."""
+    try:
+        instructions, decisions = choices_of(record[0])
+        knobs: list[Knob] = []
+        vector: list[int] = []
+        for number, decision in decisions:
+            kind, _, attributes, _ = instructions[number]
+            knob = knob_of(str(kind), attributes, decision)
+            parts = as_ints(decision)
+            if not _is_possible(knob, parts):
+                return None
+            knobs.append(knob)
+            vector.extend(parts)
+        name = sketch_name(instructions)
+    except (TypeError, ValueError, IndexError, KeyError, AttributeError, ArithmeticError):
+        return None
+    return TransferRecord(name, tuple(knobs), tuple(vector), seconds)
+
+
+def fit(record: TransferRecord, space: KnobSpace, rng: np.random.Generator) -> Point | None:
+    """Return the point of a space that is most like another task's record."""
+    fitting = [i for i, knobs in enumerate(space.sketches) if _splits_alike(record.knobs, knobs)]
     if not fitting:
         return None
-    sketch = next((i for i in fitting if space.names[i] == finding.sketch), fitting[0])
-    return Point(sketch, _fit_vector(finding, space.sketches[sketch], rng))
+    sketch = next((i for i in fitting if space.names[i] == record.sketch), fitting[0])
+    given: dict[tuple[str, int], list[Vector]] = {}
+    for knob, where in zip(record.knobs, slices_of(record.knobs), strict=True):
+        given.setdefault(_kind(knob), []).append(record.vector[where])
+    vector: list[int] = []
+    for knob in space.sketches[sketch]:
+        of_kind = given.get(_kind(knob))
+        if not of_kind:
+            vector.extend(knob.draw(rng))
+        else:
+            decision = of_kind.pop(0)
+            vector.extend(fit_split(knob, decision) if isinstance(knob, Tile) else decision)
+    return Point(sketch, tuple(vector))
 
 
 def fit_split(tile: Tile, parts: Sequence[int]) -> Vector:
@@ -128,61 +147,44 @@ def fit_split(tile: Tile, parts: Sequence[int]) -> Vector:
     for level in range(tile.n_parts - 1, 0, -1):
         bound = tile.max_innermost if level == tile.n_parts - 1 else -1
         possible = [each for each in divisors(left) if bound < 0 or each <= bound]
-        part = _nearest(possible, parts[level])
+        # Of two that are equally near, the smaller.
+        part = min(possible, key=lambda each: (abs(math.log(each / parts[level])), each))
         fitted.append(part)
         left //= part
     return (left, *reversed(fitted))
 
 
-def _nearest(possible: Sequence[int], wanted: int) -> int:
-    """Return the nearest as a ratio, of two the smaller."""
-    return min(possible, key=lambda each: (abs(math.log(each / wanted)), each))
-
-
-def _fit_vector(finding: TransferRecord, knobs: Sequence[Knob], rng: np.random.Generator) -> Vector:
-    stock: dict[tuple[str, int], list[Vector]] = {}
-    for knob, where in zip(finding.knobs, slices_of(finding.knobs), strict=True):
-        stock.setdefault(_kind(knob), []).append(finding.vector[where])
-    vector: list[int] = []
-    for knob in knobs:
-        given = stock.get(_kind(knob))
-        if not given:
-            vector.extend(knob.draw(rng))
-        elif isinstance(knob, Tile):
-            vector.extend(fit_split(knob, given.pop(0)))
-        else:
-            vector.extend(given.pop(0))
-    return tuple(vector)
+def _is_possible(knob: Knob, decision: Sequence[int]) -> bool:
+    """Say whether a knob has the decision of a record."""
+    if isinstance(knob, Tile):
+        return min(decision) >= 1 and knob.extent <= _MOST_EXTENT
+    return not isinstance(knob, Choice) or 0 <= decision[0] < len(knob.weights)
 
 
 def _kind(knob: Knob) -> tuple[str, int]:
-    """Return what two knobs share if a decision of one can be one of the other."""
+    """Return a key that knobs share if a decision of one can be one of the other."""
     if isinstance(knob, Choice):
         return "choice", len(knob.weights)
     return ("undrawn" if isinstance(knob, Undrawn) else "tile"), knob.width
 
 
+def _tiles(knobs: Sequence[Knob]) -> list[Tile]:
+    return [knob for knob in knobs if isinstance(knob, Tile)]
+
+
 def _splits_alike(one: Sequence[Knob], other: Sequence[Knob]) -> bool:
     mine, theirs = _tiles(one), _tiles(other)
-    if not mine and not theirs:  # nothing tells them apart but their other knobs
+    if not mine and not theirs:  # only their other knobs tell them apart
         return [_kind(knob) for knob in one] == [_kind(knob) for knob in other]
     return [tile.n_parts for tile in mine] == [tile.n_parts for tile in theirs]
 
 
-def _extent_distance(finding: TransferRecord, space: KnobSpace) -> float:
-    """Return by how many octaves the extents differ, all in all; infinite if nothing fits."""
-    return min(
-        (
-            sum(
-                abs(math.log2(mine.extent / theirs.extent))
-                for mine, theirs in zip(_tiles(knobs), _tiles(finding.knobs), strict=True)
-            )
-            for knobs in space.sketches
-            if _splits_alike(finding.knobs, knobs)
-        ),
-        default=math.inf,
+def _extent_distance(record: TransferRecord, space: KnobSpace) -> float:
+    """Return by how many octaves the extents differ in total; infinite if nothing fits."""
+    theirs = _tiles(record.knobs)
+    distances = (
+        sum(abs(math.log2(a.extent / b.extent)) for a, b in zip(_tiles(knobs), theirs, strict=True))
+        for knobs in space.sketches
+        if _splits_alike(record.knobs, knobs)
     )
-
-
-def _tiles(knobs: Sequence[Knob]) -> list[Tile]:
-    return [knob for knob in knobs if isinstance(knob, Tile)]
+    return min(distances, default=math.inf)

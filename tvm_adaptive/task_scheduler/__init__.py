@@ -1,4 +1,4 @@
-"""Which task gets the next seconds."""
+"""The task scheduler: which task is tuned next, and for how long."""
 
 from tvm_adaptive.task_scheduler.arms import Arm, Decision, Policy
 from tvm_adaptive.task_scheduler.scheduler import AdaptiveScheduler

@@ -1,6 +1,6 @@
-"""What a task scheduler sees of its tasks, and what it decides.
+"""The arms and decisions of a task scheduler.
 
-The terms are the bandit's: a task is an *arm*, playing it for a while is a *slot*.
+The terms are the bandit's: a task is an *arm*, a share of tuning time given to it a *slot*.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from tvm_adaptive.values.trial import N_VERIFIED, FloatArray
 
 @dataclasses.dataclass(frozen=True)
 class PriorTrials:
-    """What earlier runs left of a task.
+    """The trials that earlier runs made for a task.
 
     Attributes
     ----------
     latencies_ms : sequence of float, milliseconds of one run, lower is better
         One per trial in the order measured, of all runs; ``nan`` for a failure. Empty
-        where this run does not begin with the best of them.
+        where this run does not start with the best of them.
     is_proven : bool
-        Whether a play-off has proven a candidate, which is there to fall back on.
+        Whether a play-off has proven a candidate, which this run can fall back on.
     """
 
     latencies_ms: Sequence[float] = ()
@@ -50,12 +50,12 @@ class Arm:
     n_slots : int
         Slots played, those of the warm-up included.
     spent_sec : float
-        Wall-clock seconds of these slots: search, builds, measuring and learning.
+        Wall-clock seconds of these slots: search, builds, measuring and training.
     finished : bool
-        Whether it cannot be played any more: nothing new to try, trials used up, or
+        Whether no further slot is possible: nothing new to try, trials used up, or
         given up.
-    remembered : Remembered
-        What earlier runs know of it.
+    prior : PriorTrials
+        Of earlier runs.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Arm:
     n_slots: int
     spent_sec: float
     finished: bool = False
-    remembered: PriorTrials = PriorTrials()
+    prior: PriorTrials = PriorTrials()
 
     @property
     def n_trials(self) -> int:
@@ -91,12 +91,11 @@ class Arm:
         """Return the best throughput after each trial, of earlier runs and then of this one.
 
         In multiples of the incumbent's, which must exist; of shape (m + n,), 0 before the
-        first success. Machines are not equally fast every day: what earlier runs measured
-        is told relative to their best, of which this run's first successes, for which it
-        was measured again, say how fast it is now.
+        first success. A machine is not equally fast every day: earlier trials are scaled so
+        that their best agrees with this run's first successes, which measure it again.
         """
         own = self.best_ms / self.best_history_ms()
-        earlier = best_so_far(np.asarray(self.remembered.latencies_ms, dtype=np.float64))
+        earlier = best_so_far(np.asarray(self.prior.latencies_ms, dtype=np.float64))
         if not len(earlier) or math.isinf(earlier[-1]):
             return own
         successes = self.latencies_ms[np.isfinite(self.latencies_ms)]
@@ -107,7 +106,7 @@ class Arm:
 
 
 class Played(Protocol):
-    """What is known of an arm from an earlier sitting of the run; see :class:`Arm`."""
+    """An arm's trials in earlier attempts of the run; see :class:`Arm`."""
 
     @property
     def latencies_ms(self) -> Sequence[float]:
@@ -129,22 +128,22 @@ class Decision:
     Attributes
     ----------
     arm : int or None
-        Index of the arm; None to end the run, because nothing left is worth a slot.
+        Index of the arm; None to end the run, as no arm is worth another slot.
     reason : str
         One word for the journal: ``"warm-up"``, ``"index"``, ``"explore"``,
         ``"starved"``, ``"nothing-left"``, ...; never empty.
     n_trials : int or None
         Trials that the slot should have; None for a full batch of the search.
     scores : ndarray of shape (k,) or None
-        What was compared, one per arm, higher is better; ``nan`` for an arm that was
-        not a choice. None where nothing was compared.
+        One per arm, higher is better; ``nan`` for an arm that was not a choice. None
+        where nothing was compared.
     unit : str
         Of the scores, e.g. ``"ms/s"``; empty without one.
     retired : tuple of int
-        Arms that shall not be asked again.
+        Arms that get no further slot.
     until_success : bool
-        Whether the slot may end sooner, with its first batch that has a success: a warm-up
-        wants no more, and what an earlier run knows of the task is verified in less.
+        Whether the slot may end sooner, with its first batch that has a success: enough
+        for a warm-up, and to verify the best of earlier runs.
     """
 
     arm: int | None
@@ -163,8 +162,8 @@ class Decision:
 class Policy(Protocol):
     """Decides slot by slot. The same object serves hardware and replay.
 
-    A policy of one's own needs this method alone. It may keep state between calls, but
-    must not assume that the arm it chose got as many trials as it asked for.
+    A user's policy needs this method alone. It may keep state between calls, but must
+    not assume that the arm it chose got as many trials as it asked for.
     """
 
     def choose(self, arms: Sequence[Arm], rng: np.random.Generator) -> Decision:

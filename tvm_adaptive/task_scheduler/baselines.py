@@ -1,18 +1,13 @@
-"""Schedulers that believe nothing: round-robin, random, and linear in the flop.
-
-With reallocation (DynaTune's section 5.3, "DA") what an arm leaves unused goes to the
-others. Without it (section 5.2) each arm has its share of slots from the beginning, and
-what it leaves unused lapses.
-"""
+"""Schedulers without a forecast: round-robin, random, linear in the flop, and TVM's gradient."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.task_scheduler.arms import Arm, Decision
 from tvm_adaptive.task_scheduler.index import argmax
 from tvm_adaptive.task_scheduler.retire import out_of_patience
@@ -21,106 +16,38 @@ from tvm_adaptive.values.trial import FloatArray
 
 # Among the live arms: (arms, live, rng) -> arm.
 Rule = Callable[[Sequence[Arm], Sequence[int], np.random.Generator], int]
-# Total slots, arms, rng -> slots of each arm, shape (k,).
-Shares = Callable[[int, Sequence[Arm], np.random.Generator], FloatArray]
 # Whole batches, as the papers' baselines have no smaller ones.
 _FULL_BATCHES = WarmUp(n_trials=None)
 
 
 class BaselinePolicy:
-    """A full batch for each arm until it has a result, then a rule without belief."""
+    """Play full batches until each arm has a result, then follow a rule.
 
-    def __init__(
-        self,
-        rule: Rule,
-        *,
-        patience_trials: int | None = None,
-        shares: Shares | None = None,
-        total_slots: int | None = None,
-    ) -> None:
-        if (shares is None) != (total_slots is None):
-            raise InvalidOptionError(
-                "Without reallocation slots are allotted once, so total_slots must be given, and "
-                f"only then; got reallocate={shares is None}, total_slots={total_slots}."
-            )
+    What a finished arm leaves unused goes to the others (DynaTune, section 5.3, "DA").
+    """
+
+    def __init__(self, rule: Rule, *, patience_trials: int | None = None) -> None:
         self._rule = rule
         self._patience_trials = patience_trials
-        self._shares = shares
-        self._total_slots = total_slots
-        self._quota: FloatArray | None = None
         self._retired: set[int] = set()
 
     def choose(self, arms: Sequence[Arm], rng: np.random.Generator) -> Decision:
         """Choose the arm of the next slot; see :class:`~.arms.Policy`."""
-        if self._shares is not None and self._quota is None:
-            assert self._total_slots is not None
-            self._quota = self._shares(self._total_slots, arms, rng)
         live = [k for k, arm in enumerate(arms) if not arm.finished and k not in self._retired]
-        spent = tuple(k for k in live if self._is_spent(arms[k], k))
-        self._retired.update(spent)
+        retired = tuple(k for k in live if self._is_spent(arms[k]))
+        self._retired.update(retired)
         live = [k for k in live if k not in self._retired]
         if not live:
-            return Decision(None, "nothing-left", retired=spent)
+            return Decision(None, "nothing-left", retired=retired)
         cold = _FULL_BATCHES.next_arm(arms, live)
         if cold is not None:
-            return Decision(cold, "warm-up", retired=spent)
-        return Decision(self._rule(arms, live, rng), "rule", retired=spent)
+            return Decision(cold, "warm-up", retired=retired)
+        return Decision(self._rule(arms, live, rng), "rule", retired=retired)
 
-    def _is_spent(self, arm: Arm, k: int) -> bool:
+    def _is_spent(self, arm: Arm) -> bool:
         if math.isinf(arm.best_ms):
             return _FULL_BATCHES.is_hopeless(arm)
-        if self._quota is not None and arm.n_slots >= self._quota[k]:
-            return True
         return out_of_patience(arm, self._patience_trials)
-
-
-def round_robin(
-    *,
-    reallocate: bool = True,
-    total_slots: int | None = None,
-    patience_trials: int | None = None,
-) -> BaselinePolicy:
-    """Return the policy that plays arms in circular order."""
-    return BaselinePolicy(
-        _least_played,
-        patience_trials=patience_trials,
-        shares=None if reallocate else _equal_shares,
-        total_slots=total_slots,
-    )
-
-
-def at_random(
-    *,
-    reallocate: bool = True,
-    total_slots: int | None = None,
-    patience_trials: int | None = None,
-) -> BaselinePolicy:
-    """Return the policy that plays any arm; parameters as for :func:`round_robin`."""
-    return BaselinePolicy(
-        _any_arm,
-        patience_trials=patience_trials,
-        shares=None if reallocate else _random_shares,
-        total_slots=total_slots,
-    )
-
-
-def linear(
-    *,
-    reallocate: bool = True,
-    total_slots: int | None = None,
-    patience_trials: int | None = None,
-) -> BaselinePolicy:
-    """Return the policy that gives time in proportion to weight times flop.
-
-    Parameters as for :func:`round_robin`. With reallocation it plays the arm that is
-    furthest behind its share of the seconds spent; without, slots are allotted.
-    """
-    return BaselinePolicy(
-        _furthest_behind,
-        patience_trials=patience_trials,
-        shares=None if reallocate else _linear_shares,
-        total_slots=total_slots,
-    )
 
 
 def _least_played(arms: Sequence[Arm], live: Sequence[int], _rng: np.random.Generator) -> int:
@@ -132,6 +59,7 @@ def _any_arm(_arms: Sequence[Arm], live: Sequence[int], rng: np.random.Generator
 
 
 def _furthest_behind(arms: Sequence[Arm], live: Sequence[int], rng: np.random.Generator) -> int:
+    """Choose the arm furthest behind its share of seconds, proportional to weight times flop."""
     scores = np.full(len(arms), np.nan)
     for k in live:
         spent = arms[k].spent_sec if arms[k].spent_sec > 0 else arms[k].n_slots
@@ -139,16 +67,67 @@ def _furthest_behind(arms: Sequence[Arm], live: Sequence[int], rng: np.random.Ge
     return argmax(scores, rng)
 
 
-def _equal_shares(total: int, arms: Sequence[Arm], _rng: np.random.Generator) -> FloatArray:
-    return np.full(len(arms), math.ceil(total / len(arms)), dtype=np.float64)
+round_robin = functools.partial(BaselinePolicy, _least_played)
+at_random = functools.partial(BaselinePolicy, _any_arm)
+linear = functools.partial(BaselinePolicy, _furthest_behind)
+
+# What TVM writes for a failed trial, in ms.
+_FAILED_MS = 1e9
+# The gradient of a task without a valid result: any other is steeper.
+_NEVER_VALID = -1e9
+# Ansor's weight of the recent gains against the mean rate, and the batches that are recent.
+_ALPHA = 0.2
+_WINDOW = 3
 
 
-def _random_shares(total: int, arms: Sequence[Arm], rng: np.random.Generator) -> FloatArray:
-    chances = np.full(len(arms), 1.0 / len(arms))
-    return np.maximum(rng.multinomial(total, chances), 1).astype(np.float64)
+class GradientPolicy:
+    """Decide as MetaSchedule's ``GradientBased`` scheduler does. One object serves one run.
 
+    After Ansor (Zheng et al., OSDI 2020, section 6): one batch for each task, then the task
+    with the steepest ``weight (alpha g1 + (1 - alpha) g2)``, where g1 is the mean drop of
+    its best latency over the last batches and g2 its best latency over the number of
+    batches. Where all gradients are equal TVM draws with a generator of its own, this
+    policy with the one it is given; all other decisions are the same.
+    """
 
-def _linear_shares(total: int, arms: Sequence[Arm], _rng: np.random.Generator) -> FloatArray:
-    work = np.array([arm.weight * arm.flop for arm in arms], dtype=np.float64)
-    shares: FloatArray = np.ceil(total * work / work.sum())
-    return np.maximum(shares, 1.0)
+    def __init__(self) -> None:
+        self._n_warmed = 0
+        self._n_slots: list[int] = []
+        self._best_ms: list[list[float]] = []
+
+    def choose(self, arms: Sequence[Arm], rng: np.random.Generator) -> Decision:
+        """Choose the arm of the next slot; see :class:`~.arms.Policy`."""
+        self._add_batches(arms)
+        while self._n_warmed < len(arms):
+            self._n_warmed += 1
+            if not arms[self._n_warmed - 1].finished:
+                return Decision(self._n_warmed - 1, "warm-up")
+        scores: FloatArray = np.array(
+            [np.nan if arm.finished else self._gradient(k, arm) for k, arm in enumerate(arms)]
+        )
+        alive = np.flatnonzero(~np.isnan(scores))
+        if len(alive) == 0:
+            return Decision(None, "nothing-left")
+        if np.nanmax(scores) == np.nanmin(scores):
+            return Decision(int(rng.choice(alive)), "tie", scores=scores, unit="ms/batch")
+        # The first of several steepest ones, as TVM.
+        return Decision(int(np.nanargmax(scores)), "gradient", scores=scores, unit="ms/batch")
+
+    def _add_batches(self, arms: Sequence[Arm]) -> None:
+        """Append one entry for each measured batch, whatever its size."""
+        if len(self._n_slots) != len(arms):
+            self._n_slots = [0] * len(arms)
+            self._best_ms = [[] for _ in arms]
+        for k, arm in enumerate(arms):
+            if arm.n_slots > self._n_slots[k] and arm.n_trials > 0:
+                self._best_ms[k].append(min(arm.best_ms, _FAILED_MS))
+            self._n_slots[k] = arm.n_slots
+
+    def _gradient(self, k: int, arm: Arm) -> float:
+        history = self._best_ms[k]
+        n = len(history)
+        if n == 0 or not history[-1] < _FAILED_MS:
+            return _NEVER_VALID
+        best = history[-1]
+        recent = (history[-1 - _WINDOW] - best) / _WINDOW if n > _WINDOW else 0.0
+        return (_ALPHA * recent + (1.0 - _ALPHA) * best / n) * arm.weight

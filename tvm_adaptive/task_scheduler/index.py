@@ -1,15 +1,15 @@
-r"""How much is a slot of an arm worth: action functions on arrays.
+r"""The value of a slot of an arm: action functions on arrays.
 
 ==============  =====================================================  =========
 symbol          meaning                                                unit
 ==============  =====================================================  =========
 flop / f        latency of one run at throughput f                     ms
-r               drop of the network's latency that a slot brings       ms
+r               drop of the network's latency by a slot                ms
 L               seconds that the slot takes                            s
 n_k, T          slots of arm k, and of all arms together               1
 ==============  =====================================================  =========
 
-UCB, epsilon-greedy and softmax are those of DynaTune (Wang et al., ICLR 2021, section 4
+UCB, epsilon-greedy and softmax are those of DynaTune (Zhang et al., ICLR 2021, section 4
 and appendix A). Expected gain per second ranks like the fractional knapsack: for concave
 gains, greedy by gain per second is optimal (Fox, "Discrete Optimization via Marginal
 Analysis", 1966). Bayes-UCB is Kaufmann, Cappe and Garivier (AISTATS 2012).
@@ -60,8 +60,8 @@ def gain_samples_ms(
     """Convert draws of throughput into draws of the drop of end-to-end latency.
 
     Draw by draw, because 1/f is convex: E[flop/f] is above flop/E[f], so the mean
-    throughput promises more milliseconds than there are. As latency is flop/f, flop
-    cancels against the incumbent, and the throughput may be in any unit.
+    throughput overstates the drop. As latency is flop/f, flop cancels against the
+    incumbent, and the throughput may be in any unit.
 
     Parameters
     ----------

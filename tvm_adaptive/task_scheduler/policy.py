@@ -1,118 +1,80 @@
 """The scheduler that forecasts each arm's next slot and plays the most valuable one.
 
-Warm-up, forecast, index, retirement and a guard against starving, each from a file of
-its own; this one is the order in which they are asked.
+Warm-up, forecast, index, retirement and the guard against starving have files of their own;
+this one calls them in order.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.errors import check_at_least, check_choices, check_positive, check_share
 from tvm_adaptive.task_scheduler import index, retire
 from tvm_adaptive.task_scheduler.arms import Arm, Decision
 from tvm_adaptive.task_scheduler.forecast.belief import METHODS, forecast
 from tvm_adaptive.task_scheduler.forecast.curve import CurveFamily, curve_family
-from tvm_adaptive.task_scheduler.forecast.result import History
+from tvm_adaptive.task_scheduler.forecast.result import Forecast, ThroughputHistory
 from tvm_adaptive.task_scheduler.index import EPSILON
 from tvm_adaptive.task_scheduler.warmup import WarmUp
 from tvm_adaptive.values.trial import FloatArray
 
 INDICES = ("gain-per-sec", "ucb", "bayes-ucb", "ei", "epsilon-greedy", "softmax")
-# Arms whose seconds are unknown (nothing charged yet) count as equally dear.
+# Of the indices, those in milliseconds per second of slot; the others are in milliseconds.
+_PER_SEC = ("gain-per-sec", "bayes-ucb")
+# Arms whose seconds are unknown (nothing charged yet) count as equally expensive.
 _UNKNOWN_SEC_PER_TRIAL = 1.0
-
-
-class Belief(Protocol):
-    """What a forecaster tells of the throughput at the end of the next slot."""
-
-    @property
-    def mean(self) -> float:
-        """Mean, in the unit of the history."""
-
-    @property
-    def samples(self) -> FloatArray:
-        """Draws of shape (s,), none below the incumbent."""
-
-    @property
-    def expected_drop(self) -> float:
-        """Share of its latency that the task is expected to lose, in [0, 1)."""
-
-
-# Of an arm's history (the incumbent is 1), the trials of the slot, and a generator.
-Forecaster = Callable[[History, int, np.random.Generator], Belief]
 # Peers that have become better by no more than this leave a forecast as it was.
 _PEER_TOLERANCE = 0.05
 
 
+# Of an arm's history (the incumbent is 1), the trials of the slot, and a generator.
+Forecaster = Callable[[ThroughputHistory, int, np.random.Generator], Forecast]
+
+
 @dataclasses.dataclass(frozen=True)
 class PolicyOptions:
-    """What a :class:`DynaTunePolicy` can be told."""
+    """Options of a :class:`DynaTunePolicy`."""
 
-    # the action function: ``"gain-per-sec"`` (expected end-to-end milliseconds per second of slot),
-    # ``"ucb"`` (the paper's), ``"bayes-ucb"`` (posterior quantile per second), ``"ei"`` (normal
-    # posterior), ``"epsilon-greedy"``, ``"softmax"``
+    # the action function: ``"gain-per-sec"`` (expected end-to-end milliseconds per second of
+    # slot), ``"ucb"`` (the paper's), ``"bayes-ucb"`` (posterior quantile per second), ``"ei"``
+    # (normal posterior), ``"epsilon-greedy"`` or ``"softmax"``
     index: str = "gain-per-sec"
     method: str = "quadrature"  # of the forecast: ``"quadrature"``, ``"emcee"`` or ``"records"``
     family: str | CurveFamily = "log-power"  # of the forecast's curves
     slot_trials: int = 16  # trials of a slot, the horizon of the forecast
-    # seconds of a slot; takes the place of ``slot_trials``, the horizon then follows from the arm's
-    # own seconds per trial
+    # seconds of a slot instead: the horizon then follows from the arm's own seconds per trial
     slot_sec: float | None = None
     warm_up: WarmUp = dataclasses.field(default_factory=WarmUp)
     # an arm without improvement for so many trials is retired (the paper's 200)
     patience_trials: int | None = None
-    # an arm whose next slot is expected to bring less than this share of the end-to-end latency is
-    # retired, if it has not improved for a while: a thousand such slots would not bring 1 %. 0
-    # retires none
+    # an arm whose next slot is expected to save less than this share of the end-to-end latency
+    # is retired if it has not improved for a while: a thousand such slots would not save 1 %.
+    # 0 retires none
     retire_share: float = 1e-5
     # A live arm that has waited for this many slots per live arm gets a small slot whatever its
-    # score: at the most every tenth slot goes to waiting. ``inf`` to let it wait
+    # score: at most every tenth slot goes to waiting arms. ``inf`` turns it off
     starve_after: float = 10.0
-    peak_gflops: float | None = None  # the target's peak; None scales by each arm's own best
-    # an arm is expected to reach at most so much more, relatively, than the best throughput of any
-    # arm: what the network's other tasks have reached is what this machine can do, and an arm that
-    # is there has little left to gain. None expects nothing of the kind
+    # no arm is expected to exceed the best throughput of any arm by more than this share: the
+    # network's other tasks show what the machine can do, and an arm that has reached it has
+    # little left to gain. None has no such expectation
     peer_margin: float | None = 0.05
-    # C of ``"ucb"``; None takes the paper's, by the first end-to-end latency
-    exploration: float | None = None
     epsilon: float = EPSILON  # of ``"epsilon-greedy"``
-    temperature_ms: float | None = None  # of ``"softmax"``; None takes the mean gain
 
     def __post_init__(self) -> None:
-        if self.index not in INDICES:
-            raise InvalidOptionError(
-                f"index must be one of {', '.join(INDICES)} but got {self.index!r}."
-            )
-        if self.method not in METHODS:
-            raise InvalidOptionError(
-                f"method must be one of {', '.join(METHODS)} but got {self.method!r}."
-            )
+        check_choices("index", self.index, INDICES)
+        check_choices("method", self.method, METHODS)
         curve_family(self.family)
-        if not 0.0 <= self.epsilon <= 1.0:
-            raise InvalidOptionError(f"epsilon must be in [0, 1] but got {self.epsilon}.")
-        if not 0.0 <= self.retire_share < 1.0:
-            raise InvalidOptionError(f"retire_share must be in [0, 1) but got {self.retire_share}.")
-        for name in ("slot_trials", "patience_trials"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidOptionError(f"{name} must be at least 1 but got {value}.")
-        for name in (
-            "slot_sec",
-            "starve_after",
-            "peak_gflops",
-            "peer_margin",
-            "exploration",
-            "temperature_ms",
-        ):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise InvalidOptionError(f"{name} must be above 0 but got {value}.")
+        check_share("epsilon", self.epsilon, "[0, 1]")
+        check_share("retire_share", self.retire_share)
+        check_at_least("slot_trials", self.slot_trials, 1)
+        check_at_least("patience_trials", self.patience_trials, 1)
+        check_positive("slot_sec", self.slot_sec)
+        check_positive("starve_after", self.starve_after)
+        check_positive("peer_margin", self.peer_margin)
 
 
 DEFAULT = PolicyOptions()
@@ -132,10 +94,7 @@ PRESETS = {"default": DEFAULT, "paper": PAPER}
 
 @dataclasses.dataclass(frozen=True)
 class _Outlook:
-    """The forecast of one arm, converted.
-
-    It stays true until the arm is played again or its peers have become much better.
-    """
+    """The forecast of one arm in milliseconds, until it is played or its peers improve much."""
 
     n_trials: int
     peer_gflops: float
@@ -146,7 +105,7 @@ class _Outlook:
 
 
 class DynaTunePolicy:
-    """Forecast, convert to end-to-end milliseconds, and play the best arm.
+    """Forecast each arm, convert to end-to-end milliseconds, and play the best arm.
 
     One object serves one run.
     """
@@ -154,8 +113,11 @@ class DynaTunePolicy:
     def __init__(
         self, options: PolicyOptions | str = "default", forecaster: Forecaster | None = None
     ) -> None:
-        self.options = resolve_options(options)
-        self._forecast = forecaster or default_forecaster(self.options)
+        if isinstance(options, str):
+            check_choices("The preset", options, PRESETS)
+            options = PRESETS[options]
+        self.options = options
+        self._forecast = forecaster or self._own_forecast
         self._outlooks: dict[int, _Outlook] = {}
         self._retired: set[int] = set()
         self._waiting = retire.Waiting()
@@ -164,7 +126,7 @@ class DynaTunePolicy:
     def choose(self, arms: Sequence[Arm], rng: np.random.Generator) -> Decision:
         """Choose the arm of the next slot; see :class:`~.arms.Policy`."""
         self._waiting.observe(arms)
-        retired = self._retire(self._without_hope(arms))
+        retired = self._retire([k for k in self._live(arms) if self._is_hopeless(arms[k])])
         live = self._live(arms)
         cold = self.options.warm_up.next_arm(arms, live)
         if cold is not None:
@@ -172,50 +134,42 @@ class DynaTunePolicy:
             # A slot of a few trials is for a first result; the paper's is a whole one.
             few = trials is not None
             return Decision(cold, "warm-up", n_trials=trials, retired=retired, until_success=few)
-        self._look_ahead(arms, live, rng)
-        retired += self._retire([k for k in live if self._is_worthless(arms, k)])
+        self._update_outlooks(arms, live, rng)
+        total_ms, share = retire.end_to_end_ms(arms), self.options.retire_share
+        retired += self._retire(
+            k
+            for k in live
+            if retire.not_worth_a_slot(arms[k], self._outlooks[k].gain_ms, total_ms, share)
+        )
         live = self._live(arms)
         if not live:
             return Decision(None, "nothing-left", retired=retired)
         scores = self._scores(arms, live)
-        waiting, n_waited = self._waiting.longest(live)
+        arm, n_waited = self._waiting.longest(live)
         if n_waited > self.options.starve_after * len(live):
-            trials = self.options.warm_up.n_trials
-            arm, reason = waiting, "starved"
+            reason, trials = "starved", self.options.warm_up.n_trials
         else:
-            trials = None
-            arm, reason = self._pick(scores, rng)
-        return Decision(arm, reason, trials, scores, self._unit(), retired)
+            (arm, reason), trials = self._pick(scores, rng), None
+        unit = "ms/s" if self.options.index in _PER_SEC else "ms"
+        return Decision(arm, reason, trials, scores, unit, retired)
 
     def _live(self, arms: Sequence[Arm]) -> list[int]:
         return [k for k, arm in enumerate(arms) if not arm.finished and k not in self._retired]
 
-    def _retire(self, which: Sequence[int]) -> tuple[int, ...]:
-        self._retired.update(which)
-        return tuple(which)
+    def _retire(self, which: Iterable[int]) -> tuple[int, ...]:
+        retired = tuple(which)
+        self._retired.update(retired)
+        return retired
 
-    def _without_hope(self, arms: Sequence[Arm]) -> list[int]:
-        options = self.options
-        return [
-            k
-            for k in self._live(arms)
-            if options.warm_up.is_hopeless(arms[k])
-            or (
-                math.isfinite(arms[k].best_ms)
-                and retire.out_of_patience(arms[k], options.patience_trials)
-            )
-        ]
+    def _is_hopeless(self, arm: Arm) -> bool:
+        if math.isinf(arm.best_ms):
+            return self.options.warm_up.is_hopeless(arm)
+        return retire.out_of_patience(arm, self.options.patience_trials)
 
-    def _is_worthless(self, arms: Sequence[Arm], k: int) -> bool:
-        gain_ms = self._outlooks[k].gain_ms
-        return retire.not_worth_a_slot(
-            arms[k], gain_ms, retire.end_to_end_ms(arms), self.options.retire_share
-        )
-
-    def _look_ahead(
+    def _update_outlooks(
         self, arms: Sequence[Arm], live: Sequence[int], rng: np.random.Generator
     ) -> None:
-        """Forecast anew the arms that were played since; the others rest as they were."""
+        """Forecast the arms that were played, or whose peers have become much better."""
         if self._initial_ms is None:
             self._initial_ms = retire.end_to_end_ms(arms)
         peer_gflops = max(map(best_gflops, arms), default=0.0)
@@ -230,14 +184,15 @@ class DynaTunePolicy:
 
     def _outlook(self, arm: Arm, peer_gflops: float, rng: np.random.Generator) -> _Outlook:
         options = self.options
-        sec_per_trial = arm.sec_per_trial
-        if not sec_per_trial > 0:
-            sec_per_trial = _UNKNOWN_SEC_PER_TRIAL
-        if options.slot_sec is None:
-            horizon = options.slot_trials
-        else:
+        sec_per_trial = arm.sec_per_trial if arm.sec_per_trial > 0 else _UNKNOWN_SEC_PER_TRIAL
+        horizon = options.slot_trials
+        if options.slot_sec is not None:
             horizon = max(1, math.floor(options.slot_sec / sec_per_trial))
-        belief = self._forecast(self._history(arm, peer_gflops), horizon, rng)
+        expected_peak = None
+        if options.peer_margin is not None:
+            expected_peak = (1.0 + options.peer_margin) * peer_gflops / best_gflops(arm)
+        history = ThroughputHistory(arm.throughput_history(), expected_peak=expected_peak)
+        belief = self._forecast(history, horizon, rng)
         return _Outlook(
             n_trials=arm.n_trials,
             peer_gflops=peer_gflops,
@@ -247,83 +202,51 @@ class DynaTunePolicy:
             slot_sec=horizon * sec_per_trial,
         )
 
-    def _history(self, arm: Arm, peer_gflops: float) -> History:
-        """Return an arm's throughput and its limits, in multiples of the incumbent."""
-        options = self.options
-        own_gflops = best_gflops(arm)
-        peak = expected_peak = None
-        if options.peak_gflops is not None:
-            # A measured throughput above the stated peak proves the statement wrong.
-            peak = max(options.peak_gflops / own_gflops, 1.0)
-        if options.peer_margin is not None:
-            expected_peak = (1.0 + options.peer_margin) * peer_gflops / own_gflops
-        return History(arm.throughput_history(), peak, expected_peak)
+    def _own_forecast(
+        self, history: ThroughputHistory, horizon: int, rng: np.random.Generator
+    ) -> Forecast:
+        return forecast(
+            history.best,
+            horizon,
+            method=self.options.method,
+            family=self.options.family,
+            expected_peak=history.expected_peak,
+            rng=rng,
+        )
 
     def _scores(self, arms: Sequence[Arm], live: Sequence[int]) -> FloatArray:
         scores = np.full(len(arms), np.nan)
-        scores[list(live)] = [self._score(self._outlooks[k], arms) for k in live]
+        n_slots = [arm.n_slots for arm in arms]
+        total = sum(n_slots)
+        scores[live] = [self._score(self._outlooks[k], total) for k in live]
         if self.options.index == "ucb":
             assert self._initial_ms is not None
-            c = self.options.exploration or index.exploration_constant(self._initial_ms)
-            counts = [arm.n_slots for arm in arms]
-            scores = index.ucb(scores, counts, sum(counts), c)
-            scores[[k for k in range(len(arms)) if k not in set(live)]] = np.nan
+            c = index.exploration_constant(self._initial_ms)
+            bounds = index.ucb(scores, n_slots, total, c)
+            scores = np.where(np.isin(np.arange(len(arms)), live), bounds, np.nan)
         return scores
 
-    def _score(self, outlook: _Outlook, arms: Sequence[Arm]) -> float:
+    def _score(self, outlook: _Outlook, n_slots: int) -> float:
         kind = self.options.index
         if kind == "ucb":
             return outlook.published_gain_ms
         if kind == "ei":
             gains = outlook.gains_ms
             return index.expected_improvement_ms(-float(gains.mean()), float(gains.std()), 0.0)
+        gain_ms = outlook.gain_ms
         if kind == "bayes-ucb":
-            level = index.bayes_ucb_level(sum(arm.n_slots for arm in arms))
-            return index.bayes_ucb(outlook.gains_ms, level) / outlook.slot_sec
-        per_sec = kind == "gain-per-sec"
-        return outlook.gain_ms / outlook.slot_sec if per_sec else outlook.gain_ms
+            gain_ms = index.bayes_ucb(outlook.gains_ms, index.bayes_ucb_level(n_slots))
+        return gain_ms / outlook.slot_sec if kind in _PER_SEC else gain_ms
 
     def _pick(self, scores: FloatArray, rng: np.random.Generator) -> tuple[int, str]:
         if self.options.index == "epsilon-greedy":
             arm, by_chance = index.epsilon_greedy(scores, self.options.epsilon, rng)
             return arm, "explore" if by_chance else "index"
         if self.options.index == "softmax":
-            chances = index.softmax_probabilities(scores, self.options.temperature_ms)
-            return int(rng.choice(len(scores), p=chances)), "index"
+            return int(rng.choice(len(scores), p=index.softmax_probabilities(scores))), "index"
         return index.argmax(scores, rng), "index"
-
-    def _unit(self) -> str:
-        return "ms/s" if self.options.index in ("gain-per-sec", "bayes-ucb") else "ms"
 
 
 def best_gflops(arm: Arm) -> float:
     """Return the throughput of an arm's incumbent; 0 before the first success."""
     return float(index.throughput_gflops(arm.flop, arm.best_ms))
-
-
-def resolve_options(options: PolicyOptions | str) -> PolicyOptions:
-    """Return the options of a preset's name, or the options themselves."""
-    if isinstance(options, PolicyOptions):
-        return options
-    if options not in PRESETS:
-        raise InvalidOptionError(
-            f"The preset must be one of {', '.join(PRESETS)} but got {options!r}."
-        )
-    return PRESETS[options]
-
-
-def default_forecaster(options: PolicyOptions) -> Forecaster:
-    """Return the package's own forecast, by ``options.method`` and ``options.family``."""
-
-    def own(history: History, horizon: int, rng: np.random.Generator) -> Belief:
-        return forecast(
-            history.best,
-            horizon,
-            method=options.method,
-            family=options.family,
-            peak=history.peak,
-            expected_peak=history.expected_peak,
-            rng=rng,
-        )
-
-    return own

@@ -1,4 +1,4 @@
-"""When an arm has had enough, and when it has waited too long."""
+"""When an arm is retired, and how long each has waited."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 
 from tvm_adaptive.task_scheduler.arms import Arm
 
-# A forecast after a short lull may be wrong, and to retire is for good: wait for as many
-# trials as stock takes in one batch.
+# A forecast after a short pause may be wrong, and a retired arm never returns: wait for as
+# many trials as stock takes in one batch.
 STUCK_TRIALS = 64
-# End-to-end timings repeat to some 0.1 %: a tenth of that is not seen even if it vanishes.
+# End-to-end timings repeat to some 0.1 %: a tenth of that does not show even if it vanishes.
 NEGLIGIBLE_SHARE = 1e-4
 
 
@@ -34,7 +34,7 @@ def out_of_patience(arm: Arm, patience_trials: int | None) -> bool:
 
 
 def not_worth_a_slot(arm: Arm, gain_ms: float, total_ms: float, share: float) -> bool:
-    """Say whether an arm has so little left to gain that it is retired."""
+    """Say whether an arm is negligible, or stuck with too small a share to gain."""
     if arm.weight * arm.best_ms < NEGLIGIBLE_SHARE * total_ms:
         return share > 0.0
     is_stuck = trials_since_improvement(arm) >= STUCK_TRIALS
@@ -42,27 +42,23 @@ def not_worth_a_slot(arm: Arm, gain_ms: float, total_ms: float, share: float) ->
 
 
 class Waiting:
-    """For how many slots each arm has not been played.
-
-    Slots are counted over all arms, so that what an arm waits for is the others.
-    """
+    """Counts for how many slots of the others each arm has not been played."""
 
     def __init__(self) -> None:
         self._n_slots: list[int] = []
-        self._last: list[int] = []
+        self._last: list[int] = []  # slots of all arms when each was played last
 
     def observe(self, arms: Sequence[Arm]) -> None:
-        """Take in the counts; arms that became fewer slots belong to a new run."""
+        """Compare the counts with those before; a count that falls belongs to a new run."""
         counts = [arm.n_slots for arm in arms]
         total = sum(counts)
-        if len(counts) != len(self._n_slots) or any(
-            now < before for now, before in zip(counts, self._n_slots, strict=True)
-        ):
+        pairs = list(zip(counts, self._n_slots, strict=False))
+        if len(counts) != len(self._n_slots) or any(now < before for now, before in pairs):
             self._last = [total] * len(counts)
         else:
             self._last = [
                 total if now > before else last
-                for now, before, last in zip(counts, self._n_slots, self._last, strict=True)
+                for (now, before), last in zip(pairs, self._last, strict=True)
             ]
         self._n_slots = counts
 

@@ -1,11 +1,12 @@
 """``task_scheduler="dynatune"`` and its like: a policy in MetaSchedule's loop.
 
-MetaSchedule asks for the next task between two batches. There the batch that ran is
-joined and charged to its arm, and, when its slot is over, a :class:`Policy` decides.
+MetaSchedule asks for the next task between two batches. There the last batch is joined and
+charged to its arm, and, when its slot is over, a :class:`Policy` decides.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import time
@@ -15,28 +16,29 @@ from typing import Any
 import numpy as np
 
 from tvm_adaptive._tvm import (
+    PyMeasureCallback,
     PyTaskScheduler,
     RunnerResult,
+    TaskScheduler,
+    anchor_of,
     derived_object,
     handle,
+    search_hooks,
 )
-from tvm_adaptive.errors import is_untried
+from tvm_adaptive.errors import check_at_least
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
-from tvm_adaptive.task_scheduler.arms import Arm, Decision, Played, Policy, PriorTrials
-from tvm_adaptive.task_scheduler.callback_guard import tune_guarded
-from tvm_adaptive.task_scheduler.decisions import (
-    check_decision,
-    decision_fields,
-    latency_ms_of,
-    slot_fields,
-)
-from tvm_adaptive.task_scheduler.presets import check_limits, check_policy_name
-from tvm_adaptive.task_scheduler.run_state import RunState, arm_table_of, least_played, policy_of
+from tvm_adaptive.task_scheduler.arm_table import ArmTable
+from tvm_adaptive.task_scheduler.arms import Arm, Played, Policy, PriorTrials
+from tvm_adaptive.task_scheduler.foresight import Foresight, check_foresee_share
+from tvm_adaptive.task_scheduler.presets import check_policy_name, fresh_copy, make_policy
 from tvm_adaptive.task_scheduler.search_hooks import is_ready, limit_next_batch, prefetch
-from tvm_adaptive.task_scheduler.siblings import with_foresight
-from tvm_adaptive.task_scheduler.slots import Plateau, Slot, SlotLength
+from tvm_adaptive.task_scheduler.slot_queue import RunLimits, Slot, SlotLength, SlotQueue
+from tvm_adaptive.values.trial import Promise, Trial
 
 logger = logging.getLogger(__name__)
+
+# TVM's own, for a run that was not started through Python and does not say its own.
+_DEFAULT_BATCH = 64
 
 
 @derived_object
@@ -44,47 +46,48 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
     """Give each slot of tuning time to the task that a policy chooses.
 
     The policy sees each task as an :class:`Arm`: latencies in the order measured and
-    the wall-clock seconds they cost, search and this scheduler's own thinking included.
-    An exception in a measure callback is reported with the task's name and the run goes
-    on; so it does without a task whose results can't be taken in, or when the policy
-    itself fails (then the least-played task is next).
+    the wall-clock seconds they cost, search and the policy's decisions included. The run
+    continues when a measure callback raises (which is reported with the task's name),
+    when a task's results cannot be read (that task ends), and when the policy fails (the
+    least-played task is next).
 
     Parameters
     ----------
     policy : Policy or str, default "default"
         ``"default"`` or ``"paper"`` (DynaTune, ICLR 2021), ``"random"``, ``"linear"``,
-        ``"epsilon-greedy"``, ``"softmax"``, ``"round-robin"``, or an object of your own.
-        Each run has a copy of it, to start from the same state; one that has a method
-        ``reset()`` is not copied, but reset.
+        ``"epsilon-greedy"``, ``"softmax"``, ``"round-robin"``, ``"gradient"``, or an
+        object of your own. Each run starts with a copy of it; an object with a method
+        ``reset()`` is reset instead.
     slot_rounds : int, default 1
         Batches per slot.
     slot_sec : float or None, default None
-        Wall-clock seconds per slot instead; looked at between batches.
+        Wall-clock seconds per slot instead; compared between batches.
     warm_up_trials : int, default 4
-        Trials per task and attempt before the first valid result, where a policy by name
-        warms up. Strategies that have no ``limit_next_batch`` give whole batches.
+        Trials of a task's first slot, where a policy by name warms up. Strategies without
+        ``limit_next_batch`` give whole batches.
     patience_trials : int or None, default None
         Where the policy is given by name, a task without improvement for so many trials
         is retired; None leaves that to the policy (``"paper"``: 200, the others never).
     foresee_share : float or None, default None
-        After each slot, so much of one for the sibling that the updated model makes most
-        promising (FamilySeer); see :mod:`tvm_adaptive.task_scheduler.foresight`.
+        Share of a slot that follows each slot, for the sibling for which the updated model
+        predicts the largest gain (FamilySeer); see
+        :mod:`tvm_adaptive.task_scheduler.foresight`.
     max_waiting : int, default 1
         Batches that may be measured in the background while another task's is searched
-        and built, where the runner does that: the number of devices.
+        and built, where the runner supports it: the number of devices.
     n_lanes : int, default 1
-        Slots whose first batches are searched at the same time, where strategies can do
-        that (``prefetch``): see :mod:`tvm_adaptive.tuning.lanes`.
+        Slots whose first batches are searched at the same time, by strategies with
+        ``prefetch``: see :mod:`tvm_adaptive.tuning.lanes`.
     budget_sec : float or None, default None
-        Ends the run after as many seconds, to the batch that is running then.
+        Ends the run after the batch in which so many seconds are over.
     plateau_slots : int or None, default None
-        Ends the run when as many slots in a row saved no more than ``plateau_share``.
+        Ends the run when so many slots in a row saved no more than ``plateau_share``.
     plateau_share : float, default 0.005
         Of the network's latency, in [0, 1).
     seed : int or None, default None
         Of the policy's randomness; None draws one.
     journal : JournalWriter or None, default None
-        Gets a ``"slot"`` event per decision, ``"slot-end"`` with what it brought, and
+        Gets a ``"slot"`` event per decision, ``"slot-end"`` with its results, and
         ``"stop"`` when the scheduler ends the run.
     clock : callable, default ``time.monotonic``
         Monotonic seconds.
@@ -92,7 +95,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
     Attributes
     ----------
     arms : tuple of Arm
-        The tasks after the last call of ``tune``, or up to now during one.
+        The tasks at present, or at the end of the last call of ``tune``.
 
     Raises
     ------
@@ -121,39 +124,48 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         super().__init__()
         if isinstance(policy, str):
             check_policy_name(policy)
-        check_limits(budget_sec, warm_up_trials, patience_trials, foresee_share, max_waiting)
-        Plateau(plateau_slots, plateau_share)
+        check_at_least("warm_up_trials", warm_up_trials, 1)
+        check_at_least("patience_trials", patience_trials, 1)
+        check_at_least("max_waiting", max_waiting, 1)
+        check_foresee_share(foresee_share)
         self.policy = policy
         self.length = SlotLength(slot_rounds, slot_sec)
+        self.limits = RunLimits(budget_sec, plateau_slots, plateau_share)
         self.warm_up_trials = warm_up_trials
         self.patience_trials = patience_trials
         self.foresee_share = foresee_share
         self.max_waiting = max_waiting
         self.n_lanes = n_lanes
-        self.budget_sec = budget_sec
-        self.plateau = plateau_slots, plateau_share
         self.seed = seed
         self.journal: JournalWriter = journal or NullJournal()
         self.clock = clock
-        self.arms: tuple[Arm, ...] = ()
         self._earlier: Mapping[str, Played] = {}
-        self._remembered: Mapping[str, PriorTrials] = {}
+        self._prior: Mapping[str, PriorTrials] = {}
         self._max_trials: float = math.inf  # unless ``tune`` was entered through Python
         self._batch: int | None = None
-        self._run: RunState | None = None
+        self._records: list[Any] = []  # MetaSchedule's, one per task
+        self._arm_table = ArmTable([], [], [])
+        self._queue: SlotQueue | None = None
+        # results by task that MetaSchedule has joined and the arms do not have yet
+        self._arrived: dict[int, list[RunnerResult]] = {}
+
+    @property
+    def arms(self) -> tuple[Arm, ...]:
+        """The tasks at present, or at the end of the last call of ``tune``."""
+        return self._arm_table.arms
 
     def restore(self, earlier: Mapping[str, Played]) -> None:
-        """Begin the next run where earlier sittings of it ended; by the names of tasks."""
+        """Start the next run where earlier attempts at it ended; by the names of tasks."""
         self._earlier = dict(earlier)
 
-    def remember(self, remembered: Mapping[str, PriorTrials]) -> None:
-        """Tell the next run what earlier ones know of its tasks; by the names of tasks."""
-        self._remembered = dict(remembered)
+    def set_prior(self, prior: Mapping[str, PriorTrials]) -> None:
+        """Give the next run the trials that earlier runs made; by the names of tasks."""
+        self._prior = dict(prior)
 
     def next_task_id(self) -> int:
-        """Take in what ran and return the index of the task that runs next, or -1."""
+        """Join the last batch and return the index of the task that runs next, or -1."""
         try:
-            return self._next_task_id(self._current_run())
+            return self._next_task_id(self._current_queue())
         except Exception as error:
             # Raising here would lose the batches that are still to be joined.
             logger.exception("the task scheduler failed; the run ends with what was found")
@@ -161,235 +173,36 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
             return -1
 
     def begin(self, max_trials: int, batch: int) -> None:
-        """Forget an earlier run; ``tune`` calls this first."""
-        self._run = None
+        """Discard an earlier run; ``tune`` calls this first."""
+        self._queue = None
         self._max_trials = max_trials
         self._batch = batch
-        self.arms = ()
+        self._arm_table = ArmTable([], [], [])
 
     def end(self) -> None:
-        """Close the books; ``tune`` calls this last."""
-        run, self._run = self._run, None
-        if run is None:
+        """Add the last results and close all slots; ``tune`` calls this last."""
+        queue, self._queue = self._queue, None
+        if queue is None:
             return
         # MetaSchedule itself joins the last batches when the trials are used up.
-        for index, results in list(run.arrived.items()):
-            self._take(run, index, results)
-        if run.slot is not None:
-            self._charge(run, run.slot)
-        for slot in run.open_slots():
-            self._close_slot(run, slot)
+        for index, results in list(self._arrived.items()):
+            self._add_results(queue, index, results)
+        if queue.current is not None:
+            queue.charge(queue.current)
+        for slot in queue.open_slots:
+            queue.close(slot)
+        self._records = []
 
     def results_in(self, index: int, results: list[RunnerResult]) -> None:
-        """Remember a batch that is being joined; the callbacks' guard calls this."""
-        if self._run is not None:
-            self._run.arrived[index] = results
+        """Keep a batch that is being joined; the callbacks' guard calls this."""
+        if self._queue is not None:
+            self._arrived[index] = results
 
     def task_name(self, index: int | None = None) -> str:
         """Return the name of a task; with None, of the one being played."""
-        if index is None and self._run is not None and self._run.slot is not None:
-            index = self._run.slot.arm
+        if index is None and self._queue is not None and self._queue.current is not None:
+            index = self._queue.current.arm
         return "?" if index is None or index >= len(self.arms) else self.arms[index].name
-
-    def _current_run(self) -> RunState:
-        records = list(self._outer().tasks_)
-        # Held records can't share an address with new ones.
-        run = self._run
-        if run is None or [*map(handle, run.records)] != [*map(handle, records)]:
-            run = self._run = self._new_run(records)
-            self.arms = run.arm_table.arms
-        return run
-
-    def _new_run(self, records: list[Any]) -> RunState:
-        options = (self._batch, self.length, self.warm_up_trials, self.patience_trials)
-        policy = with_foresight(
-            policy_of(self.policy, *options),
-            records,
-            self.foresee_share,
-            self._batch,
-            self.length.rounds,
-        )
-        arm_table = arm_table_of(records, self._earlier, self._remembered)
-        rng = np.random.default_rng(self.seed)
-        now = self.clock()
-        return RunState(records, arm_table, policy, Plateau(*self.plateau), rng, now, now)
-
-    def _next_task_id(self, run: RunState) -> int:
-        self._join(run)
-        slot = run.slot
-        if slot is not None:
-            self._charge(run, slot)
-            is_finished = run.arm_table.arms[slot.arm].finished or self._is_budget_spent(run)
-            if not is_finished and not slot.is_over(self.length, run.mark_sec):
-                return self._play(run, slot)
-            run.slot = None
-            self._close_slot(run, slot)
-        if reason := self._reason_to_stop(run):
-            return self._stop(run, reason)
-        reason = self._look_ahead(run)
-        while not run.ahead and run.waiting:
-            self._join_waiting(run, run.waiting[0])
-            reason = self._look_ahead(run)
-        if not run.ahead:
-            return self._stop(run, reason)
-        run.slot = next(
-            (slot for slot in run.ahead if is_ready(run.records[slot.arm])), run.ahead[0]
-        )
-        run.ahead.remove(run.slot)
-        return self._play(run, run.slot) if self.n_lanes == 1 else run.slot.arm
-
-    def _look_ahead(self, run: RunState) -> str:
-        """Decide on as many slots as there are lanes; why not on more, if on fewer."""
-        while len(run.ahead) < self.n_lanes:
-            if run.ahead and all(arm.finished for arm in run.choosable):
-                break
-            decision = self._decide(run)
-            if decision.arm is None:
-                return decision.reason
-            slot = Slot(decision.arm, run.mark_sec, decision.n_trials, decision.until_success)
-            run.arm_table.open_slot(decision.arm)
-            run.ahead.append(slot)
-            if self.n_lanes > 1:
-                self._play(run, slot)
-                prefetch(run.records[slot.arm])
-        return ""
-
-    def _join(self, run: RunState) -> None:
-        """Take in the results of batches that were sent, and see which tasks ended.
-
-        Where the runner does not wait for them either, those of the last batches are left
-        to come while another task's batch is searched and built.
-        """
-        if run.slot is not None:
-            self._charge(run, run.slot)
-        for slot in list(run.waiting):
-            if run.is_measured(slot.arm):
-                self._join_waiting(run, slot)
-        are_waiting = {slot.arm for slot in run.waiting}
-        for index, record in enumerate(run.records):
-            if index in are_waiting:
-                continue
-            if not record.is_terminated and record.runner_futures is not None:
-                n_trials = len(record.measure_candidates or ())
-                run.n_sent += n_trials
-                if self._may_wait(run, index, n_trials):
-                    assert run.slot is not None
-                    run.waiting.append(run.slot)
-                    run.slot = None
-                else:
-                    for slot in list(run.waiting):  # was sent before
-                        self._join_waiting(run, slot)
-                    self._join_task(run, index)
-            if record.is_terminated and not run.arm_table.arms[index].finished:
-                run.arm_table.finish(index)
-        while run.waiting and (
-            len(run.waiting) > self.max_waiting or all(arm.finished for arm in run.choosable)
-        ):
-            self._join_waiting(run, run.waiting[0])
-
-    def _join_waiting(self, run: RunState, slot: Slot) -> None:
-        self._join_task(run, slot.arm)
-        self._charge(run, slot)
-        run.waiting.remove(slot)
-        self._close_slot(run, slot)
-
-    def _may_wait(self, run: RunState, index: int, n_trials: int) -> bool:
-        slot = run.slot
-        if slot is None or slot.arm != index or not slot.ends_with(n_trials, self.length):
-            return False
-        if run.arm_table.live == [index] or self._is_budget_spent(run):
-            return False
-        return not run.is_measured(index)
-
-    def _join_task(self, run: RunState, index: int) -> None:
-        try:
-            results = self._outer().join_running_task(index)
-        except Exception as error:
-            # MetaSchedule can't run a task again whose results it did not take.
-            self.report(index, "join", error, "this task ends")
-            self._terminate(run, index)
-        else:
-            self._take(run, index, results)
-
-    def _take(self, run: RunState, index: int, results: Sequence[RunnerResult]) -> None:
-        run.arrived.pop(index, None)
-        latencies_ms = [
-            latency_ms_of(result.run_secs, result.error_msg)
-            for result in results
-            if not is_untried(result.error_msg)
-        ]
-        run.arm_table.add_trials(index, latencies_ms)
-        for slot in run.open_slots():
-            if slot.arm == index:
-                slot.add_round(len(results), has_success=any(map(math.isfinite, latencies_ms)))
-        if run.is_empty_again(index, len(results)):
-            logger.info("%s: nothing new to try", self.task_name(index))
-            self._terminate(run, index)
-
-    def _terminate(self, run: RunState, index: int) -> None:
-        if not run.records[index].is_terminated:
-            self._outer().terminate_task(index)
-        run.arm_table.finish(index)
-
-    def _charge(self, run: RunState, slot: Slot) -> None:
-        now = self.clock()
-        run.arm_table.charge(slot.arm, now - run.mark_sec)
-        run.mark_sec = now
-        self.arms = run.arm_table.arms
-
-    def _close_slot(self, run: RunState, slot: Slot) -> None:
-        run.plateau.add(run.arm_table.weighted_ms)
-        fields = slot_fields(slot, run.arm_table.arms, run.mark_sec, run.arm_table.weighted_ms)
-        self.journal.write("slot-end", **fields)
-
-    def _is_budget_spent(self, run: RunState) -> bool:
-        return self.budget_sec is not None and run.mark_sec - run.start_sec >= self.budget_sec
-
-    def _reason_to_stop(self, run: RunState) -> str:
-        if not run.arm_table.live:
-            return "all-finished"
-        if self._is_budget_spent(run):
-            return "budget"
-        return "plateau" if run.plateau.is_reached() else ""
-
-    def _stop(self, run: RunState, reason: str) -> int:
-        logger.info("the task scheduler ends the run: %s", reason)
-        self.journal.write(
-            "stop", reason=reason, n_trials=run.n_sent, weighted_ms=run.arm_table.weighted_ms
-        )
-        return -1
-
-    def _decide(self, run: RunState) -> Decision:
-        start_sec = self.clock()
-        arms = run.choosable
-        try:
-            decision = run.policy.choose(arms, run.rng)
-            check_decision(decision, arms)
-        except Exception as error:
-            logger.exception("the policy failed; the least-played task is next")
-            self.journal.write("error", where="policy", message=repr(error))
-            decision = Decision(least_played(arms), "policy-failed")
-        for index in decision.retired:
-            if not arms[index].finished:
-                self._terminate(run, index)
-        self.arms = run.arm_table.arms
-        self.journal.write(
-            "slot", **decision_fields(decision, arms), decide_sec=self.clock() - start_sec
-        )
-        return decision
-
-    def _play(self, run: RunState, slot: Slot) -> int:
-        """Ask the search for a batch of the right size, as far as it can be asked."""
-        planned = sum(each.left() or self._batch or 0 for each in run.ahead if each is not slot)
-        trials_left = self._max_trials - run.n_sent - planned
-        limit = slot.left()
-        if self._batch is not None and trials_left < (limit or self._batch):
-            limit = max(1, int(trials_left))
-        try:
-            limit_next_batch(run.records[slot.arm], limit)
-        except Exception as error:
-            self.report(slot.arm, "search", error, "its batch is a full one")
-        return slot.arm
 
     def report(self, index: int | None, where: str, error: Exception, consequence: str) -> None:
         """Log and journal an error with the name of its task, None for the one played."""
@@ -397,7 +210,231 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         logger.error("%s: %s failed; %s", name, where, consequence, exc_info=error)
         self.journal.write("error", task=name, where=where, message=repr(error))
 
+    def _current_queue(self) -> SlotQueue:
+        records = list(self._outer().tasks_)
+        # Held records can't share an address with new ones.
+        if self._queue is None or [*map(handle, self._records)] != [*map(handle, records)]:
+            self._records, self._arrived = records, {}
+            self._arm_table = self._new_arm_table()
+            self._queue = SlotQueue(
+                self._arm_table,
+                self._new_policy(),
+                np.random.default_rng(self.seed),
+                limits=self.limits,
+                journal=self.journal,
+                clock=self.clock,
+                terminate=self._terminate,
+            )
+        return self._queue
 
-# On the object that Python's doors call, not among the methods handed to C++: an override
-# there is called by its own base, without end.
+    def _new_arm_table(self) -> ArmTable:
+        names = [str(record.ctx.task_name) for record in self._records]
+        weights = [float(record.task_weight) for record in self._records]
+        arm_table = ArmTable(names, weights, [float(record.flop) for record in self._records])
+        for index, name in enumerate(names):
+            if name in self._prior:
+                arm_table.set_prior(index, self._prior[name])
+            if name in self._earlier:
+                arm_table.restore(index, self._earlier[name])
+        return arm_table
+
+    def _new_policy(self) -> Policy:
+        slot_trials = self.length.rounds * (self._batch or _DEFAULT_BATCH)
+        if isinstance(self.policy, str):
+            policy = make_policy(
+                self.policy,
+                slot_trials=slot_trials,
+                slot_sec=self.length.sec,
+                warm_up_trials=self.warm_up_trials,
+                patience_trials=self.patience_trials,
+            )
+        else:
+            policy = fresh_copy(self.policy)
+        if self.foresee_share is None:
+            return policy
+        families = [anchor_of(record.ctx.mod) for record in self._records]
+        return Foresight(
+            policy, families, self._promise, slot_trials=slot_trials, share=self.foresee_share
+        )
+
+    def _promise(self, index: int) -> Promise | None:
+        hooks = search_hooks(self._records[index].ctx.search_strategy)
+        return None if hooks is None else hooks.promise()
+
+    def _next_task_id(self, queue: SlotQueue) -> int:
+        self._join(queue)
+        slot = queue.current
+        if slot is not None:
+            queue.charge(slot)
+            is_finished = self.arms[slot.arm].finished or queue.is_budget_spent()
+            if not is_finished and not slot.is_over(self.length, queue.charged_sec):
+                return self._play(queue, slot)
+            queue.current = None
+            queue.close(slot)
+        if reason := queue.reason_to_stop():
+            return queue.stop(reason)
+        reason = self._look_ahead(queue)
+        while not queue.ahead and queue.waiting:
+            self._join_waiting(queue, queue.waiting[0])
+            reason = self._look_ahead(queue)
+        if not queue.ahead:
+            return queue.stop(reason)
+        slot = next((s for s in queue.ahead if is_ready(self._records[s.arm])), queue.ahead[0])
+        queue.ahead.remove(slot)
+        queue.current = slot
+        return self._play(queue, slot) if self.n_lanes == 1 else slot.arm
+
+    def _look_ahead(self, queue: SlotQueue) -> str:
+        """Decide on as many slots as there are lanes; return the policy's reason for fewer."""
+        while len(queue.ahead) < self.n_lanes:
+            if queue.ahead and all(arm.finished for arm in queue.choosable):
+                break
+            decision = queue.decide()
+            if decision.arm is None:
+                return decision.reason
+            if self.n_lanes > 1:
+                self._play(queue, queue.ahead[-1])
+                prefetch(self._records[decision.arm])
+        return ""
+
+    def _join(self, queue: SlotQueue) -> None:
+        """Add the results of batches that were sent, and finish the arms of ended tasks.
+
+        A batch that the runner measures in the background stays unjoined while another
+        task's is searched and built.
+        """
+        if queue.current is not None:
+            queue.charge(queue.current)
+        for slot in list(queue.waiting):
+            if self._is_measured(slot.arm):
+                self._join_waiting(queue, slot)
+        waiting = {slot.arm for slot in queue.waiting}
+        for index, record in enumerate(self._records):
+            if index in waiting:
+                continue
+            if not record.is_terminated and record.runner_futures is not None:
+                n_trials = len(record.measure_candidates or ())
+                queue.n_sent += n_trials
+                if self._may_wait(queue, index, n_trials):
+                    assert queue.current is not None
+                    queue.waiting.append(queue.current)
+                    queue.current = None
+                else:
+                    for slot in list(queue.waiting):  # was sent before
+                        self._join_waiting(queue, slot)
+                    self._join_task(queue, index)
+            if record.is_terminated and not self.arms[index].finished:
+                self._arm_table.finish(index)
+        while queue.waiting and (
+            len(queue.waiting) > self.max_waiting or all(arm.finished for arm in queue.choosable)
+        ):
+            self._join_waiting(queue, queue.waiting[0])
+
+    def _join_waiting(self, queue: SlotQueue, slot: Slot) -> None:
+        self._join_task(queue, slot.arm)
+        queue.charge(slot)
+        queue.waiting.remove(slot)
+        queue.close(slot)
+
+    def _may_wait(self, queue: SlotQueue, index: int, n_trials: int) -> bool:
+        slot = queue.current
+        if slot is None or slot.arm != index or not slot.ends_with(n_trials, self.length):
+            return False
+        if self._arm_table.live == [index] or queue.is_budget_spent():
+            return False
+        return not self._is_measured(index)
+
+    def _is_measured(self, index: int) -> bool:
+        return all(future.done() for future in self._records[index].runner_futures)
+
+    def _join_task(self, queue: SlotQueue, index: int) -> None:
+        try:
+            results = self._outer().join_running_task(index)
+        except Exception as error:
+            # MetaSchedule can't run a task again whose results it did not take.
+            self.report(index, "join", error, "this task ends")
+            queue.finish(index)
+        else:
+            self._add_results(queue, index, results)
+
+    def _add_results(self, queue: SlotQueue, index: int, results: Sequence[RunnerResult]) -> None:
+        self._arrived.pop(index, None)
+        trials = [Trial.of(result) for result in results]
+        latencies_ms = [trial.seconds * 1e3 for trial in trials if not trial.is_untried]
+        if queue.add_batch(index, latencies_ms, len(results)):
+            logger.info("%s: nothing new to try", self.task_name(index))
+            queue.finish(index)
+
+    def _terminate(self, index: int) -> None:
+        if not self._records[index].is_terminated:
+            self._outer().terminate_task(index)
+
+    def _play(self, queue: SlotQueue, slot: Slot) -> int:
+        """Set the size of the next batch, where the search has a limit, and return its task."""
+        planned = sum(each.left() or self._batch or 0 for each in queue.ahead if each is not slot)
+        trials_left = self._max_trials - queue.n_sent - planned
+        limit = slot.left()
+        if self._batch is not None and trials_left < (limit or self._batch):
+            limit = max(1, int(trials_left))
+        try:
+            limit_next_batch(self._records[slot.arm], limit)
+        except Exception as error:
+            self.report(slot.arm, "search", error, "its batch is a full one")
+        return slot.arm
+
+
+@derived_object
+class CallbackGuard(PyMeasureCallback):  # type: ignore[misc]
+    """Calls other callbacks in turn; one that raises is reported and the rest still called.
+
+    MetaSchedule passes such an exception up through its loop: the run ends, and the
+    batch, though measured, is never counted.
+    """
+
+    def __init__(self, callbacks: Sequence[Any], scheduler: AdaptiveScheduler) -> None:
+        super().__init__()
+        self.callbacks = list(callbacks)
+        self.scheduler = scheduler
+
+    def apply(
+        self,
+        task_scheduler: Any,
+        task_id: int,
+        measure_candidates: Any,
+        builder_results: Any,
+        runner_results: Any,
+    ) -> None:
+        """Pass one batch on."""
+        self.scheduler.results_in(int(task_id), list(runner_results))
+        for callback in self.callbacks:
+            try:
+                callback.apply(
+                    task_scheduler, task_id, measure_candidates, builder_results, runner_results
+                )
+            except Exception as error:
+                kind = type(getattr(callback, "_inst", callback)).__name__
+                self.scheduler.report(int(task_id), "callback", error, f"{kind} missed this batch")
+
+
+_SIGNATURE = inspect.signature(TaskScheduler.tune)
+
+
+def tune_guarded(self: Any, *args: Any, **options: Any) -> None:
+    """Tune, as TVM's own ``TaskScheduler.tune``; the same object can be used again."""
+    scheduler = self._inst
+    call = _SIGNATURE.bind(self, *args, **options)
+    given = call.arguments
+    given["measure_callbacks"] = [CallbackGuard(given["measure_callbacks"], scheduler)]
+    scheduler.begin(given["max_trials_global"], given["num_trials_per_iter"])
+    try:
+        TaskScheduler.tune(*call.args, **call.kwargs)
+    except Exception as error:
+        scheduler.report(None, "tuning", error, "the run ends")
+        raise
+    finally:
+        scheduler.end()
+
+
+# On the object that Python calls, not among the methods passed to C++: an override there is
+# called by its own base, without end.
 AdaptiveScheduler.tune = tune_guarded

@@ -1,9 +1,9 @@
-"""What every task scheduler must keep to; for one's own policies as for the package's.
+"""Rules for every policy of a task scheduler, a user's as the package's.
 
     from tvm_adaptive.testing.conformance import check_policy
     check_policy(lambda: MyPolicy())
 
-Each check raises AssertionError with what was expected and what the policy did.
+Each check raises AssertionError with the rule and what the policy did.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.task_scheduler.arm_table import check_decision
 from tvm_adaptive.task_scheduler.arms import Arm, Decision, Policy
-from tvm_adaptive.task_scheduler.decisions import check_decision
 from tvm_adaptive.testing.recording import Recording
 from tvm_adaptive.testing.replay import ReplayRun, replay
 from tvm_adaptive.testing.synthetic import SyntheticArm, record_arms
@@ -24,21 +24,21 @@ MakePolicy = Callable[[], Policy]
 
 _BATCH = 8
 _N_ARMS = 4
-# Enough that a policy which plays each arm now and then has shown it.
+# Enough for a policy that plays each arm now and then to do so.
 _N_TRIALS = 50 * _BATCH
 # With a chance of 1 in 20 slots for any arm (epsilon-greedy's), one of four is missed
 # for so many slots only once in some 10^4 runs.
 _PATIENCE_SLOTS = 150
 # The paper's patience of 200 trials, in batches, and a few more.
 _STALL_SLOTS = 30
-# Per arm; fifty full batches are recorded, so a policy that takes smaller ones for ever
-# is not the one that a network wants.
+# Per arm; fifty full batches are recorded, so a policy that needs more slots takes far too
+# small ones.
 _MANY_SLOTS = 1000
 
 
 @dataclasses.dataclass(frozen=True)
 class PolicyReport:
-    """What a policy that passed was seen to cost.
+    """The cost of a policy that passed all checks.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ def check_policy(make_policy: MakePolicy, *, seed: int = 0) -> PolicyReport:
     Returns
     -------
     PolicyReport
-        Cost is reported, not judged: machines differ.
+        The cost is no criterion: machines differ.
 
     Raises
     ------
@@ -97,7 +97,7 @@ def check_single_arm(make_policy: MakePolicy, seed: int) -> None:
 
 
 def check_failing_arms(make_policy: MakePolicy, seed: int) -> None:
-    """Require that arms that always fail keep neither the run nor other arms from going on."""
+    """Require that arms that always fail stop neither the run nor other arms."""
     broken = _arm("broken", failing=1.0, flop=1e12)
     recording = record_arms((broken, _arm("good")), n_trials=_N_TRIALS, batch=_BATCH, seed=seed)
     run = _replayed(make_policy, recording, seed)
@@ -124,7 +124,7 @@ def check_same_seed(make_policy: MakePolicy, seed: int) -> None:
 
 
 def check_no_arm_starves(make_policy: MakePolicy, seed: int) -> ReplayRun:
-    """Require that of several arms much alike each is played until it is finished."""
+    """Require that each of several similar arms is played until it is finished."""
     recording = _arms_alike()
     watched = _Watched(make_policy())
     run = replay(recording, watched, seed)
@@ -136,7 +136,7 @@ def check_no_arm_starves(make_policy: MakePolicy, seed: int) -> ReplayRun:
 
 
 class _Watched:
-    """A policy under watch: its decisions are checked, its arms cannot be written to."""
+    """A policy whose decisions are checked and whose arms are read-only."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -145,7 +145,7 @@ class _Watched:
         self._waits: list[int] = []
 
     def choose(self, arms: Sequence[Arm], rng: np.random.Generator) -> Decision:
-        """Pass the question on, and look at the answer."""
+        """Call the policy and check its decision."""
         for arm in arms:
             arm.latencies_ms.flags.writeable = False
         decision = self.policy.choose(arms, rng)

@@ -1,4 +1,4 @@
-"""Recorded tunings: what every trial of every task of a network cost and brought.
+"""Recorded tunings: the latency and the cost of every trial of a network's tasks.
 
 A recording is one compressed ``.npz`` file: the arrays of all tasks joined end to end,
 and a JSON header with everything else. It holds no pickled objects.
@@ -10,6 +10,7 @@ import dataclasses
 import json
 import math
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tvm_adaptive.values.trial import FloatArray
 
 FORMAT_VERSION = 1
 _HEADER = "header"
+_ABOUT = ("network", "batch", "machine", "tvm", "seed")
 _PER_TRIAL = ("latencies_ms", "trial_sec")
 _PER_ROUND = ("round_sizes", "overhead_sec")
 
@@ -36,35 +38,27 @@ class TaskRecording:
     flop: float  # of one run; at least 1
     # milliseconds of one run, in the order measured; ``nan`` for a failed trial
     latencies_ms: FloatArray
-    # wall-clock seconds that each trial cost by itself: build, measuring, its share of learning
+    # wall-clock seconds of each trial alone: build, measuring, its share of training
     trial_sec: FloatArray
     round_sizes: IntArray  # trials of each round of the search; they sum to n
-    # seconds that each round cost whatever its size: the search for candidates
+    # seconds of each round whatever its size: the search for candidates
     overhead_sec: FloatArray
 
     def __post_init__(self) -> None:
-        n = len(self.latencies_ms)
-        _check(
-            self.trial_sec.shape == (n,), self.name, "trial_sec and latencies_ms differ in length"
-        )
-        _check(
-            self.overhead_sec.shape == self.round_sizes.shape,
-            self.name,
-            "overhead_sec and round_sizes differ in length",
-        )
-        _check(int(self.round_sizes.sum()) == n, self.name, "round_sizes do not sum to the trials")
-        _check(bool((self.round_sizes > 0).all()), self.name, "a round has no trials")
+        n, sizes = len(self.latencies_ms), self.round_sizes
         valid = self.latencies_ms[~np.isnan(self.latencies_ms)]
-        _check(
-            bool((valid > 0).all() and np.isfinite(valid).all()), self.name, "a latency is not > 0"
-        )
         seconds = np.concatenate([self.trial_sec, self.overhead_sec])
-        _check(
-            bool((seconds >= 0).all() and np.isfinite(seconds).all()),
-            self.name,
-            "seconds are negative or not finite",
-        )
-        _check(self.weight > 0 and self.flop >= 1, self.name, "weight must be > 0 and flop >= 1")
+        problems = {
+            "trial_sec and latencies_ms differ in length": self.trial_sec.shape != (n,),
+            "overhead_sec and round_sizes differ in length": self.overhead_sec.shape != sizes.shape,
+            "round_sizes do not sum to the trials": int(sizes.sum()) != n,
+            "a round has no trials": (sizes <= 0).any(),
+            "a latency is not > 0": not (valid > 0).all() or np.isinf(valid).any(),
+            "seconds are negative or not finite": not (seconds >= 0).all()
+            or np.isinf(seconds).any(),
+            "weight must be > 0 and flop >= 1": not (self.weight > 0 and self.flop >= 1),
+        }
+        _refuse(self.name, problems)
 
     @property
     def n_trials(self) -> int:
@@ -96,7 +90,7 @@ class TaskRecording:
         return int(np.searchsorted(np.cumsum(self.round_sizes), trial, side="right"))
 
     def slot_sec(self, start: int, stop: int) -> float:
-        """Return what a batch of the trials from ``start`` up to ``stop`` costs.
+        """Return the seconds of a batch of the trials from ``start`` up to ``stop``.
 
         One search, however small the batch, plus the trials themselves.
         """
@@ -112,15 +106,17 @@ class Recording:
     network: str
     tasks: tuple[TaskRecording, ...]  # in the scheduler's order
     batch: int  # trials that the search was asked for per round
-    machine: str  # the machine in words: without it, seconds and milliseconds mean nothing
+    machine: str  # in words: without it, seconds and milliseconds mean nothing
     tvm: str  # version of TVM
     seed: int
 
     def __post_init__(self) -> None:
-        _check(len(self.tasks) > 0, self.network, "it has no tasks")
-        names = [task.name for task in self.tasks]
-        _check(len(set(names)) == len(names), self.network, "two tasks have the same name")
-        _check(self.batch >= 1, self.network, "batch must be at least 1")
+        problems = {
+            "it has no tasks": not self.tasks,
+            "two tasks have the same name": len({t.name for t in self.tasks}) < len(self.tasks),
+            "batch must be at least 1": self.batch < 1,
+        }
+        _refuse(self.network, problems)
 
     @property
     def final_ms(self) -> float:
@@ -143,10 +139,7 @@ def save_recording(recording: Recording, path: Path) -> None:
     tasks = recording.tasks
     header = {
         "version": FORMAT_VERSION,
-        **{
-            name: getattr(recording, name)
-            for name in ("network", "batch", "machine", "tvm", "seed")
-        },
+        **{name: getattr(recording, name) for name in _ABOUT},
         "tasks": [
             {
                 "name": task.name,
@@ -159,12 +152,10 @@ def save_recording(recording: Recording, path: Path) -> None:
         ],
     }
     arrays: dict[str, Any] = {
-        name: np.concatenate([getattr(task, name) for task in tasks])
+        name: np.concatenate([getattr(task, name) for task in tasks]).astype(
+            np.int32 if name == "round_sizes" else np.float32
+        )
         for name in (*_PER_TRIAL, *_PER_ROUND)
-    }
-    arrays = {
-        name: array.astype(np.int32 if name == "round_sizes" else np.float32)
-        for name, array in arrays.items()
     }
     arrays[_HEADER] = np.array(json.dumps(header))
     with open(path, "wb") as file:
@@ -202,22 +193,22 @@ def _from_arrays(header: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]) ->
     for about in header["tasks"]:
         trials = slice(trial, trial + about["n_trials"])
         rounds = slice(first_round, first_round + about["n_rounds"])
+        own = {name: arrays[name][trials].astype(np.float64) for name in _PER_TRIAL}
         tasks.append(
             TaskRecording(
                 name=about["name"],
                 weight=about["weight"],
                 flop=about["flop"],
-                latencies_ms=arrays["latencies_ms"][trials].astype(np.float64),
-                trial_sec=arrays["trial_sec"][trials].astype(np.float64),
+                **own,
                 round_sizes=arrays["round_sizes"][rounds].astype(np.int64),
                 overhead_sec=arrays["overhead_sec"][rounds].astype(np.float64),
             )
         )
         trial, first_round = trials.stop, rounds.stop
-    about = {name: header[name] for name in ("network", "batch", "machine", "tvm", "seed")}
-    return Recording(tasks=tuple(tasks), **about)
+    return Recording(tasks=tuple(tasks), **{name: header[name] for name in _ABOUT})
 
 
-def _check(holds: bool, name: str, problem: str) -> None:
-    if not holds:
-        raise InvalidOptionError(f"The recording of {name} cannot be used: {problem}.")
+def _refuse(name: str, problems: Mapping[str, object]) -> None:
+    for problem, is_found in problems.items():
+        if is_found:
+            raise InvalidOptionError(f"The recording of {name} cannot be used: {problem}.")

@@ -1,4 +1,4 @@
-"""What a run has left in its directory, for tests that stop runs and look."""
+"""The records and trials in the directory of a run, for tests that stop runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tvm_adaptive.measure_callback.journal import read_journal
 
 
 def recorded_programs(work_dir: Path) -> list[str]:
-    """Return the program that each record of a run's database stands for, as text."""
+    """Return the program of each record of a run's database, as text."""
     found = []
     for record in json_database(work_dir).get_all_tuning_records():
         schedule = Schedule(record.workload.mod)
@@ -19,7 +19,7 @@ def recorded_programs(work_dir: Path) -> list[str]:
 
 
 def journalled_trials(work_dir: Path) -> int:
-    """Return how many trials a run's journal tells of, all sittings together."""
+    """Return the number of trials in a run's journal, of all attempts together."""
     path = work_dir / "journal.jsonl"
     if not path.exists():
         return 0

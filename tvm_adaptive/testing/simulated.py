@@ -14,10 +14,10 @@ from tvm_adaptive._tvm import (
     PyRunner,
     RunnerInput,
     derived_object,
-    structural_hash,
+    module_key,
 )
 from tvm_adaptive.runner.futures import FinishedFuture
-from tvm_adaptive.values.trial_log import BuildTimes
+from tvm_adaptive.values.trial_log import TrialLog
 
 
 class SimulatedClock:
@@ -39,21 +39,21 @@ class SimulatedBuilder(PyBuilder):  # type: ignore[misc]
         self,
         clock: SimulatedClock,
         seconds_of: Callable[[int], float],
-        build_times: BuildTimes | None = None,
+        trial_log: TrialLog | None = None,
     ) -> None:
         super().__init__()
         self._clock = clock
         self._seconds_of = seconds_of
-        self._build_times = build_times
+        self._trial_log = trial_log
 
     def build(self, build_inputs: list[BuilderInput]) -> list[BuilderResult]:
         """Return for each program an artifact named after its hash."""
-        keys = [int(structural_hash(each.mod)) for each in build_inputs]
+        keys = [module_key(each.mod) for each in build_inputs]
         for key in keys:
             seconds = self._seconds_of(key)
             self._clock.seconds += seconds
-            if self._build_times is not None:
-                self._build_times.note(key, seconds)
+            if self._trial_log is not None:
+                self._trial_log.note(key, build_sec=seconds)
         return [BuilderResult(str(key), None) for key in keys]
 
 

@@ -1,4 +1,4 @@
-"""Recordings made up from known curves, where the right order of arms is known."""
+"""Synthetic recordings from known curves, for which the right order of arms is known."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.errors import InvalidOptionError, check_positive
 from tvm_adaptive.testing.recording import Recording, TaskRecording
 from tvm_adaptive.values.trial import FloatArray
 
@@ -21,7 +21,7 @@ class SyntheticArm:
     name: str
     start_ms: float  # milliseconds of the first trial, and of infinitely many
     floor_ms: float
-    tau_trials: float  # trials after which a share 1/e of what can be gained is left
+    tau_trials: float  # trials after which 1/e of the gain is left
     weight: float = 1.0
     flop: float = 1e9
     sec_per_trial: float = 0.5
@@ -36,8 +36,7 @@ class SyntheticArm:
                 "A synthetic arm needs 0 < floor_ms <= start_ms but got "
                 f"{self.floor_ms} and {self.start_ms}."
             )
-        if not self.tau_trials > 0:
-            raise InvalidOptionError(f"tau_trials must be above 0 but got {self.tau_trials}.")
+        check_positive("tau_trials", self.tau_trials)
 
     def curve_ms(self, n_trials: FloatArray) -> FloatArray:
         """Return the milliseconds of the curve after so many trials."""
@@ -58,33 +57,6 @@ def record_arms(
         tvm="none",
         seed=seed,
     )
-
-
-def varied_arms(
-    n_arms: int, seed: int, *, spread: float = 0.3, failing: float = 0.05
-) -> tuple[SyntheticArm, ...]:
-    """Return arms as a network has them: few dear ones, many cheap ones, unlike in pace."""
-    rng = np.random.default_rng(seed)
-    arms = []
-    for k in range(n_arms):
-        # Latencies of a network's tasks span two to three decades, what tuning gains one.
-        floor_ms = 10.0 ** rng.uniform(-2.0, 0.5)
-        start_ms = floor_ms * 10.0 ** rng.uniform(0.1, 1.0)
-        arms.append(
-            SyntheticArm(
-                name=f"arm{k}",
-                start_ms=start_ms,
-                floor_ms=floor_ms,
-                tau_trials=float(rng.uniform(10.0, 80.0)),
-                weight=float(rng.integers(1, 5)),
-                flop=floor_ms * 10.0 ** rng.uniform(7.5, 8.5),
-                sec_per_trial=float(rng.uniform(0.2, 0.6)),
-                overhead_sec=float(rng.uniform(1.0, 3.0)),
-                spread=spread,
-                failing=failing,
-            )
-        )
-    return tuple(arms)
 
 
 def _record_arm(

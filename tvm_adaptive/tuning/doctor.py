@@ -195,9 +195,9 @@ def judge_noise(samples_ms: Sequence[float]) -> CheckResult:
     return CheckResult("noise", "warning", text, fix)
 
 
-def is_fit(transfer_records: Sequence[CheckResult]) -> bool:
+def is_fit(results: Sequence[CheckResult]) -> bool:
     """Say whether nothing is a problem."""
-    return all(each.verdict != "problem" for each in transfer_records)
+    return all(each.verdict != "problem" for each in results)
 
 
 def _run(name: str, check: Callable[[], CheckResult]) -> CheckResult:

@@ -23,8 +23,12 @@ from tvm_adaptive._tvm import (
 from tvm_adaptive.database.repair import RECORD_FILE, repair_database
 from tvm_adaptive.errors import OtherMachineError, summary_line
 from tvm_adaptive.measure_callback.history import differences
-from tvm_adaptive.search_strategy.transfer import KEPT_PER_TASK, TransferPool, TransferRecord
-from tvm_adaptive.search_strategy.transfer_records import transfer_record_of
+from tvm_adaptive.search_strategy.transfer import (
+    KEPT_PER_TASK,
+    TransferPool,
+    TransferRecord,
+    transfer_record_of,
+)
 from tvm_adaptive.values.trial import median_sec
 from tvm_adaptive.workers.environment import Environment
 

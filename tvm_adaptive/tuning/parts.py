@@ -17,6 +17,7 @@ from tvm_adaptive._tvm import (
     SearchStrategy,
     Target,
     TaskScheduler,
+    runner_hooks,
 )
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import JournalWriter
@@ -31,7 +32,7 @@ from tvm_adaptive.tuning.lanes.process_lanes import ProcessLanes
 from tvm_adaptive.tuning.lanes.ray_lanes import RayLanes
 from tvm_adaptive.tuning.lanes.search import LaneSearch
 from tvm_adaptive.tuning.target import n_cores_of
-from tvm_adaptive.values.trial_log import BuildTimes, Incumbent, LastTrainingBatch, TimingErrors
+from tvm_adaptive.values.trial_log import TrialLog
 from tvm_adaptive.workers.cores import n_build_workers, usable_physical_cores
 from tvm_adaptive.workers.fork_server import ForkServer
 
@@ -56,7 +57,7 @@ class Parts:
     transfer_pool: (
         TransferPool | None
     )  # what the tasks' searches tell one another; None where they do not
-    last_lesson: LastTrainingBatch  # what the cost model learned last, where it is ours
+    trial_log: TrialLog  # shared by the parts that are ours
     lanes: Lanes | None = None  # where batches are searched and built, if not in this process
 
     def close(self) -> None:
@@ -90,7 +91,7 @@ def make_parts(
 ) -> Parts:
     """Construct the parts that a configuration names."""
     transfer_pool = TransferPool() if _takes_seeds(config) else None
-    last_lesson = LastTrainingBatch()
+    trial_log = TrialLog()
     ours = _our_options(
         config,
         target=target,
@@ -99,9 +100,9 @@ def make_parts(
         journal=journal,
         server=server,
         time_left=time_left,
+        trial_log=trial_log,
     )
     ours["strategy"]["transfer_pool"] = transfer_pool
-    ours["cost_model"]["last_lesson"] = last_lesson
     stock = _stock_options(n_cores_of(target), config.measure)
     bases = {
         "cost_model": CostModel,
@@ -115,7 +116,8 @@ def make_parts(
     for part, base in bases.items():
         name = getattr(config, part)
         if part == "task_scheduler":
-            ours[part]["max_waiting"] = getattr(made["runner"], "n_devices", 1)
+            devices = runner_hooks(made["runner"])
+            ours[part]["max_waiting"] = 1 if devices is None else devices.n_devices
             ours[part]["n_lanes"] = 1 if lanes is None else lanes.n_lanes
         if name in registry.PARTS[part].constructors:
             made[part] = registry.create(part, name, **ours[part])
@@ -131,7 +133,7 @@ def make_parts(
         )
         made["builder"] = CachedArtifactBuilder(shelf, made["builder"])
     made["strategy"] = StoppableSearch(made["strategy"], should_stop, journal)
-    return Parts(**made, transfer_pool=transfer_pool, last_lesson=last_lesson, lanes=lanes)
+    return Parts(**made, transfer_pool=transfer_pool, trial_log=trial_log, lanes=lanes)
 
 
 def _takes_seeds(config: TuneConfig) -> bool:
@@ -207,9 +209,9 @@ def _our_options(
     journal: JournalWriter,
     server: ForkServer | None,
     time_left: Callable[[], float] | None,
+    trial_log: TrialLog,
 ) -> dict[str, dict[str, Any]]:
     n_cores = n_cores_of(target)
-    build_times, incumbent, timing_errors = BuildTimes(), Incumbent(), TimingErrors()
     search = dataclasses.asdict(config.search)
     # MetaSchedule's own, and the run's.
     for name in ("n_trials_per_round", "seeds", "lanes", "ray"):
@@ -219,27 +221,26 @@ def _our_options(
             **dataclasses.asdict(config.model),
             "seed": seed,
             "n_jobs": n_cores,
-            "timing_errors": timing_errors,
+            "trial_log": trial_log,
             "journal": journal,
         },
         "strategy": {
             **search,
-            "build_times": build_times,
-            "incumbent": incumbent,
+            "trial_log": trial_log,
             "journal": journal,
         },
         "runner": {
             **_runner_options(config, target),
             "server": server,
-            "incumbent": incumbent if config.measure.race else None,
-            "timing_errors": timing_errors,
+            "trial_log": trial_log,
+            "race": config.measure.race,
             "time_left": time_left,
             "journal": journal,
         },
         "builder": {
             **_build_options(config, target, work_dir, server, time_left),
             "link": config.runner in LOCAL_RUNNERS,
-            "build_times": build_times,
+            "trial_log": trial_log,
             "journal": journal,
         },
         "task_scheduler": {

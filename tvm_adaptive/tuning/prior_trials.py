@@ -25,7 +25,6 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -35,9 +34,14 @@ from tvm_adaptive.database.metaschedule import task_of
 from tvm_adaptive.database.records import Features, Identity, StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.verdicts import checked, sound, trusted
-from tvm_adaptive.search_strategy.transfer import KEPT_PER_TASK, TransferPool, TransferRecord
-from tvm_adaptive.search_strategy.transfer_records import transfer_record_of
+from tvm_adaptive.search_strategy.transfer import (
+    KEPT_PER_TASK,
+    TransferPool,
+    TransferRecord,
+    transfer_record_of,
+)
 from tvm_adaptive.task_scheduler.arms import PriorTrials
+from tvm_adaptive.values.hooks import ModelHooks
 from tvm_adaptive.values.trial import FloatArray
 
 logger = logging.getLogger(__name__)
@@ -66,7 +70,7 @@ def find_prior_trials(
     store: RecordStore,
     contexts: Sequence[TuneContext],
     transfer_pool: TransferPool | None,
-    model: Any,
+    model: ModelHooks | None,
     *,
     without: Collection[str] = (),
 ) -> WarmStart:
@@ -82,9 +86,9 @@ def find_prior_trials(
                 if transfer_pool is not None:
                     name = mine.get(task.identity, str(task.identity))
                     transfer_pool.remember(family, name, transfer_records)
-    width = getattr(model, "n_features", None)
+    width = None if model is None else model.n_features
     samples = _samples(store, tasks, known, without, width)
-    if hasattr(model, "preload"):
+    if model is not None:
         model.preload(samples)
     n_known = sum(identity in mine for identity in known)
     families = {task.family for task in known.values()}
@@ -119,16 +123,16 @@ def _transfer_records(trials: Sequence[StoredTrial]) -> list[TransferRecord]:
     return found
 
 
-def restore(store: RecordStore, contexts: Sequence[TuneContext], model: Any) -> int:
+def restore(store: RecordStore, contexts: Sequence[TuneContext], model: ModelHooks | None) -> int:
     """Teach a cost model what earlier sittings of the same run taught it."""
     n_samples = 0
-    if not hasattr(model, "restore"):
+    if model is None:
         return n_samples
     for context in contexts:
         task = task_of(context.mod, context.target, str(context.task_name))
         # More would only be read to be dropped again.
         trials = store.sample(task, CAPACITY, with_record=False)
-        for rows, seconds, errors in _arrays(trials, getattr(model, "n_features", None)):
+        for rows, seconds, errors in _arrays(trials, model.n_features):
             model.restore(context, rows, seconds, errors)
             n_samples += len(seconds)
     return n_samples

@@ -97,7 +97,7 @@ def resume(
             trials=bounds.trials,
             until_ms=bounds.until_ms,
             # The same would draw the candidates again that are measured already.
-            seed=told.seed + told.history.n_sittings,
+            seed=told.seed + told.history.n_attempts,
             config=told.config.replace(store=store),
             observer=observer,
             input_shapes=told.input_shapes,

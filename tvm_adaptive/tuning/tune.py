@@ -16,7 +16,7 @@ from tvm_adaptive._tvm import (
     contexts_of,
     functions_as_tasks,
     ms,
-    python_side,
+    scheduler_hooks,
     workload_key,
 )
 from tvm_adaptive.database.repair import repair_database
@@ -357,9 +357,9 @@ def _search(session: Session, tasks: Sequence[ExtractedTask]) -> RunProgress:
         contexts = contexts_of(tasks, str(session.work_dir), parts.strategy, session.seed)
         described = [_described(*pair) for pair in zip(contexts, tasks, strict=True)]
         session.journal.write("tasks", tasks=described)
-        restore = getattr(python_side(parts.task_scheduler), "restore", None)
-        if restore is not None:
-            restore(history.tasks)
+        scheduler = scheduler_hooks(parts.task_scheduler)
+        if scheduler is not None:
+            scheduler.restore(history.tasks)
         with remembering(session, contexts, parts) as keepers:
             database = RunDatabase(session.work_dir)
             ms.tune_tasks(
@@ -373,7 +373,10 @@ def _search(session: Session, tasks: Sequence[ExtractedTask]) -> RunProgress:
                 database=database,
                 cost_model=parts.cost_model,
                 measure_callbacks=[
-                    CommitRound(contexts, database, parts.cost_model, session.machine_failed),
+                    CommitRound(
+                        *(contexts, database, parts.cost_model, session.machine_failed),
+                        trial_log=parts.trial_log,
+                    ),
                     RemoveBuildArtifact(),
                     # What the journal counts, a resumed run's cost model shall know.
                     *keepers,

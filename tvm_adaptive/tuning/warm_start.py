@@ -15,7 +15,14 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tvm_adaptive._tvm import TVM_VERSION, TuneContext, TuningRecord, python_side
+from tvm_adaptive._tvm import (
+    TVM_VERSION,
+    TuneContext,
+    TuningRecord,
+    model_hooks,
+    python_side,
+    scheduler_hooks,
+)
 from tvm_adaptive.database.location import RUN_STORE
 from tvm_adaptive.database.metaschedule import task_of, trial_of
 from tvm_adaptive.database.records import StoredTask, StoredTrial
@@ -29,6 +36,7 @@ from tvm_adaptive.tuning.other_machine import recall_set_aside
 from tvm_adaptive.tuning.parts import Parts
 from tvm_adaptive.tuning.prior_trials import find_prior_trials, restore
 from tvm_adaptive.tuning.session import Session
+from tvm_adaptive.values.hooks import ModelHooks
 from tvm_adaptive.workers.environment import Environment
 
 logger = logging.getLogger(__name__)
@@ -47,7 +55,7 @@ def remembering(
 
     A store that fails costs what it knows, never the run.
     """
-    model = python_side(parts.cost_model)
+    model = model_hooks(parts.cost_model)
     shared = session.store
     with contextlib.ExitStack() as stack:
         own = _own_store(session, model)
@@ -68,7 +76,7 @@ def remembering(
             own=own,
             shared=shared,
             run=session.run_id,
-            lessons=parts.last_lesson,
+            trial_log=parts.trial_log,
             journal=session.journal,
         )
         try:
@@ -157,9 +165,9 @@ def _deliver(session: Session, keeper: Any) -> None:
     session.journal.write("undelivered", store=name, n_trials=n_missing)
 
 
-def _own_store(session: Session, model: Any) -> RecordStore | None:
+def _own_store(session: Session, model: ModelHooks | None) -> RecordStore | None:
     """Open the run's own store; who shares nothing and restores no cost model needs none."""
-    if session.store is None and not hasattr(model, "restore"):
+    if session.store is None and model is None:
         return None
     try:
         here = Environment.current(session.target, session.farm)
@@ -170,7 +178,10 @@ def _own_store(session: Session, model: Any) -> RecordStore | None:
 
 
 def _restore(
-    session: Session, own: RecordStore, contexts: Sequence[TuneContext], model: Any
+    session: Session,
+    own: RecordStore,
+    contexts: Sequence[TuneContext],
+    model: ModelHooks | None,
 ) -> None:
     if not session.history.n_trials:
         return
@@ -185,14 +196,14 @@ def _restore(
 def _recall(
     session: Session, store: RecordStore, contexts: Sequence[TuneContext], parts: Parts
 ) -> None:
-    model = python_side(parts.cost_model)
+    model = model_hooks(parts.cost_model)
     try:
         recalled = find_prior_trials(
             store, contexts, parts.transfer_pool, model, without=session.history.run_ids
         )
-        scheduler = python_side(parts.task_scheduler)
-        if scheduler is not None and hasattr(scheduler, "remember"):
-            scheduler.remember(recalled.tasks)
+        scheduler = scheduler_hooks(parts.task_scheduler)
+        if scheduler is not None:
+            scheduler.set_prior(recalled.tasks)
     except StoreError as error:
         _tell(session, error, "The run starts from nothing.")
         return

@@ -1,4 +1,4 @@
-"""A set of 64-bit hashes in some 12 bytes each, where Python's own takes a hundred."""
+"""A set of 64-bit hashes in some 12 bytes each; a Python set takes a hundred."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
-# New members wait in a plain set until they are such a share of all, so that sorting them
-# in costs a few passes over each; and until they are so many, which fit a plain set well.
+# New members wait in a plain set until they exceed this share of all, which limits the
+# passes over each member, and this number, which a plain set holds cheaply.
 _WAITING_SHARE = 1 / 32
 _MIN_WAITING = 1024
 
 
 class HashSet:
-    """A set of integers of 64 bits, signed or not, that only grows."""
+    """A growing set of integers of 64 bits, signed or unsigned."""
 
     def __init__(self, values: Iterable[int] = ()) -> None:
         self._sorted = array("Q")

@@ -1,4 +1,4 @@
-"""Modules that have moved: until version 0.4 their former names work, with a warning."""
+"""Former names of modules, which work with a warning until version 0.4."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _PACKAGE = "tvm_adaptive"
-# Those that README or the reference named, below the package.
+# Those in README or the reference, below the package.
 MODULES = {
     "config": "tuning.config",
     "deploy": "tuning.deploy",
@@ -25,19 +25,19 @@ MODULES = {
     "task_scheduler.belief": "task_scheduler.forecast.belief",
     "task_scheduler.curve": "task_scheduler.forecast.curve",
 }
-# Names in them that have another name now, by the former module.
+# Renamed names in these modules, by the former module.
 NAMES: Mapping[str, Mapping[str, str]] = {}
 
 
 class _MovedModule(types.ModuleType):
-    """Stands where a module was, and hands out what is in its new place."""
+    """Resolves names of a former module in the present one."""
 
     def __init__(self, former: str, present: str) -> None:
         super().__init__(f"{_PACKAGE}.{former}", f"Moved to ``{_PACKAGE}.{present}``.")
         self._former, self._present = former, f"{_PACKAGE}.{present}"
 
     def __getattr__(self, name: str) -> Any:
-        # The import system and tools ask every module for such names.
+        # The import system and tools look up such names in every module.
         if name.startswith("__"):
             raise AttributeError(name)
         present = NAMES.get(self._former, {}).get(name, name)

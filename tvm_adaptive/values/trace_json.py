@@ -1,8 +1,7 @@
-"""MetaSchedule's traces as JSON, ``[instructions, decisions]``. Pure.
+"""MetaSchedule's traces as JSON: ``[instructions, decisions]``.
 
 An instruction is ``[kind, inputs, attributes, outputs]``, a decision ``[number of the
-instruction, what was decided]``. What comes after ``EnterPostproc`` follows from what is
-before.
+instruction, value]``. The part before ``EnterPostproc`` determines the rest.
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 _END = "EnterPostproc"
-# Of an instruction.
-_N_PARTS = 4
+_N_PARTS = 4  # of an instruction
 # Instructions whose decisions are factors of an extent.
 _TILES = ("SamplePerfectTile", "SamplePartitionedTile")
 # Extents and numbers of choices have 32 bits.
@@ -30,10 +28,7 @@ def choices_of(trace: Any) -> tuple[list[Any], list[tuple[int, Any]]]:
 
 
 def is_sane(trace: Any) -> bool:
-    """Say whether a trace has the form of one, with decisions that can be computed with.
-
-    What it does is not looked at. TVM, given a tile of no iterations, divides by it.
-    """
+    """Say whether a trace has a valid form and decisions; TVM divides by a tile of 0."""
     try:
         instructions, decisions = trace
         kinds = [kind for kind, *_ in instructions]
@@ -45,7 +40,7 @@ def is_sane(trace: Any) -> bool:
 
 
 def _is_decided(kinds: Sequence[str], number: Any, decision: Any) -> bool:
-    """Say whether a decision is one that its instruction may have."""
+    """Say whether an instruction may have a decision."""
     parts = decision if isinstance(decision, list) else [decision]
     least = 1 if kinds[number] in _TILES else -_MOST_DECIDED
     return 0 <= number < len(kinds) and all(
@@ -54,7 +49,7 @@ def _is_decided(kinds: Sequence[str], number: Any, decision: Any) -> bool:
 
 
 def without_flags(value: Any) -> Any:
-    """Return JSON with 0 and 1 for false and true, as MetaSchedule's files have it."""
+    """Return JSON with 0 and 1 for false and true, as in MetaSchedule's files."""
     if isinstance(value, bool):
         return int(value)
     if isinstance(value, list):

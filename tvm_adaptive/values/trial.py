@@ -1,7 +1,7 @@
-"""The values that stages hand to one another.
+"""Frozen values that stages exchange.
 
-Throughout the package *throughput* is normalised by the best that was measured for
-the same task: 1.0 is as fast as the incumbent, higher is better.
+Throughout the package *throughput* is relative to the best measured for the same task: 1.0
+is as fast as the incumbent, higher is better.
 """
 
 from __future__ import annotations
@@ -15,27 +15,62 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tvm_adaptive.errors import is_untried
+
 FloatArray = npt.NDArray[np.float64]
 
-# What MetaSchedule writes instead of the time of a failed trial.
+# MetaSchedule records it as the time of a failed trial; no real time exceeds a tenth.
 RECORDED_FAILURE_SEC = 1e10
-# Nothing that takes a tenth of that is a measurement.
 FAILED_SEC = RECORDED_FAILURE_SEC / 10
-# Of what earlier runs found for a task, so many are measured again, before anything else: the
-# second, should the first have been luck.
+# A run first measures so many of a task's best prior trials again: the second in case the
+# first was luck.
 N_VERIFIED = 2
 
 
 def median_sec(run_secs: Iterable[float] | None) -> float:
-    """Return what a trial took, the median of its runs, in seconds."""
+    """Return the median of a trial's runs; NaN if it cannot be a time."""
     seconds = [float(sec) for sec in run_secs or ()]
     middle = statistics.median(seconds) if seconds else math.nan
     return middle if 0 < middle < FAILED_SEC else math.nan
 
 
 @dataclasses.dataclass(frozen=True)
+class Trial:
+    """One candidate and the facts known of it so far."""
+
+    run_secs: tuple[float, ...] = ()  # empty before it is measured and for a failure
+    failure: str | None = None  # the error message of its build or its measurement
+    build_sec: float | None = None  # its share of its batch's build time
+    relative_error: float = math.nan  # standard error of its time over the time
+    features: npt.NDArray[np.float32] | None = None
+
+    @classmethod
+    def of(cls, run: Any, built: Any = None) -> Trial:
+        """Return the trial of MetaSchedule's results; one with a message has no times."""
+        failure = (None if built is None else built.error_msg) or run.error_msg
+        if failure is not None:
+            return cls(failure=str(failure))
+        return cls(tuple(float(sec) for sec in run.run_secs or ()))
+
+    @property
+    def seconds(self) -> float:
+        """The median of its runs; NaN for a failure."""
+        return median_sec(self.run_secs)
+
+    @property
+    def recorded_secs(self) -> list[float]:
+        """The times for a database."""
+        return list(self.run_secs) or [RECORDED_FAILURE_SEC]
+
+    @property
+    def is_untried(self) -> bool:
+        """Whether its failure says nothing of the candidate: it does not count as a trial."""
+        return is_untried(self.failure)
+
+
+@dataclasses.dataclass(frozen=True)
 class Prediction:
-    """What a cost model believes of n candidates."""
+    """A cost model's posterior of n candidates."""
 
     mean: FloatArray
     std: FloatArray
@@ -53,7 +88,7 @@ class Prediction:
 
 @dataclasses.dataclass(frozen=True)
 class StopDecision:
-    """Whether to stop measuring a candidate, and why."""
+    """A decision to stop or continue the measurement of a candidate, with its reason."""
 
     stop: bool
     reason: str  # one word for the journal (``"precise"``, ``"exhausted"``, ...); never empty
@@ -81,14 +116,13 @@ class Timing:
 
 @dataclasses.dataclass(frozen=True)
 class Exploration:
-    """The share of a batch that is drawn at random, and where the number comes from."""
+    """The share of random candidates in a batch, with its origin."""
 
     epsilon: float  # in [0, 1]
-    # ``"posterior"``, ``"fixed"``, ``"untrained"``, ``"initial"``, ``"no-success-yet"`` or ``"no-
-    # variance"``
+    # "posterior", "fixed", "untrained", "initial", "recalled", "no-success-yet", "no-variance"
     reason: str
-    # mean posterior standard deviation of the random plans (normalised throughput); ``nan`` unless
-    # ``reason`` is ``"posterior"``
+    # mean posterior standard deviation of the random plans, normalised throughput; NaN unless
+    # the reason is "posterior"
     mean_std: float = float("nan")
     n_plans: int = 0  # random plans that the mean was taken over
 
@@ -99,10 +133,9 @@ class Exploration:
 
 @dataclasses.dataclass(frozen=True)
 class Promise:
-    """What the updated model says of a task's next candidates."""
+    """A cost model's forecast for a task's next candidates."""
 
     # share of its latency that the best unmeasured candidate is expected to save, in [0, 1)
     expected_drop: float
-    # rank correlation of the model's last forecasts of this task's family with what was measured; 1
-    # is perfect, 0 chance
+    # rank correlation of the last forecasts of the task's family with measured times
     accuracy: float

@@ -1,115 +1,72 @@
-"""What parts of a run tell each other that MetaSchedule's interfaces have no field for.
-
-Each is optional: a part that is given none works without, as beside stock parts. One is
-shared by the parts of one run and used from one thread.
-"""
+"""Facts about trials that parts of a run share beside MetaSchedule's interfaces."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Generic, TypeVar
+from typing import Any, TypeVar
 
-import numpy as np
-import numpy.typing as npt
+from tvm_adaptive.values.trial import Trial
 
-_Key = TypeVar("_Key", int, float)
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 # Single micro-batches of one kernel differ so much on a virtual machine.
 ONE_LOOK_ERROR = 0.1
-# Notes that are kept for somebody who may not take them: those of the batches under way,
-# which are some hundred, must be among them.
-_MAX_NOTES = 4096
+# Unfinished batches have some hundred trials; features of so many take 16 MB.
+MAX_TRIALS = 4096
 
 
-class _Notes(Generic[_Key]):
-    """Numbers that one part leaves for another, by key; the oldest are dropped."""
-
-    def __init__(self) -> None:
-        self._values: dict[_Key, float] = {}
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def note(self, key: _Key, value: float) -> None:
-        """Remember a number, the latest of a key."""
-        self._values.pop(key, None)
-        self._values[key] = value
-        if len(self._values) > _MAX_NOTES:
-            del self._values[next(iter(self._values))]
-
-    def take(self, key: _Key) -> float | None:
-        """Return and forget what was noted; None if nothing was."""
-        return self._values.pop(key, None)
-
-
-class BuildTimes:
-    """How long candidates took to build, by module: a builder writes, a search reads."""
-
-    def __init__(self) -> None:
-        self._seconds: _Notes[int] = _Notes()
-
-    def note(self, key: int, seconds: float) -> None:
-        """Remember a build's share of its batch's seconds."""
-        self._seconds.note(key, seconds)
-
-    def take(self, key: int) -> float | None:
-        """Return and forget what was noted; None if nothing was."""
-        return self._seconds.take(key)
-
-
+@dataclasses.dataclass
 class Incumbent:
-    """The fastest known of the task whose batch is under way.
+    """The fastest known candidate of the task that the next batch belongs to."""
 
-    A search says at each batch whose turn it is, and a runner races candidates against
-    it, or against the best of the batch so far.
-    """
-
-    def __init__(self, seconds: float | None = None, floor_sec: float = 0.0) -> None:
-        self.seconds = seconds
-        self.floor_sec = floor_sec
+    seconds: float | None = None
+    floor_sec: float = 0.0  # no kernel of the task can be faster
 
     def offer(self, seconds: float) -> None:
-        """Take a time that was measured if it is the best."""
+        """Keep a measured time if it is the best."""
         self.seconds = seconds if self.seconds is None else min(self.seconds, seconds)
 
 
-class TimingErrors:
-    """How far off measured times may be: a runner writes, a cost model reads.
+class TrialLog:
+    """The latest trials of a run, by the structural hashes of their modules.
 
-    Times pass through MetaSchedule unchanged to the last bit, so they are their own keys.
+    The builder notes build times, the runner timing errors, search and cost model features.
+    Every part works without a log. Threads other than the run's may only call
+    :meth:`note_timing`.
     """
 
     def __init__(self) -> None:
-        self._relative: _Notes[float] = _Notes()
+        # The search sets it before each batch; the runner races a batch against a copy.
+        self.incumbent = Incumbent()
+        self._trials: dict[int, Trial] = {}
+        # By the artifact's path: MetaSchedule shows a runner no more of a candidate.
+        self._errors: dict[str, float] = {}
 
-    def note(self, seconds: float, stderr_sec: float) -> None:
-        """Remember the standard error of a time; NaN where a single look gives none."""
+    def get(self, key: int) -> Trial:
+        """Return what is known of a trial; an empty one if nothing is."""
+        return self._trials.get(key, Trial())
+
+    def note(self, key: int, **known: Any) -> None:
+        """Set fields of a trial."""
+        _keep(self._trials, key, dataclasses.replace(self.get(key), **known))
+
+    def note_timing(self, artifact: str, seconds: float, stderr_sec: float) -> None:
+        """Note the standard error of a time; NaN where one micro-batch gives none."""
         known = math.isfinite(stderr_sec)
-        self._relative.note(seconds, stderr_sec / seconds if known else ONE_LOOK_ERROR)
+        _keep(self._errors, artifact, stderr_sec / seconds if known else ONE_LOOK_ERROR)
 
-    def take(self, seconds: float) -> float:
-        """Return and forget the relative standard error of a time; NaN if not known."""
-        relative = self._relative.take(seconds)
-        return math.nan if relative is None else relative
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainingBatch:
-    """What a cost model was taught by one batch."""
-
-    rows: npt.NDArray[np.float32]  # features, in the order of the batch
-    # relative standard errors of the times; NaN where unknown
-    errors: npt.NDArray[np.float64] | None
+    def identify(self, artifact: str, key: int) -> None:
+        """Move the timing error of an artifact to its trial."""
+        error = self._errors.pop(artifact, None)
+        if error is not None:
+            self.note(key, relative_error=error)
 
 
-class LastTrainingBatch:
-    """The last batch that a cost model learned, for whoever keeps records of it."""
-
-    def __init__(self) -> None:
-        self.lesson: TrainingBatch | None = None
-
-    def take(self, n: int) -> TrainingBatch | None:
-        """Return and forget the lesson if it is one of ``n`` candidates; else None."""
-        lesson, self.lesson = self.lesson, None
-        return lesson if lesson is not None and len(lesson.rows) == n else None
+def _keep(values: dict[_Key, _Value], key: _Key, value: _Value) -> None:
+    """Set the latest value of a dictionary and drop the oldest beyond the limit."""
+    values.pop(key, None)
+    values[key] = value
+    if len(values) > MAX_TRIALS:
+        values.pop(next(iter(values)), None)

@@ -1,8 +1,7 @@
-"""What the control groups of this process allow it: cores, memory, and who was killed.
+"""The limits that Linux's control groups set this process: processor time and memory.
 
 A container's limits are those of its control group and of all groups above it, in version 1
-of Linux's control groups or in version 2. Elsewhere, and where they cannot be seen, there
-are none.
+or version 2 of control groups. Elsewhere, and where the groups are hidden, there are none.
 """
 
 from __future__ import annotations
@@ -21,34 +20,29 @@ def cpu_limit(proc: Path = PROC) -> float | None:
 
 def memory_limit(proc: Path = PROC) -> int | None:
     """Return the bytes that this process and its group may use; None for all there are."""
-    limit = min((limit for _, limit, _ in _memory_limits(proc)), default=None)
+    limit = min((limit for limit, _ in _memory_limits(proc)), default=None)
     total = _meminfo(proc, "MemTotal")
     # Version 1 writes a number near 2^63 where there is no limit.
     return None if limit is None or (total is not None and limit >= total) else limit
 
 
 def available_memory(proc: Path = PROC) -> int | None:
-    """Return the bytes that can still be used without taking them from anybody.
-
-    Files that are cached and have not been read lately do not count as used.
-    """
-    found = [max(0, limit - used) for _, limit, used in _memory_limits(proc) if used is not None]
+    """Return the free bytes; cached files that were not read lately count as free."""
+    found = [max(0, limit - used) for limit, used in _memory_limits(proc) if used is not None]
     of_machine = _meminfo(proc, "MemAvailable")
     return min(found if of_machine is None else [*found, of_machine], default=None)
 
 
 class OomKills:
-    """How many processes the system has killed for want of memory."""
+    """Counters of the processes that the system killed because memory ran out."""
 
     def __init__(self, proc: Path = PROC) -> None:
-        groups = list(_own_groups(proc, "memory"))
-        self._files = [
-            proc / "vmstat",
-            *(group / name for group in groups for name in ("memory.events", "memory.oom_control")),
-        ]
+        self._files = [proc / "vmstat"]
+        for _, group in _own_groups(proc, "memory"):
+            self._files += [group / "memory.events", group / "memory.oom_control"]
 
     def count(self) -> tuple[int, ...]:
-        """Return the present counts: of the machine, and of each of our own groups."""
+        """Return the present counts: of the machine and of each own group."""
         return tuple(_field(_read(path), "oom_kill") or 0 for path in self._files)
 
 
@@ -56,20 +50,19 @@ def _cpu_limits(proc: Path) -> Iterator[float]:
     for group in _groups(proc, "cpu"):
         fields = _read(group / "cpu.max").split()
         if len(fields) != 2:
-            quota = _read(group / "cpu.cfs_quota_us").strip()
-            fields = [quota, _read(group / "cpu.cfs_period_us").strip()]
+            fields = [_read(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
         if all(field.isdecimal() for field in fields) and int(fields[0]) and int(fields[1]):
             yield int(fields[0]) / int(fields[1])
 
 
-def _memory_limits(proc: Path) -> Iterator[tuple[Path, int, int | None]]:
-    """Yield each group that has a limit, the limit, and what is used of it."""
+def _memory_limits(proc: Path) -> Iterator[tuple[int, int | None]]:
+    """Yield the limit of each group that has one, and the bytes in use."""
     for group in _groups(proc, "memory"):
         names = ("memory.max", "memory.high", "memory.limit_in_bytes")
-        told = [_read(group / name).strip() for name in names]
-        limits = [int(text) for text in told if text.isdecimal()]
+        texts = [_read(group / name).strip() for name in names]
+        limits = [int(text) for text in texts if text.isdecimal()]
         if limits:
-            yield group, min(limits), _used(group)
+            yield min(limits), _used(group)
 
 
 def _used(group: Path) -> int | None:
@@ -86,22 +79,17 @@ def _used(group: Path) -> int | None:
 
 def _groups(proc: Path, controller: str) -> Iterator[Path]:
     """Yield the folders of this process's groups and of all groups above them."""
-    for mount, path in _mounted_groups(proc, controller):
+    for mount, path in _own_groups(proc, controller):
         yield path
         yield from (above for above in path.parents if above.is_relative_to(mount))
 
 
-def _own_groups(proc: Path, controller: str) -> Iterator[Path]:
-    return (path for _, path in _mounted_groups(proc, controller))
-
-
-def _mounted_groups(proc: Path, controller: str) -> Iterator[tuple[Path, Path]]:
-    """Yield where a controller's groups are mounted, and the folder of our own."""
+def _own_groups(proc: Path, controller: str) -> Iterator[tuple[Path, Path]]:
+    """Yield where a controller's groups are mounted, and the folder of this process's group."""
     ours = {}
     for line in _read(proc / "self" / "cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
-        for name in controllers.split(","):  # none for version 2
-            ours[name] = path
+        ours.update(dict.fromkeys(controllers.split(","), path))  # "" for version 2
     for line in _read(proc / "self" / "mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         root, point = (_unescaped(field) for field in before.split()[3:5])
@@ -121,7 +109,7 @@ def _mounted_groups(proc: Path, controller: str) -> Iterator[tuple[Path, Path]]:
 
 
 def _unescaped(field: str) -> str:
-    """Return a path of a list of mounts, where spaces and their like are octal numbers."""
+    """Return a path of a list of mounts, where spaces and the like are octal numbers."""
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), field)
 
 
@@ -131,11 +119,8 @@ def _meminfo(proc: Path, name: str) -> int | None:
 
 
 def _field(text: str, name: str) -> int | None:
-    for line in text.splitlines():
-        fields = line.split()
-        if len(fields) > 1 and fields[0] == name and fields[1].isdecimal():
-            return int(fields[1])
-    return None
+    found = re.search(rf"^[ \t]*{re.escape(name)}[ \t]+(\d+)(?=\s|$)", text, re.MULTILINE)
+    return None if found is None else int(found[1])
 
 
 def _read(path: Path) -> str:

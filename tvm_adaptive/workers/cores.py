@@ -1,4 +1,4 @@
-"""Which cores this process may use, and how TVM's runtime is told to use them all."""
+"""The cores that this process may use, and settings that let TVM's runtime use them all."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 import psutil
 
-from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.errors import check_at_least
 from tvm_adaptive.workers.containers import PROC, available_memory, cpu_limit, memory_limit
 
-# What the tuner of a network takes in all, and each of its workers besides.
+# Memory of the tuner of a network, and of each of its workers.
 _TUNER_BYTES = 1200 << 20
 _WORKER_BYTES = 200 << 20
 
@@ -22,16 +22,16 @@ def usable_physical_cores(proc: Path = PROC) -> int:
     """Count the physical cores behind the processors that this process may run on.
 
     Two hardware threads of one core count once: tuned kernels are bound by arithmetic
-    and by cache, which the threads share. A container that may use less processor time
-    than that has as many as its time is worth, rounded down, but one at the least: a
-    kernel with more threads would be stopped in the middle of each period.
+    and by cache, which the threads share. A container's processor time limits the count,
+    rounded down but at least 1: a kernel with more threads would be stopped in the middle
+    of each period.
     """
     n_cores, quota = _allowed_cores(), cpu_limit(proc)
     return n_cores if quota is None else max(1, min(n_cores, math.floor(quota)))
 
 
 def n_build_workers(n_cores: int, proc: Path = PROC) -> int:
-    """Return how many compile workers there is memory for, one at the least."""
+    """Return how many compile workers memory allows, at least 1."""
     available = available_memory(proc)
     if available is None:
         return n_cores
@@ -40,7 +40,7 @@ def n_build_workers(n_cores: int, proc: Path = PROC) -> int:
 
 
 def limits_note(n_cores: int, proc: Path = PROC) -> str:
-    """Say what a container's limits mean for a run; nothing where they change nothing."""
+    """Describe what a container's limits change for a run; "" if nothing."""
     quota, memory = cpu_limit(proc), memory_limit(proc)
     n_workers = n_build_workers(n_cores, proc)
     is_throttled = quota is not None and quota < max(n_cores, _allowed_cores())
@@ -49,7 +49,7 @@ def limits_note(n_cores: int, proc: Path = PROC) -> str:
     parts = [] if quota is None else [describe_quota(quota)]
     parts += [] if memory is None else [f"{memory / 2**30:.1f} GiB"]
     text = f"this container has {' and '.join(parts)}: {n_workers} compile worker"
-    text += "s" if n_workers != 1 else ""
+    text += "s" * (n_workers != 1)
     return f"{text}; kernel times under a CPU quota are throttled" if is_throttled else text
 
 
@@ -59,7 +59,7 @@ def describe_quota(quota: float) -> str:
 
 
 def thread_env(n_threads: int | None = None) -> dict[str, str]:
-    """Return what a process that runs kernels needs in its environment.
+    """Return environment variables for a process that runs kernels.
 
     On x86, TVM's runtime takes every processor for half a core and starts half as many
     threads as there are processors. Where each is a whole core, as on most virtual
@@ -67,19 +67,17 @@ def thread_env(n_threads: int | None = None) -> dict[str, str]:
     """
     if n_threads is None:
         n_threads = usable_physical_cores()
-    if n_threads < 1:
-        raise InvalidOptionError(f"n_threads must be at least 1 but got {n_threads}.")
+    check_at_least("n_threads", n_threads, 1)
     return {"TVM_NUM_THREADS": str(n_threads)}
 
 
 def take_free_core() -> None:
     """Bind this thread to the cores that no other thread of the process is bound to.
 
-    TVM's runtime binds each thread of its pool to a core of its own but leaves the one
-    that calls the kernel, and computes a share of it, free to run anywhere. Where the
-    system puts it beside one of the others, the same kernel takes twice as long for as
-    long as that lasts. Call it after the pool has started. Does nothing where the
-    system has no such bindings, or where no core is left.
+    TVM's runtime binds each thread of its pool to a core of its own but not the thread
+    that calls the kernel and computes a share of it. Beside one of the others on one core
+    it would double the kernel's time. Call this after the pool has started. Does nothing
+    without such bindings or without a free core.
     """
     threads = Path("/proc/self/task")
     if not (hasattr(os, "sched_setaffinity") and threads.is_dir()):
@@ -96,15 +94,14 @@ def take_free_core() -> None:
 
 
 def _allowed_cores() -> int:
-    """Count the physical cores that this process is not kept from, whatever its time."""
+    """Count the physical cores of this process's affinity, whatever its time quota."""
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
-    return len({_siblings(cpu) for cpu in os.sched_getaffinity(0)})
-
-
-def _siblings(cpu: int) -> str:
-    path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-    try:
-        return path.read_text().strip()
-    except OSError:  # some containers hide the topology: every processor counts
-        return str(cpu)
+    cores = set()
+    for cpu in os.sched_getaffinity(0):
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        try:
+            cores.add(siblings.read_text().strip())
+        except OSError:  # some containers hide the topology: every processor counts
+            cores.add(str(cpu))
+    return len(cores)

@@ -1,7 +1,7 @@
-"""Where this process runs what was compiled: on its own machine, or on a device elsewhere.
+"""The device on which this process runs compiled modules: this machine's or a leased one.
 
-A worker that has leased a device (:mod:`tvm_adaptive.runner.rpc.lease`) runs everything there;
-what loads and runs modules here need not know which of the two it is.
+A worker that has leased a device (:mod:`tvm_adaptive.runner.rpc.lease`) runs every module
+there; callers of this module need not distinguish the two.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class _CurrentDevice:
 
 
 def move_to(session: Any) -> None:
-    """Run on the device of an RPC session from now on; with None on this machine.
+    """Run on the device of an RPC session from now on, with None on this machine.
 
-    What was loaded elsewhere cannot be used any more.
+    Modules that were loaded before become unusable.
     """
     _CurrentDevice.session = session
     _CurrentDevice.n_moves += 1
@@ -30,27 +30,26 @@ def move_to(session: Any) -> None:
 
 
 def is_elsewhere() -> bool:
-    """Say whether modules run on a device that is not this machine's."""
+    """Say whether modules run on a device of another machine."""
     return _CurrentDevice.session is not None
 
 
 def n_moves() -> int:
-    """Return a number that differs whenever what was loaded is lost."""
+    """Return a number that changes whenever loaded modules become unusable."""
     return _CurrentDevice.n_moves
 
 
 def load(path: str) -> Any:
-    """Load a compiled module where it will run."""
-    if _CurrentDevice.session is None:
-        return load_module(path)
-    return _CurrentDevice.session.load_module(_upload(path))
+    """Load a compiled module on the current device."""
+    session = _CurrentDevice.session
+    return load_module(path) if session is None else session.load_module(_upload(path))
 
 
 def load_once(path: str) -> Any:
-    """Load a compiled module, unless the same file was loaded here before.
+    """Load a compiled module unless the same file is loaded.
 
-    TVM keeps whatever it loaded until the process ends: each load of a network would cost
-    the memory of its weights again.
+    TVM keeps loaded modules until the process ends: each load of a network would cost the
+    memory of its weights again.
     """
     stat = Path(path).stat()
     key = (path, stat.st_mtime_ns, stat.st_size)
@@ -60,32 +59,28 @@ def load_once(path: str) -> Any:
 
 
 def place(kind: str, index: int = 0) -> Any:
-    """Return a device of the station, e.g. its second GPU for ``("cuda", 1)``."""
-    return (
-        device(kind, index)
-        if _CurrentDevice.session is None
-        else _CurrentDevice.session.device(kind, index)
-    )
+    """Return TVM's device object, e.g. the second GPU for ``("cuda", 1)``."""
+    session = _CurrentDevice.session
+    return device(kind, index) if session is None else session.device(kind, index)
 
 
 def function(name: str) -> Any:
-    """Return one of TVM's global functions, to be called at the station."""
-    if _CurrentDevice.session is None:
-        return tvm.get_global_func(name)
-    return _CurrentDevice.session.get_function(name)
+    """Return one of TVM's global functions on the current device."""
+    session = _CurrentDevice.session
+    return tvm.get_global_func(name) if session is None else session.get_function(name)
 
 
 def save_linked(path: str, library: str) -> None:
-    """Let the device link an archive of objects for itself, and fetch the library.
+    """Let the leased device link an archive of objects, and fetch the library.
 
-    This machine needs no linker for the device's kind then.
+    So this machine needs no linker for that kind of device.
     """
     content = _CurrentDevice.session.download_linked_module(_upload(path))
     Path(library).write_bytes(bytes(content))
 
 
 def _upload(path: str) -> str:
-    """Copy a file to the device under a name that nothing was loaded from."""
+    """Copy a file to the leased device under a new name."""
     _CurrentDevice.n_uploads += 1
     name = f"{_CurrentDevice.n_uploads}-{Path(path).name}"
     _CurrentDevice.session.upload(path, name)

@@ -1,8 +1,4 @@
-"""One queue of candidates for all devices, whatever batch and task they are of.
-
-Whoever has a device takes the next candidate. The caller waits for its batch, or, where
-devices are not what searches and builds, goes on while they measure.
-"""
+"""One queue of candidates of all batches and tasks for all devices."""
 
 from __future__ import annotations
 
@@ -29,16 +25,19 @@ _ResultT = TypeVar("_ResultT")
 
 @dataclasses.dataclass(eq=False)
 class Job(Generic[_TaskT, _ResultT]):
-    """A candidate on its way to a device."""
+    """A queued candidate."""
 
     index: int  # counted from 0 over the runner's life
-    task: _TaskT  # what the device's plan needs to know
+    task: _TaskT  # for the device's plan
     answer: Future[_ResultT]
     queued_sec: float  # monotonic time
 
 
 class Dispatcher(Generic[_TaskT, _ResultT]):
-    """Gives queued candidates to the workers of a pool."""
+    """Gives queued candidates to the workers of a pool.
+
+    With ``overlap`` a thread does so, and the caller continues while devices measure.
+    """
 
     def __init__(
         self,
@@ -64,7 +63,7 @@ class Dispatcher(Generic[_TaskT, _ResultT]):
         self._is_closing = False
 
     def submit(self, tasks: Sequence[_TaskT]) -> list[Future[_ResultT]]:
-        """Queue a batch; without overlap, return when all of it is measured."""
+        """Queue a batch; without overlap, return when all candidates are measured."""
         now_sec = time.monotonic()
         with self._lock:
             jobs = [
@@ -86,7 +85,7 @@ class Dispatcher(Generic[_TaskT, _ResultT]):
             return self._queue.popleft() if self._queue else None
 
     def put_back(self, job: Job[_TaskT, _ResultT]) -> None:
-        """Queue a candidate again, before all others; give it up while closing."""
+        """Queue a candidate again, first of all; fail it while closing."""
         with self._lock:
             is_closing = self._is_closing
             if not is_closing:
@@ -101,7 +100,7 @@ class Dispatcher(Generic[_TaskT, _ResultT]):
         job.answer.set_result(result)
 
     def fail_queued(self, reason: str, *, waited_sec: float = 0.0) -> None:
-        """Give up the candidates that no device has taken for so many seconds."""
+        """Fail the candidates that no device has taken for so many seconds."""
         before_sec = time.monotonic() - waited_sec
         with self._lock:
             late = [job for job in self._queue if job.queued_sec <= before_sec]
@@ -111,7 +110,7 @@ class Dispatcher(Generic[_TaskT, _ResultT]):
             self.settle(job, self._give_up(job, reason))
 
     def close(self) -> None:
-        """Let devices finish what they have, give up what they have not, end the thread."""
+        """Fail queued candidates, wait for measured ones, end the thread."""
         thread, self._thread = self._thread, None
         if thread is not None:
             with self._lock:
@@ -137,14 +136,14 @@ class Dispatcher(Generic[_TaskT, _ResultT]):
 
     def _signal(self) -> None:
         if self._wakes is not None:
-            with contextlib.suppress(BlockingIOError):  # full: it will wake up anyway
+            with contextlib.suppress(BlockingIOError):  # a full pipe wakes the thread anyway
                 os.write(self._wakes[1], b"w")
 
     def _serve(self) -> None:
         wake = self._wakes[0] if self._overlap and self._wakes else None
         while not self._is_over():
             try:
-                # A device that others use may be queued for long: closing does not wait.
+                # A wait for a device that others use may be long: closing does not wait.
                 stream = self._pool.stream(
                     self._plans(), wake=wake, is_over=lambda: self._is_over() and self._may_end()
                 )
@@ -152,10 +151,10 @@ class Dispatcher(Generic[_TaskT, _ResultT]):
                     for _, outcome in ended:
                         if outcome.error is not None:
                             logger.debug("a device's plan ended: %s", outcome.error)
-            except Exception as error:  # ours: it must not cost what comes after
+            except Exception as error:  # a defect of this package must not cost later batches
                 logger.exception("candidates could not be given to devices")
                 self._give_up_all(repr(error))
-            except BaseException:  # the user's: what it leaves open, nobody would settle
+            except BaseException:  # an interrupt: nobody would settle the open candidates
                 self._give_up_all("interrupted")
                 raise
 

@@ -1,4 +1,4 @@
-"""Where times are taken: on another device, or with another TVM, a kernel takes another time."""
+"""The device and the versions that measured times depend on."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from tvm_adaptive._tvm import RPCConfig, Target
 
 _CPUINFO = Path("/proc/cpuinfo")
-# Virtual machines often hide the model's name ("AMD EPYC"); these numbers still tell
-# generations apart. ARM has no name there, but the other ones.
+# Virtual machines often hide the model's name ("AMD EPYC"); these numbers still
+# distinguish generations. ARM has only numbers.
 _CPU_NUMBERS = (
     "cpu family",
     "model",
@@ -31,10 +31,10 @@ _CPU_NUMBERS = (
 
 @dataclasses.dataclass(frozen=True)
 class Environment:
-    """Where times were taken; empty texts are not known.
+    """The environment of measured times; an empty text is unknown.
 
-    Equal environments have comparable times. The version of this package takes no part in
-    that: it changes which kernels are tried, not what one takes.
+    Equal environments have comparable times. The version of this package is not compared:
+    it changes which kernels are tried, not their times.
     """
 
     device: str = ""  # processor and number of cores, name of the GPU, or tracker key of a farm
@@ -44,7 +44,7 @@ class Environment:
 
     @classmethod
     def current(cls, target: Target, farm: RPCConfig | None = None) -> Environment:
-        """Return where kernels for a target are timed now."""
+        """Return the environment in which kernels for a target are timed now."""
         return cls(
             device_name(target) if farm is None else f"tracker key {farm.tracker_key}",
             installed_version("apache-tvm") or "",
@@ -54,49 +54,41 @@ class Environment:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Environment:
-        """Return what :meth:`as_fields` made fields of.
+        """Return the environment in the fields of a journal's ``"run"`` event.
 
-        What is missing, or is no text, is not known. Other fields are passed over, so that
-        the ``"run"`` event of a journal, which holds these fields, can be given as it is.
+        A field that is missing or no text is unknown; other fields are ignored.
         """
         names = [field.name for field in dataclasses.fields(cls)]
         return cls(**{name: value for name in names if isinstance(value := fields.get(name), str)})
 
     def as_fields(self) -> dict[str, str]:
-        """Return what a journal's ``"run"`` event holds of it, as fields of the event."""
+        """Return the fields of a journal's ``"run"`` event."""
         return dataclasses.asdict(self)
 
     @property
     def is_known(self) -> bool:
-        """Whether device and TVM are known; times of nowhere compare with nothing."""
+        """Whether device and TVM are known."""
         return bool(self.device and self.tvm)
 
-    def compares_with(self, other: Environment) -> bool:
-        """Say whether times of the one can be compared with times of the other."""
-        return self.is_known and self == other
-
     def __str__(self) -> str:
-        if not self.is_known:
-            return "an unknown device"
-        return f"{self.device}, TVM {self.tvm}"
+        return f"{self.device}, TVM {self.tvm}" if self.is_known else "an unknown device"
 
 
-# Of records that do not say where they were measured.
+# Of records without an environment.
 UNKNOWN = Environment()
 
 
 def device_name(target: Target) -> str:
-    """Return what this machine runs kernels of a target on."""
+    """Return the device of this machine that runs kernels for a target."""
     kind = str(target.kind.name)
     if kind in ("llvm", "c"):
-        # What a kernel may use; a schedule is made for so many.
         n_cores = int(target.attrs.get("num-cores", 0)) or usable_physical_cores()
         return f"{processor_name()}, {n_cores} cores"
     return _gpu_name(kind)
 
 
 def processor_name(cpuinfo: Path = _CPUINFO) -> str:
-    """Return the processor's name with what else tells its generation."""
+    """Return the processor's name and the numbers of its generation."""
     try:
         lines = cpuinfo.read_text(errors="replace").splitlines()
     except OSError:
@@ -117,5 +109,5 @@ def _gpu_name(kind: str) -> str:
     try:
         gpu = device(kind, 0)
         return str(gpu.device_name) if gpu.exist else ""
-    except Exception:  # a kind without devices, or a driver that fails: TVM raises anything
+    except Exception:  # TVM may raise anything: no such devices, or a driver fails
         return ""

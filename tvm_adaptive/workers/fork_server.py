@@ -1,16 +1,15 @@
-"""Workers in milliseconds: fork a process that has imported what they need.
+"""Start workers in milliseconds: fork them from a process that has imported their modules.
 
-Importing TVM takes seconds of a core, and a run has four kinds of workers: those that
-compile, one that measures, one for play-offs, one that runs the whole network. They are
-forked from one process that has the modules and does nothing else, so that this is paid
-once, in the background, and a worker that was killed or is worn out costs nothing to
-replace. (``multiprocessing`` has such a server, too, but one for the whole process, which
-belongs to the user, and it runs the user's main module again.)
+Importing TVM takes seconds of a core, and a run has four kinds of workers: for builds,
+measurements, play-offs and whole networks. One idle process imports the modules once, in
+the background, and forks all workers, so that replacing a worker costs nothing.
+(``multiprocessing`` has one such server per process, which belongs to the user, and its
+server runs the user's main module again.)
 
-Each worker has a number, which all messages about it carry. The server tells of itself
-what becomes of a worker: forked, refused, ended. One thread reads that, so that any number
-of threads may fork and look, and none waits for another's answer. Signals are sent by the
-server alone: only it knows which of its children still have their process id.
+Each worker has a number, which all messages about it carry. The server reports when a
+worker is forked, refused or ended. One thread reads these messages, so that any number of
+threads may use workers and none waits for another's answer. Only the server sends signals:
+only it knows which of its children still have their process id.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ from tvm_adaptive.workers.main import MAX_MESSAGE_BYTES, kill_group
 # one holds neither. Only Linux also ends the workers when their parent dies.
 _IS_AVAILABLE = sys.platform == "linux"
 # A fork waits for the imports, which take seconds, and tens of seconds where the machine
-# swaps or many runs start at once. A server that needs longer has been stopped; all its
-# workers end with it, so we rather wait too long.
+# swaps or many runs start at once. A server that needs longer hangs; a long limit is safer,
+# because all its workers end with it.
 _FORK_TIMEOUT_SEC = 120.0
-# It ends its workers and leaves within milliseconds; then the system does it.
+# The server ends its workers and itself within milliseconds; then the system does it.
 _LEAVE_TIMEOUT_SEC = 1.0
 # A killed process is gone at once unless the kernel holds it.
 _END_TIMEOUT_SEC = 5.0
@@ -72,10 +71,10 @@ def start_program(
 
 
 class Program:
-    """A worker that is a program of its own; what a pool needs of it.
+    """A worker that was started as a program of its own.
 
-    It is left unreaped until its process group has been ended: as long as that, the
-    system gives its process id, which is its group's, to nobody else.
+    It stays unreaped until its process group has been killed: until then the system gives
+    its process id, which is also its group's, to no other process.
     """
 
     def __init__(self, descriptors: Sequence[int], env: dict[str, str] | None) -> None:
@@ -84,13 +83,13 @@ class Program:
         self.started_sec = time.monotonic()
 
     def poll(self) -> int | None:
-        """Return the exit code, minus the signal's number if one ended it; None if it runs."""
+        """Return the exit code, negative for a signal; None while the worker runs."""
         if self._popen.returncode is None and _is_unreaped(self.pid):
             self._end_group()
         return self._popen.poll()
 
     def wait(self, timeout: float) -> int:
-        """Return the exit code once it has ended."""
+        """Wait for the exit code."""
         end_sec = time.monotonic() + timeout
         while (code := self.poll()) is None:
             if time.monotonic() >= end_sec:
@@ -99,7 +98,7 @@ class Program:
         return code
 
     def kill(self) -> None:
-        """Send SIGKILL to it and what it has started, unless it has ended."""
+        """Send SIGKILL to the worker's group unless the worker has ended."""
         if self.poll() is None:
             self._end_group()
             self._popen.kill()
@@ -110,24 +109,21 @@ class Program:
 
 
 def _is_unreaped(pid: int) -> bool:
-    """Say whether a child of ours has ended and still has its process id."""
+    """Say whether a child process has ended and still has its process id."""
     if not hasattr(os, "waitid"):
         return False
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:  # somebody else has reaped it
+    except ChildProcessError:  # it is reaped already
         return False
 
 
 class ForkedProcess:
-    """A worker that a server has forked, or will have soon; what a pool needs of it.
-
-    Made by :meth:`ForkServer.fork`. May be used by any thread.
-    """
+    """A worker that a server has forked or will fork; any thread may use it."""
 
     def __init__(self, number: int, connection: _Connection) -> None:
         self.started_sec: float | None = None
-        self._asked_sec = time.monotonic()
+        self._requested_sec = time.monotonic()
         self._number = number
         self._connection = connection
         self._pid: int | None = None
@@ -144,14 +140,11 @@ class ForkedProcess:
             return self._pid
 
     def poll(self) -> int | None:
-        """Return the exit code, minus the signal's number if one ended it; None if it runs.
-
-        None also says that the server has not told yet.
-        """
+        """Return the exit code, negative for a signal; None until the server reports it."""
         with self._connection.changed:
             if self._code is not None:
                 return self._code
-            if self._pid is None and time.monotonic() - self._asked_sec > _FORK_TIMEOUT_SEC:
+            if self._pid is None and time.monotonic() - self._requested_sec > _FORK_TIMEOUT_SEC:
                 self._connection.lose(f"has not answered for {_FORK_TIMEOUT_SEC:g} s")
             problem = self._refusal or self._connection.lost
             if problem:
@@ -159,7 +152,7 @@ class ForkedProcess:
             return None
 
     def wait(self, timeout: float) -> int:
-        """Return the exit code once it has ended."""
+        """Wait for the exit code."""
         with self._connection.changed:
             end_sec = time.monotonic() + timeout
             while (code := self.poll()) is None:
@@ -170,16 +163,15 @@ class ForkedProcess:
             return code
 
     def kill(self) -> None:
-        """Have it and what it has started killed, unless it has ended; returns at once."""
+        """Ask the server to kill the worker's group; returns at once."""
         self._connection.kill(self._number)
 
-    def tell(self, what: str, value: int) -> bool:
-        """Take what its server says of it; False if that cannot be."""
+    def update(self, what: str, value: int) -> bool:
+        """Apply a message of the server; False if the message is impossible."""
         if what == "forked" and self._pid is None and value > 1:
             self._pid, self.started_sec = value, time.monotonic()
         elif what == "refused" and self._pid is None:
-            reason = os.strerror(value)
-            self._refusal = f"the system would not fork another worker: {reason}"
+            self._refusal = f"the system would not fork another worker: {os.strerror(value)}"
         elif what == "ended" and self._pid is not None:
             self._code = value
         else:
@@ -188,10 +180,7 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """A process that imports modules once and forks workers that have them.
-
-    Any number of threads, and of pools, may share one.
-    """
+    """A process that imports modules once and forks workers; threads and pools may share it."""
 
     def __init__(self, modules: Sequence[str] = ()) -> None:
         self._modules = tuple(modules)
@@ -199,19 +188,15 @@ class ForkServer:
         self._connection: _Connection | None = None
 
     def start(self) -> None:
-        """Start the process unless it runs; returns at once, while it imports."""
+        """Start the process unless it runs; returns while the process imports."""
         self._running()
 
     def fork(self, descriptors: Sequence[int], env: dict[str, str] | None) -> ForkedProcess:
-        """Have a worker forked as soon as the modules are imported; returns at once.
-
-        What becomes of it, the worker's own methods tell. A server that has died is
-        started again.
-        """
+        """Request a worker, which is forked after the imports; restarts a dead server."""
         connection = self._running()
         try:
             return connection.fork(descriptors, env)
-        except ConnectionError:  # it died, and that was not known yet
+        except ConnectionError:  # it has just died
             connection.lose("has ended")
             return self._running().fork(descriptors, env)
 
@@ -236,41 +221,40 @@ class ForkServer:
 
 
 def new_fork_server(modules: Sequence[str]) -> ForkServer | None:
-    """Return a server, not started yet; None where workers must be started one by one."""
+    """Return a server to be started; None where forking is unsafe."""
     return ForkServer(modules) if _IS_AVAILABLE else None
 
 
 class _Connection:
-    """A running server, the socket to it, and the thread that reads what it tells."""
+    """A running server, the socket to it, and the thread that reads its messages."""
 
     def __init__(self, modules: tuple[str, ...]) -> None:
-        # Guards everything here and in the workers; notified when a worker's state changes.
+        # Guards this object and its workers; notified when a worker's state changes.
         self.changed = threading.Condition()
-        # Why the server is of no use any more.
-        self.lost = ""
+        self.lost = ""  # why the server is unusable
         self._workers: dict[int, ForkedProcess] = {}
         self._numbers = itertools.count(1)
         self._has_forked = False
         self._owner = os.getpid()
-        # Keeps the borders between messages.
+        # SOCK_SEQPACKET keeps the borders between messages.
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         started: Future[None] = Future()
-        # Linux kills a child when the thread that started it ends: this one lives as long.
+        # Linux kills a child when the thread that started it ends: this one outlives it.
         self._thread = threading.Thread(
             target=self._run, args=(theirs, started), name="tvm-adaptive-fork-server", daemon=True
         )
         try:
             self._thread.start()
             started.result()
-        except RuntimeError as error:  # as OSError says it of processes
+        except RuntimeError as error:  # no more threads; OSError means the same of processes
             theirs.close()
             self._socket.close()
             raise OSError(errno.EAGAIN, str(error)) from error
-        with contextlib.suppress(OSError), self.changed:  # it shows in the first fork
+        with contextlib.suppress(OSError), self.changed:  # the first fork reports it
             self._send("import", 0, modules)
 
     def fork(self, descriptors: Sequence[int], env: dict[str, str] | None) -> ForkedProcess:
-        """Ask for a worker."""
+        """Request a worker."""
         with self.changed:
             if self.lost:
                 raise ConnectionError(self.lost)
@@ -280,13 +264,13 @@ class _Connection:
             return self._workers[number]
 
     def kill(self, number: int) -> None:
-        """Ask for a worker's end."""
-        with contextlib.suppress(OSError), self.changed:  # a lost server takes it along
+        """Request a worker's end."""
+        with contextlib.suppress(OSError), self.changed:  # a lost server's workers end, too
             if number in self._workers:
                 self._send("kill", number, None)
 
     def lose(self, reason: str) -> None:
-        """Have the server ended; whatever it was doing is lost."""
+        """Give the server up, so that the thread ends it and its workers."""
         with self.changed:
             if self.lost:
                 return
@@ -298,10 +282,10 @@ class _Connection:
 
     def close(self) -> None:
         """End the server and wait until it has ended."""
-        if os.getpid() != self._owner:  # a copy, in a process that the user has forked
+        if os.getpid() != self._owner:  # a copy in a process that the user forked
             return
         self.lose("was closed")
-        # At the interpreter's end such threads do not go on.
+        # At the interpreter's end daemon threads do not continue.
         if not (sys.is_finalizing() or self._thread is threading.current_thread()):
             self._thread.join(_LEAVE_TIMEOUT_SEC + _END_TIMEOUT_SEC)
 
@@ -309,13 +293,13 @@ class _Connection:
         rights = array.array("i", descriptors)
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if descriptors else []
         message = json.dumps([what, number, argument]).encode()
-        # A server that has been stopped must not stop us, too.
+        # A stopped server must not block this process.
         self._socket.sendmsg([message], ancillary, socket.MSG_DONTWAIT)
 
     def _run(self, theirs: socket.socket, started: Future[None]) -> None:
         try:
             with theirs:
-                # numpy's threads would be lost by forking; workers have no use for them.
+                # Forking loses numpy's threads, which workers do not need.
                 env = {"OPENBLAS_NUM_THREADS": "1"}
                 process = start_program("server", (theirs.fileno(),), env)
         except BaseException as error:
@@ -323,9 +307,9 @@ class _Connection:
             started.set_exception(error)
             return
         started.set_result(None)
-        while self._hear():
+        while self._receive():
             pass
-        if self._has_forked:  # it ends its workers and what they have started, and leaves
+        if self._has_forked:  # it ends its workers' groups and then itself
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_LEAVE_TIMEOUT_SEC)
         process.kill()
@@ -334,8 +318,8 @@ class _Connection:
         self.lose("has ended")
         self._socket.close()
 
-    def _hear(self) -> bool:
-        """Take one message; False when no more will come."""
+    def _receive(self) -> bool:
+        """Handle one message; False when no more will come."""
         try:
             message = self._socket.recv(MAX_MESSAGE_BYTES)
         except OSError:
@@ -343,20 +327,20 @@ class _Connection:
         with self.changed:
             if not message or self.lost:
                 return False
-            if not self._take(message):
-                self.lose("answered what nobody asked")
+            if not self._handle(message):
+                self.lose("sent an impossible message")
                 return False
             self.changed.notify_all()
             return True
 
-    def _take(self, message: bytes) -> bool:
+    def _handle(self, message: bytes) -> bool:
         try:
             what, number, value = json.loads(message)
         except (ValueError, TypeError, RecursionError):
             return False
         if type(number) is not int or type(value) is not int or number not in self._workers:
             return False
-        if not self._workers[number].tell(what, value):
+        if not self._workers[number].update(what, value):
             return False
         if what == "forked":
             self._has_forked = True

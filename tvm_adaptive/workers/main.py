@@ -27,9 +27,9 @@ from typing import Any
 import cloudpickle
 
 _PR_SET_PDEATHSIG = 1  # Linux <sys/prctl.h>
-# As in worker_process.py, which would bring the package with it.
+# As in process.py, whose import would bring the package with it.
 _HEADER = struct.Struct("<Q")
-# Linux gives a message of this kind a limit of some 200 kB; ours are names and numbers.
+# Linux allows some 200 kB; messages are names and numbers.
 MAX_MESSAGE_BYTES = 1 << 16
 _N_DESCRIPTORS = 2
 # Out of memory, Linux kills the process with most of it, to which it adds this many
@@ -43,12 +43,12 @@ def main(arguments: Sequence[str]) -> int:
     """Serve until the parent closes the connection."""
     role, *numbers = arguments
     *descriptors, parent = (int(number) for number in numbers)
-    # Ctrl-C belongs to the parent: it decides what becomes of the running task.
+    # Only the parent handles Ctrl-C: it decides whether the running task ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if not _die_with(parent):
         return 1
     defer_package("tvm_adaptive")
-    importlib.import_module("tvm_adaptive.errors")  # not when memory has run out
+    importlib.import_module("tvm_adaptive.errors")  # now, not when memory has run out
     _offer_to_oom_killer(_OOM_SCORE_SERVER if role == "server" else _OOM_SCORE_WORKER)
     return serve(*descriptors) if role == "server" else work(*descriptors)
 
@@ -69,8 +69,8 @@ def serve(control: int) -> int:
 
     Messages are JSON, ``[what, number of the worker, argument]``. The parent sends
     ``import`` with names of modules, ``fork`` with the worker's environment and two
-    descriptors, and ``kill``; it is told ``forked`` with the process id, or ``refused``
-    with the error's number, and ``ended`` with the exit code.
+    descriptors, and ``kill``. The server sends ``forked`` with the process id, or
+    ``refused`` with the error's number, and ``ended`` with the exit code.
     """
     server = os.getpid()
     children: dict[int, int] = {}
@@ -120,10 +120,9 @@ def kill_group(pid: int) -> None:
 
 
 def defer_package(name: str) -> None:
-    """Let parts of a package be imported without its ``__init__``.
+    """Let modules of a package be imported without its ``__init__``, which imports them all.
 
-    A worker needs one or two parts; ``__init__`` imports all of them. It is run when
-    a name is asked of the package itself that is none of its modules'.
+    ``__init__`` runs when a name of the package is needed that is none of its modules.
     """
     spec = importlib.util.find_spec(name)
     if spec is None or spec.loader is None:
@@ -132,7 +131,7 @@ def defer_package(name: str) -> None:
     package = importlib.util.module_from_spec(spec)
 
     def load(attribute: str) -> Any:
-        # Python itself asks modules for names of its own, which must not load anything.
+        # Python itself looks up such names, which must not load anything.
         if attribute.startswith("__") and attribute not in ("__all__", "__version__"):
             raise AttributeError(attribute)
         if importlib.util.find_spec(f"{name}.{attribute}") is not None:
@@ -150,7 +149,7 @@ def _answer(payload: bytes) -> tuple[bool, Any, str]:
     try:
         function, args = cloudpickle.loads(payload)
         value = function(*args)
-        cloudpickle.dumps(value)  # an answer that cannot travel is the task's error
+        cloudpickle.dumps(value)  # an answer that cannot be pickled is the task's error
         return True, value, ""
     except Exception as error:
         from tvm_adaptive.errors import machine_failure
@@ -166,23 +165,23 @@ def _die_with(parent: int) -> bool:
 
 
 def _import_all(modules: Sequence[str]) -> None:
-    # TVM imports PyTorch if there is one, for a second; no worker of ours uses it.
+    # TVM would import PyTorch for a second; no worker uses it.
     without_torch = "torch" not in sys.modules
     if without_torch:
         sys.modules["torch"] = None  # type: ignore[assignment]  # Python's own convention
     for name in modules:
-        with contextlib.suppress(Exception):  # the worker that needs it says so
+        with contextlib.suppress(Exception):  # the worker that needs it raises again
             importlib.import_module(name)
     if without_torch:
         del sys.modules["torch"]
-    # What is here stays: a collection in a worker would copy all of it for nothing.
+    # These objects stay: a collection in a worker would only copy their memory.
     gc.collect()
     gc.freeze()
 
 
 def _fork(connection: socket.socket, number: int, descriptors: Sequence[int]) -> int | None:
-    """Fork and tell the parent; return the process id, 0 in the child, None if refused."""
-    # The system drops descriptors that there is no room for.
+    """Fork and report it; return the process id, 0 in the child, None if refused."""
+    # The system drops descriptors beyond the process's limit.
     pid, problem = None, 0 if len(descriptors) == _N_DESCRIPTORS else errno.EMFILE
     if not problem:
         try:
@@ -210,7 +209,7 @@ def _work_after_fork(server: int, descriptors: Sequence[int], env: dict[str, str
 
 @contextlib.contextmanager
 def _woken_by_children() -> Iterator[socket.socket]:
-    """Give a socket that becomes readable when a child ends."""
+    """Yield a socket that becomes readable when a child ends."""
     reads, writes = socket.socketpair()
     with reads, writes:
         writes.setblocking(False)
@@ -220,17 +219,17 @@ def _woken_by_children() -> Iterator[socket.socket]:
 
 
 def _forget_children(woken: socket.socket) -> None:
-    """Undo in a new child what wakes its server."""
+    """Undo :func:`_woken_by_children` in a new child."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     woken.close()
 
 
 def _reap(connection: socket.socket, children: dict[int, int]) -> None:
-    """Reap and forget the children that have ended, and tell the parent."""
+    """Reap the children that have ended and report them."""
     for number, pid in list(children.items()):
         if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-            _kill(pid)  # what it has started; the number is still its own
+            _kill(pid)  # its group; the process id is still its own
             _, status = os.waitpid(pid, 0)
             del children[number]
             _tell(connection, "ended", number, os.waitstatus_to_exitcode(status))
@@ -256,4 +255,4 @@ def _offer_to_oom_killer(score: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[2:]))  # behind the path of this file, which stands there twice
+    sys.exit(main(sys.argv[2:]))  # after the path of this file, which comes twice

@@ -1,14 +1,14 @@
-"""Child processes that do the dangerous work: compile a candidate, run a candidate.
+"""A pool of child processes that do the dangerous work: compile a candidate, run a candidate.
 
-The parent keeps the deadline, because a kernel that holds the interpreter outlives any
-timer in its own process. A worker is the leader of its own process group, so killing
-the group also kills what it had started; it dies with its parent (``PR_SET_PDEATHSIG``
-on Linux, end-of-file on its pipe elsewhere). The parent never blocks on a worker: it
-writes and reads only what the pipes take at once.
+The parent keeps the deadlines, because a kernel that holds the interpreter outlives any
+timer in its own process. A worker leads its own process group, so that killing the group
+also kills what the worker has started; the worker dies with its parent
+(``PR_SET_PDEATHSIG`` on Linux, end-of-file on its pipe elsewhere). The parent never blocks
+on a worker: it writes and reads only what the pipes take at once.
 
-What the machine cannot do (no more processes, no memory, no disk space) is no failure of
-the task: a worker that cannot be started is tried again while the others go on, and what
-comes of it in the end is a :class:`~tvm_adaptive.errors.MachineError`.
+A lack of processes, memory or disk space is no failure of the task: the pool retries to
+start a worker while others run, and finally gives the task a
+:class:`~tvm_adaptive.errors.MachineError`.
 
 Start and use a :class:`WorkerPool` from one thread: Linux sends the death signal when
 the *thread* that started the child ends.
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import selectors
 import time
@@ -33,72 +34,60 @@ from tvm_adaptive.errors import (
     machine_failure,
 )
 from tvm_adaptive.workers.fork_server import ForkServer
-from tvm_adaptive.workers.process import HEADER, Answer, Worker
+from tvm_adaptive.workers.process import Worker
 
-__all__ = [
-    "HEADER",
-    "START_PATIENCE_SEC",
-    "START_TIMEOUT_SEC",
-    "Outcome",
-    "Plan",
-    "Step",
-    "Worker",
-    "WorkerPool",
-]
-
-# A worker that has not imported its modules by then never will: the slowest import we
-# know (all tensor intrinsics of TVM) takes about 15 s on an idle core.
+# A worker that has not imported its modules by then never will: the slowest known import
+# (all tensor intrinsics of TVM) takes about 15 s on an idle core.
 START_TIMEOUT_SEC = 120.0
-# So long the machine may be out of processes, memory or descriptors: another program's
-# peak, such as a build that uses all cores, is over by then or goes on for long.
+# Another program's peak use of processes, memory or descriptors, such as a build on all
+# cores, is over by then or lasts for long.
 START_PATIENCE_SEC = 30.0
-# Another try costs a millisecond, and another program's process ends any moment.
+# A retry costs a millisecond, and another program's process may end at any moment.
 _FIRST_PAUSE_SEC = 0.1
 _LONGEST_PAUSE_SEC = 5.0
-# A worker that died while a process it had forked keeps its pipe open shows no end of
-# file; so often we ask whether it still lives.
+# The pipe of a dead worker shows no end-of-file while a process that it forked keeps the
+# pipe open; the pool checks so often whether the worker still lives.
 POLL_SEC = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What became of one plan: a value, or the error that took its place."""
+    """The value of one plan, or the error that took its place."""
 
     value: Any = None
     error: WorkerError | None = None
-    elapsed_sec: float = 0.0  # that the last step took
+    elapsed_sec: float = 0.0  # of the last step
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One thing that a worker does."""
+    """One function call in a worker."""
 
     doing: str  # for messages: ``"running"``
     function: Callable[..., Any]  # picklable by cloudpickle, as are ``args``
     args: Sequence[Any]
-    timeout_sec: float  # deadline of this step, from the moment that the worker starts on it
+    timeout_sec: float  # from the moment that the worker starts the step
 
 
-# What one worker does from being given it to being free again: yields steps, is sent the
-# value of each or thrown its WorkerError, and returns the plan's value. After an error it
-# may go on only if the worker still lives, which a WorkerTaskError says.
+# The steps that one worker runs for one task. The pool sends a plan the value of each step
+# or throws its WorkerError into it; a plan returns its value. After an error a plan may
+# yield another step only if the worker still lives, which a WorkerTaskError says.
 Plan = Generator[Step, Any, Any]
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class _Job:
-    """A plan in the hands of a worker."""
+    """A plan that runs in a worker, waits for one, or has ended."""
 
     index: int
     plan: Plan
-    step: Step
-    # Goes before the step while the worker is new.
-    setup: Step | None = None
-    # Whether the worker can be used again.
-    is_broken: bool = False
-    # Why no worker could be started for it, since when, and when to try again.
-    want: MachineError | None = None
-    wants_since_sec: float = math.inf
+    step: Step = dataclasses.field(init=False)
+    outcome: Outcome | None = None  # once the plan has ended
+    setup: Step | None = None  # comes before the step while the worker is new
+    is_broken: bool = False  # the worker cannot be used again
+    # Why no worker could be started, since when, and when to retry.
+    start_error: MachineError | None = None
+    waits_since_sec: float = math.inf
     pause_sec: float = _FIRST_PAUSE_SEC
     retry_sec: float = 0.0
 
@@ -106,25 +95,43 @@ class _Job:
     def current(self) -> Step:
         return self.setup or self.step
 
+    def advance(self, resume: Callable[[], Step], elapsed_sec: float = 0.0) -> None:
+        """Resume the plan, to its next step or its end."""
+        try:
+            self.step = resume()
+        except StopIteration as end:
+            self.outcome = Outcome(end.value, elapsed_sec=elapsed_sec)
+        except WorkerError as error:
+            self.outcome = Outcome(error=error, elapsed_sec=elapsed_sec)
+        except Exception as error:  # a mistake in one plan must not cost the others
+            mistake = WorkerTaskError(f"the plan failed: {error!r}")
+            self.outcome = Outcome(error=mistake, elapsed_sec=elapsed_sec)
+
+    def fail(self, error: WorkerError, elapsed_sec: float = 0.0, *, worker_lives: bool) -> None:
+        """Throw an error into the plan, which can continue only if its worker lives."""
+        self.advance(functools.partial(self.plan.throw, error), elapsed_sec)
+        if self.outcome is None and not worker_lives:
+            self.plan.close()
+            self.outcome = Outcome(error=error, elapsed_sec=elapsed_sec)
+
     def postpone(self) -> None:
-        """Wait, longer each time, before another worker is started."""
+        """Schedule another start of a worker, each time after a longer pause."""
         now = time.monotonic()
         self.setup = None
-        self.wants_since_sec = min(self.wants_since_sec, now)
+        self.waits_since_sec = min(self.waits_since_sec, now)
         self.retry_sec = now + self.pause_sec
         self.pause_sec = min(2.0 * self.pause_sec, _LONGEST_PAUSE_SEC)
 
 
 @dataclasses.dataclass
-class _Shift:
-    """What one call of :meth:`WorkerPool.stream` has under way."""
+class _Stream:
+    """The state of one call of :meth:`WorkerPool.stream`."""
 
     source: Iterator[Plan | None]
     is_open: bool = True
     n_begun: int = 0
     busy: dict[Worker, _Job] = dataclasses.field(default_factory=dict)
-    # Those that no worker could be started for.
-    waiting: list[_Job] = dataclasses.field(default_factory=list)
+    waiting: list[_Job] = dataclasses.field(default_factory=list)  # no worker could be started
 
     @property
     def n_jobs(self) -> int:
@@ -140,15 +147,37 @@ class _Shift:
         self.n_begun += plan is not None
         return plan
 
+    def take_due(self, n_idle: int) -> list[_Job]:
+        """Take the waiting jobs that an idle worker can run, or whose retry is due."""
+        now = time.monotonic()
+        due = [job for i, job in enumerate(self.waiting) if i < n_idle or job.retry_sec <= now]
+        self.waiting = [job for job in self.waiting if job not in due]
+        return due
+
+    def wait(self, wake: int | None) -> None:
+        """Wait for a pipe, a deadline or a retry, at most POLL_SEC."""
+        now = time.monotonic()
+        left_secs = [job.current.timeout_sec - w.elapsed_sec for w, job in self.busy.items()]
+        left_secs += [job.retry_sec - now for job in self.waiting]
+        with selectors.PollSelector() as selector:  # works without a free descriptor
+            for worker in self.busy:
+                selector.register(worker, selectors.EVENT_READ)
+                unsent = worker.unsent_fileno()
+                if unsent is not None:
+                    selector.register(unsent, selectors.EVENT_WRITE)
+            if wake is not None:
+                selector.register(wake, selectors.EVENT_READ)
+            selector.select(max(0.0, min([POLL_SEC, *left_secs])))
+
 
 class WorkerPool:
-    """Run a function over many arguments in worker processes that stay."""
+    """Run functions in worker processes that stay for the next task."""
 
     def __init__(
         self,
         max_workers: int,
         *,
-        setup: Callable[[], Any] | None = None,
+        setup: Callable[[], Any] = lambda: None,
         setups: Sequence[Callable[[], Any]] = (),
         max_uses: int | None = None,
         replace_after_error: bool = False,
@@ -162,29 +191,26 @@ class WorkerPool:
         if setups and len(setups) != max_workers:
             raise ValueError(f"Got {len(setups)} setups for {max_workers} workers.")
         self.max_workers = max_workers
-        self._setup = setup or _no_setup
-        self._setups = tuple(setups)
+        self._setup = setup
+        self._setups = tuple(setups)  # one for each worker instead
         self._max_uses = max_uses
         self._replace_after_error = replace_after_error
         self._env = env
         self._server = server
         self._start_patience_sec = start_patience_sec
         self._uses: dict[Worker, int] = {}
-        # Which of the setups each worker has had.
-        self._places: dict[Worker, int] = {}
+        self._setup_indices: dict[Worker, int] = {}
 
     def map(
         self, function: Callable[..., Any], tasks: Iterable[Sequence[Any]], timeout_sec: float
     ) -> list[Outcome]:
         """Run ``function(*args)`` for every ``args`` in ``tasks``."""
         plans = [self.plan_of(Step("running", function, args, timeout_sec)) for args in tasks]
-        outcomes = [Outcome()] * len(plans)
-        for index, outcome in self.stream(plans):
-            outcomes[index] = outcome
-        return outcomes
+        outcomes = dict(self.stream(plans))
+        return [outcomes[index] for index in range(len(plans))]
 
     def plan_of(self, step: Step) -> Plan:
-        """Return what one task of :meth:`map` is; a subclass may put steps before it."""
+        """Return the plan of one task of :meth:`map`; subclasses may add steps."""
         return (yield step)
 
     def stream(
@@ -194,34 +220,33 @@ class WorkerPool:
         wake: int | None = None,
         is_over: Callable[[], bool] | None = None,
     ) -> Generator[tuple[int, Outcome], None, None]:
-        """Carry out plans, as many at the same time as there are workers."""
-        shift = _Shift(iter(plans))
+        """Run plans, as many at the same time as there are workers; yield index and outcome.
+
+        None among the plans stands for one that may come when ``wake`` becomes readable.
+        """
+        stream = _Stream(iter(plans))
         try:
             while True:
-                for job in self._due(shift):
-                    yield from _told(job.index, self._staff(job, shift))
-                while shift.is_open and shift.n_jobs < self.max_workers:
-                    plan = shift.next_plan()
-                    if plan is None:
-                        break
-                    yield from _told(shift.n_begun - 1, self._begin(plan, shift))
-                if not shift.n_jobs and not shift.is_open:
+                yield from self._start_jobs(stream)
+                if not stream.n_jobs and not stream.is_open:
                     return
                 if is_over is not None and is_over():
                     return
-                _wait(shift, wake)
-                for worker, job in list(shift.busy.items()):
-                    yield from _told(job.index, self._look_after(worker, job, shift))
+                stream.wait(wake)
+                for worker, job in list(stream.busy.items()):
+                    self._poll(worker, job, stream)
+                    if job.outcome is not None:
+                        yield job.index, job.outcome
         finally:
-            for worker in shift.busy:
+            for worker in stream.busy:
                 worker.begin_kill()
-            for worker in shift.busy:
+            for worker in stream.busy:
                 self._discard(worker)
-            for job in (*shift.busy.values(), *shift.waiting):
+            for job in (*stream.busy.values(), *stream.waiting):
                 job.plan.close()
 
     def close(self) -> None:
-        """Kill the workers; the pool can be used again and then starts new ones."""
+        """Kill the workers; a later use of the pool starts new ones."""
         for worker in self._idle:
             worker.begin_kill()
         while self._idle:
@@ -233,44 +258,48 @@ class WorkerPool:
         with contextlib.suppress(Exception):
             self.close()
 
-    def _begin(self, plan: Plan, shift: _Shift) -> Outcome | None:
-        try:
-            job = _Job(shift.n_begun - 1, plan, next(plan))
-        except Exception as end:
-            return _ended(end, 0.0)
-        return self._staff(job, shift)
+    def _start_jobs(self, stream: _Stream) -> Iterator[tuple[int, Outcome]]:
+        """Give workers to due jobs and to new plans; yield those that end at once."""
+        for job in stream.take_due(len(self._idle)):
+            self._assign(job, stream)
+            if job.outcome is not None:
+                yield job.index, job.outcome
+        while stream.is_open and stream.n_jobs < self.max_workers:
+            plan = stream.next_plan()
+            if plan is None:
+                return
+            job = _Job(stream.n_begun - 1, plan)
+            job.advance(functools.partial(next, plan))
+            if job.outcome is None:
+                self._assign(job, stream)
+            if job.outcome is not None:
+                yield job.index, job.outcome
 
-    def _due(self, shift: _Shift) -> list[_Job]:
-        """Take those for which there is a worker, or another may be tried."""
-        now, n_idle = time.monotonic(), len(self._idle)
-        due = [job for i, job in enumerate(shift.waiting) if i < n_idle or job.retry_sec <= now]
-        shift.waiting = [job for job in shift.waiting if job not in due]
-        return due
-
-    def _staff(self, job: _Job, shift: _Shift) -> Outcome | None:
-        """Give a plan a worker, or let it wait for one; an Outcome if it ends instead."""
-        job.want = None
+    def _assign(self, job: _Job, stream: _Stream) -> None:
+        """Give a job a worker or let it wait for one."""
+        job.start_error = None
         worker = self._idle_worker()
         if worker is None:
             try:
                 worker = Worker(env=self._env, server=self._server)
             except OSError as error:
-                job.want = MachineError(f"a worker process could not be started: {error}")
-                if isinstance(error, (FileNotFoundError, PermissionError)):  # for good
-                    return _fail(job, job.want, worker_lives=False)
-                return self._want_worker(job, shift)
+                start_error = MachineError(f"a worker process could not be started: {error}")
+                if isinstance(error, (FileNotFoundError, PermissionError)):  # permanent
+                    job.fail(start_error, worker_lives=False)
+                else:
+                    self._wait_for_worker(job, start_error, stream)
+                return
             self._uses[worker] = 0
             job.setup = Step("starting", self._setup_of(worker), (), START_TIMEOUT_SEC)
         self._uses[worker] += 1
-        failure = _send(worker, job)
-        if failure is None:
-            shift.busy[worker] = job
+        _send(worker, job)
+        if job.outcome is None:
+            stream.busy[worker] = job
         else:
-            self._give_back(worker, job)
-        return failure
+            self._release(worker, job)
 
     def _idle_worker(self) -> Worker | None:
-        """Take a worker that waits for a task; one that has ended meanwhile does not."""
+        """Take an idle worker that has not ended."""
         while self._idle:
             worker = self._idle.pop()
             if not worker.has_ended():
@@ -278,66 +307,59 @@ class WorkerPool:
             self._discard(worker)
         return None
 
-    def _want_worker(self, job: _Job, shift: _Shift) -> Outcome | None:
-        """Let a plan wait for a worker; an Outcome if it has waited long enough."""
-        assert job.want is not None
+    def _wait_for_worker(self, job: _Job, error: MachineError, stream: _Stream) -> None:
+        """Let a job wait for a worker, or fail it if it has waited long enough."""
         job.postpone()
-        # Whoever is busy will be free, at its deadline at the latest.
-        if shift.busy or time.monotonic() - job.wants_since_sec < self._start_patience_sec:
-            shift.waiting.append(job)
-            return None
-        return _fail(job, job.want, worker_lives=False)
+        # A busy worker is free at its deadline at the latest.
+        if stream.busy or time.monotonic() - job.waits_since_sec < self._start_patience_sec:
+            stream.waiting.append(job)
+        else:
+            job.fail(error, worker_lives=False)
 
     def _setup_of(self, worker: Worker) -> Callable[[], Any]:
         if not self._setups:
             return self._setup
-        taken = set(self._places.values())
-        place = next(place for place in range(len(self._setups)) if place not in taken)
-        self._places[worker] = place
-        return self._setups[place]
+        taken = self._setup_indices.values()
+        index = next(index for index in range(len(self._setups)) if index not in taken)
+        self._setup_indices[worker] = index
+        return self._setups[index]
 
-    def _look_after(self, worker: Worker, job: _Job, shift: _Shift) -> Outcome | None:
-        """Take what a worker has to say; None unless its plan has ended."""
-        outcome = self._advance(worker, job)
-        if job.want is not None:
-            del shift.busy[worker]
+    def _poll(self, worker: Worker, job: _Job, stream: _Stream) -> None:
+        """Take a busy worker's answer, if any, and continue its job."""
+        self._advance(worker, job)
+        if job.start_error is not None:
+            del stream.busy[worker]
             self._discard(worker)
-            return self._want_worker(job, shift)
-        if outcome is not None:
-            del shift.busy[worker]
-            self._give_back(worker, job)
-        return outcome
+            self._wait_for_worker(job, job.start_error, stream)
+        elif job.outcome is not None:
+            del stream.busy[worker]
+            self._release(worker, job)
 
-    def _advance(self, worker: Worker, job: _Job) -> Outcome | None:
-        """Carry a plan on; None while it goes on or wants another worker."""
+    def _advance(self, worker: Worker, job: _Job) -> None:
         elapsed_sec = worker.elapsed_sec
         try:
             answer = _receive(worker, job.current, elapsed_sec)
         except WorkerError as error:
             # An import that takes so long is no task's fault either.
             if job.setup is not None and isinstance(error, (MachineError, WorkerTimeoutError)):
-                job.want = MachineError(f"a worker process could not be started: {error}")
-                return None
+                job.start_error = MachineError(f"a worker process could not be started: {error}")
+                return
             lives = isinstance(error, WorkerTaskError) and job.setup is None
             job.is_broken |= not lives or self._replace_after_error
-            return _fail(job, error, worker_lives=lives, elapsed_sec=elapsed_sec) or (
-                _send(worker, job)
-            )
-        if answer is None:
-            return None
-        if job.setup is not None:
-            job.setup = None
-            return _send(worker, job)
-        try:
-            job.step = job.plan.send(answer.value)
-        except Exception as end:
-            return _ended(end, elapsed_sec)
-        return _send(worker, job)
+            job.fail(error, elapsed_sec, worker_lives=lives)
+        else:
+            if answer is None:
+                return
+            if job.setup is not None:
+                job.setup = None
+            else:
+                job.advance(functools.partial(job.plan.send, answer[0]), elapsed_sec)
+        _send(worker, job)
 
-    def _give_back(self, worker: Worker, job: _Job) -> None:
+    def _release(self, worker: Worker, job: _Job) -> None:
         used_up = self._max_uses is not None and self._uses[worker] >= self._max_uses
         too_many = len(self._uses) > self.max_workers
-        # A worker that was never set up is good for nothing.
+        # A worker whose setup did not end is of no use.
         if job.is_broken or used_up or too_many or job.setup is not None:
             self._discard(worker)
         else:
@@ -345,12 +367,12 @@ class WorkerPool:
 
     def _discard(self, worker: Worker) -> None:
         self._uses.pop(worker, None)
-        self._places.pop(worker, None)
+        self._setup_indices.pop(worker, None)
         worker.kill()
 
 
-def _receive(worker: Worker, step: Step, elapsed_sec: float) -> Answer | None:
-    """Return a worker's answer, None while there is none; raises what went wrong."""
+def _receive(worker: Worker, step: Step, elapsed_sec: float) -> tuple[Any] | None:
+    """Return a step's value in a tuple, None while there is none; raise its error."""
     try:
         worker.flush()
         answer = worker.receive()
@@ -362,72 +384,16 @@ def _receive(worker: Worker, step: Step, elapsed_sec: float) -> Answer | None:
     if answer is None and elapsed_sec >= step.timeout_sec:
         text = f"timeout: killed after {step.timeout_sec:g} s of {step.doing}"
         raise WorkerTimeoutError(text)
-    if answer is not None and not answer.succeeded:
-        if answer.machine_failure:
-            raise MachineError(answer.machine_failure)
-        raise WorkerTaskError(str(answer.value))
     return answer
 
 
-def _send(worker: Worker, job: _Job) -> Outcome | None:
-    """Start a plan's next step; an Outcome if the plan ends for not being able to."""
-    while True:
-        step = job.current
+def _send(worker: Worker, job: _Job) -> None:
+    """Start the job's next step that can be sent, if it has any."""
+    while job.outcome is None:
         try:
-            worker.send(step.function, step.args)
+            worker.send(job.current.function, job.current.args)
+            return
         except Exception as error:  # cloudpickle: whatever the argument's own pickling raises
             text = f"the task could not be sent to a worker: {error!r}"
             kind = MachineError if machine_failure(error) else WorkerTaskError
-            failure = _fail(job, kind(text), worker_lives=job.setup is None)
-            if failure is not None:
-                return failure
-        else:
-            return None
-
-
-def _fail(
-    job: _Job, error: WorkerError, *, worker_lives: bool, elapsed_sec: float = 0.0
-) -> Outcome | None:
-    """Tell a plan of an error; None if it goes on with another step."""
-    try:
-        job.step = job.plan.throw(error)
-    except Exception as end:
-        return _ended(end, elapsed_sec)
-    if worker_lives:
-        return None
-    job.plan.close()
-    return Outcome(error=error, elapsed_sec=elapsed_sec)
-
-
-def _ended(end: Exception, elapsed_sec: float) -> Outcome:
-    if isinstance(end, StopIteration):
-        return Outcome(value=end.value, elapsed_sec=elapsed_sec)
-    if isinstance(end, WorkerError):
-        return Outcome(error=end, elapsed_sec=elapsed_sec)
-    # A mistake in one plan must not cost the others.
-    return Outcome(error=WorkerTaskError(f"the plan failed: {end!r}"), elapsed_sec=elapsed_sec)
-
-
-def _told(index: int, outcome: Outcome | None) -> Iterator[tuple[int, Outcome]]:
-    if outcome is not None:
-        yield index, outcome
-
-
-def _wait(shift: _Shift, wake: int | None) -> None:
-    """Wait until a worker can be read, written, given up or tried again, or for POLL_SEC."""
-    now = time.monotonic()
-    left_secs = [job.current.timeout_sec - worker.elapsed_sec for worker, job in shift.busy.items()]
-    left_secs += [job.retry_sec - now for job in shift.waiting]
-    with selectors.PollSelector() as selector:  # needs no descriptor, there may be none left
-        for worker in shift.busy:
-            selector.register(worker, selectors.EVENT_READ)
-            unsent = worker.unsent_fileno()
-            if unsent is not None:
-                selector.register(unsent, selectors.EVENT_WRITE)
-        if wake is not None:
-            selector.register(wake, selectors.EVENT_READ)
-        selector.select(max(0.0, min([POLL_SEC, *left_secs])))
-
-
-def _no_setup() -> None:
-    return None
+            job.fail(kind(text), worker_lives=job.setup is None)

@@ -1,13 +1,11 @@
-"""One child process and the pipes to it; :mod:`tvm_adaptive.workers.pool` decides what it does.
+"""One child process and its two pipes: tasks go down one, answers come back through the other.
 
-A task goes down one pipe and its answer comes back through another, each as a length
-and a pickle.
+Each message is a length and a pickle.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import selectors
 import signal
@@ -19,35 +17,21 @@ from typing import Any
 
 import cloudpickle
 
-from tvm_adaptive.errors import MachineError, WorkerDiedError
+from tvm_adaptive.errors import MachineError, WorkerDiedError, WorkerTaskError
 from tvm_adaptive.workers.containers import OomKills
 from tvm_adaptive.workers.fork_server import ForkedProcess, ForkServer, Program
 
 HEADER = struct.Struct("<Q")
 # A killed process is gone within milliseconds unless the kernel holds it (a hung device
-# driver); then we leave it behind rather than wait with it.
+# driver); then it is left behind.
 KILL_WAIT_SEC = 5.0
 _READ_BYTES = 1 << 20
-
-
-@dataclasses.dataclass(frozen=True)
-class Answer:
-    """What a worker's task brought."""
-
-    succeeded: bool
-    value: Any  # the remote traceback when the function raised
-    machine_failure: str  # what the machine could not do, on one line, when that is why it raised
 
 
 class Worker:
     """One child process that runs one function at a time."""
 
-    def __init__(
-        self,
-        setup: Callable[[], Any] | None = None,
-        env: dict[str, str] | None = None,
-        server: ForkServer | None = None,
-    ) -> None:
+    def __init__(self, env: dict[str, str] | None = None, server: ForkServer | None = None) -> None:
         with contextlib.ExitStack() as on_failure:
             child_reads, self._to_child = _pipe(on_failure)
             self._from_child, child_writes = _pipe(on_failure)
@@ -65,8 +49,6 @@ class Worker:
         self._oom_kills = OomKills()
         self._oom_kills_before: tuple[int, ...] = ()
         self._alive = True
-        if setup is not None:
-            self.send(setup, ())
 
     @property
     def pid(self) -> int:
@@ -75,21 +57,16 @@ class Worker:
 
     @property
     def elapsed_sec(self) -> float:
-        """Seconds that the child has had for its task; none before it exists."""
+        """Seconds that the child has had for its task; 0 before the child exists."""
         started_sec = self._process.started_sec
-        if started_sec is None:
-            return 0.0
-        return time.monotonic() - max(self._sent_sec, started_sec)
+        return 0.0 if started_sec is None else time.monotonic() - max(self._sent_sec, started_sec)
 
     def fileno(self) -> int:
         """Return the descriptor that becomes readable when the child answers."""
         return self._from_child
 
     def send(self, function: Callable[..., Any], args: Sequence[Any]) -> None:
-        """Give the child a task; it must be idle.
-
-        Returns at once: what the pipe does not take is left for :meth:`flush`.
-        """
+        """Start a task in the idle child; :meth:`flush` sends what the pipe does not take now."""
         payload = cloudpickle.dumps((function, tuple(args)))
         self._sent_sec = time.monotonic()
         self._oom_kills_before = self._oom_kills.count()
@@ -109,15 +86,18 @@ class Worker:
         except BlockingIOError:
             pass
         except BrokenPipeError:
-            # A dead child shows in receive(); what counts is that the task gets an answer.
+            # receive() reports a dead child.
             view = view[:0]
         self._unsent = bytes(view)
 
-    def receive(self) -> Answer | None:
-        """Read what has arrived, without blocking; None while the answer is incomplete."""
+    def receive(self) -> tuple[Any] | None:
+        """Read without blocking; return the task's value in a tuple, None while it is incomplete.
+
+        Raises WorkerTaskError if the function raised, MachineError if the machine failed it.
+        """
         if not _readable(self):
             failure = self._failure()
-            # It may have answered between our two looks.
+            # It may have answered between the two checks.
             if failure is None or _readable(self):
                 return None
             raise failure
@@ -126,7 +106,7 @@ class Worker:
             with contextlib.suppress(subprocess.TimeoutExpired, MachineError):
                 self._process.wait(KILL_WAIT_SEC)
             raise self._failure() or WorkerDiedError(
-                "the worker process closed its pipe and goes on"
+                "the worker process closed its pipe but still runs"
             )
         self._received += chunk
         if len(self._received) < HEADER.size:
@@ -137,18 +117,22 @@ class Worker:
         answer = cloudpickle.loads(bytes(self._received[HEADER.size : HEADER.size + size]))
         del self._received[: HEADER.size + size]
         succeeded, value, machine_failure = answer
-        return Answer(bool(succeeded), value, str(machine_failure))
+        if machine_failure:
+            raise MachineError(machine_failure)
+        if not succeeded:
+            raise WorkerTaskError(value)
+        return (value,)
 
     def has_ended(self) -> bool:
-        """Say whether the child is known to have ended, or to be lost."""
+        """Say whether the child has ended or is lost."""
         return self._failure() is not None
 
     def begin_kill(self) -> None:
-        """Have the child and its process group killed, without waiting for that."""
+        """Start to kill the child and its process group."""
         self._process.kill()
 
     def kill(self) -> None:
-        """Kill the child and its process group, and forget it; safe to call twice."""
+        """Kill the child and its process group and close the pipes; safe to call twice."""
         if not self._alive:
             return
         self._alive = False
@@ -159,7 +143,7 @@ class Worker:
         os.close(self._from_child)
 
     def _failure(self) -> WorkerDiedError | MachineError | None:
-        """Return how the child has ended; None while it is not known to have."""
+        """Return how the child has ended; None while it seems to run."""
         try:
             code = self._process.poll()
         except MachineError as error:
@@ -179,7 +163,7 @@ def _pipe(on_failure: contextlib.ExitStack) -> tuple[int, int]:
 
 
 def _readable(worker: Worker) -> bool:
-    with selectors.PollSelector() as selector:  # needs no descriptor, there may be none left
+    with selectors.PollSelector() as selector:  # works without a free descriptor
         selector.register(worker, selectors.EVENT_READ)
         return bool(selector.select(0))
 

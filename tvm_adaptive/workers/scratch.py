@@ -1,7 +1,7 @@
-"""Temporary folders that belong to a process, and the end of those whose process is gone.
+"""Temporary folders that belong to a process.
 
-A process that is killed leaves its folders behind. Each of ours says whose it is, and
-whoever makes another one beside it removes those of dead owners.
+A killed process leaves its folders behind. Each folder names its owner, and the next folder
+made beside it removes those of dead owners.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from pathlib import Path
 PREFIX = "tvm-adaptive-"
 OWNER_FILE = "owner.json"
 _PROC = Path("/proc")
-# A killed process may write for a moment yet; what is left after that, the next one removes.
+# A killed process may write for a moment longer; a later folder removes what is left.
 _REMOVE_TRIES = 5
 _REMOVE_PAUSE_SEC = 0.1
 
 
 class ScratchFolder:
-    """A folder that is removed with its owner, this process."""
+    """A folder that is removed when this process, its owner, ends."""
 
     def __init__(self, purpose: str, parent: str | Path | None = None) -> None:
         place = Path(tempfile.gettempdir() if parent is None else parent)
@@ -37,23 +37,23 @@ class ScratchFolder:
         (self.path / OWNER_FILE).write_text(owner)
 
     def remove(self) -> None:
-        """Remove it and all that is in it; what cannot be removed stays."""
+        """Remove the folder with its content as far as possible."""
         self._remove()
 
 
 @dataclasses.dataclass(frozen=True)
 class Owner:
-    """A process, told from all others that there have been on this machine."""
+    """A process, distinguished from all others that ever ran on this machine."""
 
     host: str
-    boot: str  # differs after every start of the machine; empty where the system does not say
-    namespace: str  # in which process ids mean the same: each container has its own
+    boot: str  # differs after every start of the machine; empty if unknown
+    namespace: str  # of process ids: each container has its own
     pid: int
-    started: str  # when, in the kernel's ticks; empty where there is no such process
+    started: str  # in the kernel's ticks; empty if there is no such process
 
     @classmethod
     def of(cls, pid: int, proc: Path = _PROC) -> Owner:
-        """Return what is known of a process of this machine."""
+        """Describe a process of this machine."""
         boot = _read(proc / "sys" / "kernel" / "random" / "boot_id").strip()
         try:
             namespace = os.readlink(proc / "self" / "ns" / "pid")
@@ -65,14 +65,11 @@ class Owner:
         return cls(socket.gethostname(), boot, namespace, pid, fields[19] if is_alive else "")
 
     def is_gone(self, proc: Path = _PROC) -> bool:
-        """Say whether the process is known to have ended; False where that cannot be seen."""
+        """Say whether the process has ended; False if unknown."""
         if not (self.boot and self.namespace and self.started):
             return False
         present = Owner.of(self.pid, proc)
-        is_comparable = (present.host, present.boot, present.namespace) == (
-            *(self.host, self.boot, self.namespace),
-        )
-        return is_comparable and present.started != self.started
+        return dataclasses.replace(present, started=self.started) == self != present
 
 
 def remove_abandoned(place: Path) -> None:
@@ -96,7 +93,7 @@ def _remove_own(folder: Path, pid: int) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder, the owner's name last: what is interrupted can be done again."""
+    """Remove a folder, the owner's name last, so that an interrupted removal can be repeated."""
     for _ in range(_REMOVE_TRIES):
         with contextlib.suppress(OSError):
             for entry in [each for each in folder.iterdir() if each.name != OWNER_FILE]:

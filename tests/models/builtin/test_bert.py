@@ -5,7 +5,8 @@ import math
 import pytest
 
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.models import bert_base, call_counts, outputs_agree
+from tvm_adaptive.models import call_counts, outputs_agree
+from tvm_adaptive.models.builtin.encoder import bert_base
 
 # Of one layer: four projections, two dense layers, two normalisations.
 N_PARAMETERS = 12 * (4 * (768 * 768 + 768) + 2 * 768 * 3072 + 3072 + 768 + 4 * 768)

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.models.conftest import constant_only_calls
 from tvm_adaptive.cli import main
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models import (
@@ -13,17 +14,25 @@ from tvm_adaptive.models import (
     Network,
     TIRWorkload,
     call_counts,
-    compile_network,
-    constant_only_calls,
     extract,
     load_workload,
     outputs_agree,
     run_network,
 )
 
-README = (Path(__file__).parents[3] / "README.md").read_text()
+COMMANDS = (Path(__file__).parents[3] / "tvm_adaptive/docs/commands.md").read_text()
 WAYS = ["NHWC", "prepack"]
 each_network = pytest.mark.parametrize("name", sorted(BUILTIN))
+# One with residuals, one with depthwise convolutions, one without convolutions. The others
+# are built from the same layers.
+ALWAYS = ("resnet18", "mobilenet_v2", "transformer")
+three_or_each_network = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ALWAYS else pytest.mark.slow)
+        for name in sorted(BUILTIN)
+    ],
+)
 # On the way in and, flattened, on the way out; attention has its own, one for each of
 # query, key, value and result.
 LAYOUT_TRANSPOSES = {"transformer": 0, "bert_base": 0}
@@ -40,7 +49,7 @@ def test_builtin_networks_load_by_name(name):
 
 @each_network
 def test_builtin_networks_are_named_where_users_look(name, capsys):
-    (row,) = [line for line in README.splitlines() if line.startswith("| `WHAT` |")]
+    row = next(line for line in COMMANDS.splitlines() if line.startswith("| `WHAT` |"))
     assert f"`{name}`" in row
     with pytest.raises(SystemExit):
         main(["tune", "--help"])
@@ -50,7 +59,7 @@ def test_builtin_networks_are_named_where_users_look(name, capsys):
 
 
 def test_an_operator_that_tvm_cannot_make_is_named():
-    with pytest.raises(InvalidOptionError, match=r"cannot make its own workload te:C2D_WIN_NHWC"):
+    with pytest.raises(InvalidOptionError, match=r"cannot build its own workload te:C2D_WIN_NHWC"):
         load_workload("te:C2D_WIN_NHWC")
 
 
@@ -71,10 +80,10 @@ def test_sizes_must_be_positive_integers(name, value, small):
             small(name, **{size: value})
 
 
-@each_network
+@three_or_each_network
 def test_outputs_are_finite_and_tell_inputs_apart(name, cases):
     case = cases[name]
-    compiled = compile_network(case.prepared["keep"], None, case.target)
+    compiled = case.untuned["keep"]
     outputs = np.array([run_network(compiled, case.network.random_inputs(k))[0] for k in range(4)])
     assert np.isfinite(outputs).all()
     assert 1e-2 < outputs.std() < 1e2
@@ -83,15 +92,14 @@ def test_outputs_are_finite_and_tell_inputs_apart(name, cases):
     assert np.mean(outputs == 0) < 0.5
 
 
-@each_network
+@three_or_each_network
 @pytest.mark.parametrize("way", WAYS)
 def test_layouts_do_not_change_the_outputs(name, way, cases):
     case = cases[name]
-    untuned = compile_network(case.prepared[way], None, case.target)
-    assert outputs_agree(run_network(untuned, case.inputs), case.reference)
+    assert outputs_agree(run_network(case.untuned[way], case.inputs), case.reference)
 
 
-@each_network
+@three_or_each_network
 @pytest.mark.parametrize("way", WAYS)
 def test_nothing_is_computed_or_transposed_in_vain(name, way, cases):
     prepared = cases[name].prepared[way]
@@ -103,7 +111,7 @@ def test_nothing_is_computed_or_transposed_in_vain(name, way, cases):
     assert transposes == LAYOUT_TRANSPOSES.get(name, 2) + ATTENTION_TRANSPOSES * layers
 
 
-@each_network
+@three_or_each_network
 @pytest.mark.parametrize("way", ["keep", *WAYS])
 def test_tasks_cover_every_call_of_an_inference(name, way, cases):
     case = cases[name]

@@ -38,13 +38,13 @@ def test_the_gain_is_that_of_the_variance(gain, centred):
 def test_layers_between_two_relus_keep_the_variance():
     rng = np.random.default_rng(0)
     before = rng.standard_normal((1000, 50))
-    after = draw_for_relu(rng, (4000, 1000)) @ np.maximum(before, 0)
+    after = draw_for_relu(rng, "conv.weight", (4000, 1000)) @ np.maximum(before, 0)
     assert after.var() == pytest.approx(1.0, rel=0.1)
     assert math.isclose(GAIN_AFTER_RELU, 2 * math.pi / (math.pi - 1))
 
 
 def test_biases_are_small_and_there():
     rng = np.random.default_rng(0)
-    for bias in (draw_bias(rng, (5000,)), draw_for_relu(rng, (5000,))):
+    for bias in (draw_bias(rng, (5000,)), draw_for_relu(rng, "conv.bias", (5000,))):
         assert bias.dtype == np.float32
         assert bias.std() == pytest.approx(0.1, rel=0.1)

@@ -9,9 +9,9 @@ from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models import (
     call_counts,
     largest_difference,
-    mobilenet_v2,
     outputs_agree,
 )
+from tvm_adaptive.models.builtin.mobilenet import mobilenet_v2
 
 # torchvision's mobilenet_v2 has 3,504,872; it carries 2 x 17,056 values of batch
 # normalisation where the folded network has 17,056 biases.

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.models import outputs_agree, squeezenet1_1
+from tvm_adaptive.models import outputs_agree
+from tvm_adaptive.models.builtin.squeezenet import squeezenet1_1
 
 N_PARAMETERS = 1_235_496  # as torchvision counts them
 

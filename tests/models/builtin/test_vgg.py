@@ -5,7 +5,9 @@ import math
 import pytest
 
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.models import compile_network, outputs_agree, prepare, run_network, vgg16
+from tvm_adaptive.models import compile_network, outputs_agree, prepare, run_network
+from tvm_adaptive.models.builtin.vgg import vgg16
+from tvm_adaptive.tuning.target import resolve_target
 
 N_PARAMETERS = 138_357_544  # table 2 rounds it to 138 million
 POOLED = (1, 3, 6, 9, 12)
@@ -19,11 +21,11 @@ def test_size_is_that_of_the_paper():
 
 # 64 pixels leave 2 x 2 features for each channel, whose order matters to the dense layer.
 @pytest.mark.parametrize("image_size", [32, 64])
-def test_torch_computes_the_same(image_size, small, cases, torch_params):
+def test_torch_computes_the_same(image_size, small, torch_params):
     torch = pytest.importorskip("torch")
     from torch.nn import functional as f
 
-    network, target = small("vgg16", image_size=image_size), cases["vgg16"].target
+    network, target = small("vgg16", image_size=image_size), resolve_target("cpu")
     p, inputs = torch_params(network), network.random_inputs(seed=3)
     x = torch.from_numpy(inputs[0])
     for index in range(13):

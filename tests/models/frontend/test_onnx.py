@@ -28,8 +28,7 @@ def test_inputs_keep_their_names_and_types(onnx_file):
     assert load(str(onnx_file("resnet"))).input_shapes == {"image": (1, 3, 32, 32)}
 
 
-@pytest.mark.parametrize("name", ["resnet", "mobilenet"])
-@pytest.mark.parametrize("key", ["image", ""])
+@pytest.mark.parametrize(("name", "key"), [("resnet", "image"), ("mobilenet", "")])
 def test_a_dynamic_shape_is_fixed_by_an_option(name, key, onnx_file, check_import):
     pytest.importorskip("onnxruntime")
     path = str(onnx_file(name, batch="n"))
@@ -46,7 +45,7 @@ def test_a_dynamic_shape_is_fixed_by_an_option(name, key, onnx_file, check_impor
         ({"picture": (1, 3, 32, 32)}, "given for picture, but the inputs of .* are image"),
         ({"image": (1, 0, 32, 32)}, "must be positive"),
         ({"image": (1, 32)}, "has 4 extents"),
-        ({"image": (1, 4, 32, 32)}, "has the shape nx3x32x32, where 3 is no 4"),
+        ({"image": (1, 4, 32, 32)}, "has the shape nx3x32x32, where 3 is not 4"),
     ],
 )
 def test_shapes_that_do_not_fit(shapes, text, onnx_file):

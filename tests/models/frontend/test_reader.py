@@ -18,14 +18,13 @@ import pytest
 from tvm.ir import save_json
 from tvm.relax.transform import BindParams
 
-from tvm_adaptive._tvm import IRModule, relax_of_onnx, structural_hash
+from tvm_adaptive._tvm import IRModule, relax, relax_of_onnx, structural_hash
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models import transformer
 from tvm_adaptive.models.frontend import load
 from tvm_adaptive.models.frontend.onnx_file import ONNX
-from tvm_adaptive.models.frontend.reader import ModelReader, limits_of
-from tvm_adaptive.models.frontend.reading import Form
-from tvm_adaptive.models.frontend.weights import attach, detach
+from tvm_adaptive.models.frontend.reader import Form, ModelReader, limits_of
+from tvm_adaptive.models.weights import attach, detach
 
 # Workers cannot import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -71,7 +70,9 @@ def check_damage(path: Path, n: int, seed: int) -> None:
         else:
             damaged[int(rng.integers(len(whole)))] ^= 1 << int(rng.integers(8))
         path.write_bytes(damaged)
-        assert len(refusal_of(path).splitlines()) <= 1
+        refusal = refusal_of(path)
+        assert refusal.isprintable()
+        assert len(refusal.splitlines()) <= 1
 
 
 KINDS = pytest.mark.parametrize("model_file", [".onnx", ".pt2", ".json"], indirect=True)
@@ -141,6 +142,45 @@ def test_constants_are_computed_when_a_file_is_read(onnx: Any, tmp_path: Path) -
     ]
 
 
+def named_by_its_file(path: Path, shapes: Any) -> IRModule:
+    builder = relax.BlockBuilder()
+    x = relax.Var(path.read_text(), relax.TensorType(ndim=2, dtype="float32"))
+    with builder.function("main", [x]):
+        builder.emit_func_output(x)
+    return builder.get()
+
+
+def refuse(path: Path, shapes: Any) -> IRModule:
+    raise InvalidOptionError(f"{path} is odd: {path.read_text()}")
+
+
+@pytest.mark.parametrize("read", [named_by_its_file, refuse])
+def test_a_refusal_is_printable_and_one_line(
+    read: Any, shared_reader: ModelReader, tmp_path: Path
+) -> None:
+    path = tmp_path / "net.bin"
+    path.write_text("\x08\x1b[31mred\n\u2028\u202eé")
+    with pytest.raises(InvalidOptionError) as caught:
+        shared_reader.read(Form(read, "is odd"), path, "net", {})
+    assert r"\x08\x1b[31mred\n\u2028\u202eé" in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+def test_the_names_in_an_onnx_file_are_printable(onnx: Any, tmp_path: Path) -> None:
+    make, kind = onnx.helper, onnx.TensorProto.FLOAT
+    name = "\x08\x07\x12\x04\n\x02"
+    graph = make.make_graph(
+        [make.make_node("Relu", [name], ["y"])],
+        "net",
+        [make.make_tensor_value_info(name, kind, None)],
+        [make.make_tensor_value_info("y", kind, None)],
+    )
+    path = tmp_path / "net.onnx"
+    onnx.save(make.make_model(graph), str(path))
+    assert refusal_of(path)
+    assert refusal_of(path).isprintable()
+
+
 def crash(path: Path, shapes: Any) -> IRModule:
     os.kill(os.getpid(), signal.SIGSEGV)
     raise AssertionError("unreachable")
@@ -205,11 +245,23 @@ def test_nothing_is_unpickled(record: str, model_file: Path, torch: Any, tmp_pat
 
 def test_weights_come_back_as_they_were(onnx: Any, onnx_models: Any, tmp_path: Path) -> None:
     mod = relax_of_onnx(onnx_models["encoder"](onnx), {})
-    bare, weights = detach(mod, tmp_path / "weights")
-    assert len(weights) > 10
-    assert len(save_json(bare)) < 0.5 * len(save_json(mod))
-    back = attach(bare, weights, tmp_path / "weights")
-    assert structural_hash(back) == structural_hash(mod)
+    detached = detach(mod, tmp_path / "weights")
+    assert len(detached.weights) > 10
+    assert len(detached.module) < 0.5 * len(save_json(mod))
+    assert structural_hash(attach(detached, tmp_path / "weights")) == structural_hash(mod)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64", "bool"])
+def test_weights_of_any_type_come_back(dtype: str, tmp_path: Path) -> None:
+    builder = relax.BlockBuilder()
+    with builder.function("main", []):
+        with builder.dataflow():
+            result = builder.emit_output(relax.op.negative(relax.const(np.eye(64), dtype)))
+        builder.emit_func_output(result)
+    mod = builder.get()
+    detached = detach(mod, tmp_path / "weights")
+    assert [each.dtype for each in detached.weights] == [dtype]
+    assert structural_hash(attach(detached, tmp_path / "weights")) == structural_hash(mod)
 
 
 def test_weights_beside_an_onnx_file_are_read_and_run(

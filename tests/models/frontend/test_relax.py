@@ -96,7 +96,7 @@ def test_one_symbol_fixes_every_input_that_has_it():
 @pytest.mark.parametrize(
     ("shapes", "text"),
     [
-        ({"x": (3, 4), "y": (5, 6)}, "Input y has the shape .*, where 4 is no 5"),
+        ({"x": (3, 4), "y": (5, 6)}, "Input y has the shape .*, where 4 is not 5"),
         ({"y": (4, 6)}, "depends on others"),
         ({"x": (3,)}, "has 2 extents"),
         ({"z": (3,)}, "the inputs of net are x, y"),

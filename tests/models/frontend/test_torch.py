@@ -78,7 +78,7 @@ def test_without_pytorch_the_message_says_what_to_install(tmp_path, monkeypatch)
     path = tmp_path / "net.pt2"
     path.write_bytes(b"x")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(InvalidOptionError, match="needs PyTorch: pip install torch"):
+    with pytest.raises(InvalidOptionError, match="needs the package torch: pip install torch"):
         load(str(path))
 
 

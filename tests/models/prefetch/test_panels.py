@@ -1,4 +1,4 @@
-"""Who asks for which lines, on orders that are known."""
+"""Which loop prefetches which lines, in known orders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tvm_adaptive.models.prefetch.panels import Visits, bursts_of, visits_of
+from tvm_adaptive.models.prefetch.reading import Visits, bursts_of, visits_of
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_every_regular_order_is_recognised(
     n_visits=st.integers(1, 20),
     at_once=st.integers(1, 64),
 )
-def test_the_visits_ask_for_every_line_of_the_next_panel(
+def test_the_visits_prefetch_every_line_of_the_next_panel(
     extents: list[int], n_lines: int, n_visits: int, at_once: int
 ) -> None:
     bursts = bursts_of(extents, n_lines, n_visits, at_once)
@@ -76,7 +76,7 @@ def test_the_visits_ask_for_every_line_of_the_next_panel(
         assert bursts.n_lines <= at_once
 
 
-def test_the_outermost_loop_with_enough_rounds_asks() -> None:
+def test_the_outermost_loop_with_enough_rounds_prefetches() -> None:
     # 128 lines in 8 bursts of 16: the first loop has rounds enough, cut into 8 parts.
     assert vars(bursts_of([64, 8], 1024, 8, 16)) == {
         "loop": 0,

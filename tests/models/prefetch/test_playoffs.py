@@ -1,4 +1,4 @@
-"""A play-off's winner in forms that ask for weights ahead; what a network makes of them."""
+"""A play-off's winner in forms that prefetch its weights."""
 
 from __future__ import annotations
 

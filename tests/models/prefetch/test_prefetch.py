@@ -1,4 +1,4 @@
-"""Scheduled products that ask for their weights ahead: what they ask for, what they compute."""
+"""Scheduled products that prefetch their weights: which lines, and with which results."""
 
 from __future__ import annotations
 
@@ -40,10 +40,9 @@ from tvm_adaptive._tvm import (
 from tvm_adaptive.database.metaschedule import trial_of
 from tvm_adaptive.database.verdicts import candidate_of
 from tvm_adaptive.models.prefetch import follow_hints, hinted, rewrite
-from tvm_adaptive.models.prefetch.hints import LINES_AT_ONCE
 from tvm_adaptive.models.prefetch.reading import integer, substitute
-from tvm_adaptive.models.prefetch.rewrite import HINT
-from tvm_adaptive.search_strategy.transfer_records import transfer_record_of
+from tvm_adaptive.models.prefetch.rewrite import HINT, LINES_AT_ONCE
+from tvm_adaptive.search_strategy.transfer import transfer_record_of
 
 
 def forms_of(order: Sequence[tuple[str, int]], mod: IRModule | None = None) -> list[TuningRecord]:
@@ -56,22 +55,22 @@ def packed(record: TuningRecord) -> IRModule:
     return RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(scheduled)
 
 
-def requests_of(statement: Any, loops: tuple[Any, ...] = ()) -> Iterator[tuple[Any, Any]]:
-    """Yield (loops, element asked for) of what asks."""
+def prefetches_of(statement: Any, loops: tuple[Any, ...] = ()) -> Iterator[tuple[Any, Any]]:
+    """Yield (loops, prefetched element) of each prefetch."""
     if isinstance(statement, For):
-        yield from requests_of(statement.body, (*loops, statement))
+        yield from prefetches_of(statement.body, (*loops, statement))
     elif isinstance(statement, SeqStmt):
         for each in statement.seq:
-            yield from requests_of(each, loops)
+            yield from prefetches_of(each, loops)
     elif isinstance(statement, SBlockRealize):
-        yield from requests_of(statement.block.body, loops)
+        yield from prefetches_of(statement.block.body, loops)
     elif isinstance(statement, Evaluate) and "prefetch" in str(statement):
         yield loops, statement.value.args[0].args[0].indices[-1]
 
 
-def lines_asked_for(mod: IRModule) -> dict[int, list[int]]:
-    """Return the lines that are asked for in each round of the outermost loop."""
-    ((loops, element),) = requests_of(mod["main"].body)
+def prefetched_lines(mod: IRModule) -> dict[int, list[int]]:
+    """Return the lines that are prefetched in each round of the outermost loop."""
+    ((loops, element),) = prefetches_of(mod["main"].body)
     asked: dict[int, list[int]] = {}
     ranges = [range(int(loop.extent)) for loop in loops]
     for values in itertools.product(*ranges):
@@ -87,8 +86,8 @@ def lines_asked_for(mod: IRModule) -> dict[int, list[int]]:
 
 @pytest.mark.parametrize("order", [ROWS_INSIDE, GROUPS, TWO_SUMS], ids=["rows", "groups", "sums"])
 @pytest.mark.parametrize("form", [0, 1], ids=["bursts", "at once"])
-def test_each_round_asks_once_for_all_that_the_next_one_reads(order: Any, form: int) -> None:
-    asked = lines_asked_for(follow_hints(packed(forms_of(order)[form])))
+def test_each_round_prefetches_once_all_that_the_next_one_reads(order: Any, form: int) -> None:
+    asked = prefetched_lines(follow_hints(packed(forms_of(order)[form])))
     n_rounds = order[0][1]
     n_lines = N_SUMMED * N_COLUMNS // LINE // n_rounds
     assert sorted(asked) == list(range(n_rounds))
@@ -107,7 +106,7 @@ def test_results_are_the_same_to_the_last_bit(order: Any, rng: np.random.Generat
     weights = rng.standard_normal(packed_shape).astype("float32")
     found = []
     ways = [packed(plain), *(follow_hints(packed(form)) for form in forms)]
-    ways.append(packed(forms[0]))  # by a compiler that does not know hints
+    ways.append(packed(forms[0]))  # by a compiler that ignores hints
     for mod in ways:
         result = tensor(np.zeros((N_ROWS, N_COLUMNS), "float32"))
         build_tir(mod, target=LLVM)["main"](tensor(rows), tensor(weights), result)
@@ -125,7 +124,7 @@ def test_results_are_the_same_to_the_last_bit(order: Any, rng: np.random.Generat
     [(COLUMNS_INSIDE, True, N_COLUMNS), (ROWS_INSIDE, False, N_COLUMNS), (ROWS_INSIDE, True, 64)],
     ids=["all weights for each tile of rows", "not side by side", "small"],
 )
-def test_there_are_no_forms_where_asking_ahead_cannot_help(
+def test_there_are_no_forms_where_prefetches_cannot_help(
     order: Any, is_packed: bool, n_columns: int
 ) -> None:
     mod = product(n_columns)
@@ -133,7 +132,7 @@ def test_there_are_no_forms_where_asking_ahead_cannot_help(
     assert hinted(record, (1,)) == []
 
 
-def test_without_weights_there_is_nothing_to_ask_for() -> None:
+def test_without_weights_there_is_nothing_to_prefetch() -> None:
     mod = product()
     assert hinted(record_of_schedule(tiled(mod, ROWS_INSIDE), mod), ()) == []
 
@@ -157,9 +156,13 @@ def test_databases_keep_the_hint(tmp_path: Any) -> None:
     workload = database.commit_workload(mod)
     database.commit_tuning_record(TuningRecord(form.trace, workload, [1e-3], LLVM, form.args_info))
     (kept,) = json_database(tmp_path).get_all_tuning_records()
-    assert lines_asked_for(follow_hints(packed(kept))) == lines_asked_for(
+    assert prefetched_lines(follow_hints(packed(kept))) == prefetched_lines(
         follow_hints(packed(form))
     )
+
+
+def test_the_hint_keeps_its_name() -> None:
+    assert HINT == "tvm_adaptive.prefetch", "databases and stores hold it"
 
 
 def test_what_has_no_hint_stays_as_it_is() -> None:
@@ -173,9 +176,7 @@ def test_what_has_no_hint_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("hint", ["9:16", "no numbers", "1:0"])
-def test_a_hint_that_makes_no_sense_is_passed_over(
-    hint: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_hint_that_makes_no_sense_is_ignored(hint: str, caplog: pytest.LogCaptureFixture) -> None:
     schedule = tiled(product(), ROWS_INSIDE)
     schedule.annotate(schedule.get_sblock("C_update"), HINT, hint)
     mod = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(schedule.mod)

@@ -15,7 +15,7 @@ from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import Journal, read_journal
 from tvm_adaptive.runner.rpc.runner import AdaptiveRPCRunner
 from tvm_adaptive.values.trial import Timing
-from tvm_adaptive.values.trial_log import Incumbent, TimingErrors
+from tvm_adaptive.values.trial_log import TrialLog
 
 pytestmark = pytest.mark.rpc
 
@@ -116,15 +116,16 @@ def test_options_are_checked(options, message):
 
 def test_candidates_race_against_the_incumbent(make_runner, matmul, tmp_path):
     journal = Journal(tmp_path / "journal.jsonl")
-    incumbent, errors = Incumbent(), TimingErrors()
-    runner = make_runner(journal=journal, incumbent=incumbent, timing_errors=errors)
+    log = TrialLog()
+    runner = make_runner(journal=journal, trial_log=log)
     (alone,) = results(runner, [matmul])
-    incumbent.seconds = float(alone.run_secs[0]) / 10
+    log.incumbent.seconds = float(alone.run_secs[0]) / 10
     (raced,) = results(runner, [matmul])
     assert raced.error_msg is None
     timings = [event for event in read_journal(journal.path) if event["event"] == "timing"]
     assert timings[-1]["reason"] == "raced"
-    assert errors.take(float(raced.run_secs[0])) > 0
+    log.identify(str(matmul.artifact_path), 1)
+    assert log.get(1).relative_error > 0
 
 
 def test_in_the_background_the_caller_goes_on(make_runner, matmul):

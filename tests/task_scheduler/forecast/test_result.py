@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.task_scheduler.forecast.result import Forecast, History, unchanged
+from tvm_adaptive.task_scheduler.forecast.result import Forecast, ThroughputHistory, unchanged
 
 
 def history(values, peak=None):
-    return History(np.asarray(values, dtype=float), peak)
+    return ThroughputHistory(np.asarray(values, dtype=float), peak)
 
 
 def test_what_a_history_knows():
@@ -47,7 +47,7 @@ def test_what_is_no_peak(peak):
 
 def test_what_is_expected_is_a_ceiling_until_it_is_reached():
     def expecting(expected_peak, peak=None):
-        return History(np.array([4.0]), peak, expected_peak)
+        return ThroughputHistory(np.array([4.0]), peak, expected_peak)
 
     assert expecting(6.0).expected_ceiling(2.0) == 1.5
     assert expecting(6.0).ceiling(2.0) == 2.0

@@ -1,4 +1,4 @@
-"""What can be tuned by name."""
+"""Networks and operators that can be tuned by name."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from collections.abc import Callable
 
 from tvm_adaptive._tvm import TVM_VERSION, IRModule, te_workload, te_workload_names
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.models.builtin.bert import bert_base
-from tvm_adaptive.models.builtin.encoder import transformer
+from tvm_adaptive.models.builtin.encoder import bert_base, transformer
 from tvm_adaptive.models.builtin.mobilenet import mobilenet_v2
 from tvm_adaptive.models.builtin.resnet import resnet18, resnet34, resnet50
 from tvm_adaptive.models.builtin.squeezenet import squeezenet1_1
 from tvm_adaptive.models.builtin.vgg import vgg16
 from tvm_adaptive.models.network import Network
 
-# To add a network, write its factory in a file of its own and name it here.
+# To add a network, write its factory in a file of its own and add it here.
 BUILTIN: dict[str, Callable[[], Network]] = {
     "resnet18": resnet18,
     "resnet34": resnet34,
@@ -41,13 +40,13 @@ def load_workload(what: str) -> Network | TIRWorkload:
     """Return a network or an operator by its name."""
     if what in BUILTIN:
         return BUILTIN[what]()
-    if what.startswith(_TE) and what[len(_TE) :] in te_workload_names():
-        try:
-            return TIRWorkload(what, te_workload(what[len(_TE) :]))
-        except RuntimeError as error:  # its Winograd convolution needs what TVM has removed
-            raise InvalidOptionError(
-                f"TVM {TVM_VERSION} cannot make its own workload {what} any more ({error}); "
-                "choose another."
-            ) from error
-    names = [*BUILTIN, *(_TE + name for name in te_workload_names())]
-    raise InvalidOptionError(f"workload must be one of {', '.join(names)} but got {what!r}.")
+    operators = [_TE + name for name in te_workload_names()]
+    if what not in operators:
+        names = ", ".join([*BUILTIN, *operators])
+        raise InvalidOptionError(f"workload must be one of {names} but got {what!r}.")
+    try:
+        return TIRWorkload(what, te_workload(what.removeprefix(_TE)))
+    except RuntimeError as error:  # the Winograd convolution uses what TVM has removed
+        raise InvalidOptionError(
+            f"TVM {TVM_VERSION} cannot build its own workload {what} ({error}); choose another."
+        ) from error

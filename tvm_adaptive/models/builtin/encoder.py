@@ -1,42 +1,37 @@
-"""The encoder of the Transformer, base size.
+"""Encoders of the Transformer and of BERT, base size.
 
 Vaswani et al., *Attention Is All You Need*, NeurIPS 2017, sections 3.1 to 3.3 and the
-row "base" of table 3: layers are normalised after each sum.
+row "base" of table 3: layers are normalised after each sum. Devlin, Chang, Lee, Toutanova,
+*BERT: Pre-training of Deep Bidirectional Transformers for Language Understanding*, NAACL
+2019, section 3: the same encoder with GELU.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
 from tvm_adaptive._tvm import nn
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.models.builtin.layers import Array, draw_bias, draw_weight
-from tvm_adaptive.models.network import Network, check_positive, network_of_module
+from tvm_adaptive.models.builtin.layers import (
+    Array,
+    check_sizes,
+    draw_bias,
+    draw_weight,
+)
+from tvm_adaptive.models.network import Network, network_of_module
 
 EPSILON = 1e-5
-_BEHIND_ACTIVATION = "outer.weight"
-_SCALES = ("norm1.weight", "norm2.weight")
+BERT_EPSILON = 1e-12  # of the authors' code
 
 Activation = Callable[[nn.Tensor], nn.Tensor]
 
 
-class EncoderSizes(NamedTuple):
-    """What :func:`transformer` explains."""
-
-    batch: int
-    sequence: int
-    layers: int
-    hidden: int
-    heads: int
-    inner: int
-
-
 class SelfAttention(nn.Module):  # type: ignore[misc]
-    """Scaled dot products of every position with every other, in several heads."""
+    """Scaled dot-product attention with several heads."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         self.heads = heads
@@ -64,12 +59,14 @@ class SelfAttention(nn.Module):  # type: ignore[misc]
 class EncoderLayer(nn.Module):  # type: ignore[misc]
     """Self-attention and two dense layers, each added to its input and then normalised."""
 
-    def __init__(self, sizes: EncoderSizes, activation: Activation, epsilon: float) -> None:
-        self.attention = SelfAttention(sizes.hidden, sizes.heads)
-        self.norm1 = nn.LayerNorm(sizes.hidden, epsilon)
-        self.inner = nn.Linear(sizes.hidden, sizes.inner)
-        self.outer = nn.Linear(sizes.inner, sizes.hidden)
-        self.norm2 = nn.LayerNorm(sizes.hidden, epsilon)
+    def __init__(
+        self, hidden: int, heads: int, inner: int, activation: Activation, epsilon: float
+    ) -> None:
+        self.attention = SelfAttention(hidden, heads)
+        self.norm1 = nn.LayerNorm(hidden, epsilon)
+        self.inner = nn.Linear(hidden, inner)
+        self.outer = nn.Linear(inner, hidden)
+        self.norm2 = nn.LayerNorm(hidden, epsilon)
         self.activation = activation
 
     def forward(self, x: nn.Tensor) -> nn.Tensor:
@@ -79,12 +76,10 @@ class EncoderLayer(nn.Module):  # type: ignore[misc]
 
 
 class Encoder(nn.Module):  # type: ignore[misc]
-    """Layers one after the other; see :func:`transformer`."""
+    """Several layers in a row; see :func:`transformer`."""
 
-    def __init__(self, sizes: EncoderSizes, activation: Activation, epsilon: float) -> None:
-        self.layers = nn.ModuleList(
-            [EncoderLayer(sizes, activation, epsilon) for _ in range(sizes.layers)]
-        )
+    def __init__(self, layers: list[EncoderLayer]) -> None:
+        self.layers = nn.ModuleList(layers)
 
     def forward(self, embedded: nn.Tensor) -> nn.Tensor:
         """Map embedded tokens (n, positions, hidden) to the same shape."""
@@ -93,7 +88,10 @@ class Encoder(nn.Module):  # type: ignore[misc]
         return embedded
 
 
-def transformer(
+def _encoder(
+    name: str,
+    activation: Activation,
+    epsilon: float,
     *,
     batch: int = 1,
     sequence: int = 128,
@@ -103,38 +101,33 @@ def transformer(
     inner: int = 2048,
     seed: int = 0,
 ) -> Network:
-    """Build the Transformer's encoder with random weights, in float32.
+    """Build an encoder with random weights, in float32.
 
-    Its input are the tokens of one full sequence, embedded, positions added: looking
-    them up is no work that could be tuned.
+    Its input is one full sequence of tokens that are embedded already: a table lookup
+    offers nothing to tune.
     """
-    sizes = EncoderSizes(batch, sequence, layers, hidden, heads, inner)
-    return encoder_network("transformer", sizes, nn.op.relu, EPSILON, seed)
-
-
-def encoder_network(
-    name: str, sizes: EncoderSizes, activation: Activation, epsilon: float, seed: int
-) -> Network:
-    """Build an encoder with random weights."""
-    check_positive(**sizes._asdict())
-    if sizes.hidden % sizes.heads:
+    sizes = {"batch": batch, "sequence": sequence, "layers": layers}
+    check_sizes(**sizes, hidden=hidden, heads=heads, inner=inner)
+    if hidden % heads:
         raise InvalidOptionError(
-            f"hidden must be a multiple of heads but got {sizes.hidden} and {sizes.heads}."
+            f"hidden must be a multiple of heads but got {hidden} and {heads}."
         )
-    rng = np.random.default_rng(seed)
-    return network_of_module(
-        name,
-        Encoder(sizes, activation, epsilon),
-        {"embedded": (sizes.batch, sizes.sequence, sizes.hidden)},
-        lambda parameter, shape: draw_parameter(rng, parameter, shape),
-    )
+    stack = [EncoderLayer(hidden, heads, inner, activation, epsilon) for _ in range(layers)]
+    shapes = {"embedded": (batch, sequence, hidden)}
+    return network_of_module(name, Encoder(stack), shapes, draw_parameter, seed)
+
+
+transformer = functools.partial(_encoder, "transformer", nn.op.relu, EPSILON)
+bert_base = functools.partial(
+    _encoder, "bert_base", nn.op.gelu, BERT_EPSILON, layers=12, hidden=768, heads=12, inner=3072
+)
 
 
 def draw_parameter(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Array:
     """Draw one weight or bias; the scale of a normalisation is drawn around one."""
     if len(shape) > 1:
-        # The normalisation after each sum sets the scale; only behind the activation do
-        # inputs have a mean.
-        return draw_weight(rng, shape, gain=1.0, centred=name.endswith(_BEHIND_ACTIVATION))
+        # The normalisation after each sum sets the scale. Only inputs of the outer layer,
+        # which come from the activation, have a mean.
+        return draw_weight(rng, shape, gain=1.0, centred=name.endswith("outer.weight"))
     shift = draw_bias(rng, shape)
-    return shift + np.float32(1) if name.endswith(_SCALES) else shift
+    return shift + np.float32(1) if name.endswith(("norm1.weight", "norm2.weight")) else shift

@@ -1,9 +1,8 @@
-"""What several built-in networks share: pooling, and weights drawn at random.
+"""What several built-in networks share: pooling, and random weights.
 
-Tuning depends on shapes, not on what a network has learnt, so weights are random. They
-still have to keep activations finite and to tell inputs apart, or a wrong schedule would
-go unnoticed: outputs that have died out, or that are the same for every input, agree
-with anything.
+Tuning depends on shapes, not on trained values. The weights still have to keep activations
+finite and to make outputs depend on inputs: outputs that have died out, or that are equal
+for every input, would hide a wrong schedule.
 """
 
 from __future__ import annotations
@@ -14,13 +13,27 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_adaptive._tvm import nn, relax
+from tvm_adaptive.errors import InvalidOptionError
 
 Array = npt.NDArray[np.float32]
 
 BIAS_STD = 0.1  # small against activations of unit scale, yet an omitted bias shows
-# Variance that a weight of mean zero needs, times its inputs, to turn ReLU(z) back into
+# Variance, times the number of inputs, at which a weight of mean zero maps ReLU(z) back to
 # the variance of z: ReLU of a standard normal has variance 1/2 - 1/(2 pi).
 GAIN_AFTER_RELU = 1 / (1 / 2 - 1 / (2 * math.pi))
+
+
+def check_sizes(**sizes: int) -> None:
+    """Raise :class:`InvalidOptionError` unless every size is a positive integer."""
+    for name, value in sizes.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InvalidOptionError(f"{name} must be a positive integer but got {value!r}.")
+
+
+def check_multiple(name: str, value: int, unit: int) -> None:
+    """Raise :class:`InvalidOptionError` unless ``value`` is a multiple of ``unit``."""
+    if value % unit:
+        raise InvalidOptionError(f"{name} must be a multiple of {unit} but got {value}.")
 
 
 def max_pool(x: nn.Tensor, size: int, stride: int, padding: int) -> nn.Tensor:
@@ -41,12 +54,12 @@ def global_average_pool(x: nn.Tensor) -> nn.Tensor:
 
 
 def flatten(x: nn.Tensor) -> nn.Tensor:
-    """Reshape (n, ...) to (n, the product of the others)."""
+    """Reshape (n, ...) to (n, product of the other extents)."""
     return nn.op.reshape(x, (x.shape[0], -1))
 
 
 def draw_bias(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    """Draw a bias: normal with standard deviation 0.1."""
+    """Draw a normal bias of standard deviation 0.1."""
     bias = rng.standard_normal(shape, dtype=np.float32)
     bias *= np.float32(BIAS_STD)
     return bias
@@ -55,7 +68,7 @@ def draw_bias(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
 def draw_weight(
     rng: np.random.Generator, shape: tuple[int, ...], gain: float, *, centred: bool = True
 ) -> Array:
-    """Draw a weight of variance ``gain / inputs``, normal."""
+    """Draw a normal weight of variance ``gain / inputs``, of mean zero per output if centred."""
     weight = rng.standard_normal(shape, dtype=np.float32)
     if centred:
         weight -= weight.mean(axis=tuple(range(1, len(shape))), keepdims=True)
@@ -63,6 +76,6 @@ def draw_weight(
     return weight
 
 
-def draw_for_relu(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    """Draw a weight or, if ``shape`` has one axis, a bias of a layer between two ReLUs."""
+def draw_for_relu(rng: np.random.Generator, _name: str, shape: tuple[int, ...]) -> Array:
+    """Draw a weight, or a bias if ``shape`` has one axis, of a layer between two ReLUs."""
     return draw_bias(rng, shape) if len(shape) == 1 else draw_weight(rng, shape, GAIN_AFTER_RELU)

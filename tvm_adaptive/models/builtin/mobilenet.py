@@ -9,18 +9,19 @@ from __future__ import annotations
 import numpy as np
 
 from tvm_adaptive._tvm import nn
-from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.builtin.layers import (
     GAIN_AFTER_RELU,
     Array,
+    check_multiple,
+    check_sizes,
     draw_bias,
     draw_weight,
     flatten,
     global_average_pool,
 )
-from tvm_adaptive.models.network import Network, check_positive, network_of_module
+from tvm_adaptive.models.network import Network, network_of_module
 
-# Table 2: expansion, output channels in units of 8, blocks, stride of the first of them.
+# Table 2: expansion, output channels in units of 8, blocks, stride of the first block.
 STAGES = (
     (1, 2, 1, 1),
     (6, 3, 2, 2),
@@ -32,10 +33,10 @@ STAGES = (
 )
 STEM_UNITS = 4
 HEAD_UNITS = 160
-# A sum adds the variances of its branches; a quarter from each of ten inverted residuals
-# lets activations grow threefold, so that the clipping of ReLU6 is seen at work.
+# A sum adds the variances of its branches. A quarter from each of ten inverted residuals
+# lets activations grow threefold, so that ReLU6 does clip some.
 _RESIDUAL_GAIN = GAIN_AFTER_RELU / 4
-# Uncentred weights turn ReLU(z), of mean square 1/2, back into variance 1 (He et al.,
+# Uncentred weights map ReLU(z), of mean square 1/2, back to variance 1 (He et al.,
 # ICCV 2015, equation 10).
 _DEPTHWISE_GAIN = 2.0
 
@@ -48,7 +49,7 @@ class InvertedResidual(nn.Module):  # type: ignore[misc]
         self.expand = nn.Conv2D(in_channels, inner, 1) if expansion != 1 else None
         self.depthwise = nn.Conv2D(inner, inner, 3, stride=stride, padding=1, groups=inner)
         self.joins_sum = stride == 1 and in_channels == channels
-        if self.joins_sum:  # a name of its own, because it is drawn smaller
+        if self.joins_sum:  # draw_parameter draws it smaller, by its name
             self.residual = nn.Conv2D(inner, channels, 1)
         else:
             self.project = nn.Conv2D(inner, channels, 1)
@@ -68,10 +69,8 @@ class MobileNetV2(nn.Module):  # type: ignore[misc]
         self.stem = nn.Conv2D(3, channels, 3, stride=2, padding=1)
         blocks = []
         for expansion, units, repeats, stride in STAGES:
-            for block in range(repeats):
-                blocks.append(
-                    InvertedResidual(channels, unit * units, stride if block == 0 else 1, expansion)
-                )
+            for step in (stride, *[1] * (repeats - 1)):
+                blocks.append(InvertedResidual(channels, unit * units, step, expansion))
                 channels = unit * units
         self.blocks = nn.ModuleList(blocks)
         self.head = nn.Conv2D(channels, unit * HEAD_UNITS, 1)
@@ -86,33 +85,23 @@ class MobileNetV2(nn.Module):  # type: ignore[misc]
 
 
 def mobilenet_v2(
-    *,
-    batch: int = 1,
-    image_size: int = 224,
-    width: int = 32,
-    classes: int = 1000,
-    seed: int = 0,
+    *, batch: int = 1, image_size: int = 224, width: int = 32, classes: int = 1000, seed: int = 0
 ) -> Network:
     """Build MobileNet-V2 with random weights, in NCHW and float32."""
-    check_positive(batch=batch, image_size=image_size, width=width, classes=classes)
-    if width % STEM_UNITS:
-        raise InvalidOptionError(f"width must be a multiple of {STEM_UNITS} but got {width}.")
-    rng = np.random.default_rng(seed)
-    return network_of_module(
-        "mobilenet_v2",
-        MobileNetV2(width // STEM_UNITS, classes),
-        {"image": (batch, 3, image_size, image_size)},
-        lambda name, shape: draw_parameter(rng, name, shape),
-    )
+    check_sizes(batch=batch, image_size=image_size, width=width, classes=classes)
+    check_multiple("width", width, STEM_UNITS)
+    module = MobileNetV2(width // STEM_UNITS, classes)
+    shapes = {"image": (batch, 3, image_size, image_size)}
+    return network_of_module("mobilenet_v2", module, shapes, draw_parameter, seed)
 
 
 def draw_parameter(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Array:
-    """Draw one weight or bias; the dotted name says what the weight's inputs are."""
+    """Draw one weight or bias; the gain depends on the layer, which the dotted name gives."""
     if len(shape) == 1:
         return draw_bias(rng, shape)
     kind = name.split(".")[-2]
     if kind == "depthwise":
         return draw_weight(rng, shape, _DEPTHWISE_GAIN, centred=False)
-    # What comes from a bottleneck, and the image, have mean zero already.
+    # Outputs of a bottleneck, and the image, have mean zero already.
     gains = {"residual": _RESIDUAL_GAIN, "project": GAIN_AFTER_RELU, "classifier": GAIN_AFTER_RELU}
     return draw_weight(rng, shape, gains.get(kind, 1.0))

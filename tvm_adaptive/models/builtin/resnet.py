@@ -7,18 +7,24 @@ today, the 50-layer network takes its strides in the 3x3 convolutions.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from tvm_adaptive._tvm import nn
-from tvm_adaptive.models.builtin.layers import BIAS_STD, flatten, global_average_pool, max_pool
-from tvm_adaptive.models.network import Network, check_positive, network_of_module
+from tvm_adaptive.models.builtin.layers import (
+    BIAS_STD,
+    Array,
+    check_sizes,
+    flatten,
+    global_average_pool,
+    max_pool,
+)
+from tvm_adaptive.models.network import Network, network_of_module
 
-# A bottleneck's output has so many times the channels that it works on.
-EXPANSION = 4
-# A sum adds the variances of its branches; halving what the convolutions bring keeps
+# A sum adds the variances of its branches. Halving the variance of the convolutions keeps
 # activations within one order of magnitude over the eight blocks.
 _RESIDUAL_SCALE = math.sqrt(0.5)
 
@@ -26,14 +32,12 @@ _RESIDUAL_SCALE = math.sqrt(0.5)
 class BasicBlock(nn.Module):  # type: ignore[misc]
     """Two 3x3 convolutions and a shortcut, with ReLU after the first and after the sum."""
 
+    expansion = 1  # output channels in multiples of those that the block works on
+
     def __init__(self, in_channels: int, channels: int, stride: int) -> None:
         self.conv1 = nn.Conv2D(in_channels, channels, 3, stride=stride, padding=1)
         self.conv2 = nn.Conv2D(channels, channels, 3, padding=1)
-        self.shortcut = (
-            nn.Conv2D(in_channels, channels, 1, stride=stride)
-            if stride != 1 or in_channels != channels
-            else None
-        )
+        self.shortcut = _shortcut(in_channels, channels, stride)
 
     def forward(self, x: nn.Tensor) -> nn.Tensor:
         """Map (n, in_channels, h, w) to (n, channels, h / stride, w / stride)."""
@@ -42,17 +46,15 @@ class BasicBlock(nn.Module):  # type: ignore[misc]
 
 
 class Bottleneck(nn.Module):  # type: ignore[misc]
-    """A 3x3 convolution between two 1x1 that take channels away and bring them back."""
+    """A 3x3 convolution between 1x1 convolutions that reduce and restore the channels."""
+
+    expansion = 4
 
     def __init__(self, in_channels: int, channels: int, stride: int) -> None:
         self.reduce = nn.Conv2D(in_channels, channels, 1)
         self.conv = nn.Conv2D(channels, channels, 3, stride=stride, padding=1)
-        self.expand = nn.Conv2D(channels, EXPANSION * channels, 1)
-        self.shortcut = (
-            nn.Conv2D(in_channels, EXPANSION * channels, 1, stride=stride)
-            if stride != 1 or in_channels != EXPANSION * channels
-            else None
-        )
+        self.expand = nn.Conv2D(channels, self.expansion * channels, 1)
+        self.shortcut = _shortcut(in_channels, self.expansion * channels, stride)
 
     def forward(self, x: nn.Tensor) -> nn.Tensor:
         """Map (n, in_channels, h, w) to (n, 4 * channels, h / stride, w / stride)."""
@@ -60,26 +62,28 @@ class Bottleneck(nn.Module):  # type: ignore[misc]
         return nn.op.relu(branch + (x if self.shortcut is None else self.shortcut(x)))
 
 
+def _shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Conv2D | None:
+    """Return the projection of a shortcut (option B), None for the identity."""
+    if stride == 1 and in_channels == out_channels:
+        return None
+    return nn.Conv2D(in_channels, out_channels, 1, stride=stride)
+
+
 class ResNet(nn.Module):  # type: ignore[misc]
     """A stem, four stages of blocks and a classifier; see :func:`resnet18`."""
 
     def __init__(
-        self,
-        make_block: Callable[[int, int, int], nn.Module],
-        blocks: Sequence[int],
-        expansion: int,
-        width: int,
-        classes: int,
+        self, block: type[BasicBlock | Bottleneck], depths: Sequence[int], width: int, classes: int
     ) -> None:
         self.stem = nn.Conv2D(3, width, 7, stride=2, padding=3)
-        made, before = [], width
-        for stage, n_blocks in enumerate(blocks):
+        blocks, in_channels = [], width
+        for stage, depth in enumerate(depths):
             channels = width * 2**stage
-            for block in range(n_blocks):
-                made.append(make_block(before, channels, 2 if stage > 0 and block == 0 else 1))
-                before = expansion * channels
-        self.blocks = nn.ModuleList(made)
-        self.classifier = nn.Linear(before, classes)
+            for index in range(depth):
+                blocks.append(block(in_channels, channels, 2 if stage > 0 and index == 0 else 1))
+                in_channels = block.expansion * channels
+        self.blocks = nn.ModuleList(blocks)
+        self.classifier = nn.Linear(in_channels, classes)
 
     def forward(self, image: nn.Tensor) -> nn.Tensor:
         """Map images (n, 3, h, w) to class scores (n, classes)."""
@@ -89,15 +93,10 @@ class ResNet(nn.Module):  # type: ignore[misc]
         return self.classifier(flatten(global_average_pool(x)))
 
 
-# Block, blocks of each stage, and how many times its channels a block puts out.
-_BUILT_OF: dict[str, tuple[Callable[[int, int, int], nn.Module], tuple[int, ...], int]] = {
-    "resnet18": (BasicBlock, (2, 2, 2, 2), 1),
-    "resnet34": (BasicBlock, (3, 4, 6, 3), 1),
-    "resnet50": (Bottleneck, (3, 4, 6, 3), EXPANSION),
-}
-
-
-def resnet18(
+def _resnet(
+    name: str,
+    block: type[BasicBlock | Bottleneck],
+    depths: Sequence[int],
     *,
     batch: int = 1,
     image_size: int = 224,
@@ -105,71 +104,29 @@ def resnet18(
     classes: int = 1000,
     seed: int = 0,
 ) -> Network:
-    """Build ResNet-18 with random weights, in NCHW and float32.
+    """Build a ResNet with random weights, in NCHW and float32.
 
-    Tuning depends on shapes, not on what the network has learnt, so the weights are
-    drawn at random: normal with the variance of He et al. (ICCV 2015, equation 10),
-    halved for convolutions that feed a sum, and of mean zero for each output channel:
-    without that, the mean of the activations, which is the same for every image, would
-    drown the rest. Outputs stay finite and tell images apart.
-    Batch normalisation is folded: each convolution has a bias and nothing follows it
-    but ReLU.
+    Weights are normal with the variance of He et al. (ICCV 2015, equation 10), halved for
+    convolutions that feed a sum, and of mean zero for each output channel: without that,
+    the mean of the activations, which is the same for every image, would drown the rest.
+    Batch normalisation is folded: each convolution has a bias, and only ReLU follows it.
     """
-    return _network(
-        "resnet18", batch=batch, image_size=image_size, width=width, classes=classes, seed=seed
-    )
+    check_sizes(batch=batch, image_size=image_size, width=width, classes=classes)
+    module = ResNet(block, depths, width, classes)
+    shapes = {"image": (batch, 3, image_size, image_size)}
+    return network_of_module(name, module, shapes, draw_parameter, seed)
 
 
-def resnet34(
-    *,
-    batch: int = 1,
-    image_size: int = 224,
-    width: int = 64,
-    classes: int = 1000,
-    seed: int = 0,
-) -> Network:
-    """Build ResNet-34 with random weights, in NCHW and float32; see :func:`resnet18`."""
-    return _network(
-        "resnet34", batch=batch, image_size=image_size, width=width, classes=classes, seed=seed
-    )
+resnet18 = functools.partial(_resnet, "resnet18", BasicBlock, (2, 2, 2, 2))
+resnet34 = functools.partial(_resnet, "resnet34", BasicBlock, (3, 4, 6, 3))
+resnet50 = functools.partial(_resnet, "resnet50", Bottleneck, (3, 4, 6, 3))
 
 
-def resnet50(
-    *,
-    batch: int = 1,
-    image_size: int = 224,
-    width: int = 64,
-    classes: int = 1000,
-    seed: int = 0,
-) -> Network:
-    """Build ResNet-50 with random weights, in NCHW and float32; see :func:`resnet18`."""
-    return _network(
-        "resnet50", batch=batch, image_size=image_size, width=width, classes=classes, seed=seed
-    )
-
-
-def _network(
-    name: str, *, batch: int, image_size: int, width: int, classes: int, seed: int
-) -> Network:
-    check_positive(batch=batch, image_size=image_size, width=width, classes=classes)
-    make_block, blocks, expansion = _BUILT_OF[name]
-    rng = np.random.default_rng(seed)
-    return network_of_module(
-        name,
-        ResNet(make_block, blocks, expansion, width, classes),
-        {"image": (batch, 3, image_size, image_size)},
-        lambda parameter, shape: draw_parameter(rng, parameter, shape),
-    )
-
-
-def draw_parameter(
-    rng: np.random.Generator, name: str, shape: tuple[int, ...]
-) -> np.typing.NDArray[np.float32]:
+def draw_parameter(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Array:
     """Draw one weight or bias."""
     if len(shape) == 1:
         return (rng.standard_normal(shape) * BIAS_STD).astype(np.float32)
-    fan_in = math.prod(shape[1:])
-    std = math.sqrt(2.0 / fan_in)
+    std = math.sqrt(2.0 / math.prod(shape[1:]))
     if name.endswith(("conv2.weight", "expand.weight", "shortcut.weight")):
         std *= _RESIDUAL_SCALE
     weight = rng.standard_normal(shape) * std

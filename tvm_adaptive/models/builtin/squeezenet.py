@@ -7,30 +7,21 @@ the first, third and fifth stage, which costs 2.4 times less for the same accura
 
 from __future__ import annotations
 
-import numpy as np
-
 from tvm_adaptive._tvm import nn
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.builtin.layers import (
+    check_multiple,
+    check_sizes,
     draw_for_relu,
     flatten,
     global_average_pool,
     max_pool,
 )
-from tvm_adaptive.models.network import Network, check_positive, network_of_module
+from tvm_adaptive.models.network import Network, network_of_module
 
-# Of each fire module: its squeezed channels, in units of a quarter of the stem's channels,
-# and whether pooling comes before it.
-FIRES = (
-    (1, True),
-    (1, False),
-    (2, True),
-    (2, False),
-    (3, True),
-    (3, False),
-    (4, False),
-    (4, False),
-)
+# Squeezed channels of each fire module, in quarters of the stem's channels.
+FIRES = (1, 1, 2, 2, 3, 3, 4, 4)
+POOLED_FIRES = (0, 2, 4)  # the fire modules that follow a pooling
 EXPANSION = 4  # each half of a fire module's output has that many times its squeezed channels
 _SMALLEST_IMAGE = 31  # in pixels; the third pooling still has one whole window
 _UNITS = 4  # of the stem's channels
@@ -56,11 +47,11 @@ class SqueezeNet(nn.Module):  # type: ignore[misc]
     def __init__(self, width: int, classes: int) -> None:
         unit = width // _UNITS
         self.stem = nn.Conv2D(3, width, 3, stride=2)
-        widths = [width, *(2 * EXPANSION * unit * squeezed for squeezed, _ in FIRES)]
+        widths = [width, *(2 * EXPANSION * unit * squeezed for squeezed in FIRES)]
         self.fires = nn.ModuleList(
             [
                 Fire(channels, unit * squeezed)
-                for channels, (squeezed, _) in zip(widths[:-1], FIRES, strict=True)
+                for channels, squeezed in zip(widths[:-1], FIRES, strict=True)
             ]
         )
         self.classifier = nn.Conv2D(widths[-1], classes, 1)
@@ -68,34 +59,26 @@ class SqueezeNet(nn.Module):  # type: ignore[misc]
     def forward(self, image: nn.Tensor) -> nn.Tensor:
         """Map images (n, 3, h, w) to class scores (n, classes)."""
         x = nn.op.relu(self.stem(image))
-        for fire, (_, pooled) in zip(self.fires, FIRES, strict=True):
+        for index, fire in enumerate(self.fires):
+            pooled = index in POOLED_FIRES
             x = fire(max_pool(x, size=3, stride=2, padding=0) if pooled else x)
         return flatten(global_average_pool(nn.op.relu(self.classifier(x))))
 
 
 def squeezenet1_1(
-    *,
-    batch: int = 1,
-    image_size: int = 224,
-    width: int = 64,
-    classes: int = 1000,
-    seed: int = 0,
+    *, batch: int = 1, image_size: int = 224, width: int = 64, classes: int = 1000, seed: int = 0
 ) -> Network:
     """Build SqueezeNet 1.1 with random weights, in NCHW and float32.
 
-    Windows of a pooling that do not fit are dropped; at 224 pixels all of them fit.
+    Pooling windows that do not fit are dropped; at 224 pixels all of them fit.
     """
-    check_positive(batch=batch, image_size=image_size, width=width, classes=classes)
+    check_sizes(batch=batch, image_size=image_size, width=width, classes=classes)
     if image_size < _SMALLEST_IMAGE:
         raise InvalidOptionError(
             f"image_size must be at least {_SMALLEST_IMAGE} but got {image_size}."
         )
-    if width % _UNITS:
-        raise InvalidOptionError(f"width must be a multiple of {_UNITS} but got {width}.")
-    rng = np.random.default_rng(seed)
+    check_multiple("width", width, _UNITS)
+    shapes = {"image": (batch, 3, image_size, image_size)}
     return network_of_module(
-        "squeezenet1_1",
-        SqueezeNet(width, classes),
-        {"image": (batch, 3, image_size, image_size)},
-        lambda _, shape: draw_for_relu(rng, shape),
+        "squeezenet1_1", SqueezeNet(width, classes), shapes, draw_for_relu, seed
     )

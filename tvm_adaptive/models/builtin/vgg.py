@@ -1,4 +1,4 @@
-"""VGG-16: configuration D, which has biases and no batch normalisation.
+"""VGG-16, configuration D: with biases, without batch normalisation.
 
 Simonyan, Zisserman, *Very Deep Convolutional Networks for Large-Scale Image Recognition*,
 ICLR 2015, table 1.
@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
-
 from tvm_adaptive._tvm import nn
-from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.builtin.layers import (
+    check_multiple,
+    check_sizes,
     draw_for_relu,
     flatten,
     max_pool,
 )
-from tvm_adaptive.models.network import Network, check_positive, network_of_module
+from tvm_adaptive.models.network import Network, network_of_module
 
 # Convolutions of each stage, and its channels as a multiple of the first stage's.
 STAGES = ((2, 1), (2, 2), (3, 4), (3, 8), (3, 8))
@@ -61,16 +60,9 @@ def vgg16(
     classes: int = 1000,
     seed: int = 0,
 ) -> Network:
-    """Build VGG-16 with random weights, in NCHW and float32: 138 million of them."""
-    check_positive(batch=batch, image_size=image_size, width=width, hidden=hidden, classes=classes)
-    if image_size % REDUCTION:
-        raise InvalidOptionError(
-            f"image_size must be a multiple of {REDUCTION} but got {image_size}."
-        )
-    rng = np.random.default_rng(seed)
-    return network_of_module(
-        "vgg16",
-        VGG16(image_size, width, hidden, classes),
-        {"image": (batch, 3, image_size, image_size)},
-        lambda _, shape: draw_for_relu(rng, shape),
-    )
+    """Build VGG-16 with 138 million random weights, in NCHW and float32."""
+    check_sizes(batch=batch, image_size=image_size, width=width, hidden=hidden, classes=classes)
+    check_multiple("image_size", image_size, REDUCTION)
+    module = VGG16(image_size, width, hidden, classes)
+    shapes = {"image": (batch, 3, image_size, image_size)}
+    return network_of_module("vgg16", module, shapes, draw_for_relu, seed)

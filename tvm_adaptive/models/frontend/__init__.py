@@ -1,7 +1,7 @@
-"""Models that others made: ONNX files, PyTorch programs, factories, saved Relax modules.
+"""Models of users: ONNX files, PyTorch programs, factories, saved Relax modules.
 
-Each importer gives a :class:`~tvm_adaptive.models.Network`, with the weights as they
-are, and the original to compare outputs with where its framework is installed.
+Each is imported as a :class:`~tvm_adaptive.models.Network` with its weights, and with the
+original to compare outputs with where its framework is installed.
 """
 
 from tvm_adaptive.models.frontend.load import FORMATS, load, slug

@@ -14,17 +14,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
-import importlib.util
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from tvm_adaptive._tvm import IRModule
 from tvm_adaptive.errors import InvalidOptionError, as_invalid_option
+from tvm_adaptive.models.frontend.reader import Shapes
 from tvm_adaptive.models.frontend.shapes import by_name, network_of_imported
-from tvm_adaptive.models.frontend.torch_program import check_torch, network_of_program
+from tvm_adaptive.models.frontend.torch_program import network_of_program
 from tvm_adaptive.models.network import Network
 
 _FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -36,9 +36,9 @@ def is_factory(what: str) -> bool:
     return _FACTORY.fullmatch(what) is not None and not what.startswith("te:")
 
 
-def network_of_factory(what: str, name: str, shapes: Mapping[str, Sequence[int]]) -> Network:
+def network_of_factory(what: str, name: str, shapes: Shapes) -> Network:
     """Call a factory and import what it returns."""
-    made = _call(_find(what), what)
+    made = _call(what)
     if isinstance(made, Network):
         by_name(shapes, [], what)
         return dataclasses.replace(made, name=name)
@@ -54,42 +54,32 @@ def network_of_factory(what: str, name: str, shapes: Mapping[str, Sequence[int]]
     return network_of_program(_export(model, rest, what), name, shapes, what)
 
 
-def _find(what: str) -> Callable[[], Any]:
+def _call(what: str) -> Any:
+    """Return what a factory returns."""
     module_name, _, function_name = what.partition(":")
-    with (
-        _current_directory_first(),
-        as_invalid_option(f"{module_name} of {what} cannot be imported"),
-    ):
-        module = importlib.import_module(module_name)
-    factory = getattr(module, function_name, None)
-    if not callable(factory):
-        raise InvalidOptionError(f"{module_name} has no function {function_name}.")
-    return factory  # type: ignore[no-any-return]
-
-
-def _call(factory: Callable[[], Any], what: str) -> Any:
-    # For what it imports when it is called.
-    with _current_directory_first(), as_invalid_option(f"{what} failed"):
-        return factory()
+    # Also while it runs, for what it imports then.
+    with _current_directory_first():
+        with as_invalid_option(f"{module_name} of {what} cannot be imported"):
+            module = importlib.import_module(module_name)
+        factory = getattr(module, function_name, None)
+        if not callable(factory):
+            raise InvalidOptionError(f"{module_name} has no function {function_name}.")
+        with as_invalid_option(f"{what} failed"):
+            return factory()
 
 
 def _is_torch_module(model: Any) -> bool:
-    if importlib.util.find_spec("torch") is None:
-        return False
-    import torch
-
-    return isinstance(model, torch.nn.Module)
+    torch = sys.modules.get("torch")  # a module's class has imported it
+    return torch is not None and isinstance(model, torch.nn.Module)
 
 
 def _export(module: Any, inputs: Any, what: str) -> Any:
-    check_torch(what)
     import torch
 
-    named = dict(inputs) if isinstance(inputs, Mapping) else {}
+    named: dict[str, Any] = {}
     if isinstance(inputs, Mapping):
-        positional: tuple[Any, ...] = ()
-    else:
-        positional = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+        inputs, named = (), dict(inputs)
+    positional = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
     with as_invalid_option(f"torch.export cannot export {what}"):
         return torch.export.export(module.eval(), positional, named)
 

@@ -1,21 +1,38 @@
-"""From what a user writes to something to tune."""
+"""Load what a user names: a file, a factory, or a built-in network or operator."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+from tvm_adaptive._tvm import IRModule, load_json
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models import Network, TIRWorkload, load_workload
 from tvm_adaptive.models.frontend.factory import is_factory, network_of_factory
 from tvm_adaptive.models.frontend.onnx_file import ONNX
-from tvm_adaptive.models.frontend.reader import ModelReader
-from tvm_adaptive.models.frontend.reading import Form, Shapes
-from tvm_adaptive.models.frontend.relax_file import RELAX
+from tvm_adaptive.models.frontend.reader import Form, ModelReader, Shapes
 from tvm_adaptive.models.frontend.torch_program import PROGRAM
 
-# To read another kind of file, write its form in a file of its own and name it here.
-FORMATS: dict[str, Form] = {".onnx": ONNX, ".pt2": PROGRAM, ".json": RELAX}
+_NO_MODULE = "is no module that tvm.ir.save_json wrote with this version of TVM"
+
+
+def read_relax(path: Path, _shapes: Shapes) -> IRModule:
+    """Read a Relax module that ``tvm.ir.save_json`` wrote; ``main`` takes inputs only."""
+    try:
+        found = load_json(path.read_text(encoding="utf-8"))
+    except Exception as error:  # TVM's own, of any kind
+        raise InvalidOptionError(f"{path} {_NO_MODULE}: it is damaged.") from error
+    if not isinstance(found, IRModule):
+        raise InvalidOptionError(f"{path} {_NO_MODULE}: it holds a {type(found).__name__}.")
+    return found
+
+
+# To read another kind of file, write its form in a file of its own and add it here.
+FORMATS: dict[str, Form] = {
+    ".onnx": ONNX,
+    ".pt2": PROGRAM,
+    ".json": Form(read_relax, _NO_MODULE),
+}
 
 
 def load(
@@ -27,14 +44,14 @@ def load(
     ----------
     what : str
         A file whose name ends as one of :data:`FORMATS`; ``"package.module:factory"``,
-        see :mod:`tvm_adaptive.models.frontend.factory`; or a name that
-        :func:`~tvm_adaptive.models.load_workload` knows.
+        see :mod:`tvm_adaptive.models.frontend.factory`; or a name for
+        :func:`~tvm_adaptive.models.load_workload`.
     input_shapes : mapping of str to sequence of int, or None, default None
-        Extents by the names of inputs, for those with dynamic shapes. Where there is one
-        input only, ``""`` names it, too.
+        Extents by the names of inputs, for those with dynamic shapes; ``""`` names the only
+        input of a model that has one.
     reader : ModelReader or None, default None
-        Reads files; None for a worker that is started for this one, and ends when the
-        network's original is closed.
+        Reads files; None starts a worker for this one, which ends when the network's
+        original is closed.
 
     Raises
     ------
@@ -45,7 +62,6 @@ def load(
     shapes = dict(input_shapes or {})
     path = Path(what)
     if path.suffix in FORMATS:
-        _check_readable(path)
         return _read(path, shapes, reader)
     if is_factory(what):
         return network_of_factory(what, slug(what), shapes)
@@ -61,25 +77,22 @@ def load(
 
 
 def _read(path: Path, shapes: Shapes, reader: ModelReader | None) -> Network:
-    found: Network | None = None
-    mine = reader or ModelReader()
-    try:
-        found = mine.read(FORMATS[path.suffix], path, slug(path.stem), shapes)
-        return found
-    finally:
-        if reader is None and (found is None or found.original is None):
-            mine.close()
-
-
-def slug(text: str) -> str:
-    """Return a name for files: letters, digits, dots and dashes."""
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-.") or "model"
-
-
-def _check_readable(path: Path) -> None:
     try:
         with open(path, "rb") as file:
             file.read(1)
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
         reason = getattr(error, "strerror", None) or error
         raise InvalidOptionError(f"The model {path} cannot be read: {reason}.") from error
+    found: Network | None = None
+    used = reader or ModelReader()
+    try:
+        found = used.read(FORMATS[path.suffix], path, slug(path.stem), shapes)
+        return found
+    finally:
+        if reader is None and (found is None or found.original is None):
+            used.close()
+
+
+def slug(text: str) -> str:
+    """Return a name for files: letters, digits, dots and dashes."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-.") or "model"

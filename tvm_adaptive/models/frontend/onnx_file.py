@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tvm_adaptive._tvm import IRModule, relax_of_onnx
 from tvm_adaptive.errors import InvalidOptionError, as_invalid_option, summary_line
-from tvm_adaptive.models.frontend.reading import Form
+from tvm_adaptive.models.frontend.reader import Array, Form, Shapes
 from tvm_adaptive.models.frontend.shapes import by_name, match
 
 _MISFIT = "is no ONNX model, or a damaged one"
 
 
-def read_onnx(path: Path, shapes: Mapping[str, Sequence[int]]) -> IRModule:
+def read_onnx(path: Path, shapes: Shapes) -> IRModule:
     """Read an ONNX file."""
     import onnx
 
@@ -41,22 +39,15 @@ def read_onnx(path: Path, shapes: Mapping[str, Sequence[int]]) -> IRModule:
 
 
 def _extents(info: Any) -> list[int | str]:
-    """Return the extents of an input: numbers, or names of what is open."""
+    """Return the extents of an input: numbers, or names of open ones."""
     return [
         int(extent.dim_value) if extent.HasField("dim_value") else extent.dim_param or f"?{place}"
         for place, extent in enumerate(info.type.tensor_type.shape.dim)
     ]
 
 
-def _check_onnx(path: Path) -> None:
-    if importlib.util.find_spec("onnx") is None:
-        raise InvalidOptionError(
-            f"Reading {path} needs the package onnx: pip install 'tvm-adaptive[onnx]'."
-        )
-
-
-def _run(path: Path, inputs: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
-    """Run a file as ONNX Runtime does; by its path, for in memory it may have 2 GB only."""
+def _run(path: Path, inputs: Sequence[Array]) -> list[Array]:
+    """Run a file in ONNX Runtime; by its path, since a model in memory is limited to 2 GB."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -71,4 +62,4 @@ def _framework() -> str:
     return "ONNX Runtime"
 
 
-ONNX = Form(read_onnx, _MISFIT, _check_onnx, _framework, _run, beside=True)
+ONNX = Form(read_onnx, _MISFIT, "onnx", "'tvm-adaptive[onnx]'", _framework, _run, beside=True)

@@ -1,6 +1,6 @@
 """Read model files in a worker: a damaged or hostile one costs a message, not the tuner.
 
-The worker may take so much time and memory as suits the size of the file. That keeps out
+The time and memory that the worker may take depend on the size of the file. That keeps out
 crashes, hangs and memory bombs; it is no sandbox, since the worker runs as the same user.
 """
 
@@ -9,26 +9,30 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib.util
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypeAlias
 
+import numpy.typing as npt
 import psutil
 
-from tvm_adaptive._tvm import load_json
-from tvm_adaptive.errors import InvalidOptionError, WorkerTaskError, summary_line
-from tvm_adaptive.models.frontend.reading import (
-    Array,
-    Description,
-    Form,
-    Shapes,
-    describe,
-    run_original,
+from tvm_adaptive._tvm import IRModule, Sequential, relax, relax_transform
+from tvm_adaptive.errors import (
+    InvalidOptionError,
+    WorkerTaskError,
+    as_invalid_option,
+    summary_line,
 )
-from tvm_adaptive.models.frontend.weights import attach
+from tvm_adaptive.models.frontend.shapes import network_of_imported
 from tvm_adaptive.models.network import Network, Original, network_of_relax
+from tvm_adaptive.models.weights import Detached, attach, detach
 from tvm_adaptive.workers.fork_server import new_fork_server
 from tvm_adaptive.workers.pool import WorkerPool
+
+Shapes: TypeAlias = Mapping[str, Sequence[int]]
+Array: TypeAlias = npt.NDArray[Any]
 
 _GIB = 1 << 30
 # Imports of TVM and PyTorch are half a gigabyte; models whose weights are computed when
@@ -43,6 +47,24 @@ _READ_SEC_PER_GIB = 120.0
 _RUN_SEC = 120.0
 # PyTorch reads a program's tensors without unpickling, and would unpickle as a second try.
 _ENV = {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "0"}
+# In messages of numpy and Python; of C++; of PyTorch.
+_MEMORY_ERRORS = ("bad_alloc", "can't allocate memory", "Cannot allocate memory")
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """A kind of model file; its functions run in a worker."""
+
+    # From path and shapes to Relax operators with the weights as constants. Raises
+    # InvalidOptionError for a file of another kind, a damaged one, or unsupported operators.
+    read: Callable[[Path, Shapes], IRModule]
+    misfit: str  # what to say of a file that is of another kind or damaged: ``"is no ... "``
+    package: str = ""  # that reads it, if any, and what pip calls it
+    install: str = ""
+    # Name and version of the framework that computes the original outputs; runs in the tuner.
+    framework: Callable[[], str] | None = None
+    run: Callable[[Path, Sequence[Array]], list[Array]] | None = None  # from inputs to outputs
+    beside: bool = False  # whether weights may be in other files of the same folder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,31 +83,37 @@ class ModelReader:
     """
 
     def __init__(self) -> None:
-        self._server = new_fork_server(("tvm_adaptive.models.frontend.reading",))
+        self._server = new_fork_server((__name__,))
         self._pool = WorkerPool(1, env=_ENV, server=self._server)
 
     def read(self, form: Form, path: Path, name: str, shapes: Shapes) -> Network:
         """Read a model file."""
-        if form.check is not None:
-            form.check(path)
+        if form.package and importlib.util.find_spec(form.package) is None:
+            raise InvalidOptionError(
+                f"Reading {path} needs the package {form.package}: pip install {form.install}."
+            )
         limits = limits_of(path, form)
-        with tempfile.TemporaryDirectory(prefix="tvm-adaptive-model-") as folder:
-            weights_path = Path(folder) / "weights"
-            task = (form, path.resolve(), shapes, weights_path, limits.memory_bytes)
-            (outcome,) = self._pool.map(describe, [task], limits.read_sec)
-            if outcome.error is not None:
-                raise InvalidOptionError(f"{path} {form.misfit}: {summary_line(outcome.error)}")
-            if not isinstance(outcome.value, Description):
-                text = str(outcome.value).replace(str(path.resolve()), str(path))
-                raise InvalidOptionError(text)
-            mod = attach(load_json(outcome.value.module), outcome.value.weights, weights_path)
-        return network_of_relax(name, mod, {}, self._original(form, path.resolve(), limits))
+        with _printable_refusals():
+            mod = self._read(form, path, shapes, limits)
+            return network_of_relax(name, mod, {}, self._original(form, path.resolve(), limits))
 
     def close(self) -> None:
         """End the worker; a later use starts a new one."""
         self._pool.close()
         if self._server is not None:
             self._server.close()
+
+    def _read(self, form: Form, path: Path, shapes: Shapes, limits: Limits) -> IRModule:
+        with tempfile.TemporaryDirectory(prefix="tvm-adaptive-model-") as folder:
+            weights_path = Path(folder) / "weights"
+            task = (form, path.resolve(), shapes, weights_path, limits.memory_bytes)
+            (outcome,) = self._pool.map(describe, [task], limits.read_sec)
+            if outcome.error is not None:
+                raise InvalidOptionError(f"{path} {form.misfit}: {summary_line(outcome.error)}")
+            if not isinstance(outcome.value, Detached):
+                text = str(outcome.value).replace(str(path.resolve()), str(path))
+                raise InvalidOptionError(text)
+            return attach(outcome.value, weights_path)
 
     def _original(self, form: Form, path: Path, limits: Limits) -> Original | None:
         if form.run is None or form.framework is None:
@@ -102,6 +130,17 @@ class ModelReader:
         if not isinstance(outcome.value, list):
             raise WorkerTaskError(f"expected a list of outputs, got {type(outcome.value)}")
         return outcome.value
+
+
+@contextlib.contextmanager
+def _printable_refusals() -> Iterator[None]:
+    """Escape what messages quote from a file: control characters, ends of lines."""
+    try:
+        yield
+    except InvalidOptionError as error:
+        text = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(error))
+        error.args = ("".join(text),)
+        raise
 
 
 def limits_of(path: Path, form: Form) -> Limits:
@@ -128,3 +167,49 @@ def _size_bytes(path: Path) -> int:
     with contextlib.suppress(OSError):
         return path.stat().st_size
     return 0
+
+
+def describe(
+    form: Form, path: Path, shapes: Shapes, weights_path: Path, memory_bytes: int
+) -> Detached | str:
+    """Read a file, fix its shapes and fold its constants; return why not. Runs in a worker."""
+    _limit_memory(memory_bytes)
+    try:
+        mod = network_of_imported(path.stem, form.read(path, shapes), shapes).mod
+        with as_invalid_option(f"TVM cannot import {path}"):
+            # TVM 0.26 returns whether it is, later ones raise.
+            if relax.analysis.well_formed(mod) is False:
+                raise ValueError("the module is not well-formed")
+            t = relax_transform
+            mod = Sequential([t.FoldConstant(), t.DeadCodeElimination()])(mod)
+            return detach(mod, weights_path)
+    except (InvalidOptionError, MemoryError) as error:
+        if _is_of_memory(error):
+            return f"Reading {path} needs more than {memory_bytes / _GIB:.1f} GiB of memory."
+        return str(error)
+
+
+def run_original(form: Form, path: Path, inputs: Sequence[Array], memory_bytes: int) -> list[Array]:
+    """Run a model file in its own framework; runs in a worker."""
+    _limit_memory(memory_bytes)
+    assert form.run is not None
+    return form.run(path, inputs)
+
+
+def _limit_memory(n_bytes: int) -> None:
+    """Limit what this process allocates; address space that it only reserves is free."""
+    with contextlib.suppress(ImportError, OSError, ValueError):  # not on every system
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        soft = n_bytes if hard == resource.RLIM_INFINITY else min(n_bytes, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def _is_of_memory(error: BaseException | None) -> bool:
+    """Say whether an error, or what caused it, is a lack of memory."""
+    while error is not None:
+        if isinstance(error, MemoryError) or any(text in str(error) for text in _MEMORY_ERRORS):
+            return True
+        error = error.__cause__
+    return False

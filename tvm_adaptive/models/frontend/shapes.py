@@ -1,16 +1,17 @@
-"""Give the inputs of an imported module the shapes that the user asked for."""
+"""Fix the inputs of an imported module to the shapes that the user gave."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tvm_adaptive._tvm import IRModule, bind_symbols, relax
+from tvm_adaptive._tvm import IRModule, bind_symbols
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.network import (
     Network,
     Original,
     extents_of,
+    main_of,
     network_of_relax,
     shape_text,
 )
@@ -19,7 +20,7 @@ from tvm_adaptive.models.network import (
 def by_name(
     shapes: Mapping[str, Sequence[int]], names: Sequence[str], source: str
 ) -> dict[str, tuple[int, ...]]:
-    """Check that shapes belong to inputs; the name ``""`` stands for the only one."""
+    """Check that shapes belong to inputs; the name ``""`` means the only input."""
     found: dict[str, tuple[int, ...]] = {}
     for given, extents in shapes.items():
         name = names[0] if not given and len(names) == 1 else given
@@ -42,29 +43,24 @@ def network_of_imported(
     params: dict[str, Any] | None = None,
     original: Original | None = None,
 ) -> Network:
-    """Describe an imported module, its inputs fixed to shapes."""
+    """Return an imported module as a network, its inputs fixed to shapes."""
     weights = params or {}
-    names = [key for key in _parameters(mod) if key not in weights]
-    fixed = fix_shapes(mod, by_name(shapes, names, name))
-    return network_of_relax(name, fixed, weights, original)
-
-
-def fix_shapes(mod: IRModule, shapes: Mapping[str, Sequence[int]]) -> IRModule:
-    """Return a module in which the symbols of the named inputs have values."""
+    parameters = {str(variable.name): variable for variable in main_of(mod).params}
+    given = by_name(shapes, [key for key in parameters if key not in weights], name)
     values: dict[str, int] = {}
-    for variable in mod["main"].params if shapes else ():
-        key = str(variable.name)
-        if key in shapes:
+    for key, variable in parameters.items():
+        if key in given:
             shape = getattr(variable.ty, "shape", None)
             extents = extents_of(shape) if shape is not None else []
-            match(key, extents, shapes[key], values)
-    return bind_symbols(mod, values) if values else mod
+            match(key, extents, given[key], values)
+    fixed = bind_symbols(mod, values) if values else mod
+    return network_of_relax(name, fixed, weights, original)
 
 
 def match(
     key: str, extents: Sequence[int | str], given: Sequence[int], values: dict[str, int]
 ) -> None:
-    """Compare a shape with the one that is given for it; collect the values of symbols."""
+    """Check a given shape against that of an input; add the values of symbols to ``values``."""
     if len(extents) != len(given):
         raise InvalidOptionError(
             f"Input {key} has {len(extents)} extents, {shape_text(extents) or 'none'}, but the "
@@ -78,13 +74,5 @@ def match(
         known = extent if isinstance(extent, int) else values.setdefault(extent, value)
         if known != value:
             raise InvalidOptionError(
-                f"Input {key} has the shape {shape_text(extents)}, where {known} is no {value}."
+                f"Input {key} has the shape {shape_text(extents)}, where {known} is not {value}."
             )
-
-
-def _parameters(mod: IRModule) -> list[str]:
-    """Return the names of the parameters of ``main``; none where there is no Relax one."""
-    names = {str(variable.name_hint) for variable in mod.get_global_vars()}
-    if "main" not in names or not isinstance(mod["main"], relax.Function):
-        return []
-    return [str(variable.name) for variable in mod["main"].params]

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-import importlib.util
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy.typing as npt
-
 from tvm_adaptive._tvm import IRModule, relax_of_exported_program
 from tvm_adaptive.errors import InvalidOptionError, as_invalid_option, summary_line
-from tvm_adaptive.models.frontend.reading import Form
+from tvm_adaptive.models.frontend.reader import Array, Form, Shapes
 from tvm_adaptive.models.frontend.shapes import network_of_imported
 from tvm_adaptive.models.network import Network, Original
 
 _MISFIT = "is no program of torch.export.save, or a damaged one"
-# In these places PyTorch unpickles objects, or loads compiled code.
+# Records of these names make PyTorch unpickle objects, or load compiled code.
 _CODE = re.compile(
     r"(.*/)?(data/constants/(custom_obj|opaque_obj)_|data/aotinductor/).*", re.DOTALL
 )
@@ -32,14 +29,14 @@ _PICKLED = (
 )
 
 
-def read_program(path: Path, _shapes: Mapping[str, Sequence[int]]) -> IRModule:
+def read_program(path: Path, _shapes: Shapes) -> IRModule:
     """Read a file that ``torch.export.save`` wrote."""
     program = _load(path, path.stat().st_mtime_ns)
     with as_invalid_option(f"TVM cannot import {path}"):
         return relax_of_exported_program(program)
 
 
-@functools.lru_cache(maxsize=1)  # it is run after it was read
+@functools.lru_cache(maxsize=1)  # the file is run after it was read
 def _load(path: Path, _changed_ns: int) -> Any:
     """Read a program; the environment of the process keeps PyTorch from unpickling."""
     import torch
@@ -54,9 +51,7 @@ def _load(path: Path, _changed_ns: int) -> Any:
     raise InvalidOptionError(_PICKLED.format(path=path))
 
 
-def network_of_program(
-    program: Any, name: str, shapes: Mapping[str, Sequence[int]], source: str
-) -> Network:
+def network_of_program(program: Any, name: str, shapes: Shapes, source: str) -> Network:
     """Import a ``torch.export.ExportedProgram``."""
     with as_invalid_option(f"TVM cannot import {source}"):
         mod = relax_of_exported_program(program)
@@ -64,13 +59,7 @@ def network_of_program(
     return network_of_imported(name, mod, shapes, original=original)
 
 
-def check_torch(what: str) -> None:
-    """Raise InvalidOptionError where PyTorch is not installed."""
-    if importlib.util.find_spec("torch") is None:
-        raise InvalidOptionError(f"{what} needs PyTorch: pip install torch.")
-
-
-def _run_program(program: Any, inputs: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+def _run_program(program: Any, inputs: Sequence[Array]) -> list[Array]:
     import torch
 
     pytree = torch.utils._pytree
@@ -81,16 +70,12 @@ def _run_program(program: Any, inputs: Sequence[npt.NDArray[Any]]) -> list[npt.N
     return [output.detach().numpy() for output in pytree.tree_leaves(outputs)]
 
 
-def _run_file(path: Path, inputs: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+def _run_file(path: Path, inputs: Sequence[Array]) -> list[Array]:
     return _run_program(_load(path, path.stat().st_mtime_ns), inputs)
-
-
-def _check_file(path: Path) -> None:
-    check_torch(f"Reading {path}")
 
 
 def _framework() -> str:
     return f"PyTorch {importlib.metadata.version('torch')}"
 
 
-PROGRAM = Form(read_program, _MISFIT, _check_file, _framework, _run_file)
+PROGRAM = Form(read_program, _MISFIT, "torch", "torch", _framework, _run_file)

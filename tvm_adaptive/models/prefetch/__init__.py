@@ -1,17 +1,16 @@
-"""Weights that are asked for before they are needed.
+"""Prefetches of constant weights in tuned functions.
 
-A tuned product visits a group of its weights again and again, once for each tile of rows,
-and then goes on to the next group. Whoever comes first waits for memory: a core brings in
-some ten gigabytes per second, and a product with a batch of one could use three times
-that, while the later visits leave the memory idle. So each visit asks for its share of the
-next group. That is invisible to timings of a kernel that finds its weights in the cache,
-and worth a tenth of it in a network, where it does not.
+A tuned product visits a group of its weights once for each tile of rows, and then moves on
+to the next group. The first visit waits for memory: a core loads some ten gigabytes per
+second, and a product with a batch of one could use three times that, while later visits
+leave the memory idle. So each visit prefetches its share of the next group. The gain does
+not show in timings of a kernel that finds its weights in the cache, and is up to a tenth
+in a network, where it does not.
 
-The same instructions run on the same numbers in the same order: results do not change, to
+The same instructions run on the same numbers in the same order: results stay the same to
 the last bit.
 """
 
-from tvm_adaptive.models.prefetch.hints import hinted
-from tvm_adaptive.models.prefetch.rewrite import follow_hints
+from tvm_adaptive.models.prefetch.rewrite import follow_hints, hinted
 
 __all__ = ["follow_hints", "hinted"]

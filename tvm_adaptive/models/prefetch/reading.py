@@ -1,4 +1,8 @@
-"""How a block of a scheduled function reads a weight: which loops, in which order."""
+"""How a block of a scheduled function reads a weight: which loops, in which order.
+
+A panel is what a kernel reads of a weight in one step of the loops around its reduction
+loops; a line is a cache line.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,12 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from tvm_adaptive._tvm import For, IndexMap, IntImm, PrimFunc, SBlockRealize, SeqStmt
 
-_Bound = tuple[tuple[Any, Any], ...]  # axes of blocks and what they are bound to
+_Bindings = tuple[tuple[Any, Any], ...]  # variables and their values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,27 +31,29 @@ class Site:
         return self.realized[-1].block
 
     @functools.cached_property
-    def bound(self) -> _Bound:
-        """The axes of all these blocks by the loops' variables."""
-        bound: _Bound = ()
+    def bindings(self) -> _Bindings:
+        """The axes of all these blocks as expressions of loop variables."""
+        bindings: _Bindings = ()
         for each in self.realized:
-            values = substitute(list(each.iter_values), bound)
+            values = substitute(list(each.iter_values), bindings)
             axes = [axis.var for axis in each.block.iter_vars]
-            bound = (*bound, *zip(axes, values, strict=True))
-        return bound
+            bindings = (*bindings, *zip(axes, values, strict=True))
+        return bindings
 
-    def summed(self) -> list[Any]:
-        """Return what the axes that are summed over are bound to."""
+    def reduction_axes(self) -> list[Any]:
+        """Return the reduction axes as expressions of loop variables."""
         axes = [axis for axis in self.block.iter_vars if axis.iter_type == axis.CommReduce]
-        return substitute([axis.var for axis in axes], self.bound)
+        return substitute([axis.var for axis in axes], self.bindings)
 
     def index_of(self, buffer: Any) -> list[Any] | None:
         """Return which single element of a buffer is read, None if it is none or several."""
         for region in self.block.reads:
-            if _source(region).same_as(buffer):
+            # TVM 0.26 has the buffer under the other name.
+            source = region.source if hasattr(region, "source") else region.buffer
+            if source.same_as(buffer):
                 if any(int(each.extent) != 1 for each in region.region):
                     return None
-                return substitute([each.min for each in region.region], self.bound)
+                return substitute([each.min for each in region.region], self.bindings)
         return None
 
 
@@ -63,16 +69,16 @@ def _sites(statement: Any, loops: tuple[Any, ...], realized: tuple[Any, ...]) ->
         for each in statement.seq:
             yield from _sites(each, loops, realized)
     elif isinstance(statement, SBlockRealize):
-        mine = (*realized, statement)
-        inside = list(_sites(statement.block.body, loops, mine))
-        yield from inside or [Site(loops, mine)]
+        outer = (*realized, statement)
+        inside = list(_sites(statement.block.body, loops, outer))
+        yield from inside or [Site(loops, outer)]
 
 
-def substitute(expressions: Sequence[Any], bound: _Bound) -> list[Any]:
+def substitute(expressions: Sequence[Any], bindings: _Bindings) -> list[Any]:
     """Return expressions with variables replaced, simplified."""
-    if not expressions or not bound:
+    if not expressions or not bindings:
         return list(expressions)
-    variables, values = zip(*bound, strict=True)
+    variables, values = zip(*bindings, strict=True)
     return list(IndexMap(list(variables), list(expressions), None).map_indices(list(values)))
 
 
@@ -80,21 +86,21 @@ def substitute(expressions: Sequence[Any], bound: _Bound) -> list[Any]:
 class Reading:
     """How a block reads a weight, in numbers."""
 
-    loops: tuple[Any, ...]  # those of more than one round, the outermost first
-    index: tuple[Any, ...]  # of the element, by the loops' variables
-    shape: tuple[int, ...]  # the weight's
-    outer: range  # the loops around all of the sum's: a step of theirs reads one panel
-    summing: range  # the outermost of the sum's loops, up to the next one that is not
-    n_elements: int  # of a panel; they lie side by side
+    loops: tuple[Any, ...]  # those of more than one iteration, the outermost first
+    index: tuple[Any, ...]  # of the element, by the loop variables
+    shape: tuple[int, ...]  # of the weight
+    outer: range  # loops around the reduction loops: each of their steps reads one panel
+    reduction: range  # the outermost reduction loops, up to the first other loop inside
+    n_elements: int  # of a panel; they are contiguous
 
     @functools.cached_property
     def extents(self) -> list[int]:
-        """Rounds of each loop."""
+        """Iterations of each loop."""
         return [int(loop.extent) for loop in self.loops]
 
     @property
     def n_steps(self) -> int:
-        """Panels that are read, repeated ones included."""
+        """Number of panels that are read, repeated ones included."""
         return math.prod(self.extents[i] for i in self.outer)
 
     def offset_at(self, step: int) -> int:
@@ -106,32 +112,94 @@ class Reading:
 
 
 def reading_of(site: Site, buffer: Any) -> Reading | None:
-    """Return how a block reads a weight, None where it is no regular reading of panels."""
-    index, summed = site.index_of(buffer), site.summed()
-    if index is None or not summed or any(int(loop.min) for loop in site.loops):
+    """Return how a block reads a weight, None if it does not read regular panels."""
+    index, reduced = site.index_of(buffer), site.reduction_axes()
+    if index is None or not reduced or any(int(loop.min) for loop in site.loops):
         return None
     once = [loop for loop in site.loops if int(loop.extent) == 1]
     loops = tuple(loop for loop in site.loops if int(loop.extent) > 1)
     zeros = tuple((loop.loop_var, integer(loop.loop_var, 0)) for loop in once)
-    index, summed = substitute(index, zeros), substitute(summed, zeros)
+    index, reduced = substitute(index, zeros), substitute(reduced, zeros)
     shape = shape_of(buffer)
     rounds = [int(loop.extent) for loop in loops]
     origin = _offset(index, loops, {}, shape)
     strides = [_offset(index, loops, {i: 1}, shape) - origin for i in range(len(loops))]
-    is_summing = [
-        _values(summed, loops, {i: 1}) != _values(summed, loops, {}) for i in range(len(loops))
-    ]
-    if True not in is_summing:
+    start = _values(reduced, loops, {})
+    is_reduction = [_values(reduced, loops, {i: 1}) != start for i in range(len(loops))]
+    if True not in is_reduction:
         return None
-    first = is_summing.index(True)
-    end = next((i for i in range(first, len(loops)) if not is_summing[i]), len(loops))
+    first = is_reduction.index(True)
+    end = next((i for i in range(first, len(loops)) if not is_reduction[i]), len(loops))
     inside = [i for i in range(first, len(loops)) if strides[i]]
     n_elements = math.prod(rounds[i] for i in inside)
     last = _offset(index, loops, {i: rounds[i] - 1 for i in inside}, shape)
     by_strides = sum((rounds[i] - 1) * strides[i] for i in inside)
     if not last - origin == by_strides == n_elements - 1:
-        return None  # not side by side
+        return None  # not contiguous
     return Reading(loops, tuple(index), shape, range(first), range(first, end), n_elements)
+
+
+@dataclasses.dataclass(frozen=True)
+class Visits:
+    """A regular order: groups of panels, each read several times before the next one."""
+
+    n_panels: int  # in a group, read one after the other
+    n_visits: int  # how often a group is read, all of it each time
+
+    @property
+    def period(self) -> int:
+        """Steps until the next group begins."""
+        return self.n_panels * self.n_visits
+
+
+def visits_of(offsets: Iterable[int]) -> Visits | None:
+    """Recognise the order in which panels are read."""
+    read: list[int] = []
+    group: set[int] = set()
+    n_panels = 0
+    for offset in offsets:
+        is_new = offset not in group
+        if is_new and n_panels:
+            break  # the next group
+        if not is_new and not n_panels:
+            n_panels = len(read)
+        group.add(offset)
+        read.append(offset)
+    else:
+        return Visits(1, 1) if len(group) == len(read) > 1 else None
+    n_visits, rest = divmod(len(read), n_panels)
+    if rest or read != read[:n_panels] * n_visits:
+        return None
+    return Visits(n_panels, n_visits)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bursts:
+    """Where, among a panel's reduction loops, lines are prefetched, and how many at a time."""
+
+    loop: int  # which reduction loop prefetches, counted from the outermost
+    n_parts: int  # each round of that loop is split into so many parts, with a burst before each
+    n_bursts: int  # in all, while one panel is read
+    n_lines: int  # of one burst
+
+
+def bursts_of(extents: Sequence[int], n_lines: int, n_visits: int, at_once: int) -> Bursts:
+    """Spread a panel's lines over the visits of the panel before it, and over each visit.
+
+    The outermost possible loop prefetches: what compilers make of the inner loops is worth
+    more than an even spread.
+    """
+    share = math.ceil(n_lines / n_visits)
+    wanted = math.ceil(share / at_once)
+    loop, before = 0, 1
+    while before * extents[loop] < wanted and loop + 1 < len(extents):
+        before *= extents[loop]
+        loop += 1
+    extent = extents[loop]
+    divisors = (n for n in range(1, extent + 1) if extent % n == 0)
+    n_parts = next((n for n in divisors if before * n >= wanted), extent)
+    n_bursts = before * n_parts
+    return Bursts(loop, n_parts, n_bursts, math.ceil(share / n_bursts))
 
 
 def integer(variable: Any, value: int) -> Any:
@@ -151,7 +219,7 @@ def item_bytes(buffer: Any) -> int:
 
 
 def parameter_buffers(function: PrimFunc) -> list[Any]:
-    """Return the buffers that a function takes; None where a parameter is none."""
+    """Return the buffers that a function takes; None for a parameter of another kind."""
     return [each if hasattr(each.ty, "shape") else None for each in function.params]
 
 
@@ -160,14 +228,10 @@ def shape_of(buffer: Any) -> tuple[int, ...]:
     return tuple(int(extent) for extent in buffer.ty.shape)
 
 
-def _source(region: Any) -> Any:
-    return region.source if hasattr(region, "source") else region.buffer  # TVM 0.26
-
-
 def _offset(
     index: Sequence[Any], loops: Sequence[Any], values: dict[int, int], shape: Sequence[int]
 ) -> int:
-    """Return where an element lies, given the loops' rounds; those not given are at 0."""
+    """Return where an element lies for the given values of loops; other loops are at 0."""
     offset = 0
     for place, extent in zip(_values(index, loops, values), shape, strict=True):
         offset = offset * extent + place
@@ -175,7 +239,7 @@ def _offset(
 
 
 def _values(expressions: Sequence[Any], loops: Sequence[Any], values: dict[int, int]) -> list[int]:
-    bound = tuple(
+    bindings = tuple(
         (loop.loop_var, integer(loop.loop_var, values.get(i, 0))) for i, loop in enumerate(loops)
     )
-    return [int(each) for each in substitute(expressions, bound)]
+    return [int(each) for each in substitute(expressions, bindings)]

@@ -1,10 +1,11 @@
-"""Follow the hints in scheduled functions: put the instructions in that ask for weights."""
+"""Give records of tuned functions hints about their weights, and follow the hints."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tvm_adaptive._tvm import (
@@ -15,38 +16,49 @@ from tvm_adaptive._tvm import (
     IntImm,
     IRModule,
     PrimFunc,
+    RemoveWeightLayoutRewriteBlock,
     SBlock,
     SBlockRealize,
     SeqStmt,
+    TuningRecord,
     Var,
     address_of,
     call_intrin,
     handle,
 )
-from tvm_adaptive.models.prefetch.panels import Bursts, Visits, bursts_of, visits_of
 from tvm_adaptive.models.prefetch.reading import (
+    Bursts,
     Reading,
+    Visits,
+    bursts_of,
     dtype_of,
     integer,
     item_bytes,
     parameter_buffers,
     reading_of,
+    shape_of,
     sites_of,
     substitute,
+    visits_of,
 )
 
 logger = logging.getLogger(__name__)
 
-# On a block, "1:16": which parameter is the weight, and how many lines to ask for at once. It
-# comes from a schedule's trace, so databases keep it; a compiler that does not know it goes
-# on without.
-HINT = "tvm_adaptive.models.prefetch"
+# Annotation of a block, such as "1:16": which parameter is the weight, and how many lines to
+# prefetch at once. It is part of a schedule's trace, so databases keep it, and the name stays;
+# other compilers ignore it.
+HINT = "tvm_adaptive.prefetch"
+# As many lines as a core can wait for at a time (12 to 16 on today's x86 processors), or all
+# lines of a visit before it begins: some kernels are compiled best in one piece.
+LINES_AT_ONCE = (16, 1 << 16)
 
-_LINE_BYTES = 64  # of every x86 and most ARM processors; elsewhere some requests are in vain
-# Two groups must fit into what a core has for itself, one or two MiB today, and by the time
-# the next one is there, most of the present one is not needed any more.
+# Smaller weights are loaded while the first rows are computed.
+_MIN_WEIGHT_BYTES = 256 << 10
+_LINE_BYTES = 64  # of every x86 and most ARM processors; elsewhere some prefetches are useless
+# Two groups must fit into a core's own cache, one or two MiB today; by the time the next one
+# is loaded, most of the present one is not needed any more.
 _MAX_GROUP_BYTES = 1 << 20
-# More of them in a row are a loop: they would drive the kernel out of the first cache.
+# More prefetches in a row are a loop: unrolled they would evict the kernel from the first cache.
 _MAX_UNROLLED = 32
 # A period is as long as there are tiles of rows; a thousand is a lot.
 _MAX_STEPS = 4096
@@ -54,8 +66,42 @@ _MAX_STEPS = 4096
 _TO_READ, _SECOND_CACHE, _DATA = 0, 2, 1
 
 
+def hinted(record: TuningRecord, weights: tuple[int, ...]) -> list[TuningRecord]:
+    """Return forms of a record that prefetch their weights.
+
+    Only timings can show which is the fastest, one of them or the record itself.
+
+    Parameters
+    ----------
+    record : TuningRecord
+        Of one function, for a CPU.
+    weights : tuple of int
+        Which of its parameters are the same at every inference.
+
+    Returns
+    -------
+    list of TuningRecord
+        With the hint in their traces, after all that a search can choose, so that they
+        count as the same candidate; empty where no weight can be prefetched.
+    """
+    schedule = record.as_measure_candidate().sch
+    readers = list(_readers(_packed(schedule.mod), weights))
+    forms = []
+    for lines in LINES_AT_ONCE if readers else ():
+        form = schedule.copy()
+        for function, block, number in readers:
+            form.annotate(form.get_sblock(block, func_name=function), HINT, f"{number}:{lines}")
+        packed = _packed(form.mod)
+        if follow_hints(packed) is not packed:
+            forms.append(form)
+    return [
+        TuningRecord(form.trace, record.workload, record.run_secs, record.target, record.args_info)
+        for form in forms
+    ]
+
+
 def follow_hints(mod: IRModule) -> IRModule:
-    """Return a module of scheduled functions that ask for their weights as hinted.
+    """Return a module of scheduled functions that prefetch their weights as hinted.
 
     For CPUs. Call it before the module is built, and after weights have got their layouts.
 
@@ -63,7 +109,7 @@ def follow_hints(mod: IRModule) -> IRModule:
     ----------
     mod : IRModule
         A hint that cannot be followed (the weight is no parameter, or is not read in
-        panels) is passed over.
+        panels) is ignored.
 
     Returns
     -------
@@ -75,17 +121,43 @@ def follow_hints(mod: IRModule) -> IRModule:
         if not isinstance(function, PrimFunc):
             continue
         try:
-            requests = _requests_of(function)
-            if requests:
-                changed[variable] = function.with_body(_rewritten(function.body, requests))
+            prefetches = _prefetches_of(function)
+            if prefetches:
+                changed[variable] = function.with_body(_rewritten(function.body, prefetches))
         except Exception:  # a hint is worth a tenth at best, and never a failure
             logger.warning("%s: its hints are not followed", variable, exc_info=True)
     return IRModule({**dict(mod.functions.items()), **changed}, attrs=mod.attrs) if changed else mod
 
 
+def _packed(mod: IRModule) -> IRModule:
+    """Return a module that takes its weights in the layout that its schedule wants."""
+    return RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(mod)
+
+
+def _readers(mod: IRModule, weights: tuple[int, ...]) -> Iterator[tuple[str, str, int]]:
+    """Yield (function, block, weight's number) of blocks that reduce over a large weight."""
+    for variable, function in mod.functions.items():
+        if not isinstance(function, PrimFunc):
+            continue
+        buffers = parameter_buffers(function)
+        large = [
+            number
+            for number in weights
+            if buffers[number] is not None
+            and math.prod(shape_of(buffers[number])) * item_bytes(buffers[number])
+            >= _MIN_WEIGHT_BYTES
+        ]
+        for site in sites_of(function):
+            if not site.reduction_axes():
+                continue
+            read = [number for number in large if site.index_of(buffers[number])]
+            if read:
+                yield str(variable.name_hint), str(site.block.name_hint), read[0]
+
+
 @dataclasses.dataclass(frozen=True)
-class _Request:
-    """What a loop is to ask for while it runs."""
+class _Prefetch:
+    """What a loop prefetches while it runs."""
 
     buffer: Any  # the weight
     reading: Reading  # how it is read
@@ -94,33 +166,27 @@ class _Request:
 
     @property
     def loop(self) -> Any:
-        """The loop that asks."""
-        return self._summing[-1]
+        """The loop that prefetches."""
+        return self._reduction[-1]
 
-    def asking(self, loop: Any) -> Any:
-        """Return a statement that does what a loop does, and asks."""
+    def added_to(self, loop: Any) -> Any:
+        """Return a statement that does what a loop does, and prefetches."""
         part = Var("part", dtype_of(loop.loop_var))
         length = int(loop.extent) // self.bursts.n_parts
         rest = _loop(loop, loop.body, part * length, length)
-        return For(
-            part,
-            integer(part, 0),
-            integer(part, self.bursts.n_parts),
-            ForKind.SERIAL,
-            SeqStmt([self._burst(part), rest]),
-        )
+        body = SeqStmt([self._burst(part), rest])
+        return For(part, integer(part, 0), integer(part, self.bursts.n_parts), ForKind.SERIAL, body)
 
     @property
-    def _summing(self) -> list[Any]:
-        """The sum's loops down to the one that asks."""
-        summing = self.reading.summing
-        return [self.reading.loops[i] for i in summing[: self.bursts.loop + 1]]
+    def _reduction(self) -> list[Any]:
+        """The reduction loops down to the one that prefetches."""
+        return [self.reading.loops[i] for i in self.reading.reduction[: self.bursts.loop + 1]]
 
     def _burst(self, part: Any) -> Any:
         visits, bursts = self.visits, self.bursts
         outer = [self.reading.loops[i] for i in self.reading.outer]
         step = _linear([(loop.loop_var, int(loop.extent)) for loop in outer])
-        rounds = [(loop.loop_var, int(loop.extent)) for loop in self._summing[:-1]]
+        rounds = [(loop.loop_var, int(loop.extent)) for loop in self._reduction[:-1]]
         burst = _linear([*rounds, (part, bursts.n_parts)])
         visit = step % visits.period // visits.n_panels
         ahead = step + visits.period - visit * visits.n_panels  # the same panel, next group
@@ -128,8 +194,12 @@ class _Request:
         lines = (visit * bursts.n_bursts + burst) * bursts.n_lines + line
         place = self._offset(ahead) + lines * (_LINE_BYTES // item_bytes(self.buffer))
         kind = ForKind.UNROLLED if bursts.n_lines <= _MAX_UNROLLED else ForKind.SERIAL
-        ask = _ask(self.buffer, len(self.reading.shape), place)
-        return For(line, integer(part, 0), integer(part, bursts.n_lines), kind, ask)
+        zero = IntImm(dtype_of(place), 0)
+        indices = [zero] * (len(self.reading.shape) - 1) + [place]
+        address = address_of(BufferLoad(self.buffer, indices))
+        numbers = [IntImm("int32", each) for each in (_TO_READ, _SECOND_CACHE, _DATA)]
+        body = Evaluate(call_intrin("void", "tirx.prefetch", address, *numbers))
+        return For(line, integer(part, 0), integer(part, bursts.n_lines), kind, body)
 
     def _offset(self, step: Any) -> Any:
         """Return where the panel of a step begins, in elements."""
@@ -143,9 +213,9 @@ class _Request:
         return _linear(list(zip(places, self.reading.shape, strict=True)))
 
 
-def _requests_of(function: PrimFunc) -> dict[int, _Request]:
-    """Return the requests of a function, by their loops."""
-    requests = {}
+def _prefetches_of(function: PrimFunc) -> dict[int, _Prefetch]:
+    """Return the prefetches that a function's hints request, by their loops."""
+    prefetches = {}
     for site in sites_of(function):
         hint = site.block.annotations.get(HINT)
         if hint is None:
@@ -153,36 +223,46 @@ def _requests_of(function: PrimFunc) -> dict[int, _Request]:
         number, at_once = (int(part) for part in str(hint).split(":"))
         buffer = parameter_buffers(function)[number]
         reading = reading_of(site, buffer)
-        request = None if reading is None else _request_of(reading, buffer, at_once)
-        if request is not None:
-            requests[handle(request.loop.loop_var)] = request
-    return requests
+        prefetch = None if reading is None else _prefetch_of(reading, buffer, at_once)
+        if prefetch is not None:
+            prefetches[handle(prefetch.loop.loop_var)] = prefetch
+    return prefetches
 
 
-def _request_of(reading: Reading, buffer: Any, at_once: int) -> _Request | None:
-    """Return what to ask for, None where asking ahead would not help."""
+def _prefetch_of(reading: Reading, buffer: Any, at_once: int) -> _Prefetch | None:
+    """Return what to prefetch, None where that would not help."""
     steps = range(min(reading.n_steps, _MAX_STEPS))
     visits = visits_of(reading.offset_at(step) for step in steps)
     n_bytes = reading.n_elements * item_bytes(buffer)
     if visits is None or visits.n_panels * n_bytes > _MAX_GROUP_BYTES:
         return None
-    extents = [reading.extents[i] for i in reading.summing]
-    n_lines = -(-n_bytes // _LINE_BYTES)
-    bursts = bursts_of(extents, n_lines, visits.n_visits, at_once)
-    request = _Request(buffer, reading, visits, bursts)
-    return request if int(request.loop.kind) == int(ForKind.SERIAL) else None
+    extents = [reading.extents[i] for i in reading.reduction]
+    bursts = bursts_of(extents, math.ceil(n_bytes / _LINE_BYTES), visits.n_visits, at_once)
+    prefetch = _Prefetch(buffer, reading, visits, bursts)
+    return prefetch if int(prefetch.loop.kind) == int(ForKind.SERIAL) else None
 
 
-def _rewritten(statement: Any, requests: dict[int, _Request]) -> Any:
+def _rewritten(statement: Any, prefetches: dict[int, _Prefetch]) -> Any:
     if isinstance(statement, For):
-        loop = _loop(statement, _rewritten(statement.body, requests))
-        request = requests.get(handle(statement.loop_var))
-        return loop if request is None else request.asking(loop)
+        loop = _loop(statement, _rewritten(statement.body, prefetches))
+        prefetch = prefetches.get(handle(statement.loop_var))
+        return loop if prefetch is None else prefetch.added_to(loop)
     if isinstance(statement, SeqStmt):
-        return SeqStmt([_rewritten(each, requests) for each in statement.seq])
+        return SeqStmt([_rewritten(each, prefetches) for each in statement.seq])
     if isinstance(statement, SBlockRealize):
-        block = _block(statement.block, _rewritten(statement.block.body, requests))
-        return SBlockRealize(statement.iter_values, statement.predicate, block)
+        block = statement.block
+        rewritten = SBlock(
+            block.iter_vars,
+            block.reads,
+            block.writes,
+            block.name_hint,
+            _rewritten(block.body, prefetches),
+            block.init,
+            block.alloc_buffers,
+            block.match_buffers,
+            block.annotations,
+        )
+        return SBlockRealize(statement.iter_values, statement.predicate, rewritten)
     return statement
 
 
@@ -198,31 +278,9 @@ def _loop(loop: Any, body: Any, minimum: Any = None, extent: int | None = None) 
     )
 
 
-def _block(block: Any, body: Any) -> Any:
-    return SBlock(
-        block.iter_vars,
-        block.reads,
-        block.writes,
-        block.name_hint,
-        body,
-        block.init,
-        block.alloc_buffers,
-        block.match_buffers,
-        block.annotations,
-    )
-
-
 def _linear(places: Sequence[tuple[Any, int]]) -> Any:
-    """Return the number of a place, given (place, extent) per dimension."""
+    """Return the linear index, given (index, extent) per dimension."""
     (number, _), *others = places
     for place, extent in others:
         number = number * extent + place
     return number
-
-
-def _ask(buffer: Any, n_dims: int, place: Any) -> Any:
-    """Return the statement that asks for the line in which an element is, if there is one."""
-    zero = IntImm(dtype_of(place), 0)
-    address = address_of(BufferLoad(buffer, [zero] * (n_dims - 1) + [place]))
-    numbers = [IntImm("int32", each) for each in (_TO_READ, _SECOND_CACHE, _DATA)]
-    return Evaluate(call_intrin("void", "tirx.prefetch", address, *numbers))

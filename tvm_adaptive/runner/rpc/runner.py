@@ -46,7 +46,7 @@ from tvm_adaptive.runner.rpc.lease import (
 from tvm_adaptive.runner.rpc.leased_worker import devices_of, no_device
 from tvm_adaptive.runner.stopping import StoppingRule, make_rule
 from tvm_adaptive.values.trial import Timing
-from tvm_adaptive.values.trial_log import Incumbent, TimingErrors
+from tvm_adaptive.values.trial_log import Incumbent, TrialLog
 from tvm_adaptive.workers.dispatcher import Dispatcher, Job
 from tvm_adaptive.workers.fork_server import ForkServer, new_fork_server
 from tvm_adaptive.workers.pool import Plan, Step, WorkerPool
@@ -102,10 +102,11 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
     boards : BoardRules or None
         When a device is quarantined, and when its speed is measured; None (default) for the
         default rules.
-    incumbent : Incumbent or None
-        Candidates are raced against it; a search has to keep it. None measures all alike.
-    timing_errors : TimingErrors or None
-        Is told the standard error of each time.
+    trial_log : TrialLog or None
+        Gets the standard error of each time.
+    race : bool
+        Race candidates against the log's incumbent, which a search has to set. Default
+        True; False, or no log, measures all alike.
     overlap : bool
         Measure in the background: :meth:`run` returns at once. Not where the devices are
         this machine. Default False.
@@ -138,8 +139,8 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         max_workers: int | None = None,
         measure: MeasureFunction = measure_remote,
         boards: BoardRules | None = None,
-        incumbent: Incumbent | None = None,
-        timing_errors: TimingErrors | None = None,
+        trial_log: TrialLog | None = None,
+        race: bool = True,
         overlap: bool = False,
         time_left: Callable[[], float] | None = None,
         server: ForkServer | None = None,
@@ -160,14 +161,13 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
             device_index=device_index,
             cpu_cache_flush=cpu_cache_flush,
         )
-        if max_workers is not None:
-            check_at_least("max_workers", max_workers, 1, "Leave it out to use every device.")
+        check_at_least("max_workers", max_workers, 1)
         self.max_workers = max_workers
         self.overlap = overlap
         self._time_left = time_left
         self._measure = measure
-        self._incumbent = incumbent
-        self._log = TimingLog("AdaptiveRPCRunner", journal, timing_errors)
+        self._incumbent = trial_log.incumbent if trial_log is not None and race else None
+        self._log = TimingLog("AdaptiveRPCRunner", journal, trial_log)
         self._devices = DevicePool(boards or BoardRules(), self._log.write)
         self._reference: tuple[Any, ...] | None = None
         self._n_references = 0
@@ -288,7 +288,7 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         self._last_success_sec = time.monotonic()
         for suspect, reason in job.task.lost_on:  # not the candidate's fault, as is known now
             self._devices.note_fault(suspect, reason)
-        self._dispatcher.settle(job, self._log.timed(job.index, timing, best, board=address))
+        self._dispatcher.settle(job, self._log.timed(job, timing, board=address))
         return True
 
     def _move(self, address: str, job: _CandidateJob, error: WorkerError) -> None:

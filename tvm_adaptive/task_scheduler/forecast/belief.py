@@ -10,15 +10,12 @@ import numpy.typing as npt
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.task_scheduler.forecast import emcee_chains, quadrature, record_breaks
 from tvm_adaptive.task_scheduler.forecast.curve import CurveFamily, curve_family
-from tvm_adaptive.task_scheduler.forecast.curve_fit import (
-    MIN_SEGMENT_POINTS,
+from tvm_adaptive.task_scheduler.forecast.result import (
+    Forecast,
     NoFitError,
-    last_segment,
+    ThroughputHistory,
+    unchanged,
 )
-from tvm_adaptive.task_scheduler.forecast.emcee_chains import forecast_emcee
-from tvm_adaptive.task_scheduler.forecast.quadrature import forecast_quadrature
-from tvm_adaptive.task_scheduler.forecast.record_breaks import forecast_records
-from tvm_adaptive.task_scheduler.forecast.result import Forecast, History, unchanged
 
 __all__ = ["METHODS", "Forecast", "forecast"]
 
@@ -26,7 +23,7 @@ METHODS = (quadrature.METHOD, emcee_chains.METHOD, record_breaks.METHOD)
 
 # The grid's prior needs no data to be sensible, only a slope; sampled from flat priors,
 # a curve needs as many points as a segment.
-_MIN_TRIALS = {quadrature.METHOD: 2, emcee_chains.METHOD: MIN_SEGMENT_POINTS}
+_MIN_TRIALS = {quadrature.METHOD: 2, emcee_chains.METHOD: emcee_chains.MIN_SEGMENT_POINTS}
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +42,7 @@ def forecast(
 
     ``"quadrature"`` is calibrated and takes about a millisecond; ``"emcee"`` is DynaTune
     as published, on the last segment of the history; ``"records"`` needs no curve and
-    stands in for either without a fit or with too few trials (2 and 8).
+    replaces either without a fit or with too few trials (2 and 8).
 
     Parameters
     ----------
@@ -59,8 +56,8 @@ def forecast(
     family : str or CurveFamily, default "log-power"
         A key of :data:`tvm_adaptive.task_scheduler.forecast.curve.FAMILIES`, or one of your own.
     peak : float or None, default None
-        What the hardware can reach at most, same unit as the history. One that was
-        already reached is ignored.
+        What the hardware can reach at most, same unit as the history. Ignored once it
+        was reached.
     expected_peak : float or None, default None
         What the task is expected to reach at most; ``"quadrature"`` only. It may be
         wrong, so draws may exceed it.
@@ -76,27 +73,28 @@ def forecast(
     InvalidOptionError
         If there is no such method or family, or a peak is not positive.
     ValueError
-        If the history is not one, or the horizon is negative.
+        If the history is invalid, or the horizon is negative.
     """
     if method not in METHODS:
         known = ", ".join(f'"{known}"' for known in METHODS)
         raise InvalidOptionError(f'There is no belief named "{method}"; choose among {known}.')
     curves = curve_family(family)
-    history = History(np.asarray(best_throughput_history, dtype=np.float64), peak, expected_peak)
+    best = np.asarray(best_throughput_history, dtype=np.float64)
+    history = ThroughputHistory(best, peak, expected_peak)
     if horizon_trials < 0:
         raise ValueError(f"horizon_trials must not be negative but got {horizon_trials}.")
     if method == record_breaks.METHOD or history.incumbent <= 0:
-        return forecast_records(history, horizon_trials, rng)
+        return record_breaks.forecast_records(history, horizon_trials, rng)
     if len(history) < _MIN_TRIALS[method]:
         reason = f"{len(history)} trials are too few for a curve"
-        return forecast_records(history, horizon_trials, rng, warning=reason)
+        return record_breaks.forecast_records(history, horizon_trials, rng, warning=reason)
     if horizon_trials == 0:
         return unchanged(history, horizon_trials, method)
     try:
         if method == quadrature.METHOD:
-            return forecast_quadrature(history, horizon_trials, rng, curves)
-        start = last_segment(history.best)
-        return forecast_emcee(history, horizon_trials, rng, curves, start)
+            return quadrature.forecast_quadrature(history, horizon_trials, rng, curves)
+        start = emcee_chains.last_segment(history.best)
+        return emcee_chains.forecast_emcee(history, horizon_trials, rng, curves, start)
     except NoFitError as error:
         logger.info("Forecasting from records instead of by %s: %s", method, error)
-        return forecast_records(history, horizon_trials, rng, warning=str(error))
+        return record_breaks.forecast_records(history, horizon_trials, rng, warning=str(error))

@@ -1,4 +1,4 @@
-"""Families of learning curves: throughput against trials, increasing from left to right.
+"""Families of learning curves: best throughput against trials, never falling.
 
 =========  ==============================================================  ===========
 symbol     meaning                                                         unit
@@ -8,12 +8,12 @@ f(x)       best throughput after x trials, amplitude * g(x; shape)         as th
 g(x)       the basis, all of f but its amplitude                           none
 =========  ==============================================================  ===========
 
-A family that is linear in its amplitude needs no search for it: given the shape, the
-best amplitude is a least-squares quotient and its posterior is known in closed form.
+Families are linear in their amplitude, so it needs no search: given the shape, the best
+amplitude is a least-squares quotient and its posterior is known in closed form.
 
 References
 ----------
-Chen et al. (2021), "DynaTune: Dynamic Tensor Program Optimization in Deep Neural
+Zhang, Li, Wang & Li (2021), "DynaTune: Dynamic Tensor Program Optimization in Deep Neural
 Network Compilation", ICLR, section 4.3. Domhan, Springenberg & Hutter (2015), "Speeding
 up Automatic Hyperparameter Optimization of Deep Neural Networks by Extrapolation of
 Learning Curves", IJCAI, table 1. Golub & Pereyra (1973), "The differentiation of
@@ -33,7 +33,7 @@ import numpy.typing as npt
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.values.trial import FloatArray
 
-# A basis value is never below: it divides, and a curve that starts lower is zero anyway.
+# No basis value is below: it is a divisor, and a curve that starts lower is zero anyway.
 _MIN_BASIS = 1e-9
 # exp of more overflows a double; the basis has long reached its limit there.
 _MAX_EXPONENT = 500.0
@@ -41,7 +41,7 @@ _MAX_EXPONENT = 500.0
 
 @dataclasses.dataclass(frozen=True)
 class ShapeParameter:
-    """One parameter of a curve's shape, its range and what is believed before data.
+    """One parameter of a curve's shape, its range and its prior.
 
     Attributes
     ----------
@@ -119,8 +119,6 @@ class CurveFamily:
         Those of the shape, in the order of its columns.
     basis_function : callable of (log x of shape (n,), shapes of shape (p, s, 1))
         Gives g of shape (s, n).
-    has_amplitude : bool
-        False where the amplitude is fixed at 1.
     saturates : bool
         Whether g tends to 1, so that the amplitude is the curve's limit.
     """
@@ -129,7 +127,6 @@ class CurveFamily:
     formula: str
     parameters: tuple[ShapeParameter, ...]
     basis_function: Callable[[FloatArray, FloatArray], FloatArray] = dataclasses.field(repr=False)
-    has_amplitude: bool = True
     saturates: bool = False
 
     def basis(self, x: npt.ArrayLike, shape: npt.ArrayLike) -> FloatArray:
@@ -178,29 +175,24 @@ class CurveFamily:
     def amplitude_bounds(
         self, last: float, ceiling: float, basis_at_last: npt.ArrayLike
     ) -> tuple[FloatArray, FloatArray]:
-        """Return the amplitudes with which a curve is neither too low nor too high.
+        """Return the range of amplitudes between the incumbent and the ceiling.
 
         Parameters
         ----------
         last : float
             The incumbent: the curve has reached it at the last trial.
         ceiling : float
-            What the curve's limit, or without one its value at the last trial, may be.
+            The largest limit of the curve, or, without a limit, value at the last trial.
         basis_at_last : array_like of shape (s,)
             g at the last trial.
 
         Returns
         -------
         lower, upper : ndarray of shape (s,)
-            ``lower >= upper`` marks a shape that cannot be.
+            ``lower >= upper`` marks an impossible shape.
         """
         g = np.asarray(basis_at_last, dtype=np.float64)
-        lower = last / g
-        upper = np.full(g.shape, ceiling) if self.saturates else ceiling / g
-        if not self.has_amplitude:
-            possible = (lower <= 1.0) & (upper >= 1.0)
-            return np.where(possible, 0.0, 1.0), np.where(possible, 1.0, 0.0)
-        return lower, upper
+        return last / g, np.full(g.shape, ceiling) if self.saturates else ceiling / g
 
     def grid(self, n_trials: int) -> ShapeGrid:
         """Return shapes that cover the range after ``n_trials``."""
@@ -218,24 +210,6 @@ def _log_power(log_x: FloatArray, shape: FloatArray) -> FloatArray:
     return np.asarray(1.0 / (1.0 + np.exp(exponent)))
 
 
-def _pow2(log_x: FloatArray, shape: FloatArray) -> FloatArray:
-    return np.asarray(np.exp(np.minimum(shape[0] * log_x, _MAX_EXPONENT)))
-
-
-def _pow4(log_x: FloatArray, shape: FloatArray) -> FloatArray:
-    rate, offset, exponent = shape
-    return np.asarray(-np.expm1(-exponent * np.log(rate * np.exp(log_x) + offset)))
-
-
-def _log_linear(log_x: FloatArray, shape: FloatArray) -> FloatArray:
-    return np.asarray(1.0 + shape[0] * log_x)
-
-
-def _loglog_linear(log_x: FloatArray, shape: FloatArray) -> FloatArray:
-    slope, start = shape
-    return np.asarray(np.log(slope * log_x + start))
-
-
 def _constant(value: float) -> Callable[[int], float]:
     return lambda _: value
 
@@ -244,8 +218,8 @@ LOG_POWER = CurveFamily(
     "log-power",
     "a / (1 + (x / exp(b))^c), h = -c",
     (
-        # Half of the limit is reached at exp(b): before the first trial, or four times
-        # as far away as what was seen, beyond which all curves look alike.
+        # Half of the limit is reached at exp(b): between a time before the first trial and
+        # four times the trials so far, beyond which all curves look alike.
         ShapeParameter("b", _constant(-2.0), lambda n: math.log(4.0 * max(n, 1)), 28, False),
         # Slower than 0.1 is flat over any horizon; steeper than 4 is a step.
         ShapeParameter("h", _constant(0.1), _constant(4.0), 20, median=1.0, log_sd=0.5),
@@ -253,46 +227,7 @@ LOG_POWER = CurveFamily(
     _log_power,
     saturates=True,
 )
-POW2 = CurveFamily(
-    "pow2",
-    "a x^-alpha, growth = -alpha",
-    # From flat to linear: no search does better than a constant gain per trial for long.
-    (ShapeParameter("growth", _constant(0.005), _constant(1.0), 96, median=0.1, log_sd=1.0),),
-    _pow2,
-)
-POW4 = CurveFamily(
-    "pow4",
-    "c - (a x + b)^-alpha, rate = a c^(1/alpha), offset = b c^(1/alpha)",
-    (
-        # The knee lies between the first trial and four times what was seen.
-        ShapeParameter("rate", lambda n: 0.25 / max(n, 1), _constant(4.0), 14),
-        # At least 1, else the curve starts below zero.
-        ShapeParameter("offset", _constant(1.0), _constant(4.0), 4),
-        ShapeParameter("alpha", _constant(0.1), _constant(4.0), 14, median=1.0, log_sd=0.5),
-    ),
-    _pow4,
-    saturates=True,
-)
-LOG_LINEAR = CurveFamily(
-    "log-linear",
-    "a log x + b, slope = a / b",
-    # From flat to a first trial that is a hundredth of what e trials give.
-    (ShapeParameter("slope", _constant(0.005), _constant(100.0), 96, median=0.3, log_sd=1.5),),
-    _log_linear,
-)
-LOGLOG_LINEAR = CurveFamily(
-    "loglog-linear",
-    "log(a log x + b)",
-    (
-        ShapeParameter("a", _constant(0.001), _constant(50.0), 72),
-        # exp(f(1)): a curve that starts at 0, up to one that starts at twice the scale.
-        ShapeParameter("b", _constant(1.0), _constant(math.exp(2.0)), 16),
-    ),
-    _loglog_linear,
-    has_amplitude=False,
-)
-
-FAMILIES = {family.name: family for family in (LOG_POWER, POW2, POW4, LOG_LINEAR, LOGLOG_LINEAR)}
+FAMILIES = {family.name: family for family in (LOG_POWER,)}
 
 
 def curve_family(name: str | CurveFamily) -> CurveFamily:

@@ -1,13 +1,13 @@
-"""The curve's posterior by Markov chains, as DynaTune published it, kept from freezing.
+"""The curve's posterior by Markov chains, as DynaTune published it, with starts that mix.
 
 Ten walkers of the affine-invariant ensemble sampler, 500 steps from the least-squares
 fit; the last 200 steps, thinned by 10, leave 200 curves. Their values at the end of the
-slot are the forecast: it knows of the curve's uncertainty only, not of the staircase's,
-so its intervals are too narrow by far.
+slot are the forecast. They have the curve's uncertainty only, not the staircase's, so the
+intervals are far too narrow.
 
 References
 ----------
-Chen et al. (2021), "DynaTune", ICLR, section 4.3 and appendix B. Goodman & Weare (2010),
+Zhang, Li, Wang & Li (2021), "DynaTune", ICLR, section 4.3 and appendix B. Goodman & Weare (2010),
 "Ensemble samplers with affine invariance", Comm. App. Math. Comp. Sci. 5. Foreman-Mackey
 et al. (2013), "emcee: The MCMC Hammer", PASP 125.
 """
@@ -18,10 +18,10 @@ import dataclasses
 import math
 
 import numpy as np
+from scipy.optimize import least_squares
 
 from tvm_adaptive.task_scheduler.forecast.curve import CurveFamily
-from tvm_adaptive.task_scheduler.forecast.curve_fit import CurveFit, NoFitError, fit_least_squares
-from tvm_adaptive.task_scheduler.forecast.result import Forecast, History
+from tvm_adaptive.task_scheduler.forecast.result import Forecast, NoFitError, ThroughputHistory
 from tvm_adaptive.values.trial import FloatArray
 
 METHOD = "emcee"
@@ -34,19 +34,89 @@ THIN_BY = 10
 # other curve without probability.
 _MAX_SIGMA = 1.0
 _MIN_SIGMA = 1e-4
-# Without a peak, in multiples of the task's own best: generous, as the prior shall not
+# Without a peak, in multiples of the task's own best: wide, so that the prior does not
 # decide.
 _OWN_BEST_CEILING = 10.0
-# Of a parameter's range: starts this far apart let the ensemble see the posterior's
-# width at once, where the published 1e-6 takes 100 steps to forget.
+# Of a parameter's range: with starts this far apart the ensemble has the posterior's width
+# at once; from the published 1e-6 it needs 100 steps.
 _START_SPREAD = 0.05
 _N_START_ATTEMPTS = 200
 # Healthy ensembles accept 0.2 to 0.6; a frozen one nothing, a diffusing one everything.
 _ACCEPTANCE_RANGE = (0.1, 0.9)
-# A random walk of 500 steps, which goes nowhere, is estimated to be 8 to 10 of its
-# autocorrelation times long, and a sound chain of the same length 10 to 17. (Of chains ten
-# times as long the times come out twice as large: 500 steps are few.)
+# A random walk of 500 steps, which does not converge, is estimated to be 8 to 10 of its
+# autocorrelation times long, and a converging chain of the same length 10 to 17. (Of chains
+# ten times as long the estimates are twice as large: 500 steps are few.)
 _MIN_AUTOCORRELATION_TIMES = 10.0
+# DynaTune, section 4.3: a jump of more than 20 % starts a new segment.
+SEGMENT_JUMP = 0.2
+# Twice the parameters of the default family with its noise; a shorter segment is pooled
+# with the one before.
+MIN_SEGMENT_POINTS = 8
+# Neighbouring nodes of a grid lead to the same minimum; a few distant ones suffice.
+_N_STARTS = 4
+# A quotient of basis values below is 0 / 0.
+_TINY = 1e-300
+
+
+@dataclasses.dataclass(frozen=True)
+class CurveFit:
+    """The curve of a family that is nearest to the data."""
+
+    theta: FloatArray  # amplitude, then shape
+    rms: float  # root of the mean squared residual, unit of the data
+
+
+def last_segment(best: FloatArray) -> int:
+    """Return where the last segment of a history starts; the first success starts none."""
+    previous, current = best[:-1], best[1:]
+    cuts = 1 + np.flatnonzero((previous > 0) & (current > (1.0 + SEGMENT_JUMP) * previous))
+    starts = [0, *cuts.tolist()]
+    if len(starts) > 1 and len(best) - starts[-1] < MIN_SEGMENT_POINTS:
+        starts.pop()
+    return int(starts[-1])
+
+
+def fit_least_squares(
+    family: CurveFamily, x: FloatArray, y: FloatArray, *, ceiling: float
+) -> CurveFit:
+    """Fit a curve that has reached the last value at the last trial.
+
+    Only the shape is searched for, from the best nodes of a grid; the amplitude follows
+    from it (variable projection).
+    """
+    lower, upper = family.bounds(int(x[-1]))
+
+    def project(shapes: FloatArray) -> tuple[FloatArray, FloatArray]:
+        g = family.basis(x, shapes)
+        low, high = family.amplitude_bounds(float(y[-1]), ceiling, g[:, -1])
+        best = (g @ y) / np.maximum((g * g).sum(axis=1), _TINY)
+        # Outside the ceiling a shape is bad rather than forbidden: the search walks back.
+        amplitude = np.maximum(np.minimum(best, high), low)
+        return amplitude, np.maximum(low - high, 0.0)
+
+    def residuals(shape: FloatArray) -> FloatArray:
+        amplitude, excess = project(shape[None])
+        finite_excess = np.minimum(excess, 1.0 / MIN_SEGMENT_POINTS)
+        values = amplitude[0] * family.basis(x, shape) - y
+        return np.append(values, len(x) * finite_excess)
+
+    shapes = family.grid(int(x[-1])).shapes
+    amplitude, excess = project(shapes)
+    rss = ((amplitude[:, None] * family.basis(x, shapes) - y) ** 2).sum(axis=1)
+    possible = np.flatnonzero(np.isfinite(rss) & (excess <= 0))
+    if not len(possible):
+        raise NoFitError(f"no curve of the family {family.name} stays below the ceiling")
+    order = possible[np.argsort(rss[possible], kind="stable")]
+    starts = order[np.unique(np.geomspace(1, len(order), _N_STARTS).astype(int) - 1)]
+    found = [(float(rss[order[0]]), shapes[order[0]])]
+    for start in shapes[starts]:
+        inside = np.clip(start, lower, upper)
+        result = least_squares(residuals, inside, bounds=(lower, upper), x_scale=upper - lower)
+        if np.isfinite(result.cost) and project(result.x[None])[1][0] <= 0:
+            found.append((2.0 * float(result.cost), result.x))
+    cost, shape = min(found, key=lambda pair: pair[0])
+    theta = np.concatenate([project(shape[None])[0], shape])
+    return CurveFit(theta, float(np.sqrt(cost / len(x))))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,12 +140,7 @@ class Posterior:
         inside &= (sigma >= _MIN_SIGMA) & (sigma <= _MAX_SIGMA)
         g = self.family.basis(self.x, np.clip(shape, lower, upper))
         low, high = self.family.amplitude_bounds(float(self.y[-1]), self.ceiling, g[:, -1])
-        if self.family.has_amplitude:
-            inside &= (amplitude >= low) & (amplitude <= high)
-        else:
-            # Its column is a dummy that keeps the layout; uniform in [0, 1].
-            inside &= (low < high) & (amplitude >= 0) & (amplitude <= 1)
-            amplitude = np.ones(len(theta))
+        inside &= (amplitude >= low) & (amplitude <= high)
         rss = ((amplitude[:, None] * g - self.y) ** 2).sum(axis=1)
         spread = np.clip(sigma, _MIN_SIGMA, _MAX_SIGMA)
         log_density = -0.5 * rss / spread**2 - len(self.x) * np.log(spread)
@@ -101,8 +166,6 @@ class Posterior:
 
     def _lifted(self, shape: FloatArray, fit: CurveFit, rng: np.random.Generator) -> float:
         """Return an amplitude near the fit's that reaches the incumbent."""
-        if not self.family.has_amplitude:
-            return float(rng.random())
         g_last = self.family.basis(self.x[-1:], shape[None])[:, 0]
         low, high = self.family.amplitude_bounds(float(self.y[-1]), self.ceiling, g_last)
         amplitude = fit.theta[0] * math.exp(_START_SPREAD * rng.standard_normal())
@@ -140,7 +203,7 @@ def acceptance(chain: FloatArray) -> FloatArray:
 
 
 def is_frozen(chain: FloatArray) -> bool:
-    """Say whether the walkers hardly moved, so that the chain knows only its start."""
+    """Say whether the walkers hardly moved from their starts."""
     return bool(acceptance(chain).mean() < _ACCEPTANCE_RANGE[0])
 
 
@@ -166,7 +229,7 @@ def chain_warning(chain: FloatArray) -> str:
 
 
 def forecast_emcee(
-    history: History,
+    history: ThroughputHistory,
     horizon_trials: int,
     rng: np.random.Generator,
     family: CurveFamily,
@@ -182,10 +245,7 @@ def forecast_emcee(
     if is_frozen(chain):
         raise NoFitError(warning)
     kept = chain[N_BURN_IN::THIN_BY].reshape(-1, chain.shape[2])
-    theta = kept[:, :-1].copy()
-    if not family.has_amplitude:
-        theta[:, 0] = 1.0
-    future = family.evaluate(np.array([float(len(history) + horizon_trials)]), theta)[:, 0]
+    future = family.evaluate([float(len(history) + horizon_trials)], kept[:, :-1])[:, 0]
     samples = np.maximum(future * scale, history.incumbent)
     return Forecast(
         float(samples.mean()),

@@ -16,7 +16,7 @@ of being wrong: two posteriors, mixed by that chance and their evidence.
 
 References
 ----------
-Golub & Pereyra (1973), SIAM J. Numer. Anal. 10, for the separation; Chen et al. (2021),
+Golub & Pereyra (1973), SIAM J. Numer. Anal. 10, for the separation; Zhang, Li, Wang & Li (2021),
 "DynaTune", ICLR, section 4.3, for the model and its constraint.
 """
 
@@ -27,19 +27,18 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import expit, logit, stdtr, stdtrit
+from scipy.special import expit, logit, stdtr
 
 from tvm_adaptive.task_scheduler.forecast.curve import CurveFamily
-from tvm_adaptive.task_scheduler.forecast.curve_fit import NoFitError
-from tvm_adaptive.task_scheduler.forecast.jumps import jump_samples, learned_chance, strata
-from tvm_adaptive.task_scheduler.forecast.result import Forecast, History
+from tvm_adaptive.task_scheduler.forecast.record_breaks import jump_samples, learned_chance
+from tvm_adaptive.task_scheduler.forecast.result import Forecast, NoFitError, ThroughputHistory
 from tvm_adaptive.values.trial import FloatArray
 
 METHOD = "quadrature"
 # Points of a history that are compared with the curve, even in the logarithm of x: as
 # records are, of which there are about log n.
 _N_POINTS = 24
-# A staircase has no more independent errors than records, and where its next step falls
+# A staircase has no more independent errors than records, and the place of its next step
 # says little of the one after. Of 0.5, 1 and 1.5 the smallest chose best on the recorded
 # tunings of ResNet-18 and SqueezeNet (benchmarks/scheduler), and intervals cover what they say.
 _ERRORS_PER_RECORD = 0.5
@@ -54,7 +53,7 @@ EXPECTED_HEADROOM = 4.0
 # Of 0, 0.01, 0.03, 0.05 and 0.1: with 0 a task that is the best of all and still improving
 # looks finished, with more than 0.01 recorded tunings take longer.
 _CHANCE_OF_A_WRONG_EXPECTATION = 0.01
-# Of the scale: what re-measuring a kernel scatters. Keeps an exact fit from certainty.
+# Of the scale: the scatter of repeated measurements. Keeps an exact fit from certainty.
 NOISE_FLOOR = 0.02
 _TINY = 1e-300
 
@@ -86,22 +85,6 @@ class CurvePosterior:
         weights = (1.0 - share) * self.weights + share * other.weights
         return dataclasses.replace(self, weights=weights)
 
-    def draw_curves(self, size: int, rng: np.random.Generator) -> FloatArray:
-        """Draw parameters (amplitude, then shape), shape (size, 1 + p)."""
-        index = self.draw_shapes(size, rng)
-        shapes = self.shapes[index]
-        if not self.family.has_amplitude:
-            return np.column_stack([np.ones(size), shapes])
-        location, scale = self.location[index], self.scale[index]
-        lower, upper = self.lower[index], self.upper[index]
-        # Through the tail that is the smaller, where probabilities keep their digits.
-        sign = np.where(lower > location, -1.0, 1.0)
-        ends = [stdtr(self.dof, sign * (end - location) / scale) for end in (lower, upper)]
-        u = strata(size, rng)
-        t = sign * stdtrit(self.dof, ends[0] + u * (ends[1] - ends[0]))
-        amplitude = np.clip(location + scale * t, lower, upper)
-        return np.column_stack([amplitude, shapes])
-
     def relative_gains(self, n_trials: int, horizon_trials: int) -> FloatArray:
         """Return f(n + m) / f(n) - 1 of each shape, shape (s,); amplitudes cancel."""
         x = np.array([n_trials, n_trials + horizon_trials], dtype=np.float64)
@@ -126,26 +109,21 @@ def curve_posterior(
     possible = upper > lower
     if not possible.any():
         raise NoFitError(f"no curve of the family {family.name} stays below the ceiling")
-    # Far outside, lower >= upper makes no sense of the formulas; its weight is 0 anyway.
+    # Where lower >= upper the formulas have no meaning; the weight is 0 anyway.
     upper = np.where(possible, upper, lower + 1.0)
     share = 1.0 if effective_points is None else min(effective_points / len(x), 1.0)
     points = share * len(x)
     floor = points * noise_floor**2
     log_weight = grid.log_volume if uniform_prior else grid.log_prior
-    if not family.has_amplitude:
-        location, scale, dof = np.ones(len(g)), np.ones(len(g)), max(points - 1.0, 1.0)
-        rss = share * ((g - y) ** 2).sum(axis=1) + floor
-        log_weight = log_weight - 0.5 * dof * np.log(rss)
-    else:
-        dof = max(points - 2.0, 1.0)
-        norm = share * (g * g).sum(axis=1)
-        location = share * (g @ y) / norm
-        rss = share * ((location[:, None] * g - y) ** 2).sum(axis=1) + floor
-        scale = np.sqrt(rss / (dof * norm))
-        mass = _student_mass(dof, (lower - location) / scale, (upper - location) / scale)
-        log_weight = log_weight - 0.5 * dof * np.log(rss) - 0.5 * np.log(norm) + np.log(mass)
-        if not uniform_prior:
-            log_weight = log_weight - np.log(upper - lower)
+    dof = max(points - 2.0, 1.0)
+    norm = share * (g * g).sum(axis=1)
+    location = share * (g @ y) / norm
+    rss = share * ((location[:, None] * g - y) ** 2).sum(axis=1) + floor
+    scale = np.sqrt(rss / (dof * norm))
+    mass = _student_mass(dof, (lower - location) / scale, (upper - location) / scale)
+    log_weight = log_weight - 0.5 * dof * np.log(rss) - 0.5 * np.log(norm) + np.log(mass)
+    if not uniform_prior:
+        log_weight = log_weight - np.log(upper - lower)
     log_weight = np.where(possible, log_weight, -np.inf)
     highest = float(log_weight.max())
     weights = np.exp(log_weight - highest)
@@ -165,13 +143,13 @@ def _student_mass(dof: float, lower: FloatArray, upper: FloatArray) -> FloatArra
     return np.asarray(np.maximum(high - low, _TINY))
 
 
-def thinned(best: FloatArray, n_points: int = _N_POINTS) -> tuple[FloatArray, FloatArray]:
+def thinned(best: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return points of a history that are even in the logarithm of x, the last included."""
-    x = np.unique(np.round(np.geomspace(1, len(best), n_points)).astype(int))
+    x = np.unique(np.round(np.geomspace(1, len(best), _N_POINTS)).astype(int))
     return x.astype(np.float64), best[x - 1]
 
 
-def _posterior(history: History, family: CurveFamily) -> CurvePosterior:
+def _posterior(history: ThroughputHistory, family: CurveFamily) -> CurvePosterior:
     x, y = thinned(history.best)
 
     def below(ceiling: float) -> CurvePosterior:
@@ -190,7 +168,7 @@ def _posterior(history: History, family: CurveFamily) -> CurvePosterior:
 
 
 def forecast_quadrature(
-    history: History,
+    history: ThroughputHistory,
     horizon_trials: int,
     rng: np.random.Generator,
     family: CurveFamily,
@@ -199,9 +177,8 @@ def forecast_quadrature(
 ) -> Forecast:
     """Forecast from the posterior of the curve, as a jump from the incumbent.
 
-    The curve says what the slot gains on average, f(n + m) / f(n); the history of
-    records says how likely a gain is (:mod:`~tvm_adaptive.task_scheduler.forecast.jumps`).
-    The whole history is fitted, without cuts: a jump is no surprise to this model.
+    The curve gives the mean gain of the slot, f(n + m) / f(n), the history of records the
+    chance of any. The whole history is fitted, without cuts: this model has jumps.
     """
     incumbent = history.incumbent
     posterior = _posterior(history, family)

@@ -1,4 +1,4 @@
-"""What is believed of a task after its next slot, and the history that it comes from."""
+"""A forecast of a task's throughput, and the history that it is made from."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tvm_adaptive.values.trial import FloatArray
 class Forecast:
     """Posterior of a task's best throughput at the end of the next slot."""
 
-    # in the unit of the history, higher is better. Exact where the method allows, so they may
-    # differ from those of ``samples`` by its Monte-Carlo error
+    # in the unit of the history, higher is better. Exact where the method allows: they may
+    # differ from those of ``samples`` by their Monte-Carlo error
     mean: float
     std: float
     samples: FloatArray  # never below the incumbent; in no particular order
-    method: str  # what made it: ``"quadrature"``, ``"emcee"`` or ``"records"``
-    warning: str = ""  # why another method stood in, or why not to trust it; empty without a reason
+    method: str  # the method used: ``"quadrature"``, ``"emcee"`` or ``"records"``
+    warning: str = ""  # why it replaced another method, or why not to trust it; may be empty
     incumbent: float = 0.0  # best throughput so far; 0 before the first success
     horizon_trials: int = 0  # trials in the slot
-    # ``expected_drop`` where the method knows better than its samples
+    # ``expected_drop`` where the method has a more exact value than its samples
     exact_drop: float | None = None
 
     @property
@@ -32,7 +32,7 @@ class Forecast:
         """Share of its latency that the task is expected to lose in the slot, in [0, 1).
 
         E[1 - incumbent / f], converted draw by draw: latency is convex in the throughput
-        f, so the mean throughput promises a larger drop than there is.
+        f, so the mean throughput overstates the drop.
         """
         if self.exact_drop is not None:
             return self.exact_drop
@@ -50,13 +50,13 @@ class Forecast:
 
 
 @dataclasses.dataclass(frozen=True)
-class History:
+class ThroughputHistory:
     """Best throughput after each trial, checked."""
 
     best: FloatArray  # any unit, higher is better, not decreasing; zeros until the first success
     peak: float | None = None  # what the hardware can reach at most, same unit; None if unknown
-    # what the task is expected to reach at most, same unit. A guess: curves tend to no more, but
-    # draws may exceed it, and it is ignored once it was reached
+    # what the task is expected to reach at most, same unit. A guess: no curve has a higher limit,
+    # but draws may exceed it, and it is ignored once it was reached
     expected_peak: float | None = None
 
     def __post_init__(self) -> None:
@@ -100,24 +100,30 @@ class History:
         return self.expected_peak is not None and self.expected_peak > self.incumbent
 
     def ceiling(self, headroom: float) -> float:
-        """Return the most that a curve may tend to."""
+        """Return the highest limit of a curve, in multiples of the incumbent."""
         if self.peak is None or self.peak_is_wrong:
             return headroom
         return min(headroom, self.peak / self.incumbent)
 
     def expected_ceiling(self, headroom: float) -> float:
-        """Return the same for a curve that stays below the expected peak, too."""
+        """Return the same for a curve that also stays below the expected peak."""
         if self.expected_peak is None or not self.expects_more:
             return self.ceiling(headroom)
         return min(self.ceiling(headroom), self.expected_peak / self.incumbent)
 
     def capped(self, throughput: npt.ArrayLike) -> FloatArray:
-        """Return the throughputs, those above the peak lowered to it."""
+        """Return the throughputs, at most the peak."""
         limit = np.inf if self.peak is None or self.peak_is_wrong else self.peak
         return np.asarray(np.minimum(throughput, limit), dtype=np.float64)
 
 
-def unchanged(history: History, horizon_trials: int, method: str, warning: str = "") -> Forecast:
+class NoFitError(RuntimeError):
+    """No curve of the family fits the data; the message says why."""
+
+
+def unchanged(
+    history: ThroughputHistory, horizon_trials: int, method: str, warning: str = ""
+) -> Forecast:
     """Return the forecast that nothing changes, all samples at the incumbent."""
     samples = np.full(1, history.incumbent)
     return Forecast(

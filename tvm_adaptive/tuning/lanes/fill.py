@@ -21,11 +21,10 @@ from tvm_adaptive._tvm import (
 )
 from tvm_adaptive.builder.persistent import PersistentBuilder
 from tvm_adaptive.cost_model.model import RFEICostModel
-from tvm_adaptive.cost_model.snapshot import install
 from tvm_adaptive.search_strategy.schedules import key_of
 from tvm_adaptive.search_strategy.strategy import AdaptiveSearch
 from tvm_adaptive.tuning.lanes.request import Built, SearchRequest, SearchResult, TaskSpec
-from tvm_adaptive.values.trial_log import BuildTimes
+from tvm_adaptive.values.trial_log import TrialLog
 from tvm_adaptive.workers.scratch import ScratchFolder
 
 # Tasks whose modules a process keeps, some megabytes each.
@@ -38,7 +37,7 @@ def fill(order: SearchRequest) -> SearchResult:
     """Search and build a batch."""
     task = _opened(order.task)
     search = task.search
-    install(task.model, order.model)
+    task.model.install(order.model)
     search.resume(order.state, order.transfer_pool)
     search.limit_next_batch(order.limit)
     task.notes.events = []
@@ -46,9 +45,11 @@ def fill(order: SearchRequest) -> SearchResult:
     if batch is None:
         return SearchResult(None, search.carry(), task.notes.events)
     keys = [key_of(candidate.sch) for candidate in batch]
-    builder, times = _builder(order)
+    builder, log = _builder(order)
     results = builder.build([BuilderInput(each.sch.mod, task.target) for each in batch])
-    built = [_built(key, each, times.take(key)) for key, each in zip(keys, results, strict=True)]
+    built = [
+        _built(key, each, log.get(key).build_sec) for key, each in zip(keys, results, strict=True)
+    ]
     return SearchResult(tuple(built), search.carry(), task.notes.events)
 
 
@@ -92,7 +93,7 @@ class _Kept:
     """What this process keeps."""
 
     tasks: ClassVar[collections.OrderedDict[str, OpenTask]] = collections.OrderedDict()
-    builders: ClassVar[dict[tuple[Any, ...], tuple[PersistentBuilder, BuildTimes]]] = {}
+    builders: ClassVar[dict[tuple[Any, ...], tuple[PersistentBuilder, TrialLog]]] = {}
 
 
 def _opened(spec: TaskSpec) -> OpenTask:
@@ -105,11 +106,11 @@ def _opened(spec: TaskSpec) -> OpenTask:
     return tasks[spec.key]
 
 
-def _builder(order: SearchRequest) -> tuple[PersistentBuilder, BuildTimes]:
+def _builder(order: SearchRequest) -> tuple[PersistentBuilder, TrialLog]:
     key = tuple(sorted(order.build.items()))
     if key not in _Kept.builders:
-        times = BuildTimes()
-        _Kept.builders[key] = PersistentBuilder(**order.build, build_times=times), times
+        log = TrialLog()
+        _Kept.builders[key] = PersistentBuilder(**order.build, trial_log=log), log
     return _Kept.builders[key]
 
 

@@ -29,7 +29,7 @@ class SearchRequest:
 
     task: TaskSpec
     state: bytes  # what the task's search knows; see ``AdaptiveSearch.carry``
-    model: bytes  # see :mod:`tvm_adaptive.cost_model.snapshot`
+    model: bytes  # see ``RFEICostModel.snapshot``
     transfer_pool: TransferPool | None  # what the tasks of the run have found
     limit: int | None  # candidates at the most; None for a full batch
     build: Mapping[str, Any]  # options of :class:`~tvm_adaptive.PersistentBuilder`

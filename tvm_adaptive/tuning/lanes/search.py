@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import time
 import uuid
@@ -22,7 +23,6 @@ from tvm_adaptive._tvm import (
     python_side,
     save_json,
 )
-from tvm_adaptive.cost_model.snapshot import snapshot_of
 from tvm_adaptive.errors import LaneError
 from tvm_adaptive.measure_callback.journal import JournalWriter
 from tvm_adaptive.search_strategy.schedules import candidate_of
@@ -83,7 +83,7 @@ class LaneSearch(PySearchStrategy):  # type: ignore[misc]
             target_json=save_json(context.target),
             seed=int(context.rand_state),
             batch=num_trials_per_iter,
-            options=search.plain_options(),
+            options=dataclasses.asdict(search.options),
         )
 
     def post_tuning(self) -> None:
@@ -128,7 +128,7 @@ class LaneSearch(PySearchStrategy):  # type: ignore[misc]
             SearchRequest(
                 task=self._spec,
                 state=search.carry(),
-                model=snapshot_of(search.state.model, search.context),
+                model=search.state.proposer.model.snapshot(search.context),
                 transfer_pool=search.transfer_pool,
                 limit=self._asked,
                 build=self.build,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,11 @@ from tvm_adaptive._tvm import (
     IRModule,
     PyExprMutator,
     Tensor,
+    load_json,
     mutator,
     relax,
     relax_transform,
+    save_json,
     tensor,
 )
 
@@ -25,15 +26,23 @@ _MIN_BYTES = 1024
 
 @dataclasses.dataclass(frozen=True)
 class Weight:
-    """Where a constant is in a file of weights."""
+    """Where a constant is in the file."""
 
-    name: str  # of the parameter of ``main`` that stands for it
+    name: str  # of the parameter of ``main`` in its place
     dtype: str
     shape: tuple[int, ...]
     offset_bytes: int
 
 
-def detach(mod: IRModule, path: Path) -> tuple[IRModule, tuple[Weight, ...]]:
+@dataclasses.dataclass(frozen=True)
+class Detached:
+    """A module without its large constants."""
+
+    module: str  # as JSON
+    weights: tuple[Weight, ...]  # where those are in a file of their own
+
+
+def detach(mod: IRModule, path: Path) -> Detached:
     """Write the large constants of ``main`` to a file."""
     main = mod["main"]
     taken = {str(variable.name) for variable in main.params}
@@ -48,21 +57,21 @@ def detach(mod: IRModule, path: Path) -> tuple[IRModule, tuple[Weight, ...]]:
             array = np.ascontiguousarray(value.numpy())
             name = str(variable.name)
             weights.append(Weight(name, array.dtype.name, array.shape, file.tell()))
-            file.write(array.data)
-    lifted = [variable for variable, _ in lifting.lifted]
+            file.write(array.view(np.uint8).data)  # bfloat16 has no buffer of its own
     # TVM 0.26 has the type under the other name.
     result = main.ret_ty if hasattr(main, "ret_ty") else main.ret_struct_info
-    parameters = [*main.params, *lifted]
-    whole = relax.Function(parameters, body, result, main.is_pure, main.attrs)
-    functions = {**dict(mod.functions.items()), mod.get_global_var("main"): whole}
-    return IRModule(functions, attrs=mod.attrs), tuple(weights)
+    parameters = [*main.params, *(variable for variable, _ in lifting.lifted)]
+    bare = relax.Function(parameters, body, result, main.is_pure, main.attrs)
+    functions = {**dict(mod.functions.items()), mod.get_global_var("main"): bare}
+    return Detached(str(save_json(IRModule(functions, attrs=mod.attrs))), tuple(weights))
 
 
-def attach(mod: IRModule, weights: Sequence[Weight], path: Path) -> IRModule:
+def attach(detached: Detached, path: Path) -> IRModule:
     """Undo :func:`detach`."""
+    mod = load_json(detached.module)
     values = {
         each.name: tensor(np.memmap(path, each.dtype, "r", each.offset_bytes, each.shape))
-        for each in weights
+        for each in detached.weights
     }
     return relax_transform.BindParams("main", values)(mod) if values else mod
 
@@ -76,8 +85,8 @@ class _Lifting(PyExprMutator):  # type: ignore[misc]
         self.prefix = prefix
         self.lifted: list[tuple[Any, Tensor]] = []
 
-    def visit_constant_(self, op: Any) -> Any:
-        """Visit a constant, as TVM 0.26 calls it."""
+    def visit_generic_const_(self, op: Any) -> Any:
+        """Visit a constant, as TVM 0.27 calls it."""
         value = op.data if hasattr(op, "data") else op.value
         if not isinstance(value, Tensor) or _n_bytes(value) < _MIN_BYTES:
             return op
@@ -85,19 +94,16 @@ class _Lifting(PyExprMutator):  # type: ignore[misc]
         self.lifted.append((variable, value))
         return variable
 
-    def visit_generic_const_(self, op: Any) -> Any:
-        """Visit a constant, as TVM 0.27 calls it."""
-        return self.visit_constant_(op)
+    visit_constant_ = visit_generic_const_  # as TVM 0.26 calls it
 
 
 def _n_bytes(value: Tensor) -> int:
-    """Return the size of a tensor; 0 where numpy itself has no such type."""
+    """Return the size of a tensor; 0 where numpy has no such type."""
     try:
         dtype = np.dtype(str(value.dtype))
     except TypeError:
         return 0
-    # Others (bfloat16) are there only where some package has registered them.
-    own = dtype.isbuiltin == 1
-    return (
-        own * dtype.itemsize * int(np.prod([int(extent) for extent in value.shape], dtype=object))
-    )
+    # Of the types that other packages register, TVM itself makes sure of this one.
+    if dtype.isbuiltin != 1 and dtype.name != "bfloat16":
+        return 0
+    return dtype.itemsize * int(np.prod([int(extent) for extent in value.shape], dtype=object))

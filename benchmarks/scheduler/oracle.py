@@ -1,4 +1,4 @@
-"""The oracle by hindsight: what a scheduler could do that knew every trial beforehand."""
+"""The oracle: a scheduler that knows every trial beforehand."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 from tvm_adaptive.task_scheduler.arms import Arm, Decision, best_so_far
 from tvm_adaptive.task_scheduler.index import argmax
 from tvm_adaptive.task_scheduler.warmup import WarmUp
-from tvm_adaptive.testing.draw import draw
 from tvm_adaptive.testing.recording import Recording, TaskRecording
+from tvm_adaptive.testing.replay import draw
 from tvm_adaptive.values.trial import FloatArray
 
 
@@ -21,7 +21,7 @@ class OraclePolicy:
     rate over any number of slots to come. Greedy by it is optimal for concave curves
     (Fox, 1966) and, as whole edges are played, at the majorants' corners for any.
 
-    It pays for a warm-up as everyone does; that it could do without knowing anything.
+    Its warm-up costs what every policy's does.
     """
 
     def __init__(

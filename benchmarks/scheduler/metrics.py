@@ -1,4 +1,4 @@
-"""How good was a schedule: area under the latency curve, and time to a quality."""
+"""The quality of a schedule: area under the latency curve, and time to a quality."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.errors import InvalidOptionError, check_positive
 from tvm_adaptive.testing.replay import ReplayRun
 
 
@@ -29,8 +29,7 @@ def latency_at(run: ReplayRun, time_sec: float) -> float:
 
 def mean_latency_ms(run: ReplayRun, horizon_sec: float) -> float:
     """Return the area under the latency curve over the seconds it covers; lower is better."""
-    if not horizon_sec > 0:
-        raise InvalidOptionError(f"horizon_sec must be above 0 but got {horizon_sec}.")
+    check_positive("horizon_sec", horizon_sec)
     edges = np.append(np.minimum(run.times_sec, horizon_sec), horizon_sec)
     return float(np.sum(run.latency_ms * np.diff(edges)) / horizon_sec)
 

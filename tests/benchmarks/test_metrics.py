@@ -1,14 +1,14 @@
 import numpy as np
 import pytest
 
-from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.testing.metrics import (
+from benchmarks.scheduler.metrics import (
     TimeToQuality,
     geometric_mean,
     latency_at,
     mean_latency_ms,
     time_to_within,
 )
+from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.testing.replay import ReplayRun
 
 

@@ -1,8 +1,8 @@
 import pytest
 
+from benchmarks.scheduler.record import describe_machine, record_from_journal
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import Journal
-from tvm_adaptive.testing.record import describe_machine, record_from_journal
 
 
 class Clock:

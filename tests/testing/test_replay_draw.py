@@ -4,10 +4,18 @@ import numpy as np
 import pytest
 
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.testing.draw import draw
-from tvm_adaptive.testing.synthetic import record_arms, varied_arms
+from tvm_adaptive.testing.replay import draw
+from tvm_adaptive.testing.synthetic import SyntheticArm, record_arms
 
-RECORDING = record_arms(varied_arms(3, seed=0), n_trials=40, batch=8)
+
+def arms(n, spread=0.3, failing=0.05):
+    return tuple(
+        SyntheticArm(f"arm{k}", 9.0 + k, 1.0 + k, 20.0, spread=spread, failing=failing)
+        for k in range(n)
+    )
+
+
+RECORDING = record_arms(arms(3), n_trials=40, batch=8)
 
 
 def test_a_seed_is_one_course_of_events():
@@ -32,12 +40,12 @@ def test_trials_stay_within_two_rounds_and_keep_their_cost(seed):
 
 
 def test_each_task_comes_from_one_of_the_recordings():
-    arms = varied_arms(12, seed=0, spread=0.0, failing=0.0)
-    slower = tuple(
+    fast = arms(12, spread=0.0, failing=0.0)
+    slow = tuple(
         dataclasses.replace(arm, floor_ms=2 * arm.floor_ms, start_ms=2 * arm.start_ms)
-        for arm in arms
+        for arm in fast
     )
-    pair = [record_arms(each, n_trials=16, seed=k) for k, each in enumerate((arms, slower))]
+    pair = [record_arms(each, n_trials=16, seed=k) for k, each in enumerate((fast, slow))]
     drawn = draw(pair, seed=0)
     finals = [[task.final_ms for task in recording.tasks] for recording in (*pair, drawn)]
     is_first = np.isclose(finals[2], finals[0])
@@ -48,7 +56,7 @@ def test_each_task_comes_from_one_of_the_recordings():
 
 
 def test_recordings_of_different_networks_are_refused():
-    other = record_arms(varied_arms(2, seed=0), n_trials=16)
+    other = record_arms(arms(2), n_trials=16)
     with pytest.raises(InvalidOptionError, match=r"the same tasks.*arm2"):
         draw([RECORDING, other], 0)
     with pytest.raises(InvalidOptionError, match="at least one recording"):

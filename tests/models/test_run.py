@@ -1,0 +1,101 @@
+"""Exported networks: their timing, and what a worker that runs them may do."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tvm_adaptive._tvm import VirtualMachine
+from tvm_adaptive.errors import InvalidOptionError, WorkerDiedError
+from tvm_adaptive.models import export, outputs_agree, run_exported, try_exported
+from tvm_adaptive.workers import device_session
+from tvm_adaptive.workers.pool import WorkerPool
+
+
+@pytest.fixture(scope="module")
+def library(case, tmp_path_factory):
+    path = tmp_path_factory.mktemp("library") / "network.so"
+    export(case.tuned["NHWC"], path)
+    return str(path)
+
+
+class Calls:
+    """Counts the repeats that the virtual machine's timer is asked for."""
+
+    def __init__(self, monkeypatch):
+        self.repeats = []
+        time_evaluator = VirtualMachine.time_evaluator
+
+        def counted(machine, *args, repeat, **options):
+            self.repeats.append(repeat)
+            return time_evaluator(machine, *args, repeat=repeat, **options)
+
+        monkeypatch.setattr(VirtualMachine, "time_evaluator", counted)
+
+
+def test_a_quick_network_is_measured_several_times(case, library, monkeypatch):
+    calls = Calls(monkeypatch)
+    outputs, seconds = try_exported(library, case.inputs, min_seconds=0.1)
+    assert outputs_agree(outputs, case.reference)
+    assert 0 < seconds < 1
+    assert calls.repeats[0] == 1
+    assert calls.repeats[1] >= 5
+
+
+def test_a_slow_network_is_measured_once(case, library, monkeypatch):
+    calls = Calls(monkeypatch)
+    assert try_exported(library, case.inputs, min_seconds=1e-6)[1] > 0
+    assert calls.repeats == []
+    # The first call to a device elsewhere includes the transfer.
+    monkeypatch.setattr(device_session, "is_elsewhere", lambda: True)
+    assert try_exported(library, case.inputs, min_seconds=1e-6)[1] > 0
+    assert calls.repeats == [1]
+
+
+def test_export_keeps_the_terminal_clean(case, tmp_path, capfd):
+    export(case.tuned["NHWC"], tmp_path / "network.so")
+    os.write(2, b"still there")
+    assert capfd.readouterr().err == "still there"
+
+
+def test_a_library_is_loaded_once_as_tvm_never_lets_go_of_it(case, tmp_path):
+    path, other = str(tmp_path / "network.so"), str(tmp_path / "other.so")
+    export(case.tuned["NHWC"], path)
+    export(case.tuned["prepack"], other)
+    first = device_session.load_once(path)
+    assert device_session.load_once(path) is first
+    assert device_session.load_once(other) is not first
+    os.replace(other, path)
+    assert device_session.load_once(path) is not first, "a new file of the old name"
+
+
+def test_an_exported_network_runs_in_another_process(case, tmp_path):
+    path = str(tmp_path / "network.so")
+    export(case.tuned["prepack"], path)
+    pool = WorkerPool(1)
+    try:
+        (outcome,) = pool.map(run_exported, [(path, case.inputs)], timeout_sec=120)
+        assert outcome.error is None
+        assert outputs_agree(outcome.value, case.reference)
+    finally:
+        pool.close()
+
+
+def test_a_crash_there_is_an_error_here(case, library):
+    def crash(path, inputs):
+        run_exported(path, inputs)
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    pool = WorkerPool(1)
+    try:
+        (outcome,) = pool.map(crash, [(library, case.inputs)], timeout_sec=120)
+    finally:
+        pool.close()
+    assert isinstance(outcome.error, WorkerDiedError)
+
+
+def test_libraries_must_be_shared_ones(case, tmp_path):
+    with pytest.raises(InvalidOptionError, match=r"path must end in .so or .tar but got"):
+        export(case.tuned["NHWC"], tmp_path / "network.zip")

@@ -1,0 +1,159 @@
+"""One task's unmeasured candidates: their programs, features, scores and build costs.
+
+An adapter, like :mod:`tvm_adaptive.search_strategy.strategy`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tvm_adaptive._tvm import Schedule, TuneContext
+from tvm_adaptive.search_strategy.build_cost import BuildCost
+from tvm_adaptive.search_strategy.knobs import OPEN, Point
+from tvm_adaptive.search_strategy.picking import DIVERSITY_RATIO, IndexArray, pick, pick_best
+from tvm_adaptive.search_strategy.schedules import candidate_of, key_of
+from tvm_adaptive.search_strategy.sketches import Sketches
+from tvm_adaptive.search_strategy.surrogate_search import Pool
+from tvm_adaptive.values.hooks import ModelHooks
+from tvm_adaptive.values.trial import FloatArray, Prediction
+from tvm_adaptive.values.trial_log import TrialLog
+
+# Some 4 kB each, per task of a network.
+POOL_CAPACITY = 600
+
+
+class CandidatePool:
+    """A pool of points with the compiler and the cost model that judge them."""
+
+    def __init__(
+        self,
+        context: TuneContext,
+        design_spaces: Sequence[Schedule],
+        model: ModelHooks,
+        diversity: str,
+        rng: np.random.Generator,
+    ) -> None:
+        self.sketches = Sketches(context, design_spaces)
+        self.space = self.sketches.space
+        self.pool = Pool(POOL_CAPACITY)
+        self.build_cost = BuildCost(self.space)
+        self.sent: dict[int, Point] = {}  # by key: points that have no result yet
+        self.rng = rng
+        self._context = context
+        self._model = model
+        self._diversity = diversity
+        self._programs: dict[int, Schedule] = {}  # by key: those of this round
+
+    def carry(self) -> dict[str, Any]:
+        """Return the pool in plain values, all but the programs, for :meth:`resume`."""
+        builds = self.build_cost.carry()
+        return {"rng": self.rng, "pool": self.pool, "points": self.sent, "builds": builds}
+
+    def resume(self, carried: Mapping[str, Any]) -> None:
+        """Continue from the state of another process's pool of the same task."""
+        self.rng, self.pool, self.sent = carried["rng"], carried["pool"], carried["points"]
+        self.build_cost.resume(carried["builds"])
+        self.forget_programs()
+
+    def forget_programs(self) -> None:
+        """Release the programs; they are made again where they are needed."""
+        self._programs = {}
+
+    def add(self, points: Sequence[Point]) -> list[int | None]:
+        """Make the programs of points, and add those that are new to the pool.
+
+        Returns the program's key for each point, None where it has no valid program.
+        """
+        # The compiler may decide otherwise the next time.
+        self.pool.remember(point for point in points if OPEN not in point.vector)
+        keys: list[int | None] = []
+        new: dict[int, Point] = {}
+        for found in self.sketches.replay(points, self.rng):
+            if found is None:
+                keys.append(None)
+                continue
+            point, schedule = found
+            key = key_of(schedule)
+            keys.append(key)
+            if not self.pool.knows_key(key) and key not in new:
+                new[key] = point
+                self._programs[key] = schedule
+        if new:
+            candidates = [candidate_of(self._programs[key]) for key in new]
+            rows = self._model.describe(self._context, candidates)
+            self.pool.add(list(new.values()), list(new), rows)
+        return keys
+
+    def schedules(self, indices: Sequence[int]) -> list[Schedule]:
+        """Return programs of the pool, without those that come out otherwise this time."""
+        pairs = [(self.pool.keys[i], self.pool.points[i]) for i in indices]
+        missing = [(key, point) for key, point in pairs if key not in self._programs]
+        self._programs |= self._replayed(missing, self.rng)
+        return [self._programs[key] for key, _ in pairs if key in self._programs]
+
+    def sent_programs(self, keys: Sequence[int]) -> dict[int, Schedule]:
+        """Make programs that were sent again, without those that come out otherwise."""
+        known = [(key, self.sent[key]) for key in keys if key in self.sent]
+        # Nothing is open in them: the search's own randomness stays as it is.
+        return self._replayed(known, np.random.default_rng(0))
+
+    def send(self, keys: set[int], trial_log: TrialLog | None) -> None:
+        """Take a batch out of the pool, and drop the worst of what does not fit."""
+        taken = [i for i, key in enumerate(self.pool.keys) if key in keys]
+        taken_keys = [self.pool.keys[i] for i in taken]
+        if trial_log is not None:
+            for key, row in zip(taken_keys, self.pool.rows[taken], strict=True):
+                trial_log.note(key, features=row)
+        self.sent.update(zip(taken_keys, self.pool.take(taken), strict=True))
+        if len(self.pool) > self.pool.capacity:
+            self.pool.trim(self.scores())
+        self.forget_programs()
+
+    def build_secs(self, among: IndexArray) -> FloatArray | None:
+        """Return the forecast cost of candidates in seconds; None while unknown."""
+        return self.build_cost.seconds([self.pool.points[i] for i in among])
+
+    def posterior(self, among: IndexArray | None = None) -> Prediction | None:
+        """Return the cost model's posterior of some of the pool, or of all."""
+        rows = self.pool.rows if among is None else self.pool.rows[among]
+        return self._model.posterior_of(self._context, rows)
+
+    def scores(self, among: IndexArray | None = None) -> FloatArray:
+        """Return the cost model's acquisition of some of the pool, higher is better."""
+        among = np.arange(len(self.pool)) if among is None else among
+        rows = self.pool.rows[among]
+        scores = self._model.scores_of(self._context, rows, self.build_secs(among))
+        # Before any success of the run all candidates are alike.
+        return self.rng.random(len(among)) if scores is None else np.asarray(scores)
+
+    def best(self, among: IndexArray, n: int) -> list[int]:
+        """Return the ``n`` best of some of the pool, as indices of the pool."""
+        if n == 0 or not len(among):
+            return []
+        scores = self.scores(among)
+        # Diversity chooses among the good ones.
+        order = pick_best(scores, n * DIVERSITY_RATIO)
+        points = [self.pool.points[among[i]] for i in order]
+        picked = pick(
+            scores[order],
+            n,
+            self._diversity,
+            knobs=lambda: [point.vector for point in points],
+            vectors=lambda: self.space.encode(points).astype(np.float64),
+            rng=self.rng,
+        )
+        return [int(among[order[i]]) for i in picked]
+
+    def _replayed(
+        self, points: Sequence[tuple[int, Point]], rng: np.random.Generator
+    ) -> dict[int, Schedule]:
+        """Make the programs of points again, by their keys."""
+        again = self.sketches.replay([point for _, point in points], rng)
+        return {
+            key: found[1]
+            for (key, _), found in zip(points, again, strict=True)
+            if found is not None and key_of(found[1]) == key
+        }
