@@ -79,7 +79,7 @@ def _peak_mb() -> float:
 
 def _time_contexts() -> None:
     """Let MetaSchedule's profiler see what it costs to set the tasks up, ours included."""
-    module = sys.modules["tvm_adaptive.tune"]
+    module = sys.modules["tvm_adaptive.tuning.tune"]
     create = module.contexts_of
 
     def timed(*args: Any) -> Any:

@@ -20,12 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from tvm_adaptive._tvm import BuilderInput, IRModule, Target, json_database
+from tvm_adaptive._tvm import BuilderInput, IRModule, Target, json_database, structural_hash
 from tvm_adaptive.builder import PersistentBuilder
 from tvm_adaptive.runner.playoff.modules import (
     buffers_of,
     mean_sec,
-    module_key,
     sane_records,
     scheduled,
     weights_of,
@@ -59,7 +58,7 @@ def main() -> None:
     target = resolve_target("cpu")
     database = json_database(options.folder)
     mods = {
-        module_key(each.workload.mod): each.workload.mod
+        structural_hash(each.workload.mod): each.workload.mod
         for each in database.get_all_tuning_records()
     }
     ranked = {key: sane_records(database, mod, target) for key, mod in mods.items()}
@@ -85,7 +84,7 @@ def timed(records: Sequence[Any], target: Target, rounds: int) -> dict[str, Any]
     distinct: dict[int, tuple[Any, IRModule]] = {}
     for record in records:
         mod = scheduled(record)
-        distinct.setdefault(module_key(mod), (record, mod))
+        distinct.setdefault(structural_hash(mod), (record, mod))
     chosen = list(distinct.values())
     with (
         contextlib.closing(PersistentBuilder(patience=None)) as builder,

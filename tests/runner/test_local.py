@@ -313,7 +313,7 @@ def own_device(artifact_path, device_type, args_info, options):
     from tvm_adaptive.runner import measure
 
     time.sleep(0.3)
-    return Timing(1.0 + measure._Own.device_index, 0.0, 1, 1, "precise", 0.3)
+    return Timing(1.0 + measure._Worker.device_index, 0.0, 1, 1, "precise", 0.3)
 
 
 @pytest.mark.parametrize("overlap", [False, True])

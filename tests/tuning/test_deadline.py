@@ -16,7 +16,7 @@ from tvm_adaptive._tvm import load_module, nn, te_workload
 from tvm_adaptive.models import Network, compile_network, prepare, run_exported, run_network
 from tvm_adaptive.models.network import network_of_module
 from tvm_adaptive.runner import local
-from tvm_adaptive.runner.playoff import contest
+from tvm_adaptive.runner.playoff import verifier
 from tvm_adaptive.tuning import end_to_end
 from tvm_adaptive.tuning.config import DEFAULT, FinishConfig, MeasureConfig, SearchConfig
 from tvm_adaptive.tuning.target import resolve_target
@@ -53,7 +53,7 @@ def test_a_run_ends_whatever_hangs(
 
         monkeypatch.setattr(runner, "__init__", make)
     elif what == "reference":
-        monkeypatch.setattr(contest, "run_reference", hang)
+        monkeypatch.setattr(verifier, "run_reference", hang)
     else:
         monkeypatch.setattr(end_to_end, "export_function", hang)
     report = tune_tir(

@@ -29,7 +29,13 @@ from tvm_adaptive.database.verdicts import VerdictFile
 from tvm_adaptive.errors import StoreError
 from tvm_adaptive.measure_callback.journal import NullJournal
 from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
-from tvm_adaptive.runner.playoff.finalist import BUILD_FAILED, SAME, Finalist, as_recorded
+from tvm_adaptive.runner.playoff.finalist import (
+    BUILD_FAILED,
+    SAME,
+    Finalist,
+    PlayoffOptions,
+    as_recorded,
+)
 from tvm_adaptive.runner.playoff.playoff import FinalistReport
 from tvm_adaptive.tuning import finals
 from tvm_adaptive.tuning.budget import Budget
@@ -284,8 +290,12 @@ def test_an_untuned_function_may_take_what_the_budget_leaves(
 def test_a_task_is_only_checked_where_the_seconds_would_not_suffice_for_the_others(
     make_session: Any, monkeypatch: pytest.MonkeyPatch, left_sec: float, expected: dict[str, Any]
 ) -> None:
-    told: dict[str, Any] = {}
-    monkeypatch.setattr(finals, "play_off", lambda *_args, **options: told.update(options))
+    given: list[PlayoffOptions] = []
+
+    def play_off(_records: Any, _target: Any, options: PlayoffOptions, **_parts: Any) -> None:
+        given.append(options)
+
+    monkeypatch.setattr(finals, "play_off", play_off)
     budget = budget_with(left_sec)
     reserve(budget, 10.0)
     session = make_session(budget=budget)
@@ -293,7 +303,8 @@ def test_a_task_is_only_checked_where_the_seconds_would_not_suffice_for_the_othe
     nothing: Any = None
     turn = finals.Turn(share=0.5, n_left=10, n_due=9)
     finals.hold_playoff(session, mine, turn, builder=nothing, pool=nothing)
-    assert {key: told[key] for key in expected} == pytest.approx(expected)
+    (options,) = given
+    assert {key: getattr(options, key) for key in expected} == pytest.approx(expected)
 
 
 def test_a_round_that_closes_the_last_gap_ends_the_hurry(make_session: Any) -> None:
@@ -326,10 +337,12 @@ def test_what_there_is_no_time_to_check_stays_untuned(
     is_proven: bool,
     expected: str,
 ) -> None:
-    told: dict[str, Any] = {}
+    given: list[PlayoffOptions] = []
 
-    def play_off(*_args: Any, **options: Any) -> FinalistReport:
-        told.update(options)
+    def play_off(
+        _records: Any, _target: Any, options: PlayoffOptions, **_parts: Any
+    ) -> FinalistReport:
+        given.append(options)
         return FinalistReport("main", (), "played", 1.0)
 
     monkeypatch.setattr(finals, "play_off", play_off)
@@ -358,7 +371,7 @@ def test_what_there_is_no_time_to_check_stays_untuned(
     assert [report.reason for report in seen] == [expected]
     assert len(database) == 0
     if expected == "played":
-        assert told["limit_sec"] == pytest.approx(left_sec - 10.0)
+        assert given[0].limit_sec == pytest.approx(left_sec - 10.0)
 
 
 def test_a_play_off_leaves_the_others_the_time_to_be_checked() -> None:

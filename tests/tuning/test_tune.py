@@ -19,7 +19,8 @@ from tvm_adaptive.database.location import user_store
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.errors import InvalidOptionError, StoreError
 from tvm_adaptive.measure_callback import read_journal
-from tvm_adaptive.models import resnet18, run_exported
+from tvm_adaptive.models import resnet18
+from tvm_adaptive.models.run import run_exported
 from tvm_adaptive.tuning.config import DEFAULT, FinishConfig, SchedulerConfig, SearchConfig
 from tvm_adaptive.tuning.registry import check_names
 

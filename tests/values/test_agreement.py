@@ -10,9 +10,9 @@ from hypothesis.extra.numpy import arrays, from_dtype
 
 from tvm_adaptive.values.agreement import (
     disagreement,
-    disturbed,
+    is_mostly_not_finite,
+    perturbed,
     random_array,
-    tells_nothing,
     tolerance,
 )
 
@@ -185,7 +185,7 @@ def test_another_order_of_additions_agrees_in_what_is_rounded(rounding: str, dty
     neighbours = [
         {2: kernel(values, forward=True)[2]}
         for seed in range(3)
-        for values in disturbed([a, b], rtol, np.random.default_rng(seed))
+        for values in perturbed([a, b], rtol, np.random.default_rng(seed))
     ]
     if 0 < n_apart <= expected[2].size // 100:
         assert disagreement(expected, found, rtol=rtol) is not None
@@ -202,9 +202,9 @@ def test_another_order_of_additions_agrees_in_what_is_rounded(rounding: str, dty
 
 
 @given(st.floats(0.0, 10.0), st.integers(0, 2**32))
-def test_a_disturbance_is_small_and_leaves_integers(rtol: float, seed: int) -> None:
+def test_a_perturbation_is_small_and_leaves_integers(rtol: float, seed: int) -> None:
     floats, integers = np.linspace(0.1, 1.0, 50), np.arange(50)
-    up, down = disturbed([floats, integers], rtol, np.random.default_rng(seed))
+    up, down = perturbed([floats, integers], rtol, np.random.default_rng(seed))
     for values, opposite in ((up, down), (down, up)):
         assert np.array_equal(values[1], integers)
         shares = values[0] / floats - 1.0
@@ -213,10 +213,10 @@ def test_a_disturbance_is_small_and_leaves_integers(rtol: float, seed: int) -> N
 
 
 @pytest.mark.parametrize(
-    ("end", "nothing"),
+    ("end", "expected"),
     [([1.0, 2.0, 3.0], False), ([np.nan, 2.0, 3.0], False), ([np.nan, np.inf, 3.0], True)],
 )
-def test_mostly_nan_tells_nothing(end: Any, nothing: bool) -> None:
+def test_mostly_nan_is_seen(end: Any, expected: bool) -> None:
     start = [np.zeros(3), np.arange(2)]
-    assert tells_nothing(start, [np.array(end), np.arange(2)]) is nothing
-    assert tells_nothing(start, start) is False
+    assert is_mostly_not_finite(start, [np.array(end), np.arange(2)]) is expected
+    assert is_mostly_not_finite(start, start) is False

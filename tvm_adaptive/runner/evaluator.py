@@ -1,6 +1,6 @@
-"""Measure one candidate in micro-batches until a stopping rule is content.
+"""Measure one candidate in micro-batches until a stopping rule is satisfied.
 
-The timer is handed in, so that nothing here knows of TVM, of a device or of a clock.
+Timer and clock are arguments, so that nothing here needs TVM or a device.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from tvm_adaptive.runner.stopping import StoppingRule, looks
 from tvm_adaptive.runner.summary import summarize
 from tvm_adaptive.values.trial import FloatArray, Timing
 
-# Long against a timer's resolution and one scheduler tick of noise, short enough that
-# three of them cost a twentieth of stock's 100 ms minimum.
+# Long against a timer's resolution and a scheduler tick; three of them cost a twentieth
+# of stock's 100 ms minimum.
 BATCH_MS = 2.0
-# What stock spends at the least on any candidate: past the minimum, never more than it.
+# The least that stock spends on a candidate. Beyond the rule's minimum, never spend more.
 PRECISION_MAX_SEC = 0.1
-# Until a kernel has run this long, threads that sleep have to be woken, clocks rise and
-# caches fill: short kernels look slower, all of them alike, so that no rule notices.
+# Before a kernel has run this long, threads wake up, clocks rise and caches fill: short
+# kernels look slower, and all their micro-batches alike, so that no rule notices.
 WARM_UP_SEC = 0.005
-# Rules with a fixed number of runs are there to compare with the published tables, so
-# their cap is only a guard: 500 runs of a kernel of 10 ms.
+# Rules with a fixed number of runs exist to compare with published tables, so their cap is
+# only a guard: 500 runs of a kernel of 10 ms.
 FIXED_MAX_SEC = 5.0
-# One run this long averages over hundreds of scheduler ticks by itself, and such a
-# candidate is either hopeless or of an operator where every further run is dear.
+# One run this long averages over hundreds of scheduler ticks, and such a candidate is
+# either hopeless or of an operator whose every further run is expensive.
 SLOW_RUN_SEC = 0.1
-# Only a first run that was interrupted overrates the kernel by this much; then the
-# micro-batches are much too short and are chosen again, once.
+# Only an interrupted first run overestimates the time by this much. The micro-batches are
+# then much too short and are chosen again, once.
 MISJUDGED_FACTOR = 4.0
 # The loop count of TVM's timer is a C int.
 MAX_RUNS_PER_BATCH = 2**31 - 1
@@ -61,23 +61,22 @@ def evaluate(
 ) -> Timing:
     """Measure a candidate.
 
-    A first single run tells how long a run takes. Unless the rule fixes its runs, the
-    kernel then runs for 5 ms that do not count. A candidate so slow that the rule's
-    minimum does not fit into ``max_sec``, or whose run takes 0.1 s or more, ends there
-    (reason ``"slow"``): a warm-up and one long run. Otherwise the number of runs per
-    micro-batch is chosen once (2 ms worth of them, or the rule's own number), the
-    rule's minimum is measured in one call of the timer, then the rule is asked, and so
-    on until it stops or the next micro-batch does not fit into ``max_sec`` (reason
-    ``"out-of-time"``, never before the rule's minimum).
+    The first run gives the duration of a run. If it takes 0.1 s or more, or the rule's
+    minimum does not fit into ``max_sec``, the measurement ends with it (reason ``"slow"``).
+    Unless the rule fixes its runs, 5 ms of warm-up follow, which do not count. Then the
+    number of runs per micro-batch is chosen (2 ms worth, or the rule's own number) and the
+    rule's minimum is measured in one call of the timer. More micro-batches follow until
+    the rule stops, or until the next one does not fit into ``max_sec`` (reason
+    ``"out-of-time"``).
 
-    A candidate that clearly loses its race ends before (reason ``"raced"``): after one
-    run of 5 ms or more, after the 5 ms of warm-up, or after the rule's minimum. A rule
-    that fixes its runs is published as it is and knows no races.
+    A candidate that clearly loses its race ends earlier (reason ``"raced"``): after one
+    run of 5 ms or more, after the warm-up, or after the rule's minimum. Rules that fix
+    their runs are published algorithms and do not race.
     """
     start = clock()
     if max_sec is None:
         max_sec = PRECISION_MAX_SEC if rule.runs_per_batch is None else FIXED_MAX_SEC
-    run_sec = _ask(timer, 1, 1)[0]
+    run_sec = _times_of(timer, 1, 1)[0]
     if run_sec >= min(SLOW_RUN_SEC, max_sec / rule.min_batches):
         return Timing(run_sec, math.nan, 1, 1, "slow", clock() - start)
     adjustable = rule.runs_per_batch is None and not single_runs
@@ -85,22 +84,22 @@ def evaluate(
     warm = not adjustable or run_sec >= WARM_UP_SEC
     n_runs = 1 if warm else min(int(WARM_UP_SEC / run_sec), MAX_RUNS_PER_BATCH)
     if not warm:
-        run_sec = _ask(timer, n_runs, 1)[0]
+        run_sec = _times_of(timer, n_runs, 1)[0]
     if race is not None and race.is_hopeless(run_sec):
         return Timing(run_sec, math.nan, n_runs, 1, RACED, clock() - start)
     number = 1 if single_runs else _choose_number(run_sec, rule, min_repeat_ms, max_sec)
-    # The first run is a micro-batch like the others only if they are single runs, too.
+    # The first run counts as a micro-batch only if they are all single runs.
     batches = [run_sec] if number == 1 and warm else []
     while True:
-        wanted = _next_look(rule, len(batches)) - len(batches)
+        wanted = next(n for n in looks(rule) if n > len(batches)) - len(batches)
         if len(batches) >= rule.min_batches:
             left_sec = max_sec - (clock() - start)
-            # Each call of the timer pays one run of warm-up.
+            # Each call of the timer makes one run of warm-up.
             wanted = min(wanted, int((left_sec - run_sec) / (run_sec * number)))
             if wanted < 1:
                 reason = "out-of-time"
                 break
-        batches += _ask(timer, number, wanted)
+        batches += _times_of(timer, number, wanted)
         if adjustable:
             adjustable = False
             run_sec = float(np.median(batches))
@@ -108,7 +107,7 @@ def evaluate(
             if fitting > MISJUDGED_FACTOR * number:
                 number, batches = fitting, []
                 continue
-        reason = _verdict(rule, race, np.array(batches))
+        reason = _stop_reason(rule, race, np.array(batches))
         if reason:
             break
     summary = summarize(np.array(batches))
@@ -122,30 +121,25 @@ def evaluate(
     )
 
 
-def _verdict(rule: StoppingRule, race: Race | None, batches: FloatArray) -> str:
-    """Return why measuring ends, or an empty string while it goes on."""
+def _stop_reason(rule: StoppingRule, race: Race | None, batches: FloatArray) -> str:
+    """Return why to stop, or an empty string."""
     if race is not None and race.is_behind(batches):
         return RACED
     decision = rule.decide(batches)
     return decision.reason if decision.stop or len(batches) >= rule.max_batches else ""
 
 
-def _next_look(rule: StoppingRule, n_batches: int) -> int:
-    return next(count for count in looks(rule) if count > n_batches)
-
-
 def _choose_number(run_sec: float, rule: StoppingRule, min_repeat_ms: float, max_sec: float) -> int:
-    # The first run alone lasts long enough, or the rule's own number of runs does not fit
-    # into the cap: then as many as do.
     if rule.runs_per_batch is None:
         number = math.ceil(BATCH_MS / 1e3 / run_sec)
     else:
+        # As many of the rule's own runs as fit into the cap.
         number = min(rule.runs_per_batch, int(max_sec / (rule.min_batches * run_sec)))
     least_sec = min_repeat_ms / 1e3 / rule.max_batches
     return min(max(1, number, math.ceil(least_sec / run_sec)), MAX_RUNS_PER_BATCH)
 
 
-def _ask(timer: Timer, number: int, repeat: int) -> list[float]:
+def _times_of(timer: Timer, number: int, repeat: int) -> list[float]:
     times = [float(value) for value in timer(number, repeat)]
     if len(times) != repeat:
         raise AdaptiveError(

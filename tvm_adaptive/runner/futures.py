@@ -1,4 +1,4 @@
-"""What MetaSchedule waits on: results that are there, and results that are to come."""
+"""The futures that MetaSchedule waits on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tvm_adaptive.errors import OUT_OF_TIME
 
 @derived_object
 class FinishedFuture(PyRunnerFuture):  # type: ignore[misc]
-    """A result that is there already."""
+    """A result that is known already."""
 
     def __init__(self, run_sec: float | None, error_msg: str | None) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class FinishedFuture(PyRunnerFuture):  # type: ignore[misc]
 
 @derived_object
 class PendingFuture(PyRunnerFuture):  # type: ignore[misc]
-    """A candidate that waits for a device, or is being measured."""
+    """A candidate that is queued or being measured."""
 
     def __init__(
         self, answer: Future[FinishedFuture], time_left: Callable[[], float] | None = None
@@ -46,13 +46,13 @@ class PendingFuture(PyRunnerFuture):  # type: ignore[misc]
         return self._answer.done()
 
     def result(self) -> RunnerResult:
-        """Wait for the candidate's result."""
+        """Wait for the result; an error once no time is left."""
         left_sec = math.inf if self._time_left is None else max(0.0, self._time_left())
         try:
-            # A wait of as much as a lock can wait is no limit.
+            # The longest wait of a lock stands for no limit.
             return self._answer.result(min(left_sec, threading.TIMEOUT_MAX)).result()
         except FutureTimeoutError:
             return RunnerResult(None, OUT_OF_TIME)
-        # It is waited for inside of MetaSchedule's loop, which an exception would end.
+        # An exception would end MetaSchedule's loop, which calls this.
         except BaseException as error:
             return RunnerResult(None, f"the candidate could not be measured: {error!r}")

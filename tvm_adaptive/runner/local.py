@@ -1,4 +1,4 @@
-"""A runner for this machine that measures each candidate only as long as it must."""
+"""A runner for this machine that measures each candidate only as long as needed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tvm_adaptive._tvm import (
-    PyRunner,
-    RunnerInput,
-    derived_object,
-)
+from tvm_adaptive._tvm import PyRunner, RunnerInput, derived_object
 from tvm_adaptive.errors import (
     MACHINE_FAILURE,
     OUT_OF_TIME,
@@ -24,6 +20,8 @@ from tvm_adaptive.errors import (
     OutOfTimeError,
     WorkerError,
     WorkerTimeoutError,
+    check_at_least,
+    check_positive,
     machine_failure,
     summary_line,
 )
@@ -46,7 +44,8 @@ from tvm_adaptive.workers.pool import START_TIMEOUT_SEC, Plan, Step, WorkerPool
 
 logger = logging.getLogger(__name__)
 
-# Before what the machine had no room for is tried again: another program's peak.
+# Before a candidate is measured again that the machine lacked resources for: another
+# program's peak may be over.
 _RETRY_PAUSE_SEC = 2.0
 _WORKER_MODULES = ("tvm_adaptive.runner.measure",)
 
@@ -55,37 +54,36 @@ _WORKER_MODULES = ("tvm_adaptive.runner.measure",)
 class AdaptiveRunner(PyRunner):  # type: ignore[misc]
     """Measure candidates on this machine; ``runner="adaptive"``.
 
-    Candidates are measured one after the other in a worker process of their own, so
-    that nothing else of the run disturbs a time; with several devices, in one for each.
-    A candidate that crashes, hangs, exits or reports an impossible time costs one error
+    Candidates are measured one after the other in a separate worker process, so that
+    nothing else of the run disturbs their times; several devices have one worker each. A
+    candidate that crashes, hangs, exits or reports an impossible time costs one error
     result and a new worker. One that fails because the machine is out of processes or
     memory is measured once more.
 
     Parameters
     ----------
     timeout_sec : float
-        Deadline of one candidate, kept by this process; the start of a worker does not
-        count. Default 30.
+        Deadline of one candidate, without the start of a worker. Default 30.
     rule : str or StoppingRule
         When to stop measuring: ``"precision"`` (default), ``"paper"``, ``"cv"``, or an
         object of your own (see :mod:`tvm_adaptive.runner.stopping`).
     min_repeat_ms : float
-        Least total duration of the micro-batches if the rule goes to its maximum.
+        Least total duration of the micro-batches if the rule reaches its maximum.
         Default 0.
     max_sec : float or None
-        Most seconds to measure a candidate; None (default) for 0.1, or for 5 when the
-        rule fixes its runs per micro-batch.
+        Most seconds to measure a candidate; None (default) for 0.1, or 5 when the rule
+        fixes its runs per micro-batch.
     devices : sequence of int
-        Which devices of the candidates' type, each with a worker of its own. They must be
-        alike: their times are compared. Default ``(0,)``.
+        Devices of the candidates' type, each with its own worker. They must be alike, as
+        their times are compared. Default ``(0,)``.
     cpu_cache_flush : bool
         Flush the CPU's caches before each single run. Default False.
     n_threads : int or None
         Threads of a CPU kernel; None (default) for the physical cores that this process
-        may use. TVM's own choice is half the processors.
+        may use.
     max_uses : int
-        Candidates after which the worker is replaced, which bounds what loaded
-        artifacts keep in memory. Default 256.
+        Candidates after which the worker is replaced, which bounds the memory of loaded
+        artifacts. Default 256.
     measure : callable
         ``(artifact_path, device_type, args_info, options) -> Timing``, called in the
         worker; a module-level function, picklable by cloudpickle.
@@ -95,14 +93,14 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
         Race candidates against the log's incumbent, which a search has to set. Default
         True; False, or no log, measures all alike.
     overlap : bool
-        Measure in the background: :meth:`run` returns at once, and the next batch may be
-        made meanwhile. Not for the CPU that also builds. Default False.
+        Measure in the background: :meth:`run` returns at once. Not for the CPU that also
+        builds. Default False.
     time_left : callable or None
-        Returns the seconds that are left for measuring, e.g. of a run's budget. What is not
-        measured by then is answered with an error that
-        :func:`~tvm_adaptive.errors.is_out_of_time` knows. Default None: no limit.
+        Returns the seconds left for measuring. Candidates not measured by then get an
+        error that :func:`~tvm_adaptive.errors.is_out_of_time` recognizes. Default None: no
+        limit.
     server : ForkServer or None
-        Forks the worker; None for one of its own.
+        Forks the workers; None for an own one.
     journal : JournalWriter or None
         Gets one ``"timing"`` event per candidate: ``index`` (counted from 0 over the
         runner's life), ``error``, and the fields of :class:`~tvm_adaptive.Timing`.
@@ -134,16 +132,21 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self._time_left = time_left
-        self.timeout_sec = checked_timeout(timeout_sec)
-        self.options = make_options(
-            rule=rule,
+        check_positive("timeout_sec", timeout_sec)
+        self.timeout_sec = timeout_sec
+        self.options = MeasureOptions(
+            rule=make_rule(rule) if isinstance(rule, str) else rule,
             min_repeat_ms=min_repeat_ms,
             max_sec=max_sec,
             cpu_cache_flush=cpu_cache_flush,
         )
-        self.devices = checked_devices(devices)
-        if max_uses < 1:
-            raise InvalidOptionError(f"max_uses must be at least 1 but got {max_uses}.")
+        if not devices or min(devices) < 0 or len(set(devices)) < len(devices):
+            raise InvalidOptionError(
+                f"devices must be different numbers from 0 on but got {list(devices)}; (0, 1) "
+                "are the first two."
+            )
+        self.devices = tuple(devices)
+        check_at_least("max_uses", max_uses, 1)
         self._measure = measure
         self._incumbent = trial_log.incumbent if trial_log is not None and race else None
         self._log = TimingLog("AdaptiveRunner", journal, trial_log)
@@ -167,7 +170,7 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
         return len(self.devices)
 
     def run(self, runner_inputs: list[RunnerInput]) -> list[FinishedFuture] | list[PendingFuture]:
-        """Measure a batch; never raises for what a candidate does.
+        """Measure a batch; never raises for a candidate's failure.
 
         Parameters
         ----------
@@ -178,7 +181,7 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
         list of FinishedFuture or PendingFuture
             In the order of ``runner_inputs``; all done unless measured in the background.
         """
-        return send(self._dispatcher, runner_inputs, self._incumbent, overlap=self.overlap)
+        return submit_batch(self._dispatcher, runner_inputs, self._incumbent, overlap=self.overlap)
 
     def close(self) -> None:
         """End the workers; a later :meth:`run` starts new ones."""
@@ -188,35 +191,35 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
             self._own_server.close()
 
     def _plan(self) -> Plan:
-        """Measure the next candidate; whatever happens, it gets an answer."""
+        """Measure the next candidate; it gets an answer in any case."""
         job = self._dispatcher.take()
         if job is None:
             return
         best = job.task.best
         limit_sec = self.timeout_sec
         try:
-            if job.task.machine_failures:
+            if job.task.is_retry:
                 yield Step("pausing", time.sleep, (_RETRY_PAUSE_SEC,), START_TIMEOUT_SEC)
             if self._time_left is not None:
                 limit_sec = min(limit_sec, self._time_left())
             if limit_sec <= 0:
                 raise OutOfTimeError(OUT_OF_TIME)
             options = with_race(self.options, best)
-            args = (*as_task(job.task.runner_input), options)
+            args = (*measure_args(job.task.runner_input), options)
             timing = yield Step("running", self._measure, args, limit_sec)
             answer = self._log.timed(job, timing)
         except WorkerTimeoutError as error:
             late = OutOfTimeError(OUT_OF_TIME) if limit_sec < self.timeout_sec else error
             answer = self._log.failed(job.index, late)
         except WorkerError as error:
-            if isinstance(error, MachineError) and not job.task.machine_failures:
+            if isinstance(error, MachineError) and not job.task.is_retry:
                 logger.warning("candidate %d is measured once more: %s", job.index, error)
-                job.task.machine_failures.append(str(error))
+                job.task.is_retry = True
                 self._dispatcher.put_back(job)
                 return
             answer = self._log.failed(job.index, error)
-        except Exception as error:  # of ours
-            answer = self._log.broken(job.index, error)
+        except Exception as error:  # a defect of this package
+            answer = self._log.internal_error(job.index, error)
         self._dispatcher.settle(job, answer)
 
     def _give_up(self, job: Job[Candidate, FinishedFuture], reason: str) -> FinishedFuture:
@@ -224,22 +227,20 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
         return self._log.fail(job.index, message, origin=MACHINE_FAILURE)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Candidate:
-    """What is measured, and against what."""
+    """A candidate in the queue, and what happened to it so far."""
 
     runner_input: RunnerInput
-    best: Incumbent | None  # of the candidate's task; each batch has its own
-    # remote devices that were lost under it, and how
-    lost_on: list[tuple[str, str]] = dataclasses.field(default_factory=list)
-    # what this machine could not do when it was to be measured
-    machine_failures: list[str] = dataclasses.field(default_factory=list)
-    # remote devices that measured it and then turned out to be of no use
-    refused_by: list[str] = dataclasses.field(default_factory=list)
+    best: Incumbent | None  # of its batch
+    is_retry: bool = False  # after the machine lacked resources
+    lost_on: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # (device, error)
+    # devices that measured it and then turned out to be unusable
+    rejected_on: list[str] = dataclasses.field(default_factory=list)
 
 
 class TimingLog:
-    """Turn what became of candidates into results, and tell the journal of each."""
+    """Turns outcomes of measurements into results and writes their journal events."""
 
     def __init__(
         self,
@@ -277,18 +278,14 @@ class TimingLog:
         return FinishedFuture(float(timing.mean_sec), None)
 
     def failed(self, index: int, error: WorkerError, **where: Any) -> FinishedFuture:
-        """Return the error result of a candidate that brought no time.
-
-        It begins with :data:`~tvm_adaptive.errors.MACHINE_FAILURE` if the candidate is not
-        to blame.
-        """
+        """Return the error result of a candidate without a time."""
         cause = "Timeout" if isinstance(error, WorkerTimeoutError) else "Error"
         origin = MACHINE_FAILURE if isinstance(error, MachineError) else ""
         text, short = f"{cause}: {error}", origin + summary_line(error)
         return self.fail(index, text, short, origin=origin, **where)
 
-    def broken(self, index: int, error: Exception) -> FinishedFuture:
-        """Return the error result of a candidate that could not be measured for our fault."""
+    def internal_error(self, index: int, error: Exception) -> FinishedFuture:
+        """Return the error result of a candidate that met a defect of this package."""
         # C++ called us: an exception would end the whole run.
         logger.error("%s could not measure candidate %d", self._name, index, exc_info=error)
         self.write("error", where=f"{self._name}.run", error=repr(error))
@@ -304,20 +301,20 @@ class TimingLog:
         origin: str = "",
         **where: Any,
     ) -> FinishedFuture:
-        """Return an error result and write its ``"timing"`` event, in ``short`` if given."""
+        """Return an error result; the journal gets ``short`` if given, else the message."""
         logger.debug("%s, candidate %d: %s", self._name, index, message)
         self.write("timing", index=index, error=short or origin + message, **where)
         return FinishedFuture(None, f"{origin}{self._name}: {message}")
 
     def write(self, event: str, **fields: Any) -> None:
-        """Tell the journal."""
+        """Write to the journal; never raises."""
         try:
             self._journal.write(event, **fields)
         except Exception:  # a full disk must not cost a measurement
             logger.exception("%s could not write to the journal", self._name)
 
 
-def send(
+def submit_batch(
     dispatcher: Dispatcher[Candidate, FinishedFuture],
     runner_inputs: Sequence[RunnerInput],
     incumbent: Incumbent | None,
@@ -325,11 +322,8 @@ def send(
     overlap: bool,
     time_left: Callable[[], float] | None = None,
 ) -> list[FinishedFuture] | list[PendingFuture]:
-    """Give a batch to devices; return what MetaSchedule is given for it.
-
-    In the background, results are waited for as long as there is time left.
-    """
-    # One for the batch: another task's by the time that it is measured.
+    """Queue a batch and return its futures; without ``overlap``, once it is measured."""
+    # A copy for this batch: by the time that it is measured, a search may have set another.
     best = copy.copy(incumbent)
     answers = dispatcher.submit([Candidate(each, best) for each in runner_inputs])
     if overlap:
@@ -337,60 +331,14 @@ def send(
     return [answer.result() for answer in answers]
 
 
-def make_options(
-    *,
-    rule: str | StoppingRule,
-    min_repeat_ms: float,
-    max_sec: float | None,
-    cpu_cache_flush: bool,
-    device_index: int = 0,
-) -> MeasureOptions:
-    """Check a runner's options and bundle what travels to its workers."""
-    if not min_repeat_ms >= 0:
-        raise InvalidOptionError(f"min_repeat_ms must be at least 0 but got {min_repeat_ms}.")
-    if max_sec is not None and not max_sec > 0:
-        raise InvalidOptionError(
-            f"max_sec must be above 0 but got {max_sec}. Leave it out for the default."
-        )
-    if device_index < 0:
-        raise InvalidOptionError(f"device_index must be at least 0 but got {device_index}.")
-    return MeasureOptions(
-        rule=make_rule(rule) if isinstance(rule, str) else rule,
-        min_repeat_ms=min_repeat_ms,
-        max_sec=max_sec,
-        device_index=device_index,
-        cpu_cache_flush=cpu_cache_flush,
-    )
-
-
-def checked_devices(devices: Sequence[int]) -> tuple[int, ...]:
-    """Return the devices if they can be used, else raise InvalidOptionError."""
-    if not devices or min(devices) < 0 or len(set(devices)) < len(devices):
-        raise InvalidOptionError(
-            f"devices must be different numbers from 0 on but got {list(devices)}; (0, 1) are "
-            "the first two."
-        )
-    return tuple(devices)
-
-
 def with_race(options: MeasureOptions, incumbent: Incumbent | None) -> MeasureOptions:
-    """Return the options with a race against the incumbent, where there is one."""
+    """Return the options with a race against the incumbent, if there is one."""
     if incumbent is None or incumbent.seconds is None:
         return options
     return dataclasses.replace(options, race=Race(incumbent.seconds))
 
 
-def checked_timeout(timeout_sec: float) -> float:
-    """Return ``timeout_sec`` if it is above 0, else raise InvalidOptionError."""
-    if not timeout_sec > 0:
-        raise InvalidOptionError(
-            f"timeout_sec must be above 0 but got {timeout_sec}. Give the seconds that "
-            "measuring one candidate may take."
-        )
-    return timeout_sec
-
-
-def as_task(runner_input: RunnerInput) -> tuple[str, str, Sequence[Any]]:
-    """Return the artifact's path, device type and arguments in a form that can travel."""
+def measure_args(runner_input: RunnerInput) -> tuple[str, str, Sequence[Any]]:
+    """Return the picklable first three arguments of a :data:`MeasureFunction`."""
     args_info = tuple(info.as_json() for info in runner_input.args_info)
     return str(runner_input.artifact_path), str(runner_input.device_type), args_info

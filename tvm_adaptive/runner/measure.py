@@ -1,4 +1,4 @@
-"""What runs inside a measuring worker: load an artifact, fill its arguments, time it."""
+"""Load an artifact, fill its arguments and time it, inside a worker."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tvm_adaptive._tvm import (
     start_thread_pool,
     tvm,
 )
+from tvm_adaptive.errors import check_at_least, check_positive
 from tvm_adaptive.runner.evaluator import Timer, evaluate
 from tvm_adaptive.runner.racing import Race
 from tvm_adaptive.runner.stopping import StoppingRule
@@ -25,31 +26,35 @@ CPU_CACHE_FLUSH = "cache_flush_cpu_non_first_arg"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeasureOptions:
-    """How to measure; the same for every candidate of a runner."""
+    """How to measure every candidate of a runner; see :func:`.evaluator.evaluate`."""
 
     rule: StoppingRule
-    # see :func:`~tvm_adaptive.runner.evaluator.evaluate`, also for ``max_sec``
     min_repeat_ms: float = 0.0
     max_sec: float | None = None
     device_index: int = 0
     # flush the CPU's caches before each micro-batch, which then is a single run
     cpu_cache_flush: bool = False
-    race: Race | None = None  # against the fastest known candidate of the task
+    race: Race | None = None  # against the incumbent of the task
+
+    def __post_init__(self) -> None:
+        check_at_least("min_repeat_ms", self.min_repeat_ms, 0)
+        check_positive("max_sec", self.max_sec)
+        check_at_least("device_index", self.device_index, 0)
 
 
 # (artifact_path, device_type, args_info as JSON objects, options) -> Timing
 MeasureFunction = Callable[[str, str, Sequence[Any], MeasureOptions], Timing]
 
 
-class _Own:
-    """What this worker has to itself."""
+class _Worker:
+    """State of this worker process."""
 
     device_index: int | None = None
 
 
 def use_device(index: int) -> None:
-    """Let this worker measure on one device of several, whatever the options say."""
-    _Own.device_index = index
+    """Measure on this device in this worker, whatever the options say."""
+    _Worker.device_index = index
 
 
 def measure_artifact(
@@ -59,14 +64,14 @@ def measure_artifact(
     if device_type == "cpu":
         give_threads_cores()
     module = load_module(artifact_path)
-    index = options.device_index if _Own.device_index is None else _Own.device_index
+    index = options.device_index if _Worker.device_index is None else _Worker.device_index
     dev = device(device_type, index)
     fill = tvm.get_global_func(RANDOM_FILL)
     return measure_module(module, dev, fill, args_info, options)
 
 
 def give_threads_cores() -> None:
-    """Start TVM's pool of threads in this process, each thread with a core of its own."""
+    """Start TVM's thread pool in this process, with one core for each thread."""
     start_thread_pool()
     take_free_core()
 
@@ -82,7 +87,7 @@ def measure_module(
     (args,) = alloc_argument_common(fill, dev, args_info, 1)
     dev.sync()
     return evaluate(
-        _timer(module, dev, args, options.cpu_cache_flush),
+        timer_of(module, dev, args, CPU_CACHE_FLUSH if options.cpu_cache_flush else ""),
         options.rule,
         min_repeat_ms=options.min_repeat_ms,
         max_sec=options.max_sec,
@@ -91,10 +96,11 @@ def measure_module(
     )
 
 
-def _timer(module: Any, dev: Any, args: Sequence[Any], cpu_cache_flush: bool) -> Timer:
-    preprocess = CPU_CACHE_FLUSH if cpu_cache_flush else ""
+def timer_of(module: Any, dev: Any, args: Sequence[Any], preprocess: str = "") -> Timer:
+    """Return a timer of a module's entry function; each call makes one warm-up run first."""
 
     def timer(number: int, repeat: int) -> Sequence[float]:
+        # Without a minimum duration it makes exactly ``number * repeat`` runs.
         evaluator = module.time_evaluator(
             module.entry_name, dev, number=number, repeat=repeat, f_preproc=preprocess
         )

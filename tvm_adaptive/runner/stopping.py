@@ -1,4 +1,4 @@
-"""Rules that say when enough micro-batches of a candidate have been measured.
+"""Rules that decide when enough micro-batches of a candidate have been measured.
 
 =======  ==================================================  ===========
 symbol   meaning                                             unit
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,14 +30,14 @@ from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.runner.summary import summarize
 from tvm_adaptive.values.trial import FloatArray, StopDecision
 
-# AdaTune, section 4.1: n = 500 runs in micro-batches of B = 50, so ten at the most.
+# AdaTune, section 4.1: n = 500 runs in micro-batches of B = 50, so at most ten.
 PAPER_RUNS_PER_BATCH = 50
 PAPER_MAX_BATCHES = 10
 PAPER_MAX_CV = 0.1
-# The deviation of one or two values says nothing: with one it is zero, and the paper's
-# Algorithm 1 taken literally would always stop there.
+# With one value the deviation is zero: the paper's Algorithm 1 taken literally would
+# always stop there.
 MIN_BATCHES = 3
-# From five values on AdaTune's released code leaves out the smallest and the largest.
+# With five or more values AdaTune's released code drops the smallest and the largest.
 CV_TRIM_ABOVE = 4
 # Four doublings of three: at 2 ms each, what stock's 100 ms minimum would have spent.
 PRECISION_MAX_BATCHES = 48
@@ -45,9 +46,9 @@ PRECISION_MAX_BATCHES = 48
 class StoppingRule(Protocol):
     """When to stop measuring a candidate.
 
-    A rule of one's own needs the method and the three attributes, must be picklable
-    (it travels to the measuring process) and should keep two laws: it never stops
-    before ``min_batches`` and always by ``max_batches``.
+    Your own rule needs the method and the three attributes, must be picklable (it is sent
+    to the measuring process), never stops before ``min_batches`` and always by
+    ``max_batches``.
     """
 
     @property
@@ -56,7 +57,7 @@ class StoppingRule(Protocol):
 
     @property
     def max_batches(self) -> int:
-        """Micro-batches after which measuring ends whatever the rule says."""
+        """Micro-batches after which measuring ends in any case."""
 
     @property
     def runs_per_batch(self) -> int | None:
@@ -72,8 +73,8 @@ class PaperRule:
 
     Stops when the population cv of R_1 ... R_i is below ``max_cv``. The running means
     share their data, so their cv is about a third of the noise of a single micro-batch
-    and does not shrink as batches come in: the rule asks "is the noise below 30 %?",
-    not "is the mean known?". For that take :class:`PrecisionRule`.
+    and does not shrink with more of them: the rule asks whether the noise is below 30 %,
+    not whether the mean is known. :class:`PrecisionRule` asks that.
 
     Parameters
     ----------
@@ -93,8 +94,8 @@ class PaperRule:
     runs_per_batch: int = PAPER_RUNS_PER_BATCH
 
     def __post_init__(self) -> None:
-        _check_batches(self, least=2)
-        _check_between("PaperRule", "max_cv", self.max_cv, 0.0, math.inf)
+        _check_batches(self)
+        _check_between(self, "max_cv", math.inf)
 
     def decide(self, batch_means_sec: FloatArray) -> StopDecision:
         """Stop when cv(R_1 ... R_i) < max_cv (Algorithm 1)."""
@@ -103,35 +104,14 @@ class PaperRule:
         return _decide(self, len(i), lambda: _cv(running) < self.max_cv, "steady")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CVRule:
+class CVRule(PaperRule):
     """The rule of AdaTune's released code: micro-batches differ by less than 10 %.
 
-    Like :class:`PaperRule`, but of the throughputs 1 / t_j themselves; from the fifth
-    micro-batch on the smallest and the largest are left out. This cv estimates the
-    noise of a micro-batch, not the error of the mean, and trimming makes it fall
-    abruptly at the fifth.
-
-    Parameters
-    ----------
-    max_cv : float
-        Coefficient of variation to stop below. Default 0.1.
-    min_batches : int
-        Default 3.
-    max_batches : int
-        Default 10.
-    runs_per_batch : int
-        Default 50.
+    Takes the cv of the throughputs 1 / t_j themselves; with five or more, without the
+    smallest and the largest. That cv estimates the noise of a micro-batch, not the error
+    of the mean, and falls abruptly at the fifth. Parameters are those of
+    :class:`PaperRule`.
     """
-
-    max_cv: float = PAPER_MAX_CV
-    min_batches: int = MIN_BATCHES
-    max_batches: int = PAPER_MAX_BATCHES
-    runs_per_batch: int = PAPER_RUNS_PER_BATCH
-
-    def __post_init__(self) -> None:
-        _check_batches(self, least=2)
-        _check_between("CVRule", "max_cv", self.max_cv, 0.0, math.inf)
 
     def decide(self, batch_means_sec: FloatArray) -> StopDecision:
         """Stop when the cv of the (trimmed) 1 / t_j is below max_cv."""
@@ -148,19 +128,19 @@ class PrecisionRule:
 
     Stops when the confidence interval of the robust mean (see
     :func:`~tvm_adaptive.runner.summary.summarize`) is narrower than
-    ``relative_half_width`` of it: t * stderr <= relative_half_width * mean. Looking
-    again and again until an interval is narrow makes it cover less than it says, so
-    the error probability is divided by the number of looks (Bonferroni).
+    ``relative_half_width`` of it: t * stderr <= relative_half_width * mean. An interval
+    that is tested repeatedly until it is narrow covers less than it states, so the error
+    probability is divided by the number of looks (Bonferroni).
 
-    The interval speaks of independent batches. Drifts slower than a measurement
-    (clocks, temperature, neighbours) are not in it: two candidates measured a minute
-    apart can differ by more than their intervals say.
+    The interval assumes independent batches. It does not contain drifts slower than a
+    measurement (clocks, temperature, other tenants): two candidates measured a minute
+    apart can differ by more than their intervals.
 
     Parameters
     ----------
     relative_half_width : float
         In (0, 1). Default 0.03: on a virtual machine a kernel's time drifts by more
-        between two measurements, so that a narrower interval says nothing.
+        between two measurements.
     confidence : float
         Over all looks together, in (0, 1). Default 0.9.
     min_batches : int
@@ -175,9 +155,9 @@ class PrecisionRule:
     max_batches: int = PRECISION_MAX_BATCHES
 
     def __post_init__(self) -> None:
-        _check_batches(self, least=2)
-        _check_between("PrecisionRule", "relative_half_width", self.relative_half_width, 0.0, 1.0)
-        _check_between("PrecisionRule", "confidence", self.confidence, 0.0, 1.0)
+        _check_batches(self)
+        _check_between(self, "relative_half_width", 1.0)
+        _check_between(self, "confidence", 1.0)
 
     @property
     def runs_per_batch(self) -> None:
@@ -196,7 +176,7 @@ class PrecisionRule:
         return t * summary.stderr_sec <= self.relative_half_width * summary.mean_sec
 
 
-RULES: dict[str, type[PaperRule] | type[CVRule] | type[PrecisionRule]] = {
+RULES: dict[str, type[PaperRule] | type[PrecisionRule]] = {
     "precision": PrecisionRule,
     "paper": PaperRule,
     "cv": CVRule,
@@ -235,20 +215,11 @@ def make_rule(name: str, **options: Any) -> StoppingRule:
 
 
 def looks(rule: StoppingRule) -> list[int]:
-    """Return the numbers of micro-batches after which a rule is asked.
+    """Return the numbers of micro-batches after which a rule is asked, increasing.
 
-    With a fixed number of runs per micro-batch, after each one, as published. Else
-    the number doubles: each further call of the timer pays a warm-up, and each further
-    look costs confidence.
-
-    Parameters
-    ----------
-    rule : StoppingRule
-
-    Returns
-    -------
-    list of int
-        Increasing, from ``min_batches`` to ``max_batches``.
+    With a fixed number of runs per micro-batch: each number from ``min_batches`` to
+    ``max_batches``, as published. Else the number doubles, as each call of the timer makes
+    a warm-up run and each look costs confidence.
     """
     if rule.runs_per_batch is not None:
         return list(range(rule.min_batches, rule.max_batches + 1))
@@ -258,10 +229,12 @@ def looks(rule: StoppingRule) -> list[int]:
     return counts
 
 
-def _decide(rule: StoppingRule, n: int, satisfied: Any, reason: str) -> StopDecision:
+def _decide(
+    rule: StoppingRule, n: int, is_satisfied: Callable[[], bool], reason: str
+) -> StopDecision:
     if n < rule.min_batches:
         return StopDecision(False, "too-few")
-    if satisfied():
+    if is_satisfied():
         return StopDecision(True, reason)
     if n >= rule.max_batches:
         return StopDecision(True, "exhausted")
@@ -272,26 +245,24 @@ def _cv(values: FloatArray) -> float:
     return float(np.std(values) / np.mean(values))
 
 
-def _check_batches(rule: PaperRule | CVRule | PrecisionRule, least: int) -> None:
-    name = type(rule).__name__
-    if rule.min_batches < least:
-        raise InvalidOptionError(
-            f"{name}: expected min_batches to be at least {least} but got {rule.min_batches}."
-        )
-    if rule.max_batches < rule.min_batches:
-        raise InvalidOptionError(
-            f"{name}: expected max_batches to be at least min_batches ({rule.min_batches}) "
-            f"but got {rule.max_batches}."
-        )
-    if rule.runs_per_batch is not None and rule.runs_per_batch < 1:
-        raise InvalidOptionError(
-            f"{name}: expected runs_per_batch to be at least 1 but got {rule.runs_per_batch}."
-        )
+def _check_batches(rule: PaperRule | PrecisionRule) -> None:
+    n_runs = 1 if rule.runs_per_batch is None else rule.runs_per_batch
+    checks = [
+        ("min_batches", rule.min_batches, 2, "2"),
+        ("max_batches", rule.max_batches, rule.min_batches, f"min_batches ({rule.min_batches})"),
+        ("runs_per_batch", n_runs, 1, "1"),
+    ]
+    for option, value, least, bound in checks:
+        if value < least:
+            raise InvalidOptionError(
+                f"{type(rule).__name__}: expected {option} to be at least {bound} but got {value}."
+            )
 
 
-def _check_between(rule: str, option: str, value: float, low: float, high: float) -> None:
-    if not low < value < high:
+def _check_between(rule: PaperRule | PrecisionRule, option: str, high: float) -> None:
+    value = getattr(rule, option)
+    if not 0.0 < value < high:
         raise InvalidOptionError(
-            f"{rule}: expected {option} to lie between {low:g} and {high:g} (both excluded) "
-            f"but got {value}."
+            f"{type(rule).__name__}: expected {option} to lie between 0 and {high:g} (both "
+            f"excluded) but got {value}."
         )

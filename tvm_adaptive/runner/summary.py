@@ -1,8 +1,8 @@
-"""From the times of micro-batches to one robust time and its standard error.
+"""Estimate one robust time and its standard error from the times of micro-batches.
 
-Timing noise has a long right tail (interrupts, other processes), so the plain mean
-follows the noise and the plain variance follows it twice. The trimmed mean drops the
-tails; its standard error comes from the winsorised variance.
+Timing noise has a long right tail (interrupts, other processes), which shifts the plain
+mean. The trimmed mean drops the tails; its standard error comes from the winsorised
+variance.
 
 =======  ============================================  ==========
 symbol   meaning                                       unit
@@ -29,15 +29,15 @@ import numpy as np
 
 from tvm_adaptive.values.trial import FloatArray
 
-# The usual choice for long tails (Wilcox 2012): survives one bad batch in five at each
-# end and is still about 90 % efficient under normal noise.
+# The usual choice for long tails (Wilcox 2012): tolerates one bad batch in five at each end
+# and is about 90 % efficient under normal noise.
 TRIM_SHARE = 0.2
-# Below this nothing can be trimmed at both ends and leave a spread; the median is used.
+# With fewer, trimming at both ends leaves no spread; the median is used.
 MIN_TRIMMED = 5
-# Standard error of a median over that of a mean under normal noise, in the limit; for
-# three and four batches the true factor is smaller, so this errs to the wide side.
+# Standard error of a median over that of a mean under normal noise, in the limit. For three
+# and four batches the true factor is smaller, so the error is overestimated.
 MEDIAN_SE_FACTOR = math.sqrt(math.pi / 2)
-# With fewer other batches their spread is too unsure to call the first one an outlier.
+# The spread of fewer other batches is too uncertain to call the first one an outlier.
 MIN_OTHERS_TO_DROP = 4
 # Farther than three robust standard deviations: 0.3 % of clean first batches are lost.
 OUTLIER_SIGMAS = 3.0
@@ -81,11 +81,10 @@ def summarize(batch_means_sec: FloatArray) -> Summary:
 
 
 def without_warmup(batch_means_sec: FloatArray) -> FloatArray:
-    """Drop the first micro-batch if it is an outlier among the others.
+    """Drop the first micro-batch if it is an outlier among at least four others.
 
-    Caches, page tables and clocks settle during the first batch; one run of warm-up is
-    not always enough. It is dropped when it is farther than three robust standard
-    deviations (median absolute deviation) from the median of at least four others.
+    Caches, page tables and clocks may settle during the first batch. It is dropped when it
+    is farther than three robust standard deviations from the median of the others.
     """
     others = batch_means_sec[1:]
     if len(others) < MIN_OTHERS_TO_DROP:

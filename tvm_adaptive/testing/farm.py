@@ -1,7 +1,6 @@
 """A farm on this machine: TVM's own tracker and servers as processes on loopback.
 
-For tests of what a runner does with devices that come, die and come back, and to try a
-farm before there is one.
+For tests with devices that die and return, and to try a farm before there is one.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-from types import TracebackType
 from typing import Any
 
 from tvm_adaptive._tvm import RPCConfig
@@ -23,27 +21,21 @@ from tvm_adaptive.runner.rpc.lease import address_of, known_devices
 from tvm_adaptive.runner.rpc.runner import AdaptiveRPCRunner
 
 HOST = "127.0.0.1"
-# A server imports TVM first: some seconds each, all of them at once on a few cores.
+# A server first imports TVM: some seconds each, all of them at once on a few cores.
 _START_SEC = 120.0
-# A server whose last client was killed may stay in that session for good. Others are free
-# again at the session's end.
+# When a session's process fails, for instance because the client was killed, TVM's server
+# lives but never listens again. Others register again at the session's end.
 _STUCK_SEC = 20.0
+_SESSION_SEC = 30
 _SUPERVISE_SEC = 0.2
 
 
 class LoopbackFarm:
     """A tracker and servers, each in a process group of its own; a context manager."""
 
-    def __init__(
-        self,
-        n_servers: int,
-        *,
-        key: str = "board",
-        session_timeout_sec: int = 30,
-        restarts: bool = False,
-    ) -> None:
+    def __init__(self, n_servers: int, *, restarts: bool = False) -> None:
         self.port = free_port()
-        self.config = RPCConfig(HOST, self.port, key, 1, session_timeout_sec)
+        self.config = RPCConfig(HOST, self.port, "board", 1, _SESSION_SEC)
         self._tracker = _start("rpc_tracker", self.port)
         _await_listener(self.port)
         self.servers: dict[int, subprocess.Popen[bytes]] = {}
@@ -56,12 +48,7 @@ class LoopbackFarm:
     def __enter__(self) -> LoopbackFarm:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def address(self, index: int) -> str:
@@ -104,18 +91,18 @@ class LoopbackFarm:
         ended = [port for port, process in self.servers.items() if process.poll() is not None]
         raise AdaptiveError(
             f"{n_devices} servers have not registered within {_START_SEC:g} s ({found}; ended: "
-            f"{ended or 'none'}). Look for other programs that keep the processor busy, or start "
+            f"{ended or 'none'}). Look for other programs that use the processor, or start "
             "fewer servers."
         )
 
     def restart_ended(self) -> None:
-        """Start every server again that has ended."""
+        """Restart the servers that have ended."""
         for port, process in list(self.servers.items()):
             if process.poll() is not None and not self._is_closed.is_set():
                 self.start_server(port)
 
     def restart_missing(self) -> None:
-        """Kill and start every server again that the tracker does not know."""
+        """Restart the servers that are not registered."""
         present = known_devices(self.config, 0.0)
         for port, process in list(self.servers.items()):
             if address_of(HOST, port) not in present:
@@ -134,7 +121,7 @@ class LoopbackFarm:
 
 
 def free_port() -> int:
-    """Return a port of loopback that nobody listens on."""
+    """Return an unused port of loopback."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])

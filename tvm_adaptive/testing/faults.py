@@ -1,7 +1,7 @@
-"""Compilers and devices that fail: what a share of the candidates does instead.
+"""A compiler and a device that fail for a share of the candidates.
 
-Which candidate does what depends on the candidate and the seed alone, so that a candidate
-that is built again, in a play-off or after a crash, does the same again.
+A candidate's fault depends on the candidate and the seed alone, so that it has the same one
+when it is built again, in a play-off or after a crash.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ _LEAK_BYTES = 8 << 20
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Faults:
-    """The share of candidates with each fault; each in [0, 1], and in all at most 1."""
+    """The share of candidates with each fault; their sum is at most 1."""
 
-    abort: float = 0.0  # the process ends while it measures
+    abort: float = 0.0  # the measuring process
     segfault: float = 0.0
     exit: float = 0.0
-    hang: float = 0.0  # measuring never ends, and holds the interpreter meanwhile
-    nan: float = 0.0  # measuring gives this time
+    hang: float = 0.0  # while holding the interpreter's lock
+    nan: float = 0.0  # a measured time
     negative: float = 0.0
     zero: float = 0.0
-    lie: float = 0.0  # measuring gives a hundredth of the time
-    leak: float = 0.0  # measuring leaks 8 MiB in the worker
+    lie: float = 0.0  # a hundredth of the time
+    leak: float = 0.0  # 8 MiB in the worker
     wrong: float = 0.0  # the kernel computes nothing, which makes it the fastest
-    # the kernel takes its first two arguments, where they are alike, in the other order: that is as
-    # fast, and only a look at the results tells
+    # the kernel swaps its first two arguments, if they are alike: as fast, and only a check of
+    # the results tells
     swapped: float = 0.0
-    compile_crash: float = 0.0  # the compiler does
+    compile_crash: float = 0.0
     compile_hang: float = 0.0
     seed: int = 0
 
@@ -68,7 +68,7 @@ class Faults:
         return {key: value for key, value in dataclasses.asdict(self).items() if key != "seed"}
 
     def of(self, candidate: object) -> str:
-        """Return the fault of a candidate, by whatever stays the same of it; ``""`` for none."""
+        """Return the fault of a candidate, given by any lasting key; ``""`` for none."""
         text = f"{self.seed}:{candidate}".encode()
         level = int.from_bytes(hashlib.sha256(text).digest()[:8], "big") / 2.0**64
         for name, share in self.shares().items():
@@ -78,76 +78,67 @@ class Faults:
         return ""
 
 
-@dataclasses.dataclass(frozen=True)
-class FaultyBuild:
-    """A build function for :class:`~tvm_adaptive.PersistentBuilder`."""
-
-    faults: Faults
-
-    def __call__(self, mod: IRModule, target: Target, params: dict[str, Tensor] | None) -> Module:
-        """Build a module, or something else."""
-        fault = self.faults.of(structural_hash(mod))
-        if fault == "compile_crash":
-            os.abort()
-        if fault == "compile_hang":
-            hang()
-        if fault == "wrong":
-            mod = without_bodies(mod)
-        if fault == "swapped":
-            mod = with_swapped_arguments(mod)
-        return build_candidate(mod, target, params)
+def build_with_fault(
+    faults: Faults, mod: IRModule, target: Target, params: dict[str, Tensor] | None
+) -> Module:
+    """Build a module, or carry out its fault."""
+    fault = faults.of(structural_hash(mod))
+    if fault == "compile_crash":
+        os.abort()
+    if fault == "compile_hang":
+        hang()
+    if fault == "wrong":
+        mod = without_bodies(mod)
+    if fault == "swapped":
+        mod = with_swapped_arguments(mod)
+    return build_candidate(mod, target, params)
 
 
-@dataclasses.dataclass(frozen=True)
-class FaultyMeasure:
-    """A measuring function for :class:`~tvm_adaptive.AdaptiveRunner`."""
-
-    faults: Faults
-
-    def __call__(
-        self,
-        artifact_path: str,
-        device_type: str,
-        args_info: Sequence[Any],
-        options: MeasureOptions,
-    ) -> Timing:
-        """Measure a candidate, or do something else."""
-        content = Path(artifact_path).read_bytes()
-        fault = self.faults.of(hashlib.sha256(content).hexdigest())
-        if fault == "abort":
-            os.abort()
-        if fault == "segfault":
-            ctypes.string_at(0)
-        if fault == "exit":
-            os._exit(0)
-        if fault == "hang":
-            hang()
-        if fault == "leak":
-            _leaked.append(os.urandom(_LEAK_BYTES))
-        timing = measure_artifact(artifact_path, device_type, args_info, options)
-        told = {"nan": float("nan"), "negative": -1.0, "zero": 0.0}
-        if fault in told:
-            return dataclasses.replace(timing, mean_sec=told[fault])
-        if fault == "lie":
-            return dataclasses.replace(timing, mean_sec=timing.mean_sec / 100.0)
-        return timing
+def measure_with_fault(
+    faults: Faults,
+    artifact_path: str,
+    device_type: str,
+    args_info: Sequence[Any],
+    options: MeasureOptions,
+) -> Timing:
+    """Measure a candidate, or carry out its fault."""
+    content = Path(artifact_path).read_bytes()
+    fault = faults.of(hashlib.sha256(content).hexdigest())
+    if fault == "abort":
+        os.abort()
+    if fault == "segfault":
+        ctypes.string_at(0)
+    if fault == "exit":
+        os._exit(0)
+    if fault == "hang":
+        hang()
+    if fault == "leak":
+        _leaked.append(os.urandom(_LEAK_BYTES))
+    timing = measure_artifact(artifact_path, device_type, args_info, options)
+    false_secs = {
+        "nan": float("nan"),
+        "negative": -1.0,
+        "zero": 0.0,
+        "lie": timing.mean_sec / 100.0,
+    }
+    return dataclasses.replace(timing, mean_sec=false_secs.get(fault, timing.mean_sec))
 
 
-# Of the worker process.
+# In the worker process.
 _leaked: list[bytes] = []
 
 
 def hang() -> None:
-    """Do nothing for an hour, and let no other thread of the process do anything."""
+    """Sleep for an hour with the interpreter's lock."""
     ctypes.PyDLL(None).sleep(_HANG_SEC)
 
 
 @contextlib.contextmanager
 def injected(faults: Faults) -> Iterator[None]:
-    """Let our builder and local runner fail in every run that begins inside."""
+    """Give the faults to the persistent builder and the local runner of new runs."""
     options: dict[tuple[str, str], dict[str, Any]] = {
-        ("builder", "persistent"): {"build_function": FaultyBuild(faults)},
-        ("runner", "adaptive"): {"measure": FaultyMeasure(faults)},
+        ("builder", "persistent"): {"build_function": functools.partial(build_with_fault, faults)},
+        ("runner", "adaptive"): {"measure": functools.partial(measure_with_fault, faults)},
     }
     sound = {}
     for (part, name), more in options.items():

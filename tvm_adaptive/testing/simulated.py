@@ -1,7 +1,6 @@
-"""A compiler and a device that only say how long they would have taken.
+"""A simulated clock, compiler and device, which make a run with a seed reproducible.
 
-With them, a clock that stands still otherwise, and a seed, a run is the same every time:
-search, cost model and task scheduler are the real ones.
+Search, cost model and task scheduler are the real ones.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from tvm_adaptive.values.trial_log import TrialLog
 
 
 class SimulatedClock:
-    """Seconds that pass only when somebody lets them pass."""
+    """A clock that its users advance."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
     def __call__(self) -> float:
-        """Return the seconds that have passed."""
+        """Return the seconds so far."""
         return self.seconds
 
 
 @derived_object
 class SimulatedBuilder(PyBuilder):  # type: ignore[misc]
-    """Builds nothing."""
+    """Builds nothing, in a given time."""
 
     def __init__(
         self,
@@ -48,7 +47,7 @@ class SimulatedBuilder(PyBuilder):  # type: ignore[misc]
         self._trial_log = trial_log
 
     def build(self, build_inputs: list[BuilderInput]) -> list[BuilderResult]:
-        """Return for each program an artifact that names it."""
+        """Return for each program an artifact named after its hash."""
         keys = [module_key(each.mod) for each in build_inputs]
         for key in keys:
             seconds = self._seconds_of(key)
@@ -60,7 +59,7 @@ class SimulatedBuilder(PyBuilder):  # type: ignore[misc]
 
 @derived_object
 class SimulatedRunner(PyRunner):  # type: ignore[misc]
-    """Runs nothing."""
+    """Runs nothing, and returns given times."""
 
     def __init__(
         self,
@@ -74,7 +73,7 @@ class SimulatedRunner(PyRunner):  # type: ignore[misc]
         self._trial_sec = trial_sec
 
     def run(self, runner_inputs: list[RunnerInput]) -> list[FinishedFuture]:
-        """Return for each artifact of a :class:`SimulatedBuilder` its time."""
+        """Return the time of each artifact of a :class:`SimulatedBuilder`."""
         self._clock.seconds += self._trial_sec * len(runner_inputs)
         found = [self._latency_sec_of(int(str(each.artifact_path))) for each in runner_inputs]
         return [

@@ -217,7 +217,7 @@ class FinishConfig:
         Whether winners with large constant weights may prefetch them, if that is
         faster: up to 14 % for a kernel. See :mod:`tvm_adaptive.models.prefetch`.
     rtol : float, default 1e-3
-        Largest relative difference of outputs, for float32; see ``models.compare``.
+        Largest relative difference of outputs, for float32; see ``values.agreement``.
     """
 
     top_k: int = 3

@@ -38,9 +38,9 @@ from tvm_adaptive.database.verdicts import (
     trusted,
 )
 from tvm_adaptive.errors import StoreError
-from tvm_adaptive.runner.playoff.contest import MAX_PLAYOFF_BATCHES
 from tvm_adaptive.runner.playoff.finalist import Finalist
 from tvm_adaptive.runner.playoff.modules import mean_sec, sane_records
+from tvm_adaptive.runner.playoff.playoff import MAX_PLAYOFF_BATCHES
 from tvm_adaptive.tuning.config import FinishConfig
 from tvm_adaptive.tuning.session import Session
 

@@ -13,9 +13,8 @@ from tvm_adaptive._tvm import Builder, Database, ExtractedTask, copy_record, mem
 from tvm_adaptive.database.metaschedule import trial_of
 from tvm_adaptive.database.verdicts import candidate_of
 from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
-from tvm_adaptive.runner.playoff.finalist import Finalist
+from tvm_adaptive.runner.playoff.finalist import REFERENCE_TIMEOUT_SEC, Finalist, PlayoffOptions
 from tvm_adaptive.runner.playoff.playoff import (
-    REFERENCE_TIMEOUT_SEC,
     FinalistReport,
     final_database,
     finalist_pool,
@@ -75,7 +74,7 @@ def decide(
     finalists = finalists_of(session, tasks)
     with session.stage("play-off"):
         reports = _hold_playoffs(session, finalists)
-    database = final_database(session.work_dir, "structural", reports)
+    database = final_database(session.work_dir, reports)
     outcomes = [
         outcome_of(task, report) for task, report in zip(progress.tasks, reports, strict=True)
     ]
@@ -123,10 +122,7 @@ def hold_playoff(
     """Hold the play-off of a task; in a hurry, only its best record is checked."""
     finish, spare_sec = session.config.finish, session.budget.spare_sec
     is_hurried = turn.is_hurried(spare_sec)
-    return play_off(
-        mine.records,
-        session.target,
-        builder=builder,
+    options = PlayoffOptions(
         top_k=1 if is_hurried else finish.top_k,
         n_qualifiers=0 if is_hurried else round(turn.share * finish.n_qualifiers),
         qualifying_sec=turn.share * session.budget.qualifying_sec(finish),
@@ -135,10 +131,16 @@ def hold_playoff(
         max_sec=turn.timing_sec(spare_sec, finish.max_task_sec),
         limit_sec=turn.limit_sec(spare_sec),
         seed=session.seed,
+        scratch_dir=session.work_dir,
+    )
+    return play_off(
+        mine.records,
+        session.target,
+        options,
+        builder=builder,
+        pool=pool,
         journal=session.journal,
         task_name=mine.name,
-        pool=pool,
-        scratch_dir=session.work_dir,
     )
 
 
@@ -175,18 +177,21 @@ def _checked_now(context: RunContext, finalists: Sequence[Finalists]) -> Iterato
         for mine in finalists:
             if context.budget.interrupted:
                 return
-            held = play_off(
-                mine.records,
-                context.target,
-                builder=builder,
+            options = PlayoffOptions(
                 top_k=context.config.finish.top_k,
                 prefetch=False,
                 max_sec=_SHORT_TIMING_SEC,
                 seed=context.seed,
+                scratch_dir=folder,
+            )
+            held = play_off(
+                mine.records,
+                context.target,
+                options,
+                builder=builder,
+                pool=pool,
                 journal=context.journal,
                 task_name=mine.name,
-                pool=pool,
-                scratch_dir=folder,
             )
             yield with_proven(held, mine, context.observer)
 

@@ -1,8 +1,7 @@
-"""Do two kernels compute the same? Inputs that tell, and tolerances that are fair.
+"""Compare what two kernels or two networks compute; draw the inputs for that.
 
-A buffer of a kernel does not say whether it is read or written, so all of them start
-with the same random values and all are compared afterwards: an output that was not
-written, or only in part, still holds what it started with and gives itself away.
+A kernel's buffers do not say which of them it writes. So all of them start with random
+values and all are compared: an output that was not written still holds its start values.
 """
 
 from __future__ import annotations
@@ -10,25 +9,36 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-# Rounding errors of a sum of K terms in another order are about eps * sqrt(K) of the
-# result's size; 8 of these leave room for what is computed after the sum.
+# A sum of K terms in another order differs by about eps * sqrt(K) of the result's size;
+# 8 of these leave room for what is computed after the sum.
 _ROUNDINGS = 8.0
 # A looser tolerance would let random numbers pass.
 _LOOSEST = 0.25
 # Share of integers, made from floating-point numbers, that may round to another one. Of
 # half-precision sums that are rounded to integers it is some thousandths.
 ROUNDED_SHARE = 0.01
-# Inputs are disturbed by so many tolerances. What another order of additions changes stays
-# below an eighth of one; a place that it can move across a rounding's edge is moved across
-# it by one of two opposite disturbances of this size in 97 of 100 cases.
-_DISTURBANCE = 4.0
+# Size of a perturbation in tolerances. Another order of additions changes less than an
+# eighth of one; where that can cross a rounding's edge, one of two opposite perturbations
+# of this size crosses it in 97 of 100 cases.
+_PERTURBATION = 4.0
+
+
+class Difference(NamedTuple):
+    """The largest differences between outputs and a reference.
+
+    ``max_rel`` is relative to the reference and leaves out its zeros. Both are infinite
+    where shapes differ or only one side is finite.
+    """
+
+    max_abs: float
+    max_rel: float
 
 
 def random_array(
@@ -41,18 +51,16 @@ def random_array(
     because they may be indices.
     """
     kind = numpy_dtype(dtype)
-    if kind == np.bool_:
-        return rng.integers(0, 2, size=shape).astype(kind)
     if is_float(kind):
         return rng.uniform(0.1 if positive else -1.0, 1.0, size=shape).astype(kind)
-    if kind.itemsize >= 4:
+    if kind == np.bool_ or kind.itemsize >= 4:
         return rng.integers(0, 2, size=shape).astype(kind)
     low = 0 if positive or kind.kind == "u" else -4
     return rng.integers(low, 5, size=shape).astype(kind)
 
 
 def tolerance(dtypes: Sequence[str], reduction_length: int) -> float:
-    """Return the relative error that another order of additions may make."""
+    """Return the relative error that another order of additions may cause."""
     epsilons = [_epsilon(numpy_dtype(name)) for name in dtypes]
     return min(_LOOSEST, _ROUNDINGS * max(epsilons, default=0.0) * math.sqrt(reduction_length))
 
@@ -68,10 +76,9 @@ def disagreement(
 ) -> str | None:
     """Say where two kernels disagree, or None if they agree.
 
-    Integers have to be equal. One that is made from floating-point numbers may also be what
-    rounding makes of it: a number that is rounded may get to the next one, the largest of
-    numbers that are nearly equal may be another one, a comparison may go the other way. A
-    kernel does not say which of its integers that can happen to; ``neighbours`` do.
+    Integers must be equal, unless they are made from floating-point numbers: then rounding
+    may change a few. ``neighbours``, the integers by buffer number that the reference gives
+    for perturbed inputs, say which; without them, ``rounded_share`` may be off by one.
     """
     for number, (one, other) in enumerate(zip(expected, found, strict=True)):
         if one.shape != other.shape:
@@ -91,26 +98,67 @@ def disagreement(
     return None
 
 
-def disturbed(
+def outputs_agree(
+    outputs: Sequence[Array],
+    reference: Sequence[Array],
+    rtol: float = 1e-3,
+    atol: float | None = None,
+) -> bool:
+    """Say whether two networks computed the same, except for rounding.
+
+    Floating-point numbers agree when ``|output - reference| <= atol + rtol * |reference|``
+    and both are finite. Integers must be equal; one in a hundred may be off by one.
+    """
+    if not _have_same_shapes(outputs, reference):
+        return False
+    if not all(np.isfinite(each.astype(np.float64)).all() for each in [*outputs, *reference]):
+        return False
+    problem = disagreement(reference, outputs, rtol=rtol, atol=atol, rounded_share=ROUNDED_SHARE)
+    return problem is None
+
+
+def largest_difference(outputs: Sequence[Array], reference: Sequence[Array]) -> Difference:
+    """Compare outputs element by element."""
+    if not _have_same_shapes(outputs, reference):
+        return Difference(math.inf, math.inf)
+    max_abs = max_rel = 0.0
+    for output, expected in zip(outputs, reference, strict=True):
+        got, want = output.astype(np.float64).ravel(), expected.astype(np.float64).ravel()
+        with np.errstate(invalid="ignore"):
+            distance = np.abs(got - want)
+        distance[(got == want) | (np.isnan(got) & np.isnan(want))] = 0.0
+        distance[np.isnan(distance)] = np.inf
+        scale = np.where(np.isfinite(want), np.abs(want), 1.0)
+        relative = distance[scale > 0] / scale[scale > 0]
+        max_abs = max(max_abs, float(distance.max(initial=0.0)))
+        max_rel = max(max_rel, float(relative.max(initial=0.0)))
+    return Difference(max_abs, max_rel)
+
+
+def perturbed(
     values: Sequence[Array], rtol: float, rng: np.random.Generator
 ) -> tuple[list[Array], list[Array]]:
-    """Return start values that differ by some roundings, and those that differ the other way.
+    """Return two lists of start values, perturbed by some roundings in opposite directions.
 
-    Floating-point numbers are a little larger or smaller, each at random; integers stay.
+    Each floating-point number grows or shrinks at random; integers stay.
     """
-    share = min(_LOOSEST, _DISTURBANCE * rtol)
+    share = min(_LOOSEST, _PERTURBATION * rtol)
     up: list[Array] = []
     down: list[Array] = []
     for each in values:
-        signs = rng.choice([-share, share], size=each.shape) if is_float(each.dtype) else None
-        for found, way in ((up, 1.0), (down, -1.0)):
-            moved = each if signs is None else each.astype(np.float64) * (1.0 + way * signs)
-            found.append(moved.astype(each.dtype))
+        if not is_float(each.dtype):
+            up.append(each)
+            down.append(each)
+            continue
+        steps = rng.choice([-share, share], size=each.shape)
+        exact = each.astype(np.float64)
+        up.append((exact * (1.0 + steps)).astype(each.dtype))
+        down.append((exact * (1.0 - steps)).astype(each.dtype))
     return up, down
 
 
-def tells_nothing(start: Sequence[Array], end: Sequence[Array]) -> bool:
-    """Say whether more than half of what a kernel wrote is NaN or infinite."""
+def is_mostly_not_finite(start: Sequence[Array], end: Sequence[Array]) -> bool:
+    """Say whether more than half of the numbers that a kernel wrote are NaN or infinite."""
     written = finite = 0
     for before, after in zip(start, end, strict=True):
         if not is_float(after.dtype):
@@ -127,8 +175,11 @@ def _wrong_integers(
     wrong: Array = expected != found
     if not wrong.any():
         return wrong
-    is_truth = expected.dtype == np.bool_
-    expected, found, *neighbours = (_widened(each) for each in (expected, found, *neighbours))
+    is_boolean = expected.dtype == np.bool_
+    expected, found, *neighbours = (
+        each if each.dtype == np.uint64 else each.astype(np.int64)
+        for each in (expected, found, *neighbours)
+    )
     # Modulo 2^64, so that the largest distances do not overflow.
     distance = np.maximum(expected, found).astype(np.uint64)
     distance -= np.minimum(expected, found).astype(np.uint64)
@@ -140,13 +191,13 @@ def _wrong_integers(
             excused |= found == each
         n_most = max(1.0, ROUNDED_SHARE * wrong.size)
     else:
-        excused = (distance <= 1) & (not is_truth)
+        excused = (distance <= 1) & (not is_boolean)
         n_most = rounded_share * wrong.size
     return wrong if wrong.sum() > n_most else wrong & ~excused
 
 
-def _widened(values: Array) -> Array:
-    return values if values.dtype == np.uint64 else values.astype(np.int64)
+def _have_same_shapes(outputs: Sequence[Array], reference: Sequence[Array]) -> bool:
+    return [output.shape for output in outputs] == [expected.shape for expected in reference]
 
 
 def _wrong_floats(expected: Array, found: Array, rtol: float, atol: float | None) -> Array:
@@ -157,7 +208,7 @@ def _wrong_floats(expected: Array, found: Array, rtol: float, atol: float | None
 
 
 def item_bytes(dtype: str) -> int:
-    """Return the bytes of one number, those of the largest for a type numpy has not."""
+    """Return the bytes of one number; for a type unknown to numpy, those of the largest."""
     try:
         return numpy_dtype(dtype).itemsize
     except TypeError:
@@ -165,9 +216,9 @@ def item_bytes(dtype: str) -> int:
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return numpy's type of a name, which may be one of ``ml_dtypes``."""
+    """Return numpy's type of a name, also of those in ``ml_dtypes``."""
     with contextlib.suppress(ImportError):
-        import ml_dtypes  # noqa: F401 - teaches numpy bfloat16 and its kin
+        import ml_dtypes  # noqa: F401 - registers bfloat16 and the like with numpy
     return np.dtype(name)
 
 
@@ -182,6 +233,6 @@ def _epsilon(dtype: np.dtype[Any]) -> float:
     if dtype.kind == "V":
         import ml_dtypes
 
-        with contextlib.suppress(ValueError):  # its integers have no such thing
+        with contextlib.suppress(ValueError):  # its integers have none
             return float(ml_dtypes.finfo(dtype).eps)  # type: ignore[no-untyped-call]
     return 0.0

@@ -46,11 +46,14 @@ class Dispatcher(Generic[_TaskT, _ResultT]):
         give_up: Callable[[Job[_TaskT, _ResultT], str], _ResultT],
         *,
         overlap: bool,
+        may_end: Callable[[], bool] = lambda: True,
     ) -> None:
         self._pool = pool
         self._make_plan = make_plan
         self._give_up = give_up
         self._overlap = overlap
+        # Whether workers that are busy when nothing is left to do may be killed.
+        self._may_end = may_end
         self._queue: collections.deque[Job[_TaskT, _ResultT]] = collections.deque()
         self._open: set[Job[_TaskT, _ResultT]] = set()
         self._lock = threading.Lock()
@@ -142,14 +145,12 @@ class Dispatcher(Generic[_TaskT, _ResultT]):
             try:
                 # A wait for a device that others use may be long: closing does not wait.
                 stream = self._pool.stream(
-                    self._plans(), wake=wake, is_over=lambda: self._is_closing and not self._open
+                    self._plans(), wake=wake, is_over=lambda: self._is_over() and self._may_end()
                 )
                 with contextlib.closing(stream) as ended:
                     for _, outcome in ended:
                         if outcome.error is not None:
                             logger.debug("a device's plan ended: %s", outcome.error)
-                        if self._is_over():
-                            break
             except Exception as error:  # a defect of this package must not cost later batches
                 logger.exception("candidates could not be given to devices")
                 self._give_up_all(repr(error))

@@ -15,7 +15,8 @@ from tvm_adaptive._tvm import IRModule, copy_record
 from tvm_adaptive.builder import PersistentBuilder
 from tvm_adaptive.measure_callback.journal import Journal, read_journal
 from tvm_adaptive.models.prefetch.rewrite import HINT
-from tvm_adaptive.runner.playoff import contest as contests
+from tvm_adaptive.runner.playoff import playoff
+from tvm_adaptive.runner.playoff.finalist import PlayoffOptions
 from tvm_adaptive.runner.playoff.modules import sane_records
 from tvm_adaptive.runner.playoff.playoff import FinalistReport, finalist_pool, play_off
 from tvm_adaptive.runner.playoff.rounds import PlayoffResult
@@ -42,22 +43,17 @@ def database_of_one() -> tuple[Any, IRModule]:
     return database, mod
 
 
-def play(builder: Any, pool: WorkerPool, **options: Any) -> FinalistReport:
+def play(
+    builder: Any, pool: WorkerPool, *, prefetch: bool = True, journal: Any = None
+) -> FinalistReport:
     database, mod = database_of_one()
-    return play_off(
-        sane_records(database, mod, LLVM),
-        LLVM,
-        builder=builder,
-        pool=pool,
-        timeout_sec=20,
-        max_sec=2,
-        repeat_ms=1,
-        **options,
-    )
+    options = PlayoffOptions(timeout_sec=20, max_sec=2, repeat_ms=1, prefetch=prefetch)
+    records = sane_records(database, mod, LLVM)
+    return play_off(records, LLVM, options, builder=builder, pool=pool, journal=journal)
 
 
 def decided_by(*rankings: list[int]) -> Any:
-    """Return what stands in for timings: the rankings of one contest after the other."""
+    """Return what stands in for timings: one ranking for each call."""
     left = list(rankings)
 
     def play_rounds(measure: Any, n_candidates: int, **_options: Any) -> PlayoffResult:
@@ -85,7 +81,7 @@ def test_the_fastest_form_stands_for_the_winner(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(contests, "play_rounds", decided_by([0], ranking))
+    monkeypatch.setattr(playoff, "play_rounds", decided_by([0], ranking))
     report = play(builder, pool, journal=Journal(tmp_path / "journal.jsonl"))
     (winner,) = report.finalists
     assert report.winner is winner
@@ -107,7 +103,7 @@ def test_forms_are_timed_as_they_will_run(builder: Any, pool: WorkerPool) -> Non
 def test_who_wants_none_gets_none(
     builder: Any, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contests, "play_rounds", decided_by([0]))
+    monkeypatch.setattr(playoff, "play_rounds", decided_by([0]))
     report = play(builder, pool, prefetch=False)
     assert report.winner is not None
     assert not report.winner.prefetches
@@ -119,7 +115,7 @@ def test_a_record_that_no_hint_can_be_given_wins_all_the_same(
     def fail(record: Any, weights: tuple[int, ...]) -> list[Any]:
         raise ValueError("an odd trace")
 
-    monkeypatch.setattr(contests, "hinted", fail)
+    monkeypatch.setattr(playoff, "hinted", fail)
     report = play(builder, pool)
     assert report.winner is not None
     assert report.reason != "error"
@@ -129,14 +125,14 @@ def test_a_record_that_no_hint_can_be_given_wins_all_the_same(
 def test_a_form_with_other_results_cannot_win(
     builder: Any, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forms = contests.hinted
+    forms = playoff.hinted
 
     def with_a_wrong_one(record: Any, weights: tuple[int, ...]) -> list[Any]:
         mod = product(sign=-1)
         return [record_of_schedule(tiled(mod, ROWS_INSIDE), mod), *forms(record, weights)]
 
-    monkeypatch.setattr(contests, "hinted", with_a_wrong_one)
-    monkeypatch.setattr(contests, "play_rounds", decided_by([0], [2, 1, 0]))
+    monkeypatch.setattr(playoff, "hinted", with_a_wrong_one)
+    monkeypatch.setattr(playoff, "play_rounds", decided_by([0], [2, 1, 0]))
     report = play(builder, pool)
     assert report.winner is not None
     assert "1:65536" in str(report.winner.record.trace), "the wrong one is not among the three"
@@ -145,16 +141,15 @@ def test_a_form_with_other_results_cannot_win(
 def test_a_winner_that_fails_beside_its_forms_does_not_win(
     builder: Any, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    contest = contests.Contest
-    time_them = contest._time
+    time_them = playoff._time
 
-    def fail_beside_forms(self: Any, entries: Any, max_sec: float) -> Any:
+    def fail_beside_forms(entries: Any, *limits: Any) -> Any:
         if len(entries) > 1:
             entries[0].finalist.disqualified = "crash: seldom"
-        return time_them(self, entries, max_sec)
+        return time_them(entries, *limits)
 
-    monkeypatch.setattr(contest, "_time", fail_beside_forms)
-    monkeypatch.setattr(contests, "play_rounds", decided_by([0], [1, 2, 0]))
+    monkeypatch.setattr(playoff, "_time", fail_beside_forms)
+    monkeypatch.setattr(playoff, "play_rounds", decided_by([0], [1, 2, 0]))
     report = play(builder, pool)
     assert report.winner is None
     assert [each.disqualified for each in report.finalists] == ["crash: seldom"]

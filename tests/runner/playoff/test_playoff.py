@@ -20,9 +20,8 @@ from tvm_adaptive.builder import PersistentBuilder
 from tvm_adaptive.builder.compile import build_candidate
 from tvm_adaptive.errors import OUT_OF_TIME, InvalidOptionError, OutOfTimeError
 from tvm_adaptive.measure_callback.journal import Journal, read_journal
-from tvm_adaptive.runner.playoff import contest
-from tvm_adaptive.runner.playoff.contest import Contest
-from tvm_adaptive.runner.playoff.finalist import Finalist
+from tvm_adaptive.runner.playoff import playoff, verifier
+from tvm_adaptive.runner.playoff.finalist import Finalist, PlayoffOptions
 from tvm_adaptive.runner.playoff.modules import (
     reduction_length,
     sane_records,
@@ -127,10 +126,20 @@ def pool() -> Iterator[WorkerPool]:
     pool.close()
 
 
-def play(database: Any, mod: Any, builder: Any, pool: WorkerPool, **options: Any) -> Any:
+def play(
+    database: Any, mod: Any, builder: Any, pool: WorkerPool, *, journal: Any = None, **options: Any
+) -> Any:
     options = {"timeout_sec": 20.0, "max_sec": 1.0, "repeat_ms": 1.0, **options}
     records = sane_records(database, mod, LLVM)
-    return play_off(records, LLVM, builder=builder, pool=pool, **options)
+    return play_off(
+        records,
+        LLVM,
+        PlayoffOptions(**options),
+        builder=builder,
+        pool=pool,
+        journal=journal,
+        task_name="matmul",
+    )
 
 
 def test_the_database_ends_with_the_playoffs_numbers(
@@ -138,20 +147,20 @@ def test_the_database_ends_with_the_playoffs_numbers(
 ) -> None:
     database, mod = database_of({GOOD: [2e-9], BETTER: [1e-9, 3e-9]})
     journal = Journal(tmp_path / "journal.jsonl")
-    report = play(database, mod, builder, pool, journal=journal, task_name="matmul")
+    report = play(database, mod, builder, pool, journal=journal)
     winner = report.winner
     assert [finalist.disqualified for finalist in report.finalists] == ["", ""]
     assert [finalist.unchecked for finalist in report.finalists] == ["", ""]
     assert winner.playoff_sec > 1e-7  # 32^3 multiplications can't be done in 2 ns
     assert winner.stderr_sec >= 0.0
-    final = final_database(tmp_path, "structural", [report])
+    final = final_database(tmp_path, [report])
     reopened = ms.database.JSONDatabase(work_dir=str(tmp_path / "final"))
     for each in (final, reopened):
         assert len(each) == 1
         found = each.query_tuning_record(mod, LLVM, "main")
         assert [float(s) for s in found.run_secs] == pytest.approx([winner.playoff_sec])
         assert each.query_schedule(mod, LLVM, "main") is not None
-    assert len(final_database(tmp_path, "structural", [report, report])) == 2
+    assert len(final_database(tmp_path, [report, report])) == 2
     event = read_journal(tmp_path / "journal.jsonl")[-1]
     assert (event["event"], event["task"], event["winner"]) == ("playoff", "matmul", 0)
     assert event["candidates"][0]["recorded_ms"] == pytest.approx(2e-6)
@@ -185,7 +194,7 @@ def test_a_bad_finalist_never_wins(
         raise AssertionError(bad.disqualified)
     event = read_journal(tmp_path / "journal.jsonl")[-1]
     assert event["disqualified"] == [bad.disqualified]
-    final = final_database(tmp_path, "structural", [report])
+    final = final_database(tmp_path, [report])
     (kept,) = final.get_all_tuning_records()
     assert float(kept.run_secs[0]) == pytest.approx(report.winner.playoff_sec)
 
@@ -198,7 +207,7 @@ def test_the_next_best_get_their_turn(builder: Any, pool: WorkerPool, tmp_path: 
     database, mod = database_of({WRONG: [1e-9]})
     report = play(database, mod, builder, pool)
     assert report.winner is None
-    assert len(final_database(tmp_path, "structural", [report])) == 0
+    assert len(final_database(tmp_path, [report])) == 0
 
 
 @pytest.mark.parametrize("bad", [[1e10], [float("nan")], [1e10, 1e10], [float("inf")], [0.0]])
@@ -231,7 +240,7 @@ def test_a_builder_that_is_broken_lets_nothing_win(pool: WorkerPool, tmp_path: P
     report = play(database, mod, builder, pool)
     assert (report.reason, report.winner) == ("no-reference", None)
     assert "no reference" in report.unchecked
-    assert len(final_database(tmp_path, "structural", [report])) == 0
+    assert len(final_database(tmp_path, [report])) == 0
     report = play(database, mod, None, pool, journal=Journal(tmp_path / "journal.jsonl"))
     assert (report.reason, report.winner) == ("no-reference", None)
 
@@ -244,7 +253,8 @@ def test_without_a_reference_nothing_wins(builder: Any, pool: WorkerPool) -> Non
     schedule = Schedule(mod)
     info = ms.arg_info.ArgInfo.from_entry_func(mod, remove_preproc=True)
     slow = TuningRecord(schedule.trace, workload, [1e-9], LLVM, info)
-    report = play_off([slow], LLVM, builder=builder, pool=pool, reference_timeout_sec=1.0)
+    options = PlayoffOptions(reference_timeout_sec=1.0)
+    report = play_off([slow], LLVM, options, builder=builder, pool=pool)
     assert (report.reason, report.winner) == ("no-reference", None)
     assert "killed after 1 s" in report.unchecked
     assert len(report.finalists) == 1
@@ -276,7 +286,7 @@ def test_who_cannot_be_checked_does_not_win(
             return scheduled_as(mod, UNBUILDABLE)
         return mod
 
-    monkeypatch.setattr(contest, "with_plain_weights", with_something_else)
+    monkeypatch.setattr(verifier, "with_plain_weights", with_something_else)
     database, mod = database_of({GOOD: [1e-9], BETTER: [2e-9]})
     report = play(database, mod, builder, pool)
     assert report.winner is not None
@@ -431,7 +441,8 @@ def test_integers_that_are_made_of_sums_are_looked_at_one_by_one(
     info = ms.arg_info.ArgInfo.from_entry_func(mod, remove_preproc=True)
     other = TuningRecord(reordered(mod).trace, workload, [1e-9], LLVM, info)
     with contextlib.closing(PersistentBuilder(max_workers=1, build_function=build)) as builder:
-        report = play_off([other], LLVM, builder=builder, pool=pool, max_sec=0.2, repeat_ms=1.0)
+        options = PlayoffOptions(max_sec=0.2, repeat_ms=1.0)
+        report = play_off([other], LLVM, options, builder=builder, pool=pool)
     (finalist,) = report.finalists
     if n_wrong:
         assert report.winner is None
@@ -440,10 +451,9 @@ def test_integers_that_are_made_of_sums_are_looked_at_one_by_one(
         assert report.winner is finalist, finalist.disqualified
 
 
-def test_top_k_is_checked(builder: Any) -> None:
-    database, mod = database_of({})
+def test_top_k_is_checked() -> None:
     with pytest.raises(InvalidOptionError, match="top_k must be at least 1 but got 0"):
-        play_off(sane_records(database, mod, LLVM), LLVM, builder=builder, top_k=0)
+        PlayoffOptions(top_k=0)
 
 
 def test_a_reference_that_outlasts_the_time_leaves_the_task_without_a_winner(
@@ -474,7 +484,7 @@ def test_who_was_checked_when_the_time_was_over_wins(
         def late(*_args: Any) -> None:
             raise OutOfTimeError(OUT_OF_TIME)
 
-        monkeypatch.setattr(Contest, "_time", late)
+        monkeypatch.setattr(playoff, "_time", late)
     report = play(database, mod, builder, pool, timeout_sec=1000.0, limit_sec=20.0)
     assert report.reason == "no-time"
     (winner,) = report.finalists

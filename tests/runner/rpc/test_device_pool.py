@@ -31,175 +31,175 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def told() -> list[tuple[str, dict]]:
+def events() -> list[tuple[str, dict]]:
     return []
 
 
 @pytest.fixture
-def boards(clock, told) -> DevicePool:
-    boards = DevicePool(RULES, lambda event, **fields: told.append((event, fields)), clock)
-    boards.see([A, B, C])
-    return boards
+def pool(clock, events) -> DevicePool:
+    pool = DevicePool(RULES, lambda event, **fields: events.append((event, fields)), clock)
+    pool.set_present([A, B, C])
+    return pool
 
 
-def fail(boards, address, times):
+def fail(pool, address, times):
     for _ in range(times):
-        boards.fault(address, "no answer")
+        pool.note_fault(address, "no answer")
 
 
-def test_one_fault_is_forgiven(boards):
-    fail(boards, A, RULES.max_faults - 1)
-    assert boards.avoided() == frozenset()
-    boards.served(A)
-    fail(boards, A, RULES.max_faults - 1)
-    assert boards.avoided() == frozenset()
+def test_one_fault_is_forgiven(pool):
+    fail(pool, A, RULES.max_faults - 1)
+    assert pool.avoided() == frozenset()
+    pool.note_success(A)
+    fail(pool, A, RULES.max_faults - 1)
+    assert pool.avoided() == frozenset()
 
 
-def test_too_many_faults_in_a_row_give_rest_that_ends(boards, clock, told):
-    fail(boards, A, RULES.max_faults)
-    assert boards.avoided() == {A}
-    assert told[-1][1]["state"] == "quarantined"
-    assert told[-1][1]["reason"] == "no answer"
+def test_too_many_faults_in_a_row_give_rest_that_ends(pool, clock, events):
+    fail(pool, A, RULES.max_faults)
+    assert pool.avoided() == {A}
+    assert events[-1][1]["state"] == "quarantined"
+    assert events[-1][1]["reason"] == "no answer"
     clock.now += RULES.quarantine_sec
-    assert boards.avoided() == frozenset()
+    assert pool.avoided() == frozenset()
 
 
-def test_the_rest_doubles_with_each_failure_after_it(boards, clock, told):
-    fail(boards, A, RULES.max_faults)
+def test_the_rest_doubles_with_each_failure_after_it(pool, clock, events):
+    fail(pool, A, RULES.max_faults)
     rests = []
     for _ in range(8):
-        rests.append(told[-1][1]["seconds"])
+        rests.append(events[-1][1]["seconds"])
         clock.now += rests[-1]
-        boards.fault(A, "again")
+        pool.note_fault(A, "again")
     assert rests[:4] == [60.0, 120.0, 240.0, 480.0]
     assert max(rests) == RULES.max_quarantine_sec
-    boards.served(A)
-    fail(boards, A, RULES.max_faults)
-    assert told[-1][1]["seconds"] == RULES.quarantine_sec
+    pool.note_success(A)
+    fail(pool, A, RULES.max_faults)
+    assert events[-1][1]["seconds"] == RULES.quarantine_sec
 
 
-def test_the_last_one_is_used_whatever_it_did(boards, clock):
+def test_the_last_one_is_used_whatever_it_did(pool, clock):
     for address in (A, B, C):
-        fail(boards, address, RULES.max_faults)
+        fail(pool, address, RULES.max_faults)
         clock.now += 1.0
-    assert boards.avoided() == {B, C}  # A rests no longer than the others
-    boards.see([C])
-    assert C not in boards.avoided()
+    assert pool.avoided() == {B, C}  # A rests no longer than the others
+    pool.set_present([C])
+    assert C not in pool.avoided()
 
 
-def test_devices_that_are_gone_do_not_count(boards):
-    boards.see([A, B])
-    fail(boards, B, RULES.max_faults)
-    fail(boards, A, RULES.max_faults)
-    assert len({A, B} - boards.avoided()) == 1
+def test_devices_that_are_gone_do_not_count(pool):
+    pool.set_present([A, B])
+    fail(pool, B, RULES.max_faults)
+    fail(pool, A, RULES.max_faults)
+    assert len({A, B} - pool.avoided()) == 1
 
 
-def test_a_single_device_needs_no_calibration(boards):
-    boards.see([A])
-    assert not boards.needs_calibration(A)
-    boards.see([A, B])
-    assert boards.needs_calibration(A)
+def test_a_single_device_needs_no_calibration(pool):
+    pool.set_present([A])
+    assert not pool.needs_calibration(A)
+    pool.set_present([A, B])
+    assert pool.needs_calibration(A)
 
 
-def test_a_calibration_is_believed_for_a_while(boards, clock):
-    assert boards.calibrate(A, timing(1.0))
-    assert not boards.needs_calibration(A)
+def test_a_calibration_is_believed_for_a_while(pool, clock):
+    assert pool.calibrate(A, timing(1.0))
+    assert not pool.needs_calibration(A)
     clock.now += RULES.calibrate_sec + 1.0
-    assert boards.needs_calibration(A)
+    assert pool.needs_calibration(A)
 
 
-def test_times_are_given_as_the_first_device_has_them(boards):
-    boards.calibrate(A, timing(1e-3))
-    boards.calibrate(B, timing(2e-3))
-    assert boards.speed(B) == 0.5
-    assert boards.comparable(B, timing(4e-3)).mean_sec == pytest.approx(2e-3)
-    assert boards.comparable(A, timing(4e-3)) == timing(4e-3)
-    assert boards.comparable(C, timing(4e-3)) == timing(4e-3)
+def test_times_are_given_as_the_first_device_has_them(pool):
+    pool.calibrate(A, timing(1e-3))
+    pool.calibrate(B, timing(2e-3))
+    assert pool.speed(B) == 0.5
+    assert pool.comparable(B, timing(4e-3)).mean_sec == pytest.approx(2e-3)
+    assert pool.comparable(A, timing(4e-3)) == timing(4e-3)
+    assert pool.comparable(C, timing(4e-3)) == timing(4e-3)
 
 
-def test_the_reference_errors_are_passed_on(boards):
-    boards.calibrate(A, timing(1e-3, 0.03))
-    boards.calibrate(B, timing(2e-3, 0.04))
-    found = boards.comparable(B, timing(4e-3, 0.12))
+def test_the_reference_errors_are_passed_on(pool):
+    pool.calibrate(A, timing(1e-3, 0.03))
+    pool.calibrate(B, timing(2e-3, 0.04))
+    found = pool.comparable(B, timing(4e-3, 0.12))
     assert found.stderr_sec == pytest.approx(2e-3 * 0.13)
     single = Timing(4e-3, math.nan, 1, 1, "raced", 0.1)
-    assert math.isnan(boards.comparable(B, single).stderr_sec)
+    assert math.isnan(pool.comparable(B, single).stderr_sec)
 
 
-def test_a_device_that_is_far_too_slow_is_at_fault(boards, told):
-    assert boards.calibrate(A, timing(1e-3))
+def test_a_device_that_is_far_too_slow_is_at_fault(pool, events):
+    assert pool.calibrate(A, timing(1e-3))
     for _ in range(RULES.max_faults):
-        assert boards.needs_calibration(B)
-        assert not boards.calibrate(B, timing(4e-3))
-    assert boards.avoided() == {B}
-    assert "4.0 times slower" in told[-1][1]["reason"]
+        assert pool.needs_calibration(B)
+        assert not pool.calibrate(B, timing(4e-3))
+    assert pool.avoided() == {B}
+    assert "4.0 times slower" in events[-1][1]["reason"]
 
 
-def test_the_slow_one_is_found_also_if_it_was_first(boards):
-    assert boards.calibrate(A, timing(4e-3))
-    assert boards.calibrate(B, timing(1e-3))
-    assert boards.speed(B) == 4.0
-    assert not boards.calibrate(A, timing(4e-3))
+def test_the_slow_one_is_found_also_if_it_was_first(pool):
+    assert pool.calibrate(A, timing(4e-3))
+    assert pool.calibrate(B, timing(1e-3))
+    assert pool.speed(B) == 4.0
+    assert not pool.calibrate(A, timing(4e-3))
 
 
-def test_the_record_of_each(boards):
-    boards.served(B)
-    boards.served(A)
-    boards.served(B)
-    assert [(each["address"], each["n_timings"]) for each in boards.as_fields()] == [(A, 1), (B, 2)]
+def test_the_record_of_each(pool):
+    pool.note_success(B)
+    pool.note_success(A)
+    pool.note_success(B)
+    assert [(each["address"], each["n_timings"]) for each in pool.as_fields()] == [(A, 1), (B, 2)]
 
 
-def test_a_device_that_left_does_not_set_the_bar(boards):
-    assert boards.calibrate(A, timing(1e-3))
-    assert not boards.calibrate(B, timing(5e-3))
-    boards.see([B, C])
-    assert boards.calibrate(B, timing(5e-3))
-    assert boards.calibrate(C, timing(4e-3))
+def test_a_device_that_left_does_not_set_the_bar(pool):
+    assert pool.calibrate(A, timing(1e-3))
+    assert not pool.calibrate(B, timing(5e-3))
+    pool.set_present([B, C])
+    assert pool.calibrate(B, timing(5e-3))
+    assert pool.calibrate(C, timing(4e-3))
     # Still as the first one would have them.
-    assert boards.comparable(B, timing(5e-3)).mean_sec == pytest.approx(1e-3)
+    assert pool.comparable(B, timing(5e-3)).mean_sec == pytest.approx(1e-3)
 
 
-def test_slow_devices_are_used_while_the_fast_one_rests(boards, clock):
-    assert boards.calibrate(A, timing(1e-3))
-    fail(boards, A, RULES.max_faults)
-    assert boards.calibrate(B, timing(5e-3))
+def test_slow_devices_are_used_while_the_fast_one_rests(pool, clock):
+    assert pool.calibrate(A, timing(1e-3))
+    fail(pool, A, RULES.max_faults)
+    assert pool.calibrate(B, timing(5e-3))
     clock.now += RULES.quarantine_sec
-    boards.served(A)
-    assert boards.calibrate(A, timing(1e-3))
-    assert boards.needs_calibration(B)
-    assert not boards.calibrate(B, timing(5e-3))
+    pool.note_success(A)
+    assert pool.calibrate(A, timing(1e-3))
+    assert pool.needs_calibration(B)
+    assert not pool.calibrate(B, timing(5e-3))
 
 
 @pytest.mark.parametrize("slowness", [3.5, 100.0])
-def test_whoever_remains_is_accepted_in_the_end(boards, clock, slowness):
+def test_whoever_remains_is_accepted_in_the_end(pool, clock, slowness):
     """However devices come and go: a farm whose devices all answer measures."""
-    boards.calibrate(A, timing(1e-3))
-    boards.see([B, C])
-    accepted = [boards.calibrate(each, timing(slowness * 1e-3)) for each in (B, C)]
+    pool.calibrate(A, timing(1e-3))
+    pool.set_present([B, C])
+    accepted = [pool.calibrate(each, timing(slowness * 1e-3)) for each in (B, C)]
     assert accepted == [True, True]
-    boards.see([C])
-    assert boards.calibrate(C, timing(slowness * 1e-3))
+    pool.set_present([C])
+    assert pool.calibrate(C, timing(slowness * 1e-3))
 
 
-def test_the_only_device_is_calibrated_if_times_are_given_for_another(boards, clock):
-    boards.see([A])
-    boards.calibrate(A, timing(1e-3))
+def test_the_only_device_is_calibrated_if_times_are_given_for_another(pool, clock):
+    pool.set_present([A])
+    pool.calibrate(A, timing(1e-3))
     clock.now += RULES.calibrate_sec + 1.0
-    assert not boards.needs_calibration(A)
-    boards.see([B])
-    assert boards.needs_calibration(B)
+    assert not pool.needs_calibration(A)
+    pool.set_present([B])
+    assert pool.needs_calibration(B)
 
 
-def test_another_reference_kernel_leaves_times_comparable(boards):
-    boards.calibrate(A, timing(1e-3))
-    boards.calibrate(B, timing(2e-3))
-    assert boards.can_restart(B)
-    assert not boards.can_restart(C)  # its speed is not known
-    boards.restart(B, timing(8e-3))  # another kernel, which would take 4 ms on A
-    assert boards.speed(B) == pytest.approx(0.5)
-    assert not boards.needs_calibration(B)
-    assert boards.needs_calibration(A)
-    assert boards.calibrate(A, timing(4e-3))
-    assert boards.speed(A) == pytest.approx(1.0)
-    boards.see([C])
-    assert boards.can_restart(C)  # there is nobody to compare with
+def test_another_reference_kernel_leaves_times_comparable(pool):
+    pool.calibrate(A, timing(1e-3))
+    pool.calibrate(B, timing(2e-3))
+    assert pool.can_restart(B)
+    assert not pool.can_restart(C)  # its speed is not known
+    pool.restart(B, timing(8e-3))  # another kernel, which would take 4 ms on A
+    assert pool.speed(B) == pytest.approx(0.5)
+    assert not pool.needs_calibration(B)
+    assert pool.needs_calibration(A)
+    assert pool.calibrate(A, timing(4e-3))
+    assert pool.speed(A) == pytest.approx(1.0)
+    pool.set_present([C])
+    assert pool.can_restart(C)  # there is nobody to compare with

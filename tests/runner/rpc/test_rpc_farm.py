@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import sys
 import time
@@ -35,6 +36,12 @@ def offer_device(config: Any, avoided: Any, wait_sec: float) -> tuple[str, tuple
     from tvm_adaptive.runner.rpc import lease
 
     state = Path(config.tracker_host)
+    with state.with_name("lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _offer(lease, state, avoided)
+
+
+def _offer(lease: Any, state: Path, avoided: Any) -> tuple[str, tuple[str, ...]]:
     devices = json.loads(state.read_text())
     allowed = [each for each in devices if each not in avoided] or list(devices)
 
@@ -196,3 +203,30 @@ def test_closing_does_not_wait_for_a_device(farm: Farm, monkeypatch: Any) -> Non
     time.sleep(0.2)
     runner.close()
     assert "the runner was closed" in str(future.result().error_msg)
+
+
+def measure_with_marks(
+    artifact_path: str, device_type: str, args_info: Any, options: Any
+) -> Timing:
+    """Mark begin and end of each measurement; the reference kernel takes longer."""
+    folder = Path(device_type).parent
+    with (folder / "begun").open("a") as file:
+        file.write("x")
+    time.sleep(1.5 if "tvm-adaptive-rpc-" in artifact_path else 0.5)
+    timing = measure(artifact_path, device_type, args_info, options)
+    with (folder / "ended").open("a") as file:
+        file.write("x")
+    return timing
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_no_worker_is_killed_while_it_holds_a_device(farm: Farm, overlap: bool) -> None:
+    """TVM's server may stop listening when a client dies in the middle of a session."""
+    farm.set(farm_1=1.0, farm_2=1.0)
+    runner = farm.runner(max_workers=2, measure=measure_with_marks, overlap=overlap)
+    for _ in range(2):  # the second time, one device has yet to time the reference kernel
+        seconds(farm.measure(runner, 1))
+    runner.close()
+    begun, ended = ((farm.folder / name).read_text() for name in ("begun", "ended"))
+    assert len(begun) == 3
+    assert begun == ended

@@ -1,1 +1,1 @@
-"""The play-off of a task: check the best records, time them side by side."""
+"""The play-off of a task: its best records are checked and timed side by side."""

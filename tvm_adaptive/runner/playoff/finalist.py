@@ -1,48 +1,67 @@
-"""A record in a play-off, and what became of it."""
+"""The options of a play-off, and the records that take part in it."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 
 from tvm_adaptive._tvm import TuningRecord
+from tvm_adaptive.errors import check_at_least
 from tvm_adaptive.runner.playoff.modules import mean_sec
 
-# Why a record cannot win; others are what check or timing said.
+# The untuned module is the slowest of all and runs only once or twice: a large convolution
+# takes a minute.
+REFERENCE_TIMEOUT_SEC = 120.0
+# Reasons to disqualify a record; others come from the check or the timing.
 SAME = "the same schedule as a better record"
 BUILD_FAILED = "build: "
-# Until its results were compared, nothing may win.
+# Until its results were compared, no record can win.
 NOT_CHECKED = "not checked"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlayoffOptions:
+    """How to check and time a task's best records."""
+
+    top_k: int = 3  # records in one play-off batch
+    n_qualifiers: int = 0  # records that compete in short timings for the first batch
+    qualifying_sec: float = 5.0
+    prefetch: bool = True  # also time forms of the winner that prefetch weights
+    timeout_sec: float = 30.0  # deadline of one check or timing
+    reference_timeout_sec: float = REFERENCE_TIMEOUT_SEC
+    max_sec: float = 5.0  # for the timings of one batch
+    limit_sec: float = math.inf  # for everything
+    repeat_ms: float = 20.0  # duration of one timing
+    seed: int = 0
+    scratch_dir: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        check_at_least("top_k", self.top_k, 1)
 
 
 @dataclasses.dataclass
 class Finalist:
-    """A record in the play-off and what became of it."""
+    """A record in a play-off and its result."""
 
-    record: TuningRecord  # as it was recorded while tuning, or its form that asks for weights ahead
-    recorded_sec: float  # its mean time then, seconds, lower is better
-    playoff_sec: float = math.nan  # its time in the play-off, seconds; ``nan`` if it was not timed
+    record: TuningRecord  # as it was recorded, or its form that prefetches weights
+    recorded_sec: float  # its mean time while tuning, seconds
+    playoff_sec: float = math.nan  # its time in the play-off, seconds; NaN if it was not timed
     stderr_sec: float = math.nan  # standard error of ``playoff_sec``
-    disqualified: str = ""  # why it can't win; empty if it can
-    # why its results were not compared with the untuned module's; empty if they were
-    unchecked: str = NOT_CHECKED
-    # whether it is a form that asks for its weights ahead, and faster for it; see
-    # :mod:`tvm_adaptive.models.prefetch`
-    prefetches: bool = False
+    disqualified: str = ""  # why it cannot win; empty if it can
+    unchecked: str = NOT_CHECKED  # why its results were not compared; empty if they were
+    prefetches: bool = False  # see :mod:`tvm_adaptive.models.prefetch`
 
     @property
     def is_sound(self) -> bool:
-        """Whether it was run and gives the untuned module's results."""
+        """Whether it ran and gave the untuned module's results."""
         return not self.disqualified and not self.unchecked
 
     def final_sec(self) -> float:
-        """Return the play-off's time, or the recorded one if there was no play-off."""
+        """Return the play-off's time, or the recorded one if it was not timed."""
         return self.recorded_sec if math.isnan(self.playoff_sec) else self.playoff_sec
 
 
 def as_recorded(record: TuningRecord, why: str) -> Finalist:
-    """Return a record as a finalist that was neither checked nor timed, and say why.
-
-    It is never deployed.
-    """
+    """Return a record as a finalist that was not checked, and so is never deployed."""
     return Finalist(record, mean_sec(record), unchecked=why)

@@ -1,4 +1,4 @@
-"""What the play-off asks of modules: records worth a second look, plain weights, sums."""
+"""Helpers of the play-off for records and modules."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ from tvm_adaptive._tvm import (
     TuningRecord,
     args_info_of,
     schedule_for_gpu,
-    structural_hash,
 )
 from tvm_adaptive.values.trial import FAILED_SEC
 
 _FREE_LAYOUTS = "layout_free_buffers"
 _REWRITES_WEIGHT = "meta_schedule.layout_rewrite_preproc"
-# A play-off looks at a dozen at most, some of which are one program or another target's;
-# all of a long run's records would take gigabytes.
+# A play-off takes a dozen at most, some of which are duplicates or another target's; all
+# records of a long run would take gigabytes.
 MAX_RECORDS = 256
 
 
 def sane_records(
     database: Database, mod: IRModule, target: Target, n: int = MAX_RECORDS
 ) -> list[TuningRecord]:
-    """Return a task's best records with believable times, fastest first."""
+    """Return a task's best records with valid times, fastest first."""
     if not database.has_workload(mod):
         return []
     records = database.get_top_k(database.commit_workload(mod), n)
@@ -37,19 +36,14 @@ def sane_records(
 
 
 def mean_sec(record: TuningRecord) -> float:
-    """Return the mean of a record's times in seconds, by which databases choose."""
+    """Return the mean of a record's times in seconds, as databases do."""
     seconds = [float(second) for second in record.run_secs]
     return math.fsum(seconds) / len(seconds)
 
 
 def scheduled(record: TuningRecord) -> IRModule:
-    """Return the module that a record describes."""
+    """Return the module with a record's schedule."""
     return record.as_measure_candidate().sch.mod
-
-
-def module_key(mod: IRModule) -> int:
-    """Return a number that equal modules share."""
-    return int(structural_hash(mod))
 
 
 def buffers_of(mod: IRModule) -> tuple[tuple[str, tuple[int, ...]], ...]:
@@ -59,11 +53,11 @@ def buffers_of(mod: IRModule) -> tuple[tuple[str, tuple[int, ...]], ...]:
 
 
 def with_plain_weights(mod: IRModule) -> IRModule:
-    """Keep a weight's change of layout inside the kernel.
+    """Keep a weight's layout change inside the kernel, for checks.
 
-    A builder drops the block that changes the layout, because it is meant to run once,
-    ahead of time; then the kernel takes other weights than the untuned module. Without
-    its mark the block stays, and the kernel takes the same. Slower; for checking only.
+    A builder drops the annotated block that changes a layout, as it is meant to run once,
+    ahead of time; the kernel then takes other weights than the untuned module. Without the
+    annotation the block stays.
     """
     schedule = Schedule(mod)
     marked = [
@@ -75,10 +69,9 @@ def with_plain_weights(mod: IRModule) -> IRModule:
 
 
 def weights_of(mod: IRModule) -> tuple[int, ...]:
-    """Return which arguments of a function are the same at every inference.
+    """Return the indices of a network function's arguments that every inference shares.
 
-    Known of functions of networks whose weights may be packed, see
-    :func:`~tvm_adaptive.models.prepare.prepare`.
+    Only known if weights may be packed, see :func:`~tvm_adaptive.models.prepare.prepare`.
     """
     functions = [each for each in mod.functions.values() if isinstance(each, PrimFunc)]
     if len(functions) != 1:
@@ -87,7 +80,7 @@ def weights_of(mod: IRModule) -> tuple[int, ...]:
 
 
 def reduction_length(mod: IRModule) -> int:
-    """Return the terms in the longest sum of an unscheduled module, at least 1."""
+    """Return the number of terms in the longest sum of an unscheduled module, at least 1."""
     longest = 1
     schedule = Schedule(mod)
     for block in _blocks(schedule):
@@ -101,7 +94,7 @@ def reduction_length(mod: IRModule) -> int:
 
 
 def runnable(mod: IRModule, target: Target) -> IRModule:
-    """Return an untuned module in a form that can be built: a GPU needs some schedule."""
+    """Return an untuned module that can be built: for a GPU, with a default schedule."""
     if "gpu" not in target.keys:
         return mod
     with target:

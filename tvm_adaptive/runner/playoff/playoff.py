@@ -1,15 +1,13 @@
-"""The finish of a task: its best few are checked, timed side by side, and recorded so.
+"""The play-off of a task: its best records are checked, timed side by side and ranked.
 
-Checked means: run on the same random values as the untuned module, with the same
-result. A finalist that computes something else, crashes or hangs can never win, nor can
-one that could not be checked.
+A record is checked by running it on the same random values as the untuned module. One
+that computes something else, crashes, hangs or cannot be checked never wins.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 import os
 import shutil
 import time
@@ -24,13 +22,16 @@ from tvm_adaptive._tvm import (
     Target,
     TuningRecord,
     copy_record,
-    ms,
+    json_database,
 )
-from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.errors import OutOfTimeError
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
-from tvm_adaptive.runner.playoff.contest import Contest, ContestOptions
-from tvm_adaptive.runner.playoff.finalist import Finalist, as_recorded
-from tvm_adaptive.runner.playoff.worker import warm_up
+from tvm_adaptive.models.prefetch import hinted
+from tvm_adaptive.runner.playoff.finalist import SAME, Finalist, PlayoffOptions, as_recorded
+from tvm_adaptive.runner.playoff.modules import mean_sec
+from tvm_adaptive.runner.playoff.rounds import play_rounds
+from tvm_adaptive.runner.playoff.verifier import Entry, Verifier
+from tvm_adaptive.runner.playoff.worker import preload
 from tvm_adaptive.runner.rpc.leased_worker import LeasingPool
 from tvm_adaptive.workers.cores import thread_env
 from tvm_adaptive.workers.fork_server import ForkServer
@@ -38,9 +39,20 @@ from tvm_adaptive.workers.pool import WorkerPool
 
 logger = logging.getLogger(__name__)
 
-# The untuned module is the slowest of all and is run only once or twice: a large
-# convolution takes a minute.
-REFERENCE_TIMEOUT_SEC = 120.0
+# If a whole batch is disqualified, the next best records follow, this often: of thousands of
+# trials, one in a hundred wrong is dozens, and the fastest of all. A task with more wrong
+# ones is better left untuned.
+MAX_PLAYOFF_BATCHES = 10
+# Enough to see who is clearly slower; the play-off times the others again.
+QUALIFYING_ROUNDS = 5
+# A record this much slower than the best was not just unlucky and need not be tried again.
+_QUALIFY_FACTOR = 2.0
+# Built at once while qualifying, between two looks at the clock.
+_BUILD_BATCH = 8
+# All arguments of all qualifiers stay loaded in one process.
+_QUALIFIERS_BYTES = 1 << 30
+# Less time does not tell apart forms that differ by a tenth.
+_LEAST_PREFETCH_SEC = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,11 +62,10 @@ class FinalistReport:
     task_name: str
     # the winner first, then the other qualified ones by time, then the disqualified
     finalists: tuple[Finalist, ...]
-    # why the play-off ended (see :class:`~tvm_adaptive.runner.playoff.rounds.PlayoffResult`),
-    # ``"no-record"`` if there was nothing to play for; ``"not-held"`` if none was held, ``"no-
-    # time"`` if the time was over first, and only who was checked by then is a finalist, ``"no-
-    # reference"`` if the untuned module could not be run, ``"error"`` if something else failed:
-    # then only what an earlier play-off has proven can win
+    # why the play-off ended (see :class:`~tvm_adaptive.runner.playoff.rounds.PlayoffResult`);
+    # "no-record" without a record, "not-held" without a play-off; "no-time" if the time ended
+    # first, and only those checked by then are finalists; "no-reference" if the untuned
+    # module could not run; "error" after any other failure
     reason: str
     elapsed_sec: float
 
@@ -66,9 +77,31 @@ class FinalistReport:
 
     @property
     def unchecked(self) -> str:
-        """Why nothing of what there was could be checked; empty if something was."""
+        """Why no finalist could be checked; empty if one was."""
         first = self.finalists[0] if self.finalists else None
         return "" if first is None or first.disqualified else first.unchecked
+
+    def as_fields(self) -> dict[str, Any]:
+        """Return the report for the journal."""
+        candidates = [
+            {
+                "recorded_ms": finalist.recorded_sec * 1e3,
+                "playoff_ms": finalist.playoff_sec * 1e3,
+                "stderr_ms": finalist.stderr_sec * 1e3,
+                "disqualified": finalist.disqualified,
+                "unchecked": finalist.unchecked,
+                "prefetches": finalist.prefetches,
+            }
+            for finalist in self.finalists
+        ]
+        return {
+            "task": self.task_name,
+            "candidates": candidates,
+            "winner": None if self.winner is None else 0,
+            "disqualified": [each["disqualified"] for each in candidates if each["disqualified"]],
+            "reason": self.reason,
+            "seconds": round(self.elapsed_sec, 6),
+        }
 
 
 def finalist_pool(
@@ -77,132 +110,189 @@ def finalist_pool(
     farm: RPCConfig | None = None,
     time_left: Callable[[], float] | None = None,
 ) -> WorkerPool:
-    """Return the worker that play-offs run in; one can serve all tasks of a run."""
+    """Return the worker for play-offs; one can serve all tasks of a run."""
     if farm is not None:
         return LeasingPool(farm, server=server, time_left=time_left)
     return WorkerPool(
-        1, setup=warm_up, replace_after_error=True, env=thread_env(n_threads), server=server
+        1, setup=preload, replace_after_error=True, env=thread_env(n_threads), server=server
     )
 
 
 def play_off(
     records: Sequence[TuningRecord],
     target: Target,
+    options: PlayoffOptions,
     *,
     builder: Builder,
-    top_k: int = 3,
-    n_qualifiers: int = 0,
-    qualifying_sec: float = 5.0,
-    prefetch: bool = True,
-    timeout_sec: float = 30.0,
-    reference_timeout_sec: float = REFERENCE_TIMEOUT_SEC,
-    rtol: float | None = None,
-    atol: float | None = None,
-    max_sec: float = 5.0,
-    limit_sec: float = math.inf,
-    repeat_ms: float = 20.0,
-    seed: int = 0,
-    device_index: int = 0,
+    pool: WorkerPool,
     journal: JournalWriter | None = None,
     task_name: str = "main",
-    pool: WorkerPool | None = None,
-    scratch_dir: str | Path | None = None,
 ) -> FinalistReport:
-    """Check and time a task's best records again."""
-    if top_k < 1:
-        raise InvalidOptionError(f"top_k must be at least 1 but got {top_k}.")
+    """Check and time a task's best records, fastest first, until one wins."""
     start_sec = time.monotonic()
     journal = journal or NullJournal()
-    options = ContestOptions(
-        timeout_sec=timeout_sec,
-        reference_timeout_sec=reference_timeout_sec,
-        rtol=rtol,
-        atol=atol,
-        max_sec=max_sec,
-        repeat_ms=repeat_ms,
-        seed=seed,
-        device_index=device_index,
-        scratch_dir=None if scratch_dir is None else str(scratch_dir),
-        n_qualifiers=n_qualifiers,
-        qualifying_sec=qualifying_sec,
-        prefetch=prefetch,
-        end_sec=start_sec + limit_sec,
-    )
-    contest = Contest(target, builder, pool or finalist_pool(), options)
+    verifier = Verifier(target, builder, pool, options)
+    winner = None
     try:
-        finalists, reason = contest.hold(records, top_k)
+        finalists, winner, reason = _play(records, verifier)
     except Exception as error:
-        logger.exception("The play-off of %s could not be held", task_name)
+        logger.exception("The play-off of %s failed", task_name)
         journal.write("error", where="play_off", task=task_name, error=repr(error))
         finalists, reason = [as_recorded(each, repr(error)) for each in records[:1]], "error"
     finally:
-        contest.close()
-        if pool is None:
-            contest.pool.close()
-    ranked = _ranked(finalists, contest.winner)
-    report = FinalistReport(task_name, ranked, reason, time.monotonic() - start_sec)
-    journal.write("playoff", **_as_fields(report), **_board_of(pool))
-    return report
-
-
-def _board_of(pool: WorkerPool | None) -> dict[str, str]:
-    return {"board": pool.address} if isinstance(pool, LeasingPool) else {}
-
-
-def _ranked(finalists: Iterable[Finalist], winner: Finalist | None) -> tuple[Finalist, ...]:
-    ranked = sorted(
-        finalists, key=lambda each: (bool(each.disqualified), not each.is_sound, each.final_sec())
+        verifier.close()
+    # The winner's confirmed time may be above a rival's lucky one.
+    finalists.sort(
+        key=lambda each: (
+            each is not winner,
+            bool(each.disqualified),
+            not each.is_sound,
+            each.final_sec(),
+        )
     )
-    # Confirmed by timings of its own, the winner may look slower than a rival's lucky ones.
-    return tuple(sorted(ranked, key=lambda each: winner is not None and each is not winner))
+    elapsed_sec = time.monotonic() - start_sec
+    report = FinalistReport(task_name, tuple(finalists), reason, elapsed_sec)
+    board = {"board": pool.address} if isinstance(pool, LeasingPool) else {}
+    journal.write("playoff", **report.as_fields(), **board)
+    return report
 
 
 def without_playoff(
     records: Sequence[TuningRecord], proven: Finalist | None, task_name: str = "main"
 ) -> FinalistReport:
-    """Return the report of a task that gets no play-off: what was proven before stands."""
+    """Return the report of a task without a play-off: an earlier winner stays the winner."""
     if proven is not None:
         return FinalistReport(task_name, (proven,), "not-held", 0.0)
     finalists = tuple(as_recorded(record, "no play-off") for record in records[:1])
     return FinalistReport(task_name, finalists, "not-held" if records else "no-record", 0.0)
 
 
-def final_database(
-    work_dir: str | Path, module_equality: str, reports: Iterable[FinalistReport]
-) -> Database:
-    """Write the winners with their play-off times as a database of their own.
+def final_database(work_dir: str | Path, reports: Iterable[FinalistReport]) -> Database:
+    """Write the winners with their play-off times to a new database.
 
     A task without a winner is left out: the compiler then takes its untuned form.
     """
     final, fresh = Path(work_dir) / "final", Path(work_dir) / "final.new"
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
-    database = ms.database.JSONDatabase(work_dir=str(fresh), module_equality=module_equality)
+    database = json_database(fresh)
     for report in reports:
         if report.winner is not None:
             copy_record(report.winner.record, database, [report.winner.final_sec()])
     shutil.rmtree(final, ignore_errors=True)
     os.replace(fresh, final)
-    return ms.database.JSONDatabase(work_dir=str(final), module_equality=module_equality)
+    return json_database(final)
 
 
-def _as_fields(report: FinalistReport) -> dict[str, Any]:
-    candidates = [
-        {
-            "recorded_ms": finalist.recorded_sec * 1e3,
-            "playoff_ms": finalist.playoff_sec * 1e3,
-            "stderr_ms": finalist.stderr_sec * 1e3,
-            "disqualified": finalist.disqualified,
-            "unchecked": finalist.unchecked,
-            "prefetches": finalist.prefetches,
-        }
-        for finalist in report.finalists
-    ]
-    return {
-        "task": report.task_name,
-        "candidates": candidates,
-        "winner": None if report.winner is None else 0,
-        "disqualified": [each["disqualified"] for each in candidates if each["disqualified"]],
-        "reason": report.reason,
-        "seconds": round(report.elapsed_sec, 6),
-    }
+def _play(
+    records: Sequence[TuningRecord], verifier: Verifier
+) -> tuple[list[Finalist], Finalist | None, str]:
+    """Return the finalists, the winner, and why the play-off ended."""
+    if not records:
+        return [], None, "no-record"
+    options = verifier.options
+    entries = [Entry(Finalist(record, mean_sec(record))) for record in records]
+    finalists: list[Finalist] = []
+    winner, reason = None, "failed"
+    try:
+        if problem := verifier.prepare_reference(records[0].workload.mod):
+            return [as_recorded(records[0], f"no reference: {problem}")], None, "no-reference"
+        ranked = entries
+        if options.n_qualifiers > options.top_k and len(entries) > options.top_k:
+            ranked, unfit = _qualify(entries, verifier)
+            finalists += [entry.finalist for entry in unfit]
+        for start in range(0, len(ranked), options.top_k)[:MAX_PLAYOFF_BATCHES]:
+            batch = ranked[start : start + options.top_k]
+            verifier.build_timed(batch)
+            verifier.check(batch)
+            checked = [entry for entry in batch if entry.is_checked]
+            winner, reason = _time(checked, verifier, options.max_sec)
+            finalists += [entry.finalist for entry in batch]
+            if winner is not None:
+                if options.prefetch:
+                    winner = _try_prefetching(winner, verifier)
+                if winner is not None:
+                    break
+    except OutOfTimeError:
+        known = [entry.finalist for entry in entries if entry.is_checked]
+        out = [each.finalist for each in entries if each.finalist.disqualified]
+        if winner is None:
+            return [*known, *out], min(known, key=Finalist.final_sec, default=None), "no-time"
+        return [*known, *out], winner.finalist, "no-time"
+    return finalists, None if winner is None else winner.finalist, reason
+
+
+def _qualify(entries: list[Entry], verifier: Verifier) -> tuple[list[Entry], list[Entry]]:
+    """Rank the first entries by a few short rounds; also return those that failed.
+
+    The fastest of thousands of short timings were lucky. Newer timings, side by side, are a
+    fairer choice of finalists.
+    """
+    options = verifier.options
+    # The other half of the time is for the checks, without which nothing wins.
+    qualifying_sec = min(options.qualifying_sec, verifier.left_sec() / 2)
+    deadline_sec = time.monotonic() + qualifying_sec
+    slowest_sec = _QUALIFY_FACTOR * entries[0].finalist.recorded_sec
+    n_wanted = sum(
+        entry.finalist.recorded_sec <= slowest_sec for entry in entries[: options.n_qualifiers]
+    )
+    tried: list[Entry] = []
+    # Building takes at most half of the time, so that all built ones are timed.
+    while len(tried) < n_wanted and deadline_sec - time.monotonic() > qualifying_sec / 2:
+        batch = entries[len(tried) : min(n_wanted, len(tried) + _BUILD_BATCH)]
+        verifier.build_timed(batch)
+        tried += batch
+        if sum(each.timed.n_bytes for each in tried if each.timed) > _QUALIFIERS_BYTES:
+            break
+    ranking: tuple[int, ...] = ()
+    if fit := [entry for entry in tried if entry.is_fit]:
+        ranking = play_rounds(
+            verifier.timer(fit),
+            len(fit),
+            max_rounds=QUALIFYING_ROUNDS,
+            confirm_rounds=0,
+            max_sec=max(0.0, deadline_sec - time.monotonic()),
+        ).ranking
+    unfit = [entry for entry in tried if not entry.is_fit and entry.finalist.disqualified != SAME]
+    return [fit[i] for i in ranking] + entries[len(tried) :], unfit
+
+
+def _time(entries: Sequence[Entry], verifier: Verifier, max_sec: float) -> tuple[Entry | None, str]:
+    """Return the fastest entry, and why the rounds ended."""
+    if not entries:
+        return None, "failed"
+    # At least one round is played, besides the start of each kernel.
+    max_sec = min(max_sec, verifier.left_sec() / 2)
+    result = play_rounds(verifier.timer(entries), len(entries), max_sec=max_sec)
+    for index, entry in enumerate(entries):
+        entry.finalist.playoff_sec = float(result.location_sec[index])
+        entry.finalist.stderr_sec = float(result.stderr_sec[index])
+    return (entries[result.ranking[0]] if result.ranking else None), result.reason
+
+
+def _try_prefetching(winner: Entry, verifier: Verifier) -> Entry | None:
+    """Give the winner the form that prefetches its weights, if that is faster.
+
+    Returns None if the winner itself fails beside its forms.
+    """
+    finalist, max_sec = winner.finalist, verifier.options.max_sec
+    if winner.timed is None or winner.timed.device_type != "cpu" or max_sec < _LEAST_PREFETCH_SEC:
+        return winner
+    try:
+        records = hinted(finalist.record, winner.timed.weights)
+    except Exception:  # prefetching saves a tenth at best and must not cost the play-off
+        logger.warning("The winner gets no form that prefetches weights", exc_info=True)
+        return winner
+    forms = [Entry(Finalist(record, finalist.recorded_sec)) for record in records]
+    verifier.build_timed(forms)
+    fit = [form for form in forms if form.is_fit]
+    if not (fit := verifier.with_equal_results(winner.timed, fit)):
+        return winner
+    best, _ = _time([winner, *fit], verifier, max_sec / 2)
+    if finalist.disqualified:
+        return None
+    if best is not None and best is not winner:
+        finalist.record, finalist.prefetches = best.finalist.record, True
+        finalist.playoff_sec = best.finalist.playoff_sec
+        finalist.stderr_sec = best.finalist.stderr_sec
+    return winner

@@ -1,8 +1,8 @@
-"""Weights as a kernel meets them in its network: not in a cache that it has for itself.
+"""Weights for timings that are not in a core's own cache, as in a network.
 
-Between two calls of a layer the weights of all other layers pass through the caches.
-Timed over and over with the same weights, a kernel finds them in its core's own cache and
-looks faster than it will be, the more so the more often it reads them.
+Between two calls of a layer the weights of all other layers pass through the caches. Timed
+repeatedly with the same weights, a kernel finds them in its core's cache and looks faster
+than it will be.
 """
 
 from __future__ import annotations
@@ -14,21 +14,17 @@ import numpy as np
 
 from tvm_adaptive.values.agreement import Array, random_array
 
-# Many times what a core has for itself (two MiB at the most today); behind that are caches
-# that all cores and, on rented machines, all tenants share.
+# Many times a core's own cache (two MiB at most today). The caches behind it are shared by
+# all cores and, on rented machines, by all tenants.
 ROTATION_BYTES = 32 << 20
-# Less than that returns to the cache in no time.
+# Less than that is back in the cache at once.
 LEAST_BYTES = 64 << 10
-# What TVM's kernels take for granted of every argument: whole cache lines.
+# TVM's kernels assume that every argument starts at a cache line.
 _ALIGNMENT_BYTES = 64
 
 
 class Arena:
-    """Memory with random values, out of which weights of any shape are cut.
-
-    Kernels take turns with the same memory, whatever layouts they want weights in: twenty
-    kernels need no more of it than one.
-    """
+    """Memory with random values that all kernels share for their weights, of any layout."""
 
     def __init__(self, n_bytes: int = ROTATION_BYTES, seed: int = 0) -> None:
         self._n_bytes = n_bytes
@@ -36,24 +32,24 @@ class Arena:
         self._memory: dict[str, Array] = {}
 
     def rotation(self, buffers: Sequence[tuple[str, tuple[int, ...]]]) -> list[list[Array]]:
-        """Cut out one set of arrays after another until the memory is used up."""
+        """Return as many sets of arrays as fit into the memory."""
         offsets: list[int] = []
         used: dict[str, int] = {}  # items of one set
         for dtype, shape in buffers:
             offsets.append(used.get(dtype, 0))
             used[dtype] = offsets[-1] + _pitch(dtype, shape)
-        memory = {dtype: self._of(dtype, n_items) for dtype, n_items in used.items()}
+        memory = {dtype: self._memory_of(dtype, n_items) for dtype, n_items in used.items()}
         n_sets = min(len(memory[dtype]) // n_items for dtype, n_items in used.items())
 
-        def cut(number: int, index: int) -> Array:
+        def array(number: int, index: int) -> Array:
             dtype, shape = buffers[index]
             first = number * used[dtype] + offsets[index]
             return memory[dtype][first : first + math.prod(shape)].reshape(shape)
 
-        return [[cut(number, i) for i in range(len(buffers))] for number in range(n_sets)]
+        return [[array(number, i) for i in range(len(buffers))] for number in range(n_sets)]
 
-    def _of(self, dtype: str, n_items: int) -> Array:
-        """Return the memory of one type; larger than asked for before, it is made anew."""
+    def _memory_of(self, dtype: str, n_items: int) -> Array:
+        """Return the memory of one type, replaced if it is too small."""
         known = self._memory.get(dtype)
         if known is None or len(known) < n_items:
             n_wanted = max(n_items, self._n_bytes // np.dtype(dtype).itemsize)
@@ -62,7 +58,7 @@ class Arena:
 
 
 def is_worth_rotating(buffers: Sequence[tuple[str, tuple[int, ...]]]) -> bool:
-    """Say whether weights are large enough to leave a cache, and of types numpy shares."""
+    """Say whether weights are too large for a cache, and of types that numpy shares."""
     try:
         kinds = [np.dtype(dtype) for dtype, _ in buffers]
     except TypeError:
@@ -70,12 +66,12 @@ def is_worth_rotating(buffers: Sequence[tuple[str, tuple[int, ...]]]) -> bool:
     n_bytes = sum(
         kind.itemsize * math.prod(shape) for kind, (_, shape) in zip(kinds, buffers, strict=True)
     )
-    # Other kinds, such as bfloat16, cannot be handed over without a copy.
+    # Other kinds, such as bfloat16, cannot be shared without a copy.
     return all(kind.kind in "fiu" for kind in kinds) and n_bytes >= LEAST_BYTES
 
 
 def _pitch(dtype: str, shape: Sequence[int]) -> int:
-    """Return the items from one array to the next: whole cache lines."""
+    """Return the items from one array to the next, in whole cache lines."""
     per_line = _ALIGNMENT_BYTES // np.dtype(dtype).itemsize
     return max(1, math.ceil(math.prod(shape) / per_line)) * per_line
 

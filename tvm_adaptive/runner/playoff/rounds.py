@@ -1,9 +1,9 @@
-"""The play-off: time the best few again, side by side, and believe only these timings.
+"""Time the finalists side by side, and trust only these timings.
 
-The best of many short measurements looks better than it is (the winner's curse). Here
-the finalists are timed in interleaved rounds, so that drift of the machine meets all of
-them alike; the clearly slower ones drop out; and the winner's own time is taken from
-rounds that had no part in choosing it.
+The best of many short measurements looks better than it is (the winner's curse). So the
+finalists are timed in interleaved rounds, where drift of the machine affects all alike;
+those that are clearly slower drop out; and the winner's time comes from further rounds,
+which had no part in choosing it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from collections.abc import Callable
 import numpy as np
 from scipy.special import stdtrit
 
-from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.values.trial import FloatArray
 
 # Of normal noise: standard deviation / median absolute deviation, and
@@ -29,24 +28,21 @@ _MIN_FOR_MAD = 6
 
 @dataclasses.dataclass(frozen=True)
 class PlayoffResult:
-    """What the play-off found; all arrays are indexed by candidate."""
+    """The result of a play-off; all arrays are indexed by finalist."""
 
-    ranking: tuple[int, ...]  # candidates, fastest first; failed ones are not among them
-    # median seconds of one run, lower is better; ``nan`` for a failed candidate
-    location_sec: FloatArray
-    # standard error of ``location_sec``; ``nan`` with fewer than two timings
-    stderr_sec: FloatArray
-    n_timings: tuple[int, ...]  # timings that ``location_sec`` stands on
-    failed: tuple[int, ...]  # candidates whose timing failed
-    # why it ended: ``"separated"``, ``"tied"``, ``"rounds"``, ``"time"``, or ``"failed"`` when no
-    # candidate is left
+    ranking: tuple[int, ...]  # finalists, fastest first, without failed ones
+    location_sec: FloatArray  # median seconds of one run; NaN for a failed finalist
+    stderr_sec: FloatArray  # its standard error; NaN with fewer than two timings
+    n_timings: tuple[int, ...]  # behind ``location_sec``
+    failed: tuple[int, ...]
+    # "separated", "tied", "rounds" or "time"; "failed" when no finalist is left
     reason: str
-    confirmed: bool  # whether the winner's numbers come from rounds of its own, after the choice
+    confirmed: bool  # whether the winner's numbers come from rounds after the choice
 
 
 def play_rounds(
     measure: Callable[[int], float],
-    n_candidates: int,
+    n_finalists: int,
     *,
     min_rounds: int = 3,
     max_rounds: int = 20,
@@ -56,22 +52,35 @@ def play_rounds(
     indifference: float = 0.005,
     clock: Callable[[], float] = time.monotonic,
 ) -> PlayoffResult:
-    """Time candidates in interleaved rounds until the leader is known."""
-    _check_options(n_candidates, min_rounds, max_rounds, confirm_rounds, significance)
-    field = _Field(measure, n_candidates, max_sec, clock)
-    options = _Options(min_rounds, max_rounds, confirm_rounds, significance, indifference)
-    reason = _play(field, options)
-    ranking = field.ranking()
-    while ranking:
-        fresh = field.confirm(ranking[0], confirm_rounds)
-        if ranking[0] in field.failed:
-            ranking = ranking[1:]
+    """Time finalists in interleaved rounds until the leader is known."""
+    rounds = _Rounds(measure, n_finalists, max_sec, clock)
+    reason = "rounds"
+    for number in range(1, max_rounds + 1):
+        rounds.play(number)
+        if not rounds.remaining:
+            reason = "failed"
+            break
+        if number >= min_rounds:
+            quantile = float(stdtrit(number - 1, 1.0 - significance))
+            rounds.drop_slower(quantile)
+            if len(rounds.remaining) == 1:
+                reason = "separated"
+                break
+            if rounds.is_tied(quantile, indifference):
+                reason = "tied"
+                break
+        if not rounds.has_time(len(rounds.remaining) + confirm_rounds):
+            reason = "time"
+            break
+    for place, winner in enumerate(ranking := rounds.ranking()):
+        timings = rounds.time_alone(winner, confirm_rounds)
+        if winner in rounds.failed:
             continue
-        if len(fresh) < min_rounds:
-            return field.result(ranking, reason, confirmed=False)
-        field.timings[ranking[0]] = fresh
-        return field.result(ranking, reason, confirmed=True)
-    return field.result([], "failed", confirmed=False)
+        confirmed = len(timings) >= min_rounds
+        if confirmed:
+            rounds.timings[winner] = timings
+        return rounds.result(ranking[place:], reason, confirmed=confirmed)
+    return rounds.result([], "failed", confirmed=False)
 
 
 def median_stderr(values: FloatArray) -> float:
@@ -86,13 +95,13 @@ def median_stderr(values: FloatArray) -> float:
     return _MEDIAN_PENALTY * spread / math.sqrt(n)
 
 
-class _Field:
-    """The candidates that are still in, and all their timings."""
+class _Rounds:
+    """The timings of all finalists, and which are still in the play-off."""
 
     def __init__(
         self,
         measure: Callable[[int], float],
-        n_candidates: int,
+        n_finalists: int,
         max_sec: float,
         clock: Callable[[], float],
     ) -> None:
@@ -101,63 +110,46 @@ class _Field:
         self._start_sec = clock()
         self._max_sec = max_sec
         self._n_measured = 0
-        self.timings: list[list[float]] = [[] for _ in range(n_candidates)]
-        self.alive = list(range(n_candidates))
+        self.timings: list[list[float]] = [[] for _ in range(n_finalists)]
+        self.remaining = list(range(n_finalists))
         self.failed: set[int] = set()
 
-    def play_round(self, number: int) -> None:
-        # Who goes first changes, because the first after a pause runs on a cooler core.
-        turn = number % len(self.alive)
-        for index in self.alive[turn:] + self.alive[:turn]:
+    def play(self, number: int) -> None:
+        # The first one changes, because the first after a pause runs on a cooler core.
+        first = number % len(self.remaining)
+        for index in self.remaining[first:] + self.remaining[:first]:
             seconds = self._timing(index)
             if seconds is not None:
                 self.timings[index].append(seconds)
-        self.alive = [index for index in self.alive if index not in self.failed]
+        self.remaining = [index for index in self.remaining if index not in self.failed]
 
-    def confirm(self, index: int, n_timings: int) -> list[float]:
-        fresh: list[float] = []
-        for _ in range(n_timings):
-            if not self.time_left(1):
-                break
+    def time_alone(self, index: int, n_timings: int) -> list[float]:
+        timings: list[float] = []
+        while len(timings) < n_timings and self.has_time(1):
             seconds = self._timing(index)
             if seconds is None:
                 break
-            fresh.append(seconds)
-        return fresh
+            timings.append(seconds)
+        return timings
 
-    def time_left(self, n_timings: int) -> bool:
+    def has_time(self, n_timings: int) -> bool:
         elapsed = self._clock() - self._start_sec
         return elapsed * (1.0 + n_timings / max(self._n_measured, 1)) <= self._max_sec
 
-    def leader(self) -> int:
-        return min(self.alive, key=self._median)
-
-    def leads(self) -> tuple[FloatArray, FloatArray]:
-        """Return median and standard error of each living rival's time minus the leader's."""
-        leader = self.timings[self.leader()]
-        leads = [
-            np.subtract(self.timings[index], leader)
-            for index in self.alive
-            if index != self.leader()
-        ]
-        medians = np.array([float(np.median(lead)) for lead in leads])
-        return medians, np.array([median_stderr(lead) for lead in leads])
-
     def drop_slower(self, quantile: float) -> None:
-        leader = self.leader()
-        median, stderr = self.leads()
-        rivals = [index for index in self.alive if index != leader]
-        self.alive = [leader] + [
-            index
-            for index, slower in zip(rivals, median > quantile * stderr, strict=True)
-            if not slower
-        ]
-        self.alive.sort()
+        leader, rivals, lead, stderr = self._leads()
+        slower = lead > quantile * stderr
+        self.remaining = sorted([leader, *(rivals[i] for i in np.flatnonzero(~slower))])
+
+    def is_tied(self, quantile: float, indifference: float) -> bool:
+        leader, _, lead, stderr = self._leads()
+        possible_loss = quantile * stderr - lead
+        return bool(np.all(possible_loss <= indifference * self._median(leader)))
 
     def ranking(self) -> list[int]:
-        """Return the candidates that did not fail; those that dropped out come last."""
+        """Return the finalists that did not fail; those that dropped out come last."""
         timed = [i for i, values in enumerate(self.timings) if values and i not in self.failed]
-        return sorted(timed, key=lambda index: (index not in self.alive, self._median(index)))
+        return sorted(timed, key=lambda index: (index not in self.remaining, self._median(index)))
 
     def result(self, ranking: list[int], reason: str, *, confirmed: bool) -> PlayoffResult:
         n = len(self.timings)
@@ -169,6 +161,14 @@ class _Field:
         failed = tuple(sorted(self.failed))
         return PlayoffResult(tuple(ranking), location, stderr, counts, failed, reason, confirmed)
 
+    def _leads(self) -> tuple[int, list[int], FloatArray, FloatArray]:
+        """Return the leader, its rivals, and their median loss with its standard error."""
+        leader = min(self.remaining, key=self._median)
+        rivals = [index for index in self.remaining if index != leader]
+        losses = [np.subtract(self.timings[index], self.timings[leader]) for index in rivals]
+        medians = np.array([float(np.median(loss)) for loss in losses])
+        return leader, rivals, medians, np.array([median_stderr(loss) for loss in losses])
+
     def _timing(self, index: int) -> float | None:
         self._n_measured += 1
         seconds = self._measure(index)
@@ -179,55 +179,3 @@ class _Field:
 
     def _median(self, index: int) -> float:
         return float(np.median(self.timings[index]))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Options:
-    min_rounds: int
-    max_rounds: int
-    confirm_rounds: int
-    significance: float
-    indifference: float
-
-
-def _play(field: _Field, options: _Options) -> str:
-    for played in range(1, options.max_rounds + 1):
-        field.play_round(played)
-        if not field.alive:
-            return "failed"
-        if played >= options.min_rounds:
-            quantile = float(stdtrit(played - 1, 1.0 - options.significance))
-            field.drop_slower(quantile)
-            if len(field.alive) == 1:
-                return "separated"
-            if _tied(field, quantile, options.indifference):
-                return "tied"
-        if not field.time_left(len(field.alive) + options.confirm_rounds):
-            return "time"
-    return "rounds"
-
-
-def _tied(field: _Field, quantile: float, indifference: float) -> bool:
-    median, stderr = field.leads()
-    possible_loss = quantile * stderr - median
-    leader_sec = float(np.median(field.timings[field.leader()]))
-    return bool(np.all(possible_loss <= indifference * leader_sec))
-
-
-def _check_options(
-    n_candidates: int,
-    min_rounds: int,
-    max_rounds: int,
-    confirm_rounds: int,
-    significance: float,
-) -> None:
-    rules = [
-        ("n_candidates", n_candidates, n_candidates >= 1, "at least 1"),
-        ("min_rounds", min_rounds, min_rounds >= 2, "at least 2, as one timing has no spread"),
-        ("max_rounds", max_rounds, max_rounds >= min_rounds, f"at least min_rounds={min_rounds}"),
-        ("confirm_rounds", confirm_rounds, confirm_rounds >= 0, "at least 0"),
-        ("significance", significance, 0.0 < significance < 0.5, "between 0 and 0.5"),
-    ]
-    for name, value, holds, rule in rules:
-        if not holds:
-            raise InvalidOptionError(f"{name} must be {rule}, but got {value}.")

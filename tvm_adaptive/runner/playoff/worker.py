@@ -1,47 +1,57 @@
-"""What the play-off's worker process does: run a kernel, check a kernel, time a kernel."""
+"""What the worker process of a play-off does: run, check and time kernels."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import math
+import pickle
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tvm_adaptive._tvm import from_dlpack, tensor
-from tvm_adaptive.runner.measure import give_threads_cores
+from tvm_adaptive.runner.measure import give_threads_cores, timer_of
 from tvm_adaptive.runner.playoff.rotating_weights import Arena, is_worth_rotating
 from tvm_adaptive.values.agreement import (
     Array,
     disagreement,
-    disturbed,
     is_float,
+    is_mostly_not_finite,
     item_bytes,
-    numpy_dtype,
+    perturbed,
     random_array,
-    tells_nothing,
 )
 from tvm_adaptive.workers import device_session
+
+# Three opposite pairs of perturbations. Of a thousand integers that another order of
+# additions changes, they usually miss none; see the size of a perturbation.
+_N_PAIRS = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """A built candidate and what it takes."""
+    """A built candidate and its arguments."""
 
     artifact_path: str
-    device_type: str  # E.g. ``"cpu"`` or ``"cuda"``
+    device_type: str  # e.g. "cpu" or "cuda"
     buffers: tuple[tuple[str, tuple[int, ...]], ...]  # type and shape of each argument
-    device_index: int = 0
-    weights: tuple[int, ...] = ()  # which arguments are the same at every inference of a network
+    weights: tuple[int, ...] = ()  # indices of arguments that every inference shares
 
     @property
     def n_bytes(self) -> int:
         """Bytes of all arguments."""
         return sum(item_bytes(dtype) * math.prod(shape) for dtype, shape in self.buffers)
+
+
+class CheckResult(NamedTuple):
+    """The outcome of a check."""
+
+    problem: str | None = None
+    may_be_rounding: bool = False
 
 
 @dataclasses.dataclass
@@ -53,67 +63,70 @@ class _Loaded:
     rotation: Iterator[list[Any]] | None = None  # the same arguments with other weights
 
 
-_POSITIVE = "positive"
-_NEIGHBOURS = ".neighbours"
-# Three opposite pairs: of a thousand integers that another order of additions changes, they
-# miss none in most cases; see the size of a disturbance.
-_N_PAIRS = 3
-# What was loaded on a device that has been given back is of no use. Each task's reference
-# comes first, and with it the end of what the task before has loaded.
+@dataclasses.dataclass
+class _Reference:
+    """What the untuned kernel computes, saved for the checks that follow."""
+
+    is_positive: bool  # its start values
+    outputs: list[Array]
+    neighbours: list[dict[int, Array]]  # its integers for perturbed inputs, by buffer number
+
+    @classmethod
+    def read(cls, path: str) -> _Reference:
+        reference = pickle.loads(Path(path).read_bytes())
+        assert isinstance(reference, cls)
+        return reference
+
+    def write(self, path: str) -> None:
+        Path(path).write_bytes(pickle.dumps(self))
+
+
+# Modules are lost with the session of their device, so the key has its number. A task's
+# reference runs first and drops the kernels of the task before.
 _loaded: dict[tuple[int, Kernel], _Loaded] = {}
 _arena = Arena()
 
 
-def warm_up() -> None:
-    """Do nothing; unpickling it in a fresh worker has imported TVM."""
+def preload() -> None:
+    """Do nothing; to unpickle this function, a fresh worker imports TVM."""
 
 
 def run_reference(kernel: Kernel, seed: int, path: str) -> None:
-    """Run the reference on random values and save what its buffers hold afterwards."""
+    """Run a kernel on random values and save what its buffers hold afterwards."""
     _loaded.clear()
-    for positive in (False, True):
-        start = _start_values(kernel, seed, positive)
+    for is_positive in (False, True):
+        start = _start_values(kernel, seed, is_positive)
         end = _run(kernel, start)
-        if not tells_nothing(start, end):
-            _save(Path(path), positive, end)
+        if not is_mostly_not_finite(start, end):
+            _Reference(is_positive, end, []).write(path)
             return
     raise ValueError("the reference gives NaN or infinity for random values")
 
 
-class Checked(NamedTuple):
-    """What came of a check."""
+def run_neighbours(kernel: Kernel, seed: int, path: str, rtol: float) -> None:
+    """Run the reference on perturbed values and save its integers, too."""
+    reference = _Reference.read(path)
+    start = _start_values(kernel, seed, reference.is_positive)
+    for pair in range(_N_PAIRS):
+        rng = np.random.default_rng([seed, len(start), pair])
+        for values in perturbed(start, rtol, rng):
+            outputs = enumerate(_run(kernel, values))
+            reference.neighbours.append({i: x for i, x in outputs if not is_float(x.dtype)})
+    reference.write(path)
 
-    problem: str | None = None
-    may_be_rounding: bool = False
 
-
-def check(kernel: Kernel, seed: int, path: str, rtol: float, atol: float | None) -> Checked:
-    """Run a kernel on the values that the reference had, and compare what it computes."""
-    expected, positive = _saved(Path(path))
-    found = _run(kernel, _start_values(kernel, seed, positive))
-    neighbours = _saved_neighbours(Path(path), expected)
+def check(kernel: Kernel, seed: int, path: str, rtol: float, atol: float | None) -> CheckResult:
+    """Run a kernel on the reference's start values and compare the results."""
+    reference = _Reference.read(path)
+    expected, neighbours = reference.outputs, reference.neighbours
+    found = _run(kernel, _start_values(kernel, seed, reference.is_positive))
     problem = disagreement(expected, found, rtol=rtol, atol=atol, neighbours=neighbours)
     if problem is None or neighbours or rtol == 0.0:
-        return Checked(problem)
+        return CheckResult(problem)
     floats = [pair for pair in zip(expected, found, strict=True) if is_float(pair[0].dtype)]
     rounded = [list(each) for each in zip(*floats, strict=True)]
     may_be_rounding = bool(floats) and disagreement(*rounded, rtol=rtol, atol=atol) is None
-    return Checked(problem, may_be_rounding)
-
-
-def run_neighbours(kernel: Kernel, seed: int, path: str, rtol: float) -> None:
-    """Run the reference on values that differ by rounding; save its integers."""
-    _, positive = _saved(Path(path))
-    start = _start_values(kernel, seed, positive)
-    integers: dict[str, Array] = {}
-    for pair in range(_N_PAIRS):
-        rng = np.random.default_rng([seed, len(start), pair])
-        for way, values in enumerate(disturbed(start, rtol, rng)):
-            for number, each in enumerate(_run(kernel, values)):
-                if not is_float(each.dtype):
-                    integers[f"{2 * pair + way}.{number}"] = _as_bytes(each)
-    with Path(path + _NEIGHBOURS).open("wb") as file:
-        np.savez(file, allow_pickle=False, **integers)
+    return CheckResult(problem, may_be_rounding)
 
 
 def time_once(kernel: Kernel, seed: int, repeat_ms: float) -> float:
@@ -124,64 +137,21 @@ def time_once(kernel: Kernel, seed: int, repeat_ms: float) -> float:
     """
     key = (device_session.n_moves(), kernel)
     if key not in _loaded:
-        is_cpu_here = kernel.device_type == "cpu" and not device_session.is_elsewhere()
-        if is_cpu_here:
+        is_local_cpu = kernel.device_type == "cpu" and not device_session.is_elsewhere()
+        if is_local_cpu:
             give_threads_cores()
         _loaded[key] = _load(kernel, _start_values(kernel, seed, False))
-        if is_cpu_here:
+        if is_local_cpu:
             _loaded[key].rotation = _rotation(kernel, _loaded[key].args)
     loaded = _loaded[key]
     if loaded.n_runs == 0:
-        once = max(_mean_sec(loaded, 1), 1e-9)  # a clock too coarse reads zero
+        once = max(_mean_sec(loaded, 1), 1e-9)  # a coarse clock reads zero
         loaded.n_runs = max(1, math.ceil(repeat_ms * 1e-3 / once))
     return _mean_sec(loaded, loaded.n_runs)
 
 
-def _save(path: Path, positive: bool, end: Sequence[Array]) -> None:
-    buffers = {f"buffer{i}": _as_bytes(each) for i, each in enumerate(end)}
-    shapes = {f"shape{i}": np.array(each.shape, np.int64) for i, each in enumerate(end)}
-    dtypes = np.array([str(each.dtype) for each in end])
-    with path.open("wb") as file:
-        np.savez(
-            file,
-            allow_pickle=False,
-            **{_POSITIVE: np.array(positive), "dtypes": dtypes},
-            **buffers,
-            **shapes,
-        )
-
-
-def _as_bytes(values: Array) -> Array:
-    """Return what is in an array as bytes: numpy's format does not know all of TVM's types."""
-    return np.frombuffer(values.tobytes(), np.uint8)
-
-
-def _saved(path: Path) -> tuple[list[Array], bool]:
-    """Return what the reference's buffers held, and whether its values were positive."""
-    with np.load(path, allow_pickle=False) as saved:
-        buffers = [
-            saved[f"buffer{i}"].view(numpy_dtype(str(name))).reshape(saved[f"shape{i}"])
-            for i, name in enumerate(saved["dtypes"])
-        ]
-        return buffers, bool(saved[_POSITIVE])
-
-
-def _saved_neighbours(path: Path, expected: Sequence[Array]) -> list[dict[int, Array]]:
-    """Return the integers of each neighbour by the numbers of their buffers, if there are any."""
-    neighbours: list[dict[int, Array]] = [{} for _ in range(2 * _N_PAIRS)]
-    file = Path(f"{path}{_NEIGHBOURS}")
-    if not file.exists():
-        return []
-    with np.load(file, allow_pickle=False) as saved:
-        for key in saved.files:
-            which, number = map(int, key.split("."))
-            like = expected[number]
-            neighbours[which][number] = saved[key].view(like.dtype).reshape(like.shape)
-    return neighbours
-
-
 def _rotation(kernel: Kernel, args: Sequence[Any]) -> Iterator[list[Any]] | None:
-    """Return endless arguments of which the weights differ, if they are worth it."""
+    """Return an endless rotation of arguments with different weights, if worth the memory."""
     buffers = [kernel.buffers[index] for index in kernel.weights]
     if not is_worth_rotating(buffers):
         return None
@@ -194,35 +164,27 @@ def _rotation(kernel: Kernel, args: Sequence[Any]) -> Iterator[list[Any]] | None
 
 
 def _mean_sec(loaded: _Loaded, n_runs: int) -> float:
-    if loaded.rotation is not None:
-        return _mean_rotating_sec(loaded.module[loaded.module.entry_name], loaded.rotation, n_runs)
-    # Without a minimum duration it makes one warm-up run and then exactly n_runs.
-    name = loaded.module.entry_name
-    evaluator = loaded.module.time_evaluator(name, loaded.device, number=n_runs, repeat=1)
-    return float(evaluator(*loaded.args).mean)
-
-
-def _mean_rotating_sec(
-    function: Callable[..., None], rotation: Iterator[list[Any]], n_runs: int
-) -> float:
+    if loaded.rotation is None:
+        return float(timer_of(loaded.module, loaded.device, loaded.args)(n_runs, 1)[0])
     # TVM's evaluator repeats the same arguments. A call from here costs a microsecond more,
     # for all finalists alike.
-    function(*next(rotation))
+    function = loaded.module[loaded.module.entry_name]
+    function(*next(loaded.rotation))
     start_sec = time.perf_counter()
-    for args in itertools.islice(rotation, n_runs):
+    for args in itertools.islice(loaded.rotation, n_runs):
         function(*args)
     return (time.perf_counter() - start_sec) / n_runs
 
 
-def _start_values(kernel: Kernel, seed: int, positive: bool) -> list[Array]:
+def _start_values(kernel: Kernel, seed: int, is_positive: bool) -> list[Array]:
     return [
-        random_array(np.random.default_rng([seed, index]), shape, dtype, positive=positive)
+        random_array(np.random.default_rng([seed, index]), shape, dtype, positive=is_positive)
         for index, (dtype, shape) in enumerate(kernel.buffers)
     ]
 
 
 def _load(kernel: Kernel, values: list[Array]) -> _Loaded:
-    place = device_session.place(kernel.device_type, kernel.device_index)
+    place = device_session.place(kernel.device_type)
     module = device_session.load(kernel.artifact_path)
     return _Loaded(module, place, [tensor(value, place) for value in values])
 

@@ -1,7 +1,7 @@
-"""What runs inside the worker of a remote device: get the device, keep it, measure on it.
+"""Lease a remote device and measure on it, inside a worker.
 
-A worker holds one device at a time, for several candidates. TVM's own client connects to
-whatever device the tracker gives it and does not say which; a farm has to know.
+A worker holds one device at a time, for several candidates. TVM's own client does not say
+which device the tracker gave it; this one does.
 """
 
 from __future__ import annotations
@@ -22,34 +22,32 @@ from tvm_adaptive.runner.measure import RANDOM_FILL, MeasureOptions, measure_mod
 from tvm_adaptive.values.trial import Timing
 from tvm_adaptive.workers import device_session
 
-# How often one that waits for a device or for a server looks at the tracker again.
+# Interval between two looks at the tracker while waiting for a device or a server.
 TRACKER_POLL_SEC = 1.0
 # A tracker answers within milliseconds; this much allows for a slow network.
 TRACKER_TIMEOUT_SEC = 5.0
-# What one look at the tracker, or one session, may take to be there on top of waiting.
+# For one look at the tracker or the start of a session, on top of waiting.
 CONNECT_TIMEOUT_SEC = 10.0
-# Time for a server to register, at the start or again after a restart.
+# For a server to register, at the start or after a restart.
 SERVER_WAIT_SEC = 10.0
-# The server ends a session this long after our own deadline: ours gives the better
-# message, the server's frees a device whose client is gone.
+# The server ends a session this long after our own deadline. Ours gives the better
+# message; the server's frees a device whose client is gone.
 SESSION_GRACE_SEC = 5
 
 
 @dataclasses.dataclass(frozen=True)
-class Refusal:
-    """A measurement that ended with an exception."""
+class FailedMeasurement:
+    """A measurement that raised an exception."""
 
-    text: str  # the traceback
-    device_lives: bool  # whether the device still answers: then the candidate is to blame
+    traceback: str
+    is_device_alive: bool  # then the candidate is at fault
 
 
 class _Lease:
     """The device of this worker."""
 
-    # What the tracker gave: host, port and the key to show there.
-    offer: tuple[str, int, str] | None = None
-    # Monotonic time of the session's end.
-    end_sec = -math.inf
+    offer: tuple[str, int, str] | None = None  # from the tracker: host, port, key to show there
+    end_sec = -math.inf  # monotonic time of the session's end
 
 
 def address_of(host: str, port: int) -> str:
@@ -58,7 +56,7 @@ def address_of(host: str, port: int) -> str:
 
 
 def known_devices(config: RPCConfig, wait_sec: float) -> tuple[str, ...]:
-    """Return the addresses of the devices with the key, waiting a while for the first."""
+    """Return the addresses of the devices with the key; wait up to ``wait_sec`` for the first."""
     end_sec = time.monotonic() + wait_sec
     while True:
         is_late = time.monotonic() >= end_sec
@@ -76,7 +74,11 @@ def known_devices(config: RPCConfig, wait_sec: float) -> tuple[str, ...]:
 def queue_for_device(
     config: RPCConfig, avoided: Collection[str], wait_sec: float
 ) -> tuple[str, tuple[str, ...]]:
-    """Queue until the tracker offers a device; :func:`open_session` then takes it."""
+    """Queue until the tracker offers a device; :func:`open_session` then takes it.
+
+    Returns its address and those of all devices. An avoided one is only taken if there is
+    no other.
+    """
     release()
     while True:
         host, port, key = _request(config, wait_sec)
@@ -96,7 +98,7 @@ def open_session(timeout_sec: int) -> None:
 
 
 def held_device(needed_sec: float) -> str | None:
-    """Return the address of the device that this worker has for so long; None if not so."""
+    """Return the address of this worker's device; None if its session ends too soon."""
     if _Lease.offer is None or not device_session.is_elsewhere():
         return None
     host, port, _ = _Lease.offer
@@ -112,10 +114,7 @@ def release() -> None:
 def measure_remote(
     artifact_path: str, device_type: str, args_info: Sequence[Any], options: MeasureOptions
 ) -> Timing:
-    """Measure a built candidate on the device that this worker holds.
-
-    Parameters and result are those of :func:`~tvm_adaptive.runner.measure.measure_artifact`.
-    """
+    """Measure a built candidate on this worker's device."""
     module = device_session.load(artifact_path)
     dev = device_session.place(device_type, options.device_index)
     fill = device_session.function(RANDOM_FILL)
@@ -123,15 +122,15 @@ def measure_remote(
 
 
 def measure_leased(measure: Callable[..., Any], *args: Any) -> Any:
-    """Call a measuring function; where it raises, find out whether the device lives."""
+    """Call a measuring function; if it raises, find out whether the device is alive."""
     try:
         return measure(*args)
     except Exception:
-        return Refusal(traceback.format_exc(), device_lives())
+        return FailedMeasurement(traceback.format_exc(), is_device_alive())
 
 
-def device_lives() -> bool:
-    """Say whether the device that is held still answers."""
+def is_device_alive() -> bool:
+    """Say whether this worker's device still answers."""
     try:
         device_session.function(RANDOM_FILL)
     except Exception:
@@ -142,9 +141,7 @@ def device_lives() -> bool:
 def _ask_devices(config: RPCConfig) -> tuple[str, ...]:
     with _tracker(config) as tracker:
         rpc_base.sendjson(tracker, [rpc_base.TrackerCode.SUMMARY])
-        code, summary = _answer_of(tracker)
-    if code != rpc_base.TrackerCode.SUCCESS:
-        raise OSError(f"the tracker answered {code}")
+        summary = _answer_of(tracker)
     servers = [
         server
         for server in summary["server_info"]
@@ -160,15 +157,12 @@ def _request(config: RPCConfig, wait_sec: float) -> tuple[str, int, str]:
         while not select.select([tracker], [], [], TRACKER_POLL_SEC)[0]:
             if not known_devices(config, wait_sec):
                 raise AdaptiveError(f"no server with the key {config.tracker_key!r} is left")
-        code, offer = _answer_of(tracker)
-    if code != rpc_base.TrackerCode.SUCCESS:
-        raise OSError(f"the tracker answered {code}")
-    host, port, key = offer
+        host, port, key = _answer_of(tracker)
     return host, port, key
 
 
 def _tracker(config: RPCConfig) -> socket.socket:
-    """Connect to the tracker; TVM's own connection goes on trying for a minute."""
+    """Connect to the tracker; TVM's own connection retries for a minute."""
     address = (config.tracker_host, config.tracker_port)
     tracker = socket.create_connection(address, TRACKER_TIMEOUT_SEC)
     try:
@@ -182,6 +176,8 @@ def _tracker(config: RPCConfig) -> socket.socket:
     return tracker
 
 
-def _answer_of(tracker: socket.socket) -> tuple[int, Any]:
+def _answer_of(tracker: socket.socket) -> Any:
     code, value = rpc_base.recvjson(tracker)
-    return code, value
+    if code != rpc_base.TrackerCode.SUCCESS:
+        raise OSError(f"the tracker answered {code}")
+    return value

@@ -1,0 +1,248 @@
+"""Build finalists and compare what they compute with the untuned module."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm_adaptive._tvm import Builder, BuilderInput, IRModule, Target, structural_hash
+from tvm_adaptive.errors import (
+    OUT_OF_TIME,
+    MachineError,
+    NoDeviceError,
+    OutOfTimeError,
+    WorkerError,
+    WorkerTimeoutError,
+    is_out_of_time,
+)
+from tvm_adaptive.runner.playoff.finalist import BUILD_FAILED, SAME, Finalist, PlayoffOptions
+from tvm_adaptive.runner.playoff.modules import (
+    buffers_of,
+    reduction_length,
+    runnable,
+    scheduled,
+    weights_of,
+    with_plain_weights,
+)
+from tvm_adaptive.runner.playoff.worker import (
+    Kernel,
+    check,
+    run_neighbours,
+    run_reference,
+    time_once,
+)
+from tvm_adaptive.values.agreement import tolerance
+from tvm_adaptive.workers.pool import Outcome, WorkerPool
+from tvm_adaptive.workers.scratch import ScratchFolder
+
+
+@dataclasses.dataclass
+class Entry:
+    """A finalist with its module and its kernels: one to time, one to check."""
+
+    finalist: Finalist
+    mod: IRModule | None = None
+    timed: Kernel | None = None
+    plain: Kernel | None = None
+
+    @property
+    def is_fit(self) -> bool:
+        """Whether it was built and not disqualified."""
+        return self.timed is not None and not self.finalist.disqualified
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether it was built and gave the reference's results."""
+        return self.is_fit and self.finalist.is_sound
+
+
+class Verifier:
+    """Builds, checks and times the finalists of one task in the worker of a pool."""
+
+    def __init__(
+        self, target: Target, builder: Builder, pool: WorkerPool, options: PlayoffOptions
+    ) -> None:
+        self.options = options
+        self._target = target
+        self._builder = builder
+        self._pool = pool
+        self._end_sec = time.monotonic() + options.limit_sec
+        self._folder = ScratchFolder("playoff", options.scratch_dir)
+        self._artifacts: list[str] = []
+        self._seen: set[int] = set()  # modules
+        self._reference = str(self._folder.path / "reference")
+        self._rtol = 0.0
+        self._untuned: Kernel | None = None  # until its neighbours are known
+
+    def close(self) -> None:
+        """Remove the artifacts."""
+        self._folder.remove()
+        for path in self._artifacts:
+            shutil.rmtree(os.path.dirname(path), ignore_errors=True)
+
+    def left_sec(self) -> float:
+        """Return the seconds left; raise OutOfTimeError if there are none."""
+        left_sec = self._end_sec - time.monotonic()
+        if left_sec <= 0:
+            raise OutOfTimeError(OUT_OF_TIME)
+        return left_sec
+
+    def prepare_reference(self, mod: IRModule) -> str:
+        """Run the untuned module; return why that failed, or an empty string."""
+        try:
+            ((kernel, error),) = self._kernels([runnable(mod, self._target)])
+            if kernel is None:
+                return error
+            self._untuned = kernel
+            self._rtol = tolerance([dtype for dtype, _ in kernel.buffers], reduction_length(mod))
+            task = (kernel, self.options.seed, self._reference)
+            outcome = self._call(run_reference, task, self.options.reference_timeout_sec)
+        except (NoDeviceError, OutOfTimeError):
+            raise
+        except Exception as error:  # e.g. a type that numpy does not know
+            return repr(error)
+        return "" if outcome.error is None else _last_line(outcome.error)
+
+    def build_timed(self, entries: Sequence[Entry]) -> None:
+        """Build the kernels to time of those that were not built yet."""
+        jobs: list[tuple[Entry, IRModule]] = []
+        for entry in entries:
+            if entry.timed is not None or entry.finalist.disqualified:
+                continue
+            try:
+                entry.mod = mod = scheduled(entry.finalist.record)
+            except Exception as error:
+                entry.finalist.disqualified = f"schedule: {error}"
+                continue
+            key = int(structural_hash(mod))
+            if key in self._seen:
+                entry.finalist.disqualified = SAME
+                continue
+            self._seen.add(key)
+            jobs.append((entry, mod))
+        built = self._kernels([mod for _, mod in jobs])
+        for (entry, _), (kernel, problem) in zip(jobs, built, strict=True):
+            entry.timed = kernel
+            if problem:
+                entry.finalist.disqualified = f"{BUILD_FAILED}{problem}"
+
+    def check(self, entries: Sequence[Entry]) -> None:
+        """Build the kernels to check, and disqualify those with wrong results."""
+        self._build_plain(entries)
+        for entry in entries:
+            finalist = entry.finalist
+            if finalist.disqualified or entry.plain is None:
+                continue
+            task = (entry.plain, self.options.seed, self._reference, self._rtol, None)
+            outcome = self._call(check, task)
+            if outcome.error is None and outcome.value.may_be_rounding and self._untuned:
+                # Without neighbours, no integer may differ.
+                untuned, self._untuned = self._untuned, None
+                task_of_neighbours = (untuned, self.options.seed, self._reference, self._rtol)
+                timeout_sec = self.options.reference_timeout_sec
+                self._call(run_neighbours, task_of_neighbours, timeout_sec)
+                outcome = self._call(check, task)
+            if outcome.error is not None:
+                finalist.disqualified = _failure(outcome.error)
+                continue
+            finalist.unchecked = ""
+            if outcome.value.problem is not None:
+                finalist.disqualified = f"wrong result: {outcome.value.problem}"
+
+    def with_equal_results(self, kernel: Kernel, entries: Sequence[Entry]) -> list[Entry]:
+        """Return the entries that compute exactly the same numbers as a kernel."""
+        path, seed = f"{self._reference}-form", self.options.seed
+        if not entries or self._call(run_reference, (kernel, seed, path)).error is not None:
+            return []
+        outcomes = [self._call(check, (each.timed, seed, path, 0.0, 0.0)) for each in entries]
+        return [
+            entry
+            for entry, outcome in zip(entries, outcomes, strict=True)
+            if outcome.error is None and outcome.value.problem is None
+        ]
+
+    def timer(self, entries: Sequence[Entry]) -> Callable[[int], float]:
+        """Return a function that times an entry, by its index; a failure disqualifies it."""
+
+        def measure(index: int) -> float:
+            task = (entries[index].timed, self.options.seed, self.options.repeat_ms)
+            outcome = self._call(time_once, task)
+            if outcome.error is not None:
+                entries[index].finalist.disqualified = _failure(outcome.error)
+                return math.nan
+            return float(outcome.value)
+
+        return measure
+
+    def _build_plain(self, entries: Sequence[Entry]) -> None:
+        """Build the kernels to check where they differ from those to time."""
+        jobs: list[tuple[Entry, IRModule]] = []
+        for entry in entries:
+            if not entry.is_fit:
+                continue
+            try:
+                plain = with_plain_weights(entry.mod)
+            except Exception as error:
+                entry.finalist.disqualified = f"schedule: {error}"
+                continue
+            if plain is entry.mod:
+                entry.plain = entry.timed
+            else:
+                jobs.append((entry, plain))
+        built = self._kernels([mod for _, mod in jobs])
+        for (entry, _), (kernel, problem) in zip(jobs, built, strict=True):
+            entry.plain = kernel
+            if problem:
+                entry.finalist.unchecked = f"{BUILD_FAILED}{problem}"
+
+    def _kernels(self, mods: list[IRModule]) -> list[tuple[Kernel | None, str]]:
+        """Return the kernel of each module, or why it could not be built."""
+        self.left_sec()
+        results = self._builder.build([BuilderInput(mod, self._target) for mod in mods])
+        if any(is_out_of_time(result.error_msg) for result in results):
+            raise OutOfTimeError(OUT_OF_TIME)
+        # "llvm" and "c" are ways to compile, not devices.
+        device_type = "cpu" if "cpu" in self._target.keys else str(self._target.kind.name)
+        kernels: list[tuple[Kernel | None, str]] = []
+        for mod, result in zip(mods, results, strict=True):
+            if result.artifact_path is None:
+                kernels.append((None, str(result.error_msg)))
+                continue
+            path = str(result.artifact_path)
+            self._artifacts.append(path)
+            kernels.append((Kernel(path, device_type, buffers_of(mod), weights_of(mod)), ""))
+        return kernels
+
+    def _call(
+        self,
+        function: Callable[..., Any],
+        task: tuple[Any, ...],
+        timeout_sec: float | None = None,
+    ) -> Outcome:
+        """Call a function in the worker."""
+        deadline_sec = self.options.timeout_sec if timeout_sec is None else timeout_sec
+        limit_sec = min(deadline_sec, self.left_sec())
+        (outcome,) = self._pool.map(function, [task], limit_sec)
+        if isinstance(outcome.error, MachineError):  # the machine may have room again
+            limit_sec = min(deadline_sec, self.left_sec())
+            (outcome,) = self._pool.map(function, [task], limit_sec)
+        if isinstance(outcome.error, WorkerTimeoutError) and limit_sec < deadline_sec:
+            raise OutOfTimeError(OUT_OF_TIME)
+        if isinstance(outcome.error, NoDeviceError | MachineError):
+            raise outcome.error
+        return outcome
+
+
+def _failure(error: WorkerError) -> str:
+    kind = "hang" if isinstance(error, WorkerTimeoutError) else "crash"
+    return f"{kind}: {_last_line(error)}"
+
+
+def _last_line(error: WorkerError) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[-1] if lines else type(error).__name__
