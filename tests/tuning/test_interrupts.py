@@ -19,11 +19,11 @@ PROGRAM = Path(worker_main.__file__)
 BLOCKED = f"""
 import runpy
 runpy.run_path({str(PROGRAM)!r})["defer_package"]("tvm_adaptive")  # TVM is not needed
-import ctypes, pathlib, sqlite3, sys
+import ctypes, os, pathlib, sqlite3, sys
 from tvm_adaptive.tuning.interrupts import interruptible
 from tvm_adaptive.tuning.run_lock import owned
 work_dir, where = pathlib.Path(sys.argv[1]), sys.argv[2]
-interrupt = lambda: print("interrupted", flush=True)
+interrupt = lambda: os.write(1, b"interrupted\\n")  # in one piece: two threads may call it
 def hang():
     mutex = ctypes.create_string_buffer(256)  # zeros are an open one
     ctypes.CDLL(None).pthread_mutex_lock(mutex)
