@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.verdicts import proven, sound
 from tvm_adaptive.values.trial import median_sec
 from tvm_adaptive.workers.environment import Environment
+from tvm_adaptive.workers.scratch import ScratchFolder
 
 logger = logging.getLogger(__name__)
 
@@ -78,8 +78,8 @@ def record_of(trial: StoredTrial, workload: Workload) -> TuningRecord | None:
 
 def readable_database(work_dir: Path) -> Database:
     """Return the readable part of a JSON database that a run may be writing to."""
-    with tempfile.TemporaryDirectory(prefix="tvm-adaptive-") as folder:
-        if not copy_readable(work_dir, Path(folder)):
+    with ScratchFolder("database") as folder:
+        if not copy_readable(work_dir, folder):
             return memory_database()
         return json_database(folder)
 

@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import math
 import os
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -51,6 +50,7 @@ from tvm_adaptive.tuning.target import n_cores_of
 from tvm_adaptive.workers.cores import thread_env
 from tvm_adaptive.workers.device_session import save_linked
 from tvm_adaptive.workers.pool import WorkerPool
+from tvm_adaptive.workers.scratch import ScratchFolder
 
 if TYPE_CHECKING:  # in typing from Python 3.11 on
     from typing_extensions import Self
@@ -309,9 +309,9 @@ class NetworkCheck(_EndToEndCheck):
             if not coverage.tuned and context.budget.seconds is not None:
                 self._report_shortfall("nothing is tuned; the library is the untuned one")
                 return False
-            with tempfile.TemporaryDirectory(dir=context.work_dir) as folder:
-                save_module(mod, Path(folder))
-                task = (folder, save_json(context.target), str(path))
+            with ScratchFolder("network", context.work_dir) as folder:
+                save_module(mod, folder)
+                task = (str(folder), save_json(context.target), str(path))
                 self._compile_tuned(export_module, task)
         except Exception as error:
             self._report_uncompiled(path, error, "; the library is the untuned one")

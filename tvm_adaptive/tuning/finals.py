@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from tvm_adaptive.tuning.session import RunContext, Session
 from tvm_adaptive.tuning.target import n_cores_of
 from tvm_adaptive.tuning.warm_start import VerdictRecorder
 from tvm_adaptive.workers.pool import WorkerPool
+from tvm_adaptive.workers.scratch import ScratchFolder
 
 # Shorter timings of a play-off tell nothing apart.
 _LEAST_TIMING_SEC = 0.2
@@ -171,8 +171,8 @@ def checked_database(context: RunContext, finalists: Sequence[Finalists]) -> Dat
 
 def _checked_now(context: RunContext, finalists: Sequence[Finalists]) -> Iterator[FinalistReport]:
     with (
-        tempfile.TemporaryDirectory(prefix="play-off-", dir=context.work_dir) as folder,
-        _builder_and_pool(context, Path(folder)) as (builder, pool),
+        ScratchFolder("playoff", context.work_dir) as folder,
+        _builder_and_pool(context, folder) as (builder, pool),
     ):
         for mine in finalists:
             if context.budget.interrupted:

@@ -36,6 +36,12 @@ class ScratchFolder:
         owner = json.dumps(dataclasses.asdict(Owner.of(os.getpid())))
         (self.path / OWNER_FILE).write_text(owner)
 
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, *_error: object) -> None:
+        self.remove()
+
     def remove(self) -> None:
         """Remove the folder with its content as far as possible."""
         self._remove()

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import functools
 import importlib.util
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -30,6 +29,7 @@ from tvm_adaptive.models.network import Network, Original, network_of_relax
 from tvm_adaptive.models.weights import Detached, attach, detach
 from tvm_adaptive.workers.fork_server import new_fork_server
 from tvm_adaptive.workers.pool import WorkerPool
+from tvm_adaptive.workers.scratch import ScratchFolder
 
 Shapes: TypeAlias = Mapping[str, Sequence[int]]
 Array: TypeAlias = npt.NDArray[Any]
@@ -104,8 +104,8 @@ class ModelReader:
             self._server.close()
 
     def _read(self, form: Form, path: Path, shapes: Shapes, limits: Limits) -> IRModule:
-        with tempfile.TemporaryDirectory(prefix="tvm-adaptive-model-") as folder:
-            weights_path = Path(folder) / "weights"
+        with ScratchFolder("model") as folder:
+            weights_path = folder / "weights"
             task = (form, path.resolve(), shapes, weights_path, limits.memory_bytes)
             (outcome,) = self._pool.map(describe, [task], limits.read_sec)
             if outcome.error is not None:
