@@ -140,7 +140,7 @@ class Growth:
         self.model = RFEICostModel(seed=1, trial_log=self.trial_log, journal=self.journal)
         self.contexts = [self._context(number, mod) for number, mod in enumerate(mods)]
         self.store = RecordStore(folder / RUN_STORE)
-        self.keeper = StoreCallback(
+        self.store_callback = StoreCallback(
             self.contexts,
             own=self.store,
             shared=None,
@@ -210,7 +210,7 @@ class Growth:
         keep_sec = self.keep(task, records, results)
         start_sec = time.process_time()
         built = [BuilderResult("made up", None)] * len(batch)
-        self.keeper._inst.apply(None, task, batch, built, results)
+        self.store_callback._inst.apply(None, task, batch, built, results)
         return clock[1] - clock[0], learn_sec, keep_sec + time.process_time() - start_sec
 
     def made_up_round(self, task: int) -> tuple[float, float, float]:

@@ -2,33 +2,9 @@ import numpy as np
 import pytest
 
 from benchmarks.scheduler.static import STATIC, static
+from tests.task_scheduler.test_baselines import Slots
 from tvm_adaptive.task_scheduler.arms import Arm
 from tvm_adaptive.testing.conformance import check_policy
-
-
-class Slots:
-    """Arms that get a valid trial per slot, so many seconds each, and may end after some."""
-
-    def __init__(self, *, flops=(1e9, 1e9, 1e9), sec=1.0, ends=None):
-        self.flops, self.sec, self.ends = flops, sec, ends or {}
-        self.counts = [0] * len(flops)
-
-    def arms(self):
-        ends = [self.ends.get(k, 10**9) for k in range(len(self.flops))]
-        return [
-            Arm(f"arm{k}", 1.0, flop, np.full(n, 5.0), n, n * self.sec, n >= end)
-            for k, (flop, n, end) in enumerate(zip(self.flops, self.counts, ends, strict=True))
-        ]
-
-    def play(self, policy, n_slots, seed=0):
-        rng, picks = np.random.default_rng(seed), []
-        for _ in range(n_slots):
-            arm = policy.choose(self.arms(), rng).arm
-            if arm is None:
-                break
-            picks.append(arm)
-            self.counts[arm] += 1
-        return picks
 
 
 @pytest.mark.parametrize("name", STATIC)

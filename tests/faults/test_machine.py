@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.tuning.observers import Notes
 from tvm_adaptive import TuneConfig, tune
 from tvm_adaptive._tvm import BuilderResult, PyBuilder, derived_object, json_database
 from tvm_adaptive.database.store import RecordStore
@@ -64,20 +65,6 @@ def failing(is_failed: Callable[[int], bool]) -> Iterator[None]:
         yield
     finally:
         constructors["persistent"] = sound
-
-
-class Notes:
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def stage(self, name: str) -> None:
-        pass
-
-    def round(self, progress: Any, budget: Any) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
 
 
 def stored(path: Path) -> list[Any]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.tuning.observers import Notes
 from tvm_adaptive import TuneConfig, tune, tune_tir
 from tvm_adaptive._tvm import IRModule, te_workload
 from tvm_adaptive.cli import main
@@ -43,20 +44,6 @@ def attempts(work_dir: Path) -> list[list[dict[str, Any]]]:
 
 def of_kind(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     return [event for event in events if event["event"] == kind]
-
-
-class Notes:
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def stage(self, name: str) -> None:
-        pass
-
-    def round(self, progress: Any, budget: Any) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
 
 
 def test_a_run_goes_on_where_it_ended(tmp_path: Path) -> None:

@@ -338,7 +338,7 @@ def _as_plain(value: Any) -> Any:
     return [_as_plain(each) for each in value]
 
 
-def _data_of(constant: Any) -> Any:
+def data_of_constant(constant: Any) -> Any:
     """Return the tensor in a constant, whose attribute each version of TVM calls otherwise."""
     return constant.value if hasattr(constant, "value") else constant.data
 
@@ -357,7 +357,7 @@ def fold_calls(mod: IRModule, value_of: Callable[[Any, str, list[Any]], Any | No
                 if isinstance(argument, relax.Var):
                     bound = self.lookup_binding(argument)
                 if isinstance(bound, constant_type):
-                    values.append(_data_of(bound).numpy())
+                    values.append(data_of_constant(bound).numpy())
                 elif not isinstance(bound, relax.ShapeExpr):
                     return call
             value = value_of(call, str(getattr(call.op, "name", "")), values) if values else None

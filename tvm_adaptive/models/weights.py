@@ -12,6 +12,7 @@ from tvm_adaptive._tvm import (
     IRModule,
     PyExprMutator,
     Tensor,
+    data_of_constant,
     load_json,
     mutator,
     relax,
@@ -87,7 +88,7 @@ class _Lifting(PyExprMutator):  # type: ignore[misc]
 
     def visit_generic_const_(self, op: Any) -> Any:
         """Visit a constant, as TVM 0.27 calls it."""
-        value = op.data if hasattr(op, "data") else op.value
+        value = data_of_constant(op)
         if not isinstance(value, Tensor) or _n_bytes(value) < _MIN_BYTES:
             return op
         variable = relax.Var(f"{self.prefix}{len(self.lifted)}", op.ty)

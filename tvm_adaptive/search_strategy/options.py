@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.errors import InvalidOptionError, check_at_least, check_choices
 from tvm_adaptive.search_strategy.exploration import N_PLANS, check_epsilon
 
 _CHOICES = {"proposer": ("distilled", "evolution"), "diversity": ("none", "knobs", "medoids")}
@@ -86,13 +86,9 @@ class SearchOptions:
     def __post_init__(self) -> None:
         check_epsilon(self.epsilon)
         for name, least in _LEAST.items():
-            if (value := getattr(self, name)) < least:
-                raise InvalidOptionError(f"{name} must be at least {least} but got {value}.")
+            check_at_least(name, getattr(self, name), least)
         for name, choices in _CHOICES.items():
-            if (value := getattr(self, name)) not in choices:
-                raise InvalidOptionError(
-                    f"{name} must be one of {', '.join(choices)} but got {value!r}."
-                )
+            check_choices(name, getattr(self, name), choices)
         if not 0.0 <= (ratio := self.init_measured_ratio) <= 1.0:
             raise InvalidOptionError(f"init_measured_ratio must be in [0, 1] but got {ratio}.")
 

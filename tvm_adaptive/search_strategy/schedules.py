@@ -25,8 +25,8 @@ from tvm_adaptive._tvm import (
     estimate_tir_flops,
     handle,
     load_json,
+    module_key,
     save_json,
-    structural_hash,
 )
 from tvm_adaptive.search_strategy.knobs import as_ints
 from tvm_adaptive.values.roofline import fastest_believable_sec
@@ -40,7 +40,7 @@ _REPLAYED_AT_ONCE = 16
 
 def key_of(schedule: Schedule) -> int:
     """Return a key that is equal for schedules that lead to the same module."""
-    return int(structural_hash(schedule.mod))
+    return module_key(schedule.mod)
 
 
 def candidate_of(schedule: Schedule) -> MeasureCandidate:
