@@ -196,7 +196,6 @@ def test_a_death_shows_although_a_forked_process_holds_the_pipe(make_pool, tmp_p
     (outcome,) = make_pool().map(fork_and_leave, [(str(note),)], TIMEOUT_SEC)
     with pytest.raises(WorkerDiedError, match="exit code 3"):
         raise outcome.error
-    assert outcome.elapsed_sec < TIMEOUT_SEC / 2
     assert gone(int(note.read_text()))
 
 
