@@ -5,13 +5,24 @@ import logging
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tvm_adaptive._tvm.intrinsics import backends_for, only_intrinsics
+from tvm_adaptive.builder import persistent
+from tvm_adaptive.models.frontend import reader
+from tvm_adaptive.runner import local
+from tvm_adaptive.runner.rpc import runner as rpc_runner
+from tvm_adaptive.tuning import session
+from tvm_adaptive.workers.fork_server import ForkServer, new_fork_server
+
+# Those that start servers, and what their workers import.
+STARTING = (local, rpc_runner, session, reader, persistent)
+MODULES = (*session._WORKER_MODULES, *local._WORKER_MODULES, reader.__name__)
 
 
 @pytest.fixture
@@ -24,6 +35,38 @@ def _intrinsics_of_this_machine() -> Iterator[None]:
     """Import no other machine's tensor intrinsics: those of GPUs take 40 s where torch is."""
     with only_intrinsics(backends_for("llvm")):
         yield
+
+
+class _KeptServer(ForkServer):
+    """A server that outlives its user: the next one need not import TVM, which takes seconds."""
+
+    def close(self) -> None:
+        """Leave the server to the next test; it ends with this process."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_fork_server() -> Iterator[None]:
+    """Share a server among runs in this process that would start theirs alike."""
+    kept = _KeptServer(MODULES)
+    surroundings = _surroundings()
+
+    def new_server(modules: Sequence[str]) -> ForkServer | None:
+        is_alike = _surroundings() == surroundings and set(modules) <= set(MODULES)
+        return kept if is_alike else new_fork_server(modules)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if new_fork_server(()) is not None:
+            for module in STARTING:
+                patch.setattr(module, "new_fork_server", new_server)
+        yield
+    ForkServer.close(kept)
+
+
+def _surroundings() -> tuple[object, ...]:
+    """Return what workers inherit from this process, but for the home, which none of them uses."""
+    own = {"HOME", "PYTEST_CURRENT_TEST"}
+    env = {name: value for name, value in os.environ.items() if name not in own}
+    return os.getcwd(), tuple(sys.path), env
 
 
 @pytest.fixture(scope="session")

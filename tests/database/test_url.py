@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy.engine import make_url
 
+from tests.database.conftest import drop_all
+from tvm_adaptive import TuneConfig, tune
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.url import displayed, scrubbed, url_of
 from tvm_adaptive.errors import StoreError
+from tvm_adaptive.measure_callback import read_journal
+from tvm_adaptive.tuning.config import FinishConfig, SearchConfig
 
 
 @pytest.mark.parametrize(
@@ -65,3 +71,21 @@ def test_no_message_of_a_driver_tells_a_password(password: str) -> None:
     url = make_url("postgresql://host/name").set(username="me", password=password)
     text = f"could not connect to {url.render_as_string(hide_password=False)} with {password}"
     assert password not in scrubbed(text, url).replace("***", "")
+
+
+def test_a_run_writes_no_password(postgres: str, tmp_path: Path) -> None:
+    config = TuneConfig(
+        search=SearchConfig(n_trials_per_round=4, population_size=64, genetic_num_iters=1),
+        finish=FinishConfig(top_k=1, max_task_sec=0.5),
+        store=f"{postgres}&password=hunter2",
+    )
+    try:
+        tune("te:GMM", work_dir=tmp_path, trials=4, seed=1, config=config)
+    finally:
+        drop_all(postgres)
+    (run,) = [
+        event for event in read_journal(tmp_path / "journal.jsonl") if event["event"] == "run"
+    ]
+    assert "password=***" in run["config"]["store"]
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [path for path in files if b"hunter2" in path.read_bytes()]

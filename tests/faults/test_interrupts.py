@@ -80,8 +80,11 @@ def test_a_killed_run_goes_on_and_measures_nothing_twice(tmp_path: Path) -> None
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
 def test_stopped_at_random_moments_it_comes_to_its_end(
-    tmp_path: Path, number: signal.Signals
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     work_dir, rng = tmp_path / "run", random.Random(int(number))
     arguments = ["te:GMM", "--trials", str(TRIALS), "--work-dir", str(work_dir), "--store", "none"]
     codes, counts = [], [0]
@@ -107,3 +110,4 @@ def test_stopped_at_random_moments_it_comes_to_its_end(
     assert len(set(found)) == len(found), "a trial was measured twice"
     time.sleep(1.0)
     assert orphans() == []
+    assert list(temporary.iterdir()) == []

@@ -16,6 +16,7 @@ from tvm_adaptive import TuneConfig, tune, tune_tir
 from tvm_adaptive._tvm import IRModule, functions_as_tasks, te_workload
 from tvm_adaptive.cli import main
 from tvm_adaptive.database.metaschedule import task_of, trial_of
+from tvm_adaptive.database.repair import RECORD_FILE
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.history import read_history
@@ -90,6 +91,19 @@ def test_what_was_applied_is_not_taken_for_a_run(run, tmp_path, monkeypatch, cap
         assert main([*command, str(out)]) == 2
         assert "Traceback" not in capsys.readouterr().err
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_a_record_that_was_half_written_costs_that_record(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(run)
+    shutil.copytree(run / "run", tmp_path / "run")
+    path = tmp_path / "run" / "final" / RECORD_FILE
+    whole = path.read_text()
+    n_whole = apply(tmp_path / "run", out_dir=tmp_path / "whole").coverage
+    path.write_text(whole.rstrip()[:-20])
+    torn = apply(tmp_path / "run", out_dir=tmp_path / "torn")
+    assert torn.comparison.agree
+    assert int(n_whole.split()[0]) - int(torn.coverage.split()[0]) == 1
+    assert path.read_text() == whole.rstrip()[:-20]
 
 
 def test_a_farm_that_is_not_there_costs_the_comparison(run, tmp_path, monkeypatch, capsys):

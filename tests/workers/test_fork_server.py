@@ -380,6 +380,16 @@ def test_a_server_that_is_stopped_is_replaced(make_server, monkeypatch):
     assert gone(old)
 
 
+@pytest.mark.slow
+def test_a_server_that_is_silent_for_long_is_not_replaced(make_server):
+    server = make_server()
+    pid = run(server, parent).value
+    os.kill(pid, signal.SIGSTOP)
+    threading.Timer(8.0, os.kill, (pid, signal.SIGCONT)).start()
+    found = run(server, parent)
+    assert (found.value, found.error) == (pid, None)
+
+
 def test_closing_ends_server_and_workers(make_server):
     server = make_server()
     pool = WorkerPool(1, server=server)

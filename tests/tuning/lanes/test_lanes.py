@@ -17,13 +17,13 @@ import pytest
 import tvm
 from tvm import te
 
-from tvm_adaptive import TuneConfig, tune_tir
+from tvm_adaptive import TuneConfig, tune, tune_tir
 from tvm_adaptive._tvm import BuilderInput, BuilderResult, PyBuilder, derived_object
 from tvm_adaptive.cost_model.surrogate import Surrogate, SurrogateOptions
 from tvm_adaptive.errors import InvalidOptionError, LaneError
 from tvm_adaptive.measure_callback import read_journal
 from tvm_adaptive.search_strategy.schedules import key_of
-from tvm_adaptive.tuning.config import FinishConfig, SearchConfig
+from tvm_adaptive.tuning.config import FinishConfig, MeasureConfig, SearchConfig
 from tvm_adaptive.tuning.lanes.process_lanes import MAX_TRIES, ProcessLanes
 from tvm_adaptive.tuning.lanes.request import Built
 from tvm_adaptive.tuning.lanes.search import ArtifactCache, CachedArtifactBuilder
@@ -275,6 +275,18 @@ def test_a_whole_run_on_lanes(where: str, tmp_path: Path) -> None:
     # The second slot is decided on before the first is measured.
     assert kinds.index("slot", kinds.index("slot") + 1) < kinds.index("measured") or where == "ray"
     assert list((tmp_path / "artifacts").rglob("*.tar")) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_hundred_batches_on_lanes_with_overlap_record_no_failure(tmp_path: Path) -> None:
+    config = QUICK.replace(measure=MeasureConfig(overlap=True))
+    report = tune("te:GMM", work_dir=tmp_path, trials=400, seed=1, config=config)
+    assert (report.n_trials, report.n_errors) == (400, 0)
+    batches = [
+        event for event in read_journal(tmp_path / "journal.jsonl") if event["event"] == "measured"
+    ]
+    assert len(batches) == 100
 
 
 @pytest.mark.parametrize(
