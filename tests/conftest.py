@@ -45,7 +45,24 @@ class _KeptServer(ForkServer):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _one_fork_server() -> Iterator[None]:
+def _commands_without_torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Hide PyTorch from commands: TVM imports it where it is, which takes each of them 2 s."""
+    folder = tmp_path_factory.mktemp("without-torch")
+    (folder / "torch.py").write_text('raise ImportError("hidden by the tests")\n')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+        yield folder
+
+
+@pytest.fixture
+def torch_for_commands(_commands_without_torch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the commands that a test starts import PyTorch."""
+    others = os.environ["PYTHONPATH"].split(os.pathsep)[1:]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(others))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_fork_server(_commands_without_torch: Path) -> Iterator[None]:
     """Share a server among runs in this process that would start theirs alike."""
     kept = _KeptServer(MODULES)
     surroundings = _surroundings()

@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from html import escape
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.report.conftest import HOSTILE
+from tvm_adaptive import TuneConfig, tune
 from tvm_adaptive.cli import main
 from tvm_adaptive.measure_callback.journal import Journal
 from tvm_adaptive.report import read_story, write_report
@@ -26,6 +26,7 @@ from tvm_adaptive.report.charts import (
     stages_chart,
 )
 from tvm_adaptive.report.page import page
+from tvm_adaptive.tuning.config import FinishConfig, SearchConfig
 
 plotly = pytest.importorskip("plotly")
 WriteRun = Callable[..., Path]
@@ -161,13 +162,17 @@ def test_without_plotly_the_message_says_what_to_install(
     assert "pip install 'tvm-adaptive[report]'" in capsys.readouterr().err
 
 
-def test_the_command_reports_on_a_real_run(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tvm_adaptive"]
-    run = str(tmp_path / "run")
-    tune = [*command, "tune", "te:GMM", "--trials", "20", "--work-dir", run, "-q"]
-    subprocess.run(tune, check=True, stdout=subprocess.DEVNULL)
-    done = subprocess.run([*command, "report", run], check=True, capture_output=True, text=True)
-    text = Path(done.stdout.strip()).read_text()
+def test_the_command_reports_on_a_real_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = TuneConfig(
+        search=SearchConfig(n_trials_per_round=4, population_size=64, genetic_num_iters=1),
+        finish=FinishConfig(top_k=1, max_task_sec=0.5),
+    )
+    tune("te:GMM", work_dir=tmp_path / "run", trials=12, seed=1, config=config)
+    capsys.readouterr()
+    assert main(["report", str(tmp_path / "run")]) == 0
+    text = Path(capsys.readouterr().out.strip()).read_text()
     assert "te:GMM" in text
     assert "times faster" in text
     for key in ("latency", "slots", "stages", "exploration", "early-stops"):

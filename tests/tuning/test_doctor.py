@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tvm_adaptive.cli import main
 from tvm_adaptive.database.location import user_store
 from tvm_adaptive.tuning import doctor
 from tvm_adaptive.tuning.doctor import CheckResult, is_fit, noise_result
@@ -28,34 +27,25 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Any:
     return take
 
 
-def test_the_command_says_what_it_found_and_that_all_is_well(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tvm_adaptive", "doctor", "--quick", "--work-dir", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    names = [line.split()[1] for line in done.stdout.splitlines() if not line.startswith(" ")]
+def test_the_command_says_what_it_found_and_that_all_is_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "--quick", "--work-dir", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    names = [line.split()[1] for line in printed.splitlines() if not line.startswith(" ")]
     assert names[:5] == ["versions", "compiler", "processor", "cores", "memory"]
-    assert "compiles and runs" in done.stdout
-    assert "PROBLEM" not in done.stdout
+    assert "compiles and runs" in printed
+    assert "PROBLEM" not in printed
 
 
-def test_the_command_fails_where_something_is_a_problem(tmp_path: Path) -> None:
+def test_the_command_fails_where_something_is_a_problem(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").touch()
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "tvm_adaptive", "doctor", "--quick"),
-            *("--work-dir", str(tmp_path / "file" / "runs")),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert "PROBLEM  work directory" in done.stdout
-    assert "--work-dir" in done.stdout
+    assert main(["doctor", "--quick", "--work-dir", str(tmp_path / "file" / "runs")]) == 1
+    printed = capsys.readouterr().out
+    assert "PROBLEM  work directory" in printed
+    assert "--work-dir" in printed
 
 
 def test_without_a_compiler_nothing_can_be_tuned(without: Any) -> None:

@@ -485,7 +485,7 @@ def test_who_was_checked_when_the_time_was_over_wins(
             raise OutOfTimeError(OUT_OF_TIME)
 
         monkeypatch.setattr(playoff, "_time", late)
-    report = play(database, mod, builder, pool, timeout_sec=1000.0, limit_sec=20.0)
+    report = play(database, mod, builder, pool, timeout_sec=1000.0, limit_sec=10.0)
     assert report.reason == "no-time"
     (winner,) = report.finalists
     assert report.winner is winner

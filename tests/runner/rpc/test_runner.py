@@ -46,8 +46,8 @@ def hang_or_measure(artifact_path, device_type, args_info, options):
     if artifact_path == "hang":
         ctypes.PyDLL(None).sleep(1000)
     if artifact_path == "slow":
-        time.sleep(1.5)
-        return Timing(1.0, 0.0, 1, 1, "precise", 1.5)
+        time.sleep(3.0)
+        return Timing(1.0, 0.0, 1, 1, "precise", 3.0)
     return lease.measure_remote(artifact_path, device_type, args_info, options)
 
 
@@ -72,12 +72,19 @@ def test_a_missing_artifact_and_a_hang_cost_one_result_each(make_runner, matmul)
 
 
 def test_queueing_for_a_device_does_not_count(make_runner):
-    # Three workers, two devices: the third waits 1.5 s and may run for 2.5 s only.
-    runner = make_runner(measure=hang_or_measure, timeout_sec=2.5, max_workers=3)
+    # Three workers, two devices: the third waits 3 s and may run for 5.5 s only.
+    runner = make_runner(measure=hang_or_measure, timeout_sec=5.5, max_workers=3)
     outcomes = results(runner, [RunnerInput("slow", "cpu", [])] * 3)
     assert [outcome.error_msg for outcome in outcomes] == [None] * 3
 
 
+@pytest.fixture
+def brief_wait(monkeypatch):
+    """Do not wait 10 s for devices that will not come."""
+    monkeypatch.setattr("tvm_adaptive.runner.rpc.leased_worker.SERVER_WAIT_SEC", 1.0)
+
+
+@pytest.mark.usefixtures("brief_wait")
 def test_a_key_that_nobody_serves_is_named(farm):
     config = farm.config._replace(tracker_key="none")
     message = (
@@ -87,6 +94,7 @@ def test_a_key_that_nobody_serves_is_named(farm):
         AdaptiveRPCRunner(config)
 
 
+@pytest.mark.usefixtures("brief_wait")
 def test_a_tracker_that_is_not_there_is_named(unused_port):
     port = unused_port
     message = f"127.0.0.1:{port} gives no device.*refused.*query_rpc_tracker"
