@@ -39,11 +39,7 @@ RETRY_QUEUE_SEC = 30.0
 
 
 class LeasingPool(WorkerPool):
-    """One worker whose tasks run on a leased device.
-
-    The tasks load modules through :mod:`tvm_adaptive.workers.device_session`. After an
-    error the same device is leased again as long as the farm has it.
-    """
+    """One worker whose tasks run on a leased device, the same one as long as the farm has it."""
 
     def __init__(
         self,
@@ -63,11 +59,7 @@ class LeasingPool(WorkerPool):
         self._retry_sec = -math.inf
 
     def plan_of(self, step: Step) -> Plan:
-        """Lease a device before a task, unless there is one.
-
-        A task whose device dies gets one more try, on another device if there is one; if it
-        is lost again, the task is at fault.
-        """
+        """Lease a device before a task; a task whose device dies gets one more try."""
         needed_sec = step.timeout_sec + SESSION_GRACE_SEC
         held = Step("asking for the device", held_device, (needed_sec,), CONNECT_TIMEOUT_SEC)
         yield from self._ensure_device(needed_sec, held)
