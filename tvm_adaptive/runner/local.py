@@ -267,13 +267,7 @@ class TimingLog:
         return self.fail(index, f"could not measure: {error!r}", origin=origin)
 
     def fail(
-        self,
-        index: int,
-        message: str,
-        short: str | None = None,
-        *,
-        origin: str = "",
-        **where: Any,
+        self, index: int, message: str, short: str | None = None, *, origin: str = "", **where: Any
     ) -> FinishedFuture:
         """Return an error result; the journal gets ``short`` if given, else the message."""
         logger.debug("%s, candidate %d: %s", self._name, index, message)

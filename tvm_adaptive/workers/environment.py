@@ -18,16 +18,8 @@ if TYPE_CHECKING:
 _CPUINFO = Path("/proc/cpuinfo")
 # Virtual machines often hide the model's name ("AMD EPYC"); these numbers still
 # distinguish generations. ARM has only numbers.
-_CPU_NUMBERS = (
-    "cpu family",
-    "model",
-    "stepping",
-    "CPU implementer",
-    "CPU architecture",
-    "CPU variant",
-    "CPU part",
-    "CPU revision",
-)
+_X86_NUMBERS = ("cpu family", "model", "stepping")
+_ARM_NUMBERS = ("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +80,7 @@ def processor_name(cpuinfo: Path = _CPUINFO) -> str:
     for line in text_of(cpuinfo, "replace").splitlines():
         key, _, value = line.partition(":")
         facts.setdefault(key.strip(), value.strip())
-    numbers = " ".join(facts[key] for key in _CPU_NUMBERS if facts.get(key))
+    numbers = " ".join(facts[key] for key in (*_X86_NUMBERS, *_ARM_NUMBERS) if facts.get(key))
     name = facts.get("model name") or platform.processor() or platform.machine()
     return f"{name} ({numbers})" if numbers else name
 

@@ -6,6 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable
+from typing import Any
 
 from tvm_adaptive._tvm import RPCConfig
 from tvm_adaptive.errors import (
@@ -61,12 +62,12 @@ class LeasingPool(WorkerPool):
     def plan_of(self, step: Step) -> Plan:
         """Lease a device before a task; a task whose device dies gets one more try."""
         needed_sec = step.timeout_sec + SESSION_GRACE_SEC
-        held = Step("asking for the device", held_device, (needed_sec,), CONNECT_TIMEOUT_SEC)
+        held = short_step("asking for the device", held_device, needed_sec)
         yield from self._ensure_device(needed_sec, held)
         try:
             return (yield step)
         except WorkerTaskError:
-            if (yield Step("looking for the device", is_device_alive, (), CONNECT_TIMEOUT_SEC)):
+            if (yield short_step("looking for the device", is_device_alive)):
                 raise
         yield from self._ensure_device(needed_sec, None)
         return (yield step)
@@ -94,10 +95,13 @@ class LeasingPool(WorkerPool):
             (self.farm, avoided, SERVER_WAIT_SEC),
             min(queue_sec, max(0.0, self._time_left())),
         )
-        yield Step(
-            f"connecting to {self.address}", open_session, (session_sec,), CONNECT_TIMEOUT_SEC
-        )
+        yield short_step(f"connecting to {self.address}", open_session, session_sec)
         self._failure = ""
+
+
+def short_step(doing: str, function: Callable[..., Any], *args: Any) -> Step:
+    """Return a step that takes no longer than the start of a session."""
+    return Step(doing, function, args, CONNECT_TIMEOUT_SEC)
 
 
 def devices_of(pool: WorkerPool, farm: RPCConfig) -> tuple[str, ...]:

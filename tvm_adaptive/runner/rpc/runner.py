@@ -27,7 +27,7 @@ from tvm_adaptive.runner.measure import MeasureFunction, MeasureOptions
 from tvm_adaptive.runner.racing import RACED
 from tvm_adaptive.runner.rpc import lease
 from tvm_adaptive.runner.rpc.device_pool import BoardRules, DevicePool
-from tvm_adaptive.runner.rpc.leased_worker import devices_of, no_device
+from tvm_adaptive.runner.rpc.leased_worker import devices_of, no_device, short_step
 from tvm_adaptive.runner.stopping import StoppingRule, make_rule
 from tvm_adaptive.values.trial import Timing
 from tvm_adaptive.values.trial_log import Incumbent, TrialLog
@@ -202,12 +202,7 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         """Measure queued candidates on a device that was offered."""
         session_sec = math.ceil(LEASE_SEC + self.timeout_sec) + lease.SESSION_GRACE_SEC
         try:
-            yield Step(
-                f"connecting to {address}",
-                lease.open_session,
-                (session_sec,),
-                lease.CONNECT_TIMEOUT_SEC,
-            )
+            yield short_step(f"connecting to {address}", lease.open_session, session_sec)
             # Before a candidate is taken: an unusable device should cost none.
             is_usable = yield from self._calibrate(address)
         except WorkerError as error:
@@ -217,7 +212,7 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         if not is_usable:
             self._fail_stalled(f"{address} is not fit to measure on")
         elif (yield from self._measure_queued(address)):
-            yield Step("releasing the device", lease.release, (), lease.CONNECT_TIMEOUT_SEC)
+            yield short_step("releasing the device", lease.release)
 
     def _measure_queued(self, address: str) -> Generator[Step, Any, bool]:
         """Measure candidates until the queue is empty or the lease ends."""
@@ -308,7 +303,7 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
                 self._n_reference_failures = 0
                 if self._devices.calibrate(address, timing):
                     return True
-                yield Step("releasing the device", lease.release, (), lease.CONNECT_TIMEOUT_SEC)
+                yield short_step("releasing the device", lease.release)
                 return False
             text = timing.traceback if isinstance(timing, lease.FailedMeasurement) else repr(timing)
             self._reference_failed(address, summary_line(text))
