@@ -157,17 +157,13 @@ class PrecisionRule:
     confidence: float = 0.9
     min_batches: int = MIN_BATCHES
     max_batches: int = PRECISION_MAX_BATCHES
+    runs_per_batch = None  # as many as fill the duration of a micro-batch
 
     def __post_init__(self) -> None:
         check_at_least("min_batches", self.min_batches, 2)
         check_at_least("max_batches", self.max_batches, self.min_batches)
         check_share("relative_half_width", self.relative_half_width, "(0, 1)")
         check_share("confidence", self.confidence, "(0, 1)")
-
-    @property
-    def runs_per_batch(self) -> None:
-        """None: a micro-batch is as many runs as fill its duration."""
-        return
 
     def decide(self, batch_means_sec: FloatArray) -> StopDecision:
         """Stop when the half-width is at most relative_half_width of the mean."""
