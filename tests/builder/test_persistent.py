@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -219,7 +220,8 @@ def test_a_full_disk_is_not_the_candidates_failure(
             if makes_room:
                 filling.unlink()
 
-        monkeypatch.setattr(persistent.time, "sleep", pause)
+        clock = types.SimpleNamespace(monotonic=time.monotonic, sleep=pause)
+        monkeypatch.setattr(persistent, "time", clock)
         results = builder.build(inputs)
     finally:
         monkeypatch.undo()

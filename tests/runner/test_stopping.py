@@ -131,13 +131,13 @@ def test_an_unknown_option_lists_the_known_ones():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("precision", {"relative_half_width": 0.0}, "relative_half_width to lie between 0 and 1"),
+        ("precision", {"relative_half_width": 0.0}, r"relative_half_width must be in \(0, 1\)"),
         ("precision", {"relative_half_width": float("nan")}, "relative_half_width"),
-        ("precision", {"confidence": 1.0}, "confidence to lie between 0 and 1.*got 1.0"),
-        ("precision", {"min_batches": 1}, "min_batches to be at least 2 but got 1"),
-        ("paper", {"max_batches": 2}, r"at least min_batches \(3\) but got 2"),
-        ("cv", {"max_cv": -1}, "max_cv to lie between 0 and inf"),
-        ("cv", {"runs_per_batch": 0}, "runs_per_batch to be at least 1 but got 0"),
+        ("precision", {"confidence": 1.0}, r"confidence must be in \(0, 1\) but got 1.0"),
+        ("precision", {"min_batches": 1}, "min_batches must be at least 2 but got 1"),
+        ("paper", {"max_batches": 2}, "max_batches must be at least 3 but got 2"),
+        ("cv", {"max_cv": -1}, "max_cv must be above 0"),
+        ("cv", {"runs_per_batch": 0}, "runs_per_batch must be at least 1 but got 0"),
     ],
 )
 def test_options_are_checked(name, options, message):

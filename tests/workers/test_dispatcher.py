@@ -39,7 +39,6 @@ class Office:
 
     def close(self) -> None:
         self.dispatcher.close()
-        self.pool.close()
 
 
 def double(number: float) -> float:

@@ -19,9 +19,9 @@ import pytest
 from tvm_adaptive.errors import MachineError
 from tvm_adaptive.workers.cores import usable_physical_cores
 from tvm_adaptive.workers.fork_server import ForkServer, new_fork_server
-from tvm_adaptive.workers.main import kill_group
+from tvm_adaptive.workers.main import HEADER, kill_worker
 from tvm_adaptive.workers.pool import WorkerPool
-from tvm_adaptive.workers.process import HEADER, Worker
+from tvm_adaptive.workers.process import Worker
 
 # The workers cannot import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -181,9 +181,9 @@ class Asker:
                 os.write(to_worker[1], HEADER.pack(len(task)) + task)
                 os.close(to_worker[1])
                 self.forked.append((process, code))
-                if parent_of(process.pid) == os.getpid():
+                if parent_of(pid_of(process)) == os.getpid():
                     self.wrong.append("not forked by the server")
-                if process.wait(TIMEOUT_SEC) != code:
+                if wait(process) != code:
                     self.wrong.append((code, process.poll()))
             except Exception as error:
                 self.wrong.append(repr(error))
@@ -237,6 +237,20 @@ def fake(monkeypatch):
         yield end
 
 
+def wait(process):
+    end_sec = time.monotonic() + TIMEOUT_SEC
+    while (code := process.poll()) is None and time.monotonic() < end_sec:
+        time.sleep(0.001)
+    return code
+
+
+def pid_of(process):
+    while process.pid is None:
+        assert process.poll() is None
+        time.sleep(0.001)
+    return process.pid
+
+
 def ask(server):
     reads, writes = os.pipe()
     try:
@@ -271,9 +285,9 @@ def test_an_answer_that_cannot_be_is_nobodys_answer(make_server, fake, answer):
         fake.shutdown(socket.SHUT_RDWR)
     for worker in (first, second):
         with pytest.raises(MachineError, match="process that workers are forked from"):
-            worker.wait(TIMEOUT_SEC)
+            wait(worker)
         with pytest.raises(MachineError):
-            assert worker.pid
+            pid_of(worker)
 
 
 def test_answers_may_come_in_any_order(make_server, fake):
@@ -285,9 +299,9 @@ def test_answers_may_come_in_any_order(make_server, fake):
         ["refused", 1, errno.EAGAIN],
     ):
         fake.send(json.dumps(message).encode())
-    assert (second.pid, second.wait(TIMEOUT_SEC)) == (222, 22)
+    assert (pid_of(second), wait(second)) == (222, 22)
     with pytest.raises(MachineError, match="would not fork another worker: Resource temp"):
-        first.wait(TIMEOUT_SEC)
+        wait(first)
 
 
 def test_no_news_is_no_end(make_server):
@@ -304,7 +318,7 @@ def test_no_news_is_no_end(make_server):
         worker.send(os.getpid, ())
         while (answer := worker.receive()) is None:
             time.sleep(0.01)
-        assert answer == (worker.pid,)
+        assert answer == (worker._process.pid,)
     finally:
         if process is not None:
             os.kill(process, signal.SIGCONT)
@@ -320,7 +334,7 @@ def test_looking_does_not_wait_for_a_fork_that_waits_for_an_import(make_server, 
         sys.path.remove(str(tmp_path))
     assert worker.poll() is None
     assert worker.started_sec is None  # asked, and told at once that nothing is known
-    assert worker.pid > 1
+    assert pid_of(worker) > 1
 
 
 @pytest.mark.parametrize("pid", [0, 1, -1, True, 4.0, "77", None])
@@ -328,7 +342,7 @@ def test_no_signal_to_what_is_no_worker(pid, monkeypatch):
     sent = []
     monkeypatch.setattr(os, "killpg", lambda *args: sent.append(args))
     with pytest.raises(ValueError, match="is not the id of a worker"):
-        kill_group(pid)
+        kill_worker(pid)
     assert sent == []
 
 

@@ -519,9 +519,10 @@ def test_no_descriptor_is_left_open(make_pool):
 
 def test_killing_twice_is_harmless():
     worker = Worker()
+    pid = worker._process.pid
     worker.kill()
     worker.kill()
-    assert gone(worker.pid)
+    assert gone(pid)
 
 
 @pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGTERM])

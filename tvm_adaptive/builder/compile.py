@@ -56,7 +56,9 @@ def compile_candidate(task: CompileTask) -> str:
     try:
         built = build(mod, target, params)
     except Exception as error:
-        if not _lacks_intrinsic(error):
+        # A scheduled module holds the bodies of its intrinsics, so this is rare; importing all
+        # of them always would cost each worker some 12 s of CPU.
+        if not ("TensorIntrin" in str(error) and "is not registered" in str(error)):
             raise
         import_tensor_intrinsics()
         built = build(mod, target, params)
@@ -66,21 +68,11 @@ def compile_candidate(task: CompileTask) -> str:
 
 
 def build_candidate(mod: IRModule, target: Target, params: dict[str, Tensor] | None) -> Module:
-    """Build a module for measuring, as TVM's own builder does.
-
-    Weights come in the layout of the schedule: the block that rewrites them is removed,
-    because a compiled network rewrites them once, ahead of all runs.
-    """
+    """Build a module for measuring, as TVM's own builder does."""
     del params
+    # A compiled network rewrites its weights' layout once, ahead of all runs.
     packed = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(mod)
     return build_tir(follow_hints(packed), target=target)
-
-
-def _lacks_intrinsic(error: Exception) -> bool:
-    # A scheduled module holds the bodies of its intrinsics, so this is rare; importing all
-    # of them always would cost each worker some 12 s of CPU.
-    text = str(error)
-    return "TensorIntrin" in text and "is not registered" in text
 
 
 def link_shared(output: str, objects: Sequence[str] | str, options: Any = None, **_: Any) -> None:
@@ -103,14 +95,12 @@ def link_shared(output: str, objects: Sequence[str] | str, options: Any = None, 
 
 @functools.lru_cache(maxsize=1)
 def _libraries() -> tuple[str, ...]:
-    """Return the paths of libm and libgcc, as the compiler says once per worker.
-
-    libgcc has conversions of half precision and 128-bit division, and is static.
-    """
+    """Return the paths of libm and libgcc, as the compiler says once per worker."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         return ()
     found = []
+    # libgcc, which is static, has conversions of half precision and 128-bit division.
     for question in ("-print-file-name=libm.so", "-print-libgcc-file-name"):
         asked = subprocess.run(
             [compiler, question],

@@ -1,14 +1,9 @@
-"""A builder whose worker processes stay for the whole run.
-
-TVM's own builder starts new processes for every batch, each of which imports every tensor
-intrinsic of every backend first.
-"""
+"""A builder whose worker processes stay for the whole run; TVM's starts new ones per batch."""
 
 from __future__ import annotations
 
 import collections
 import logging
-import math
 import shutil
 import statistics
 import tempfile
@@ -26,15 +21,9 @@ from tvm_adaptive._tvm import (
     save_json,
     save_param_dict,
 )
-from tvm_adaptive.builder.compile import (
-    BuildFunction,
-    CompileTask,
-    compile_candidate,
-    warm_up,
-)
+from tvm_adaptive.builder.compile import BuildFunction, CompileTask, compile_candidate, warm_up
 from tvm_adaptive.errors import (
     MACHINE_FAILURE,
-    OUT_OF_TIME,
     MachineError,
     OutOfTimeError,
     WorkerTimeoutError,
@@ -46,8 +35,8 @@ from tvm_adaptive.errors import (
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
 from tvm_adaptive.values.trial_log import TrialLog
 from tvm_adaptive.workers.cores import n_build_workers, usable_physical_cores
-from tvm_adaptive.workers.fork_server import ForkServer, new_fork_server
-from tvm_adaptive.workers.pool import Outcome, Plan, Step, WorkerPool
+from tvm_adaptive.workers.fork_server import ForkServer
+from tvm_adaptive.workers.pool import Outcome, Step, WorkerPool, in_time
 from tvm_adaptive.workers.scratch import ScratchFolder
 
 logger = logging.getLogger(__name__)
@@ -59,8 +48,7 @@ _N_RECENT = 256
 # A shorter limit gains nothing, and a moment of load on the machine must not look like a
 # candidate without end.
 _LEAST_PATIENCE_SEC = 3.0
-# A build that failed for lack of resources is repeated, after another program's peak.
-_TRIES = 2
+# A build that failed for lack of resources is repeated once, after another program's peak.
 _RETRY_PAUSE_SEC = 2.0
 _WORKER_MODULES = ("tvm_adaptive.builder.compile",)
 
@@ -152,27 +140,17 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
         # Files that a killed compilation leaves in TMPDIR are removed with this folder.
         self._scratch = ScratchFolder("build", artifact_dir)
         self._root = self._scratch.path if artifact_dir is None else artifact_dir
-        self._own_server = None if server else new_fork_server(_WORKER_MODULES)
         self._pool = WorkerPool(
             max_workers,
             setup=warm_up,
             max_uses=max_uses,
-            server=server or self._own_server,
+            server=server,
+            modules=_WORKER_MODULES,
             env={"TMPDIR": str(self._scratch.path)},
         )
 
     def build(self, build_inputs: list[BuilderInput]) -> list[BuilderResult]:
-        """Compile a batch; never raises for what a candidate does.
-
-        Parameters
-        ----------
-        build_inputs : list of BuilderInput
-
-        Returns
-        -------
-        list of BuilderResult
-            In the order of ``build_inputs``.
-        """
+        """Compile a batch, in its order; never raises for what a candidate does."""
         start_sec = time.monotonic()
         try:
             results = self._build(list(build_inputs))
@@ -187,34 +165,24 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
         return results
 
     def close(self) -> None:
-        """End the workers and remove the artifacts of a temporary folder.
-
-        Call it at the end of the run; a closed builder answers every input with an
-        error.
-        """
+        """End the workers and remove a temporary folder; later inputs get errors."""
         self._pool.close()
-        if self._own_server is not None:
-            self._own_server.close()
         self._scratch.remove()
 
     def _build(self, build_inputs: list[BuilderInput]) -> list[BuilderResult]:
-        results: dict[int, BuilderResult] = {}
-        pending = dict(enumerate(build_inputs))
-        for attempt in range(_TRIES):
-            if attempt:
-                logger.warning(
-                    "%d of %d builds failed for lack of resources; they are repeated in %g s",
-                    *(len(pending), len(build_inputs), _RETRY_PAUSE_SEC),
-                )
-                time.sleep(_RETRY_PAUSE_SEC)
-            results |= self._attempt(pending)
-            pending = {
-                index: each
-                for index, each in pending.items()
-                if is_machine_failure(results[index].error_msg)
-            }
-            if not pending:
-                break
+        results = self._attempt(dict(enumerate(build_inputs)))
+        failed = {
+            index: build_inputs[index]
+            for index, result in results.items()
+            if is_machine_failure(result.error_msg)
+        }
+        if failed:
+            logger.warning(
+                "%d of %d builds failed for lack of resources; they are repeated in %g s",
+                *(len(failed), len(build_inputs), _RETRY_PAUSE_SEC),
+            )
+            time.sleep(_RETRY_PAUSE_SEC)
+            results |= self._attempt(failed)
         return [results[index] for index in range(len(build_inputs))]
 
     def _attempt(self, build_inputs: dict[int, BuilderInput]) -> dict[int, BuilderResult]:
@@ -227,9 +195,9 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
             except Exception as error:
                 message = _message("the input could not be prepared", error)
                 results[index] = BuilderResult(None, message)
-        deadline_sec = self._deadline_sec()
-        plans = [self._plan(task, deadline_sec) for task in tasks.values()]
-        outcomes = dict(self._pool.stream(plans))
+        limit_sec = self._deadline_sec()
+        steps = [Step("running", compile_candidate, (each,), limit_sec) for each in tasks.values()]
+        outcomes = dict(self._pool.stream(in_time(step, self._time_left) for step in steps))
         for place, (index, task) in enumerate(tasks.items()):
             outcome = outcomes[place]
             results[index] = _result(outcome)
@@ -243,19 +211,6 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
                 key = module_key(build_inputs[index].mod)
                 self._trial_log.note(key, build_sec=outcome.elapsed_sec / self.max_workers)
         return results
-
-    def _plan(self, task: CompileTask, deadline_sec: float) -> Plan:
-        """Build one candidate while time is left."""
-        left_sec = math.inf if self._time_left is None else self._time_left()
-        if left_sec <= 0:
-            raise OutOfTimeError(OUT_OF_TIME)
-        limit_sec = min(deadline_sec, left_sec)
-        try:
-            return (yield Step("running", compile_candidate, (task,), limit_sec))
-        except WorkerTimeoutError as error:
-            if limit_sec < deadline_sec:
-                raise OutOfTimeError(OUT_OF_TIME) from error
-            raise
 
     def _deadline_sec(self) -> float:
         """Return the seconds that a compilation of the next batch may take."""

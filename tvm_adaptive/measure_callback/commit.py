@@ -1,8 +1,4 @@
-"""Commit a measured round to the database and the cost model.
-
-MetaSchedule's own callbacks would also take candidates that were not tried because the
-machine failed or the run's time was over.
-"""
+"""Commit a measured round, without untried candidates, to the database and the cost model."""
 
 from __future__ import annotations
 
@@ -91,7 +87,9 @@ class CommitRound(PyMeasureCallback):  # type: ignore[misc]
             # As in MetaSchedule, a cost model learns nothing of a failed build.
             if built.error_msg is None:
                 taught.append((candidate, run))
-                self._identify(candidate, str(built.artifact_path))
+                if self._trial_log is not None:  # runners do not see the candidate
+                    artifact = str(built.artifact_path)
+                    self._trial_log.identify(artifact, module_key(candidate.sch.mod))
         # Under the name of MetaSchedule's own callback, for its profiler's table.
         with ms.Profiler.timeit("MeasureCallback/UpdateCostModel"):
             self._cost_model.update(
@@ -99,8 +97,3 @@ class CommitRound(PyMeasureCallback):  # type: ignore[misc]
             )
         if reason := self._health.add_round([trial.failure for trial in trials]):
             self._on_broken_machine(reason)
-
-    def _identify(self, candidate: MeasureCandidate, artifact: str) -> None:
-        """Tell the log whose artifact this is; runners do not see the candidate."""
-        if self._trial_log is not None:
-            self._trial_log.identify(artifact, module_key(candidate.sch.mod))

@@ -96,10 +96,9 @@ class History:
         elif kind == "model":
             self.model = event
         elif kind == "measured":
-            latencies_ms = [
-                math.nan if value is None else float(value) for value in event["latencies_ms"]
-            ]
-            self._task(event).latencies_ms += latencies_ms
+            values = event["latencies_ms"]
+            known = [math.nan if value is None else float(value) for value in values]
+            self._task(event).latencies_ms += known
             self.errors.update(event.get("errors") or {})
         elif kind == "slot-end":
             task = self._task(event)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import logging
 import math
@@ -60,8 +61,8 @@ class Journal:
 
     def write(self, event: str, **fields: Any) -> None:
         """Append one event."""
-        line = {"event": event, "time_sec": round(time.monotonic() - self._start_sec, 6)}
-        line.update(fields)
+        time_sec = round(time.monotonic() - self._start_sec, 6)
+        line = {"event": event, "time_sec": time_sec, **fields}
         text = json.dumps(finite(line), allow_nan=False, separators=(",", ":"), default=str)
         self._append(text.encode() + b"\n")
         if self._listener is not None:
@@ -133,11 +134,7 @@ def _events(path: Path) -> Iterator[dict[str, Any]]:
 def _with_next(path: Path) -> Iterator[tuple[bytes, bytes]]:
     """Yield each line and its successor, empty at the end, without reading the whole file."""
     with open(path, "rb") as file:
-        line = file.readline()
-        while line:
-            after = file.readline()
-            yield line, after
-            line = after
+        yield from itertools.pairwise(itertools.chain(file, [b""]))
 
 
 def _ends_torn(path: Path) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -39,14 +38,9 @@ MISJUDGED_FACTOR = 4.0
 MAX_RUNS_PER_BATCH = 2**31 - 1
 
 
-class Timer(Protocol):
-    """``timer(number, repeat)`` returns ``repeat`` means of ``number`` runs, in seconds.
-
-    Each call may pay one run of warm-up that does not count.
-    """
-
-    def __call__(self, number: int, repeat: int) -> Sequence[float]:
-        """Run the kernel ``number * repeat`` times; return shape (repeat,), seconds."""
+# ``timer(number, repeat)`` returns ``repeat`` means of ``number`` runs each, in seconds; a call
+# may pay one run of warm-up that does not count.
+Timer = Callable[[int, int], Sequence[float]]
 
 
 def evaluate(
@@ -61,17 +55,11 @@ def evaluate(
 ) -> Timing:
     """Measure a candidate.
 
-    The first run gives the duration of a run. If it takes 0.1 s or more, or the rule's
-    minimum does not fit into ``max_sec``, the measurement ends with it (reason ``"slow"``).
-    Unless the rule fixes its runs, 5 ms of warm-up follow, which do not count. Then the
-    number of runs per micro-batch is chosen (2 ms worth, or the rule's own number) and the
-    rule's minimum is measured in one call of the timer. More micro-batches follow until
-    the rule stops, or until the next one does not fit into ``max_sec`` (reason
-    ``"out-of-time"``).
-
-    A candidate that clearly loses its race ends earlier (reason ``"raced"``): after one
-    run of 5 ms or more, after the warm-up, or after the rule's minimum. Rules that fix
-    their runs are published algorithms and do not race.
+    One run, then a warm-up unless the rule fixes its runs, then the rule's minimum of
+    micro-batches in one call of the timer, then more until the rule stops. Ends earlier if
+    the first run is too long (reason ``"slow"``), if the next micro-batches do not fit into
+    ``max_sec`` (``"out-of-time"``), or if the candidate clearly loses its race (``"raced"``);
+    rules that fix their runs are published algorithms and do not race.
     """
     start = clock()
     if max_sec is None:

@@ -18,8 +18,7 @@ class FinishedFuture(PyRunnerFuture):  # type: ignore[misc]
 
     def __init__(self, run_sec: float | None, error_msg: str | None) -> None:
         super().__init__()
-        self._run_secs = None if run_sec is None else [run_sec]
-        self._error_msg = error_msg
+        self._result = RunnerResult(None if run_sec is None else [run_sec], error_msg)
 
     def done(self) -> bool:
         """Return True."""
@@ -27,7 +26,7 @@ class FinishedFuture(PyRunnerFuture):  # type: ignore[misc]
 
     def result(self) -> RunnerResult:
         """Return exactly one robust time, or an error."""
-        return RunnerResult(self._run_secs, self._error_msg)
+        return self._result
 
 
 @derived_object

@@ -14,10 +14,8 @@ from typing import Any
 from tvm_adaptive._tvm import PyRunner, RunnerInput, derived_object
 from tvm_adaptive.errors import (
     MACHINE_FAILURE,
-    OUT_OF_TIME,
     InvalidOptionError,
     MachineError,
-    OutOfTimeError,
     WorkerError,
     WorkerTimeoutError,
     check_at_least,
@@ -39,8 +37,8 @@ from tvm_adaptive.values.trial import Timing
 from tvm_adaptive.values.trial_log import Incumbent, TrialLog
 from tvm_adaptive.workers.cores import thread_env
 from tvm_adaptive.workers.dispatcher import Dispatcher, Job
-from tvm_adaptive.workers.fork_server import ForkServer, new_fork_server
-from tvm_adaptive.workers.pool import START_TIMEOUT_SEC, Plan, Step, WorkerPool
+from tvm_adaptive.workers.fork_server import ForkServer
+from tvm_adaptive.workers.pool import START_TIMEOUT_SEC, Plan, Step, WorkerPool, in_time
 
 logger = logging.getLogger(__name__)
 
@@ -150,12 +148,12 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
         self._measure = measure
         self._incumbent = trial_log.incumbent if trial_log is not None and race else None
         self._log = TimingLog("AdaptiveRunner", journal, trial_log)
-        self._own_server = None if server else new_fork_server(_WORKER_MODULES)
         self._pool = WorkerPool(
             len(self.devices),
             setups=[functools.partial(use_device, index) for index in self.devices],
             max_uses=max_uses,
-            server=server or self._own_server,
+            server=server,
+            modules=_WORKER_MODULES,
             replace_after_error=True,
             env=thread_env(n_threads),
         )
@@ -170,47 +168,26 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
         return len(self.devices)
 
     def run(self, runner_inputs: list[RunnerInput]) -> list[FinishedFuture] | list[PendingFuture]:
-        """Measure a batch; never raises for a candidate's failure.
-
-        Parameters
-        ----------
-        runner_inputs : list of RunnerInput
-
-        Returns
-        -------
-        list of FinishedFuture or PendingFuture
-            In the order of ``runner_inputs``; all done unless measured in the background.
-        """
+        """Measure a batch, in its order; never raises for a candidate's failure."""
         return submit_batch(self._dispatcher, runner_inputs, self._incumbent, overlap=self.overlap)
 
     def close(self) -> None:
         """End the workers; a later :meth:`run` starts new ones."""
         self._dispatcher.close()
-        self._pool.close()
-        if self._own_server is not None:
-            self._own_server.close()
 
     def _plan(self) -> Plan:
         """Measure the next candidate; it gets an answer in any case."""
         job = self._dispatcher.take()
         if job is None:
             return
-        best = job.task.best
-        limit_sec = self.timeout_sec
         try:
             if job.task.is_retry:
                 yield Step("pausing", time.sleep, (_RETRY_PAUSE_SEC,), START_TIMEOUT_SEC)
-            if self._time_left is not None:
-                limit_sec = min(limit_sec, self._time_left())
-            if limit_sec <= 0:
-                raise OutOfTimeError(OUT_OF_TIME)
-            options = with_race(self.options, best)
+            options = with_race(self.options, job.task.best)
             args = (*measure_args(job.task.runner_input), options)
-            timing = yield Step("running", self._measure, args, limit_sec)
+            step = Step("running", self._measure, args, self.timeout_sec)
+            timing = yield from in_time(step, self._time_left)
             answer = self._log.timed(job, timing)
-        except WorkerTimeoutError as error:
-            late = OutOfTimeError(OUT_OF_TIME) if limit_sec < self.timeout_sec else error
-            answer = self._log.failed(job.index, late)
         except WorkerError as error:
             if isinstance(error, MachineError) and not job.task.is_retry:
                 logger.warning("candidate %d is measured once more: %s", job.index, error)
@@ -243,10 +220,7 @@ class TimingLog:
     """Turns outcomes of measurements into results and writes their journal events."""
 
     def __init__(
-        self,
-        name: str,
-        journal: JournalWriter | None,
-        trial_log: TrialLog | None = None,
+        self, name: str, journal: JournalWriter | None, trial_log: TrialLog | None
     ) -> None:
         self._name = name
         self._trial_log = trial_log
@@ -293,13 +267,7 @@ class TimingLog:
         return self.fail(index, f"could not measure: {error!r}", origin=origin)
 
     def fail(
-        self,
-        index: int,
-        message: str,
-        short: str | None = None,
-        *,
-        origin: str = "",
-        **where: Any,
+        self, index: int, message: str, short: str | None = None, *, origin: str = "", **where: Any
     ) -> FinishedFuture:
         """Return an error result; the journal gets ``short`` if given, else the message."""
         logger.debug("%s, candidate %d: %s", self._name, index, message)

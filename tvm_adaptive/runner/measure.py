@@ -6,13 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tvm_adaptive._tvm import (
-    alloc_argument_common,
-    device,
-    load_module,
-    start_thread_pool,
-    tvm,
-)
+from tvm_adaptive._tvm import alloc_argument_common, device, load_module, start_thread_pool, tvm
 from tvm_adaptive.errors import check_at_least, check_positive
 from tvm_adaptive.runner.evaluator import Timer, evaluate
 from tvm_adaptive.runner.racing import Race

@@ -1,8 +1,5 @@
 """Stop measuring a candidate as soon as it clearly loses against the incumbent.
 
-Most candidates of a batch are much slower than the incumbent, and how much slower does not
-matter. A raced candidate keeps its timing and error; it is no failure.
-
 The host of a virtual machine can slow a kernel down, never speed it up. So the fastest
 micro-batch bounds a kernel's time better than an interval around the mean. A better
 candidate is lost only if all its micro-batches were disturbed, which would spoil a full

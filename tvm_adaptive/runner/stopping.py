@@ -19,14 +19,17 @@ fixed-width sequential confidence intervals for the mean", Ann. Math. Statist. 3
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 from scipy.special import stdtrit
 
-from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.errors import (
+    InvalidOptionError,
+    check_at_least,
+    check_positive,
+    check_share,
+)
 from tvm_adaptive.runner.summary import summarize
 from tvm_adaptive.values.trial import FloatArray, StopDecision
 
@@ -94,14 +97,16 @@ class PaperRule:
     runs_per_batch: int = PAPER_RUNS_PER_BATCH
 
     def __post_init__(self) -> None:
-        _check_batches(self)
-        _check_between(self, "max_cv", math.inf)
+        check_at_least("min_batches", self.min_batches, 2)
+        check_at_least("max_batches", self.max_batches, self.min_batches)
+        check_at_least("runs_per_batch", self.runs_per_batch, 1)
+        check_positive("max_cv", self.max_cv)
 
     def decide(self, batch_means_sec: FloatArray) -> StopDecision:
         """Stop when cv(R_1 ... R_i) < max_cv (Algorithm 1)."""
         i = np.arange(1, len(batch_means_sec) + 1)
         running = i / np.cumsum(batch_means_sec)
-        return _decide(self, len(i), lambda: _cv(running) < self.max_cv, "steady")
+        return _decide(self, len(i), _cv(running) < self.max_cv, "steady")
 
 
 class CVRule(PaperRule):
@@ -118,8 +123,7 @@ class CVRule(PaperRule):
         throughputs = np.sort(1.0 / batch_means_sec)
         if len(throughputs) > CV_TRIM_ABOVE:
             throughputs = throughputs[1:-1]
-        n = len(batch_means_sec)
-        return _decide(self, n, lambda: _cv(throughputs) < self.max_cv, "steady")
+        return _decide(self, len(batch_means_sec), _cv(throughputs) < self.max_cv, "steady")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -153,27 +157,21 @@ class PrecisionRule:
     confidence: float = 0.9
     min_batches: int = MIN_BATCHES
     max_batches: int = PRECISION_MAX_BATCHES
+    runs_per_batch = None  # as many as fill the duration of a micro-batch
 
     def __post_init__(self) -> None:
-        _check_batches(self)
-        _check_between(self, "relative_half_width", 1.0)
-        _check_between(self, "confidence", 1.0)
-
-    @property
-    def runs_per_batch(self) -> None:
-        """None: a micro-batch is as many runs as fill its duration."""
-        return
+        check_at_least("min_batches", self.min_batches, 2)
+        check_at_least("max_batches", self.max_batches, self.min_batches)
+        check_share("relative_half_width", self.relative_half_width, "(0, 1)")
+        check_share("confidence", self.confidence, "(0, 1)")
 
     def decide(self, batch_means_sec: FloatArray) -> StopDecision:
         """Stop when the half-width is at most relative_half_width of the mean."""
-        n = len(batch_means_sec)
-        return _decide(self, n, lambda: self._is_precise(batch_means_sec), "precise")
-
-    def _is_precise(self, batch_means_sec: FloatArray) -> bool:
         summary = summarize(batch_means_sec)
         error = (1.0 - self.confidence) / len(looks(self))
         t = float(stdtrit(summary.dof, 1.0 - error / 2.0))
-        return t * summary.stderr_sec <= self.relative_half_width * summary.mean_sec
+        is_precise = t * summary.stderr_sec <= self.relative_half_width * summary.mean_sec
+        return _decide(self, len(batch_means_sec), is_precise, "precise")
 
 
 RULES: dict[str, type[PaperRule] | type[PrecisionRule]] = {
@@ -229,12 +227,10 @@ def looks(rule: StoppingRule) -> list[int]:
     return counts
 
 
-def _decide(
-    rule: StoppingRule, n: int, is_satisfied: Callable[[], bool], reason: str
-) -> StopDecision:
+def _decide(rule: StoppingRule, n: int, is_satisfied: bool, reason: str) -> StopDecision:
     if n < rule.min_batches:
         return StopDecision(False, "too-few")
-    if is_satisfied():
+    if is_satisfied:
         return StopDecision(True, reason)
     if n >= rule.max_batches:
         return StopDecision(True, "exhausted")
@@ -243,26 +239,3 @@ def _decide(
 
 def _cv(values: FloatArray) -> float:
     return float(np.std(values) / np.mean(values))
-
-
-def _check_batches(rule: PaperRule | PrecisionRule) -> None:
-    n_runs = 1 if rule.runs_per_batch is None else rule.runs_per_batch
-    checks = [
-        ("min_batches", rule.min_batches, 2, "2"),
-        ("max_batches", rule.max_batches, rule.min_batches, f"min_batches ({rule.min_batches})"),
-        ("runs_per_batch", n_runs, 1, "1"),
-    ]
-    for option, value, least, bound in checks:
-        if value < least:
-            raise InvalidOptionError(
-                f"{type(rule).__name__}: expected {option} to be at least {bound} but got {value}."
-            )
-
-
-def _check_between(rule: PaperRule | PrecisionRule, option: str, high: float) -> None:
-    value = getattr(rule, option)
-    if not 0.0 < value < high:
-        raise InvalidOptionError(
-            f"{type(rule).__name__}: expected {option} to lie between 0 and {high:g} (both "
-            f"excluded) but got {value}."
-        )

@@ -1,17 +1,8 @@
 """Estimate one robust time and its standard error from the times of micro-batches.
 
 Timing noise has a long right tail (interrupts, other processes), which shifts the plain
-mean. The trimmed mean drops the tails; its standard error comes from the winsorised
-variance.
-
-=======  ============================================  ==========
-symbol   meaning                                       unit
-=======  ============================================  ==========
-n        micro-batches kept                            count
-g        micro-batches cut off at each end             count
-h        n - 2 g, micro-batches left                   count
-s_w      winsorised standard deviation (ddof = 1)      seconds
-=======  ============================================  ==========
+mean. The trimmed mean drops the tails: of n micro-batches g at each end, so that h = n - 2 g
+are left. Its standard error comes from the winsorised standard deviation s_w (ddof = 1).
 
 References
 ----------
@@ -37,7 +28,7 @@ MIN_TRIMMED = 5
 # Standard error of a median over that of a mean under normal noise, in the limit. For three
 # and four batches the true factor is smaller, so the error is overestimated.
 MEDIAN_SE_FACTOR = math.sqrt(math.pi / 2)
-# The spread of fewer other batches is too uncertain to call the first one an outlier.
+# The spread of fewer others is too uncertain to call the first one an outlier.
 MIN_OTHERS_TO_DROP = 4
 # Farther than three robust standard deviations: 0.3 % of clean first batches are lost.
 OUTLIER_SIGMAS = 3.0
@@ -81,11 +72,7 @@ def summarize(batch_means_sec: FloatArray) -> Summary:
 
 
 def without_warmup(batch_means_sec: FloatArray) -> FloatArray:
-    """Drop the first micro-batch if it is an outlier among at least four others.
-
-    Caches, page tables and clocks may settle during the first batch. It is dropped when it
-    is farther than three robust standard deviations from the median of the others.
-    """
+    """Drop the first micro-batch, while caches and clocks settle, if it is an outlier."""
     others = batch_means_sec[1:]
     if len(others) < MIN_OTHERS_TO_DROP:
         return batch_means_sec

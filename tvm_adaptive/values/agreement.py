@@ -1,7 +1,6 @@
 """Compare what two kernels or two networks compute; draw the inputs for that.
 
-A kernel's buffers do not say which of them it writes. So all of them start with random
-values and all are compared: an output that was not written still holds its start values.
+A kernel does not say which buffers it writes: all start with random values and are compared.
 """
 
 from __future__ import annotations
@@ -31,29 +30,20 @@ _PERTURBATION = 4.0
 
 
 class Difference(NamedTuple):
-    """The largest differences between outputs and a reference.
-
-    ``max_rel`` is relative to the reference and leaves out its zeros. Both are infinite
-    where shapes differ or only one side is finite.
-    """
+    """The largest differences from a reference; infinite if only one side is finite."""
 
     max_abs: float
-    max_rel: float
+    max_rel: float  # relative to the reference, without its zeros
 
 
 def random_array(
     rng: np.random.Generator, shape: Sequence[int], dtype: str, *, positive: bool = False
 ) -> Array:
-    """Draw the start values of one buffer.
-
-    Floating-point numbers are uniform in [-1, 1], or in [0.1, 1] if ``positive`` (for
-    kernels with roots and logarithms). Integers are small; 32 and 64-bit ones are 0 or 1,
-    because they may be indices.
-    """
+    """Draw the start values of a buffer; ``positive`` ones suit roots and logarithms."""
     kind = numpy_dtype(dtype)
     if is_float(kind):
         return rng.uniform(0.1 if positive else -1.0, 1.0, size=shape).astype(kind)
-    if kind == np.bool_ or kind.itemsize >= 4:
+    if kind == np.bool_ or kind.itemsize >= 4:  # long integers may be indices
         return rng.integers(0, 2, size=shape).astype(kind)
     low = 0 if positive or kind.kind == "u" else -4
     return rng.integers(low, 5, size=shape).astype(kind)
@@ -138,22 +128,15 @@ def largest_difference(outputs: Sequence[Array], reference: Sequence[Array]) -> 
 def perturbed(
     values: Sequence[Array], rtol: float, rng: np.random.Generator
 ) -> tuple[list[Array], list[Array]]:
-    """Return two lists of start values, perturbed by some roundings in opposite directions.
-
-    Each floating-point number grows or shrinks at random; integers stay.
-    """
+    """Return start values whose floats grow or shrink at random, and the opposite ones."""
     share = min(_LOOSEST, _PERTURBATION * rtol)
-    up: list[Array] = []
-    down: list[Array] = []
-    for each in values:
-        if not is_float(each.dtype):
-            up.append(each)
-            down.append(each)
-            continue
-        steps = rng.choice([-share, share], size=each.shape)
-        exact = each.astype(np.float64)
-        up.append((exact * (1.0 + steps)).astype(each.dtype))
-        down.append((exact * (1.0 - steps)).astype(each.dtype))
+    up, down = list(values), list(values)
+    for i, each in enumerate(values):
+        if is_float(each.dtype):
+            steps = rng.choice([-share, share], size=each.shape)
+            exact = each.astype(np.float64)
+            up[i] = (exact * (1.0 + steps)).astype(each.dtype)
+            down[i] = (exact * (1.0 - steps)).astype(each.dtype)
     return up, down
 
 

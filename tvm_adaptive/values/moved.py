@@ -6,7 +6,6 @@ import importlib
 import sys
 import types
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
 _PACKAGE = "tvm_adaptive"
@@ -25,8 +24,6 @@ MODULES = {
     "task_scheduler.belief": "task_scheduler.forecast.belief",
     "task_scheduler.curve": "task_scheduler.forecast.curve",
 }
-# Renamed names in these modules, by the former module.
-NAMES: Mapping[str, Mapping[str, str]] = {}
 
 
 class _MovedModule(types.ModuleType):
@@ -34,16 +31,15 @@ class _MovedModule(types.ModuleType):
 
     def __init__(self, former: str, present: str) -> None:
         super().__init__(f"{_PACKAGE}.{former}", f"Moved to ``{_PACKAGE}.{present}``.")
-        self._former, self._present = former, f"{_PACKAGE}.{present}"
+        self._present = f"{_PACKAGE}.{present}"
 
     def __getattr__(self, name: str) -> Any:
         # The import system and tools look up such names in every module.
         if name.startswith("__"):
             raise AttributeError(name)
-        present = NAMES.get(self._former, {}).get(name, name)
-        value = getattr(importlib.import_module(self._present), present)
+        value = getattr(importlib.import_module(self._present), name)
         warnings.warn(
-            f"{self.__name__}.{name} is {self._present}.{present} now; the former name ends "
+            f"{self.__name__}.{name} is {self._present}.{name} now; the former name ends "
             "with version 0.4.",
             DeprecationWarning,
             stacklevel=2,

@@ -32,9 +32,7 @@ class Incumbent:
 class TrialLog:
     """The latest trials of a run, by the structural hashes of their modules.
 
-    The builder notes build times, the runner timing errors, search and cost model features.
-    Every part works without a log. Threads other than the run's may only call
-    :meth:`note_timing`.
+    Threads other than the run's may only call :meth:`note_timing`.
     """
 
     def __init__(self) -> None:

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from tvm_adaptive.workers.file_system import text_of, unescaped
+
 PROC = Path("/proc")
 
 
@@ -43,14 +45,14 @@ class OomKills:
 
     def count(self) -> tuple[int, ...]:
         """Return the present counts: of the machine and of each own group."""
-        return tuple(_field(_read(path), "oom_kill") or 0 for path in self._files)
+        return tuple(_field(text_of(path), "oom_kill") or 0 for path in self._files)
 
 
 def _cpu_limits(proc: Path) -> Iterator[float]:
     for group in _groups(proc, "cpu"):
-        fields = _read(group / "cpu.max").split()
+        fields = text_of(group / "cpu.max").split()
         if len(fields) != 2:
-            fields = [_read(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
+            fields = [text_of(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
         if all(field.isdecimal() for field in fields) and int(fields[0]) and int(fields[1]):
             yield int(fields[0]) / int(fields[1])
 
@@ -59,19 +61,19 @@ def _memory_limits(proc: Path) -> Iterator[tuple[int, int | None]]:
     """Yield the limit of each group that has one, and the bytes in use."""
     for group in _groups(proc, "memory"):
         names = ("memory.max", "memory.high", "memory.limit_in_bytes")
-        texts = [_read(group / name).strip() for name in names]
+        texts = [text_of(group / name).strip() for name in names]
         limits = [int(text) for text in texts if text.isdecimal()]
         if limits:
             yield min(limits), _used(group)
 
 
 def _used(group: Path) -> int | None:
-    stat = _read(group / "memory.stat")
+    stat = text_of(group / "memory.stat")
     for name, cached in (
         ("memory.current", "inactive_file"),
         ("memory.usage_in_bytes", "total_inactive_file"),
     ):
-        text = _read(group / name).strip()
+        text = text_of(group / name).strip()
         if text.isdecimal():
             return max(0, int(text) - (_field(stat, cached) or 0))
     return None
@@ -87,12 +89,12 @@ def _groups(proc: Path, controller: str) -> Iterator[Path]:
 def _own_groups(proc: Path, controller: str) -> Iterator[tuple[Path, Path]]:
     """Yield where a controller's groups are mounted, and the folder of this process's group."""
     ours = {}
-    for line in _read(proc / "self" / "cgroup").splitlines():
+    for line in text_of(proc / "self" / "cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         ours.update(dict.fromkeys(controllers.split(","), path))  # "" for version 2
-    for line in _read(proc / "self" / "mountinfo").splitlines():
+    for line in text_of(proc / "self" / "mountinfo").splitlines():
         before, _, after = line.partition(" - ")
-        root, point = (_unescaped(field) for field in before.split()[3:5])
+        root, point = (unescaped(field) for field in before.split()[3:5])
         kind, _, options = after.split()[:3]
         wanted = "" if kind == "cgroup2" else controller
         if kind not in ("cgroup", "cgroup2") or wanted not in ours:
@@ -108,23 +110,11 @@ def _own_groups(proc: Path, controller: str) -> Iterator[tuple[Path, Path]]:
         yield mount, folder if ".." not in inside.parts and folder.is_dir() else mount
 
 
-def _unescaped(field: str) -> str:
-    """Return a path of a list of mounts, where spaces and the like are octal numbers."""
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), field)
-
-
 def _meminfo(proc: Path, name: str) -> int | None:
-    kilobytes = _field(_read(proc / "meminfo"), f"{name}:")
+    kilobytes = _field(text_of(proc / "meminfo"), f"{name}:")
     return None if kilobytes is None else kilobytes << 10
 
 
 def _field(text: str, name: str) -> int | None:
     found = re.search(rf"^[ \t]*{re.escape(name)}[ \t]+(\d+)(?=\s|$)", text, re.MULTILINE)
     return None if found is None else int(found[1])
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError):
-        return ""

@@ -21,10 +21,8 @@ _WORKER_BYTES = 200 << 20
 def usable_physical_cores(proc: Path = PROC) -> int:
     """Count the physical cores behind the processors that this process may run on.
 
-    Two hardware threads of one core count once: tuned kernels are bound by arithmetic
-    and by cache, which the threads share. A container's processor time limits the count,
-    rounded down but at least 1: a kernel with more threads would be stopped in the middle
-    of each period.
+    Hardware threads of one core share what bounds a tuned kernel. A kernel with more threads
+    than a container's processor time would be stopped in the middle of each period.
     """
     n_cores, quota = _allowed_cores(), cpu_limit(proc)
     return n_cores if quota is None else max(1, min(n_cores, math.floor(quota)))
@@ -59,12 +57,9 @@ def describe_quota(quota: float) -> str:
 
 
 def thread_env(n_threads: int | None = None) -> dict[str, str]:
-    """Return environment variables for a process that runs kernels.
-
-    On x86, TVM's runtime takes every processor for half a core and starts half as many
-    threads as there are processors. Where each is a whole core, as on most virtual
-    machines, kernels would be timed, and chosen, for half the machine.
-    """
+    """Return environment variables for a process that runs kernels."""
+    # On x86, TVM's runtime takes every processor for half a core, which it is not on most
+    # virtual machines: kernels would be timed, and chosen, for half the machine.
     if n_threads is None:
         n_threads = usable_physical_cores()
     check_at_least("n_threads", n_threads, 1)
@@ -72,12 +67,10 @@ def thread_env(n_threads: int | None = None) -> dict[str, str]:
 
 
 def take_free_core() -> None:
-    """Bind this thread to the cores that no other thread of the process is bound to.
+    """Bind this thread to the cores, if any, that no other thread of the process is bound to.
 
-    TVM's runtime binds each thread of its pool to a core of its own but not the thread
-    that calls the kernel and computes a share of it. Beside one of the others on one core
-    it would double the kernel's time. Call this after the pool has started. Does nothing
-    without such bindings or without a free core.
+    TVM's runtime binds the threads of its pool, once it has started, but not the thread that
+    calls the kernel and computes a share of it: on another's core it would double the time.
     """
     threads = Path("/proc/self/task")
     if not (hasattr(os, "sched_setaffinity") and threads.is_dir()):

@@ -1,8 +1,4 @@
-"""The device on which this process runs compiled modules: this machine's or a leased one.
-
-A worker that has leased a device (:mod:`tvm_adaptive.runner.rpc.lease`) runs every module
-there; callers of this module need not distinguish the two.
-"""
+"""The device on which this process runs compiled modules: this machine's or a leased one."""
 
 from __future__ import annotations
 
@@ -20,10 +16,7 @@ class _CurrentDevice:
 
 
 def move_to(session: Any) -> None:
-    """Run on the device of an RPC session from now on, with None on this machine.
-
-    Modules that were loaded before become unusable.
-    """
+    """Run on the device of an RPC session, with None on this machine; unloads all modules."""
     _CurrentDevice.session = session
     _CurrentDevice.n_moves += 1
     _CurrentDevice.loaded.clear()
@@ -46,11 +39,7 @@ def load(path: str) -> Any:
 
 
 def load_once(path: str) -> Any:
-    """Load a compiled module unless the same file is loaded.
-
-    TVM keeps loaded modules until the process ends: each load of a network would cost the
-    memory of its weights again.
-    """
+    """Load a compiled module unless the same file is loaded: TVM keeps modules forever."""
     stat = Path(path).stat()
     key = (path, stat.st_mtime_ns, stat.st_size)
     if key not in _CurrentDevice.loaded:
@@ -71,10 +60,7 @@ def function(name: str) -> Any:
 
 
 def save_linked(path: str, library: str) -> None:
-    """Let the leased device link an archive of objects, and fetch the library.
-
-    So this machine needs no linker for that kind of device.
-    """
+    """Fetch an archive's library, which the leased device links: it has the linker."""
     content = _CurrentDevice.session.download_linked_module(_upload(path))
     Path(library).write_bytes(bytes(content))
 

@@ -34,10 +34,7 @@ class Job(Generic[_TaskT, _ResultT]):
 
 
 class Dispatcher(Generic[_TaskT, _ResultT]):
-    """Gives queued candidates to the workers of a pool.
-
-    With ``overlap`` a thread does so, and the caller continues while devices measure.
-    """
+    """Gives queued candidates to the workers of a pool; with ``overlap``, in a thread."""
 
     def __init__(
         self,
@@ -110,7 +107,7 @@ class Dispatcher(Generic[_TaskT, _ResultT]):
             self.settle(job, self._give_up(job, reason))
 
     def close(self) -> None:
-        """Fail queued candidates, wait for measured ones, end the thread."""
+        """Fail queued candidates, wait for measured ones, end the thread and the workers."""
         thread, self._thread = self._thread, None
         if thread is not None:
             with self._lock:
@@ -122,6 +119,7 @@ class Dispatcher(Generic[_TaskT, _ResultT]):
         wakes, self._wakes = self._wakes, None
         for descriptor in wakes or ():
             os.close(descriptor)
+        self._pool.close()
 
     def _wake_thread(self) -> None:
         if self._thread is None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvm_adaptive._tvm.versions import installed_version
 from tvm_adaptive.workers.cores import usable_physical_cores
+from tvm_adaptive.workers.file_system import text_of
 
 if TYPE_CHECKING:
     from tvm_adaptive._tvm import RPCConfig, Target
@@ -17,30 +18,19 @@ if TYPE_CHECKING:
 _CPUINFO = Path("/proc/cpuinfo")
 # Virtual machines often hide the model's name ("AMD EPYC"); these numbers still
 # distinguish generations. ARM has only numbers.
-_CPU_NUMBERS = (
-    "cpu family",
-    "model",
-    "stepping",
-    "CPU implementer",
-    "CPU architecture",
-    "CPU variant",
-    "CPU part",
-    "CPU revision",
-)
+_X86_NUMBERS = ("cpu family", "model", "stepping")
+_ARM_NUMBERS = ("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision")
 
 
 @dataclasses.dataclass(frozen=True)
 class Environment:
-    """The environment of measured times; an empty text is unknown.
-
-    Equal environments have comparable times. The version of this package is not compared:
-    it changes which kernels are tried, not their times.
-    """
+    """The environment of measured times, comparable if equal; an empty text is unknown."""
 
     device: str = ""  # processor and number of cores, name of the GPU, or tracker key of a farm
     tvm: str = ""  # version of apache-tvm
     tvm_ffi: str = ""  # version of apache-tvm-ffi
-    tvm_adaptive: str = dataclasses.field(default="", compare=False)  # version of this package
+    # version of this package, which changes what kernels are tried but not their times
+    tvm_adaptive: str = dataclasses.field(default="", compare=False)
 
     @classmethod
     def current(cls, target: Target, farm: RPCConfig | None = None) -> Environment:
@@ -54,10 +44,7 @@ class Environment:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Environment:
-        """Return the environment in the fields of a journal's ``"run"`` event.
-
-        A field that is missing or no text is unknown; other fields are ignored.
-        """
+        """Return the environment in the fields of a journal's ``"run"`` event."""
         names = [field.name for field in dataclasses.fields(cls)]
         return cls(**{name: value for name in names if isinstance(value := fields.get(name), str)})
 
@@ -89,15 +76,11 @@ def device_name(target: Target) -> str:
 
 def processor_name(cpuinfo: Path = _CPUINFO) -> str:
     """Return the processor's name and the numbers of its generation."""
-    try:
-        lines = cpuinfo.read_text(errors="replace").splitlines()
-    except OSError:
-        lines = []
     facts: dict[str, str] = {}
-    for line in lines:
+    for line in text_of(cpuinfo, "replace").splitlines():
         key, _, value = line.partition(":")
         facts.setdefault(key.strip(), value.strip())
-    numbers = " ".join(facts[key] for key in _CPU_NUMBERS if facts.get(key))
+    numbers = " ".join(facts[key] for key in (*_X86_NUMBERS, *_ARM_NUMBERS) if facts.get(key))
     name = facts.get("model name") or platform.processor() or platform.machine()
     return f"{name} ({numbers})" if numbers else name
 

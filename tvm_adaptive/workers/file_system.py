@@ -1,4 +1,4 @@
-"""Which file system a path is on, and whether several machines may write to it."""
+"""Files of the system, and which file system a path is on."""
 
 from __future__ import annotations
 
@@ -19,20 +19,29 @@ _NETWORK_FILE_SYSTEMS = frozenset({
 _LOCAL_FUSE = frozenset({"fuse.fuse-overlayfs"})
 
 
-def file_system_of(path: Path, mountinfo: Path = MOUNTINFO) -> str:
-    """Return the type of the file system that a file is or would be on; "" if unknown."""
+def text_of(path: Path, errors: str = "surrogateescape") -> str:
+    """Return the text of a file of the system; "" if it cannot be read."""
     try:
-        lines = mountinfo.read_text(errors="surrogateescape").splitlines()
+        return path.read_text(errors=errors)
     except OSError:
         return ""
+
+
+def unescaped(field: str) -> str:
+    """Return a path of a list of mounts, where spaces and the like are octal numbers."""
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), field)
+
+
+def file_system_of(path: Path, mountinfo: Path = MOUNTINFO) -> str:
+    """Return the type of the file system that a file is or would be on; "" if unknown."""
     real = Path(os.path.realpath(path))
     found, depth = "", -1
-    for line in lines:
+    for line in text_of(mountinfo).splitlines():
         before, separator, after = line.partition(" - ")
         fields = before.split(" ")
         if not separator or len(fields) < 5:
             continue
-        mounted = Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), fields[4]))
+        mounted = Path(unescaped(fields[4]))
         # A later mount at the same place covers an earlier one.
         if real.is_relative_to(mounted) and len(mounted.parts) >= depth:
             found, depth = after.split(" ")[0], len(mounted.parts)

@@ -1,15 +1,12 @@
 """Start workers in milliseconds: fork them from a process that has imported their modules.
 
-Importing TVM takes seconds of a core, and a run has four kinds of workers: for builds,
-measurements, play-offs and whole networks. One idle process imports the modules once, in
-the background, and forks all workers, so that replacing a worker costs nothing.
+Importing TVM takes seconds of a core, and workers are replaced often.
 (``multiprocessing`` has one such server per process, which belongs to the user, and its
 server runs the user's main module again.)
 
-Each worker has a number, which all messages about it carry. The server reports when a
-worker is forked, refused or ended. One thread reads these messages, so that any number of
-threads may use workers and none waits for another's answer. Only the server sends signals:
-only it knows which of its children still have their process id.
+The server reports when a worker is forked, refused or ended. One thread reads these
+messages, so that any number of threads may use workers and none waits for another's answer.
+Only the server sends signals: only it knows which of its children still have their process id.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_adaptive.errors import MachineError
-from tvm_adaptive.workers.main import MAX_MESSAGE_BYTES, kill_group
+from tvm_adaptive.workers.main import MAX_MESSAGE_BYTES, is_unreaped, kill_worker
 
 # Forking a process that holds an initialised device or threads of its own is unsafe; this
 # one holds neither. Only Linux also ends the workers when their parent dies.
@@ -44,7 +41,6 @@ _FORK_TIMEOUT_SEC = 120.0
 _LEAVE_TIMEOUT_SEC = 1.0
 # A killed process is gone at once unless the kernel holds it.
 _END_TIMEOUT_SEC = 5.0
-_WAIT_STEP_SEC = 0.002
 _PROGRAM = Path(__file__).with_name("main.py")
 _BOOTSTRAP = (
     "import sys; sys.path[:] = sys.argv.pop().split('\\n'); "
@@ -84,83 +80,39 @@ class Program:
 
     def poll(self) -> int | None:
         """Return the exit code, negative for a signal; None while the worker runs."""
-        if self._popen.returncode is None and _is_unreaped(self.pid):
-            self._end_group()
+        if self._popen.returncode is None and is_unreaped(self.pid):
+            kill_worker(self.pid)
         return self._popen.poll()
-
-    def wait(self, timeout: float) -> int:
-        """Wait for the exit code."""
-        end_sec = time.monotonic() + timeout
-        while (code := self.poll()) is None:
-            if time.monotonic() >= end_sec:
-                raise subprocess.TimeoutExpired(str(self.pid), timeout)
-            time.sleep(_WAIT_STEP_SEC)
-        return code
 
     def kill(self) -> None:
         """Send SIGKILL to the worker's group unless the worker has ended."""
         if self.poll() is None:
-            self._end_group()
-            self._popen.kill()
-
-    def _end_group(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            kill_group(self.pid)
-
-
-def _is_unreaped(pid: int) -> bool:
-    """Say whether a child process has ended and still has its process id."""
-    if not hasattr(os, "waitid"):
-        return False
-    try:
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:  # it is reaped already
-        return False
+            kill_worker(self.pid)
 
 
 class ForkedProcess:
     """A worker that a server has forked or will fork; any thread may use it."""
 
     def __init__(self, number: int, connection: _Connection) -> None:
+        self.pid: int | None = None  # once the server has forked it
         self.started_sec: float | None = None
         self._requested_sec = time.monotonic()
         self._number = number
         self._connection = connection
-        self._pid: int | None = None
         self._refusal = ""
         self._code: int | None = None
 
-    @property
-    def pid(self) -> int:
-        """Process id, for messages; waits until there is one."""
-        with self._connection.changed:
-            while self._pid is None and self.poll() is None:
-                self._connection.changed.wait(_FORK_TIMEOUT_SEC)
-            assert self._pid is not None
-            return self._pid
-
     def poll(self) -> int | None:
         """Return the exit code, negative for a signal; None until the server reports it."""
-        with self._connection.changed:
+        with self._connection.lock:
             if self._code is not None:
                 return self._code
-            if self._pid is None and time.monotonic() - self._requested_sec > _FORK_TIMEOUT_SEC:
+            if self.pid is None and time.monotonic() - self._requested_sec > _FORK_TIMEOUT_SEC:
                 self._connection.lose(f"has not answered for {_FORK_TIMEOUT_SEC:g} s")
             problem = self._refusal or self._connection.lost
             if problem:
                 raise MachineError(problem)
             return None
-
-    def wait(self, timeout: float) -> int:
-        """Wait for the exit code."""
-        with self._connection.changed:
-            end_sec = time.monotonic() + timeout
-            while (code := self.poll()) is None:
-                left_sec = end_sec - time.monotonic()
-                if left_sec <= 0.0:
-                    raise subprocess.TimeoutExpired(f"worker {self._number}", timeout)
-                self._connection.changed.wait(left_sec)
-            return code
 
     def kill(self) -> None:
         """Ask the server to kill the worker's group; returns at once."""
@@ -168,11 +120,11 @@ class ForkedProcess:
 
     def update(self, what: str, value: int) -> bool:
         """Apply a message of the server; False if the message is impossible."""
-        if what == "forked" and self._pid is None and value > 1:
-            self._pid, self.started_sec = value, time.monotonic()
-        elif what == "refused" and self._pid is None:
+        if what == "forked" and self.pid is None and value > 1:
+            self.pid, self.started_sec = value, time.monotonic()
+        elif what == "refused" and self.pid is None:
             self._refusal = f"the system would not fork another worker: {os.strerror(value)}"
-        elif what == "ended" and self._pid is not None:
+        elif what == "ended" and self.pid is not None:
             self._code = value
         else:
             return False
@@ -229,8 +181,7 @@ class _Connection:
     """A running server, the socket to it, and the thread that reads its messages."""
 
     def __init__(self, modules: tuple[str, ...]) -> None:
-        # Guards this object and its workers; notified when a worker's state changes.
-        self.changed = threading.Condition()
+        self.lock = threading.RLock()  # guards this object and its workers
         self.lost = ""  # why the server is unusable
         self._workers: dict[int, ForkedProcess] = {}
         self._numbers = itertools.count(1)
@@ -250,12 +201,12 @@ class _Connection:
             theirs.close()
             self._socket.close()
             raise OSError(errno.EAGAIN, str(error)) from error
-        with contextlib.suppress(OSError), self.changed:  # the first fork reports it
+        with contextlib.suppress(OSError), self.lock:  # the first fork reports it
             self._send("import", 0, modules)
 
     def fork(self, descriptors: Sequence[int], env: dict[str, str] | None) -> ForkedProcess:
         """Request a worker."""
-        with self.changed:
+        with self.lock:
             if self.lost:
                 raise ConnectionError(self.lost)
             number = next(self._numbers)
@@ -265,18 +216,17 @@ class _Connection:
 
     def kill(self, number: int) -> None:
         """Request a worker's end."""
-        with contextlib.suppress(OSError), self.changed:  # a lost server's workers end, too
+        with contextlib.suppress(OSError), self.lock:  # a lost server's workers end, too
             if number in self._workers:
                 self._send("kill", number, None)
 
     def lose(self, reason: str) -> None:
         """Give the server up, so that the thread ends it and its workers."""
-        with self.changed:
+        with self.lock:
             if self.lost:
                 return
             self.lost = f"the process that workers are forked from {reason}"
             self._workers.clear()
-            self.changed.notify_all()
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
 
@@ -324,13 +274,12 @@ class _Connection:
             message = self._socket.recv(MAX_MESSAGE_BYTES)
         except OSError:
             message = b""
-        with self.changed:
+        with self.lock:
             if not message or self.lost:
                 return False
             if not self._handle(message):
                 self.lose("sent an impossible message")
                 return False
-            self.changed.notify_all()
             return True
 
     def _handle(self, message: bytes) -> bool:

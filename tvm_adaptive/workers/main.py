@@ -1,7 +1,4 @@
-"""The program of a worker process, and of the server that forks workers.
-
-Started by :mod:`tvm_adaptive.workers.fork_server`, never by hand.
-"""
+"""The program of a worker process, and of the server that forks workers."""
 
 from __future__ import annotations
 
@@ -27,8 +24,8 @@ from typing import Any
 import cloudpickle
 
 _PR_SET_PDEATHSIG = 1  # Linux <sys/prctl.h>
-# As in process.py, whose import would bring the package with it.
-_HEADER = struct.Struct("<Q")
+# Comes before each pickle in a pipe: its length.
+HEADER = struct.Struct("<Q")
 # Linux allows some 200 kB; messages are names and numbers.
 MAX_MESSAGE_BYTES = 1 << 16
 _N_DESCRIPTORS = 2
@@ -56,10 +53,10 @@ def main(arguments: Sequence[str]) -> int:
 def work(reads: int, writes: int) -> int:
     """Answer tasks until the parent closes the pipe."""
     with os.fdopen(reads, "rb") as tasks, os.fdopen(writes, "wb") as answers:
-        while header := tasks.read(_HEADER.size):
-            (size,) = _HEADER.unpack(header)
+        while header := tasks.read(HEADER.size):
+            (size,) = HEADER.unpack(header)
             answer = cloudpickle.dumps(_answer(tasks.read(size)))
-            answers.write(_HEADER.pack(len(answer)) + answer)
+            answers.write(HEADER.pack(len(answer)) + answer)
             answers.flush()
     return 0
 
@@ -95,7 +92,7 @@ def serve(control: int) -> int:
                 if what == "import":
                     _import_all(argument)
                 elif what == "kill" and number in children:
-                    _kill(children[number])
+                    kill_worker(children[number])
                 elif what == "fork":
                     pid = _fork(connection, number, descriptors)
                     if pid == 0:
@@ -109,14 +106,26 @@ def serve(control: int) -> int:
             return 0
         finally:
             for pid in children.values():
-                _kill(pid)
+                kill_worker(pid)
 
 
-def kill_group(pid: int) -> None:
-    """Send SIGKILL to a process group."""
+def is_unreaped(pid: int) -> bool:
+    """Say whether a child process has ended and still has its process id."""
+    if not hasattr(os, "waitid"):
+        return False
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # it is reaped already
+        return False
+
+
+def kill_worker(pid: int) -> None:
+    """Kill an unreaped worker and its group, which it may not lead yet."""
     if type(pid) is not int or pid < 2:
         raise ValueError(f"{pid!r} is not the id of a worker")
-    os.killpg(pid, signal.SIGKILL)
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
 
 
 def defer_package(name: str) -> None:
@@ -228,18 +237,11 @@ def _forget_children(woken: socket.socket) -> None:
 def _reap(connection: socket.socket, children: dict[int, int]) -> None:
     """Reap the children that have ended and report them."""
     for number, pid in list(children.items()):
-        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-            _kill(pid)  # its group; the process id is still its own
+        if is_unreaped(pid):
+            kill_worker(pid)  # its group; the process id is still its own
             _, status = os.waitpid(pid, 0)
             del children[number]
             _tell(connection, "ended", number, os.waitstatus_to_exitcode(status))
-
-
-def _kill(child: int) -> None:
-    """Kill an unreaped child and its group, which it may not lead yet."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        kill_group(child)
-    os.kill(child, signal.SIGKILL)
 
 
 def _tell(connection: socket.socket, what: str, number: int, value: int) -> None:

@@ -6,10 +6,6 @@ also kills what the worker has started; the worker dies with its parent
 (``PR_SET_PDEATHSIG`` on Linux, end-of-file on its pipe elsewhere). The parent never blocks
 on a worker: it writes and reads only what the pipes take at once.
 
-A lack of processes, memory or disk space is no failure of the task: the pool retries to
-start a worker while others run, and finally gives the task a
-:class:`~tvm_adaptive.errors.MachineError`.
-
 Start and use a :class:`WorkerPool` from one thread: Linux sends the death signal when
 the *thread* that started the child ends.
 """
@@ -26,14 +22,16 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 from tvm_adaptive.errors import (
+    OUT_OF_TIME,
     MachineError,
+    OutOfTimeError,
     WorkerDiedError,
     WorkerError,
     WorkerTaskError,
     WorkerTimeoutError,
     machine_failure,
 )
-from tvm_adaptive.workers.fork_server import ForkServer
+from tvm_adaptive.workers.fork_server import ForkServer, new_fork_server
 from tvm_adaptive.workers.process import Worker
 
 # A worker that has not imported its modules by then never will: the slowest known import
@@ -75,6 +73,20 @@ class Step:
 Plan = Generator[Step, Any, Any]
 
 
+def in_time(step: Step, time_left: Callable[[], float] | None) -> Plan:
+    """Run a step while time is left; raises OutOfTimeError if that ends first."""
+    left_sec = math.inf if time_left is None else time_left()
+    if left_sec <= 0:
+        raise OutOfTimeError(OUT_OF_TIME)
+    limit_sec = min(step.timeout_sec, left_sec)
+    try:
+        return (yield dataclasses.replace(step, timeout_sec=limit_sec))
+    except WorkerTimeoutError as error:
+        if limit_sec < step.timeout_sec:
+            raise OutOfTimeError(OUT_OF_TIME) from error
+        raise
+
+
 @dataclasses.dataclass(eq=False)
 class _Job:
     """A plan that runs in a worker, waits for one, or has ended."""
@@ -85,9 +97,7 @@ class _Job:
     outcome: Outcome | None = None  # once the plan has ended
     setup: Step | None = None  # comes before the step while the worker is new
     is_broken: bool = False  # the worker cannot be used again
-    # Why no worker could be started, since when, and when to retry.
-    start_error: MachineError | None = None
-    waits_since_sec: float = math.inf
+    waits_since_sec: float = math.inf  # since when no worker could be started
     pause_sec: float = _FIRST_PAUSE_SEC
     retry_sec: float = 0.0
 
@@ -183,6 +193,7 @@ class WorkerPool:
         replace_after_error: bool = False,
         env: dict[str, str] | None = None,
         server: ForkServer | None = None,
+        modules: Sequence[str] = (),
         start_patience_sec: float = START_PATIENCE_SEC,
     ) -> None:
         self._idle: list[Worker] = []
@@ -196,7 +207,9 @@ class WorkerPool:
         self._max_uses = max_uses
         self._replace_after_error = replace_after_error
         self._env = env
-        self._server = server
+        # Without a server the pool has its own if it is told what the workers import.
+        self._own_server = new_fork_server(modules) if modules and server is None else None
+        self._server = server or self._own_server
         self._start_patience_sec = start_patience_sec
         self._uses: dict[Worker, int] = {}
         self._setup_indices: dict[Worker, int] = {}
@@ -251,6 +264,8 @@ class WorkerPool:
             worker.begin_kill()
         while self._idle:
             self._discard(self._idle.pop())
+        if self._own_server is not None:
+            self._own_server.close()
 
     def __del__(self) -> None:
         # At the end of the interpreter parts of it may be gone; the workers see the end
@@ -277,17 +292,12 @@ class WorkerPool:
 
     def _assign(self, job: _Job, stream: _Stream) -> None:
         """Give a job a worker or let it wait for one."""
-        job.start_error = None
         worker = self._idle_worker()
         if worker is None:
             try:
                 worker = Worker(env=self._env, server=self._server)
             except OSError as error:
-                start_error = MachineError(f"a worker process could not be started: {error}")
-                if isinstance(error, (FileNotFoundError, PermissionError)):  # permanent
-                    job.fail(start_error, worker_lives=False)
-                else:
-                    self._wait_for_worker(job, start_error, stream)
+                self._wait_for_worker(job, error, stream)
                 return
             self._uses[worker] = 0
             job.setup = Step("starting", self._setup_of(worker), (), START_TIMEOUT_SEC)
@@ -307,14 +317,17 @@ class WorkerPool:
             self._discard(worker)
         return None
 
-    def _wait_for_worker(self, job: _Job, error: MachineError, stream: _Stream) -> None:
+    def _wait_for_worker(self, job: _Job, error: Exception, stream: _Stream) -> None:
         """Let a job wait for a worker, or fail it if it has waited long enough."""
         job.postpone()
+        is_permanent = isinstance(error, (FileNotFoundError, PermissionError))
+        is_late = time.monotonic() - job.waits_since_sec >= self._start_patience_sec
         # A busy worker is free at its deadline at the latest.
-        if stream.busy or time.monotonic() - job.waits_since_sec < self._start_patience_sec:
-            stream.waiting.append(job)
+        if is_permanent or (is_late and not stream.busy):
+            failure = MachineError(f"a worker process could not be started: {error}")
+            job.fail(failure, worker_lives=False)
         else:
-            job.fail(error, worker_lives=False)
+            stream.waiting.append(job)
 
     def _setup_of(self, worker: Worker) -> Callable[[], Any]:
         if not self._setups:
@@ -326,23 +339,15 @@ class WorkerPool:
 
     def _poll(self, worker: Worker, job: _Job, stream: _Stream) -> None:
         """Take a busy worker's answer, if any, and continue its job."""
-        self._advance(worker, job)
-        if job.start_error is not None:
-            del stream.busy[worker]
-            self._discard(worker)
-            self._wait_for_worker(job, job.start_error, stream)
-        elif job.outcome is not None:
-            del stream.busy[worker]
-            self._release(worker, job)
-
-    def _advance(self, worker: Worker, job: _Job) -> None:
         elapsed_sec = worker.elapsed_sec
         try:
             answer = _receive(worker, job.current, elapsed_sec)
         except WorkerError as error:
             # An import that takes so long is no task's fault either.
             if job.setup is not None and isinstance(error, (MachineError, WorkerTimeoutError)):
-                job.start_error = MachineError(f"a worker process could not be started: {error}")
+                del stream.busy[worker]
+                self._discard(worker)
+                self._wait_for_worker(job, error, stream)
                 return
             lives = isinstance(error, WorkerTaskError) and job.setup is None
             job.is_broken |= not lives or self._replace_after_error
@@ -355,6 +360,9 @@ class WorkerPool:
             else:
                 job.advance(functools.partial(job.plan.send, answer[0]), elapsed_sec)
         _send(worker, job)
+        if job.outcome is not None:
+            del stream.busy[worker]
+            self._release(worker, job)
 
     def _release(self, worker: Worker, job: _Job) -> None:
         used_up = self._max_uses is not None and self._uses[worker] >= self._max_uses

@@ -1,7 +1,4 @@
-"""One child process and its two pipes: tasks go down one, answers come back through the other.
-
-Each message is a length and a pickle.
-"""
+"""A child process and its pipes for tasks and answers; a message is a length and a pickle."""
 
 from __future__ import annotations
 
@@ -9,8 +6,6 @@ import contextlib
 import os
 import selectors
 import signal
-import struct
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,11 +15,12 @@ import cloudpickle
 from tvm_adaptive.errors import MachineError, WorkerDiedError, WorkerTaskError
 from tvm_adaptive.workers.containers import OomKills
 from tvm_adaptive.workers.fork_server import ForkedProcess, ForkServer, Program
+from tvm_adaptive.workers.main import HEADER
 
-HEADER = struct.Struct("<Q")
 # A killed process is gone within milliseconds unless the kernel holds it (a hung device
 # driver); then it is left behind.
 KILL_WAIT_SEC = 5.0
+_WAIT_STEP_SEC = 0.002
 _READ_BYTES = 1 << 20
 
 
@@ -49,11 +45,6 @@ class Worker:
         self._oom_kills = OomKills()
         self._oom_kills_before: tuple[int, ...] = ()
         self._alive = True
-
-    @property
-    def pid(self) -> int:
-        """Process id of the child, which is also the id of its process group."""
-        return self._process.pid
 
     @property
     def elapsed_sec(self) -> float:
@@ -91,10 +82,7 @@ class Worker:
         self._unsent = bytes(view)
 
     def receive(self) -> tuple[Any] | None:
-        """Read without blocking; return the task's value in a tuple, None while it is incomplete.
-
-        Raises WorkerTaskError if the function raised, MachineError if the machine failed it.
-        """
+        """Read without blocking; return the task's value in a tuple, None while incomplete."""
         if not _readable(self):
             failure = self._failure()
             # It may have answered between the two checks.
@@ -103,8 +91,7 @@ class Worker:
             raise failure
         chunk = os.read(self._from_child, _READ_BYTES)
         if not chunk:
-            with contextlib.suppress(subprocess.TimeoutExpired, MachineError):
-                self._process.wait(KILL_WAIT_SEC)
+            self._await_end()
             raise self._failure() or WorkerDiedError(
                 "the worker process closed its pipe but still runs"
             )
@@ -137,10 +124,14 @@ class Worker:
             return
         self._alive = False
         self.begin_kill()
-        with contextlib.suppress(subprocess.TimeoutExpired, MachineError):
-            self._process.wait(KILL_WAIT_SEC)
+        self._await_end()
         os.close(self._to_child)
         os.close(self._from_child)
+
+    def _await_end(self) -> None:
+        end_sec = time.monotonic() + KILL_WAIT_SEC
+        while not self.has_ended() and time.monotonic() < end_sec:
+            time.sleep(_WAIT_STEP_SEC)
 
     def _failure(self) -> WorkerDiedError | MachineError | None:
         """Return how the child has ended; None while it seems to run."""

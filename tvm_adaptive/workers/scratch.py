@@ -1,8 +1,4 @@
-"""Temporary folders that belong to a process.
-
-A killed process leaves its folders behind. Each folder names its owner, and the next folder
-made beside it removes those of dead owners.
-"""
+"""Temporary folders that name their owner; a new one removes those of dead owners."""
 
 from __future__ import annotations
 
@@ -16,6 +12,8 @@ import tempfile
 import time
 import weakref
 from pathlib import Path
+
+from tvm_adaptive.workers.file_system import text_of
 
 PREFIX = "tvm-adaptive-"
 OWNER_FILE = "owner.json"
@@ -60,13 +58,13 @@ class Owner:
     @classmethod
     def of(cls, pid: int, proc: Path = _PROC) -> Owner:
         """Describe a process of this machine."""
-        boot = _read(proc / "sys" / "kernel" / "random" / "boot_id").strip()
+        boot = text_of(proc / "sys" / "kernel" / "random" / "boot_id").strip()
         try:
             namespace = os.readlink(proc / "self" / "ns" / "pid")
         except OSError:
             namespace = ""
         # Behind the program's name, which may hold spaces and brackets itself.
-        fields = _read(proc / str(pid) / "stat").rpartition(")")[2].split()
+        fields = text_of(proc / str(pid) / "stat").rpartition(")")[2].split()
         is_alive = len(fields) > 19 and fields[0] not in "ZX"
         return cls(socket.gethostname(), boot, namespace, pid, fields[19] if is_alive else "")
 
@@ -112,10 +110,3 @@ def _remove(folder: Path) -> None:
         if not folder.exists():
             return
         time.sleep(_REMOVE_PAUSE_SEC)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""

@@ -38,7 +38,7 @@ def events() -> list[tuple[str, dict]]:
 @pytest.fixture
 def pool(clock, events) -> DevicePool:
     pool = DevicePool(RULES, lambda event, **fields: events.append((event, fields)), clock)
-    pool.set_present([A, B, C])
+    pool.present = [A, B, C]
     return pool
 
 
@@ -83,21 +83,21 @@ def test_the_last_one_is_used_whatever_it_did(pool, clock):
         fail(pool, address, RULES.max_faults)
         clock.now += 1.0
     assert pool.avoided() == {B, C}  # A rests no longer than the others
-    pool.set_present([C])
+    pool.present = [C]
     assert C not in pool.avoided()
 
 
 def test_devices_that_are_gone_do_not_count(pool):
-    pool.set_present([A, B])
+    pool.present = [A, B]
     fail(pool, B, RULES.max_faults)
     fail(pool, A, RULES.max_faults)
     assert len({A, B} - pool.avoided()) == 1
 
 
 def test_a_single_device_needs_no_calibration(pool):
-    pool.set_present([A])
+    pool.present = [A]
     assert not pool.needs_calibration(A)
-    pool.set_present([A, B])
+    pool.present = [A, B]
     assert pool.needs_calibration(A)
 
 
@@ -152,7 +152,7 @@ def test_the_record_of_each(pool):
 def test_a_device_that_left_does_not_set_the_bar(pool):
     assert pool.calibrate(A, timing(1e-3))
     assert not pool.calibrate(B, timing(5e-3))
-    pool.set_present([B, C])
+    pool.present = [B, C]
     assert pool.calibrate(B, timing(5e-3))
     assert pool.calibrate(C, timing(4e-3))
     # Still as the first one would have them.
@@ -174,19 +174,19 @@ def test_slow_devices_are_used_while_the_fast_one_rests(pool, clock):
 def test_whoever_remains_is_accepted_in_the_end(pool, clock, slowness):
     """However devices come and go: a farm whose devices all answer measures."""
     pool.calibrate(A, timing(1e-3))
-    pool.set_present([B, C])
+    pool.present = [B, C]
     accepted = [pool.calibrate(each, timing(slowness * 1e-3)) for each in (B, C)]
     assert accepted == [True, True]
-    pool.set_present([C])
+    pool.present = [C]
     assert pool.calibrate(C, timing(slowness * 1e-3))
 
 
 def test_the_only_device_is_calibrated_if_times_are_given_for_another(pool, clock):
-    pool.set_present([A])
+    pool.present = [A]
     pool.calibrate(A, timing(1e-3))
     clock.now += RULES.calibrate_sec + 1.0
     assert not pool.needs_calibration(A)
-    pool.set_present([B])
+    pool.present = [B]
     assert pool.needs_calibration(B)
 
 
@@ -201,5 +201,5 @@ def test_another_reference_kernel_leaves_times_comparable(pool):
     assert pool.needs_calibration(A)
     assert pool.calibrate(A, timing(4e-3))
     assert pool.speed(A) == pytest.approx(1.0)
-    pool.set_present([C])
+    pool.present = [C]
     assert pool.can_restart(C)  # there is nobody to compare with

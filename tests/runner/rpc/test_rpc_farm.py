@@ -123,8 +123,8 @@ def farm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Farm]:
         return tuple(json.loads(farm.state.read_text()))
 
     monkeypatch.setattr(rpc, "devices_of", present)
-    monkeypatch.setattr(rpc, "queue_for_device", offer_device)
-    monkeypatch.setattr(rpc, "open_session", connect)
+    monkeypatch.setattr(rpc.lease, "queue_for_device", offer_device)
+    monkeypatch.setattr(rpc.lease, "open_session", connect)
     # A lease for each candidate, so that devices take turns.
     monkeypatch.setattr(rpc, "LEASE_SEC", 1e-3)
     with contextlib.closing(farm.journal):
@@ -188,14 +188,14 @@ def test_a_reference_kernel_that_fails_everywhere_ends_no_queue(farm: Farm) -> N
 
 
 def test_candidates_end_when_no_device_can_be_reached(farm: Farm, monkeypatch: Any) -> None:
-    monkeypatch.setattr(rpc, "open_session", refuse_connection)
+    monkeypatch.setattr(rpc.lease, "open_session", refuse_connection)
     farm.set(farm_1=1.0, farm_2=1.0)
     found = farm.measure(farm.runner(queue_timeout_sec=1.0), 3)
     assert ["no device for 1 s" in str(result.error_msg) for result in found] == [True] * 3
 
 
 def test_closing_does_not_wait_for_a_device(farm: Farm, monkeypatch: Any) -> None:
-    monkeypatch.setattr(rpc, "queue_for_device", queue_in_vain)
+    monkeypatch.setattr(rpc.lease, "queue_for_device", queue_in_vain)
     farm.set(farm_1=1.0)
     runner = farm.runner(overlap=True)
     path = farm.folder / "kernel"

@@ -27,7 +27,6 @@ from tvm_adaptive.errors import (
 from tvm_adaptive.models.frontend.shapes import network_of_imported
 from tvm_adaptive.models.network import Network, Original, network_of_relax
 from tvm_adaptive.models.weights import Detached, attach, detach
-from tvm_adaptive.workers.fork_server import new_fork_server
 from tvm_adaptive.workers.pool import WorkerPool
 from tvm_adaptive.workers.scratch import ScratchFolder
 
@@ -83,8 +82,7 @@ class ModelReader:
     """
 
     def __init__(self) -> None:
-        self._server = new_fork_server((__name__,))
-        self._pool = WorkerPool(1, env=_ENV, server=self._server)
+        self._pool = WorkerPool(1, env=_ENV, modules=(__name__,))
 
     def read(self, form: Form, path: Path, name: str, shapes: Shapes) -> Network:
         """Read a model file."""
@@ -100,8 +98,6 @@ class ModelReader:
     def close(self) -> None:
         """End the worker; a later use starts a new one."""
         self._pool.close()
-        if self._server is not None:
-            self._server.close()
 
     def _read(self, form: Form, path: Path, shapes: Shapes, limits: Limits) -> IRModule:
         with ScratchFolder("model") as folder:

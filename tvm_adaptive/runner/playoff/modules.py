@@ -53,12 +53,8 @@ def buffers_of(mod: IRModule) -> tuple[tuple[str, tuple[int, ...]], ...]:
 
 
 def with_plain_weights(mod: IRModule) -> IRModule:
-    """Keep a weight's layout change inside the kernel, for checks.
-
-    A builder drops the annotated block that changes a layout, as it is meant to run once,
-    ahead of time; the kernel then takes other weights than the untuned module. Without the
-    annotation the block stays.
-    """
+    """Keep a weight's layout change inside the kernel, for checks."""
+    # A builder drops an annotated block, which is meant to run once, ahead of time.
     schedule = Schedule(mod)
     marked = [
         block for block in _blocks(schedule) if _REWRITES_WEIGHT in schedule.get(block).annotations
@@ -69,10 +65,7 @@ def with_plain_weights(mod: IRModule) -> IRModule:
 
 
 def weights_of(mod: IRModule) -> tuple[int, ...]:
-    """Return the indices of a network function's arguments that every inference shares.
-
-    Only known if weights may be packed, see :func:`~tvm_adaptive.models.prepare.prepare`.
-    """
+    """Return the indices of arguments that every inference shares, if weights may be packed."""
     functions = [each for each in mod.functions.values() if isinstance(each, PrimFunc)]
     if len(functions) != 1:
         return ()

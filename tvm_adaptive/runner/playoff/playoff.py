@@ -168,10 +168,7 @@ def without_playoff(
 
 
 def final_database(work_dir: str | Path, reports: Iterable[FinalistReport]) -> Database:
-    """Write the winners with their play-off times to a new database.
-
-    A task without a winner is left out: the compiler then takes its untuned form.
-    """
+    """Write the winners to a new database; the compiler takes other tasks' untuned form."""
     final, fresh = Path(work_dir) / "final", Path(work_dir) / "final.new"
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
@@ -216,18 +213,14 @@ def _play(
     except OutOfTimeError:
         known = [entry.finalist for entry in entries if entry.is_checked]
         out = [each.finalist for each in entries if each.finalist.disqualified]
-        if winner is None:
-            return [*known, *out], min(known, key=Finalist.final_sec, default=None), "no-time"
-        return [*known, *out], winner.finalist, "no-time"
+        fastest = min(known, key=Finalist.final_sec, default=None)
+        return [*known, *out], fastest if winner is None else winner.finalist, "no-time"
     return finalists, None if winner is None else winner.finalist, reason
 
 
 def _qualify(entries: list[Entry], verifier: Verifier) -> tuple[list[Entry], list[Entry]]:
-    """Rank the first entries by a few short rounds; also return those that failed.
-
-    The fastest of thousands of short timings were lucky. Newer timings, side by side, are a
-    fairer choice of finalists.
-    """
+    """Rank the first entries by a few short rounds; also return those that failed."""
+    # The fastest of thousands of short timings were lucky; newer ones, side by side, are fairer.
     options = verifier.options
     # The other half of the time is for the checks, without which nothing wins.
     qualifying_sec = min(options.qualifying_sec, verifier.left_sec() / 2)
@@ -271,10 +264,7 @@ def _time(entries: Sequence[Entry], verifier: Verifier, max_sec: float) -> tuple
 
 
 def _try_prefetching(winner: Entry, verifier: Verifier) -> Entry | None:
-    """Give the winner the form that prefetches its weights, if that is faster.
-
-    Returns None if the winner itself fails beside its forms.
-    """
+    """Give the winner its form that prefetches weights if faster; None if it fails beside it."""
     finalist, max_sec = winner.finalist, verifier.options.max_sec
     if winner.timed is None or winner.timed.device_type != "cpu" or max_sec < _LEAST_PREFETCH_SEC:
         return winner

@@ -1,8 +1,6 @@
 """Weights for timings that are not in a core's own cache, as in a network.
 
-Between two calls of a layer the weights of all other layers pass through the caches. Timed
-repeatedly with the same weights, a kernel finds them in its core's cache and looks faster
-than it will be.
+There the weights of all other layers pass through the caches between two calls of a layer.
 """
 
 from __future__ import annotations

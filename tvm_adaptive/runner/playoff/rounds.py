@@ -16,12 +16,9 @@ from collections.abc import Callable
 import numpy as np
 from scipy.special import stdtrit
 
+from tvm_adaptive.runner.summary import MAD_TO_SIGMA, MEDIAN_SE_FACTOR
 from tvm_adaptive.values.trial import FloatArray
 
-# Of normal noise: standard deviation / median absolute deviation, and
-# standard error of the median / standard error of the mean.
-_STD_PER_MAD = 1.4826
-_MEDIAN_PENALTY = math.sqrt(math.pi / 2.0)
 # With fewer values the median absolute deviation is zero too often.
 _MIN_FOR_MAD = 6
 
@@ -33,11 +30,8 @@ class PlayoffResult:
     ranking: tuple[int, ...]  # finalists, fastest first, without failed ones
     location_sec: FloatArray  # median seconds of one run; NaN for a failed finalist
     stderr_sec: FloatArray  # its standard error; NaN with fewer than two timings
-    n_timings: tuple[int, ...]  # behind ``location_sec``
-    failed: tuple[int, ...]
     # "separated", "tied", "rounds" or "time"; "failed" when no finalist is left
     reason: str
-    confirmed: bool  # whether the winner's numbers come from rounds after the choice
 
 
 def play_rounds(
@@ -74,13 +68,11 @@ def play_rounds(
             break
     for place, winner in enumerate(ranking := rounds.ranking()):
         timings = rounds.time_alone(winner, confirm_rounds)
-        if winner in rounds.failed:
-            continue
-        confirmed = len(timings) >= min_rounds
-        if confirmed:
-            rounds.timings[winner] = timings
-        return rounds.result(ranking[place:], reason, confirmed=confirmed)
-    return rounds.result([], "failed", confirmed=False)
+        if winner not in rounds.failed:
+            if len(timings) >= min_rounds:
+                rounds.timings[winner] = timings
+            return rounds.result(ranking[place:], reason)
+    return rounds.result([], "failed")
 
 
 def median_stderr(values: FloatArray) -> float:
@@ -90,9 +82,9 @@ def median_stderr(values: FloatArray) -> float:
         return math.nan
     spread = float(np.std(values, ddof=1))
     if n >= _MIN_FOR_MAD:
-        spread = _STD_PER_MAD * float(np.median(np.abs(values - np.median(values))))
+        spread = MAD_TO_SIGMA * float(np.median(np.abs(values - np.median(values))))
         spread *= n / (n - 0.8)  # Croux and Rousseeuw (1992): small samples spread less
-    return _MEDIAN_PENALTY * spread / math.sqrt(n)
+    return MEDIAN_SE_FACTOR * spread / math.sqrt(n)
 
 
 class _Rounds:
@@ -151,15 +143,12 @@ class _Rounds:
         timed = [i for i, values in enumerate(self.timings) if values and i not in self.failed]
         return sorted(timed, key=lambda index: (index not in self.remaining, self._median(index)))
 
-    def result(self, ranking: list[int], reason: str, *, confirmed: bool) -> PlayoffResult:
-        n = len(self.timings)
-        location, stderr = np.full(n, np.nan), np.full(n, np.nan)
+    def result(self, ranking: list[int], reason: str) -> PlayoffResult:
+        location, stderr = np.full((2, len(self.timings)), np.nan)
         for index in ranking:
             location[index] = self._median(index)
             stderr[index] = median_stderr(np.asarray(self.timings[index]))
-        counts = tuple(len(values) for values in self.timings)
-        failed = tuple(sorted(self.failed))
-        return PlayoffResult(tuple(ranking), location, stderr, counts, failed, reason, confirmed)
+        return PlayoffResult(tuple(ranking), location, stderr, reason)
 
     def _leads(self) -> tuple[int, list[int], FloatArray, FloatArray]:
         """Return the leader, its rivals, and their median loss with its standard error."""

@@ -19,6 +19,7 @@ from tvm_adaptive.errors import (
     WorkerError,
     WorkerTimeoutError,
     is_out_of_time,
+    summary_line,
 )
 from tvm_adaptive.runner.playoff.finalist import BUILD_FAILED, SAME, Finalist, PlayoffOptions
 from tvm_adaptive.runner.playoff.modules import (
@@ -39,6 +40,9 @@ from tvm_adaptive.runner.playoff.worker import (
 from tvm_adaptive.values.agreement import tolerance
 from tvm_adaptive.workers.pool import Outcome, WorkerPool
 from tvm_adaptive.workers.scratch import ScratchFolder
+
+# The machine may have room again.
+_TRIES = 2
 
 
 @dataclasses.dataclass
@@ -106,7 +110,7 @@ class Verifier:
             raise
         except Exception as error:  # e.g. a type that numpy does not know
             return repr(error)
-        return "" if outcome.error is None else _last_line(outcome.error)
+        return "" if outcome.error is None else summary_line(outcome.error)
 
     def build_timed(self, entries: Sequence[Entry]) -> None:
         """Build the kernels to time of those that were not built yet."""
@@ -159,12 +163,12 @@ class Verifier:
         path, seed = f"{self._reference}-form", self.options.seed
         if not entries or self._call(run_reference, (kernel, seed, path)).error is not None:
             return []
-        outcomes = [self._call(check, (each.timed, seed, path, 0.0, 0.0)) for each in entries]
-        return [
-            entry
-            for entry, outcome in zip(entries, outcomes, strict=True)
-            if outcome.error is None and outcome.value.problem is None
-        ]
+
+        def is_equal(entry: Entry) -> bool:
+            outcome = self._call(check, (entry.timed, seed, path, 0.0, 0.0))
+            return outcome.error is None and outcome.value.problem is None
+
+        return [entry for entry in entries if is_equal(entry)]
 
     def timer(self, entries: Sequence[Entry]) -> Callable[[int], float]:
         """Return a function that times an entry, by its index; a failure disqualifies it."""
@@ -219,18 +223,15 @@ class Verifier:
         return kernels
 
     def _call(
-        self,
-        function: Callable[..., Any],
-        task: tuple[Any, ...],
-        timeout_sec: float | None = None,
+        self, function: Callable[..., Any], task: tuple[Any, ...], timeout_sec: float | None = None
     ) -> Outcome:
         """Call a function in the worker."""
         deadline_sec = self.options.timeout_sec if timeout_sec is None else timeout_sec
-        limit_sec = min(deadline_sec, self.left_sec())
-        (outcome,) = self._pool.map(function, [task], limit_sec)
-        if isinstance(outcome.error, MachineError):  # the machine may have room again
+        for _ in range(_TRIES):
             limit_sec = min(deadline_sec, self.left_sec())
             (outcome,) = self._pool.map(function, [task], limit_sec)
+            if not isinstance(outcome.error, MachineError):
+                break
         if isinstance(outcome.error, WorkerTimeoutError) and limit_sec < deadline_sec:
             raise OutOfTimeError(OUT_OF_TIME)
         if isinstance(outcome.error, NoDeviceError | MachineError):
@@ -240,9 +241,4 @@ class Verifier:
 
 def _failure(error: WorkerError) -> str:
     kind = "hang" if isinstance(error, WorkerTimeoutError) else "crash"
-    return f"{kind}: {_last_line(error)}"
-
-
-def _last_line(error: WorkerError) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[-1] if lines else type(error).__name__
+    return f"{kind}: {summary_line(error)}"

@@ -130,11 +130,7 @@ def check(kernel: Kernel, seed: int, path: str, rtol: float, atol: float | None)
 
 
 def time_once(kernel: Kernel, seed: int, repeat_ms: float) -> float:
-    """Return the mean seconds of one run over about ``repeat_ms`` of runs.
-
-    On this machine's CPU every run gets other weights, see
-    :mod:`tvm_adaptive.runner.playoff.rotating_weights`.
-    """
+    """Return the mean seconds of one run over about ``repeat_ms`` of runs."""
     key = (device_session.n_moves(), kernel)
     if key not in _loaded:
         is_local_cpu = kernel.device_type == "cpu" and not device_session.is_elsewhere()

@@ -1,8 +1,4 @@
-"""Which devices of a farm to use, and how fast each is compared with the others.
-
-A device that fails repeatedly is quarantined, longer each time. A *reference kernel*, timed
-on each device, makes their times comparable.
-"""
+"""Which devices of a farm to use, and how fast each is, by a *reference kernel*."""
 
 from __future__ import annotations
 
@@ -17,27 +13,14 @@ from tvm_adaptive.values.trial import Timing
 
 @dataclasses.dataclass(frozen=True)
 class BoardRules:
-    """When a device is not used, and when its speed is measured.
+    """When a device is not used, and when its speed is measured."""
 
-    Attributes
-    ----------
-    max_faults : int, default 3
-        In a row, until the device is quarantined. One may be a lost packet.
-    quarantine_sec : float, default 60.0
-        Of the first quarantine; each one that follows is twice as long.
-    max_quarantine_sec : float, default 900.0
-    calibrate_sec : float, default 300.0
-        How long a reference time is valid: devices heat up and throttle.
-    max_slowness : float, default 3.0
-        A device that takes this many times as long as the fastest usable one for the
-        reference kernel has a fault: other kernels would not scale by the same factor. When
-        only slow devices are left, they are used.
-    """
-
-    max_faults: int = 3
-    quarantine_sec: float = 60.0
+    max_faults: int = 3  # in a row, until the device is quarantined; one may be a lost packet
+    quarantine_sec: float = 60.0  # of the first quarantine; each one that follows is twice as long
     max_quarantine_sec: float = 900.0
-    calibrate_sec: float = 300.0
+    calibrate_sec: float = 300.0  # validity of a reference time: devices heat up and throttle
+    # A device so many times slower than the fastest usable one has a fault: other kernels would
+    # not scale by the same factor. When only slow devices are left, they are used.
     max_slowness: float = 3.0
 
 
@@ -65,7 +48,7 @@ class DevicePool:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.rules = rules
-        self.present: tuple[str, ...] = ()
+        self.present: Collection[str] = ()  # devices that the tracker knows
         self._log = log
         self._clock = clock
         self._devices: dict[str, Device] = {}
@@ -74,10 +57,6 @@ class DevicePool:
         self._standard: Timing | None = None
         self._standard_address = ""
 
-    def set_present(self, addresses: Collection[str]) -> None:
-        """Note which devices the tracker knows."""
-        self.present = tuple(addresses)
-
     def device(self, address: str) -> Device:
         """Return what is known of a device."""
         return self._devices.setdefault(address, Device(address))
@@ -85,11 +64,10 @@ class DevicePool:
     def avoided(self) -> frozenset[str]:
         """Return the quarantined devices; if all are, not the one that is free first."""
         now_sec = self._clock()
-        resting = [each for each in self._devices.values() if each.free_at_sec > now_sec]
-        avoided = {each.address for each in resting}
+        free_at_sec = {each.address: each.free_at_sec for each in self._devices.values()}
+        avoided = {address for address, free_sec in free_at_sec.items() if free_sec > now_sec}
         if self.present and avoided >= set(self.present):
-            here = [each for each in resting if each.address in self.present]
-            avoided.discard(min(here, key=lambda each: each.free_at_sec).address)
+            avoided.discard(min(self.present, key=free_at_sec.__getitem__))
         return frozenset(avoided)
 
     def note_success(self, address: str) -> None:
@@ -115,10 +93,8 @@ class DevicePool:
         self._log("board", address=address, state="quarantined", seconds=rest_sec, reason=why)
 
     def needs_calibration(self, address: str) -> bool:
-        """Say whether to time the reference kernel on a device.
-
-        Not needed on the only device, unless times are given for another that has left.
-        """
+        """Say whether to time the reference kernel on a device."""
+        # Times on the only device need no other, unless they are given for one that has left.
         if len(self.present) <= 1 and self._standard_address in ("", address):
             return False
         age_sec = self._clock() - self.device(address).calibrated_sec
@@ -147,19 +123,13 @@ class DevicePool:
         return True
 
     def can_restart(self, address: str) -> bool:
-        """Say whether a device may be the first to time another reference kernel.
-
-        It needs a known speed, which says how the two kernels compare, unless no present
-        device has one.
-        """
+        """Say whether a device may be the first to time another reference kernel."""
+        # Its speed says how the two kernels compare, unless no present device has one.
         known = {each.address for each in self._devices.values() if each.reference is not None}
         return address in known or known.isdisjoint(self.present)
 
     def restart(self, address: str, reference: Timing) -> None:
-        """Begin with another reference kernel, timed on a device of known speed.
-
-        Times are still given for the first device.
-        """
+        """Begin with another reference kernel; times are still given for the first device."""
         standard = self.comparable(address, reference)
         for device in self._devices.values():
             device.reference, device.calibrated_sec = None, -math.inf
@@ -179,14 +149,10 @@ class DevicePool:
         reference, standard = self.device(address).reference, self._standard
         if reference is None or standard is None or reference is standard:
             return timing
-        parts = [
-            each.stderr_sec / each.mean_sec
-            for each in (timing, reference, standard)
-            if math.isfinite(each.stderr_sec)
-        ]
-        mean_sec = timing.mean_sec * self.speed(address)
-        known = math.isfinite(timing.stderr_sec)
-        stderr_sec = mean_sec * math.hypot(*parts) if known else math.nan
+        mean_sec, stderr_sec = timing.mean_sec * self.speed(address), math.nan
+        if math.isfinite(timing.stderr_sec):
+            errors = [each.stderr_sec / each.mean_sec for each in (timing, reference, standard)]
+            stderr_sec = mean_sec * math.hypot(*filter(math.isfinite, errors))
         return dataclasses.replace(timing, mean_sec=mean_sec, stderr_sec=stderr_sec)
 
     def as_fields(self) -> list[dict[str, Any]]:

@@ -1,7 +1,6 @@
-"""Lease a remote device and measure on it, inside a worker.
+"""Lease a remote device, one at a time, and measure on it, inside a worker.
 
-A worker holds one device at a time, for several candidates. TVM's own client does not say
-which device the tracker gave it; this one does.
+TVM's own client does not say which device the tracker gave it; this one does.
 """
 
 from __future__ import annotations
@@ -74,10 +73,9 @@ def known_devices(config: RPCConfig, wait_sec: float) -> tuple[str, ...]:
 def queue_for_device(
     config: RPCConfig, avoided: Collection[str], wait_sec: float
 ) -> tuple[str, tuple[str, ...]]:
-    """Queue until the tracker offers a device; :func:`open_session` then takes it.
+    """Return the address of the device that the tracker offers next, and those of all.
 
-    Returns its address and those of all devices. An avoided one is only taken if there is
-    no other.
+    An avoided one is only accepted if there is no other.
     """
     release()
     while True:

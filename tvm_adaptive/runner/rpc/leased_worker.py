@@ -6,6 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable
+from typing import Any
 
 from tvm_adaptive._tvm import RPCConfig
 from tvm_adaptive.errors import (
@@ -39,11 +40,7 @@ RETRY_QUEUE_SEC = 30.0
 
 
 class LeasingPool(WorkerPool):
-    """One worker whose tasks run on a leased device.
-
-    The tasks load modules through :mod:`tvm_adaptive.workers.device_session`. After an
-    error the same device is leased again as long as the farm has it.
-    """
+    """One worker whose tasks run on a leased device, the same one as long as the farm has it."""
 
     def __init__(
         self,
@@ -63,18 +60,14 @@ class LeasingPool(WorkerPool):
         self._retry_sec = -math.inf
 
     def plan_of(self, step: Step) -> Plan:
-        """Lease a device before a task, unless there is one.
-
-        A task whose device dies gets one more try, on another device if there is one; if it
-        is lost again, the task is at fault.
-        """
+        """Lease a device before a task; a task whose device dies gets one more try."""
         needed_sec = step.timeout_sec + SESSION_GRACE_SEC
-        held = Step("asking for the device", held_device, (needed_sec,), CONNECT_TIMEOUT_SEC)
+        held = short_step("asking for the device", held_device, needed_sec)
         yield from self._ensure_device(needed_sec, held)
         try:
             return (yield step)
         except WorkerTaskError:
-            if (yield Step("looking for the device", is_device_alive, (), CONNECT_TIMEOUT_SEC)):
+            if (yield short_step("looking for the device", is_device_alive)):
                 raise
         yield from self._ensure_device(needed_sec, None)
         return (yield step)
@@ -102,10 +95,13 @@ class LeasingPool(WorkerPool):
             (self.farm, avoided, SERVER_WAIT_SEC),
             min(queue_sec, max(0.0, self._time_left())),
         )
-        yield Step(
-            f"connecting to {self.address}", open_session, (session_sec,), CONNECT_TIMEOUT_SEC
-        )
+        yield short_step(f"connecting to {self.address}", open_session, session_sec)
         self._failure = ""
+
+
+def short_step(doing: str, function: Callable[..., Any], *args: Any) -> Step:
+    """Return a step that takes no longer than the start of a session."""
+    return Step(doing, function, args, CONNECT_TIMEOUT_SEC)
 
 
 def devices_of(pool: WorkerPool, farm: RPCConfig) -> tuple[str, ...]:

@@ -22,33 +22,17 @@ from tvm_adaptive.errors import (
 )
 from tvm_adaptive.measure_callback.journal import JournalWriter
 from tvm_adaptive.runner.futures import FinishedFuture, PendingFuture
-from tvm_adaptive.runner.local import (
-    Candidate,
-    TimingLog,
-    measure_args,
-    submit_batch,
-    with_race,
-)
+from tvm_adaptive.runner.local import Candidate, TimingLog, measure_args, submit_batch, with_race
 from tvm_adaptive.runner.measure import MeasureFunction, MeasureOptions
 from tvm_adaptive.runner.racing import RACED
+from tvm_adaptive.runner.rpc import lease
 from tvm_adaptive.runner.rpc.device_pool import BoardRules, DevicePool
-from tvm_adaptive.runner.rpc.lease import (
-    CONNECT_TIMEOUT_SEC,
-    SERVER_WAIT_SEC,
-    SESSION_GRACE_SEC,
-    FailedMeasurement,
-    measure_leased,
-    measure_remote,
-    open_session,
-    queue_for_device,
-    release,
-)
-from tvm_adaptive.runner.rpc.leased_worker import devices_of, no_device
+from tvm_adaptive.runner.rpc.leased_worker import devices_of, no_device, short_step
 from tvm_adaptive.runner.stopping import StoppingRule, make_rule
 from tvm_adaptive.values.trial import Timing
 from tvm_adaptive.values.trial_log import Incumbent, TrialLog
 from tvm_adaptive.workers.dispatcher import Dispatcher, Job
-from tvm_adaptive.workers.fork_server import ForkServer, new_fork_server
+from tvm_adaptive.workers.fork_server import ForkServer
 from tvm_adaptive.workers.pool import Plan, Step, WorkerPool
 from tvm_adaptive.workers.scratch import ScratchFolder
 
@@ -102,14 +86,6 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
     boards : BoardRules or None
         When a device is quarantined, and when its speed is measured; None (default) for the
         default rules.
-    trial_log : TrialLog or None
-        Gets the standard error of each time.
-    race : bool
-        Race candidates against the log's incumbent, which a search has to set. Default
-        True; False, or no log, measures all alike.
-    overlap : bool
-        Measure in the background: :meth:`run` returns at once. Not where the devices are
-        this machine. Default False.
     time_left : callable or None
         Returns the seconds left for measuring; no result in the background is waited for
         longer. Default None: no limit.
@@ -137,7 +113,7 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         device_index: int = 0,
         cpu_cache_flush: bool = False,
         max_workers: int | None = None,
-        measure: MeasureFunction = measure_remote,
+        measure: MeasureFunction = lease.measure_remote,
         boards: BoardRules | None = None,
         trial_log: TrialLog | None = None,
         race: bool = True,
@@ -176,8 +152,7 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         self._scratch = ScratchFolder("rpc")
         self._n_sessions = 0  # workers that connect to a device or hold one
         self._n_measuring = 0  # those of them that take candidates
-        self._own_server = None if server else new_fork_server(_WORKER_MODULES)
-        self._pool = WorkerPool(1, server=server or self._own_server, replace_after_error=True)
+        self._pool = WorkerPool(1, server=server, modules=_WORKER_MODULES, replace_after_error=True)
         self._dispatcher: Dispatcher[Candidate, FinishedFuture] = Dispatcher(
             self._pool, self._plan, self._give_up, overlap=overlap, may_end=self._may_end
         )
@@ -203,17 +178,14 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         if self._scratch.path.exists():  # not closed yet
             self._log.write("boards", boards=self._devices.as_fields())
         self._dispatcher.close()
-        self._pool.close()
-        if self._own_server is not None:
-            self._own_server.close()
         self._scratch.remove()
 
     def _plan(self) -> Plan:
         """Lease a device and measure what is queued."""
-        lease = (self.rpc_config, self._devices.avoided(), SERVER_WAIT_SEC)
+        wanted = (self.rpc_config, self._devices.avoided(), lease.SERVER_WAIT_SEC)
         try:
             address, present = yield Step(
-                "queueing for a device", queue_for_device, lease, self.queue_timeout_sec
+                "queueing for a device", lease.queue_for_device, wanted, self.queue_timeout_sec
             )
         except WorkerError as error:
             if not self._n_measuring:
@@ -228,11 +200,9 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
 
     def _use(self, address: str) -> Plan:
         """Measure queued candidates on a device that was offered."""
-        session_sec = math.ceil(LEASE_SEC + self.timeout_sec) + SESSION_GRACE_SEC
+        session_sec = math.ceil(LEASE_SEC + self.timeout_sec) + lease.SESSION_GRACE_SEC
         try:
-            yield Step(
-                f"connecting to {address}", open_session, (session_sec,), CONNECT_TIMEOUT_SEC
-            )
+            yield short_step(f"connecting to {address}", lease.open_session, session_sec)
             # Before a candidate is taken: an unusable device should cost none.
             is_usable = yield from self._calibrate(address)
         except WorkerError as error:
@@ -242,7 +212,7 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         if not is_usable:
             self._fail_stalled(f"{address} is not fit to measure on")
         elif (yield from self._measure_queued(address)):
-            yield Step("releasing the device", release, (), CONNECT_TIMEOUT_SEC)
+            yield short_step("releasing the device", lease.release)
 
     def _measure_queued(self, address: str) -> Generator[Step, Any, bool]:
         """Measure candidates until the queue is empty or the lease ends."""
@@ -265,8 +235,8 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         try:
             task = measure_args(job.task.runner_input)
             args = (self._measure, *task, with_race(self.options, self._best_on(address, best)))
-            timing = yield Step("running", measure_leased, args, self.timeout_sec)
-            if isinstance(timing, FailedMeasurement):
+            timing = yield Step("running", lease.measure_leased, args, self.timeout_sec)
+            if isinstance(timing, lease.FailedMeasurement):
                 if not timing.is_device_alive:
                     raise WorkerDiedError(timing.traceback)
                 failure = WorkerTaskError(timing.traceback)
@@ -323,7 +293,7 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
             reference = self._reference
             args = (self._measure, *(reference or ()), self.options)
             try:
-                timing = yield Step("calibrating", measure_leased, args, self.timeout_sec)
+                timing = yield Step("calibrating", lease.measure_leased, args, self.timeout_sec)
             except WorkerError as error:  # the worker may be gone
                 self._reference_failed(address, summary_line(error))
                 return False
@@ -333,9 +303,9 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
                 self._n_reference_failures = 0
                 if self._devices.calibrate(address, timing):
                     return True
-                yield Step("releasing the device", release, (), CONNECT_TIMEOUT_SEC)
+                yield short_step("releasing the device", lease.release)
                 return False
-            text = timing.traceback if isinstance(timing, FailedMeasurement) else repr(timing)
+            text = timing.traceback if isinstance(timing, lease.FailedMeasurement) else repr(timing)
             self._reference_failed(address, summary_line(text))
             return False
         return True
@@ -354,11 +324,7 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         return self._reference is not None
 
     def _keep_reference(self, address: str, task: tuple[Any, ...], timing: Timing) -> None:
-        """Copy a candidate that succeeded as the reference kernel, if there is none.
-
-        Its batch's artifacts will be removed. A successor of an earlier reference kernel
-        needs a device of known speed, which says how the two compare.
-        """
+        """Copy a candidate that succeeded as the reference kernel, if there is none."""
         is_time = 0.0 < timing.mean_sec < math.inf and timing.reason != RACED
         if self._has_reference() or not is_time or not self._devices.can_restart(address):
             return
@@ -386,7 +352,7 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         return not self._n_sessions
 
     def _set_present(self, present: tuple[str, ...]) -> None:
-        self._devices.set_present(present)
+        self._devices.present = present
         self._pool.max_workers = max(1, min(len(present), self.max_workers or len(present)))
 
 

@@ -45,7 +45,6 @@ class ProcessLanes:
     def close(self) -> None:
         """Cancel pending requests and end the processes."""
         self._dispatcher.close()
-        self._pool.close()
         self._scratch.remove()
 
     def _plan(self) -> Plan:
