@@ -13,15 +13,13 @@ import numpy as np
 import pytest
 
 from tvm_adaptive._tvm.intrinsics import backends_for, only_intrinsics
-from tvm_adaptive.builder import persistent
 from tvm_adaptive.models.frontend import reader
 from tvm_adaptive.runner import local
-from tvm_adaptive.runner.rpc import runner as rpc_runner
 from tvm_adaptive.tuning import session
+from tvm_adaptive.workers import pool
 from tvm_adaptive.workers.fork_server import ForkServer, new_fork_server
 
-# Those that start servers, and what their workers import.
-STARTING = (local, rpc_runner, session, reader, persistent)
+# What the workers of runs, builders, runners and readers import.
 MODULES = (*session._WORKER_MODULES, *local._WORKER_MODULES, reader.__name__)
 
 
@@ -73,7 +71,7 @@ def _one_fork_server(_commands_without_torch: Path) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         if new_fork_server(()) is not None:
-            for module in STARTING:
+            for module in (session, pool):
                 patch.setattr(module, "new_fork_server", new_server)
         yield
     ForkServer.close(kept)
