@@ -132,6 +132,8 @@ def test_a_server_that_dies_takes_its_workers_along_and_is_replaced(make_server,
     old = pool.map(parent, [()], TIMEOUT_SEC)[0].value
     os.kill(old, sig)
     assert gone(before)
+    while not server._connection.lost:  # until a thread has noticed, a task fails by it
+        time.sleep(0.01)
     (found,) = pool.map(parent, [()], TIMEOUT_SEC)
     assert found.error is None
     assert found.value != old
