@@ -179,10 +179,6 @@ def read_runs(work_dirs: Sequence[Path]) -> list[RunHistory]:
 def read_run(work_dir: Path) -> RunHistory:
     """Read a run's journal, also of a run that is in progress or was killed.
 
-    Parameters
-    ----------
-    work_dir : Path
-
     Raises
     ------
     InvalidOptionError
