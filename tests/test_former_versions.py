@@ -18,7 +18,7 @@ import tomllib
 from tvm_adaptive.cli import main
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.measure_callback.journal import read_journal
-from tvm_adaptive.report import read_story, write_report
+from tvm_adaptive.report import read_run, write_report
 from tvm_adaptive.testing.runs import journalled_trials
 from tvm_adaptive.tuning.config_file import read_config, write_config
 
@@ -42,9 +42,9 @@ def test_a_finished_run_is_shown(former: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_a_finished_run_is_reported(former: Path) -> None:
-    story = read_story(former / "finished")
-    assert sum(len(task.latencies_ms) for task in story.tasks.values()) == N_TRIALS
-    page = write_report([story], former / "page.html")
+    history = read_run(former / "finished")
+    assert sum(len(task.latencies_ms) for task in history.tasks.values()) == N_TRIALS
+    page = write_report([history], former / "page.html")
     assert "te:GMM" in page.read_text()
 
 

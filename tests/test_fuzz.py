@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tvm_adaptive.errors import AdaptiveError, JournalError
 from tvm_adaptive.measure_callback.history import read_history
 from tvm_adaptive.measure_callback.journal import read_journal
-from tvm_adaptive.report import read_story
+from tvm_adaptive.report import read_run
 from tvm_adaptive.tuning.inspect import shown_tasks
 from tvm_adaptive.tuning.resume import resume
 
@@ -34,7 +34,7 @@ events = st.fixed_dictionaries(
 READERS: list[Callable[[Path], Any]] = [
     lambda folder: read_journal(folder / "journal.jsonl"),
     lambda folder: read_history(folder / "journal.jsonl"),
-    read_story,
+    read_run,
     shown_tasks,
 ]
 quick = settings(deadline=None, suppress_health_check=list(HealthCheck))
@@ -75,7 +75,7 @@ def test_a_line_that_is_no_event_is_named(line: str, folder: Path) -> None:
 
 def test_an_event_that_lacks_something_is_named(folder: Path) -> None:
     (folder / "journal.jsonl").write_text('{"event":"journal"}\n{"event":"measured"}\n')
-    for read in (read_story, lambda path: read_history(path / "journal.jsonl")):
+    for read in (read_run, lambda path: read_history(path / "journal.jsonl")):
         with pytest.raises(JournalError, match=r"event 2 \(measured\)"):
             read(folder)
 

@@ -50,7 +50,7 @@ from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.store_callback import StoreCallback
 from tvm_adaptive.measure_callback.journal import Journal
 from tvm_adaptive.models import load_workload
-from tvm_adaptive.report.story import StoryReader
+from tvm_adaptive.report.history import RunHistory
 from tvm_adaptive.search_strategy.schedules import knobs_of
 from tvm_adaptive.task_scheduler.arm_table import ArmTable
 from tvm_adaptive.task_scheduler.arms import Arm
@@ -133,8 +133,8 @@ class Growth:
 
     def __init__(self, mods: list[IRModule], folder: Path) -> None:
         self.target = resolve_target("cpu")
-        self.reader = StoryReader(keeps_all=False)
-        self.journal = Journal(folder / "journal.jsonl", self.reader.take)
+        self.history = RunHistory(keeps_all=False)
+        self.journal = Journal(folder / "journal.jsonl", self.history.add)
         self.database = RunDatabase(folder)
         self.trial_log = TrialLog()
         self.model = RFEICostModel(seed=1, trial_log=self.trial_log, journal=self.journal)
@@ -274,7 +274,7 @@ class Growth:
             "pools": [pool.rows for pool in pools],
             "dataset": [task for _, task in dataset],
             "builds": [each.candidates.build_cost.carry() for each in proposers],
-            "screen": [self.reader.story],
+            "screen": [self.history],
             "scheduler": self.arm_table.arms,
         }
         # One at a time: a pickle of all pools would be the largest part itself.

@@ -17,34 +17,34 @@ from rich.console import Console
 from tvm_adaptive.cli.display import Display
 from tvm_adaptive.measure_callback.journal import Journal
 from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
+from tvm_adaptive.report.history import RunHistory
 from tvm_adaptive.report.live import MAX_ROWS, failure_lines, latency_line, screen, status_lines
 from tvm_adaptive.report.notebook import NotebookView
-from tvm_adaptive.report.story import StoryReader
 from tvm_adaptive.tuning.budget import Budget
 
 
-def told(n_tasks: int = 2) -> StoryReader:
-    """Return a reader after a few slots."""
-    reader = StoryReader("net")
-    reader.take({"event": "journal", "time_sec": 0.0})
-    reader.take({"event": "untuned", "time_sec": 1.0, "seconds": 0.1})
-    reader.take({"event": "tasks", "time_sec": 1.0, "tasks": [{}] * n_tasks})
+def told(n_tasks: int = 2) -> RunHistory:
+    """Return a run after a few slots."""
+    history = RunHistory(name="net")
+    history.add({"event": "journal", "time_sec": 0.0})
+    history.add({"event": "untuned", "time_sec": 1.0, "seconds": 0.1})
+    history.add({"event": "tasks", "time_sec": 1.0, "tasks": [{}] * n_tasks})
     for number in range(n_tasks):
         task = f"[red]task {number}[/red]"
-        reader.take({"event": "build", "time_sec": 2.0, "seconds": 3.0})
-        reader.take({"event": "timing", "time_sec": 2.0, "elapsed_sec": 1.0})
+        history.add({"event": "build", "time_sec": 2.0, "seconds": 3.0})
+        history.add({"event": "timing", "time_sec": 2.0, "elapsed_sec": 1.0})
         measured: dict[str, Any] = {"event": "measured", "time_sec": 3.0, "task": task}
         measured |= {"weight": 1.0, "latencies_ms": [2.0, None, 1.0], "errors": {"boom": 1}}
         measured["weighted_ms"] = float(n_tasks) if number == n_tasks - 1 else None
-        reader.take(measured)
+        history.add(measured)
     gain = {"reason": "index", "gain": 0.25, "unit": "ms/s"}
-    reader.take({"event": "slot", "time_sec": 4.0, "task": "[red]task 1[/red]", **gain})
-    return reader
+    history.add({"event": "slot", "time_sec": 4.0, "task": "[red]task 1[/red]", **gain})
+    return history
 
 
-def drawn(reader: StoryReader, budget: Budget | None, width: int = 100) -> str:
+def drawn(history: RunHistory, budget: Budget | None, width: int = 100) -> str:
     console = Console(file=io.StringIO(), width=width)
-    console.print(screen(reader.story, budget, "search"))
+    console.print(screen(history, budget, "search"))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -62,18 +62,18 @@ def test_the_screen_says_what_was_asked_for() -> None:
 
 
 def test_many_tasks_are_cut_and_long_names_do_not_wrap() -> None:
-    reader = told(n_tasks=MAX_ROWS + 5)
-    text = drawn(reader, None, width=60)
+    history = told(n_tasks=MAX_ROWS + 5)
+    text = drawn(history, None, width=60)
     assert "and 5 more" in text
     assert max(len(line) for line in text.splitlines()) <= 60
 
 
 def test_before_every_task_has_a_time_there_is_no_sum() -> None:
-    reader = StoryReader()
-    reader.take({"event": "tasks", "tasks": [{}, {}]})
-    reader.take({"event": "measured", "task": "a", "latencies_ms": [1.0], "weighted_ms": None})
-    assert latency_line(reader.story) == "1 of 2 tasks timed, 1 trials"
-    assert status_lines(reader.story) == []
+    history = RunHistory()
+    history.add({"event": "tasks", "tasks": [{}, {}]})
+    history.add({"event": "measured", "task": "a", "latencies_ms": [1.0], "weighted_ms": None})
+    assert latency_line(history) == "1 of 2 tasks timed, 1 trials"
+    assert status_lines(history) == []
     assert failure_lines(Counter()) == []
 
 
@@ -201,19 +201,18 @@ def rounds_of_a_run(n: int) -> list[dict[str, Any]]:
 
 
 def test_a_screen_needs_no_event_of_the_past() -> None:
-    brief, whole = StoryReader(keeps_all=False), StoryReader()
+    brief, whole = RunHistory(keeps_all=False), RunHistory()
     events = rounds_of_a_run(200)
     for event in events:
-        brief.take(event)
-        whole.take(event)
+        brief.add(event)
+        whole.add(event)
     assert drawn(brief, Budget(600.0, lambda: 42.0)) == drawn(whole, Budget(600.0, lambda: 42.0))
-    assert brief.story.search_secs() == pytest.approx(whole.story.search_secs())
-    assert whole.story.search_secs()["measure"] == pytest.approx(0.1 * 16 * 200)
-    story = brief.story
-    assert story.rounds == story.timings == story.forecasts == story.slots == []
-    assert len(story.curve) == 1
+    assert brief.search_secs() == pytest.approx(whole.search_secs())
+    assert whole.search_secs()["measure"] == pytest.approx(0.1 * 16 * 200)
+    assert brief.rounds == brief.timings == brief.forecasts == brief.slots == []
+    assert len(brief.curve) == 1
     # A number per trial is left.
-    assert len(pickle.dumps(story)) < 12 * 16 * 200
+    assert len(pickle.dumps(brief)) < 12 * 16 * 200
 
 
 @pytest.mark.parametrize("kind", ["terminal", "notebook"])
@@ -225,6 +224,6 @@ def test_what_shows_a_run_keeps_no_events(kind: str) -> None:
         view = NotebookView(show=lambda _: None)
     for event in rounds_of_a_run(20):
         view.event(event)
-    story = view._reader.story
-    assert story.n_trials == 20 * 16
-    assert story.rounds == story.timings == story.slots == []
+    history = view._history
+    assert history.n_trials == 20 * 16
+    assert history.rounds == history.timings == history.slots == []

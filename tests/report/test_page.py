@@ -15,7 +15,7 @@ from tests.report.conftest import HOSTILE
 from tvm_adaptive import TuneConfig, tune
 from tvm_adaptive.cli import main
 from tvm_adaptive.measure_callback.journal import Journal
-from tvm_adaptive.report import read_story, write_report
+from tvm_adaptive.report import read_run, write_report
 from tvm_adaptive.report.charts import (
     belief_chart,
     calibration_chart,
@@ -37,20 +37,20 @@ ONE_RUN = (slots_chart, belief_chart, exploration_chart, calibration_chart, earl
 
 @pytest.mark.parametrize("chart_of", ONE_RUN)
 def test_plotly_knows_every_word_of_a_figure(chart_of: Callable, write_run: WriteRun) -> None:
-    chart = chart_of(read_story(write_run()))
+    chart = chart_of(read_run(write_run()))
     assert chart.is_drawable
     plotly.graph_objects.Figure(data=chart.data, layout=chart.layout)
 
 
 @pytest.mark.parametrize("chart_of", [latency_chart, stages_chart])
 def test_plotly_knows_every_word_of_a_comparison(chart_of: Callable, write_run: WriteRun) -> None:
-    chart = chart_of([read_story(write_run("a")), read_story(write_run("b", 3, ended=False))])
+    chart = chart_of([read_run(write_run("a")), read_run(write_run("b", 3, ended=False))])
     assert chart.is_drawable
     plotly.graph_objects.Figure(data=chart.data, layout=chart.layout)
 
 
 def test_bands_hold_what_is_known_and_go_on_from_there(write_run: WriteRun) -> None:
-    chart = belief_chart(read_story(write_run(n_slots=9)))
+    chart = belief_chart(read_run(write_run(n_slots=9)))
     curve = chart.data[0]
     high, low, middle = chart.data[1:4]
     n_trials = curve["x"][-1]
@@ -62,12 +62,12 @@ def test_bands_hold_what_is_known_and_go_on_from_there(write_run: WriteRun) -> N
 
 
 def test_seconds_of_stages_add_up(write_run: WriteRun) -> None:
-    chart = stages_chart([read_story(write_run())])
+    chart = stages_chart([read_run(write_run())])
     assert sum(trace["x"][0] for trace in chart.data) == pytest.approx(22.0)
 
 
 def test_nothing_of_a_journal_becomes_markup(write_run: WriteRun) -> None:
-    text = page([read_story(write_run())])
+    text = page([read_run(write_run())])
     body = text[text.index("<body>") :]
     assert HOSTILE not in body
     assert "<img" not in body
@@ -79,14 +79,14 @@ def test_nothing_of_a_journal_becomes_markup(write_run: WriteRun) -> None:
 
 def test_what_each_device_did_is_told(write_run: WriteRun) -> None:
     folder = write_run()
-    assert "<h2>Devices</h2>" not in page([read_story(folder)])
+    assert "<h2>Devices</h2>" not in page([read_run(folder)])
     with closing(Journal(folder / "journal.jsonl")) as journal:
         for error in (None, None, "hang"):
             journal.write("timing", board="a:1", error=error, mean_sec=1.0)
         journal.write("board", address="a:1", state="calibrated", speed=0.5)
         journal.write("board", address=HOSTILE, state="fault", n_faults=1, reason="gone")
         journal.write("board", address=HOSTILE, state="quarantined", seconds=60.0)
-    text = page([read_story(folder)])
+    text = page([read_run(folder)])
     section = text[text.index("<h2>Devices</h2>") :]
     rows = re.findall(r"<tr>(.*?)</tr>", section[: section.index("</table>")])
     cells = [re.sub("<[^>]*>", "|", row).replace("||", "|").strip("|") for row in rows[1:]]
@@ -94,7 +94,7 @@ def test_what_each_device_did_is_told(write_run: WriteRun) -> None:
 
 
 def test_the_page_asks_for_nothing_from_outside(write_run: WriteRun) -> None:
-    text = page([read_story(write_run())])
+    text = page([read_run(write_run())])
     ours = text.replace(text[text.index("<script>") : text.index("</head>")], "")
     assert "http" not in ours
     assert "src=" not in ours.replace("src=x", "")
@@ -103,7 +103,7 @@ def test_the_page_asks_for_nothing_from_outside(write_run: WriteRun) -> None:
 
 def test_a_run_that_has_only_begun_has_a_page(write_run: WriteRun, tmp_path: Path) -> None:
     folder = write_run(n_slots=0, ended=False)
-    path = write_report([read_story(folder)], tmp_path / "deep" / "report.html")
+    path = write_report([read_run(folder)], tmp_path / "deep" / "report.html")
     assert "running or killed, 0 trials" in path.read_text()
 
 

@@ -53,7 +53,7 @@ def test_the_reserve_and_one_more_round_are_kept_back():
 def test_what_earlier_attempts_took_counts():
     clock = Clock()
     budget = Budget(100.0, clock)
-    budget.add_spent(70.0)
+    budget.spent_sec += 70.0
     clock.now += 20.0
     assert (budget.elapsed_sec, budget.left_sec) == (90.0, 10.0)
     assert not budget.should_stop()
@@ -86,7 +86,7 @@ def test_overshoot_is_at_most_one_round(rounds, seconds):
 def test_a_goal_that_is_reached_ends_the_search():
     budget = Budget(None)
     assert not budget.should_stop()
-    budget.reach()
+    budget.reached = True
     assert budget.should_stop()
     assert not budget.interrupted
 

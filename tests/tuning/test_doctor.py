@@ -83,7 +83,8 @@ def test_another_number_of_threads_is_told(monkeypatch: pytest.MonkeyPatch) -> N
 def test_little_memory_is_told(
     monkeypatch: pytest.MonkeyPatch, free_gb: float | None, verdict: str
 ) -> None:
-    monkeypatch.setattr(doctor, "_free_memory_gb", lambda: free_gb)
+    free = None if free_gb is None else int(free_gb * 2**30)
+    monkeypatch.setattr(doctor, "available_memory", lambda: free)
     assert doctor.check_memory().verdict == verdict
 
 

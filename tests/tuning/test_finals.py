@@ -311,7 +311,7 @@ def test_a_round_that_closes_the_last_gap_ends_the_hurry(make_session: Any) -> N
     session = make_session(budget=budget_with(1e3, 1e3))
     finish = dataclasses.replace(DEFAULT.finish, n_qualifiers=0, max_task_sec=14.0)
     session.budget.plan_reserve(finish, 2, later_sec=10.0, least_later_sec=10.0)
-    session.note_proven(["b"])
+    session.proven.add("b")
     progress = RunProgress([TaskProgress("a", 1.0), TaskProgress("b", 1.0)])
     session.update_reserve(progress)
     assert session.budget.reserve_sec == 10.0

@@ -7,12 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tvm_adaptive.cli.arguments import (
-    WHAT_HELP,
-    add_farm_options,
-    add_model_options,
-    with_farm,
-)
+from tvm_adaptive.cli.arguments import WHAT_HELP, add_farm_options, add_model_options, with_farm
 from tvm_adaptive.cli.codes import EXIT_BAD_RESULT, EXIT_OK
 from tvm_adaptive.cli.console import PlainConsole, unless_closed
 from tvm_adaptive.cli.display import Display

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import math
 import re
 from collections.abc import Mapping
 
-from tvm_adaptive.tuning.config import TuneConfig
+from tvm_adaptive.tuning.config import TuneConfig, replaced
 
 WHAT_HELP = (
     "a model of your own, as net.onnx, net.pt2 (torch.export.save), net.json (Relax, "
@@ -19,34 +18,26 @@ WHAT_HELP = (
 
 def parse_duration(text: str) -> float:
     """Return the seconds of ``"90s"``, ``"10m"``, ``"1.5h"`` or ``"600"``."""
-    value = _with_unit(text, {"s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0})
-    if value is None:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no duration; write for example 90s, 10m or 1.5h"
-        )
-    return value
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
+    return _with_unit(text, units, "no duration; write for example 90s, 10m or 1.5h")
 
 
 def parse_latency(text: str) -> float:
     """Return the milliseconds of ``"5ms"``, ``"800us"`` or ``"0.2s"``."""
-    value = _with_unit(text, {"ms": 1.0, "us": 1e-3, "s": 1e3})
-    if value is None:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no latency; write for example 5ms, 800us or 0.2s"
-        )
-    return value
+    units = {"ms": 1.0, "us": 1e-3, "s": 1e3}
+    return _with_unit(text, units, "no latency; write for example 5ms, 800us or 0.2s")
 
 
-def _with_unit(text: str, units: Mapping[str, float]) -> float | None:
-    """Return a positive number times its unit; None for anything else."""
+def _with_unit(text: str, units: Mapping[str, float], problem: str) -> float:
+    """Return a positive number times its unit."""
     unit = next((unit for unit in units if text.endswith(unit)), None)
-    if unit is None:
-        return None
     try:
-        value = float(text.removesuffix(unit)) * units[unit]
+        value = math.nan if unit is None else float(text.removesuffix(unit)) * units[unit]
     except ValueError:
-        return None
-    return value if 0 < value < math.inf else None
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is {problem}")
+    return value
 
 
 def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
@@ -107,11 +98,6 @@ def add_farm_options(parser: argparse.ArgumentParser) -> None:
 
 def with_farm(config: TuneConfig, options: argparse.Namespace) -> TuneConfig:
     """Return a configuration with the tracker of the options, if they name one."""
-    given = {"tracker": options.tracker, "tracker_key": options.tracker_key}
-    measure = {name: value for name, value in given.items() if value is not None}
-    if not measure:
-        return config
-    return config.replace(
-        measure=dataclasses.replace(config.measure, **measure),
-        runner=config.runner if options.tracker is None else "adaptive-rpc",
-    )
+    measure = replaced(config.measure, tracker=options.tracker, tracker_key=options.tracker_key)
+    runner = None if options.tracker is None else "adaptive-rpc"
+    return config.replace(measure=measure, runner=runner)

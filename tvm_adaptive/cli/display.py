@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.live import Live
 
 from tvm_adaptive.measure_callback.progress import RunProgress
+from tvm_adaptive.report.history import RunHistory
 from tvm_adaptive.report.live import failure_lines, screen
-from tvm_adaptive.report.story import StoryReader
 from tvm_adaptive.tuning.budget import Budget
 
 # Between lines off a terminal: often enough to show progress.
@@ -28,7 +28,7 @@ class Display:
     def __init__(self, console: Console, quiet: bool = False) -> None:
         self._console = console
         self._quiet = quiet
-        self._reader = StoryReader(keeps_all=False)
+        self._history = RunHistory(keeps_all=False)
         self._budget: Budget | None = None
         self._stage = "starting"
         self._last_sec = -math.inf
@@ -76,11 +76,11 @@ class Display:
     def event(self, event: dict[str, Any]) -> None:
         """Keep an event of the journal; the next round shows it."""
         if self._is_live:
-            self._reader.take(event)
+            self._history.add(event)
 
     def _draw(self) -> None:
         self._last_sec = time.monotonic()
-        self._live.update(screen(self._reader.story, self._budget, self._stage), refresh=True)
+        self._live.update(screen(self._history, self._budget, self._stage), refresh=True)
 
     def _print(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -15,7 +15,7 @@ def run(options: argparse.Namespace) -> int:
     """Print the results; exit code 1 if one is a problem."""
     from tvm_adaptive.tuning.doctor import examine, is_fit
 
-    results = examine(options.work_dir, 0.0 if options.quick else options.noise_sec)
+    results = examine(options.work_dir, with_noise=not options.quick)
     width = max(len(each.name) for each in results)
     for each in results:
         print(f"{_MARKS[each.verdict]}  {each.name:<{width}}  {each.text}")
@@ -34,4 +34,4 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     )
     doctor.add_argument("--work-dir", type=Path, default=Path("runs"), metavar="DIR")
     doctor.add_argument("--quick", action="store_true", help="skip the noise")
-    doctor.set_defaults(run=run, noise_sec=5.0)
+    doctor.set_defaults(run=run)

@@ -12,11 +12,10 @@ from tvm_adaptive.cli.codes import EXIT_OK
 
 def run(options: argparse.Namespace) -> int:
     """Write the page, and open it if requested."""
-    from tvm_adaptive.report import read_stories, write_report
+    from tvm_adaptive.report import read_runs, write_report
 
-    path = write_report(
-        read_stories(options.work_dir), options.out or options.work_dir[0] / "report.html"
-    )
+    out = options.out or options.work_dir[0] / "report.html"
+    path = write_report(read_runs(options.work_dir), out)
     print(path)
     if options.open:
         webbrowser.open(path.as_uri())

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 import time
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from tvm_adaptive import tune
 from tvm_adaptive.cli.arguments import (
@@ -26,12 +25,11 @@ from tvm_adaptive.cli.summary import print_report
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.frontend import slug
 from tvm_adaptive.tuning import registry
-from tvm_adaptive.tuning.config import MeasureConfig, SearchConfig, TuneConfig, preset
+from tvm_adaptive.tuning.config import TuneConfig, preset, replaced
 from tvm_adaptive.tuning.config_file import read_config, write_config
 from tvm_adaptive.tuning.outcome import TuneReport
 from tvm_adaptive.tuning.resume import resume
 
-_Stage = TypeVar("_Stage", SearchConfig, MeasureConfig)
 _DEFAULT_BUDGET_SEC = 600.0
 # Two for each task of ResNet-18.
 _PLATEAU_SLOTS = 40
@@ -120,20 +118,13 @@ def config_of(options: argparse.Namespace) -> TuneConfig:
             raise InvalidOptionError(
                 f"--until-plateau needs a task scheduler of ours, not {scheduler!r}."
             )
-        stage = dataclasses.replace(base.scheduler, plateau_slots=options.until_plateau)
-        base = base.replace(scheduler=stage)
     base = with_farm(base, options)
     return base.replace(
-        search=_replaced(base.search, lanes=options.lanes, ray=options.ray),
-        measure=_replaced(base.measure, devices=options.devices),
+        scheduler=replaced(base.scheduler, plateau_slots=options.until_plateau),
+        search=replaced(base.search, lanes=options.lanes, ray=options.ray),
+        measure=replaced(base.measure, devices=options.devices),
         **{name: getattr(options, name) for name in _CONFIG_OPTIONS},
     )
-
-
-def _replaced(stage: _Stage, **changes: Any) -> _Stage:
-    """Return options of a stage with some changed; None keeps an option."""
-    given = {name: value for name, value in changes.items() if value is not None}
-    return dataclasses.replace(stage, **given)
 
 
 def default_work_dir(what: str) -> str:

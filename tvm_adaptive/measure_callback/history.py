@@ -24,12 +24,24 @@ class TaskHistory:
     latencies_ms: list[float] = dataclasses.field(default_factory=list)
     n_slots: int = 0  # of our task schedulers; 0 under another one
     spent_sec: float = 0.0  # seconds of these slots
+    name: str = ""
+    weight: float = 1.0  # calls per inference
+    flop: float | None = None
+
+    @property
+    def best_ms(self) -> float:
+        """Milliseconds of the fastest trial; infinite before the first success."""
+        return min((ms for ms in self.latencies_ms if math.isfinite(ms)), default=math.inf)
 
     @property
     def best_sec(self) -> float:
-        """Seconds of the fastest; infinite before the first success."""
-        valid = [value for value in self.latencies_ms if math.isfinite(value)]
-        return min(valid, default=math.inf) / 1e3
+        """Seconds of the fastest trial; infinite before the first success."""
+        return self.best_ms / 1e3
+
+    @property
+    def share_ms(self) -> float:
+        """Milliseconds of the network's latency; 0 before the first success."""
+        return self.weight * self.best_ms if math.isfinite(self.best_ms) else 0.0
 
     @property
     def n_errors(self) -> int:
@@ -96,19 +108,24 @@ class History:
         elif kind == "model":
             self.model = event
         elif kind == "measured":
-            values = event["latencies_ms"]
-            known = [math.nan if value is None else float(value) for value in values]
-            self._task(event).latencies_ms += known
+            latencies_ms = [
+                math.nan if value is None else float(value) for value in event["latencies_ms"]
+            ]
+            task = self._task(event)
+            task.latencies_ms += latencies_ms
+            task.weight = float(event.get("weight") or 1.0)
+            task.flop = event.get("flop")
             self.errors.update(event.get("errors") or {})
         elif kind == "slot-end":
             task = self._task(event)
             task.n_slots += 1
-            task.spent_sec += float(event["seconds"] or 0.0)
+            task.spent_sec += float(event.get("seconds") or 0.0)
         elif kind == "report":
             self.report = None if event.get("interrupted") else event
 
     def _task(self, event: dict[str, Any]) -> TaskHistory:
-        return self.tasks.setdefault(event["task"], TaskHistory())
+        name = str(event["task"])
+        return self.tasks.setdefault(name, TaskHistory(name=name))
 
 
 def differences(before: Environment, now: Environment) -> list[str]:

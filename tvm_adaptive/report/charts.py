@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from tvm_adaptive.report.story import Story, TaskStory
+from tvm_adaptive.measure_callback.history import TaskHistory
+from tvm_adaptive.report.history import RunHistory
 from tvm_adaptive.task_scheduler.forecast.belief import forecast
 from tvm_adaptive.values.trial import FloatArray
 
@@ -52,23 +53,23 @@ class Chart:
         )
 
 
-def latency_chart(stories: Sequence[Story]) -> Chart:
+def latency_chart(histories: Sequence[RunHistory]) -> Chart:
     """Draw the network's latency against seconds of tuning, one line per run."""
     data: list[Spec] = []
-    for number, story in enumerate(stories):
+    for number, history in enumerate(histories):
         colour = _colour(number)
-        x = [sec for sec, _ in story.curve]
-        y = [ms for _, ms in story.curve]
+        x = [sec for sec, _ in history.curve]
+        y = [ms for _, ms in history.curve]
         if x:
-            x, y = [*x, story.elapsed_sec], [*y, y[-1]]
-        name = escape(story.name)
+            x, y = [*x, history.spent_sec], [*y, y[-1]]
+        name = escape(history.name)
         data.append(_scatter(x, y, name=name, line={"color": colour, "shape": "hv", "width": 2}))
-        if story.comparison is not None:
-            after_ms = 1e3 * float(story.comparison["after_sec"])
+        if history.comparison is not None:
+            after_ms = 1e3 * float(history.comparison["after_sec"])
             marker = {"color": colour, "symbol": "diamond", "size": 10}
             name = f"{name}, compiled"
             data.append(
-                _scatter([story.elapsed_sec], [after_ms], mode="markers", name=name, marker=marker)
+                _scatter([history.spent_sec], [after_ms], mode="markers", name=name, marker=marker)
             )
     return Chart(
         "latency",
@@ -80,12 +81,12 @@ def latency_chart(stories: Sequence[Story]) -> Chart:
     )
 
 
-def slots_chart(story: Story) -> Chart:
+def slots_chart(history: RunHistory) -> Chart:
     """Draw which task got each slot, and why."""
-    order = [task.name for task in story.heaviest[:MAX_TASKS]]
+    order = [task.name for task in history.heaviest[:MAX_TASKS]]
     data: list[Spec] = []
-    for number, reason in enumerate(dict.fromkeys(slot.reason for slot in story.slots)):
-        slots = [s for s in story.slots if s.reason == reason and s.task in order]
+    for number, reason in enumerate(dict.fromkeys(slot.reason for slot in history.slots)):
+        slots = [s for s in history.slots if s.reason == reason and s.task in order]
         if not slots:
             continue
         gains = ["" if s.gain is None else f"expected gain {s.gain:.3g} {s.unit}" for s in slots]
@@ -122,14 +123,14 @@ def slots_chart(story: Story) -> Chart:
     )
 
 
-def stages_chart(stories: Sequence[Story]) -> Chart:
+def stages_chart(histories: Sequence[RunHistory]) -> Chart:
     """Draw the seconds of each stage."""
     rows = [
-        {name: sec for name, sec in story.stage_secs.items() if name != "search"}
-        | story.search_secs()
-        for story in stories
+        {name: sec for name, sec in history.stage_secs.items() if name != "search"}
+        | history.search_secs()
+        for history in histories
     ]
-    runs = [escape(story.name) for story in stories]
+    runs = [escape(history.name) for history in histories]
     data = [
         _bar([row.get(name, 0.0) for row in rows], runs, _colour(n), orientation="h", name=name)
         for n, name in enumerate(dict.fromkeys(name for row in rows for name in row))
@@ -144,15 +145,15 @@ def stages_chart(stories: Sequence[Story]) -> Chart:
             "barmode": "stack",
             "xaxis": _axis("seconds"),
             "yaxis": _axis(""),
-            "height": 220 + 30 * len(stories),
+            "height": 220 + 30 * len(histories),
             "legend": {"orientation": "h", "y": -0.5},
         },
     )
 
 
-def early_stops_chart(story: Story) -> Chart:
+def early_stops_chart(history: RunHistory) -> Chart:
     """Draw the reasons why measurements ended, and the time saved."""
-    timed = [event for event in story.timings if not event.get("error")]
+    timed = [event for event in history.timings if not event.get("error")]
     counts = Counter(str(event.get("reason")) for event in timed)
     spent = dict.fromkeys(counts, 0.0)
     for event in timed:
@@ -181,7 +182,7 @@ def early_stops_chart(story: Story) -> Chart:
     )
 
 
-def exploration_chart(story: Story) -> Chart:
+def exploration_chart(history: RunHistory) -> Chart:
     """Draw epsilon, and the posterior's standard deviation that sets it."""
     return Chart(
         "exploration",
@@ -191,8 +192,8 @@ def exploration_chart(story: Story) -> Chart:
         "throughput: the surer the model, the less is left to chance. Lines are running "
         "medians.",
         [
-            *_trend("epsilon", story.rounds, "epsilon", COLOURS[0]),
-            *_trend("sigma", story.rounds, "mean_std", COLOURS[1], also="epsilon", yaxis="y2"),
+            *_trend("epsilon", history.rounds, "epsilon", COLOURS[0]),
+            *_trend("sigma", history.rounds, "mean_std", COLOURS[1], also="epsilon", yaxis="y2"),
         ],
         {
             "xaxis": _axis("seconds"),
@@ -202,7 +203,7 @@ def exploration_chart(story: Story) -> Chart:
     )
 
 
-def calibration_chart(story: Story) -> Chart:
+def calibration_chart(history: RunHistory) -> Chart:
     """Draw the errors of the forecasts of each batch before it was measured."""
     return Chart(
         "calibration",
@@ -213,8 +214,8 @@ def calibration_chart(story: Story) -> Chart:
         "sure. The model picked the candidates of a batch as alike and good, so that ranking "
         "them is harder than ranking at random.",
         [
-            *_trend("rank correlation", story.forecasts, "spearman", COLOURS[2]),
-            *_trend("z", story.forecasts, "z_rms", COLOURS[3], yaxis="y2"),
+            *_trend("rank correlation", history.forecasts, "spearman", COLOURS[2]),
+            *_trend("z", history.forecasts, "z_rms", COLOURS[3], yaxis="y2"),
         ],
         {
             "xaxis": _axis("seconds"),
@@ -224,9 +225,9 @@ def calibration_chart(story: Story) -> Chart:
     )
 
 
-def belief_chart(story: Story) -> Chart:
+def belief_chart(history: RunHistory) -> Chart:
     """Draw the heaviest tasks' curves with forecasts from halfway and from the end."""
-    tasks = [t for t in story.heaviest if len(t.latencies_ms) >= _LEAST_TRIALS][:_MAX_CURVES]
+    tasks = [t for t in history.heaviest if len(t.latencies_ms) >= _LEAST_TRIALS][:_MAX_CURVES]
     data: list[Spec] = []
     for number, task in enumerate(tasks):
         colour = _colour(number)
@@ -251,7 +252,7 @@ def belief_chart(story: Story) -> Chart:
     )
 
 
-def _best_runs_per_ms(task: TaskStory) -> FloatArray:
+def _best_runs_per_ms(task: TaskHistory) -> FloatArray:
     """Return the best throughput after each trial; 0 before the first success."""
     latencies_ms = np.array(task.latencies_ms, dtype=np.float64)
     valid = np.isfinite(latencies_ms) & (latencies_ms > 0)

@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tvm_adaptive.report.story import Story
+from tvm_adaptive.report.history import RunHistory
 from tvm_adaptive.tuning.budget import Budget
 
 # A screen is read at a glance; the report shows all tasks.
@@ -19,44 +19,44 @@ _BAR_WIDTH = 30
 _MAX_NAME = 44
 
 
-def screen(story: Story, budget: Budget | None, stage: str) -> RenderableType:
+def screen(history: RunHistory, budget: Budget | None, stage: str) -> RenderableType:
     """Return the screen of a run."""
-    lines: list[RenderableType] = [_clock(story, budget, stage), Text(latency_line(story))]
-    if story.tasks:
-        lines.append(_task_table(story))
-    lines += [Text(line, overflow="ellipsis", no_wrap=True) for line in status_lines(story)]
+    lines: list[RenderableType] = [_clock(history, budget, stage), Text(latency_line(history))]
+    if history.tasks:
+        lines.append(_task_table(history))
+    lines += [Text(line, overflow="ellipsis", no_wrap=True) for line in status_lines(history)]
     return Group(*lines)
 
 
-def latency_line(story: Story) -> str:
+def latency_line(history: RunHistory) -> str:
     """Return the sum of the tasks' best latencies, against that of the untuned model."""
-    if not story.curve:
-        n_done = sum(math.isfinite(task.best_ms) for task in story.tasks.values())
-        n_tasks = f" of {story.n_tasks}" if story.n_tasks else ""
-        return f"{n_done}{n_tasks} tasks timed, {story.n_trials} trials"
-    now_ms = story.curve[-1][1]
+    if not history.curve:
+        n_done = sum(math.isfinite(task.best_ms) for task in history.tasks.values())
+        n_tasks = f" of {history.n_tasks}" if history.n_tasks else ""
+        return f"{n_done}{n_tasks} tasks timed, {history.n_trials} trials"
+    now_ms = history.curve[-1][1]
     text = f"sum of tasks {now_ms:.4g} ms"
-    if story.untuned_sec is not None:
-        untuned_ms = 1e3 * story.untuned_sec
+    if history.untuned_sec is not None:
+        untuned_ms = 1e3 * history.untuned_sec
         text += f", untuned {untuned_ms:.4g} ms: {untuned_ms / now_ms:.1f} x faster"
-    return f"{text}; {story.n_trials} trials"
+    return f"{text}; {history.n_trials} trials"
 
 
-def status_lines(story: Story) -> list[str]:
+def status_lines(history: RunHistory) -> list[str]:
     """Return the current slot and its reason, the shares of time, and the failures."""
     lines = []
-    if story.now is not None:
-        slot = story.now
+    if history.now is not None:
+        slot = history.now
         text = f"now      {slot.get('task')}: {slot.get('reason')}"
         if slot.get("gain") is not None:
             text += f", expected gain {float(slot['gain']):.3g} {slot.get('unit') or ''}"
         lines.append(text.rstrip())
-    shares = story.search_secs()
+    shares = history.search_secs()
     total_sec = sum(shares.values())
     if total_sec > 0:
         parts = (f"{name} {seconds / total_sec:.0%}" for name, seconds in shares.items())
         lines.append(f"seconds  {', '.join(parts)}")
-    return lines + failure_lines(story.failures)
+    return lines + failure_lines(history.errors)
 
 
 def failure_lines(failures: Counter[str]) -> list[str]:
@@ -67,9 +67,9 @@ def failure_lines(failures: Counter[str]) -> list[str]:
     return [f"failed   {sum(failures.values())}, mostly ({count}): {message}"]
 
 
-def _clock(story: Story, budget: Budget | None, stage: str) -> RenderableType:
+def _clock(history: RunHistory, budget: Budget | None, stage: str) -> RenderableType:
     if budget is None:
-        return Text(f"{story.name}  {stage}")
+        return Text(f"{history.name}  {stage}")
     elapsed_sec = budget.elapsed_sec
     row = Table.grid(padding=(0, 1))
     name, gone = Text(stage, style="bold"), f"{_minutes(elapsed_sec)} gone"
@@ -81,14 +81,14 @@ def _clock(story: Story, budget: Budget | None, stage: str) -> RenderableType:
     return row
 
 
-def _task_table(story: Story) -> Table:
+def _task_table(history: RunHistory) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("task", no_wrap=True, max_width=_MAX_NAME)
     for column in ("calls", "trials", "failed", "best ms", "share"):
         table.add_column(column, justify="right", no_wrap=True)
-    total_ms = sum(task.share_ms for task in story.tasks.values())
-    current = story.now and story.now.get("task")
-    for task in story.heaviest[:MAX_ROWS]:
+    total_ms = sum(task.share_ms for task in history.tasks.values())
+    current = history.now and history.now.get("task")
+    for task in history.heaviest[:MAX_ROWS]:
         is_timed = math.isfinite(task.best_ms)
         table.add_row(
             Text(task.name),  # a name is not markup
@@ -99,7 +99,7 @@ def _task_table(story: Story) -> Table:
             f"{task.share_ms / total_ms:.0%}" if is_timed and total_ms else "-",
             style="bold" if task.name == current else None,
         )
-    n_more = len(story.tasks) - MAX_ROWS
+    n_more = len(history.tasks) - MAX_ROWS
     if n_more > 0:
         table.add_row(f"and {n_more} more", style="dim")
     return table

@@ -11,8 +11,8 @@ from typing import Any
 from rich.console import Console
 
 from tvm_adaptive.measure_callback.progress import RunProgress
+from tvm_adaptive.report.history import RunHistory
 from tvm_adaptive.report.live import screen
-from tvm_adaptive.report.story import StoryReader
 from tvm_adaptive.tuning.budget import Budget
 
 # Drawing costs the processor that measures some ten milliseconds.
@@ -40,7 +40,7 @@ class NotebookView:
         if show is None:
             import IPython.display  # noqa: F401 - better now than after the first stage
         self._show = _Cell if show is None else show
-        self._reader = StoryReader(keeps_all=False)
+        self._history = RunHistory(keeps_all=False)
         self._budget: Budget | None = None
         self._stage = "starting"
         self._notes: list[str] = []
@@ -66,12 +66,12 @@ class NotebookView:
 
     def event(self, event: dict[str, Any]) -> None:
         """Add an event of the journal."""
-        self._reader.take(event)
+        self._history.add(event)
 
     def html(self) -> str:
         """Return the displayed HTML."""
         console = Console(record=True, file=io.StringIO(), width=_WIDTH)
-        console.print(screen(self._reader.story, self._budget, self._stage))
+        console.print(screen(self._history, self._budget, self._stage))
         body = console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
         return body + "".join(f"<div>{escape(note)}</div>" for note in self._notes)
 

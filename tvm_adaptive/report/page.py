@@ -17,7 +17,7 @@ from pathlib import Path
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import finite
 from tvm_adaptive.report import charts
-from tvm_adaptive.report.story import Story
+from tvm_adaptive.report.history import RunHistory
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
@@ -43,12 +43,12 @@ _LAYOUT = {
 _MAX_FAILURES = 20
 
 
-def write_report(stories: Sequence[Story], path: Path) -> Path:
+def write_report(histories: Sequence[RunHistory], path: Path) -> Path:
     """Write the page of one run, or of several side by side.
 
     Parameters
     ----------
-    stories : sequence of Story
+    histories : sequence of RunHistory
         The first is shown in full, the others are drawn beside it.
     path : Path
         The file to write or replace.
@@ -63,9 +63,9 @@ def write_report(stories: Sequence[Story], path: Path) -> Path:
     InvalidOptionError
         When Plotly is not installed, there is no run, or the file cannot be written.
     """
-    if not stories:
+    if not histories:
         raise InvalidOptionError("A report needs a run; give its directory.")
-    text = page(stories)
+    text = page(histories)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -76,14 +76,14 @@ def write_report(stories: Sequence[Story], path: Path) -> Path:
     return path.resolve()
 
 
-def page(stories: Sequence[Story]) -> str:
+def page(histories: Sequence[RunHistory]) -> str:
     """Return the page as HTML; see :func:`write_report`."""
-    first = stories[0]
+    first = histories[0]
     drawn = [
-        charts.latency_chart(stories),
+        charts.latency_chart(histories),
         charts.slots_chart(first),
         charts.belief_chart(first),
-        charts.stages_chart(stories),
+        charts.stages_chart(histories),
         charts.exploration_chart(first),
         charts.calibration_chart(first),
         charts.early_stops_chart(first),
@@ -91,7 +91,7 @@ def page(stories: Sequence[Story]) -> str:
     sections = [_section(chart) for chart in drawn if chart.is_drawable]
     sections.insert(1, _tasks(first))
     sections += [_devices(first), _failures(first)]
-    body = "\n".join([_head(first), _runs(stories), *sections])
+    body = "\n".join([_head(first), _runs(histories), *sections])
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -124,9 +124,9 @@ def _section(chart: charts.Chart) -> str:
     )
 
 
-def _head(story: Story) -> str:
-    words = [f"{story.state}, {story.n_trials} trials in {story.elapsed_sec:.0f} s"]
-    comparison = story.comparison
+def _head(history: RunHistory) -> str:
+    words = [f"{history.state}, {history.n_trials} trials in {history.spent_sec:.0f} s"]
+    comparison = history.comparison
     if comparison is not None:
         before_ms, after_ms = 1e3 * comparison["before_sec"], 1e3 * comparison["after_sec"]
         words.append(
@@ -134,36 +134,36 @@ def _head(story: Story) -> str:
             f"{before_ms / after_ms:.1f} times faster"
         )
         words.append("outputs agree" if comparison["agree"] else "OUTPUTS DISAGREE")
-    elif story.curve:
-        words.append(f"{story.curve[-1][1]:.4g} ms, sum of tasks")
-    target = (story.report or {}).get("target") or json.dumps(story.run.get("target"))
+    elif history.curve:
+        words.append(f"{history.curve[-1][1]:.4g} ms, sum of tasks")
+    target = (history.last_report or {}).get("target") or json.dumps(history.run.get("target"))
     return (
-        f"<h1>{escape(story.name)}</h1>\n<p>{escape('; '.join(words))}.<br>"
+        f"<h1>{escape(history.name)}</h1>\n<p>{escape('; '.join(words))}.<br>"
         f'<span class="caption">{escape(str(target))}</span></p>'
     )
 
 
-def _runs(stories: Sequence[Story]) -> str:
-    if len(stories) == 1:
+def _runs(histories: Sequence[RunHistory]) -> str:
+    if len(histories) == 1:
         return ""
     rows = []
-    for story in stories:
-        last_ms = story.curve[-1][1] if story.curve else math.nan
-        after_ms = 1e3 * story.comparison["after_sec"] if story.comparison else math.nan
-        counts = [str(story.n_trials), f"{story.elapsed_sec:.0f}"]
-        rows.append([story.name, story.state, *counts, _number(last_ms), _number(after_ms)])
+    for history in histories:
+        last_ms = history.curve[-1][1] if history.curve else math.nan
+        after_ms = 1e3 * history.comparison["after_sec"] if history.comparison else math.nan
+        counts = [str(history.n_trials), f"{history.spent_sec:.0f}"]
+        rows.append([history.name, history.state, *counts, _number(last_ms), _number(after_ms)])
     head = ["run", "state", "trials", "seconds", "sum of tasks, ms", "network, ms"]
     return _table(head, rows, n_text=2)
 
 
-def _tasks(story: Story) -> str:
+def _tasks(history: RunHistory) -> str:
     checked = {
         str(task["name"]): bool(task.get("played_off"))
-        for task in (story.report or {}).get("tasks") or ()
+        for task in (history.last_report or {}).get("tasks") or ()
     }
     words = {True: "yes", False: "no", None: "-"}
     rows = []
-    for task in story.heaviest[: charts.MAX_TASKS]:
+    for task in history.heaviest[: charts.MAX_TASKS]:
         gflops = task.flop / task.best_ms / 1e6 if task.flop else math.nan
         counts = [f"{task.weight:g}", str(len(task.latencies_ms)), str(task.n_errors)]
         numbers = map(_number, (task.best_ms, task.share_ms, gflops))
@@ -172,16 +172,16 @@ def _tasks(story: Story) -> str:
     return "<h2>Tasks</h2>\n" + _table(head, rows, n_text=1)
 
 
-def _devices(story: Story) -> str:
+def _devices(history: RunHistory) -> str:
     """Return the table of a farm's devices; nothing for a run on one machine."""
     n_timings, n_errors = Counter[str](), Counter[str]()
-    for event in story.timings:
+    for event in history.timings:
         if event.get("board"):
             n_timings[str(event["board"])] += 1
             n_errors[str(event["board"])] += event.get("error") is not None
     n_faults, n_rests = Counter[str](), Counter[str]()
     speeds: dict[str, float] = {}
-    for event in story.boards:
+    for event in history.boards:
         address = str(event.get("address"))
         if event.get("state") == "fault":
             n_faults[address] += 1
@@ -204,10 +204,10 @@ def _devices(story: Story) -> str:
     )
 
 
-def _failures(story: Story) -> str:
-    if not story.failures:
+def _failures(history: RunHistory) -> str:
+    if not history.errors:
         return "<h2>Failures</h2>\n<p>None.</p>"
-    rows = [[text, str(count)] for text, count in story.failures.most_common(_MAX_FAILURES)]
+    rows = [[text, str(count)] for text, count in history.errors.most_common(_MAX_FAILURES)]
     return "<h2>Failures by cause</h2>\n" + _table(["message", "trials"], rows, n_text=1)
 
 

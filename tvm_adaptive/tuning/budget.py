@@ -50,11 +50,11 @@ class Budget:
     ) -> None:
         self._clock = clock
         self._start_sec = clock()
-        self._spent_sec = spent_sec
+        self.spent_sec = spent_sec  # before the start
         self.seconds = seconds
         self.reserve_sec = 0.0
         self.interrupted = False
-        self.reached = False
+        self.reached = False  # the user's goal
         self._reserve = _Reserve()
         self._round_secs: list[float] = []
         self._round_start_sec: float | None = None
@@ -63,7 +63,7 @@ class Budget:
     @property
     def elapsed_sec(self) -> float:
         """Seconds since the start, and those of earlier attempts."""
-        return self._clock() - self._start_sec + self._spent_sec
+        return self._clock() - self._start_sec + self.spent_sec
 
     @property
     def left_sec(self) -> float:
@@ -80,17 +80,9 @@ class Budget:
         """Seconds until the search has to end, never below 0."""
         return max(0.0, self.spare_sec)
 
-    def add_spent(self, seconds: float) -> None:
-        """Count seconds of earlier attempts."""
-        self._spent_sec += seconds
-
     def interrupt(self) -> None:
         """Request a clean stop, e.g. from a signal handler."""
         self.interrupted = True
-
-    def reach(self) -> None:
-        """Note that the user's goal is reached."""
-        self.reached = True
 
     def round_started(self) -> None:
         """Note that a round begins; the one before has ended."""
@@ -118,11 +110,7 @@ class Budget:
     def plan_reserve(
         self, finish: FinishConfig, n_tasks: int, *, later_sec: float, least_later_sec: float
     ) -> None:
-        """Compute what the end of the run needs.
-
-        ``later_sec`` is for what follows the play-offs if every task is tuned,
-        ``least_later_sec`` if none is.
-        """
+        """Compute what the end of the run needs; for the seconds, see ``_Reserve``."""
         timing_sec = n_tasks * finish.max_task_sec
         if self.seconds is not None:
             timing_sec = min(timing_sec, finish.max_share * self.seconds)

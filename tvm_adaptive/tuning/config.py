@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Any
+from typing import Any, TypeVar
 
-from tvm_adaptive.errors import (
-    InvalidOptionError,
-    check_at_least,
-    check_positive,
-    check_share,
-)
+from tvm_adaptive.errors import InvalidOptionError, check_at_least, check_positive, check_share
+
+_Options = TypeVar("_Options", "SearchConfig", "MeasureConfig", "SchedulerConfig", "TuneConfig")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,18 +24,11 @@ class SearchConfig:
     n_trials_per_round : int, default 16
         Candidates per batch. Small batches let the model learn sooner; below 16 the
         fixed cost of a search round outweighs that.
-    proposer : {"distilled", "evolution"}, default "distilled"
-        The source of candidates: a search on the decisions that a schedule leaves open,
-        or stock's evolution of whole programs, which costs several times as much.
+    proposer, genetic_num_iters, epsilon, diversity
+        As in :class:`~tvm_adaptive.search_strategy.options.SearchOptions`.
     population_size : int, default 128
         Schedules per generation. Of a round of 16 trials, stock's 512 spend more
         seconds on mutation and features than on building and measuring.
-    genetic_num_iters : int, default 3
-    epsilon : float or None, default None
-        Share of random candidates; None lets the posterior decide.
-    diversity : {"none", "knobs", "medoids"}, default "medoids"
-        How a batch is spread: the best candidates of a forest are often near
-        duplicates. See :mod:`tvm_adaptive.search_strategy.picking`.
     lanes : int, default 1
         Processes of this machine that search and build at the same time, each a batch of
         another task; for devices other than this machine's CPU. 1 is this process.
@@ -243,12 +233,8 @@ class TuneConfig:
     ----------
     cost_model, strategy, runner, builder, task_scheduler : str
         Names, ours or stock's.
-    search : SearchConfig
-    model : ModelConfig
-    measure : MeasureConfig
     scheduler : SchedulerConfig
         Used when ``task_scheduler`` is one of ours.
-    finish : FinishConfig
     layout : {"auto", "keep", "NHWC"}, default "auto"
         Layout of a network's convolutions while it is tuned.
     prepack : bool or None, default None
@@ -298,7 +284,13 @@ class TuneConfig:
             raise InvalidOptionError(
                 f"Unknown option {', '.join(unknown)}; possible are {', '.join(sorted(known))}."
             )
-        return dataclasses.replace(self, **{k: v for k, v in changes.items() if v is not None})
+        return replaced(self, **changes)
+
+
+def replaced(options: _Options, **changes: Any) -> _Options:
+    """Return a copy of options with some changed; None keeps an option."""
+    given = {name: value for name, value in changes.items() if value is not None}
+    return dataclasses.replace(options, **given)
 
 
 DEFAULT = TuneConfig()

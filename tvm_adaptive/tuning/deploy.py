@@ -10,23 +10,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tvm_adaptive._tvm import (
-    FFI_VERSION,
-    TVM_VERSION,
-    ExtractedTask,
-    args_info_of,
-    functions_as_tasks,
-)
+from tvm_adaptive._tvm import FFI_VERSION, TVM_VERSION, ExtractedTask, args_info_of
 from tvm_adaptive.database.location import open_store
 from tvm_adaptive.errors import InvalidOptionError, WorkerError
 from tvm_adaptive.measure_callback.journal import JOURNAL_FILE
-from tvm_adaptive.models import Network, TIRWorkload, extract, prepare
+from tvm_adaptive.models import Network, TIRWorkload
 from tvm_adaptive.models.compile import device_kind
 from tvm_adaptive.models.frontend import load
 from tvm_adaptive.models.prepare import check_layout
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.config import DEFAULT, TuneConfig
-from tvm_adaptive.tuning.end_to_end import NetworkCheck, OperatorCheck
+from tvm_adaptive.tuning.end_to_end import tasks_and_check
 from tvm_adaptive.tuning.finalists import Finalists, finalists_of_run, finalists_of_store
 from tvm_adaptive.tuning.finals import checked_database
 from tvm_adaptive.tuning.loader_examples import Argument, cpp_example, python_example
@@ -34,12 +28,7 @@ from tvm_adaptive.tuning.observer import Observer
 from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.run_lock import owned
 from tvm_adaptive.tuning.run_settings import read_settings
-from tvm_adaptive.tuning.session import (
-    RunContext,
-    check_disk_space,
-    interrupts_of,
-    open_services,
-)
+from tvm_adaptive.tuning.session import RunContext, check_disk_space, interrupts_of, open_services
 from tvm_adaptive.tuning.target import TargetLike, describe_target, farm_of, resolve_target
 from tvm_adaptive.workers.environment import Environment
 
@@ -180,17 +169,9 @@ def _compiled(
     model: Network | TIRWorkload,
     records: Callable[[Sequence[ExtractedTask]], list[Finalists]],
 ) -> Applied:
-    check: NetworkCheck | OperatorCheck
-    if isinstance(model, Network):
-        with context.stage("prepare"):
-            prepared = prepare(model, context.target, **context.config.preparation)
-        finalists = records(extract(prepared, context.target))
-        check = NetworkCheck(context, model, prepared)
-    else:
-        tasks = functions_as_tasks(model.mod, context.target)
-        finalists = records(tasks)
-        check = OperatorCheck(context, tasks)
+    tasks, check = tasks_and_check(context, model)
     with check:
+        finalists = records(tasks)
         check.measure_untuned()
         if not any(each.records for each in finalists):
             raise InvalidOptionError(

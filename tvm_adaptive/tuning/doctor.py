@@ -26,6 +26,7 @@ Verdict = Literal["ok", "warning", "problem"]
 # Compiling and running one small kernel takes three seconds; longer than this, it hangs.
 _KERNEL_TIMEOUT_SEC = 120.0
 _COMMAND_TIMEOUT_SEC = 20.0
+_NOISE_SEC = 5.0
 # A ten-minute run of ResNet-18 writes some 150 MB, most of it temporary.
 _LEAST_DISK_GB = 1.0
 # The tuner of a network takes 1.2 GB, and its workers some 200 MB each.
@@ -44,7 +45,7 @@ class CheckResult:
     fix: str = ""  # empty if the verdict is "ok"
 
 
-def examine(work_dir: Path, noise_sec: float = 5.0) -> list[CheckResult]:
+def examine(work_dir: Path, *, with_noise: bool = True) -> list[CheckResult]:
     """Check everything that tuning needs."""
     checks: list[tuple[str, Callable[[], CheckResult]]] = [
         ("versions", check_versions),
@@ -57,8 +58,8 @@ def examine(work_dir: Path, noise_sec: float = 5.0) -> list[CheckResult]:
         ("work directory", lambda: check_work_dir(work_dir)),
         ("record store", check_store),
     ]
-    if noise_sec > 0:
-        checks.append(("noise", lambda: check_noise(noise_sec)))
+    if with_noise:
+        checks.append(("noise", check_noise))
     return [_run(name, check) for name, check in checks]
 
 
@@ -110,9 +111,10 @@ def check_cores() -> CheckResult:
 
 def check_memory() -> CheckResult:
     """Check that enough memory is free."""
-    free_gb = _free_memory_gb()
-    if free_gb is None:
+    free = available_memory()
+    if free is None:
         return CheckResult("memory", "ok", "not visible here")
+    free_gb = free / 2**30
     limit = memory_limit()
     where = "" if limit is None else f" of this container's {limit / 2**30:.1f}"
     text = f"{free_gb:.1f} GB free{where}"
@@ -175,9 +177,9 @@ def check_store() -> CheckResult:
     return CheckResult("record store", "ok", f"{user_store()}, {n_tasks} tasks")
 
 
-def check_noise(seconds: float) -> CheckResult:
+def check_noise() -> CheckResult:
     """Time one kernel repeatedly: smaller differences cannot be measured here."""
-    return noise_result(_time_in_worker(seconds))
+    return noise_result(_time_in_worker(_NOISE_SEC))
 
 
 def noise_result(samples_ms: Sequence[float]) -> CheckResult:
@@ -214,11 +216,6 @@ def _time_in_worker(seconds: float) -> list[float]:
         raise outcome.error
     samples: list[float] = outcome.value
     return samples
-
-
-def _free_memory_gb() -> float | None:
-    available = available_memory()
-    return None if available is None else available / 2**30
 
 
 def _output_of(command: Sequence[str]) -> str:

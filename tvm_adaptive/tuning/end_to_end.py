@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvm_adaptive._tvm import Database, ExtractedTask, args_info_of, save_json
+from tvm_adaptive._tvm import Database, ExtractedTask, args_info_of, functions_as_tasks, save_json
 from tvm_adaptive.errors import (
     OUT_OF_TIME,
     ImportMismatchError,
@@ -27,10 +27,13 @@ from tvm_adaptive.models import (
     Coverage,
     Network,
     Prepared,
+    TIRWorkload,
     compile_network,
     export,
+    extract,
     largest_difference,
     outputs_agree,
+    prepare,
     try_exported,
 )
 from tvm_adaptive.models.compile import (
@@ -85,6 +88,8 @@ class Measurement:
 
 class _EndToEndCheck:
     """What both checks share: workers to run and compile in, and their findings."""
+
+    preparation = ""  # how the model was prepared, to be added to a note
 
     def __init__(self, context: RunContext) -> None:
         self._context = context
@@ -226,6 +231,8 @@ class NetworkCheck(_EndToEndCheck):
     def __init__(self, context: RunContext, network: Network, prepared: Prepared) -> None:
         super().__init__(context)
         self._prepared = prepared
+        packed = ", weights packed" if prepared.prepack else ""
+        self.preparation = f", layout {prepared.layout}{packed}"
         self._inputs = network.random_inputs(context.seed)
         self._original = network.original
         self._before: Measurement | None = None
@@ -404,3 +411,16 @@ class OperatorCheck(_EndToEndCheck):
         job = (str(path), args, device_kind(self._context.target), self._context.seed)
         found = self._run(try_function, job, path, most_sec)
         return None if found is None else Measurement(*found)
+
+
+def tasks_and_check(
+    context: RunContext, model: Network | TIRWorkload
+) -> tuple[Sequence[ExtractedTask], NetworkCheck | OperatorCheck]:
+    """Return the tasks of a model and its check, which is to be closed."""
+    if isinstance(model, Network):
+        with context.stage("prepare"):
+            prepared = prepare(model, context.target, **context.config.preparation)
+            tasks = extract(prepared, context.target)
+        return tasks, NetworkCheck(context, model, prepared)
+    tasks = functions_as_tasks(model.mod, context.target)
+    return tasks, OperatorCheck(context, tasks)

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tvm_adaptive._tvm import (
@@ -18,30 +18,16 @@ from tvm_adaptive._tvm import (
     TuningRecord,
     Workload,
 )
-from tvm_adaptive.database.metaschedule import (
-    readable_database,
-    record_of,
-    task_of,
-    trial_of,
-)
-from tvm_adaptive.database.records import Identity, StoredTask, StoredTrial
+from tvm_adaptive.database import verdicts
+from tvm_adaptive.database.metaschedule import readable_database, record_of, task_of, trial_of
+from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.run_database import RunDatabase
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.database.verdicts import (
-    VerdictFile,
-    candidate_of,
-    checked,
-    disqualified,
-    ever_disqualified,
-    proven,
-    standing_winner,
-    trusted,
-)
 from tvm_adaptive.errors import StoreError
 from tvm_adaptive.runner.playoff.finalist import Finalist
 from tvm_adaptive.runner.playoff.modules import mean_sec, sane_records
 from tvm_adaptive.runner.playoff.playoff import MAX_PLAYOFF_BATCHES
-from tvm_adaptive.tuning.config import FinishConfig
+from tvm_adaptive.tuning.config import DEFAULT, FinishConfig
 from tvm_adaptive.tuning.session import Session
 
 logger = logging.getLogger(__name__)
@@ -96,37 +82,33 @@ class _Verdicts:
 
 def finalists_of(session: Session, tasks: Sequence[ExtractedTask]) -> list[Finalists]:
     """Return the finalists of a run's tasks; a store that fails is not used."""
-    return _recorded(
-        RunDatabase(session.work_dir),
+    return finalists_of_run(
         session.work_dir,
         session.target,
         tasks,
+        recorded=RunDatabase(session.work_dir),
         finish=session.config.finish,
         store=session.store,
     )
 
 
 def finalists_of_run(
-    work_dir: Path, target: Target, tasks: Sequence[ExtractedTask]
-) -> list[Finalists]:
-    """Return the finalists of a run's directory, also of one in progress or killed."""
-    return _recorded(readable_database(work_dir), work_dir, target, tasks, finish=FinishConfig())
-
-
-def _recorded(
-    recorded: Database,
     work_dir: Path,
     target: Target,
     tasks: Sequence[ExtractedTask],
     *,
-    finish: FinishConfig,
+    recorded: Database | None = None,
+    finish: FinishConfig = DEFAULT.finish,
     store: RecordStore | None = None,
 ) -> list[Finalists]:
-    verdicts = VerdictFile(work_dir, str(TVM_VERSION)).read()
+    """Return the finalists of a run's directory, also of one in progress or killed."""
+    if recorded is None:
+        recorded = readable_database(work_dir)
+    finals = verdicts.VerdictFile(work_dir, str(TVM_VERSION)).read()
     found = []
     for task in tasks:
         mod, stored = task.dispatched[0], _stored(task, target)
-        known = _verdicts_of_run(verdicts, stored, mod)
+        known = _verdicts_of_run(finals.get(stored.identity, ()), mod)
         if store is not None:
             try:
                 known = known.filled_from(_verdicts_of_store(store, stored, mod))
@@ -146,7 +128,9 @@ def finalists_of_store(
     for task in tasks:
         mod, stored = task.dispatched[0], _stored(task, target)
         known = _verdicts_of_store(store, stored, mod)
-        records = [record_of(row, Workload(mod)) for row in trusted(store, stored, _N_OF_STORE)]
+        records = [
+            record_of(row, Workload(mod)) for row in verdicts.trusted(store, stored, _N_OF_STORE)
+        ]
         readable = [each for each in records if each is not None]
         found.append(_finalists(task, readable, known))
     return found
@@ -184,20 +168,19 @@ def _in_order(
 
 
 def _key_of(record: TuningRecord) -> str:
-    return candidate_of(trial_of(record))
+    return verdicts.candidate_of(trial_of(record))
 
 
-def _verdicts_of_run(
-    verdicts: Mapping[Identity, Sequence[StoredTrial]], task: StoredTask, mod: IRModule
-) -> _Verdicts:
-    finals = verdicts.get(task.identity, ())
-    lost = ever_disqualified(finals)
-    return _Verdicts(_finalist_of(standing_winner(finals), mod), checked(finals) - lost, lost)
+def _verdicts_of_run(finals: Sequence[StoredTrial], mod: IRModule) -> _Verdicts:
+    winner = _finalist_of(verdicts.standing_winner(finals), mod)
+    lost = verdicts.ever_disqualified(finals)
+    return _Verdicts(winner, verdicts.checked(finals) - lost, lost)
 
 
 def _verdicts_of_store(store: RecordStore, task: StoredTask, mod: IRModule) -> _Verdicts:
     finals = store.finals(task)
-    return _Verdicts(_finalist_of(proven(store, task), mod), checked(finals), disqualified(finals))
+    winner = _finalist_of(verdicts.proven(store, task), mod)
+    return _Verdicts(winner, verdicts.checked(finals), verdicts.disqualified(finals))
 
 
 def _finalist_of(trial: StoredTrial | None, mod: IRModule) -> Finalist | None:

@@ -133,13 +133,23 @@ def hold_playoff(
         seed=session.seed,
         scratch_dir=session.work_dir,
     )
+    return _play_off(session, mine, options, builder, pool)
+
+
+def _play_off(
+    context: RunContext,
+    mine: Finalists,
+    options: PlayoffOptions,
+    builder: Builder,
+    pool: WorkerPool,
+) -> FinalistReport:
     return play_off(
         mine.records,
-        session.target,
+        context.target,
         options,
         builder=builder,
         pool=pool,
-        journal=session.journal,
+        journal=context.journal,
         task_name=mine.name,
     )
 
@@ -174,25 +184,17 @@ def _checked_now(context: RunContext, finalists: Sequence[Finalists]) -> Iterato
         ScratchFolder("playoff", context.work_dir) as folder,
         _builder_and_pool(context, folder) as (builder, pool),
     ):
+        options = PlayoffOptions(
+            top_k=context.config.finish.top_k,
+            prefetch=False,
+            max_sec=_SHORT_TIMING_SEC,
+            seed=context.seed,
+            scratch_dir=folder,
+        )
         for mine in finalists:
             if context.budget.interrupted:
                 return
-            options = PlayoffOptions(
-                top_k=context.config.finish.top_k,
-                prefetch=False,
-                max_sec=_SHORT_TIMING_SEC,
-                seed=context.seed,
-                scratch_dir=folder,
-            )
-            held = play_off(
-                mine.records,
-                context.target,
-                options,
-                builder=builder,
-                pool=pool,
-                journal=context.journal,
-                task_name=mine.name,
-            )
+            held = _play_off(context, mine, options, builder, pool)
             yield with_proven(held, mine, context.observer)
 
 

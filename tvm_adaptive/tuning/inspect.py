@@ -79,11 +79,7 @@ def best_schedule(work_dir: Path, task_name: str | None = None) -> tuple[str, st
 
 
 def _best_records(work_dir: Path) -> dict[str, Best]:
-    """Return a run's best record of each workload, by the workload's key.
-
-    That is the winner of its play-off, else the fastest recorded that no play-off has
-    disqualified.
-    """
+    """Return by workload the winner of its play-off, else the fastest not disqualified."""
     finals: dict[str, list[StoredTrial]] = {}
     for (key, _), verdicts in VerdictFile(work_dir, str(TVM_VERSION)).read().items():
         finals.setdefault(key, []).extend(verdicts)

@@ -105,10 +105,7 @@ def _numbers() -> frozenset[int]:
 
 
 def _watch(
-    reads: int,
-    numbers: frozenset[int],
-    interrupt: Callable[[], None],
-    end: Callable[[str], None],
+    reads: int, numbers: frozenset[int], interrupt: Callable[[], None], end: Callable[[str], None]
 ) -> None:
     """Handle signals until the other end of the pipe is closed."""
     count = SignalCount(numbers)

@@ -13,13 +13,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from tvm_adaptive._tvm import (
-    TuneContext,
-    anchor_of,
-    json_database,
-    record_as_json,
-    workload_key,
-)
+from tvm_adaptive._tvm import TuneContext, anchor_of, json_database, record_as_json, workload_key
 from tvm_adaptive.database.repair import RECORD_FILE, repair_database
 from tvm_adaptive.errors import OtherMachineError, summary_line
 from tvm_adaptive.measure_callback.history import differences

@@ -15,10 +15,8 @@ class TaskOutcome:
 
     Attributes
     ----------
-    name : str
     weight : float
         Calls per inference.
-    n_trials, n_errors : int
     best_sec : float
         The winner's time: from its play-off if it was timed in one, else the fastest
         recorded; infinite when no trial succeeded.
@@ -65,8 +63,6 @@ class TuneReport:
 
     Attributes
     ----------
-    what : str
-    target : str
     work_dir : Path
         Contains everything below, and the journal.
     database_dir : Path
@@ -74,7 +70,6 @@ class TuneReport:
         has one.
     library : Path or None
         The tuned network, ready to load; None for operators and interrupted runs.
-    tasks : tuple of TaskOutcome
     comparison : Comparison or None
         None when the run was interrupted before it, or had no time for it.
     coverage : str
@@ -85,8 +80,6 @@ class TuneReport:
         Messages of failed trials, with their counts.
     stage_secs : dict of str to float
         Seconds of each stage.
-    elapsed_sec : float
-    interrupted : bool
     shortfall : str
         What the budget was too short for, in words; empty if it sufficed.
     """

@@ -32,11 +32,7 @@ from tvm_adaptive.database.metaschedule import task_of
 from tvm_adaptive.database.records import Features, Identity, StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.verdicts import checked, sound, trusted
-from tvm_adaptive.search_strategy.transfer import (
-    KEPT_PER_TASK,
-    TransferPool,
-    transfer_record_of,
-)
+from tvm_adaptive.search_strategy.transfer import KEPT_PER_TASK, TransferPool, transfer_record_of
 from tvm_adaptive.task_scheduler.arms import PriorTrials
 from tvm_adaptive.values.hooks import ModelHooks
 from tvm_adaptive.values.trial import FloatArray

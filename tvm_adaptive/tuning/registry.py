@@ -117,12 +117,7 @@ def names(part: str) -> list[str]:
 
 
 def check_names(config: TuneConfig) -> None:
-    """Raise InvalidOptionError unless every part of a configuration has a known name.
-
-    Parameters
-    ----------
-    config : TuneConfig
-    """
+    """Raise InvalidOptionError unless every part of a configuration has a known name."""
     for part in PARTS:
         name = getattr(config, part)
         if name not in names(part):

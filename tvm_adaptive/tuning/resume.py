@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from tvm_adaptive.database.url import HIDDEN
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.history import History, differences
 from tvm_adaptive.measure_callback.journal import JOURNAL_FILE
@@ -41,13 +42,8 @@ def resume(
         of 600 s, 400 are left. None keeps the run's own.
     store : str or None, default None
         The record store; needed again if its URL holds a password, which no journal keeps.
-    observer : Observer or None, default None
-    allow_other_machine : bool, default False
-        Continue also if another machine, or another version of TVM, took the run's times:
-        they are moved to a folder of ``work_dir`` and do not count, nor do their seconds
-        and trials; the fastest records are measured again.
-    spent_sec : float, default 0.0
-        Seconds of the budget that were spent before the call, such as a program's start.
+    observer, allow_other_machine, spent_sec
+        As in :func:`~tvm_adaptive.tune`.
 
     Returns
     -------
@@ -60,12 +56,8 @@ def resume(
     InvalidOptionError
         When there is no run in ``work_dir``, or its model was given in Python: resume
         that with ``tune_relax(..., resume=True)``.
-    WorkDirInUseError
-        When another process continues the run.
-    OtherMachineError
-        When its times were taken elsewhere, unless that is allowed.
-    OtherModelError
-        When the model has changed since.
+    WorkDirInUseError, OtherMachineError, OtherModelError, ImportMismatchError
+        As :func:`~tvm_adaptive.tune`.
     JournalError
         When its journal is damaged.
     """
@@ -86,7 +78,7 @@ def resume(
                 "the run has come to its end; give it more --budget or --trials"
             )
             return _report_of(history, work_dir)
-        if store is None and settings.hides_password:
+        if store is None and HIDDEN in before.config.store:
             raise InvalidOptionError(
                 f"The run kept its records in {before.config.store}; give --store with the "
                 "password again, or none."

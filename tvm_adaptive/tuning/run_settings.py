@@ -6,7 +6,6 @@ import dataclasses
 from pathlib import Path
 
 from tvm_adaptive.database.location import NO_STORE
-from tvm_adaptive.database.url import HIDDEN
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.history import History, read_history
 from tvm_adaptive.measure_callback.journal import JOURNAL_FILE
@@ -32,11 +31,6 @@ class RunSettings:
     options: RunOptions  # of the last attempt; the store's name is the journal's
     input_shapes: dict[str, list[int]]
     history: History
-
-    @property
-    def hides_password(self) -> bool:
-        """Whether the record store's name lacks its password."""
-        return HIDDEN in self.options.config.store
 
 
 def read_settings(work_dir: Path) -> RunSettings:

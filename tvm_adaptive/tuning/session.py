@@ -8,9 +8,9 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from tvm_adaptive._tvm import RPCConfig, Target
 from tvm_adaptive.database.location import open_store, redacted_name
@@ -46,6 +46,20 @@ _WORKER_MODULES = (
     "tvm_adaptive.runner.rpc.lease",
     "tvm_adaptive.runner.playoff.worker",
 )
+
+
+class CommonOptions(TypedDict, total=False):
+    """The optional keywords that ``tune``, ``tune_relax`` and ``tune_tir`` share."""
+
+    target: TargetLike
+    budget_sec: float | None
+    trials: int | None
+    until_ms: float | None
+    seed: int | None
+    config: TuneConfig
+    observer: Observer | None
+    resume: bool
+    allow_other_machine: bool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,11 +144,8 @@ class Session(RunContext):
     run_id: str = ""  # different for every attempt
     # What earlier attempts did; empty for a run that is not resumed.
     history: History = dataclasses.field(default_factory=History)
-    _proven: set[str] = dataclasses.field(default_factory=set)
-
-    def note_proven(self, names: Iterable[str]) -> None:
-        """Note the tasks of which an earlier run has proven a record."""
-        self._proven.update(names)
+    # Tasks of which an earlier run has proven a record.
+    proven: set[str] = dataclasses.field(default_factory=set)
 
     def round_done(self, progress: RunProgress) -> None:
         """Pass a round's result to the observer, update the reserve, check the goal."""
@@ -144,7 +155,7 @@ class Session(RunContext):
 
     def update_reserve(self, progress: RunProgress) -> None:
         """Reserve what the end of the run needs."""
-        self.budget.update_reserve(progress, self._proven, self.config.search.n_trials_per_round)
+        self.budget.update_reserve(progress, self.proven, self.config.search.n_trials_per_round)
 
     def check_goal(self, progress: RunProgress) -> None:
         """End the search if the sum of the tasks is as fast as the user wants."""
@@ -152,7 +163,7 @@ class Session(RunContext):
         if until_ms is not None and progress.weighted_sec * 1e3 <= until_ms:
             if not self.budget.reached:
                 self.observer.note(f"{progress.weighted_sec * 1e3:.3f} ms: the goal is reached")
-            self.budget.reach()
+            self.budget.reached = True
 
     def machine_failed(self, reason: str) -> None:
         """End the run like an interrupt: what the machine cannot do now, it may do later."""
@@ -180,14 +191,11 @@ class Session(RunContext):
 def open_session(
     options: RunOptions,
     *,
-    budget: Budget | None = None,
+    budget: Budget | None = None,  # counts from the start of the call
     model: ModelSource | None = None,
-    owner: Ownership | None = None,
+    owner: Ownership | None = None,  # has the directory already
 ) -> Iterator[Session]:
-    """Own the directory, open store and journal, catch interrupts while inside.
-
-    ``budget`` counts from the start of the call, ``owner`` has the directory already.
-    """
+    """Own the directory, open store and journal, catch interrupts while inside."""
     config, work_dir = options.config, Path(options.work_dir)
     target = resolve_target(options.target)
     farm = farm_of(config)
@@ -196,9 +204,8 @@ def open_session(
         owner = owner or stack.enter_context(owned(work_dir))
         environment = Environment.current(target, farm)
         history, notes = _earlier_attempts(options, environment, model)
-        if budget is None:
-            budget = Budget(options.budget_sec, spent_sec=options.spent_sec)
-        budget.add_spent(history.spent_sec)
+        budget = budget or Budget(options.budget_sec, spent_sec=options.spent_sec)
+        budget.spent_sec += history.spent_sec
         store = stack.enter_context(open_store(config.store, environment))
         path = work_dir / JOURNAL_FILE
         services = stack.enter_context(open_services(path, options.observer))

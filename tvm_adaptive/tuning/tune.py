@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm_adaptive._tvm import (
     ExtractedTask,
@@ -14,7 +14,6 @@ from tvm_adaptive._tvm import (
     TuneContext,
     anchor_of,
     contexts_of,
-    functions_as_tasks,
     ms,
     scheduler_hooks,
     workload_key,
@@ -24,22 +23,25 @@ from tvm_adaptive.database.run_database import RunDatabase
 from tvm_adaptive.measure_callback.commit import CommitRound
 from tvm_adaptive.measure_callback.progress import RunProgress
 from tvm_adaptive.measure_callback.recorder import Recorder
-from tvm_adaptive.models import Network, TIRWorkload, extract, prepare
+from tvm_adaptive.models import Network, TIRWorkload
 from tvm_adaptive.models.content import ModelSource, named_source, python_source
 from tvm_adaptive.models.frontend import load, network_of_imported
 from tvm_adaptive.runner.rpc.leased_worker import check_farm
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.config import DEFAULT, TuneConfig
-from tvm_adaptive.tuning.end_to_end import NetworkCheck, OperatorCheck
+from tvm_adaptive.tuning.end_to_end import NetworkCheck, OperatorCheck, tasks_and_check
 from tvm_adaptive.tuning.finals import decide
 from tvm_adaptive.tuning.observer import Observer
 from tvm_adaptive.tuning.outcome import TuneReport
 from tvm_adaptive.tuning.parts import Parts, make_parts
 from tvm_adaptive.tuning.run_lock import Ownership
-from tvm_adaptive.tuning.session import RunOptions, Session, open_session
+from tvm_adaptive.tuning.session import CommonOptions, RunOptions, Session, open_session
 from tvm_adaptive.tuning.target import TargetLike, describe_target, n_cores_of
 from tvm_adaptive.tuning.warm_start import warm_started
 from tvm_adaptive.workers.cores import limits_note, usable_physical_cores
+
+if TYPE_CHECKING:  # in typing from Python 3.11 on
+    from typing_extensions import Unpack
 
 # MetaSchedule counts trials in 32 bits; no run gets near this.
 _UNLIMITED = 10**8
@@ -142,17 +144,9 @@ def tune_relax(
     params: Mapping[str, Any] | None = None,
     *,
     work_dir: str | Path,
-    target: TargetLike = None,
-    budget_sec: float | None = None,
-    trials: int | None = None,
-    until_ms: float | None = None,
-    seed: int | None = None,
-    config: TuneConfig = DEFAULT,
-    observer: Observer | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
-    resume: bool = False,
-    allow_other_machine: bool = False,
     name: str = "network",
+    **options: Unpack[CommonOptions],
 ) -> TuneReport:
     """Tune a network given as a Relax module.
 
@@ -163,12 +157,13 @@ def tune_relax(
         first, then the parameters.
     params : mapping of str to Tensor, or None, default None
         Weights by the names of ``main``'s parameters; None when they are bound already.
-    work_dir, target, budget_sec, trials, until_ms, seed, config, observer
-        As in :func:`tune`.
-    input_shapes, resume, allow_other_machine
+    work_dir, input_shapes
         As in :func:`tune`.
     name : str, default "network"
         For the journal.
+    **options
+        ``target``, ``budget_sec``, ``trials``, ``until_ms``, ``seed``, ``config``,
+        ``observer``, ``resume`` and ``allow_other_machine``, as in :func:`tune`.
 
     Returns
     -------
@@ -179,53 +174,32 @@ def tune_relax(
     InvalidOptionError
         As :func:`tune`; also for a module without ``main``, or whose shapes stay dynamic.
     """
-    options = RunOptions(
-        what=name,
-        work_dir=work_dir,
-        target=target,
-        budget_sec=budget_sec,
-        trials=trials,
-        until_ms=until_ms,
-        seed=seed,
-        config=config,
-        observer=observer,
-        resume=resume,
-        allow_other_machine=allow_other_machine,
-    )
 
     def load_network() -> tuple[Network, ModelSource]:
         network = network_of_imported(name, mod, input_shapes or {}, params=dict(params or {}))
         return network, python_source(network, input_shapes)
 
-    return _run(options, load_network)
+    return _run(RunOptions(what=name, work_dir=work_dir, **options), load_network)
 
 
 def tune_tir(
     mod: IRModule,
     *,
     work_dir: str | Path,
-    target: TargetLike = None,
-    budget_sec: float | None = None,
-    trials: int | None = None,
-    until_ms: float | None = None,
-    seed: int | None = None,
-    config: TuneConfig = DEFAULT,
-    observer: Observer | None = None,
-    resume: bool = False,
-    allow_other_machine: bool = False,
     name: str = "functions",
+    **options: Unpack[CommonOptions],
 ) -> TuneReport:
     """Tune every tensor function of a module.
 
     Parameters
     ----------
     mod : IRModule or PrimFunc
-    work_dir, target, budget_sec, trials, until_ms, seed, config, observer
-        As in :func:`tune`.
-    resume, allow_other_machine
+    work_dir
         As in :func:`tune`.
     name : str, default "functions"
         For the journal.
+    **options
+        As in :func:`tune_relax`.
 
     Returns
     -------
@@ -236,20 +210,8 @@ def tune_tir(
     InvalidOptionError
         As :func:`tune`.
     """
-    options = RunOptions(
-        what=name,
-        work_dir=work_dir,
-        target=target,
-        budget_sec=budget_sec,
-        trials=trials,
-        until_ms=until_ms,
-        seed=seed,
-        config=config,
-        observer=observer,
-        resume=resume,
-        allow_other_machine=allow_other_machine,
-    )
-    return _run(options, lambda: (TIRWorkload(name, mod), python_source(mod)))
+    run_options = RunOptions(what=name, work_dir=work_dir, **options)
+    return _run(run_options, lambda: (TIRWorkload(name, mod), python_source(mod)))
 
 
 def run_named(
@@ -275,36 +237,17 @@ def _run(
     model, source = load_model()
     with open_session(options, budget=budget, model=source, owner=owner) as session:
         check_farm(session.farm, session.server)
-        if isinstance(model, Network):
-            return _tune_network(session, model)
-        return _tune_functions(session, model.mod)
-
-
-def _tune_network(session: Session, network: Network) -> TuneReport:
-    with session.stage("prepare"):
-        prepared = prepare(network, session.target, **session.config.preparation)
-        tasks = extract(prepared, session.target)
+        tasks, check = tasks_and_check(session, model)
+        what = model.name if isinstance(model, Network) else options.what
         session.observer.note(
-            f"{network.name} on {describe_target(session.target)}: {len(tasks)} tasks, "
-            f"layout {prepared.layout}{', weights packed' if prepared.prepack else ''}"
+            f"{what} on {describe_target(session.target)}: {len(tasks)} tasks{check.preparation}"
         )
-    with NetworkCheck(session, network, prepared) as check:
-        return _tune_tasks(session, network.name, tasks, check)
-
-
-def _tune_functions(session: Session, mod: IRModule) -> TuneReport:
-    what = session.options.what
-    tasks = functions_as_tasks(mod, session.target)
-    session.observer.note(f"{what} on {describe_target(session.target)}: {len(tasks)} tasks")
-    with OperatorCheck(session, tasks) as check:
-        return _tune_tasks(session, what, tasks, check)
+        with check:
+            return _tune_tasks(session, what, tasks, check)
 
 
 def _tune_tasks(
-    session: Session,
-    what: str,
-    tasks: Sequence[ExtractedTask],
-    check: NetworkCheck | OperatorCheck,
+    session: Session, what: str, tasks: Sequence[ExtractedTask], check: NetworkCheck | OperatorCheck
 ) -> TuneReport:
     if note := limits_note(n_cores_of(session.target) or usable_physical_cores()):
         session.observer.note(note)
@@ -356,7 +299,15 @@ def _search(session: Session, tasks: Sequence[ExtractedTask]) -> RunProgress:
         return progress
     with session.stage("search"), closing(make_parts(session)) as parts:
         contexts = contexts_of(tasks, str(session.work_dir), parts.strategy, session.seed)
-        described = [_described(*pair) for pair in zip(contexts, tasks, strict=True)]
+        described = [
+            {
+                "name": str(context.task_name),
+                "weight": float(int(task.weight)),
+                "workload_key": workload_key(context.mod),
+                "family": anchor_of(context.mod),
+            }
+            for context, task in zip(contexts, tasks, strict=True)
+        ]
         session.journal.write("tasks", tasks=described)
         scheduler = scheduler_hooks(parts.task_scheduler)
         if scheduler is not None:
@@ -396,12 +347,3 @@ def _tune_contexts(
             ],
             task_scheduler=parts.task_scheduler,
         )
-
-
-def _described(context: TuneContext, task: ExtractedTask) -> dict[str, Any]:
-    return {
-        "name": str(context.task_name),
-        "weight": float(int(task.weight)),
-        "workload_key": workload_key(context.mod),
-        "family": anchor_of(context.mod),
-    }

@@ -88,11 +88,7 @@ def warm_started(
 
 
 class VerdictRecorder:
-    """Writes the verdicts of play-offs to the run's file and the shared store.
-
-    The verdicts of a play-off are on disk before the next one begins. Those that the store
-    refuses are written to it when the recorder is closed.
-    """
+    """Writes the verdicts of each play-off to the run's file and the shared store."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -174,10 +170,7 @@ def _own_store(session: Session, model: ModelHooks | None) -> RecordStore | None
 
 
 def _restore(
-    session: Session,
-    own: RecordStore,
-    contexts: Sequence[TuneContext],
-    model: ModelHooks | None,
+    session: Session, own: RecordStore, contexts: Sequence[TuneContext], model: ModelHooks | None
 ) -> None:
     if not session.history.n_trials:
         return
@@ -201,7 +194,7 @@ def _warm_start(
         return
     tasks = warm_start.tasks
     proven = sorted(name for name, each in tasks.items() if each.is_proven)
-    session.note_proven(proven)
+    session.proven.update(proven)
     session.journal.write(
         "recalled",
         store=store.name,

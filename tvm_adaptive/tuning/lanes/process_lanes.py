@@ -20,6 +20,7 @@ class ProcessLanes:
     """Processes that search and build, one request at a time each."""
 
     def __init__(self, n_lanes: int, server: ForkServer | None = None) -> None:
+        self.n_lanes = n_lanes
         # Lanes are killed in the end; their files are removed with this folder.
         self._scratch = ScratchFolder("lanes")
         self._pool = WorkerPool(n_lanes, server=server, env={"TMPDIR": str(self._scratch.path)})
@@ -27,11 +28,6 @@ class ProcessLanes:
         self._dispatcher: Dispatcher[SearchRequest, Answer] = Dispatcher(
             self._pool, self._plan, self._give_up, overlap=True
         )
-
-    @property
-    def n_lanes(self) -> int:
-        """Number of requests that are answered at the same time."""
-        return self._pool.max_workers
 
     def submit(self, request: SearchRequest) -> Future[Answer]:
         """Queue a request; it is tried once more if its process dies."""

@@ -12,6 +12,8 @@ from tvm_adaptive.tuning.lanes.request import Answer, SearchRequest
 
 # Ray restarts a task whose node dies; a task that kills nodes must not be restarted for ever.
 _MAX_RETRIES = 2
+# Processors of a lane, where a node has as many.
+_CPUS_PER_LANE = 2
 # A head answers within milliseconds; this allows for a slow network.
 _CONNECT_TIMEOUT_SEC = 5.0
 
@@ -19,7 +21,7 @@ _CONNECT_TIMEOUT_SEC = 5.0
 class RayLanes:
     """Tasks of a Ray cluster, one request each; a dead node's requests are answered elsewhere."""
 
-    def __init__(self, address: str, *, cpus_per_lane: int = 2) -> None:
+    def __init__(self, address: str) -> None:
         try:
             import ray
         except ImportError as error:
@@ -34,14 +36,9 @@ class RayLanes:
                 raise _no_cluster(address, error) from error
         # A lane runs on one node; one that no node has room for would wait for ever.
         nodes = self._cpus_of_nodes()
-        self._cpus = max(1, min(cpus_per_lane, max(nodes, default=1)))
-        self._n_lanes = max(1, sum(node // self._cpus for node in nodes))
+        self._cpus = max(1, min(_CPUS_PER_LANE, max(nodes, default=1)))
+        self.n_lanes = max(1, sum(node // self._cpus for node in nodes))
         self._fill = ray.remote(num_cpus=self._cpus, max_retries=_MAX_RETRIES)(fill)
-
-    @property
-    def n_lanes(self) -> int:
-        """Number of requests that are answered at the same time."""
-        return self._n_lanes
 
     def submit(self, request: SearchRequest) -> Future[Answer]:
         """Queue a request; it is answered elsewhere if its node is lost."""

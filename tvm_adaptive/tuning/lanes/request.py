@@ -65,9 +65,7 @@ Answer = SearchResult | LaneError
 class Lanes(Protocol):
     """Processes or machines, each of which answers one request at a time."""
 
-    @property
-    def n_lanes(self) -> int:
-        """Number of requests that are answered at the same time."""
+    n_lanes: int  # requests that are answered at the same time
 
     def submit(self, request: SearchRequest) -> Future[Answer]:
         """Queue a request."""

@@ -1,0 +1,194 @@
+"""A run as its journal describes it, ready to be drawn.
+
+Any field of an event may be missing: the run may be in progress, killed, or use stock parts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tvm_adaptive.measure_callback.history import History, TaskHistory
+from tvm_adaptive.measure_callback.journal import follow
+from tvm_adaptive.tuning.session import journal_of
+
+Event = dict[str, Any]
+
+# Parts of a path that tell runs apart; two runs of one directory keep equal names.
+_MAX_PARTS = 20
+# The events with seconds of a part of the search, and their fields.
+_PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "round": ("propose", ("sample_sec", "posterior_sec", "evolve_sec")),
+    "build": ("build", ("seconds",)),
+    "timing": ("measure", ("elapsed_sec",)),
+}
+_RUNNING = "running or killed"
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """A share of tuning time that a task was given."""
+
+    task: str
+    reason: str  # why the scheduler chose the task
+    start_sec: float
+    seconds: float
+    gain: float | None  # expected, in ``unit``; None where nothing was compared
+    unit: str
+    n_trials: int
+    best_ms: float  # of the task, after the slot; infinite without a success
+
+
+@dataclasses.dataclass
+class RunHistory(History):
+    """A run's history with what is drawn of it; times count from the first attempt's start."""
+
+    name: str = ""  # for legends: the model and the directory
+    keeps_all: bool = True  # False: only what a screen shows
+    # (seconds, milliseconds): the sum of the tasks' best latencies
+    curve: list[tuple[float, float]] = dataclasses.field(default_factory=list)
+    slots: list[Slot] = dataclasses.field(default_factory=list)
+    slot_sec: float = 0.0  # seconds of all slots
+    # Events of the search, the model, the runner and of remote devices.
+    rounds: list[Event] = dataclasses.field(default_factory=list)
+    forecasts: list[Event] = dataclasses.field(default_factory=list)
+    timings: list[Event] = dataclasses.field(default_factory=list)
+    boards: list[Event] = dataclasses.field(default_factory=list)
+    part_secs: dict[str, float] = dataclasses.field(
+        default_factory=lambda: {"propose": 0.0, "build": 0.0, "measure": 0.0}
+    )
+    stage_secs: dict[str, float] = dataclasses.field(default_factory=dict)
+    now: Event | None = None  # the current slot
+    n_tasks: int = 0  # 0 until the search begins
+    untuned_sec: float | None = None  # latency without tuning
+    comparison: Event | None = None
+    last_report: Event | None = None  # also of an earlier or interrupted attempt
+    state: str = _RUNNING  # or ``"finished"``, or ``"interrupted"``
+    _open: dict[str, Event] = dataclasses.field(default_factory=dict)  # slots by task
+
+    def search_secs(self) -> dict[str, float]:
+        """Return the seconds of proposing, building and measuring, and of the rest."""
+        search_sec = self.stage_secs.get("search", self.slot_sec)
+        rest_sec = max(0.0, search_sec - sum(self.part_secs.values()))
+        return {**self.part_secs, "rest of the search": rest_sec}
+
+    @property
+    def heaviest(self) -> list[TaskHistory]:
+        """Tasks by their share of the network's latency, largest first."""
+        return sorted(self.tasks.values(), key=lambda task: -task.share_ms)
+
+    def forget_times(self) -> None:
+        """Forget what another machine measured; it took its seconds nevertheless."""
+        self.tasks.clear()
+        self.errors.clear()
+        self.curve.clear()
+        self.untuned_sec = None
+
+    def add(self, event: Event) -> None:
+        """Apply an event of the journal; kinds that this version does not know are left out."""
+        super().add(event)
+        kind = event["event"]
+        event = {**event, "time_sec": self.before_sec + float(event.get("time_sec") or 0.0)}
+        if kind in _PARTS:
+            part, fields = _PARTS[kind]
+            self.part_secs[part] += sum(float(event.get(field) or 0.0) for field in fields)
+        kept = {
+            "round": self.rounds,
+            "forecast": self.forecasts,
+            "timing": self.timings,
+            "board": self.boards,
+        }
+        if kind in kept:
+            if self.keeps_all:
+                kept[kind].append(event)
+        elif apply := getattr(self, f"_add_{kind.replace('-', '_')}", None):
+            apply(event)
+
+    def _add_journal(self, _event: Event) -> None:
+        self.state, self.now = _RUNNING, None
+        self._open.clear()
+
+    def _add_stage(self, event: Event) -> None:
+        name = str(event["stage"])
+        self.stage_secs[name] = self.stage_secs.get(name, 0.0) + float(event["seconds"])
+
+    def _add_tasks(self, event: Event) -> None:
+        self.n_tasks = len(event["tasks"])
+
+    def _add_untuned(self, event: Event) -> None:
+        if event.get("seconds") is not None:
+            self.untuned_sec = float(event["seconds"])
+
+    def _add_slot(self, event: Event) -> None:
+        if event.get("task") is not None:  # None: the scheduler has ended
+            self.now = self._open[str(event["task"])] = event
+
+    def _add_slot_end(self, event: Event) -> None:
+        # Another task's slot may have begun while the last batch was measured.
+        opened = self._open.pop(str(event["task"]), {})
+        if self.now is opened:
+            self.now = None
+        seconds = float(event.get("seconds") or 0.0)
+        self.slot_sec += seconds
+        if not self.keeps_all:
+            return
+        best_ms = event.get("best_ms")
+        self.slots.append(
+            Slot(
+                task=str(event["task"]),
+                reason=str(opened.get("reason", "")),
+                start_sec=max(0.0, event["time_sec"] - seconds),
+                seconds=seconds,
+                gain=opened.get("gain"),
+                unit=str(opened.get("unit") or ""),
+                n_trials=int(event.get("n_trials") or 0),
+                best_ms=math.inf if best_ms is None else best_ms,
+            )
+        )
+
+    def _add_measured(self, event: Event) -> None:
+        weighted_ms = event.get("weighted_ms")
+        if weighted_ms is not None:
+            if not self.keeps_all:
+                self.curve.clear()
+            self.curve.append((event["time_sec"], float(weighted_ms)))
+
+    def _add_comparison(self, event: Event) -> None:
+        self.comparison = event
+
+    def _add_report(self, event: Event) -> None:
+        self.last_report = event
+        self.state = "interrupted" if event.get("interrupted") else "finished"
+
+
+def read_runs(work_dirs: Sequence[Path]) -> list[RunHistory]:
+    """Read several runs' journals; see :func:`read_run`. No two have the same name."""
+    histories = [read_run(work_dir) for work_dir in work_dirs]
+    n_parts = 1
+    while len({each.name for each in histories}) < len(histories) and n_parts < _MAX_PARTS:
+        n_parts += 1
+        for history, work_dir in zip(histories, work_dirs, strict=True):
+            folder = Path(*work_dir.resolve().parts[-n_parts:])
+            history.name = f"{history.run.get('what', 'run')} ({folder})"
+    return histories
+
+
+def read_run(work_dir: Path) -> RunHistory:
+    """Read a run's journal, also of a run that is in progress or was killed.
+
+    Raises
+    ------
+    InvalidOptionError
+        When it is not a run's directory.
+    JournalError
+        When its journal is damaged.
+    """
+    history = RunHistory(name=work_dir.name)
+    follow(journal_of(work_dir), history.add)
+    what = history.run.get("what")
+    if what:
+        history.name = f"{what} ({work_dir.name})"
+    return history
