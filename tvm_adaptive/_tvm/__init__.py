@@ -339,8 +339,24 @@ def _as_plain(value: Any) -> Any:
 
 
 def data_of_constant(constant: Any) -> Any:
-    """Return the tensor in a constant, whose attribute each version of TVM calls otherwise."""
+    """Return the tensor in a constant, which each version of TVM names otherwise."""
     return constant.value if hasattr(constant, "value") else constant.data
+
+
+def result_type_of(function: relax.Function) -> Any:
+    """Return the type of a function's result, which TVM 0.26 names otherwise."""
+    return function.ret_ty if hasattr(function, "ret_ty") else function.ret_struct_info
+
+
+def buffer_of(region: Any) -> Any:
+    """Return the buffer of a block's region, which TVM 0.26 names otherwise."""
+    return region.source if hasattr(region, "source") else region.buffer
+
+
+def check_well_formed(mod: IRModule) -> None:
+    """Raise unless a Relax module is well-formed."""
+    if relax.analysis.well_formed(mod) is False:  # TVM 0.27 raises by itself
+        raise ValueError("the module is not well-formed")
 
 
 def fold_calls(mod: IRModule, value_of: Callable[[Any, str, list[Any]], Any | None]) -> IRModule:

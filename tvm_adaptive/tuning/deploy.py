@@ -18,12 +18,12 @@ from tvm_adaptive._tvm import (
     functions_as_tasks,
 )
 from tvm_adaptive.database.location import open_store
-from tvm_adaptive.errors import InvalidOptionError, WorkerError
+from tvm_adaptive.errors import InvalidOptionError, WorkerError, check_choices
 from tvm_adaptive.measure_callback.journal import JOURNAL_FILE
 from tvm_adaptive.models import Network, TIRWorkload, extract, prepare
 from tvm_adaptive.models.compile import device_kind
 from tvm_adaptive.models.frontend import load
-from tvm_adaptive.models.prepare import check_layout
+from tvm_adaptive.models.prepare import LAYOUTS
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.config import DEFAULT, TuneConfig
 from tvm_adaptive.tuning.end_to_end import NetworkCheck, OperatorCheck
@@ -135,7 +135,7 @@ def _opened(
     out_dir: Path, config: TuneConfig, target: TargetLike, observer: Observer | None
 ) -> Iterator[RunContext]:
     """Own the directory, open the journal, catch interrupts while inside."""
-    check_layout(config.layout)
+    check_choices("layout", config.layout, LAYOUTS)
     resolved, farm = resolve_target(target), farm_of(config)
     check_disk_space(out_dir)
     with owned(out_dir) as owner, open_services(out_dir / APPLY_FILE, observer) as services:

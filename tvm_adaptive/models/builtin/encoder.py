@@ -16,12 +16,7 @@ import numpy as np
 
 from tvm_adaptive._tvm import nn
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.models.builtin.layers import (
-    Array,
-    check_sizes,
-    draw_bias,
-    draw_weight,
-)
+from tvm_adaptive.models.builtin.layers import Array, check_sizes, draw_bias, draw_weight
 from tvm_adaptive.models.network import Network, network_of_module
 
 EPSILON = 1e-5

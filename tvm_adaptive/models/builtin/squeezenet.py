@@ -8,7 +8,7 @@ the first, third and fifth stage, which costs 2.4 times less for the same accura
 from __future__ import annotations
 
 from tvm_adaptive._tvm import nn
-from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.errors import check_at_least
 from tvm_adaptive.models.builtin.layers import (
     check_multiple,
     check_sizes,
@@ -73,12 +73,8 @@ def squeezenet1_1(
     Pooling windows that do not fit are dropped; at 224 pixels all of them fit.
     """
     check_sizes(batch=batch, image_size=image_size, width=width, classes=classes)
-    if image_size < _SMALLEST_IMAGE:
-        raise InvalidOptionError(
-            f"image_size must be at least {_SMALLEST_IMAGE} but got {image_size}."
-        )
+    check_at_least("image_size", image_size, _SMALLEST_IMAGE)
     check_multiple("width", width, _UNITS)
+    module = SqueezeNet(width, classes)
     shapes = {"image": (batch, 3, image_size, image_size)}
-    return network_of_module(
-        "squeezenet1_1", SqueezeNet(width, classes), shapes, draw_for_relu, seed
-    )
+    return network_of_module("squeezenet1_1", module, shapes, draw_for_relu, seed)
