@@ -67,12 +67,7 @@ class Compiled:
 
 
 def compile_network(prepared: Prepared, database: Database | None, target: Target) -> Compiled:
-    """Compile a prepared network.
-
-    The same passes run with and without a database, so that two results differ only in
-    their schedules. A record that cannot be applied is logged and its function falls back;
-    it does not end the compilation.
-    """
+    """Compile a prepared network, by the same passes with and without a database."""
     mod, coverage = schedule_network(prepared, database, target)
     return Compiled(_build_network(mod, target), coverage, device_kind(target))
 

@@ -55,18 +55,10 @@ def load_module(folder: Path) -> IRModule:
     """Read a module that :func:`save_module` wrote."""
     saved = json.loads((folder / MODULE_FILE).read_text())
     mod = load_json(saved["module"])
-    values = {
-        each["name"]: tensor(
-            np.memmap(
-                folder / WEIGHTS_FILE,
-                each["dtype"],
-                "r",
-                each["offset_bytes"],
-                tuple(each["shape"]),
-            )
-        )
-        for each in saved["weights"]
-    }
+    values = {}
+    for each in saved["weights"]:
+        place = (each["dtype"], "r", each["offset_bytes"], tuple(each["shape"]))
+        values[each["name"]] = tensor(np.memmap(folder / WEIGHTS_FILE, *place))
     return relax_transform.BindParams("main", values)(mod) if values else mod
 
 

@@ -20,7 +20,7 @@ from tvm_adaptive.testing.recording import Recording
 from tvm_adaptive.testing.replay import ReplayRun, replay
 from tvm_adaptive.testing.synthetic import SyntheticArm, record_arms
 
-MakePolicy = Callable[[], Policy]
+MakePolicy = Callable[[], Policy]  # a fresh one each time
 
 _BATCH = 8
 _N_ARMS = 4
@@ -38,39 +38,15 @@ _MANY_SLOTS = 1000
 
 @dataclasses.dataclass(frozen=True)
 class PolicyReport:
-    """The cost of a policy that passed all checks.
+    """The cost of a policy that passed all checks: no criterion, since machines differ."""
 
-    Attributes
-    ----------
-    median_decision_sec, max_decision_sec : float
-        On this machine, with four arms.
-    n_decisions : int
-    """
-
-    median_decision_sec: float
+    median_decision_sec: float  # on this machine, with four arms
     max_decision_sec: float
     n_decisions: int
 
 
 def check_policy(make_policy: MakePolicy, *, seed: int = 0) -> PolicyReport:
-    """Run all checks.
-
-    Parameters
-    ----------
-    make_policy : callable
-        Returns a fresh policy each time.
-    seed : int, default 0
-
-    Returns
-    -------
-    PolicyReport
-        The cost is no criterion: machines differ.
-
-    Raises
-    ------
-    AssertionError
-        Says which rule is broken, and how.
-    """
+    """Run all checks."""
     check_choices(make_policy, seed)
     check_single_arm(make_policy, seed)
     check_failing_arms(make_policy, seed)
@@ -192,6 +168,5 @@ def _arms_alike(failing: float = 0.0) -> Recording:
 def _arm(
     name: str, *, start_ms: float = 5.0, flop: float = 1e9, failing: float = 0.0
 ) -> SyntheticArm:
-    return SyntheticArm(
-        name, start_ms, 1.0, tau_trials=100.0, flop=flop, spread=0.2, failing=failing
-    )
+    curve = {"start_ms": start_ms, "floor_ms": 1.0, "tau_trials": 100.0}
+    return SyntheticArm(name, **curve, flop=flop, spread=0.2, failing=failing)

@@ -23,6 +23,7 @@ from tvm_adaptive.values.trial import FloatArray
 FORMAT_VERSION = 1
 _HEADER = "header"
 _ABOUT = ("network", "batch", "machine", "tvm", "seed")
+_ABOUT_TASK = ("name", "weight", "flop")
 _PER_TRIAL = ("latencies_ms", "trial_sec")
 _PER_ROUND = ("round_sizes", "overhead_sec")
 
@@ -90,10 +91,7 @@ class TaskRecording:
         return int(np.searchsorted(np.cumsum(self.round_sizes), trial, side="right"))
 
     def slot_sec(self, start: int, stop: int) -> float:
-        """Return the seconds of a batch of the trials from ``start`` up to ``stop``.
-
-        One search, however small the batch, plus the trials themselves.
-        """
+        """Return the seconds of one search and the trials from ``start`` up to ``stop``."""
         if stop <= start:
             return 0.0
         return float(self.overhead_sec[self.round_of(start)] + self.trial_sec[start:stop].sum())
@@ -141,13 +139,8 @@ def save_recording(recording: Recording, path: Path) -> None:
         "version": FORMAT_VERSION,
         **{name: getattr(recording, name) for name in _ABOUT},
         "tasks": [
-            {
-                "name": task.name,
-                "weight": task.weight,
-                "flop": task.flop,
-                "n_trials": task.n_trials,
-                "n_rounds": len(task.round_sizes),
-            }
+            {name: getattr(task, name) for name in _ABOUT_TASK}
+            | {"n_trials": task.n_trials, "n_rounds": len(task.round_sizes)}
             for task in tasks
         ],
     }
@@ -196,9 +189,7 @@ def _from_arrays(header: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]) ->
         own = {name: arrays[name][trials].astype(np.float64) for name in _PER_TRIAL}
         tasks.append(
             TaskRecording(
-                name=about["name"],
-                weight=about["weight"],
-                flop=about["flop"],
+                **{name: about[name] for name in _ABOUT_TASK},
                 **own,
                 round_sizes=arrays["round_sizes"][rounds].astype(np.int64),
                 overhead_sec=arrays["overhead_sec"][rounds].astype(np.float64),
