@@ -9,6 +9,7 @@ Each check raises AssertionError with the rule and what the policy did.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -104,7 +105,7 @@ def check_no_arm_starves(make_policy: MakePolicy, seed: int) -> ReplayRun:
     recording = _arms_alike()
     watched = _Watched(make_policy())
     run = replay(recording, watched, seed)
-    for k, longest in enumerate(watched.longest_wait):
+    for k, longest in watched.longest_wait.items():
         assert longest <= _PATIENCE_SLOTS, (
             f"arm {k} was neither finished nor retired and waited for {longest} slots"
         )
@@ -117,8 +118,8 @@ class _Watched:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.n_decisions = 0
-        self.longest_wait: list[int] = []
-        self._waits: list[int] = []
+        self.longest_wait: Counter[int] = Counter()  # in slots, by arm
+        self._waits: Counter[int] = Counter()
 
     def choose(self, arms: Sequence[Arm], rng: np.random.Generator) -> Decision:
         """Call the policy and check its decision."""
@@ -140,8 +141,6 @@ class _Watched:
         return decision
 
     def _count_waits(self, arms: Sequence[Arm], decision: Decision) -> None:
-        self._waits = self._waits or [0] * len(arms)
-        self.longest_wait = self.longest_wait or [0] * len(arms)
         if decision.arm is None:
             playable = {k for k, arm in enumerate(arms) if not arm.finished}
             missed = [k for k in playable - set(decision.retired) if arms[k].n_slots == 0]

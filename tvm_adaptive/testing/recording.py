@@ -86,15 +86,12 @@ class TaskRecording:
         """Seconds of the whole tuning of this task."""
         return float(self.trial_sec.sum() + self.overhead_sec.sum())
 
-    def round_of(self, trial: int) -> int:
-        """Return the round in which a trial (counted from 0) was measured."""
-        return int(np.searchsorted(np.cumsum(self.round_sizes), trial, side="right"))
-
     def slot_sec(self, start: int, stop: int) -> float:
         """Return the seconds of one search and the trials from ``start`` up to ``stop``."""
         if stop <= start:
             return 0.0
-        return float(self.overhead_sec[self.round_of(start)] + self.trial_sec[start:stop].sum())
+        place = np.searchsorted(np.cumsum(self.round_sizes), start, side="right")
+        return float(self.overhead_sec[place] + self.trial_sec[start:stop].sum())
 
 
 @dataclasses.dataclass(frozen=True)
