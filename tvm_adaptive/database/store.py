@@ -246,18 +246,14 @@ class RecordStore:
             counts = {row[0]: row[1:] for row in connection.execute(query)}
             rows = connection.execute(sa.select(schema.tasks).order_by(schema.tasks.c.id))
             tasks = [(row["id"], task_of_row(row)) for row in rows.mappings()]
-        return [
-            TaskStats(
-                task,
-                n_trials,
-                n_trials - n_successes,
-                None if best_sec is None else float(best_sec),
-                float(last),
-            )
-            for task_id, task in tasks
-            if task is not None
-            for n_trials, n_successes, best_sec, last in [counts.get(task_id, (0, 0, None, 0.0))]
-        ]
+        found = []
+        for task_id, task in tasks:
+            n_trials, n_successes, best, last = counts.get(task_id, (0, 0, None, 0.0))
+            if task is not None:
+                best_sec = None if best is None else float(best)
+                n_failures = n_trials - n_successes
+                found.append(TaskStats(task, n_trials, n_failures, best_sec, float(last)))
+        return found
 
     def prune(self, keep: int) -> int:
         """Keep the ``keep`` fastest trials of each task; return how many were deleted.

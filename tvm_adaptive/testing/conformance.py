@@ -23,6 +23,7 @@ from tvm_adaptive.testing.synthetic import SyntheticArm, record_arms
 
 MakePolicy = Callable[[], Policy]  # a fresh one each time
 
+_ARM = SyntheticArm("good", start_ms=5.0, floor_ms=1.0, tau_trials=100.0, flop=1e9, spread=0.2)
 _BATCH = 8
 _N_ARMS = 4
 # Enough for a policy that plays each arm now and then to do so.
@@ -68,15 +69,15 @@ def check_choices(make_policy: MakePolicy, seed: int) -> None:
 
 def check_single_arm(make_policy: MakePolicy, seed: int) -> None:
     """Tune a network of one task."""
-    recording = record_arms((_arm("only"),), n_trials=_N_TRIALS, batch=_BATCH, seed=seed)
+    recording = record_arms((_ARM,), n_trials=_N_TRIALS, batch=_BATCH, seed=seed)
     run = _replayed(make_policy, recording, seed)
     assert len(run.choices) > 0, "with one arm, the policy ended the run without playing it"
 
 
 def check_failing_arms(make_policy: MakePolicy, seed: int) -> None:
     """Require that arms that always fail stop neither the run nor other arms."""
-    broken = _arm("broken", failing=1.0, flop=1e12)
-    recording = record_arms((broken, _arm("good")), n_trials=_N_TRIALS, batch=_BATCH, seed=seed)
+    broken = dataclasses.replace(_ARM, name="broken", failing=1.0, flop=1e12)
+    recording = record_arms((broken, _ARM), n_trials=_N_TRIALS, batch=_BATCH, seed=seed)
     run = _replayed(make_policy, recording, seed)
     assert 1 in run.choices[:_STALL_SLOTS], (
         f"an arm that always fails kept the policy from the other one for {_STALL_SLOTS} slots"
@@ -158,14 +159,9 @@ def _replayed(make_policy: MakePolicy, recording: Recording, seed: int) -> Repla
 
 def _arms_alike(failing: float = 0.0) -> Recording:
     arms = tuple(
-        _arm(f"arm{k}", start_ms=4.0 + k, flop=1e9 * (1 + k), failing=failing)
+        dataclasses.replace(
+            _ARM, name=f"arm{k}", start_ms=4.0 + k, flop=1e9 * (1 + k), failing=failing
+        )
         for k in range(_N_ARMS)
     )
     return record_arms(arms, n_trials=_N_TRIALS, batch=_BATCH)
-
-
-def _arm(
-    name: str, *, start_ms: float = 5.0, flop: float = 1e9, failing: float = 0.0
-) -> SyntheticArm:
-    curve = {"start_ms": start_ms, "floor_ms": 1.0, "tau_trials": 100.0}
-    return SyntheticArm(name, **curve, flop=flop, spread=0.2, failing=failing)
