@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import tomllib
 
-from tests.runs import journalled_trials
+from tests.tuning.runs import journalled_trials
 from tvm_adaptive.cli import main
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.measure_callback.journal import read_journal

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.runs import journalled_trials
 from tests.tuning.observers import NoObserver
+from tests.tuning.runs import journalled_trials
 from tvm_adaptive import TuneConfig, tune
 from tvm_adaptive._tvm import (
     TVM_VERSION,

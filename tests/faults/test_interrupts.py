@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.runs import journalled_trials, recorded_programs
+from tests.tuning.runs import journalled_trials, recorded_programs
 from tvm_adaptive.measure_callback import read_journal
 
 N_STOPS = 20

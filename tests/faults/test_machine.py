@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.runs import journalled_trials, recorded_programs
 from tests.tuning.observers import Notes
+from tests.tuning.runs import journalled_trials, recorded_programs
 from tvm_adaptive import TuneConfig, tune
 from tvm_adaptive._tvm import BuilderResult, PyBuilder, derived_object, json_database
 from tvm_adaptive.database.store import RecordStore

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.runs import journalled_trials
+from tests.tuning.runs import journalled_trials
 from tvm_adaptive.cli import main
 from tvm_adaptive.measure_callback.progress import RunProgress
 from tvm_adaptive.tuning.budget import Budget

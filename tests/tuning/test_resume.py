@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.runs import recorded_programs
 from tests.tuning.observers import Notes
+from tests.tuning.runs import recorded_programs
 from tvm_adaptive import TuneConfig, tune, tune_tir
 from tvm_adaptive._tvm import IRModule, te_workload
 from tvm_adaptive.cli import main

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import journalled_trials, recorded_programs
+from tests.tuning.runs import journalled_trials, recorded_programs
 from tvm_adaptive.cli import main
 from tvm_adaptive.errors import InvalidOptionError, WorkDirInUseError
 from tvm_adaptive.tuning import run_lock
