@@ -104,7 +104,7 @@ class ModelReader:
             (outcome,) = self._pool.map(convert, [task], limits.read_sec)
             if outcome.error is not None:
                 raise InvalidOptionError(f"{path} {form.misfit}: {summary_line(outcome.error)}")
-            if outcome.value:
+            if outcome.value != "":
                 raise InvalidOptionError(str(outcome.value).replace(str(path.resolve()), str(path)))
             return load_module(folder)
 
