@@ -57,8 +57,9 @@ def load_module(folder: Path) -> IRModule:
     mod = load_json(saved["module"])
     values = {}
     for each in saved["weights"]:
-        place = (each["dtype"], "r", each["offset_bytes"], tuple(each["shape"]))
-        values[each["name"]] = tensor(np.memmap(folder / WEIGHTS_FILE, *place))
+        offset, shape = each["offset_bytes"], tuple(each["shape"])
+        array = np.memmap(folder / WEIGHTS_FILE, each["dtype"], "r", offset, shape)
+        values[each["name"]] = tensor(array)
     return relax_transform.BindParams("main", values)(mod) if values else mod
 
 

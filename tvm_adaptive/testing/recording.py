@@ -183,10 +183,10 @@ def _from_arrays(header: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]) ->
     for about in header["tasks"]:
         trials = slice(trial, trial + about["n_trials"])
         rounds = slice(first_round, first_round + about["n_rounds"])
-        own = {name: arrays[name][trials].astype(np.float64) for name in _PER_TRIAL}
+        own: dict[str, Any] = {name: about[name] for name in _ABOUT_TASK}
+        own |= {name: arrays[name][trials].astype(np.float64) for name in _PER_TRIAL}
         tasks.append(
             TaskRecording(
-                **{name: about[name] for name in _ABOUT_TASK},
                 **own,
                 round_sizes=arrays["round_sizes"][rounds].astype(np.int64),
                 overhead_sec=arrays["overhead_sec"][rounds].astype(np.float64),
