@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 import tomllib
 
+from tests.tuning.runs import journalled_trials
 from tvm_adaptive.cli import main
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.measure_callback.journal import read_journal
 from tvm_adaptive.report import read_run, write_report
-from tvm_adaptive.testing.runs import journalled_trials
 from tvm_adaptive.tuning.config_file import read_config, write_config
 
 pytestmark = pytest.mark.skipif(

@@ -23,13 +23,7 @@ _MACHINE_TEXTS = tuple(os.strerror(number) for number in MACHINE_ERRNOS - {errno
 
 
 def is_machine_failure(message: str | None) -> bool:
-    """Say whether a result's error message is a failure of the machine, not the candidate.
-
-    Parameters
-    ----------
-    message : str or None
-        None for a result without an error: no failure.
-    """
+    """Say whether a result's error message, None without one, is a failure of the machine."""
     return message is not None and message.startswith(MACHINE_FAILURE)
 
 
@@ -37,10 +31,6 @@ def machine_failure(error: BaseException) -> str:
     """Return one line about the machine's failure behind an exception; "" if there is none.
 
     Checks the exception, its causes, and texts that quote the system, e.g. compiler output.
-
-    Parameters
-    ----------
-    error : BaseException
     """
     seen: list[BaseException] = []
     current: BaseException | None = error
@@ -59,13 +49,7 @@ def machine_failure(error: BaseException) -> str:
 
 
 def summary_line(error: BaseException | str) -> str:
-    """Return the most informative line of an error: the last of a traceback, else the first.
-
-    Parameters
-    ----------
-    error : BaseException or str
-        An exception or its message.
-    """
+    """Return an error's most informative line: the last of a traceback, else the first."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return "unknown error" if isinstance(error, str) else type(error).__name__
@@ -82,13 +66,7 @@ def is_out_of_time(message: object) -> bool:
 
 
 def is_untried(message: str | None) -> bool:
-    """Say whether a result's error message says nothing of the candidate: it is no trial.
-
-    Parameters
-    ----------
-    message : str or None
-        None for a result without an error: a trial.
-    """
+    """Say whether a result is no trial: its error message says nothing of the candidate."""
     return is_machine_failure(message) or is_out_of_time(message)
 
 
@@ -106,21 +84,15 @@ class InvalidOptionError(AdaptiveError, ValueError):
 
 @contextlib.contextmanager
 def as_invalid_option(what: str) -> Iterator[None]:
-    """Turn any exception inside into an :class:`InvalidOptionError` of one line.
+    """Turn any exception inside into an :class:`InvalidOptionError` that begins with ``what``.
 
     For a user's own code and readers of frameworks, which may raise anything.
-
-    Parameters
-    ----------
-    what : str
-        The failed action, the beginning of the message.
     """
     try:
         yield
     except Exception as error:
-        raise InvalidOptionError(
-            f"{what}: {type(error).__name__}: {summary_line(error)}"
-        ) from error
+        kind = type(error).__name__
+        raise InvalidOptionError(f"{what}: {kind}: {summary_line(error)}") from error
 
 
 class WorkDirInUseError(AdaptiveError):

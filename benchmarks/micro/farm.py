@@ -23,9 +23,9 @@ from typing import Any
 
 import cloudpickle
 
+from benchmarks.loopback_farm import LoopbackFarm
 from tvm_adaptive._tvm import RunnerInput
 from tvm_adaptive.runner.measure import MeasureOptions
-from tvm_adaptive.testing.farm import LoopbackFarm
 from tvm_adaptive.values.trial import Timing
 
 # Workers cannot import what was started as a program.

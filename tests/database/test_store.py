@@ -139,6 +139,8 @@ def test_a_sample_holds_the_fastest_and_some_of_all_times(url: str) -> None:
         sample = store.sample(task(), 40)
         assert len(store.sample(task(1), 40)) == 2
         assert store.sample(task(2), 40) == []
+        assert len(store.sample(task(), 1)) == 1
+        assert store.latest(task(), 0) == []
     places = [mark_of(each) for each in sample]
     assert places == sorted(set(places))
     assert 30 <= len(places) <= 40

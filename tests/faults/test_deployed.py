@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.tuning.observers import NoObserver
+from tests.tuning.runs import journalled_trials
 from tvm_adaptive import TuneConfig, tune
 from tvm_adaptive._tvm import (
     TVM_VERSION,
@@ -29,7 +30,6 @@ from tvm_adaptive.database.repair import RECORD_FILE
 from tvm_adaptive.database.verdicts import VERDICT_FILE, VerdictFile
 from tvm_adaptive.measure_callback import read_journal
 from tvm_adaptive.testing.faults import Faults, injected
-from tvm_adaptive.testing.runs import journalled_trials
 from tvm_adaptive.tuning import deploy
 from tvm_adaptive.tuning.config import FinishConfig, SearchConfig
 from tvm_adaptive.tuning.finalists import finalists_of_run

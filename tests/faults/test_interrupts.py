@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.tuning.runs import journalled_trials, recorded_programs
 from tvm_adaptive.measure_callback import read_journal
-from tvm_adaptive.testing.runs import journalled_trials, recorded_programs
 
 N_STOPS = 20
 TRIALS = 400

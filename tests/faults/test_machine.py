@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from tests.tuning.observers import Notes
+from tests.tuning.runs import journalled_trials, recorded_programs
 from tvm_adaptive import TuneConfig, tune
 from tvm_adaptive._tvm import BuilderResult, PyBuilder, derived_object, json_database
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.errors import MACHINE_FAILURE
 from tvm_adaptive.measure_callback import read_journal
-from tvm_adaptive.testing.runs import journalled_trials, recorded_programs
 from tvm_adaptive.tuning import registry
 from tvm_adaptive.tuning.config import FinishConfig, SearchConfig
 from tvm_adaptive.tuning.resume import resume

@@ -16,12 +16,11 @@ from tvm_adaptive.models import (
 from tvm_adaptive.models.compile import (
     export_function,
     export_module,
-    load_module,
-    save_module,
     schedule_network,
     schedule_tir,
 )
 from tvm_adaptive.models.run import try_function
+from tvm_adaptive.models.weights import load_module, save_module
 from tvm_adaptive.tuning.target import resolve_target
 
 

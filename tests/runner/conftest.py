@@ -9,7 +9,7 @@ from tvm.s_tir.meta_schedule.arg_info import TensorInfo
 from tvm.s_tir.meta_schedule.runner import RunnerInput
 from tvm.support.tar import tar
 
-from tvm_adaptive.testing.farm import LoopbackFarm, free_port
+from benchmarks.loopback_farm import LoopbackFarm, free_port
 
 N = 64
 

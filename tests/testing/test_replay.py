@@ -98,12 +98,6 @@ def test_a_budget_ends_the_run_after_the_slot():
     assert run.times_sec == pytest.approx([0.0, 14.0, 14.0 + 18.0])
 
 
-def test_slots_in_seconds_play_on_between_batches():
-    run = replay(TWO, Scripted(Decision(0, "x")), 0, slot_sec=15.0)
-    assert run.n_trials == (8,)
-    assert run.times_sec[-1] == pytest.approx(28.0)
-
-
 def test_another_batch_size():
     assert replay(TWO, Scripted(Decision(0, "x")), 0, batch=3).n_trials == (3,)
 
@@ -116,7 +110,7 @@ def test_same_seed_same_run():
     assert runs[0].choices != runs[2].choices
 
 
-@pytest.mark.parametrize("name", ["budget_sec", "batch", "slot_sec"])
+@pytest.mark.parametrize("name", ["budget_sec", "batch"])
 def test_bad_options_are_refused(name):
     with pytest.raises(InvalidOptionError, match=f"{name} must be above 0 but got 0"):
         replay(TWO, round_robin(), 0, **{name: 0})

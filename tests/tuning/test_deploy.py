@@ -11,6 +11,7 @@ import pytest
 import tvm
 import tvm_ffi
 
+from benchmarks.loopback_farm import free_port
 from tests.database.conftest import make_record
 from tvm_adaptive import TuneConfig, tune, tune_tir
 from tvm_adaptive._tvm import IRModule, functions_as_tasks, te_workload
@@ -22,7 +23,6 @@ from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.history import read_history
 from tvm_adaptive.measure_callback.journal import read_journal
 from tvm_adaptive.models import run_exported
-from tvm_adaptive.testing.farm import free_port
 from tvm_adaptive.tuning.config import FinishConfig, SearchConfig
 from tvm_adaptive.tuning.deploy import APPLY_FILE, apply
 from tvm_adaptive.tuning.loader_examples import Argument, cpp_example

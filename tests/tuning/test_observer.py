@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from tests.tuning.runs import journalled_trials
 from tvm_adaptive.cli import main
 from tvm_adaptive.measure_callback.progress import RunProgress
-from tvm_adaptive.testing.runs import journalled_trials
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.observer import GuardedObserver
 

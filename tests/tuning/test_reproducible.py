@@ -10,6 +10,7 @@ import tvm
 from tvm import te
 from tvm.s_tir import meta_schedule as ms
 
+from tests.tuning.simulated import SimulatedBuilder, SimulatedClock, SimulatedRunner
 from tvm_adaptive._tvm.intrinsics import backends_for, only_intrinsics
 from tvm_adaptive.cost_model import RFEICostModel
 from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
@@ -17,7 +18,6 @@ from tvm_adaptive.measure_callback.recorder import Recorder
 from tvm_adaptive.search_strategy import AdaptiveSearch
 from tvm_adaptive.search_strategy.transfer import TransferPool
 from tvm_adaptive.task_scheduler import AdaptiveScheduler
-from tvm_adaptive.testing.simulated import SimulatedBuilder, SimulatedClock, SimulatedRunner
 from tvm_adaptive.tuning.target import resolve_target
 from tvm_adaptive.values.trial_log import TrialLog
 

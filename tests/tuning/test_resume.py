@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.tuning.observers import Notes
+from tests.tuning.runs import recorded_programs
 from tvm_adaptive import TuneConfig, tune, tune_tir
 from tvm_adaptive._tvm import IRModule, te_workload
 from tvm_adaptive.cli import main
@@ -20,7 +21,6 @@ from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.errors import InvalidOptionError, OtherMachineError, OtherModelError
 from tvm_adaptive.measure_callback import read_journal
 from tvm_adaptive.measure_callback.history import read_history
-from tvm_adaptive.testing.runs import recorded_programs
 from tvm_adaptive.tuning.config import FinishConfig, SearchConfig
 from tvm_adaptive.tuning.outcome import TuneReport
 from tvm_adaptive.tuning.resume import resume

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.tuning.runs import journalled_trials, recorded_programs
 from tvm_adaptive.cli import main
 from tvm_adaptive.errors import InvalidOptionError, WorkDirInUseError
-from tvm_adaptive.testing.runs import journalled_trials, recorded_programs
 from tvm_adaptive.tuning import run_lock
 from tvm_adaptive.tuning.run_lock import LOCK_FILE, Holder, owned
 from tvm_adaptive.workers import main as worker_main

@@ -69,7 +69,6 @@ from tvm.s_tir.meta_schedule.relax_integration import (
     extracted_tasks_to_tune_contexts,
 )
 from tvm.s_tir.meta_schedule.runner import (
-    EvaluatorConfig,
     PyRunner,
     PyRunnerFuture,
     RPCConfig,
@@ -339,8 +338,24 @@ def _as_plain(value: Any) -> Any:
 
 
 def data_of_constant(constant: Any) -> Any:
-    """Return the tensor in a constant, whose attribute each version of TVM calls otherwise."""
+    """Return the tensor in a constant, which each version of TVM names otherwise."""
     return constant.value if hasattr(constant, "value") else constant.data
+
+
+def result_type_of(function: relax.Function) -> Any:
+    """Return the type of a function's result, which TVM 0.26 names otherwise."""
+    return function.ret_ty if hasattr(function, "ret_ty") else function.ret_struct_info
+
+
+def buffer_of(region: Any) -> Any:
+    """Return the buffer of a block's region, which TVM 0.26 names otherwise."""
+    return region.source if hasattr(region, "source") else region.buffer
+
+
+def check_well_formed(mod: IRModule) -> None:
+    """Raise unless a Relax module is well-formed."""
+    if relax.analysis.well_formed(mod) is False:  # TVM 0.27 raises by itself
+        raise ValueError("the module is not well-formed")
 
 
 def fold_calls(mod: IRModule, value_of: Callable[[Any, str, list[Any]], Any | None]) -> IRModule:
@@ -375,11 +390,7 @@ def memory_database() -> Database:
 def contexts_of(
     tasks: Sequence[ExtractedTask], work_dir: str, strategy: SearchStrategy, seed: int
 ) -> list[TuneContext]:
-    """Return one tuning context per task, each with a clone of ``strategy``.
-
-    Logs go to a folder ``logs`` in ``work_dir``; the same seed gives the same sampling.
-    Tensor intrinsics are imported for the tasks' own targets only.
-    """
+    """Return one tuning context per task, each with a clone of ``strategy``; logs in ``logs``."""
     # MetaSchedule's seeds are in [1, 2^31 - 1).
     with _without_nameless_handlers(), only_intrinsics(_backends_of(tasks)):
         contexts, _ = extracted_tasks_to_tune_contexts(
@@ -431,16 +442,13 @@ def functions_as_tasks(mod: IRModule | PrimFunc, target: Target) -> list[Extract
 
 
 def without_bodies(mod: IRModule) -> IRModule:
-    """Return the module with tensor functions that do nothing, for tests of checks."""
+    """Return the module with tensor functions that do nothing."""
     idle = {v: f.with_body(Evaluate(0)) for v, f in _tensor_functions(mod)}
     return IRModule({**dict(mod.functions.items()), **idle})
 
 
 def with_swapped_arguments(mod: IRModule) -> IRModule:
-    """Return the module with the first two parameters of each function swapped if alike.
-
-    For tests of checks: the functions are wrong but as fast as before.
-    """
+    """Return the module with each function's first two parameters swapped, if alike."""
     swapped = {v: _swapped(f) for v, f in _tensor_functions(mod)}
     return IRModule({**dict(mod.functions.items()), **swapped})
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -121,8 +122,7 @@ def import_json(
             f"{folder} holds no database of MetaSchedule ({WORKLOAD_FILE}, {RECORD_FILE})."
         )
     workloads = [_workload(line) for line in _lines(folder / WORKLOAD_FILE)]
-    tasks: dict[tuple[int, str], StoredTask] = {}
-    found: dict[tuple[int, str], list[StoredTrial]] = {}
+    found: defaultdict[tuple[int, str], list[StoredTrial]] = defaultdict(list)
     n_lines = n_added = 0
     for line in _lines(folder / RECORD_FILE):
         n_lines += 1
@@ -130,13 +130,11 @@ def import_json(
         if parsed is None:
             continue
         index, record = parsed
-        key = (index, target_text(record.target))
-        if key not in tasks:
-            tasks[key] = task_of(workloads[index].mod, key[1], "main")
         trial = trial_of(record, unix_sec=0.0, run=str(folder))
-        found.setdefault(key, []).append(dataclasses.replace(trial, environment=environment))
-    for key, trials in found.items():
-        n_added += _add_new(store, tasks[key], trials)
+        trial = dataclasses.replace(trial, environment=environment)
+        found[index, target_text(record.target)].append(trial)
+    for (index, target), trials in found.items():
+        n_added += _add_new(store, task_of(workloads[index].mod, target, "main"), trials)
     return n_added, n_lines - n_added
 
 

@@ -133,13 +133,7 @@ class StoreDatabase(PyDatabase):  # type: ignore[misc]
         return self._inner.commit_workload(mod)
 
     def commit_tuning_record(self, record: TuningRecord) -> None:
-        """Write a record.
-
-        Raises
-        ------
-        StoreError
-            When it could not be written.
-        """
+        """Write a record; raise a StoreError when that fails."""
         mod = record.workload.mod
         self._load(mod)
         trial = trial_of(record, run=self._run)

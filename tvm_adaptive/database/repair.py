@@ -50,10 +50,7 @@ def _line_tests(work_dir: Path) -> tuple[_IsGood, _IsGood]:
     # A record names its workload by line number. After a lost workload line the later records
     # would belong to other workloads, so they are moved, too.
     n_intact = sum(1 for _ in itertools.takewhile(_is_workload, _lines(work_dir / WORKLOAD_FILE)))
-    return (
-        lambda index, _line: index < n_intact,
-        lambda _index, line: _is_record(line, n_intact),
-    )
+    return (lambda index, _line: index < n_intact, lambda _index, line: _is_record(line, n_intact))
 
 
 def _lines(path: Path) -> Iterator[bytes]:

@@ -177,10 +177,7 @@ class RunDatabase(PyDatabase):  # type: ignore[misc]
 
 
 def _mean_sec(fields: list[Any]) -> float:
-    """Return MetaSchedule's sort key of a record; infinite for an invalid one.
-
-    A failed trial is invalid, and a trace of postprocessors alone.
-    """
+    """Return a record's sort key: infinite for a failure and for postprocessors alone."""
     (instructions, _), run_secs, *_ = fields
     secs = [float(sec) for sec in run_secs or ()]
     is_empty = not instructions or instructions[0][0] == "EnterPostproc"

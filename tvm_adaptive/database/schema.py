@@ -1,17 +1,4 @@
-"""The tables of a record store.
-
-============  ========================================================================
-table         a row is
-============  ========================================================================
-meta          one fact about the store itself: its format version
-tasks         a workload on a target, with what related tasks have in common
-environments  a device with versions of TVM and of this package
-trials        one measured candidate of a task, failed ones included
-finals        a play-off's verdict on one candidate of a task
-============  ========================================================================
-
-:mod:`tvm_adaptive.database.upgrade` brings older formats to this one.
-"""
+"""The tables of a record store; :mod:`tvm_adaptive.database.upgrade` upgrades older ones."""
 
 from __future__ import annotations
 
@@ -24,7 +11,9 @@ FORMAT_VERSION = 2
 
 metadata = sa.MetaData()
 
-# The prefix keeps them apart from other tables of a team's database.
+# The prefix of the names keeps them apart from other tables of a team's database.
+
+# A row is one fact about the store itself: its format version.
 meta = Table(
     "tvm_adaptive_meta",
     metadata,
@@ -32,6 +21,7 @@ meta = Table(
     Column("value", Text, nullable=False),
 )
 
+# A workload on a target, with what related tasks have in common.
 tasks = Table(
     "tvm_adaptive_tasks",
     metadata,
@@ -46,6 +36,7 @@ tasks = Table(
     sa.UniqueConstraint("workload_key", "target_key"),
 )
 
+# A device with versions of TVM and of this package.
 environments = Table(
     "tvm_adaptive_environments",
     metadata,
@@ -78,6 +69,8 @@ def _measured(*features: Column[Any], index: bool | None = None) -> list[Column[
     ]
 
 
+# A measured candidate of a task, failed ones included.
 trials = Table("tvm_adaptive_trials", metadata, *_measured(Column("features", sa.LargeBinary)))
+# A play-off's verdict on one candidate of a task.
 finals = Table("tvm_adaptive_finals", metadata, *_measured(index=True))
 sa.Index("tvm_adaptive_trials_by_time", trials.c.task_id, trials.c.seconds)

@@ -49,11 +49,6 @@ class RecordStore:
     environment : Environment or None, default None
         Where its user measures; see :meth:`at`.
 
-    Attributes
-    ----------
-    url : URL
-    environment : Environment or None
-
     Raises
     ------
     StoreError
@@ -79,17 +74,8 @@ class RecordStore:
         Times of another device or another TVM cannot be compared. So trials measured
         elsewhere are returned only with ``elsewhere``, except that a candidate which a
         play-off disqualified is disqualified everywhere. Trials that are added without an
-        environment were measured in this one.
-
-        Parameters
-        ----------
-        environment : Environment or None
-            None reads trials of all environments.
-
-        Returns
-        -------
-        RecordStore
-            With the same connections, which are closed once.
+        environment were measured in this one. None reads trials of all environments. Both
+        objects have the same connections, which are closed once.
         """
         bound = copy.copy(self)
         bound.environment = environment
@@ -114,18 +100,11 @@ class RecordStore:
         self._append(schema.finals, task, finals)
 
     def tasks(
-        self,
-        *,
-        family: str | None = None,
-        target: str | None = None,
-        newest: int | None = None,
+        self, *, family: str | None = None, target: str | None = None, newest: int | None = None
     ) -> list[StoredTask]:
         """Return the tasks of a family, on a target, or all, in the order of their arrival.
 
-        Parameters
-        ----------
-        newest : int or None, default None
-            Only the last so many of those that have a trial.
+        With ``newest``, only the last so many of those that have a trial.
         """
         columns = schema.tasks.c
         query = sa.select(columns.id).order_by(columns.id if newest is None else columns.id.desc())
@@ -141,21 +120,12 @@ class RecordStore:
         return found if newest is None else found[::-1]
 
     def best(
-        self,
-        task: StoredTask,
-        n: int,
-        *,
-        without: Collection[str] = (),
-        elsewhere: bool = False,
+        self, task: StoredTask, n: int, *, without: Collection[str] = (), elsewhere: bool = False
     ) -> list[StoredTrial]:
         """Return the ``n`` fastest trials of a task, fastest first, without features.
 
-        Parameters
-        ----------
-        without : collection of str, default ()
-            Runs whose trials are left out.
-        elsewhere : bool, default False
-            Only trials of other environments than the store's, whose times do not compare.
+        The runs ``without`` are left out. With ``elsewhere``, only trials of other
+        environments than the store's, whose times do not compare.
         """
         trials = schema.trials
         query = tables.ids_of(trials, task).where(
@@ -164,7 +134,7 @@ class RecordStore:
             *tables.is_from(trials, self.environment, elsewhere),
         )
         query = query.order_by(trials.c.seconds, trials.c.id)
-        return self._read(trials, query, n, without=("features",))
+        return self._read(trials, query, n, "features")
 
     def latest(self, task: StoredTask, n: int | None = None) -> list[StoredTrial]:
         """Return the last ``n`` trials of a task, or all, in the order measured."""
@@ -175,12 +145,7 @@ class RecordStore:
     def seconds(self, task: StoredTask, *, without: Collection[str] = ()) -> list[float]:
         """Return the seconds of each trial of a task in the order measured; NaN for a failure.
 
-        Rows known to be invalid are left out; the records themselves are not read.
-
-        Parameters
-        ----------
-        without : collection of str, default ()
-            Runs whose trials are left out.
+        The runs ``without`` and rows known to be invalid are left out; records are not read.
         """
         trials = schema.trials
         query = sa.select(trials.c.id, trials.c.seconds).join_from(trials, schema.tasks)
@@ -201,12 +166,8 @@ class RecordStore:
         """Return the play-offs' verdicts on a task's candidates, oldest first.
 
         Seconds and their error are the play-off's; a failure says why the candidate must not
-        be used. :mod:`tvm_adaptive.database.verdicts` interprets them.
-
-        Parameters
-        ----------
-        elsewhere : bool, default False
-            Only those with a time from another environment than the store's.
+        be used. :mod:`tvm_adaptive.database.verdicts` interprets them. With ``elsewhere``,
+        only those with a time from another environment than the store's.
         """
         finals = schema.finals
         is_here = sa.and_(sa.true(), *tables.is_from(finals, self.environment, elsewhere))
@@ -216,24 +177,13 @@ class RecordStore:
         return self._read(finals, newest.limit(tables.MAX_BAD_ROWS))[::-1]
 
     def sample(
-        self,
-        task: StoredTask,
-        n: int,
-        *,
-        width: int | None = None,
-        with_record: bool = True,
+        self, task: StoredTask, n: int, *, width: int | None = None, with_record: bool = True
     ) -> list[StoredTrial]:
         """Return at most ``n`` trials of a task in the order measured.
 
         Half of them are the fastest; the others, failures included, lie evenly over the
-        task's history.
-
-        Parameters
-        ----------
-        width : int or None, default None
-            Only trials with this number of features; None for all.
-        with_record : bool, default True
-            Whether to read the records; they are empty otherwise.
+        task's history. With ``width``, only trials with this number of features. Records
+        are empty unless ``with_record``.
         """
 
         def is_wide(trial: StoredTrial) -> bool:
@@ -257,13 +207,7 @@ class RecordStore:
         return [found[row_id] for row_id in sorted(found)]
 
     def after(self, row_id: int, n: int) -> list[tuple[int, StoredTask, StoredTrial]]:
-        """Return the first ``n`` trials behind a row, each with its id, of all tasks.
-
-        Parameters
-        ----------
-        row_id : int
-            As :meth:`last_id` returns it; 0 for the beginning.
-        """
+        """Return the first ``n`` trials of all tasks behind a row, or behind 0, with their ids."""
         trials = schema.trials.c
         query = sa.select(trials.id, trials.task_id).where(trials.id > row_id)
         with self._reading() as connection:
@@ -302,18 +246,14 @@ class RecordStore:
             counts = {row[0]: row[1:] for row in connection.execute(query)}
             rows = connection.execute(sa.select(schema.tasks).order_by(schema.tasks.c.id))
             tasks = [(row["id"], task_of_row(row)) for row in rows.mappings()]
-        return [
-            TaskStats(
-                task,
-                n_trials,
-                n_trials - n_successes,
-                None if best_sec is None else float(best_sec),
-                float(last),
-            )
-            for task_id, task in tasks
-            if task is not None
-            for n_trials, n_successes, best_sec, last in [counts.get(task_id, (0, 0, None, 0.0))]
-        ]
+        found = []
+        for task_id, task in tasks:
+            n_trials, n_successes, best, last = counts.get(task_id, (0, 0, None, 0.0))
+            if task is not None:
+                best_sec = None if best is None else float(best)
+                n_failures = n_trials - n_successes
+                found.append(TaskStats(task, n_trials, n_failures, best_sec, float(last)))
+        return found
 
     def prune(self, keep: int) -> int:
         """Keep the ``keep`` fastest trials of each task; return how many were deleted.
@@ -363,22 +303,13 @@ class RecordStore:
     @contextlib.contextmanager
     def _writing(self, *limit_sec: float) -> Iterator[sa.Connection]:
         # Several threads may use SQLAlchemy's engine, only one a transaction.
-        with (
-            self._lock,
-            self._guard("write to"),
-            transaction(self._engine, *limit_sec) as connection,
-        ):
-            yield connection
+        with self._lock, self._guard("write to"), transaction(self._engine, *limit_sec) as begun:
+            yield begun
 
     def _read(
-        self,
-        table: sa.Table,
-        ids: sa.Select[Any],
-        n: int | None = None,
-        *,
-        without: Collection[str] = (),
+        self, table: sa.Table, ids: sa.Select[Any], n: int | None = None, *without: str
     ) -> list[StoredTrial]:
-        """Return the first ``n`` valid trials of a query for ids."""
+        """Return the first ``n`` valid trials of a query for ids, without some columns."""
         if n is not None:
             ids = ids.limit(n + tables.MAX_BAD_ROWS)
         with self._reading() as connection:

@@ -9,26 +9,15 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from tvm_adaptive.database import schema
+from tvm_adaptive.database import records, schema
 from tvm_adaptive.database.engine import INSERTS
-from tvm_adaptive.database.records import (
-    MAX_FEATURE_BYTES,
-    MAX_RECORD_CHARS,
-    MAX_SEC,
-    MAX_TEXT_CHARS,
-    MAX_WORKLOAD_CHARS,
-    MIN_SEC,
-    StoredTask,
-    StoredTrial,
-    row_of,
-    task_of_row,
-    trial_of_row,
-)
+from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.workers.environment import Environment
 
 # Rows per query: their records take some megabytes together.
@@ -47,7 +36,7 @@ class ValidRows:
     """The valid rows of one store; it reads each invalid row only once."""
 
     def __init__(self) -> None:
-        self._bad: dict[str, set[int]] = {}
+        self._bad: defaultdict[str, set[int]] = defaultdict(set)  # ids by table
 
     @property
     def n_left_out(self) -> int:
@@ -56,11 +45,11 @@ class ValidRows:
 
     def is_bad(self, table: sa.Table, row_id: int) -> bool:
         """Return whether a row is known to be invalid."""
-        return row_id in self._bad.get(table.name, ())
+        return row_id in self._bad[table.name]
 
     def bad(self, table: sa.Table) -> list[int]:
         """Return the ids of a table's rows that are known to be invalid."""
-        return sorted(self._bad.get(table.name, ()))
+        return sorted(self._bad[table.name])
 
     def trials(
         self,
@@ -80,74 +69,64 @@ class ValidRows:
             *(column for column in schema.environments.c if column.name not in ("id", "key")),
         ).select_from(table.outerjoin(schema.environments))
         query = query.where(*_has_short_texts(table, without))
-        return self._first(self._rows(connection, table, query, ids, n), trial_of_row, n, wanted)
+        return self._first(
+            connection, table, query, ids, n, parse=records.trial_of_row, wanted=wanted
+        )
 
     def tasks(
         self, connection: sa.Connection, ids: Sequence[int], n: int | None = None
     ) -> list[StoredTask]:
         """Return the first ``n`` valid tasks."""
         query = sa.select(schema.tasks).where(*_has_short_texts(schema.tasks))
-        rows = self._rows(connection, schema.tasks, query, ids, n)
-        return [task for _, task in self._first(rows, task_of_row, n)]
+        found = self._first(connection, schema.tasks, query, ids, n, parse=records.task_of_row)
+        return [task for _, task in found]
 
     def _first(
-        self,
-        rows: Iterable[tuple[sa.Table, int, Any]],
-        parse: Callable[[Mapping[Any, Any]], _Value | None],
-        n: int | None,
-        wanted: Callable[[_Value], bool] = lambda _: True,
-    ) -> list[tuple[int, _Value]]:
-        found: list[tuple[int, _Value]] = []
-        for table, row_id, row in rows:
-            value = parse(row)
-            if value is None:
-                self._note(table, row_id)
-            elif wanted(value):
-                found.append((row_id, value))
-            if len(found) == n:
-                break
-        return found
-
-    def _rows(
         self,
         connection: sa.Connection,
         table: sa.Table,
         query: sa.Select[Any],
         ids: Sequence[int],
         n: int | None,
-    ) -> Iterator[tuple[sa.Table, int, Any]]:
-        """Yield rows in the order of ``ids``, without those that are known to be invalid."""
+        *,
+        parse: Callable[[Mapping[Any, Any]], _Value | None],
+        wanted: Callable[[_Value], bool] = lambda _: True,
+    ) -> list[tuple[int, _Value]]:
+        """Return the first ``n`` valid and wanted rows in the order of ``ids``."""
         end_sec = time.monotonic() + _MAX_READ_SEC
-        left = [row_id for row_id in ids if not self.is_bad(table, row_id)]
+        bad = self._bad[table.name]
+        left = [row_id for row_id in ids if row_id not in bad]
+        found: list[tuple[int, _Value]] = []
         # Nearly all rows are valid: the first page holds as many as are wanted.
         size = _PAGE_ROWS if n is None else min(n, _PAGE_ROWS)
         start = 0
-        while start < len(left) and (n is None or time.monotonic() < end_sec):
+        while start < len(left) and len(found) != n and (n is None or time.monotonic() < end_sec):
             page = left[start : start + size]
-            found = {
-                int(row["id"]): row
-                for row in connection.execute(query.where(table.c.id.in_(page))).mappings()
-            }
+            rows = connection.execute(query.where(table.c.id.in_(page))).mappings()
+            row_of_id = {int(row["id"]): row for row in rows}
+            bad.update(set(page) - set(row_of_id))  # their texts are too long
             for row_id in page:
-                if row_id not in found:  # its texts are too long
-                    self._note(table, row_id)
-            yield from ((table, row_id, found[row_id]) for row_id in page if row_id in found)
+                value = parse(row_of_id[row_id]) if row_id in row_of_id else None
+                if value is None:
+                    bad.add(row_id)
+                elif wanted(value):
+                    found.append((row_id, value))
+                if len(found) == n:
+                    break
             start, size = start + size, _PAGE_ROWS
-
-    def _note(self, table: sa.Table, row_id: int) -> None:
-        self._bad.setdefault(table.name, set()).add(row_id)
+        return found
 
 
 def _has_short_texts(table: sa.Table, without: Collection[str] = ()) -> Iterable[Condition]:
     """Yield conditions that exclude texts too long to be read."""
     limits = {
-        "record": MAX_RECORD_CHARS,
-        "features": MAX_FEATURE_BYTES,
-        "workload": MAX_WORKLOAD_CHARS,
+        "record": records.MAX_RECORD_CHARS,
+        "features": records.MAX_FEATURE_BYTES,
+        "workload": records.MAX_WORKLOAD_CHARS,
     }
     for column in table.c:
         if column.name not in without and isinstance(column.type, sa.String | sa.LargeBinary):
-            limit = limits.get(column.name, MAX_TEXT_CHARS)
+            limit = limits.get(column.name, records.MAX_TEXT_CHARS)
             yield sa.func.coalesce(sa.func.length(column), 0) <= limit
 
 
@@ -159,7 +138,7 @@ def is_task(task: StoredTask) -> tuple[Condition, ...]:
 
 def is_timed(table: sa.Table) -> Condition:
     """Return the condition that a row has a plausible time."""
-    return table.c.seconds.between(MIN_SEC, MAX_SEC)
+    return table.c.seconds.between(records.MIN_SEC, records.MAX_SEC)
 
 
 def is_from(
@@ -209,7 +188,7 @@ def append(
     ids = {each: _environment_id(connection, each) for each in set(environments)}
     rows = [
         {
-            **{key: value for key, value in row_of(trial).items() if key in table.c},
+            **{key: value for key, value in records.row_of(trial).items() if key in table.c},
             "task_id": task_id,
             "environment_id": ids[environment],
         }

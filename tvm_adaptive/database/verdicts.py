@@ -93,10 +93,7 @@ def ever_disqualified(finals: Iterable[StoredTrial]) -> frozenset[str]:
 
 
 def standing_winner(finals: Sequence[StoredTrial]) -> StoredTrial | None:
-    """Return the winner of a run's last play-off of a task that had one.
-
-    A candidate that the run ever disqualified does not count.
-    """
+    """Return the winner of the last play-off, without those that the run ever disqualified."""
     lost = ever_disqualified(finals)
     winners: dict[str, StoredTrial] = {}
     for each in finals:
@@ -106,11 +103,7 @@ def standing_winner(finals: Sequence[StoredTrial]) -> StoredTrial | None:
 
 
 def candidate_of(trial: StoredTrial) -> str:
-    """Return a key of a task's candidate: its instructions and decisions.
-
-    Two records of one candidate may differ as texts. The key of an unreadable record is its
-    text.
-    """
+    """Return a candidate's key: its instructions and decisions, or an unreadable text itself."""
     try:
         return json.dumps(choices_of(json.loads(trial.record)[0]))
     except (TypeError, ValueError, IndexError, KeyError, RecursionError):

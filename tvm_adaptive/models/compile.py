@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -32,12 +31,9 @@ from tvm_adaptive._tvm import (
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.prefetch import follow_hints
 from tvm_adaptive.models.prepare import Prepared, call_counts, is_gpu
-from tvm_adaptive.models.weights import Detached, Weight, attach, detach
+from tvm_adaptive.models.weights import load_module
 
 logger = logging.getLogger(__name__)
-
-_MODULE_FILE = "module.json"
-_WEIGHTS_FILE = "weights.bin"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,12 +67,7 @@ class Compiled:
 
 
 def compile_network(prepared: Prepared, database: Database | None, target: Target) -> Compiled:
-    """Compile a prepared network.
-
-    The same passes run with and without a database, so that two results differ only in
-    their schedules. A record that cannot be applied is logged and its function falls back;
-    it does not end the compilation.
-    """
+    """Compile a prepared network, by the same passes with and without a database."""
     mod, coverage = schedule_network(prepared, database, target)
     return Compiled(_build_network(mod, target), coverage, device_kind(target))
 
@@ -120,28 +111,15 @@ def export(compiled: Compiled, path: str | os.PathLike[str]) -> None:
         compiled.executable.export_library(name)
 
 
-def save_module(mod: IRModule, folder: Path) -> None:
-    """Write what :func:`schedule_network` returns for :func:`export_module`."""
-    detached = detach(mod, folder / _WEIGHTS_FILE)
-    (folder / _MODULE_FILE).write_text(json.dumps(dataclasses.asdict(detached)))
-
-
-def load_module(folder: Path) -> IRModule:
-    """Undo :func:`save_module`."""
-    saved = json.loads((folder / _MODULE_FILE).read_text())
-    weights = [Weight(**{**each, "shape": tuple(each["shape"])}) for each in saved["weights"]]
-    return attach(Detached(saved["module"], tuple(weights)), folder / _WEIGHTS_FILE)
-
-
 def export_module(folder: str, target_json: str, path: str) -> None:
-    """Compile a network that :func:`save_module` wrote; runs in a worker."""
+    """Compile a network that :func:`~tvm_adaptive.models.weights.save_module` wrote."""
     target: Target = load_json(target_json)
     with _silent_stderr():
         _build_network(load_module(Path(folder)), target).export_library(path)
 
 
 def export_function(mod_json: str, target_json: str, path: str) -> None:
-    """Compile a tensor function that has its schedule; runs in a worker."""
+    """Compile a tensor function that has its schedule."""
     _build_tir(load_json(mod_json), load_json(target_json)).export_library(path)
 
 

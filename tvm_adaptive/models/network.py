@@ -59,10 +59,6 @@ class Network:
 
         Floats are standard normal. Integers and truth values are 0 or 1, so that indices
         are valid in every table.
-
-        Parameters
-        ----------
-        seed : int, default 0
         """
         rng = np.random.default_rng(seed)
         inputs = []

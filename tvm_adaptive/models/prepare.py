@@ -22,7 +22,7 @@ from tvm_adaptive._tvm import (
     relax_backend,
     relax_transform,
 )
-from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.errors import InvalidOptionError, check_choices
 from tvm_adaptive.models.network import Network
 from tvm_adaptive.models.rewrites import fold, split_clips, vector_legalizations
 
@@ -58,7 +58,7 @@ def prepare(
     normalisations, transposed weights, reshaped biases) is computed here, not per
     inference. The network's own inputs and outputs keep their layout.
     """
-    check_layout(layout)
+    check_choices("layout", layout, LAYOUTS)
     on_gpu = is_gpu(target)
     chosen = ("keep" if on_gpu else "NHWC") if layout == "auto" else layout
     if prepack is None:
@@ -109,12 +109,6 @@ def call_counts(mod: IRModule) -> Counter[str]:
 def is_gpu(target: Target) -> bool:
     """Say whether a target's functions need thread bindings."""
     return "gpu" in [str(key) for key in target.keys]
-
-
-def check_layout(layout: str) -> None:
-    """Raise InvalidOptionError unless ``layout`` is one of :data:`LAYOUTS`."""
-    if layout not in LAYOUTS:
-        raise InvalidOptionError(f"layout must be one of {', '.join(LAYOUTS)} but got {layout!r}.")
 
 
 def _lower(

@@ -25,6 +25,8 @@ Array = npt.NDArray[Any]
 _NETWORK_REPEAT_MS = 50
 # One call of a function's timer lasts at least this long, so that reading the clock is free.
 _FUNCTION_REPEAT_MS = 20
+# A function that takes this long is timed once.
+_LONG_CALL_SEC = 0.5
 # A median of fewer is moved by a single disturbance.
 _REPEATS = 5
 _TIMED = "timed"
@@ -61,12 +63,7 @@ def try_exported(
 
 
 def try_function(
-    path: str,
-    args: Sequence[tuple[tuple[int, ...], str]],
-    device_kind: str,
-    seed: int,
-    *,
-    min_seconds: float = 0.5,
+    path: str, args: Sequence[tuple[tuple[int, ...], str]], device_kind: str, seed: int
 ) -> tuple[list[Array], float]:
     """Run an exported function on random buffers and return them; time it in seconds."""
     module = device_session.load(path)
@@ -78,7 +75,7 @@ def try_function(
     where.sync()
     results = [np.array(buffer.numpy()) for buffer in buffers]
     first = module.time_evaluator(name, where, number=1, repeat=1)(*buffers).mean
-    if first >= min_seconds:
+    if first >= _LONG_CALL_SEC:
         return results, float(first)
     timer = module.time_evaluator(
         name, where, number=1, repeat=_REPEATS, min_repeat_ms=_FUNCTION_REPEAT_MS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,34 +17,19 @@ from tvm_adaptive._tvm import (
     mutator,
     relax,
     relax_transform,
+    result_type_of,
     save_json,
     tensor,
 )
 
+MODULE_FILE = "module.json"
+WEIGHTS_FILE = "weights.bin"
 # Smaller ones stay in the module: as JSON they cost no time, and passes look into some.
 _MIN_BYTES = 1024
 
 
-@dataclasses.dataclass(frozen=True)
-class Weight:
-    """Where a constant is in the file."""
-
-    name: str  # of the parameter of ``main`` in its place
-    dtype: str
-    shape: tuple[int, ...]
-    offset_bytes: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Detached:
-    """A module without its large constants."""
-
-    module: str  # as JSON
-    weights: tuple[Weight, ...]  # where those are in a file of their own
-
-
-def detach(mod: IRModule, path: Path) -> Detached:
-    """Write the large constants of ``main`` to a file."""
+def save_module(mod: IRModule, folder: Path) -> None:
+    """Write a module, and the large constants of ``main`` in a file of their own."""
     main = mod["main"]
     taken = {str(variable.name) for variable in main.params}
     prefix = "weight_"
@@ -53,27 +38,28 @@ def detach(mod: IRModule, path: Path) -> Detached:
     lifting = _Lifting(mod, prefix)
     body = lifting.visit_expr(main.body)
     weights = []
-    with open(path, "wb") as file:
+    with open(folder / WEIGHTS_FILE, "wb") as file:
         for variable, value in lifting.lifted:
             array = np.ascontiguousarray(value.numpy())
-            name = str(variable.name)
-            weights.append(Weight(name, array.dtype.name, array.shape, file.tell()))
+            place = {"dtype": array.dtype.name, "shape": array.shape, "offset_bytes": file.tell()}
+            weights.append({"name": str(variable.name), **place})
             file.write(array.view(np.uint8).data)  # bfloat16 has no buffer of its own
-    # TVM 0.26 has the type under the other name.
-    result = main.ret_ty if hasattr(main, "ret_ty") else main.ret_struct_info
     parameters = [*main.params, *(variable for variable, _ in lifting.lifted)]
-    bare = relax.Function(parameters, body, result, main.is_pure, main.attrs)
+    bare = relax.Function(parameters, body, result_type_of(main), main.is_pure, main.attrs)
     functions = {**dict(mod.functions.items()), mod.get_global_var("main"): bare}
-    return Detached(str(save_json(IRModule(functions, attrs=mod.attrs))), tuple(weights))
+    text = str(save_json(IRModule(functions, attrs=mod.attrs)))
+    (folder / MODULE_FILE).write_text(json.dumps({"module": text, "weights": weights}))
 
 
-def attach(detached: Detached, path: Path) -> IRModule:
-    """Undo :func:`detach`."""
-    mod = load_json(detached.module)
-    values = {
-        each.name: tensor(np.memmap(path, each.dtype, "r", each.offset_bytes, each.shape))
-        for each in detached.weights
-    }
+def load_module(folder: Path) -> IRModule:
+    """Read a module that :func:`save_module` wrote."""
+    saved = json.loads((folder / MODULE_FILE).read_text())
+    mod = load_json(saved["module"])
+    values = {}
+    for each in saved["weights"]:
+        offset, shape = each["offset_bytes"], tuple(each["shape"])
+        array = np.memmap(folder / WEIGHTS_FILE, each["dtype"], "r", offset, shape)
+        values[each["name"]] = tensor(array)
     return relax_transform.BindParams("main", values)(mod) if values else mod
 
 

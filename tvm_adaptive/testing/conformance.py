@@ -9,6 +9,7 @@ Each check raises AssertionError with the rule and what the policy did.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -20,8 +21,9 @@ from tvm_adaptive.testing.recording import Recording
 from tvm_adaptive.testing.replay import ReplayRun, replay
 from tvm_adaptive.testing.synthetic import SyntheticArm, record_arms
 
-MakePolicy = Callable[[], Policy]
+MakePolicy = Callable[[], Policy]  # a fresh one each time
 
+_ARM = SyntheticArm("good", start_ms=5.0, floor_ms=1.0, tau_trials=100.0, flop=1e9, spread=0.2)
 _BATCH = 8
 _N_ARMS = 4
 # Enough for a policy that plays each arm now and then to do so.
@@ -38,39 +40,15 @@ _MANY_SLOTS = 1000
 
 @dataclasses.dataclass(frozen=True)
 class PolicyReport:
-    """The cost of a policy that passed all checks.
+    """The cost of a policy that passed all checks: no criterion, since machines differ."""
 
-    Attributes
-    ----------
-    median_decision_sec, max_decision_sec : float
-        On this machine, with four arms.
-    n_decisions : int
-    """
-
-    median_decision_sec: float
+    median_decision_sec: float  # on this machine, with four arms
     max_decision_sec: float
     n_decisions: int
 
 
 def check_policy(make_policy: MakePolicy, *, seed: int = 0) -> PolicyReport:
-    """Run all checks.
-
-    Parameters
-    ----------
-    make_policy : callable
-        Returns a fresh policy each time.
-    seed : int, default 0
-
-    Returns
-    -------
-    PolicyReport
-        The cost is no criterion: machines differ.
-
-    Raises
-    ------
-    AssertionError
-        Says which rule is broken, and how.
-    """
+    """Run all checks."""
     check_choices(make_policy, seed)
     check_single_arm(make_policy, seed)
     check_failing_arms(make_policy, seed)
@@ -91,15 +69,15 @@ def check_choices(make_policy: MakePolicy, seed: int) -> None:
 
 def check_single_arm(make_policy: MakePolicy, seed: int) -> None:
     """Tune a network of one task."""
-    recording = record_arms((_arm("only"),), n_trials=_N_TRIALS, batch=_BATCH, seed=seed)
+    recording = record_arms((_ARM,), n_trials=_N_TRIALS, batch=_BATCH, seed=seed)
     run = _replayed(make_policy, recording, seed)
     assert len(run.choices) > 0, "with one arm, the policy ended the run without playing it"
 
 
 def check_failing_arms(make_policy: MakePolicy, seed: int) -> None:
     """Require that arms that always fail stop neither the run nor other arms."""
-    broken = _arm("broken", failing=1.0, flop=1e12)
-    recording = record_arms((broken, _arm("good")), n_trials=_N_TRIALS, batch=_BATCH, seed=seed)
+    broken = dataclasses.replace(_ARM, name="broken", failing=1.0, flop=1e12)
+    recording = record_arms((broken, _ARM), n_trials=_N_TRIALS, batch=_BATCH, seed=seed)
     run = _replayed(make_policy, recording, seed)
     assert 1 in run.choices[:_STALL_SLOTS], (
         f"an arm that always fails kept the policy from the other one for {_STALL_SLOTS} slots"
@@ -128,7 +106,7 @@ def check_no_arm_starves(make_policy: MakePolicy, seed: int) -> ReplayRun:
     recording = _arms_alike()
     watched = _Watched(make_policy())
     run = replay(recording, watched, seed)
-    for k, longest in enumerate(watched.longest_wait):
+    for k, longest in watched.longest_wait.items():
         assert longest <= _PATIENCE_SLOTS, (
             f"arm {k} was neither finished nor retired and waited for {longest} slots"
         )
@@ -141,8 +119,8 @@ class _Watched:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.n_decisions = 0
-        self.longest_wait: list[int] = []
-        self._waits: list[int] = []
+        self.longest_wait: Counter[int] = Counter()  # in slots, by arm
+        self._waits: Counter[int] = Counter()
 
     def choose(self, arms: Sequence[Arm], rng: np.random.Generator) -> Decision:
         """Call the policy and check its decision."""
@@ -164,8 +142,6 @@ class _Watched:
         return decision
 
     def _count_waits(self, arms: Sequence[Arm], decision: Decision) -> None:
-        self._waits = self._waits or [0] * len(arms)
-        self.longest_wait = self.longest_wait or [0] * len(arms)
         if decision.arm is None:
             playable = {k for k, arm in enumerate(arms) if not arm.finished}
             missed = [k for k in playable - set(decision.retired) if arms[k].n_slots == 0]
@@ -183,15 +159,9 @@ def _replayed(make_policy: MakePolicy, recording: Recording, seed: int) -> Repla
 
 def _arms_alike(failing: float = 0.0) -> Recording:
     arms = tuple(
-        _arm(f"arm{k}", start_ms=4.0 + k, flop=1e9 * (1 + k), failing=failing)
+        dataclasses.replace(
+            _ARM, name=f"arm{k}", start_ms=4.0 + k, flop=1e9 * (1 + k), failing=failing
+        )
         for k in range(_N_ARMS)
     )
     return record_arms(arms, n_trials=_N_TRIALS, batch=_BATCH)
-
-
-def _arm(
-    name: str, *, start_ms: float = 5.0, flop: float = 1e9, failing: float = 0.0
-) -> SyntheticArm:
-    return SyntheticArm(
-        name, start_ms, 1.0, tau_trials=100.0, flop=flop, spread=0.2, failing=failing
-    )

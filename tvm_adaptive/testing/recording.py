@@ -23,6 +23,7 @@ from tvm_adaptive.values.trial import FloatArray
 FORMAT_VERSION = 1
 _HEADER = "header"
 _ABOUT = ("network", "batch", "machine", "tvm", "seed")
+_ABOUT_TASK = ("name", "weight", "flop")
 _PER_TRIAL = ("latencies_ms", "trial_sec")
 _PER_ROUND = ("round_sizes", "overhead_sec")
 
@@ -85,18 +86,12 @@ class TaskRecording:
         """Seconds of the whole tuning of this task."""
         return float(self.trial_sec.sum() + self.overhead_sec.sum())
 
-    def round_of(self, trial: int) -> int:
-        """Return the round in which a trial (counted from 0) was measured."""
-        return int(np.searchsorted(np.cumsum(self.round_sizes), trial, side="right"))
-
     def slot_sec(self, start: int, stop: int) -> float:
-        """Return the seconds of a batch of the trials from ``start`` up to ``stop``.
-
-        One search, however small the batch, plus the trials themselves.
-        """
+        """Return the seconds of one search and the trials from ``start`` up to ``stop``."""
         if stop <= start:
             return 0.0
-        return float(self.overhead_sec[self.round_of(start)] + self.trial_sec[start:stop].sum())
+        place = np.searchsorted(np.cumsum(self.round_sizes), start, side="right")
+        return float(self.overhead_sec[place] + self.trial_sec[start:stop].sum())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,13 +136,8 @@ def save_recording(recording: Recording, path: Path) -> None:
         "version": FORMAT_VERSION,
         **{name: getattr(recording, name) for name in _ABOUT},
         "tasks": [
-            {
-                "name": task.name,
-                "weight": task.weight,
-                "flop": task.flop,
-                "n_trials": task.n_trials,
-                "n_rounds": len(task.round_sizes),
-            }
+            {name: getattr(task, name) for name in _ABOUT_TASK}
+            | {"n_trials": task.n_trials, "n_rounds": len(task.round_sizes)}
             for task in tasks
         ],
     }
@@ -193,12 +183,10 @@ def _from_arrays(header: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]) ->
     for about in header["tasks"]:
         trials = slice(trial, trial + about["n_trials"])
         rounds = slice(first_round, first_round + about["n_rounds"])
-        own = {name: arrays[name][trials].astype(np.float64) for name in _PER_TRIAL}
+        own: dict[str, Any] = {name: about[name] for name in _ABOUT_TASK}
+        own |= {name: arrays[name][trials].astype(np.float64) for name in _PER_TRIAL}
         tasks.append(
             TaskRecording(
-                name=about["name"],
-                weight=about["weight"],
-                flop=about["flop"],
                 **own,
                 round_sizes=arrays["round_sizes"][rounds].astype(np.int64),
                 overhead_sec=arrays["overhead_sec"][rounds].astype(np.float64),

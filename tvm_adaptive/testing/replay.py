@@ -55,12 +55,11 @@ def replay(
     *,
     budget_sec: float | None = None,
     batch: int | None = None,
-    slot_sec: float | None = None,
 ) -> ReplayRun:
     """Schedule a recorded tuning by a policy."""
-    for name, value in (("budget_sec", budget_sec), ("batch", batch), ("slot_sec", slot_sec)):
-        check_positive(name, value)
-    state = _Replay(draw(recording, seed), batch, slot_sec)
+    check_positive("budget_sec", budget_sec)
+    check_positive("batch", batch)
+    state = _Replay(draw(recording, seed), batch)
     arm_table, rng, ended = state.arm_table, np.random.default_rng(seed), "exhausted"
     while arm_table.live:
         if budget_sec is not None and state.times_sec[-1] >= budget_sec:
@@ -82,11 +81,10 @@ def replay(
 class _Replay:
     """The replayed arms, and the run so far."""
 
-    def __init__(self, instance: Recording, batch: int | None, slot_sec: float | None) -> None:
+    def __init__(self, instance: Recording, batch: int | None) -> None:
         tasks = instance.tasks
         self.instance = instance
         self.batch = batch or instance.batch
-        self.slot_sec = slot_sec
         self.arm_table = ArmTable(
             [task.name for task in tasks],
             [task.weight for task in tasks],
@@ -104,22 +102,13 @@ class _Replay:
                 self.arm_table.finish(k)
 
     def play(self, k: int, decision: Decision) -> None:
-        """Play a slot: batches until its trials or seconds are used up."""
+        """Play a slot: one batch, or batches until the decision's trials are used up."""
         task = self.instance.tasks[k]
         self.arm_table.open_slot(k)
-        start = stop = self.arm_table.arms[k].n_trials
-        seconds = 0.0
-        while True:
-            left = None if decision.n_trials is None else decision.n_trials - (stop - start)
-            size = self.batch if left is None else min(left, self.batch)
-            before, stop = stop, min(stop + size, task.n_trials)
-            seconds += task.slot_sec(before, stop)
-            if left is None:
-                is_over = self.slot_sec is None or seconds >= self.slot_sec
-            else:
-                is_over = left <= size
-            if is_over or stop == task.n_trials:
-                break
+        start = self.arm_table.arms[k].n_trials
+        stop = min(start + (decision.n_trials or self.batch), task.n_trials)
+        batches = range(start, stop, self.batch)
+        seconds = sum(task.slot_sec(first, min(first + self.batch, stop)) for first in batches)
         self.arm_table.add_trials(k, task.latencies_ms[start:stop])
         self.arm_table.charge(k, seconds)
         if stop == task.n_trials:

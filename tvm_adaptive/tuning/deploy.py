@@ -12,12 +12,12 @@ from typing import Any
 
 from tvm_adaptive._tvm import FFI_VERSION, TVM_VERSION, ExtractedTask, args_info_of
 from tvm_adaptive.database.location import open_store
-from tvm_adaptive.errors import InvalidOptionError, WorkerError
+from tvm_adaptive.errors import InvalidOptionError, WorkerError, check_choices
 from tvm_adaptive.measure_callback.journal import JOURNAL_FILE
 from tvm_adaptive.models import Network, TIRWorkload
 from tvm_adaptive.models.compile import device_kind
 from tvm_adaptive.models.frontend import load
-from tvm_adaptive.models.prepare import check_layout
+from tvm_adaptive.models.prepare import LAYOUTS
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.config import DEFAULT, TuneConfig
 from tvm_adaptive.tuning.end_to_end import tasks_and_check
@@ -124,7 +124,7 @@ def _opened(
     out_dir: Path, config: TuneConfig, target: TargetLike, observer: Observer | None
 ) -> Iterator[RunContext]:
     """Own the directory, open the journal, catch interrupts while inside."""
-    check_layout(config.layout)
+    check_choices("layout", config.layout, LAYOUTS)
     resolved, farm = resolve_target(target), farm_of(config)
     check_disk_space(out_dir)
     with owned(out_dir) as owner, open_services(out_dir / APPLY_FILE, observer) as services:

@@ -40,12 +40,12 @@ from tvm_adaptive.models.compile import (
     device_kind,
     export_function,
     export_module,
-    save_module,
     schedule_network,
     schedule_tir,
 )
 from tvm_adaptive.models.network import Original
 from tvm_adaptive.models.run import try_function
+from tvm_adaptive.models.weights import save_module
 from tvm_adaptive.runner.rpc.leased_worker import LeasingPool
 from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.session import RunContext

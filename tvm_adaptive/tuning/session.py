@@ -19,13 +19,14 @@ from tvm_adaptive.errors import (
     InvalidOptionError,
     OtherMachineError,
     check_at_least,
+    check_choices,
     check_positive,
 )
 from tvm_adaptive.measure_callback.history import History, read_history
 from tvm_adaptive.measure_callback.journal import JOURNAL_FILE, Journal
 from tvm_adaptive.measure_callback.progress import RunProgress
 from tvm_adaptive.models.content import ModelSource, check_same_model
-from tvm_adaptive.models.prepare import check_layout
+from tvm_adaptive.models.prepare import LAYOUTS
 from tvm_adaptive.tuning import registry
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.config import DEFAULT, TuneConfig
@@ -87,7 +88,7 @@ class RunOptions:
         check_at_least("trials", self.trials, 1)
         check_positive("until_ms", self.until_ms)
         registry.check_names(self.config)
-        check_layout(self.config.layout)
+        check_choices("layout", self.config.layout, LAYOUTS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import signal
@@ -24,7 +25,7 @@ from tvm_adaptive.models import transformer
 from tvm_adaptive.models.frontend import load
 from tvm_adaptive.models.frontend.onnx_file import ONNX
 from tvm_adaptive.models.frontend.reader import Form, ModelReader, limits_of
-from tvm_adaptive.models.weights import attach, detach
+from tvm_adaptive.models.weights import MODULE_FILE, load_module, save_module
 
 # Workers cannot import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -245,10 +246,11 @@ def test_nothing_is_unpickled(record: str, model_file: Path, torch: Any, tmp_pat
 
 def test_weights_come_back_as_they_were(onnx: Any, onnx_models: Any, tmp_path: Path) -> None:
     mod = relax_of_onnx(onnx_models["encoder"](onnx), {})
-    detached = detach(mod, tmp_path / "weights")
-    assert len(detached.weights) > 10
-    assert len(detached.module) < 0.5 * len(save_json(mod))
-    assert structural_hash(attach(detached, tmp_path / "weights")) == structural_hash(mod)
+    save_module(mod, tmp_path)
+    saved = json.loads((tmp_path / MODULE_FILE).read_text())
+    assert len(saved["weights"]) > 10
+    assert len(saved["module"]) < 0.5 * len(save_json(mod))
+    assert structural_hash(load_module(tmp_path)) == structural_hash(mod)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64", "bool"])
@@ -259,9 +261,10 @@ def test_weights_of_any_type_come_back(dtype: str, tmp_path: Path) -> None:
             result = builder.emit_output(relax.op.negative(relax.const(np.eye(64), dtype)))
         builder.emit_func_output(result)
     mod = builder.get()
-    detached = detach(mod, tmp_path / "weights")
-    assert [each.dtype for each in detached.weights] == [dtype]
-    assert structural_hash(attach(detached, tmp_path / "weights")) == structural_hash(mod)
+    save_module(mod, tmp_path)
+    saved = json.loads((tmp_path / MODULE_FILE).read_text())
+    assert [each["dtype"] for each in saved["weights"]] == [dtype]
+    assert structural_hash(load_module(tmp_path)) == structural_hash(mod)
 
 
 def test_weights_beside_an_onnx_file_are_read_and_run(

@@ -13,13 +13,13 @@ import cloudpickle
 import numpy as np
 import pytest
 
+from benchmarks.loopback_farm import LoopbackFarm
 from tvm_adaptive import TuneConfig, tune
 from tvm_adaptive.errors import InvalidOptionError, NoDeviceError, WorkerTimeoutError
 from tvm_adaptive.measure_callback import read_journal
 from tvm_adaptive.models import run_exported
 from tvm_adaptive.runner.measure import RANDOM_FILL
 from tvm_adaptive.runner.rpc.leased_worker import LeasingPool
-from tvm_adaptive.testing.farm import LoopbackFarm
 from tvm_adaptive.tuning.config import FinishConfig, MeasureConfig, SearchConfig
 from tvm_adaptive.tuning.deploy import apply
 

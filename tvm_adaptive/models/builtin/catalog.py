@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 
 from tvm_adaptive._tvm import TVM_VERSION, IRModule, te_workload, te_workload_names
-from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.errors import InvalidOptionError, check_choices
 from tvm_adaptive.models.builtin.encoder import bert_base, transformer
 from tvm_adaptive.models.builtin.mobilenet import mobilenet_v2
 from tvm_adaptive.models.builtin.resnet import resnet18, resnet34, resnet50
@@ -40,10 +40,7 @@ def load_workload(what: str) -> Network | TIRWorkload:
     """Return a network or an operator by its name."""
     if what in BUILTIN:
         return BUILTIN[what]()
-    operators = [_TE + name for name in te_workload_names()]
-    if what not in operators:
-        names = ", ".join([*BUILTIN, *operators])
-        raise InvalidOptionError(f"workload must be one of {names} but got {what!r}.")
+    check_choices("workload", what, [*BUILTIN, *(_TE + name for name in te_workload_names())])
     try:
         return TIRWorkload(what, te_workload(what.removeprefix(_TE)))
     except RuntimeError as error:  # the Winograd convolution uses what TVM has removed

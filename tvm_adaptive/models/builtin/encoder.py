@@ -16,12 +16,7 @@ import numpy as np
 
 from tvm_adaptive._tvm import nn
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.models.builtin.layers import (
-    Array,
-    check_sizes,
-    draw_bias,
-    draw_weight,
-)
+from tvm_adaptive.models.builtin.layers import Array, check_sizes, draw_bias, draw_weight
 from tvm_adaptive.models.network import Network, network_of_module
 
 EPSILON = 1e-5
@@ -101,11 +96,7 @@ def _encoder(
     inner: int = 2048,
     seed: int = 0,
 ) -> Network:
-    """Build an encoder with random weights, in float32.
-
-    Its input is one full sequence of tokens that are embedded already: a table lookup
-    offers nothing to tune.
-    """
+    """Build an encoder with random weights, in float32; its tokens are embedded already."""
     sizes = {"batch": batch, "sequence": sequence, "layers": layers}
     check_sizes(**sizes, hidden=hidden, heads=heads, inner=inner)
     if hidden % heads:
@@ -113,6 +104,7 @@ def _encoder(
             f"hidden must be a multiple of heads but got {hidden} and {heads}."
         )
     stack = [EncoderLayer(hidden, heads, inner, activation, epsilon) for _ in range(layers)]
+    # A table lookup would offer nothing to tune.
     shapes = {"embedded": (batch, sequence, hidden)}
     return network_of_module(name, Encoder(stack), shapes, draw_parameter, seed)
 

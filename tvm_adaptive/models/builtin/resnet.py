@@ -14,14 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from tvm_adaptive._tvm import nn
-from tvm_adaptive.models.builtin.layers import (
-    BIAS_STD,
-    Array,
-    check_sizes,
-    flatten,
-    global_average_pool,
-    max_pool,
-)
+from tvm_adaptive.models.builtin import layers
+from tvm_adaptive.models.builtin.layers import Array
 from tvm_adaptive.models.network import Network, network_of_module
 
 # A sum adds the variances of its branches. Halving the variance of the convolutions keeps
@@ -87,10 +81,10 @@ class ResNet(nn.Module):  # type: ignore[misc]
 
     def forward(self, image: nn.Tensor) -> nn.Tensor:
         """Map images (n, 3, h, w) to class scores (n, classes)."""
-        x = max_pool(nn.op.relu(self.stem(image)), size=3, stride=2, padding=1)
+        x = layers.max_pool(nn.op.relu(self.stem(image)), size=3, stride=2, padding=1)
         for block in self.blocks:
             x = block(x)
-        return self.classifier(flatten(global_average_pool(x)))
+        return self.classifier(layers.flatten(layers.global_average_pool(x)))
 
 
 def _resnet(
@@ -111,7 +105,7 @@ def _resnet(
     the mean of the activations, which is the same for every image, would drown the rest.
     Batch normalisation is folded: each convolution has a bias, and only ReLU follows it.
     """
-    check_sizes(batch=batch, image_size=image_size, width=width, classes=classes)
+    layers.check_sizes(batch=batch, image_size=image_size, width=width, classes=classes)
     module = ResNet(block, depths, width, classes)
     shapes = {"image": (batch, 3, image_size, image_size)}
     return network_of_module(name, module, shapes, draw_parameter, seed)
@@ -125,7 +119,7 @@ resnet50 = functools.partial(_resnet, "resnet50", Bottleneck, (3, 4, 6, 3))
 def draw_parameter(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Array:
     """Draw one weight or bias."""
     if len(shape) == 1:
-        return (rng.standard_normal(shape) * BIAS_STD).astype(np.float32)
+        return (rng.standard_normal(shape) * layers.BIAS_STD).astype(np.float32)
     std = math.sqrt(2.0 / math.prod(shape[1:]))
     if name.endswith(("conv2.weight", "expand.weight", "shortcut.weight")):
         std *= _RESIDUAL_SCALE

@@ -8,15 +8,8 @@ the first, third and fifth stage, which costs 2.4 times less for the same accura
 from __future__ import annotations
 
 from tvm_adaptive._tvm import nn
-from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.models.builtin.layers import (
-    check_multiple,
-    check_sizes,
-    draw_for_relu,
-    flatten,
-    global_average_pool,
-    max_pool,
-)
+from tvm_adaptive.errors import check_at_least
+from tvm_adaptive.models.builtin import layers
 from tvm_adaptive.models.network import Network, network_of_module
 
 # Squeezed channels of each fire module, in quarters of the stem's channels.
@@ -61,8 +54,8 @@ class SqueezeNet(nn.Module):  # type: ignore[misc]
         x = nn.op.relu(self.stem(image))
         for index, fire in enumerate(self.fires):
             pooled = index in POOLED_FIRES
-            x = fire(max_pool(x, size=3, stride=2, padding=0) if pooled else x)
-        return flatten(global_average_pool(nn.op.relu(self.classifier(x))))
+            x = fire(layers.max_pool(x, size=3, stride=2, padding=0) if pooled else x)
+        return layers.flatten(layers.global_average_pool(nn.op.relu(self.classifier(x))))
 
 
 def squeezenet1_1(
@@ -72,13 +65,9 @@ def squeezenet1_1(
 
     Pooling windows that do not fit are dropped; at 224 pixels all of them fit.
     """
-    check_sizes(batch=batch, image_size=image_size, width=width, classes=classes)
-    if image_size < _SMALLEST_IMAGE:
-        raise InvalidOptionError(
-            f"image_size must be at least {_SMALLEST_IMAGE} but got {image_size}."
-        )
-    check_multiple("width", width, _UNITS)
+    layers.check_sizes(batch=batch, image_size=image_size, width=width, classes=classes)
+    check_at_least("image_size", image_size, _SMALLEST_IMAGE)
+    layers.check_multiple("width", width, _UNITS)
+    module = SqueezeNet(width, classes)
     shapes = {"image": (batch, 3, image_size, image_size)}
-    return network_of_module(
-        "squeezenet1_1", SqueezeNet(width, classes), shapes, draw_for_relu, seed
-    )
+    return network_of_module("squeezenet1_1", module, shapes, layers.draw_for_relu, seed)

@@ -9,13 +9,7 @@ from __future__ import annotations
 import itertools
 
 from tvm_adaptive._tvm import nn
-from tvm_adaptive.models.builtin.layers import (
-    check_multiple,
-    check_sizes,
-    draw_for_relu,
-    flatten,
-    max_pool,
-)
+from tvm_adaptive.models.builtin import layers
 from tvm_adaptive.models.network import Network, network_of_module
 
 # Convolutions of each stage, and its channels as a multiple of the first stage's.
@@ -46,8 +40,8 @@ class VGG16(nn.Module):  # type: ignore[misc]
         for depth, _ in STAGES:
             for _ in range(depth):
                 x = nn.op.relu(next(convolutions)(x))
-            x = max_pool(x, size=2, stride=2, padding=0)
-        x = nn.op.relu(self.hidden1(flatten(x)))
+            x = layers.max_pool(x, size=2, stride=2, padding=0)
+        x = nn.op.relu(self.hidden1(layers.flatten(x)))
         return self.classifier(nn.op.relu(self.hidden2(x)))
 
 
@@ -61,8 +55,10 @@ def vgg16(
     seed: int = 0,
 ) -> Network:
     """Build VGG-16 with 138 million random weights, in NCHW and float32."""
-    check_sizes(batch=batch, image_size=image_size, width=width, hidden=hidden, classes=classes)
-    check_multiple("image_size", image_size, REDUCTION)
+    layers.check_sizes(
+        batch=batch, image_size=image_size, width=width, hidden=hidden, classes=classes
+    )
+    layers.check_multiple("image_size", image_size, REDUCTION)
     module = VGG16(image_size, width, hidden, classes)
     shapes = {"image": (batch, 3, image_size, image_size)}
-    return network_of_module("vgg16", module, shapes, draw_for_relu, seed)
+    return network_of_module("vgg16", module, shapes, layers.draw_for_relu, seed)

@@ -17,16 +17,11 @@ from typing import Any, TypeAlias
 import numpy.typing as npt
 import psutil
 
-from tvm_adaptive._tvm import IRModule, Sequential, relax, relax_transform
-from tvm_adaptive.errors import (
-    InvalidOptionError,
-    WorkerTaskError,
-    as_invalid_option,
-    summary_line,
-)
+from tvm_adaptive._tvm import IRModule, Sequential, check_well_formed, relax_transform
+from tvm_adaptive.errors import InvalidOptionError, WorkerTaskError, as_invalid_option, summary_line
 from tvm_adaptive.models.frontend.shapes import network_of_imported
 from tvm_adaptive.models.network import Network, Original, network_of_relax
-from tvm_adaptive.models.weights import Detached, attach, detach
+from tvm_adaptive.models.weights import load_module, save_module
 from tvm_adaptive.workers.pool import WorkerPool
 from tvm_adaptive.workers.scratch import ScratchFolder
 
@@ -101,15 +96,13 @@ class ModelReader:
 
     def _read(self, form: Form, path: Path, shapes: Shapes, limits: Limits) -> IRModule:
         with ScratchFolder("model") as folder:
-            weights_path = folder / "weights"
-            task = (form, path.resolve(), shapes, weights_path, limits.memory_bytes)
-            (outcome,) = self._pool.map(describe, [task], limits.read_sec)
+            task = (form, path.resolve(), shapes, folder, limits.memory_bytes)
+            (outcome,) = self._pool.map(convert, [task], limits.read_sec)
             if outcome.error is not None:
                 raise InvalidOptionError(f"{path} {form.misfit}: {summary_line(outcome.error)}")
-            if not isinstance(outcome.value, Detached):
-                text = str(outcome.value).replace(str(path.resolve()), str(path))
-                raise InvalidOptionError(text)
-            return attach(outcome.value, weights_path)
+            if outcome.value != "":
+                raise InvalidOptionError(str(outcome.value).replace(str(path.resolve()), str(path)))
+            return load_module(folder)
 
     def _original(self, form: Form, path: Path, limits: Limits) -> Original | None:
         if form.run is None or form.framework is None:
@@ -165,20 +158,17 @@ def _size_bytes(path: Path) -> int:
     return 0
 
 
-def describe(
-    form: Form, path: Path, shapes: Shapes, weights_path: Path, memory_bytes: int
-) -> Detached | str:
-    """Read a file, fix its shapes and fold its constants; return why not. Runs in a worker."""
+def convert(form: Form, path: Path, shapes: Shapes, folder: Path, memory_bytes: int) -> str:
+    """Write a file's module with fixed shapes and folded constants; return why not, or ``""``."""
     _limit_memory(memory_bytes)
     try:
         mod = network_of_imported(path.stem, form.read(path, shapes), shapes).mod
         with as_invalid_option(f"TVM cannot import {path}"):
-            # TVM 0.26 returns whether it is, later ones raise.
-            if relax.analysis.well_formed(mod) is False:
-                raise ValueError("the module is not well-formed")
+            check_well_formed(mod)
             t = relax_transform
             mod = Sequential([t.FoldConstant(), t.DeadCodeElimination()])(mod)
-            return detach(mod, weights_path)
+            save_module(mod, folder)
+            return ""
     except (InvalidOptionError, MemoryError) as error:
         if _is_of_memory(error):
             return f"Reading {path} needs more than {memory_bytes / _GIB:.1f} GiB of memory."
@@ -186,7 +176,7 @@ def describe(
 
 
 def run_original(form: Form, path: Path, inputs: Sequence[Array], memory_bytes: int) -> list[Array]:
-    """Run a model file in its own framework; runs in a worker."""
+    """Run a model file in its own framework."""
     _limit_memory(memory_bytes)
     assert form.run is not None
     return form.run(path, inputs)

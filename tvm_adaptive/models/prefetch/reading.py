@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from tvm_adaptive._tvm import For, IndexMap, IntImm, PrimFunc, SBlockRealize, SeqStmt
+from tvm_adaptive._tvm import For, IndexMap, IntImm, PrimFunc, SBlockRealize, SeqStmt, buffer_of
 
 _Bindings = tuple[tuple[Any, Any], ...]  # variables and their values
 
@@ -48,9 +48,7 @@ class Site:
     def index_of(self, buffer: Any) -> list[Any] | None:
         """Return which single element of a buffer is read, None if it is none or several."""
         for region in self.block.reads:
-            # TVM 0.26 has the buffer under the other name.
-            source = region.source if hasattr(region, "source") else region.buffer
-            if source.same_as(buffer):
+            if buffer_of(region).same_as(buffer):
                 if any(int(each.extent) != 1 for each in region.region):
                     return None
                 return substitute([each.min for each in region.region], self.bindings)

@@ -1,6 +1,6 @@
 """A farm on this machine: TVM's own tracker and servers as processes on loopback.
 
-For tests with devices that die and return, and to try a farm before there is one.
+For tests and benchmarks with devices that die and return.
 """
 
 from __future__ import annotations
