@@ -1,7 +1,4 @@
-"""Candidates by MetaSchedule's own evolution, on whole programs; for any cost model.
-
-An adapter, like :mod:`tvm_adaptive.search_strategy.strategy`.
-"""
+"""Candidates by MetaSchedule's own evolution, on whole programs; for any cost model."""
 
 from __future__ import annotations
 
