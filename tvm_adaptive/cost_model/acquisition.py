@@ -39,7 +39,7 @@ _MIN_LOG_EI = -1e300
 def expected_improvement(
     mean: npt.ArrayLike, std: npt.ArrayLike, best: npt.ArrayLike
 ) -> FloatArray:
-    """Return E[max(0, objective - best)] for a normal posterior; for any ``std``, also 0.
+    """Return E[max(0, objective - best)] for a normal posterior, whose ``std`` may be 0.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
 r"""A random forest that states its uncertainty.
 
-Standard deviations on offer, of t_b(x), the prediction of tree b:
+Standard deviations on offer, with t_b(x) the prediction of tree b:
 
-- ``"between-tree"``: over b, as AdaTune's released code has it. Ad hoc, yet with
+- ``"between-tree"``: of t_b(x) over b, as AdaTune's released code has it. Ad hoc, yet with
   fully grown trees and the log target it is calibrated: on recorded candidates of GMM,
   trained on 32 to 128, the root mean square of (measured - mean) / std is 1.0 to 1.1.
 - ``"total"``: law of total variance over leaves, ``E_b[var in leaf] + Var_b[t_b(x)]``

@@ -179,7 +179,7 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
         self._refitted(context)
 
     def accuracy_of(self, context: TuneContext) -> float:
-        """Return the rank correlation of the last forecasts with what was measured, or NaN."""
+        """Return the rank correlation of the last forecasts with measurements; NaN at first."""
         return float(self._surrogate.serving(self._key(context)).accuracy)
 
     def save(self, path: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import itertools
 import logging
 import time
 from collections.abc import Sequence
@@ -91,7 +92,7 @@ class Proposer(abc.ABC):
         clock.append(time.perf_counter())
         batch = exploit[: size - explore]
         others = distinct(randoms, {key_of(schedule) for schedule in batch})
-        batch += others[: size - len(batch)]
+        batch += itertools.islice(others, size - len(batch))
         return self._send(
             batch,
             exploration,

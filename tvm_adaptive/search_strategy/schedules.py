@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import re
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -111,16 +111,14 @@ def _records_of(database: Database, mod: IRModule) -> Iterator[TuningRecord]:
             yield record
 
 
-def distinct(schedules: Sequence[Schedule], measured: Container[int]) -> list[Schedule]:
-    """Drop schedules whose module is measured or was seen earlier in the list."""
+def distinct(schedules: Iterable[Schedule], measured: Container[int]) -> Iterator[Schedule]:
+    """Yield schedules but those whose module is measured or was seen earlier."""
     seen: set[int] = set()
-    kept = []
     for schedule in schedules:
         key = key_of(schedule)
         if key not in seen and key not in measured:
             seen.add(key)
-            kept.append(schedule)
-    return kept
+            yield schedule
 
 
 def vectors_of(schedules: list[Schedule]) -> FloatArray:

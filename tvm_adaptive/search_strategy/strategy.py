@@ -160,10 +160,7 @@ class AdaptiveSearch(PySearchStrategy, NoSearchHooks):  # type: ignore[misc]
         _portable(state.proposer).resume(known, transfer_pool)
 
     def take_over(self, carried: bytes, keys: Sequence[int]) -> dict[int, Schedule]:
-        """Continue from another process's round; return the programs it chose that come out alike.
-
-        By their keys.
-        """
+        """Continue from another process's round; return its programs that come out alike here."""
         self.resume(carried, None)
         state = self._live_state()
         self._set_incumbent(state)
