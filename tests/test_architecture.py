@@ -62,7 +62,6 @@ ADAPTERS = {
     "search_strategy/strategy.py",
     "search_strategy/surrogate_proposer.py",
     "task_scheduler/scheduler.py",
-    "task_scheduler/search_hooks.py",
 }
 
 MAX_FILE_LINES = 520

@@ -28,14 +28,14 @@ def trained(n=60, **options):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"n_trees": 1}, "n_trees must be an integer of at least 2, but got 1"),
-        ({"n_trees": 2.5}, "n_trees must be an integer of at least 2, but got 2.5"),
-        ({"n_jobs": 0}, "n_jobs must be an integer of at least 1, but got 0"),
-        ({"max_features": 0.0}, r"max_features must be a share in \(0, 1\], but got 0.0"),
-        ({"max_features": math.nan}, r"max_features must be a share in \(0, 1\], but got nan"),
-        ({"std": "tree"}, "std must be one of between-tree, total, jackknife, but got 'tree'"),
-        ({"target": "time"}, "target must be one of log, throughput, but got 'time'"),
-        ({"acquisition": "ucb"}, "acquisition must be one of ei, mean, but got 'ucb'"),
+        ({"n_trees": 1}, "n_trees must be an integer of at least 2 but got 1"),
+        ({"n_trees": 2.5}, "n_trees must be an integer of at least 2 but got 2.5"),
+        ({"n_jobs": 0}, "n_jobs must be an integer of at least 1 but got 0"),
+        ({"max_features": 0.0}, r"max_features must be in \(0, 1\] but got 0.0"),
+        ({"max_features": math.nan}, r"max_features must be in \(0, 1\] but got nan"),
+        ({"std": "tree"}, "std must be one of between-tree, total, jackknife but got 'tree'"),
+        ({"target": "time"}, "target must be one of log, throughput but got 'time'"),
+        ({"acquisition": "ucb"}, "acquisition must be one of ei, mean but got 'ucb'"),
     ],
 )
 def test_options_out_of_range(options, message):
@@ -104,7 +104,6 @@ def test_every_kind_of_std_reaches_the_posterior(std):
 def test_nothing_to_say():
     surrogate = Surrogate(SurrogateOptions(n_trees=5), seed=0)
     rows, seconds = candidates(10)
-    assert not surrogate.is_fitted
     assert surrogate.refit_if_due() is None
     assert surrogate.scores("a", rows) is None
     assert surrogate.posterior("a", rows) is None
@@ -182,7 +181,7 @@ def test_the_same_data_and_seed_give_the_same_scores():
     first, again = trained(), trained()
     np.testing.assert_array_equal(first.scores("a", rows), again.scores("a", rows))
     first.replace_dataset(again.dataset)
-    assert not first.is_fitted
+    assert first.scores("a", rows) is None
     first.refit_if_due()
     np.testing.assert_array_equal(first.scores("a", rows), again.scores("a", rows))
     first.replace_dataset(Dataset())

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from tvm_adaptive import AdaptiveScheduler
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.task_scheduler.arms import Arm, Decision
 from tvm_adaptive.task_scheduler.foresight import Foresight
@@ -106,4 +107,4 @@ def test_the_share_is_of_a_main_slots_trials(share: float, n_trials: int) -> Non
 @pytest.mark.parametrize("share", [0.0, -1.0, 1.5])
 def test_a_share_out_of_range_is_refused(share: float) -> None:
     with pytest.raises(InvalidOptionError, match=r"a foresee slot must be in \(0, 1\]"):
-        foresight(share=share)
+        AdaptiveScheduler(foresee_share=share)

@@ -19,6 +19,7 @@ from tvm_adaptive._tvm.versions import check_versions, installed_version
 from tvm_adaptive.values.hooks import (
     DatabaseHooks,
     ModelHooks,
+    NoSearchHooks,
     RunnerHooks,
     SchedulerHooks,
     SearchHooks,
@@ -147,10 +148,10 @@ def python_side(obj: Any) -> Any | None:
     return _python_sides.get(handle(obj))
 
 
-def search_hooks(strategy: Any) -> SearchHooks | None:
-    """Return a search strategy's hooks for schedulers; None for a stock strategy."""
+def search_hooks(strategy: Any) -> SearchHooks:
+    """Return a search strategy's hooks for schedulers; without effect for a stock strategy."""
     found = python_side(strategy)
-    return found if isinstance(found, SearchHooks) else None
+    return found if isinstance(found, SearchHooks) else NoSearchHooks()
 
 
 def model_hooks(cost_model: Any) -> ModelHooks | None:

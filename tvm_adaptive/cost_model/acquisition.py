@@ -39,10 +39,7 @@ _MIN_LOG_EI = -1e300
 def expected_improvement(
     mean: npt.ArrayLike, std: npt.ArrayLike, best: npt.ArrayLike
 ) -> FloatArray:
-    """Return E[max(0, objective - best)] for a normal posterior.
-
-    ``std * h((mean - best) / std)``, Eq. 1 and 2 of AdaTune; ``max(0, mean - best)``
-    where ``std`` is 0.
+    """Return E[max(0, objective - best)] for a normal posterior, whose ``std`` may be 0.
 
     Parameters
     ----------
@@ -68,17 +65,7 @@ def log_expected_improvement(
 ) -> FloatArray:
     """Return the logarithm of :func:`expected_improvement` without underflow.
 
-    Parameters
-    ----------
-    mean, std : array_like of shape (n,)
-        Posterior of the objective, higher is better; ``std`` not negative.
-    best : array_like, scalar or of shape (n,)
-        The incumbent's value, same unit.
-
-    Returns
-    -------
-    ndarray of shape (n,)
-        Finite wherever ``std`` > 0; ``-inf`` where ``std`` is 0 and nothing is gained.
+    Finite wherever ``std`` > 0; ``-inf`` where ``std`` is 0 and nothing is gained.
     """
     gain, spread, z = _standardise(mean, std, best)
     certain = np.log(np.maximum(gain, 0.0), where=gain > 0, out=np.full(gain.shape, -np.inf))
@@ -91,10 +78,9 @@ def log_expected_improvement(
 def selection_score(log_ei: npt.ArrayLike) -> FloatArray:
     """Map log EI to scores that native evolution can draw parents with.
 
-    Evolution draws parents in proportion to the score and takes negative scores for 0.
-    EI itself starves it (~0 for nearly all candidates), so the score falls only like
-    ``1 / (1 - log EI)``, continued by ``1 + log EI`` above 0. It depends on nothing but
-    its argument, so that scores of different calls can be compared.
+    Evolution draws parents in proportion to the score. EI itself starves it (~0 for nearly
+    all candidates), so the score falls only like ``1 / (1 - log EI)``, continued by
+    ``1 + log EI`` above 0.
 
     Parameters
     ----------

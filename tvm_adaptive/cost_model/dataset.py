@@ -39,7 +39,8 @@ class TaskSamples:
     rows: Rows
     seconds: FloatArray
     errors: FloatArray  # relative standard errors of ``seconds``; 0 where none is known
-    # Random numbers in [0, 1): of samples that are not among the fastest, the lowest stay.
+    # Random numbers in [0, 1): of samples that are not among the fastest, the lowest stay, so
+    # that they are uniform over all that was ever measured, however often they are thinned.
     lots: FloatArray
 
     @property
@@ -58,11 +59,7 @@ class TaskSamples:
         return float(np.nanmin(self.seconds)) if self.succeeded.any() else math.nan
 
     def thinned(self, n: int) -> TaskSamples:
-        """Return ``n`` of the samples: the fastest, and a uniform sample of all others.
-
-        The lots do not change, so that the sample stays uniform over all that was ever
-        measured, however often it is thinned.
-        """
+        """Return ``n`` of the samples: the fastest, and a uniform sample of all others."""
         n_fast = min(math.ceil(_FASTEST_SHARE * n), int(self.succeeded.sum()))
         by_speed = np.argsort(self.seconds, kind="stable")  # NaN is last
         others = by_speed[n_fast:]
@@ -72,11 +69,7 @@ class TaskSamples:
 
 
 class Dataset:
-    """Samples grouped by task.
-
-    Where there are more than fit, tasks with many lose some, so that those with few keep
-    all: of each task the fastest stay, and a reproducible random sample of the others.
-    """
+    """Samples grouped by task; where there are more than fit, tasks with many lose some."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self.capacity = capacity
@@ -151,13 +144,6 @@ class Dataset:
             if len(task.seconds) > most:
                 self._tasks[key] = task.thinned(most)
 
-    def of_width(self, width: int) -> Dataset:
-        """Return the tasks whose rows have ``width`` features."""
-        found = Dataset()
-        found._tasks = {key: task for key, task in self if task.rows.shape[1] == width}
-        found.n_added = len(found)
-        return found
-
     def bests(self) -> Dataset:
         """Return the fastest sample of every task that has a success."""
         found = Dataset()
@@ -186,15 +172,11 @@ class Dataset:
         return np.concatenate(rows), np.concatenate(y)
 
     def training_weights(self, noise: float, target: TargetKind = "log") -> FloatArray:
-        """Return how much each sample of :meth:`training_set` counts.
-
-        The error of a target comes from the model and from the timer: the weight is the
-        inverse of the sum of both variances, relative to that of a sample without timing
-        error.
-        """
+        """Return how much each sample of :meth:`training_set` counts, 1 without timing error."""
         parts = [_errors(task, target) for _, task in self if math.isfinite(task.best_sec)]
         if not parts:
             return np.zeros(0)
+        # The inverse of the sum of the variances of the model and of the timer.
         variance = noise**2
         return np.asarray(variance / (variance + np.concatenate(parts) ** 2))
 

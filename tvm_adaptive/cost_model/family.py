@@ -1,10 +1,9 @@
 """One surrogate per family of tasks, and one of all tasks while a family is small.
 
 FamilySeer (Zhang et al., ICPP 2023; RFC 57 of tvm-rfcs) trains one cost model per family,
-because a model of everything may average away what matters to one kind of operator. What
-its released code gets wrong is done otherwise here: a family without enough samples is
-served by the model of all tasks instead of by chance, families of one or two tasks are
-not split off, and each family is saved to, and read from, a file of its own.
+because a model of everything may average away what matters to one kind of operator. Unlike
+in its released code, a family without enough samples or tasks is served by the model of all
+tasks, and each family is saved to, and read from, a file of its own.
 """
 
 from __future__ import annotations
@@ -112,12 +111,7 @@ class FamilySurrogate(Surrogate):
 def learn_families(
     dataset: Dataset, *, seed: int, min_correlation: float = MIN_CORRELATION
 ) -> dict[str, str]:
-    """Group tasks whose models rank one another's candidates well.
-
-    This is what FamilySeer means by similar and does not compute. The similarity of two
-    tasks is the mean of both rank correlations; groups are joined while the average
-    similarity between them is high enough (average linkage).
-    """
+    """Group tasks whose models rank one another's candidates well, by average linkage."""
     from scipy.cluster.hierarchy import fcluster, linkage
     from scipy.spatial.distance import squareform
 

@@ -14,7 +14,7 @@ from tvm_adaptive.cost_model.family import MIN_SAMPLES, MIN_TASKS, FamilySurroga
 from tvm_adaptive.cost_model.model import RFEICostModel, read_samples
 from tvm_adaptive.cost_model.storage import write_dataset
 from tvm_adaptive.cost_model.surrogate import SurrogateOptions
-from tvm_adaptive.errors import InvalidOptionError, ModelFileError
+from tvm_adaptive.errors import ModelFileError, check_at_least, check_choices
 
 _SUFFIX = ".family.npz"
 # Families are learned anew whenever there are so many times as many samples as the last
@@ -71,13 +71,9 @@ class RFEIFamilyCostModel(RFEICostModel._cls):  # type: ignore[misc, name-define
         min_tasks: int = MIN_TASKS,
         **options: Any,
     ) -> None:
-        if family not in FAMILY_KINDS:
-            raise InvalidOptionError(
-                f"family must be one of {', '.join(FAMILY_KINDS)}, but got {family!r}."
-            )
-        for name, value in (("min_samples", min_samples), ("min_tasks", min_tasks)):
-            if value < 1:
-                raise InvalidOptionError(f"{name} must be at least 1, but got {value}.")
+        check_choices("family", family, FAMILY_KINDS)
+        check_at_least("min_samples", min_samples, 1)
+        check_at_least("min_tasks", min_tasks, 1)
         self._kind = family
         # FamilySeer's "ind" has nothing to wait for: one task is the whole family.
         self._min_tasks = 1 if family == "task" else min_tasks

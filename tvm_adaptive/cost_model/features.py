@@ -1,10 +1,8 @@
 """Features of candidates with different numbers of stores, as rows of one matrix.
 
-MetaSchedule describes a candidate by one feature vector for each buffer store, and
-candidates of one task differ in how many stores they have (a cache write adds one, an
-inlined block removes one). A forest needs rows of one length. Stock sums over stores;
-here every store has a slot of its own, because what is good for the main store of a
-program says nothing about its copies.
+MetaSchedule describes a candidate by one feature vector for each buffer store. Stock sums
+over stores; here every store has a slot of its own, because what is good for the main store
+of a program says nothing about its copies.
 """
 
 from __future__ import annotations
@@ -28,10 +26,7 @@ _N_FLOAT_COUNTS = 7
 
 
 def to_rows(blocks: Sequence[npt.NDArray[Any]]) -> Rows:
-    """Place the stores of each candidate, of shape (n_stores, length), in slots of one row.
-
-    The heaviest stores come first.
-    """
+    """Place the stores of each candidate, of shape (n_stores, n), in one row, heaviest first."""
     rows = np.zeros((len(blocks), MAX_STORES, FEATURE_LENGTH), dtype=np.float32)
     by_shape: dict[tuple[int, ...], list[int]] = {}
     for i, block in enumerate(blocks):
@@ -46,12 +41,10 @@ def to_rows(blocks: Sequence[npt.NDArray[Any]]) -> Rows:
 
 
 def heaviest_first(blocks: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
-    """Order the stores of each candidate by what they compute.
+    """Order the stores of each candidate by their features, counts of operations first.
 
-    The order of the program does not serve: inlining a block shifts all later stores to
-    another slot. What a store computes stays the same under scheduling, so stores are
-    compared by their counts of floating-point operations, kind by kind (multiply-add
-    first), then by all their other features in turn, so that the order is unique.
+    Inlining a block shifts all later stores of a program to another place; what a store
+    computes stays the same under scheduling.
     """
     keys = -np.moveaxis(blocks, 2, 0)
     # Counts are logarithms of exact integers, yet rounding may differ in the last digits.

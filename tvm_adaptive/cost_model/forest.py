@@ -1,15 +1,6 @@
 r"""A random forest that states its uncertainty.
 
-==========  =================================================  ===========
-symbol      meaning                                            shape
-==========  =================================================  ===========
-X           rows of features                                   (n, d)
-y           targets, higher is better                          (n,)
-t_b(x)      prediction of tree b                               (n, n_trees)
-N_bi        how often sample i is in the bag of tree b         (n_train, n_trees)
-==========  =================================================  ===========
-
-Standard deviations on offer:
+Standard deviations on offer, with t_b(x) the prediction of tree b:
 
 - ``"between-tree"``: of t_b(x) over b, as AdaTune's released code has it. Ad hoc, yet with
   fully grown trees and the log target it is calibrated: on recorded candidates of GMM,
@@ -68,19 +59,12 @@ class Forest:
     """Regression by bagged trees with a standard deviation.
 
     The trees are scikit-learn's; growing them one by one instead of in its
-    ``RandomForestRegressor`` halves the seconds for the few rows that a run starts with,
-    most of which that class spends on checking the same input again for each tree.
+    ``RandomForestRegressor`` halves the seconds for the few rows that a run starts with.
 
     Attributes
     ----------
-    n_trees : int, default 24
-        The error of the standard deviation falls with the root of their number.
-    max_features : float
-        Share of features tried at a split, in (0, 1]; never more than 48. Default 1/3.
-    std : str, default "between-tree"
-        ``"between-tree"``, ``"total"`` or ``"jackknife"``; see the module.
-    n_jobs : int, default 2
-        Threads for fitting.
+    n_trees, max_features, std, n_jobs
+        See :class:`~tvm_adaptive.cost_model.surrogate.SurrogateOptions`.
     """
 
     n_trees: int = 24
@@ -107,7 +91,7 @@ class Forest:
         seed: int,
         weights: FloatArray | None = None,
     ) -> Forest:
-        """Grow the trees from scratch.
+        """Grow the trees from scratch, and return the forest itself.
 
         Parameters
         ----------
@@ -118,11 +102,6 @@ class Forest:
             Same seed and data give the same forest, in any process.
         weights : ndarray of shape (n,) or None, default None
             How much each sample counts, above 0; None for all alike.
-
-        Returns
-        -------
-        Forest
-            Itself.
         """
         n = X.shape[0]
         rng = np.random.default_rng(seed)
@@ -147,16 +126,7 @@ class Forest:
         return self
 
     def tree_predictions(self, X: npt.NDArray[np.float32]) -> FloatArray:
-        """Return what each tree predicts.
-
-        Parameters
-        ----------
-        X : ndarray of shape (n, d)
-
-        Returns
-        -------
-        ndarray of shape (n, n_trees), unit of y
-        """
+        """Return what each tree predicts for X of shape (n, d): shape (n, n_trees), unit of y."""
         view = self._view(X)
         # Straight to the compiled tree: validating the input once per tree costs more
         # than the predictions.
@@ -164,29 +134,20 @@ class Forest:
         return np.stack(trees, axis=1)
 
     def predict(self, X: npt.NDArray[np.float32]) -> tuple[FloatArray, FloatArray]:
-        """Return mean and standard deviation.
+        """Return mean and standard deviation, never negative, of shape (n,), unit of y.
 
         Parameters
         ----------
         X : ndarray of shape (n, d)
-
-        Returns
-        -------
-        mean, std : ndarray of shape (n,), unit of y
-            ``std`` is of the kind that the constructor was given, never negative.
         """
         predictions = self.tree_predictions(X)
-        mean = predictions.mean(axis=1)
-        variance = self._with_prior(predictions.var(axis=1))
+        weight = self.n_trees / (self.n_trees + _PRIOR_TREES)
+        variance = weight * predictions.var(axis=1) + (1.0 - weight) * self._oob_error
         if self.std == "total":
             variance = variance + self._variance_in_leaves(X)
         elif self.std == "jackknife":
             variance = self._jackknife_variance(X)
-        return mean, np.sqrt(np.maximum(variance, 0.0))
-
-    def _with_prior(self, variance: FloatArray) -> FloatArray:
-        weight = self.n_trees / (self.n_trees + _PRIOR_TREES)
-        return np.asarray(weight * variance + (1.0 - weight) * self._oob_error)
+        return predictions.mean(axis=1), np.sqrt(np.maximum(variance, 0.0))
 
     def _mean_oob_error(self, X: npt.NDArray[np.float32], y: FloatArray) -> float:
         """Return the mean squared error on samples, by the trees that had not seen them."""
@@ -202,12 +163,9 @@ class Forest:
 
     def _variance_in_leaves(self, X: npt.NDArray[np.float32]) -> FloatArray:
         view = self._view(X)
-        total = np.zeros(X.shape[0])
-        for estimator in self._trees:
-            tree = estimator.tree_
-            # The impurity of a regression tree is the variance of the leaf's targets.
-            total += tree.impurity[tree.apply(view)]
-        return total / self.n_trees
+        trees = [estimator.tree_ for estimator in self._trees]
+        # The impurity of a regression tree is the variance of the leaf's targets.
+        return np.asarray(sum(tree.impurity[tree.apply(view)] for tree in trees) / self.n_trees)
 
     def _jackknife_variance(self, X: npt.NDArray[np.float32]) -> FloatArray:
         import forestci
@@ -251,9 +209,7 @@ def n_draws(n_samples: int) -> int:
 def distinct_columns(X: npt.NDArray[np.float32]) -> npt.NDArray[np.intp]:
     """Return the columns that vary, without those that repeat another up to scale.
 
-    Many features of a schedule are one number in different units (bytes, lines, their
-    product with a constant extent, each as a logarithm). Trees split them alike, so that
-    repeats only cost time.
+    Trees split such columns alike, so that repeats only cost time.
 
     Parameters
     ----------

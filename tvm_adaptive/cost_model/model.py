@@ -33,8 +33,7 @@ from tvm_adaptive.values.trial_log import TrialLog
 
 logger = logging.getLogger(__name__)
 
-# Calls of load() pass through C++, which turns errors that it does not know into
-# RuntimeError.
+# Calls of load() pass through C++, which turns errors that it does not know into RuntimeError.
 register_error(ModelFileError.__name__, ModelFileError)
 
 
@@ -42,18 +41,16 @@ register_error(ModelFileError.__name__, ModelFileError)
 class RFEICostModel(PyCostModel):  # type: ignore[misc]
     """Random forest and expected improvement, one forest for all tasks of a run.
 
-    Surrogate and acquisition of AdaTune (Li et al., NeurIPS 2020, section 4.2). With the
-    paper's ``target="throughput"`` a forest ranks worse than with logarithms, and
-    failures pull its mean to 0, hence the default.
+    Surrogate and acquisition of AdaTune (Li et al., NeurIPS 2020, section 4.2), by default
+    with logarithms, by which a forest ranks better than by the paper's throughput.
 
     Parameters
     ----------
     seed : int or None, default None
         Same seed and measurements give the same scores; None draws one.
     trial_log : TrialLog or None, default None
-        Has features that the search extracted, and timing errors if the runner notes them:
-        a candidate that was timed roughly counts less. Gets the features of all other
-        candidates.
+        Has features that the search extracted, and timing errors: a candidate that was
+        timed roughly counts less. Gets the features of all other candidates.
     journal : JournalWriter or None, default None
         Receives ``"fit"``, ``"forecast"`` and ``"error"`` events.
     **options : Any
@@ -99,10 +96,7 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
         candidates: list[MeasureCandidate],
         results: list[RunnerResult],
     ) -> None:
-        """Learn a batch; whatever goes wrong is logged and journalled, never raised.
-
-        A result without a positive finite time is a failure.
-        """
+        """Learn a batch; whatever goes wrong is logged and journalled, never raised."""
         try:
             if len(candidates):
                 self._learn(context, candidates, results)
@@ -127,9 +121,7 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
         except Exception as error:
             self._report("predict", context, error)
             return np.ones(n)
-        if scores is None:
-            return self._rng.uniform(0.5, 1.0, size=n)
-        return scores
+        return self._rng.uniform(0.5, 1.0, size=n) if scores is None else scores
 
     def posterior(
         self, context: TuneContext, candidates: list[MeasureCandidate]
@@ -149,14 +141,7 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
             return None
 
     def describe(self, context: TuneContext, candidates: list[MeasureCandidate]) -> Rows:
-        """Return the features of candidates, for :meth:`scores_of` and :meth:`posterior_of`.
-
-        Extracting them costs milliseconds each, and scoring them again microseconds.
-
-        Returns
-        -------
-        ndarray of shape (n, d), float32
-        """
+        """Return the features of candidates, of shape (n, d), which take milliseconds each."""
         if not len(candidates):
             return to_rows([])
         tensors = self._extractor.extract_from(context, candidates)
@@ -194,13 +179,7 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
         self._refitted(context)
 
     def accuracy_of(self, context: TuneContext) -> float:
-        """Return the rank correlation of the last forecasts with what was measured.
-
-        Returns
-        -------
-        float
-            In [-1, 1], higher is better; NaN before the first forecast.
-        """
+        """Return the rank correlation of the last forecasts with measurements; NaN at first."""
         return float(self._surrogate.serving(self._key(context)).accuracy)
 
     def save(self, path: str) -> None:
@@ -224,7 +203,8 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
 
         Samples whose features are not this model's are left out.
         """
-        self._surrogate.preload(dataset.of_width(self.n_features))
+        if dataset.width == self.n_features:
+            self._surrogate.preload(dataset)
 
     def restore(
         self,
@@ -243,7 +223,7 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
         seconds : ndarray of shape (n,)
             NaN for a failure.
         errors : ndarray of shape (n,) or None, default None
-            Relative standard errors of the times; NaN where unknown.
+            Relative standard errors; NaN where unknown.
         """
         if rows.shape[1] == self.n_features:
             self._surrogate.add(self._key(context), rows, seconds, errors)

@@ -16,7 +16,7 @@ from scipy.stats import rankdata
 from tvm_adaptive.cost_model.acquisition import log_expected_improvement, selection_score
 from tvm_adaptive.cost_model.dataset import TARGETS, Dataset, TargetKind
 from tvm_adaptive.cost_model.forest import STDS, Forest, Std
-from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.errors import InvalidOptionError, check_choices, check_share
 from tvm_adaptive.values.hooks import Rows
 from tvm_adaptive.values.trial import FloatArray, Prediction
 
@@ -55,7 +55,7 @@ class SurrogateOptions:
     Attributes
     ----------
     n_trees : int, default 24
-        Trees of the forest, at least 2.
+        At least 2; the error of the standard deviation falls with the root of their number.
     std : {"between-tree", "total", "jackknife"}, default "between-tree"
         Standard deviation of a forecast; see :mod:`tvm_adaptive.cost_model.forest`.
     target : {"log", "throughput"}, default "log"
@@ -67,7 +67,7 @@ class SurrogateOptions:
         function of mean, standard deviation and incumbent (arrays of shape (n,), and a
         number; higher is better) returns the logarithm of what each candidate is worth.
     max_features : float
-        Share of features tried at a split, in (0, 1]. Default 1/3.
+        Share of features tried at a split, in (0, 1]; never more than 48. Default 1/3.
     n_jobs : int, default 2
         Threads that fit the forest.
 
@@ -85,24 +85,17 @@ class SurrogateOptions:
     n_jobs: int = 2
 
     def __post_init__(self) -> None:
-        choices = {"std": STDS, "target": TARGETS}
+        check_choices("std", self.std, STDS)
+        check_choices("target", self.target, TARGETS)
         if not callable(self.acquisition):
-            choices["acquisition"] = ACQUISITIONS
-        for name, allowed in choices.items():
-            if (value := getattr(self, name)) not in allowed:
-                raise InvalidOptionError(
-                    f"{name} must be one of {', '.join(allowed)}, but got {value!r}."
-                )
+            check_choices("acquisition", self.acquisition, ACQUISITIONS)
+        check_share("max_features", self.max_features, "(0, 1]")
         for name, least in (("n_trees", 2), ("n_jobs", 1)):
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise InvalidOptionError(
-                    f"{name} must be an integer of at least {least}, but got {value!r}."
+                    f"{name} must be an integer of at least {least} but got {value!r}."
                 )
-        if not 0.0 < self.max_features <= 1.0:
-            raise InvalidOptionError(
-                f"max_features must be a share in (0, 1], but got {self.max_features!r}."
-            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,11 +144,6 @@ class Surrogate:
         del key
         return self
 
-    @property
-    def is_fitted(self) -> bool:
-        """Whether there is a forest."""
-        return self._forest is not None
-
     def replace_dataset(self, dataset: Dataset) -> None:
         """Forget everything and start from another dataset; the next refit is due."""
         self.dataset = dataset
@@ -201,11 +189,7 @@ class Surrogate:
         )
 
     def scores(self, key: str, rows: Rows, cost_sec: FloatArray | None = None) -> FloatArray | None:
-        """Return positive scores, in proportion to which native evolution draws parents.
-
-        The target is relative to the best of a task, so the incumbent of a task without
-        samples is 0 (log) or 1 (throughput), as that of any task.
-        """
+        """Return positive scores, in proportion to which native evolution draws parents."""
         if self._forest is None:
             return None
         mean, std = self._forest.predict(rows)
@@ -223,20 +207,15 @@ class Surrogate:
         return selection_score(log_worth if cost_sec is None else log_worth - np.log(cost_sec))
 
     def posterior(self, key: str, rows: Rows) -> Prediction | None:
-        """Return mean and standard deviation of the normalised throughput.
-
-        With a log target every tree's forecast is turned into a throughput before the
-        moments are taken: that keeps them within the trees' range, which the moments of
-        a lognormal with the same log mean and variance leave far behind when trees
-        disagree. Other standard deviations than ``"between-tree"`` carry over in
-        proportion.
-        """
+        """Return mean and standard deviation of the normalised throughput."""
         if self._forest is None or not math.isfinite(self.dataset.best_sec(key)):
             return None
         incumbent = self._incumbent(key)
         if self.options.target == "throughput":
             mean, std = self._forest.predict(rows)
             return Prediction(mean / incumbent, std / incumbent)
+        # Each tree's logarithm is converted before the moments are taken: those of a lognormal
+        # are far out of the trees' range when they disagree.
         trees = self._forest.tree_predictions(rows)
         throughput = np.exp(trees - incumbent)
         std = throughput.std(axis=1)
@@ -263,10 +242,7 @@ class Surrogate:
         return BatchQuality(int(ok.sum()), spearman, z_rms)
 
     def frozen(self) -> Surrogate:
-        """Return a copy that answers alike until more is measured, without the samples.
-
-        It knows each task's best sample only, and is never due for a refit.
-        """
+        """Return a copy that answers alike until more is measured, with each task's best sample."""
         copied = copy.copy(self)
         copied.dataset = self.dataset.bests()
         copied._n_fitted = copied.dataset.n_added
@@ -305,6 +281,7 @@ class Surrogate:
         return np.asarray((n * share + 1.0) / (n + 2.0))
 
     def _incumbent(self, key: str) -> float:
+        """Return the target of a task's best; 0 (log) or 1 for a task without samples."""
         ratio = 1.0
         if key in self._fit_bests:
             ratio = self._fit_bests[key] / self.dataset.best_sec(key)

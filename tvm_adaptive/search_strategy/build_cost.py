@@ -1,8 +1,7 @@
 """Forecasts of the seconds that a candidate costs, from its decisions.
 
-Candidates of one task take from a tenth of a second to several seconds to build; those
-that unroll much take longest. The search maximises expected improvement per second (Snoek
-et al., "Practical Bayesian Optimization", NeurIPS 2012, section 3.2).
+Those that unroll much take longest to build. The search maximises expected improvement per
+second (Snoek et al., "Practical Bayesian Optimization", NeurIPS 2012, section 3.2).
 """
 
 from __future__ import annotations

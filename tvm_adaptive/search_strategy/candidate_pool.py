@@ -1,7 +1,4 @@
-"""One task's unmeasured candidates: their programs, features, scores and build costs.
-
-An adapter, like :mod:`tvm_adaptive.search_strategy.strategy`.
-"""
+"""One task's unmeasured candidates: their programs, features, scores and build costs."""
 
 from __future__ import annotations
 
@@ -63,10 +60,7 @@ class CandidatePool:
         self._programs = {}
 
     def add(self, points: Sequence[Point]) -> list[int | None]:
-        """Make the programs of points, and add those that are new to the pool.
-
-        Returns the program's key for each point, None where it has no valid program.
-        """
+        """Add the new programs of points to the pool; return each key, None without a program."""
         # The compiler may decide otherwise the next time.
         self.pool.remember(point for point in points if OPEN not in point.vector)
         keys: list[int | None] = []

@@ -1,7 +1,4 @@
-"""Candidates by MetaSchedule's own evolution, on whole programs; for any cost model.
-
-An adapter, like :mod:`tvm_adaptive.search_strategy.strategy`.
-"""
+"""Candidates by MetaSchedule's own evolution, on whole programs; for any cost model."""
 
 from __future__ import annotations
 
@@ -72,7 +69,7 @@ class EvolutionProposer(Proposer):
             return None
         self._population = parents + randoms
         self._n_population = len(self._population)
-        fresh = distinct(randoms, self.measured)
+        fresh = list(distinct(randoms, self.measured))
         self._fresh = [fresh[i] for i in self.rng.permutation(len(fresh))]
         return self._fresh
 
@@ -82,7 +79,7 @@ class EvolutionProposer(Proposer):
         return prediction
 
     def _screened(self, n: int, without: Sequence[Schedule]) -> list[Schedule]:
-        fresh = distinct(self._fresh, {key_of(schedule) for schedule in without})
+        fresh = list(distinct(self._fresh, {key_of(schedule) for schedule in without}))
         if n == 0 or len(fresh) <= n:
             return fresh[:n]
         return [fresh[i] for i in self._pick(fresh, n)]
@@ -98,7 +95,7 @@ class EvolutionProposer(Proposer):
         self._returned.update(key_of(schedule) for schedule in evolved)
         # It never returns a candidate twice, so those that are not picked for a batch are
         # kept here and compete again.
-        proposals = distinct(self._spares + evolved, self.measured)
+        proposals = list(distinct(self._spares + evolved, self.measured))
         if len(proposals) <= n:
             self._spares = []
             return proposals

@@ -1,7 +1,5 @@
 """The random share of a batch, epsilon, from the posterior's uncertainty.
 
-Notation
---------
 =========  =======================================================  ================
 symbol     meaning                                                  unit
 =========  =======================================================  ================
@@ -62,18 +60,10 @@ def posterior_epsilon(plans: Prediction, incumbent: float = 1.0) -> Exploration:
 
 
 def expected_gain(plans: Prediction) -> FloatArray:
-    """Return how much throughput above the incumbent's is expected of each plan.
+    """Return the expected improvement of each plan, of shape (n,), never negative.
 
-    Expected improvement of a normal belief (Jones et al., *Efficient Global
-    Optimization*, 1998), in multiples of the incumbent's throughput, which is 1.
-
-    Parameters
-    ----------
-    plans : Prediction
-
-    Returns
-    -------
-    ndarray of shape (n,), never negative
+    Of a normal belief (Jones et al., *Efficient Global Optimization*, 1998), in multiples of
+    the incumbent's throughput, which is 1.
     """
     std = np.maximum(plans.std, _LEAST_STD)
     z = (plans.mean - 1.0) / std
@@ -81,21 +71,8 @@ def expected_gain(plans: Prediction) -> FloatArray:
 
 
 def n_random(epsilon: float, batch: int) -> int:
-    """Return how many of ``batch`` candidates to draw at random.
-
-    Parameters
-    ----------
-    epsilon : float
-        In [0, 1].
-    batch : int
-        Candidates in the batch.
-
-    Returns
-    -------
-    int
-        ``epsilon * batch`` rounded to the nearest, halves up. Rounding down, as stock
-        TVM does, never explores in batches below ``1 / epsilon``.
-    """
+    """Return how many of ``batch`` candidates to draw at random: ``epsilon * batch``, rounded."""
+    # Rounding down, as stock TVM does, never explores in batches below 1 / epsilon.
     return min(batch, math.floor(epsilon * batch + 0.5))
 
 

@@ -1,8 +1,7 @@
 """The decisions that a task's sketches leave open, as vectors: draw, vary, cross, encode.
 
-To replay a schedule and extract its features takes milliseconds; to move in this space
-takes microseconds. A task has one to a few sketches; a knob is one decision of a sketch, how
-to split a loop or which of some values to take; a vector has all decisions, knob after knob.
+A task has one to a few sketches; a knob is one decision of a sketch, how to split a loop or
+which of some values to take; a vector has all decisions, knob after knob.
 """
 
 from __future__ import annotations
@@ -158,10 +157,7 @@ class KnobSpace:
         return Point(sketch, tuple(value for part in parts for value in part))
 
     def vary(self, point: Point, rng: np.random.Generator) -> Point:
-        """Change one knob, and with a falling chance more of them.
-
-        Which of the sketches with the same knobs it is counts as a knob, too.
-        """
+        """Change one knob, which may be the sketch, and with a falling chance more of them."""
         knobs, slices = self.sketches[point.sketch], self._slices[point.sketch]
         if not knobs:
             return point
@@ -177,10 +173,7 @@ class KnobSpace:
                 return Point(sketch, tuple(vector))
 
     def distance(self, one: Point, other: Point) -> int:
-        """Return how many knobs differ, and one more if sketches do.
-
-        Of sketches with different knobs, all of them differ.
-        """
+        """Return how many knobs differ, all in other kinds of sketches, plus 1 if sketches do."""
         slices = self._slices[one.sketch]
         if other.sketch not in self._alike[one.sketch]:
             return max(len(slices), len(self._slices[other.sketch])) + 1
@@ -258,10 +251,7 @@ def knob_of(kind: str, attributes: Sequence[Any], decision: Any) -> Knob:
 
 
 def sketch_name(instructions: Sequence[Any]) -> str:
-    """Return a short name that sketches share if and only if their instructions are equal.
-
-    Tasks that differ in nothing but extents have equal instructions.
-    """
+    """Return a short name that sketches share if and only if their instructions are equal."""
     return hashlib.sha256(json.dumps(instructions).encode()).hexdigest()[:16]
 
 

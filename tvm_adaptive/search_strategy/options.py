@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from tvm_adaptive.errors import InvalidOptionError, check_at_least, check_choices
+from tvm_adaptive.errors import check_at_least, check_choices, check_share
 from tvm_adaptive.search_strategy.exploration import N_PLANS, check_epsilon
 
 _CHOICES = {"proposer": ("distilled", "evolution"), "diversity": ("none", "knobs", "medoids")}
@@ -31,14 +31,12 @@ class SearchOptions:
         ``"distilled"`` searches the decisions that sketches leave open on a forest that
         learns, round by round, the cost model's scores of programs, and so makes some
         hundred programs per round; ``"evolution"`` is MetaSchedule's own, which makes a
-        thousand. A cost model that cannot score features alone, as all of stock's, is
-        always served by evolution.
+        thousand and serves any cost model that cannot score features alone.
     n_samples : int, default 24
         Random candidates of a round of ``"distilled"``, which compete with those of
         earlier rounds. At least one and a half per candidate of a batch.
     population_size : int, default 256
-        Schedules per generation of the evolution. Half of TVM's: mutation and features
-        are the largest share of a small batch's price, and grow with it.
+        Schedules per generation of the evolution; half of TVM's.
     genetic_num_iters : int, default 3
         Generations per round of the evolution.
     init_measured_ratio : float, default 0.2
@@ -54,8 +52,7 @@ class SearchOptions:
     n_initial : int, default 16
         Trials of a task before its candidates are searched for. Until then half of a batch
         is random, and half are those of some 25 random schedules that the model, which
-        may know other tasks, prefers; a fixed epsilon stays as it is. Before a task's
-        first results scores are hardly worth a search.
+        may know other tasks, prefers; a fixed epsilon stays as it is.
     n_plans : int, default 20
         Random plans that the posterior's standard deviation is averaged over.
     diversity : {"none", "knobs", "medoids"}, default "medoids"
@@ -89,8 +86,7 @@ class SearchOptions:
             check_at_least(name, getattr(self, name), least)
         for name, choices in _CHOICES.items():
             check_choices(name, getattr(self, name), choices)
-        if not 0.0 <= (ratio := self.init_measured_ratio) <= 1.0:
-            raise InvalidOptionError(f"init_measured_ratio must be in [0, 1] but got {ratio}.")
+        check_share("init_measured_ratio", self.init_measured_ratio, "[0, 1]")
 
     def of_evolution(self) -> dict[str, Any]:
         """Return the options of MetaSchedule's own evolutionary search."""

@@ -1,7 +1,6 @@
 """Which of the proposed candidates make up a batch: best score, or score and diversity.
 
-A score is an acquisition value, higher is better, not negative; knobs are the decisions of
-a candidate (tile sizes, unroll depth, ...).
+A score is an acquisition value, higher is better, not negative.
 
 References
 ----------
@@ -60,10 +59,7 @@ def pick_diverse(
     n: int,
     weight: float = DIVERSITY_WEIGHT,
 ) -> IndexArray:
-    """Pick greedily by normalised score plus unseen knob values [1]_.
-
-    Maximises ``sum score / max score + weight * sum_j |distinct values of knob j| / J``.
-    """
+    """Pick greedily by normalised score plus the weighted share of unseen knob values [1]_."""
     top = float(scores.max(initial=0.0))
     scaled = scores / top if top > 0 else np.zeros_like(scores)
     seen: set[tuple[int, Hashable]] = set()
@@ -80,11 +76,7 @@ def pick_diverse(
 def pick_medoids(
     scores: FloatArray, vectors: FloatArray, n: int, rng: np.random.Generator
 ) -> IndexArray:
-    """Pick the best-scored member of each of ``n`` clusters [2]_.
-
-    Real members, not synthetic centres: most points between schedules are not
-    valid schedules.
-    """
+    """Pick the best-scored member of each of ``n`` clusters [2]_; centres are no schedules."""
     if len(scores) <= n:
         return pick_best(scores, n)
     from sklearn.cluster import KMeans  # takes a second to import, and few runs use it

@@ -1,12 +1,10 @@
-"""What proposers have in common: how a batch is put together, and the journal's event of it.
-
-An adapter, like :mod:`tvm_adaptive.search_strategy.strategy`.
-"""
+"""What proposers have in common: how a batch is put together."""
 
 from __future__ import annotations
 
 import abc
 import dataclasses
+import itertools
 import logging
 import time
 from collections.abc import Sequence
@@ -18,7 +16,7 @@ from tvm_adaptive._tvm import Database, Schedule, TuneContext, model_hooks
 from tvm_adaptive.measure_callback.journal import JournalWriter
 from tvm_adaptive.search_strategy.exploration import FALLBACK_EPSILON, n_random, posterior_epsilon
 from tvm_adaptive.search_strategy.options import SearchOptions
-from tvm_adaptive.search_strategy.schedules import key_of
+from tvm_adaptive.search_strategy.schedules import distinct, key_of
 from tvm_adaptive.values.hash_set import HashSet
 from tvm_adaptive.values.trial import N_VERIFIED, Exploration, Prediction, Promise
 
@@ -70,12 +68,8 @@ class Proposer(abc.ABC):
         return None
 
     def propose(self, size: int, *, cheap: bool) -> list[Schedule] | None:
-        """Return the next batch; None if the space has no valid candidate left.
-
-        A cheap batch is made without a search. The first batch of a task that an earlier
-        run knows has its best candidates only, which need no more than a verification.
-        """
-        if not len(self.measured):
+        """Return the next batch, a cheap one without a search; None if the space is exhausted."""
+        if not len(self.measured):  # an earlier run's best need no more than a verification
             start_sec = time.perf_counter()
             recalled = self._recalled(min(size, N_VERIFIED))
             if recalled:
@@ -96,7 +90,9 @@ class Proposer(abc.ABC):
         wanted = size - explore - len(seeds)
         exploit = seeds + (self._screened(wanted, seeds) if cheap else self._searched(wanted))
         clock.append(time.perf_counter())
-        batch = _mix(exploit, randoms, explore, size)
+        batch = exploit[: size - explore]
+        others = distinct(randoms, {key_of(schedule) for schedule in batch})
+        batch += itertools.islice(others, size - len(batch))
         return self._send(
             batch,
             exploration,
@@ -113,10 +109,7 @@ class Proposer(abc.ABC):
 
     @abc.abstractmethod
     def _sample(self, n: int | None) -> list[Schedule] | None:
-        """Begin a round: return random candidates, ``n`` or a full round's.
-
-        Unmeasured, in random order; None if the space has no valid one left.
-        """
+        """Begin a round: return ``n`` or a full round's random candidates; None without any."""
 
     @abc.abstractmethod
     def _posterior(self, n_plans: int) -> Prediction | None:
@@ -134,10 +127,7 @@ class Proposer(abc.ABC):
 
     @abc.abstractmethod
     def _screened(self, n: int, without: Sequence[Schedule]) -> list[Schedule]:
-        """Return the ``n`` candidates that the model prefers, without a search for more.
-
-        None of ``without``, which are in the batch already.
-        """
+        """Return the ``n`` other candidates that the model prefers, without a search for more."""
 
     @abc.abstractmethod
     def _searched(self, n: int) -> list[Schedule]:
@@ -198,18 +188,3 @@ class Proposer(abc.ABC):
         if prediction is None or len(prediction) == 0:
             return Exploration(FALLBACK_EPSILON, "no-success-yet")
         return posterior_epsilon(prediction)
-
-
-def _mix(
-    exploit: list[Schedule], randoms: list[Schedule], explore: int, size: int
-) -> list[Schedule]:
-    """Put a batch together: the best to exploit, then random ones."""
-    batch = exploit[: size - explore]
-    seen = {key_of(schedule) for schedule in batch}
-    for schedule in randoms:
-        if len(batch) == size:
-            break
-        if key_of(schedule) not in seen:
-            seen.add(key_of(schedule))
-            batch.append(schedule)
-    return batch

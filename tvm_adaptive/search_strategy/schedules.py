@@ -1,15 +1,13 @@
-"""What the search needs of schedules: keys, knobs, vectors, and those that were measured.
-
-An adapter, like :mod:`tvm_adaptive.search_strategy.strategy`.
-"""
+"""What the search needs of schedules: keys, knobs, vectors, and those that were measured."""
 
 from __future__ import annotations
 
 import itertools
 import logging
 import re
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 
@@ -33,6 +31,9 @@ from tvm_adaptive.values.roofline import fastest_believable_sec
 from tvm_adaptive.values.trial import FloatArray, median_sec
 
 logger = logging.getLogger(__name__)
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 # Records that a thread replays before it waits for the others; with fewer it would wait often.
 _REPLAYED_AT_ONCE = 16
@@ -68,17 +69,32 @@ def measured_schedules(
     database: Database, mod: IRModule, n_threads: int = 1
 ) -> Iterator[tuple[float, Schedule]]:
     """Replay the records that a database holds of a workload, a few at a time."""
-    # Schedules copy a module on write, which is not safe from several threads.
-    mods = [mod] if n_threads == 1 else [load_json(save_json(mod)) for _ in range(n_threads)]
+    mods = [mod] if n_threads == 1 else copies_of(mod, n_threads)
     records = _records_of(database, mod)
-    with ThreadPoolExecutor(max(1, n_threads)) as threads:
-        while some := list(itertools.islice(records, _REPLAYED_AT_ONCE * len(mods))):
-            parts = [some[thread :: len(mods)] for thread in range(len(mods))]
-            replayed = list(threads.map(_replay_all, mods, parts))
-            for number, record in enumerate(some):
-                schedule = replayed[number % len(mods)][number // len(mods)]
-                if schedule is not None:
-                    yield median_sec(record.run_secs), schedule
+    while some := list(itertools.islice(records, _REPLAYED_AT_ONCE * n_threads)):
+        for record, schedule in zip(some, in_threads(_replay, mods, some), strict=True):
+            if schedule is not None:
+                yield median_sec(record.run_secs), schedule
+
+
+def copies_of(mod: IRModule, n: int) -> list[IRModule]:
+    """Copy a module for threads: schedules copy it on write, which only one may do at a time."""
+    return [load_json(save_json(mod)) for _ in range(n)]
+
+
+def in_threads(
+    function: Callable[[IRModule, _Item], _Result], mods: list[IRModule], items: Sequence[_Item]
+) -> list[_Result]:
+    """Call a function with every item, in as many threads as there are modules, one for each."""
+
+    def work(thread: int) -> list[_Result]:
+        return [function(mods[thread], item) for item in items[thread :: len(mods)]]
+
+    if len(mods) == 1 or len(items) < 2:
+        return work(0)
+    with ThreadPoolExecutor(len(mods)) as threads:
+        parts = list(threads.map(work, range(len(mods))))
+    return [parts[i % len(mods)][i // len(mods)] for i in range(len(items))]
 
 
 def _records_of(database: Database, mod: IRModule) -> Iterator[TuningRecord]:
@@ -95,16 +111,14 @@ def _records_of(database: Database, mod: IRModule) -> Iterator[TuningRecord]:
             yield record
 
 
-def distinct(schedules: Sequence[Schedule], measured: Container[int]) -> list[Schedule]:
-    """Drop schedules whose module is measured or was seen earlier in the list."""
+def distinct(schedules: Iterable[Schedule], measured: Container[int]) -> Iterator[Schedule]:
+    """Yield schedules but those whose module is measured or was seen earlier."""
     seen: set[int] = set()
-    kept = []
     for schedule in schedules:
         key = key_of(schedule)
         if key not in seen and key not in measured:
             seen.add(key)
-            kept.append(schedule)
-    return kept
+            yield schedule
 
 
 def vectors_of(schedules: list[Schedule]) -> FloatArray:
@@ -118,10 +132,6 @@ def vectors_of(schedules: list[Schedule]) -> FloatArray:
     ]
     width = max(len(row) for row in rows)
     return np.stack([np.pad(row, (0, width - len(row))) for row in rows])
-
-
-def _replay_all(mod: IRModule, records: Sequence[TuningRecord]) -> list[Schedule | None]:
-    return [_replay(mod, record) for record in records]
 
 
 def _replay(mod: IRModule, record: TuningRecord) -> Schedule | None:

@@ -1,19 +1,15 @@
-"""From points in the space of knobs to schedules and back.
-
-An adapter, like :mod:`tvm_adaptive.search_strategy.strategy`.
-"""
+"""From points in the space of knobs to schedules and back."""
 
 from __future__ import annotations
 
 import json
 import logging
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
-from tvm_adaptive._tvm import Schedule, Trace, TuneContext, load_json, save_json
+from tvm_adaptive._tvm import Schedule, Trace, TuneContext
 from tvm_adaptive.search_strategy.knobs import (
     OPEN,
     KnobSpace,
@@ -23,7 +19,7 @@ from tvm_adaptive.search_strategy.knobs import (
     sketch_name,
     slices_of,
 )
-from tvm_adaptive.search_strategy.schedules import knobs_of
+from tvm_adaptive.search_strategy.schedules import copies_of, in_threads, knobs_of
 from tvm_adaptive.values.trace_json import without_flags
 
 logger = logging.getLogger(__name__)
@@ -39,9 +35,7 @@ class Sketches:
         self._traces = [space.trace.simplified(True) for space in design_spaces]
         self._decided = [[i for i in t.insts if i in t.decisions] for t in self._traces]
         self._postprocs = list(context.space_generator.postprocs or ())
-        self._n_threads = max(1, int(context.num_threads))
-        # Schedules copy a module on write, which is not safe from several threads.
-        self._mods = [load_json(save_json(context.mod)) for _ in range(self._n_threads)]
+        self._mods = copies_of(context.mod, max(1, int(context.num_threads)))
         names = [_name_of(trace) for trace in self._traces]
         self._by_name = {name: i for i, name in enumerate(names)}
         self.space = KnobSpace(
@@ -60,26 +54,15 @@ class Sketches:
     ) -> list[tuple[Point, Schedule] | None]:
         """Make the programs of points: apply their decisions, then the postprocessors."""
         seeds = rng.integers(1, _SEEDS, size=len(points)).tolist()
-        found: list[tuple[Point, Schedule] | None] = [None] * len(points)
-
-        def work(thread: int) -> None:
-            for i in range(thread, len(points), self._n_threads):
-                found[i] = self._replay(points[i], self._mods[thread], seeds[i])
-
-        if self._n_threads == 1 or len(points) < 2:
-            for thread in range(self._n_threads):
-                work(thread)
-        else:
-            with ThreadPoolExecutor(self._n_threads) as threads:
-                list(threads.map(work, range(self._n_threads)))
-        return found
+        return in_threads(self._replay, self._mods, list(zip(points, seeds, strict=True)))
 
     def point_of(self, schedule: Schedule) -> Point | None:
         """Return the point of a schedule, e.g. of a database; None for one of another sketch."""
         sketch = self._by_name.get(_name_of(schedule.trace))
         return None if sketch is None else self._point(sketch, schedule)
 
-    def _replay(self, point: Point, mod: Any, seed: int) -> tuple[Point, Schedule] | None:
+    def _replay(self, mod: Any, seeded: tuple[Point, int]) -> tuple[Point, Schedule] | None:
+        point, seed = seeded
         schedule = Schedule(mod, seed=seed, error_render_level="none")
         trace = Trace(self._traces[point.sketch].insts, self._decisions(point))
         try:

@@ -1,8 +1,4 @@
-"""A search strategy that ends on request, around any other strategy.
-
-MetaSchedule counts trials only. A strategy that returns no batch ends its task, and every
-task calls its strategy between two rounds.
-"""
+"""Search strategies around another one, such as the one that ends on request."""
 
 from __future__ import annotations
 
@@ -26,22 +22,15 @@ from tvm_adaptive.values.trial import Promise
 logger = logging.getLogger(__name__)
 
 
-@derived_object
-class StoppableSearch(PySearchStrategy):  # type: ignore[misc]
-    """Delegate to ``inner`` until ``should_stop`` returns True."""
+class DelegatingSearch(PySearchStrategy):  # type: ignore[misc]
+    """Passes every call on to an inner strategy; the hooks, if it has any."""
 
-    def __init__(
-        self, inner: Any, should_stop: Callable[[], bool], journal: JournalWriter | None = None
-    ) -> None:
+    def __init__(self, inner: Any, journal: JournalWriter | None = None) -> None:
         super().__init__()
         self.inner = inner
-        self.should_stop = should_stop
         self.journal: JournalWriter = journal or NullJournal()
-        self.task_name = "?"
 
     def _initialize_with_tune_context(self, context: TuneContext) -> None:
-        """Initialise the inner strategy."""
-        self.task_name = str(context.task_name)
         self.inner._initialize_with_tune_context(context)
 
     def pre_tuning(
@@ -60,45 +49,73 @@ class StoppableSearch(PySearchStrategy):  # type: ignore[misc]
         self.inner.post_tuning()
 
     def promise(self) -> Promise | None:
-        """Return the inner strategy's promise, if it makes any."""
-        hooks = search_hooks(self.inner)
-        return None if hooks is None else hooks.promise()
+        """Return the inner strategy's promise."""
+        return search_hooks(self.inner).promise()
 
     def limit_next_batch(self, n_trials: int | None) -> None:
-        """Limit the inner strategy's next batch, if it can be limited."""
-        hooks = search_hooks(self.inner)
-        if hooks is not None:
-            hooks.limit_next_batch(n_trials)
+        """Limit the inner strategy's next batch."""
+        search_hooks(self.inner).limit_next_batch(n_trials)
 
     def prefetch(self) -> None:
-        """Let the inner strategy begin its next batch in another process, if it can."""
-        hooks = search_hooks(self.inner)
-        if hooks is not None and not self.should_stop():
-            hooks.prefetch()
+        """Let the inner strategy begin its next batch in another process."""
+        search_hooks(self.inner).prefetch()
 
     def is_ready(self) -> bool:
         """Say whether the inner strategy's next batch is available at once."""
-        hooks = search_hooks(self.inner)
-        return hooks is not None and hooks.is_ready()
+        return search_hooks(self.inner).is_ready()
 
     def generate_measure_candidates(self) -> list[MeasureCandidate] | None:
         """Return the inner strategy's next batch; None ends the task."""
-        if self.should_stop():
-            return None
-        try:
-            batch: list[MeasureCandidate] | None = self.inner.generate_measure_candidates()
-        except Exception as error:
-            # MetaSchedule would end the run, and with it every other task.
-            self._report(error, "this task ends")
-            return None
+        batch: list[MeasureCandidate] | None = self.inner.generate_measure_candidates()
         return batch
 
     def notify_runner_results(
         self, measure_candidates: list[MeasureCandidate], results: list[RunnerResult]
     ) -> None:
         """Let the inner strategy learn the results."""
+        self.inner.notify_runner_results(measure_candidates, results)
+
+
+@derived_object
+class StoppableSearch(DelegatingSearch):
+    """Ends its task when ``should_stop`` returns True, or the inner strategy fails.
+
+    MetaSchedule itself counts trials only. A strategy that returns no batch ends its task.
+    """
+
+    def __init__(
+        self, inner: Any, should_stop: Callable[[], bool], journal: JournalWriter | None = None
+    ) -> None:
+        super().__init__(inner, journal)
+        self.should_stop = should_stop
+        self.task_name = "?"
+
+    def _initialize_with_tune_context(self, context: TuneContext) -> None:
+        self.task_name = str(context.task_name)
+        super()._initialize_with_tune_context(context)
+
+    def prefetch(self) -> None:
+        """Let the inner strategy begin its next batch, unless none will be needed."""
+        if not self.should_stop():
+            super().prefetch()
+
+    def generate_measure_candidates(self) -> list[MeasureCandidate] | None:
+        """Return the inner strategy's next batch; None ends the task."""
+        if self.should_stop():
+            return None
         try:
-            self.inner.notify_runner_results(measure_candidates, results)
+            return super().generate_measure_candidates()
+        except Exception as error:
+            # MetaSchedule would end the run, and with it every other task.
+            self._report(error, "this task ends")
+            return None
+
+    def notify_runner_results(
+        self, measure_candidates: list[MeasureCandidate], results: list[RunnerResult]
+    ) -> None:
+        """Let the inner strategy learn the results."""
+        try:
+            super().notify_runner_results(measure_candidates, results)
         except Exception as error:
             self._report(error, "it learns nothing from this round")
 

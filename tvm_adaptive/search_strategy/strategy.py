@@ -1,9 +1,4 @@
-"""``strategy="adaptive"``: batches of random candidates and of the best that a search found.
-
-Candidates come from a proposer: a search on the knobs
-(:mod:`tvm_adaptive.search_strategy.surrogate_proposer`) or MetaSchedule's native evolution
-(:mod:`tvm_adaptive.search_strategy.evolution_proposer`).
-"""
+"""``strategy="adaptive"``: batches of random candidates and of the best that a search found."""
 
 from __future__ import annotations
 
@@ -34,6 +29,7 @@ from tvm_adaptive.search_strategy.proposer import Proposer
 from tvm_adaptive.search_strategy.schedules import candidate_of, floor_sec_of
 from tvm_adaptive.search_strategy.surrogate_proposer import SurrogateProposer
 from tvm_adaptive.search_strategy.transfer import TransferPool
+from tvm_adaptive.values.hooks import NoSearchHooks
 from tvm_adaptive.values.trial import Promise, Trial
 from tvm_adaptive.values.trial_log import TrialLog
 
@@ -55,7 +51,7 @@ class _State:
 
 
 @derived_object
-class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
+class AdaptiveSearch(PySearchStrategy, NoSearchHooks):  # type: ignore[misc]
     """A search whose exploration rate follows the posterior's uncertainty.
 
     Every round ``round(epsilon * batch)`` candidates are random plans and the rest the
@@ -66,10 +62,9 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
     Parameters
     ----------
     trial_log : TrialLog or None, default None
-        Has build times if the builder notes them: candidates are then worth their expected
-        improvement per second. Gets features of candidates, for the cost model, and the
-        task's incumbent at each batch, for a runner that races. Only ``"distilled"`` uses
-        build times and notes features.
+        Has build times if the builder notes them: candidates of ``"distilled"`` are then worth
+        their expected improvement per second, and their features are noted for the cost model.
+        Gets the task's incumbent at each batch, for a runner that races.
     transfer_pool : TransferPool or None, default None
         The best decisions of tasks of the same family: a task's initial trials then begin
         with them, fitted to its own extents. Used by ``"distilled"`` only.
@@ -146,24 +141,12 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         )
 
     def limit_next_batch(self, n_trials: int | None) -> None:
-        """Let the next batch, and only that, have at most ``n_trials`` candidates.
+        """Let the next batch, and only that, have at most so many candidates; None for a full one.
 
         A limit of at most half a batch makes the round cheap, too: like a task's initial
         ones it is made without a search, whose price does not fall with their number.
-
-        Parameters
-        ----------
-        n_trials : int or None
-            At least 1; None for a full batch.
         """
         self._limit = None if n_trials is None else max(1, n_trials)
-
-    def prefetch(self) -> None:
-        """Do nothing: this search runs in this process, when its batch is needed."""
-
-    def is_ready(self) -> bool:
-        """Return False: no batch is searched ahead."""
-        return False
 
     def carry(self) -> bytes:
         """Return a pickle of the state, for :meth:`resume` in another process of the run."""
@@ -177,10 +160,7 @@ class AdaptiveSearch(PySearchStrategy):  # type: ignore[misc]
         _portable(state.proposer).resume(known, transfer_pool)
 
     def take_over(self, carried: bytes, keys: Sequence[int]) -> dict[int, Schedule]:
-        """Continue from a round in another process, and return the programs that it chose.
-
-        By their keys, without those that come out otherwise here.
-        """
+        """Continue from another process's round; return its programs that come out alike here."""
         self.resume(carried, None)
         state = self._live_state()
         self._set_incumbent(state)

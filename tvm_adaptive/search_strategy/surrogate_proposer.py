@@ -1,8 +1,4 @@
-"""Candidates by a search on the knobs, for cost models that can score features alone.
-
-An adapter, like :mod:`tvm_adaptive.search_strategy.strategy`; the search itself is in
-:mod:`tvm_adaptive.search_strategy.surrogate_search`.
-"""
+"""Candidates by a search on the knobs, for cost models that can score features alone."""
 
 from __future__ import annotations
 
@@ -152,11 +148,7 @@ class SurrogateProposer(Proposer):
         return candidates.schedules(self._cheap_first(self._randoms))
 
     def _cheap_first(self, randoms: IndexArray) -> list[int]:
-        """Shuffle; of two, the one that builds in half the time comes first two times in three.
-
-        So a share of random candidates costs what it teaches: as many as possible per
-        second, and none is impossible.
-        """
+        """Shuffle; of two, the one that builds in half the time comes first two times in three."""
         cost_sec = self.candidates.build_secs(randoms)
         # The smallest of exponential variables is each one in proportion to its rate.
         scale = 1.0 if cost_sec is None else cost_sec
@@ -214,10 +206,7 @@ class SurrogateProposer(Proposer):
         return self.candidates.best(within(pool, space, centres, _SEARCH.radius), n)
 
     def _add_seeds(self, n_own: int | None = None) -> None:
-        """Add the family's new records to the pool, as seeds.
-
-        With ``n_own`` only so many that an earlier run found for this very task.
-        """
+        """Add the family's new records to the pool as seeds; ``n_own`` only of this very task."""
         pool, name = self.candidates.pool, str(self.context.task_name)
         seeds = self.transfer_pool.ask(self.family, name, self.candidates.space, self.rng)
         if n_own is not None:

@@ -1,16 +1,10 @@
 """Find good candidates by a model of the cost model, which is cheap to evaluate.
 
-The cost model judges a candidate by features of its program, which takes milliseconds of
-replay and extraction. A forest on the knobs alone takes microseconds. It learns the cost
-model's values (its acquisition, higher is better) of all candidates in the pool, and a
-genetic search on it finds the few that the cost model should judge next. So a round makes
-some hundred programs, where evolution on the programs themselves makes a thousand.
-
-References
-----------
-Predicting an expensive simulator's output by a cheaper emulator before paying for it is
-multi-fidelity optimisation (Kandasamy et al., NeurIPS 2016); training a small model on a
-large one's outputs is distillation (Hinton et al., 2015).
+The cost model judges a candidate by features of its program, which takes milliseconds. A
+forest on the knobs alone takes microseconds. It learns the cost model's values (its
+acquisition, higher is better) of all candidates in the pool, and a genetic search on it finds
+the few that the cost model should judge next: multi-fidelity optimisation (Kandasamy et al.,
+NeurIPS 2016) by distillation (Hinton et al., 2015).
 """
 
 from __future__ import annotations
@@ -19,6 +13,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
+from scipy.stats import rankdata
 
 from tvm_adaptive.search_strategy.knobs import KnobSpace, Point
 from tvm_adaptive.search_strategy.picking import IndexArray, pick_best
@@ -212,11 +207,7 @@ def within(pool: Pool, space: KnobSpace, centres: Sequence[Point], radius: int) 
 
 
 def pick_by_trees(forecasts: FloatArray, n: int, rng: np.random.Generator) -> list[int]:
-    """Pick rows, each the best by the mean of a few random trees.
-
-    Thompson sampling with the trees as the posterior: what most trees prefer is picked
-    early, and what only some prefer has a chance, so that a batch is diverse.
-    """
+    """Pick rows, each the best by the mean of a few random trees: Thompson sampling."""
     open_ = np.ones(len(forecasts), dtype=bool)
     picked: list[int] = []
     for _ in range(min(n, len(forecasts))):
@@ -229,16 +220,10 @@ def pick_by_trees(forecasts: FloatArray, n: int, rng: np.random.Generator) -> li
 
 
 def spread_ranks(values: FloatArray) -> FloatArray:
-    """Map values to exponential scores of their ranks.
-
-    Acquisitions span hundreds of orders of magnitude; a forest that averages them sees
-    the worst only. By ranks the best stand out, and units do not matter.
-    """
-    clean = np.where(np.isnan(values), -np.inf, values)
-    _, inverse, counts = np.unique(clean, return_inverse=True, return_counts=True)
-    below = np.cumsum(counts) - counts
-    share = (below + 0.5 * (counts - 1)) / len(values)
-    return np.asarray(-np.log1p(-share))[inverse]
+    """Map values to exponential scores of their ranks, among which the best stand out."""
+    # Acquisitions span hundreds of orders of magnitude, of which a mean shows the worst only.
+    share = (rankdata(np.where(np.isnan(values), -np.inf, values)) - 1.0) / len(values)
+    return np.asarray(-np.log1p(-share))
 
 
 def _children(

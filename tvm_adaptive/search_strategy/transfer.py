@@ -1,14 +1,9 @@
 """Decisions that were good for one task, fitted to another of its family.
 
-Tasks of a network are often one operator in several sizes: their sketches have the same
-knobs with other extents. Inner tiles fill registers and caches, whose sizes are the
-machine's; so these are kept as far as the other extents allow, and the outermost part
-takes the rest.
-
-References
-----------
-Reuse of schedules among similar subgraphs: TVM's anchor-trace tuning; Bayesian Code
-Diffusion (OSDI 2025) reports up to 3.3 x from it. Snapping to divisors is ours.
+Tasks of a network are often one operator in several sizes. Inner tiles fill registers and
+caches, whose sizes are the machine's; so these are kept as far as the other extents allow, and
+the outermost part takes the rest. Reuse of schedules among similar subgraphs: TVM's
+anchor-trace tuning; Bayesian Code Diffusion (OSDI 2025). Snapping to divisors is ours.
 """
 
 from __future__ import annotations
@@ -62,10 +57,7 @@ class Seed:
 
 
 class TransferPool:
-    """The best records of a run's tasks, for tasks of the same family.
-
-    The searches of one run share one pool.
-    """
+    """The best records of a run's tasks, which its searches share, by family."""
 
     def __init__(self) -> None:
         self._now: dict[str, dict[str, tuple[TransferRecord, ...]]] = {}

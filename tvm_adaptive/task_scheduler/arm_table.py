@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.task_scheduler.arms import Arm, Decision, Played, PriorTrials
+from tvm_adaptive.measure_callback.history import TaskHistory
+from tvm_adaptive.task_scheduler.arms import Arm, Decision, PriorTrials
 
 
 class ArmTable:
@@ -35,11 +36,7 @@ class ArmTable:
 
     @property
     def weighted_ms(self) -> float:
-        """Milliseconds of the network: occurrences times incumbent, summed over the arms.
-
-        Infinite until each arm has a valid result or is finished; arms that finished
-        without one are left out.
-        """
+        """Milliseconds of the network, without arms that finished without a valid result."""
         counted = [arm for arm in self._arms if not (arm.finished and math.isinf(arm.best_ms))]
         return math.fsum(arm.weight * arm.best_ms for arm in counted) if counted else math.inf
 
@@ -47,7 +44,7 @@ class ArmTable:
         """Enter the trials that earlier runs made for an arm."""
         self._change(index, prior=prior)
 
-    def restore(self, index: int, played: Played) -> None:
+    def restore(self, index: int, played: TaskHistory) -> None:
         """Enter the trials, slots and seconds of an arm in earlier attempts of this run."""
         self._change(
             index,

@@ -18,19 +18,12 @@ from tvm_adaptive.values.trial import N_VERIFIED, FloatArray
 
 @dataclasses.dataclass(frozen=True)
 class PriorTrials:
-    """The trials that earlier runs made for a task.
+    """The trials that earlier runs made for a task."""
 
-    Attributes
-    ----------
-    latencies_ms : sequence of float, milliseconds of one run, lower is better
-        One per trial in the order measured, of all runs; ``nan`` for a failure. Empty
-        where this run does not start with the best of them.
-    is_proven : bool
-        Whether a play-off has proven a candidate, which this run can fall back on.
-    """
-
+    # milliseconds of one run, one per trial in the order measured, of all runs; ``nan`` for a
+    # failure. Empty where this run does not start with the best of them
     latencies_ms: Sequence[float] = ()
-    is_proven: bool = False
+    is_proven: bool = False  # a play-off has proven a candidate, which this run can fall back on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +48,6 @@ class Arm:
         Whether no further slot is possible: nothing new to try, trials used up, or
         given up.
     prior : PriorTrials
-        Of earlier runs.
     """
 
     name: str
@@ -83,10 +75,6 @@ class Arm:
         """Mean seconds of slot that a trial cost; ``nan`` before the first."""
         return self.spent_sec / self.n_trials if self.n_trials else math.nan
 
-    def best_history_ms(self) -> FloatArray:
-        """Return the incumbent's milliseconds after each trial; ``inf`` before a success."""
-        return best_so_far(self.latencies_ms)
-
     def throughput_history(self) -> FloatArray:
         """Return the best throughput after each trial, of earlier runs and then of this one.
 
@@ -94,7 +82,7 @@ class Arm:
         first success. A machine is not equally fast every day: earlier trials are scaled so
         that their best agrees with this run's first successes, which measure it again.
         """
-        own = self.best_ms / self.best_history_ms()
+        own = self.best_ms / best_so_far(self.latencies_ms)
         earlier = best_so_far(np.asarray(self.prior.latencies_ms, dtype=np.float64))
         if not len(earlier) or math.isinf(earlier[-1]):
             return own
@@ -103,22 +91,6 @@ class Arm:
         earlier = self.best_ms / again_ms * earlier[-1] / earlier
         history: FloatArray = np.maximum.accumulate(np.concatenate([earlier, own]))
         return history
-
-
-class Played(Protocol):
-    """An arm's trials in earlier attempts of the run; see :class:`Arm`."""
-
-    @property
-    def latencies_ms(self) -> Sequence[float]:
-        """Milliseconds, one per trial."""
-
-    @property
-    def n_slots(self) -> int:
-        """Slots played."""
-
-    @property
-    def spent_sec(self) -> float:
-        """Seconds of these slots."""
 
 
 @dataclasses.dataclass(frozen=True)

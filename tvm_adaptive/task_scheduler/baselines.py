@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from tvm_adaptive.task_scheduler.arms import Arm, Decision
 from tvm_adaptive.task_scheduler.index import argmax
-from tvm_adaptive.task_scheduler.retire import out_of_patience
+from tvm_adaptive.task_scheduler.retire import Retirement, is_spent
 from tvm_adaptive.task_scheduler.warmup import WarmUp
 from tvm_adaptive.values.trial import FloatArray
 
@@ -29,25 +28,21 @@ class BaselinePolicy:
     def __init__(self, rule: Rule, *, patience_trials: int | None = None) -> None:
         self._rule = rule
         self._patience_trials = patience_trials
-        self._retired: set[int] = set()
+        self._retirement = Retirement()
 
     def choose(self, arms: Sequence[Arm], rng: np.random.Generator) -> Decision:
         """Choose the arm of the next slot; see :class:`~.arms.Policy`."""
-        live = [k for k, arm in enumerate(arms) if not arm.finished and k not in self._retired]
-        retired = tuple(k for k in live if self._is_spent(arms[k]))
-        self._retired.update(retired)
-        live = [k for k in live if k not in self._retired]
+        live = self._retirement.live(arms)
+        retired = self._retirement.add(
+            k for k in live if is_spent(arms[k], _FULL_BATCHES, self._patience_trials)
+        )
+        live = self._retirement.live(arms)
         if not live:
             return Decision(None, "nothing-left", retired=retired)
         cold = _FULL_BATCHES.next_arm(arms, live)
         if cold is not None:
             return Decision(cold, "warm-up", retired=retired)
         return Decision(self._rule(arms, live, rng), "rule", retired=retired)
-
-    def _is_spent(self, arm: Arm) -> bool:
-        if math.isinf(arm.best_ms):
-            return _FULL_BATCHES.is_hopeless(arm)
-        return out_of_patience(arm, self._patience_trials)
 
 
 def _least_played(arms: Sequence[Arm], live: Sequence[int], _rng: np.random.Generator) -> int:
@@ -86,8 +81,7 @@ class GradientPolicy:
     After Ansor (Zheng et al., OSDI 2020, section 6): one batch for each task, then the task
     with the steepest ``weight (alpha g1 + (1 - alpha) g2)``, where g1 is the mean drop of
     its best latency over the last batches and g2 its best latency over the number of
-    batches. Where all gradients are equal TVM draws with a generator of its own, this
-    policy with the one it is given; all other decisions are the same.
+    batches. Where all gradients are equal TVM draws with a generator of its own.
     """
 
     def __init__(self) -> None:

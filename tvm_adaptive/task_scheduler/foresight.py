@@ -2,10 +2,8 @@
 
 FamilySeer's *foresee tuning* (Zhang et al., ICPP 2023, algorithm 1): a model that was
 updated with one task's results also predicts its siblings better, so the most promising of
-them gets ``share`` of a slot at once. Its released code chooses by the predictions from
-before the update and whatever the model's accuracy; here the choice uses the updated model,
-and only where its recent predictions ranked what was measured. The sibling is charged for
-the slot as for any other.
+them gets ``share`` of a slot at once. Unlike in its released code, the choice uses the
+updated model, and only where its recent predictions ranked what was measured.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tvm_adaptive.errors import check_share
 from tvm_adaptive.task_scheduler.arms import Arm, Decision, Policy
 from tvm_adaptive.values.trial import Promise
 
@@ -36,7 +33,6 @@ class Foresight:
         slot_trials: int,
         share: float,
     ) -> None:
-        check_foresee_share(share)
         self.policy = policy
         self.families = list(families)
         self.promise_of = promise_of
@@ -68,8 +64,3 @@ class Foresight:
         if not np.nanmax(gains_ms, initial=0.0) > 0.0:
             return None
         return Decision(int(np.nanargmax(gains_ms)), "foresee", self.n_trials, gains_ms, "ms")
-
-
-def check_foresee_share(share: float | None) -> None:
-    """Raise unless a share can be one of a slot, or None."""
-    check_share("The share of a foresee slot", share, "(0, 1]")

@@ -34,24 +34,15 @@ _FLOP_PER_MS_AT_1_GFLOPS = 1e6
 
 
 def latency_ms(flop: npt.ArrayLike, gflops: npt.ArrayLike) -> FloatArray:
-    """Return the milliseconds of ``flop`` operations at ``gflops``; ``inf`` at 0.
-
-    1 GFLOP takes 10 ms at 100 GFLOPS.
-    """
+    """Return the milliseconds of ``flop`` operations at ``gflops``; ``inf`` at 0."""
     with np.errstate(divide="ignore"):
-        ms = np.asarray(flop, dtype=np.float64) / (
-            np.asarray(gflops, dtype=np.float64) * _FLOP_PER_MS_AT_1_GFLOPS
-        )
+        ms = np.divide(flop, np.multiply(gflops, _FLOP_PER_MS_AT_1_GFLOPS))
     return np.asarray(ms, dtype=np.float64)
 
 
 def throughput_gflops(flop: npt.ArrayLike, ms: npt.ArrayLike) -> FloatArray:
     """Return the inverse of :func:`latency_ms`; 0 where ``ms`` is infinite."""
-    return np.asarray(
-        np.asarray(flop, dtype=np.float64)
-        / (np.asarray(ms, dtype=np.float64) * _FLOP_PER_MS_AT_1_GFLOPS),
-        dtype=np.float64,
-    )
+    return latency_ms(flop, ms)  # the same quotient with the other unknown
 
 
 def gain_samples_ms(
@@ -60,13 +51,12 @@ def gain_samples_ms(
     """Convert draws of throughput into draws of the drop of end-to-end latency.
 
     Draw by draw, because 1/f is convex: E[flop/f] is above flop/E[f], so the mean
-    throughput overstates the drop. As latency is flop/f, flop cancels against the
-    incumbent, and the throughput may be in any unit.
+    throughput overstates the drop.
 
     Parameters
     ----------
     samples : array_like of shape (s,)
-        Throughput at the end of the slot, higher is better.
+        Throughput at the end of the slot, any unit, higher is better.
     incumbent : float
         Throughput now, same unit, above 0.
     best_ms : float
@@ -84,11 +74,7 @@ def gain_samples_ms(
 
 
 def published_gain_ms(mean: float, incumbent: float, best_ms: float, weight: float) -> float:
-    """Return the paper's r: the latency drop at the mean of the forecast throughput.
-
-    The draws are never below the incumbent, so the incumbent plus the expected
-    improvement in throughput is their mean.
-    """
+    """Return the paper's r: the latency drop at the mean of the forecast throughput."""
     return float(gain_samples_ms([mean], incumbent, best_ms, weight)[0])
 
 
@@ -130,15 +116,7 @@ def bayes_ucb_level(n_slots_total: int) -> float:
 
 
 def bayes_ucb(gains_ms: npt.ArrayLike, level: float) -> float:
-    """Return a quantile of the posterior gain, in ms.
-
-    Parameters
-    ----------
-    gains_ms : array_like of shape (s,)
-        Draws of the gain.
-    level : float
-        In [0, 1].
-    """
+    """Return a quantile, in [0, 1], of draws of the gain, of shape (s,), in ms."""
     return float(np.quantile(np.asarray(gains_ms, dtype=np.float64), level))
 
 
@@ -162,13 +140,7 @@ def epsilon_greedy(
 ) -> tuple[int, bool]:
     """Return the best arm, or with probability ``epsilon`` any; and whether it was chance.
 
-    Parameters
-    ----------
-    scores : ndarray of shape (k,)
-        Higher is better; ``nan`` for an arm that is not a choice.
-    epsilon : float
-        In [0, 1].
-    rng : numpy.random.Generator
+    ``scores``, of shape (k,), are higher for better arms; ``nan`` for one that is no choice.
     """
     if rng.random() < epsilon:
         return int(rng.choice(np.flatnonzero(~np.isnan(scores)))), True
@@ -204,13 +176,7 @@ def softmax_probabilities(scores: FloatArray, temperature: float | None = None) 
 
 
 def argmax(scores: FloatArray, rng: np.random.Generator) -> int:
-    """Return the index of the highest score, ties by ``rng``; ``nan`` is no choice.
-
-    Raises
-    ------
-    InvalidOptionError
-        When no arm is a choice.
-    """
+    """Return the index of the highest score, ties by ``rng``; ``nan`` is no choice."""
     if np.isnan(scores).all():
         raise InvalidOptionError("argmax needs at least one score that is not nan; found none.")
     best = np.flatnonzero(scores == np.nanmax(scores))

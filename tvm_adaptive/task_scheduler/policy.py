@@ -1,14 +1,10 @@
-"""The scheduler that forecasts each arm's next slot and plays the most valuable one.
-
-Warm-up, forecast, index, retirement and the guard against starving have files of their own;
-this one calls them in order.
-"""
+"""The scheduler that forecasts each arm's next slot and plays the most valuable one."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -29,7 +25,6 @@ _PER_SEC = ("gain-per-sec", "bayes-ucb")
 _UNKNOWN_SEC_PER_TRIAL = 1.0
 # Peers that have become better by no more than this leave a forecast as it was.
 _PEER_TOLERANCE = 0.05
-
 
 # Of an arm's history (the incumbent is 1), the trials of the slot, and a generator.
 Forecaster = Callable[[ThroughputHistory, int, np.random.Generator], Forecast]
@@ -119,52 +114,44 @@ class DynaTunePolicy:
         self.options = options
         self._forecast = forecaster or self._own_forecast
         self._outlooks: dict[int, _Outlook] = {}
-        self._retired: set[int] = set()
+        self._retirement = retire.Retirement()
         self._waiting = retire.Waiting()
         self._initial_ms: float | None = None
 
     def choose(self, arms: Sequence[Arm], rng: np.random.Generator) -> Decision:
         """Choose the arm of the next slot; see :class:`~.arms.Policy`."""
         self._waiting.observe(arms)
-        retired = self._retire([k for k in self._live(arms) if self._is_hopeless(arms[k])])
-        live = self._live(arms)
-        cold = self.options.warm_up.next_arm(arms, live)
+        warm_up, retirement = self.options.warm_up, self._retirement
+        retired = retirement.add(
+            k
+            for k in retirement.live(arms)
+            if retire.is_spent(arms[k], warm_up, self.options.patience_trials)
+        )
+        live = retirement.live(arms)
+        cold = warm_up.next_arm(arms, live)
         if cold is not None:
-            trials = self.options.warm_up.trials_of(arms, cold)
+            trials = warm_up.trials_of(arms, cold)
             # A slot of a few trials is for a first result; the paper's is a whole one.
             few = trials is not None
             return Decision(cold, "warm-up", n_trials=trials, retired=retired, until_success=few)
         self._update_outlooks(arms, live, rng)
         total_ms, share = retire.end_to_end_ms(arms), self.options.retire_share
-        retired += self._retire(
+        retired += retirement.add(
             k
             for k in live
             if retire.not_worth_a_slot(arms[k], self._outlooks[k].gain_ms, total_ms, share)
         )
-        live = self._live(arms)
+        live = retirement.live(arms)
         if not live:
             return Decision(None, "nothing-left", retired=retired)
         scores = self._scores(arms, live)
         arm, n_waited = self._waiting.longest(live)
         if n_waited > self.options.starve_after * len(live):
-            reason, trials = "starved", self.options.warm_up.n_trials
+            reason, trials = "starved", warm_up.n_trials
         else:
             (arm, reason), trials = self._pick(scores, rng), None
         unit = "ms/s" if self.options.index in _PER_SEC else "ms"
         return Decision(arm, reason, trials, scores, unit, retired)
-
-    def _live(self, arms: Sequence[Arm]) -> list[int]:
-        return [k for k, arm in enumerate(arms) if not arm.finished and k not in self._retired]
-
-    def _retire(self, which: Iterable[int]) -> tuple[int, ...]:
-        retired = tuple(which)
-        self._retired.update(retired)
-        return retired
-
-    def _is_hopeless(self, arm: Arm) -> bool:
-        if math.isinf(arm.best_ms):
-            return self.options.warm_up.is_hopeless(arm)
-        return retire.out_of_patience(arm, self.options.patience_trials)
 
     def _update_outlooks(
         self, arms: Sequence[Arm], live: Sequence[int], rng: np.random.Generator

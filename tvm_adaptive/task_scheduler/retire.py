@@ -1,13 +1,14 @@
-"""When an arm is retired, and how long each has waited."""
+"""Which arms are retired, and how long each has waited."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from tvm_adaptive.task_scheduler.arms import Arm
+from tvm_adaptive.task_scheduler.warmup import WarmUp
 
 # A forecast after a short pause may be wrong, and a retired arm never returns: wait for as
 # many trials as stock takes in one batch.
@@ -33,12 +34,36 @@ def out_of_patience(arm: Arm, patience_trials: int | None) -> bool:
     return patience_trials is not None and trials_since_improvement(arm) >= patience_trials
 
 
+def is_spent(arm: Arm, warm_up: WarmUp, patience_trials: int | None) -> bool:
+    """Say whether an arm without a result is given up, or one with a result out of patience."""
+    if math.isinf(arm.best_ms):
+        return warm_up.is_hopeless(arm)
+    return out_of_patience(arm, patience_trials)
+
+
 def not_worth_a_slot(arm: Arm, gain_ms: float, total_ms: float, share: float) -> bool:
     """Say whether an arm is negligible, or stuck with too small a share to gain."""
     if arm.weight * arm.best_ms < NEGLIGIBLE_SHARE * total_ms:
         return share > 0.0
     is_stuck = trials_since_improvement(arm) >= STUCK_TRIALS
     return is_stuck and gain_ms < share * total_ms
+
+
+class Retirement:
+    """The arms that a policy has retired, for good."""
+
+    def __init__(self) -> None:
+        self._retired: set[int] = set()
+
+    def live(self, arms: Sequence[Arm]) -> list[int]:
+        """Return the arms that can be played."""
+        return [k for k, arm in enumerate(arms) if not arm.finished and k not in self._retired]
+
+    def add(self, which: Iterable[int]) -> tuple[int, ...]:
+        """Retire arms and return them."""
+        added = tuple(which)
+        self._retired.update(added)
+        return added
 
 
 class Waiting:

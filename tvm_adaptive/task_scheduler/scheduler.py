@@ -1,8 +1,4 @@
-"""``task_scheduler="dynatune"`` and its like: a policy in MetaSchedule's loop.
-
-MetaSchedule asks for the next task between two batches. There the last batch is joined and
-charged to its arm, and, when its slot is over, a :class:`Policy` decides.
-"""
+"""``task_scheduler="dynatune"`` and its like: a policy in MetaSchedule's loop."""
 
 from __future__ import annotations
 
@@ -25,14 +21,15 @@ from tvm_adaptive._tvm import (
     handle,
     search_hooks,
 )
-from tvm_adaptive.errors import check_at_least
+from tvm_adaptive.errors import check_at_least, check_share
+from tvm_adaptive.measure_callback.history import TaskHistory
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
 from tvm_adaptive.task_scheduler.arm_table import ArmTable
-from tvm_adaptive.task_scheduler.arms import Arm, Played, Policy, PriorTrials
-from tvm_adaptive.task_scheduler.foresight import Foresight, check_foresee_share
+from tvm_adaptive.task_scheduler.arms import Arm, Policy, PriorTrials
+from tvm_adaptive.task_scheduler.foresight import Foresight
 from tvm_adaptive.task_scheduler.presets import check_policy_name, fresh_copy, make_policy
-from tvm_adaptive.task_scheduler.search_hooks import is_ready, limit_next_batch, prefetch
 from tvm_adaptive.task_scheduler.slot_queue import RunLimits, Slot, SlotLength, SlotQueue
+from tvm_adaptive.values.hooks import SearchHooks
 from tvm_adaptive.values.trial import Promise, Trial
 
 logger = logging.getLogger(__name__)
@@ -45,11 +42,9 @@ _DEFAULT_BATCH = 64
 class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
     """Give each slot of tuning time to the task that a policy chooses.
 
-    The policy sees each task as an :class:`Arm`: latencies in the order measured and
-    the wall-clock seconds they cost, search and the policy's decisions included. The run
-    continues when a measure callback raises (which is reported with the task's name),
-    when a task's results cannot be read (that task ends), and when the policy fails (the
-    least-played task is next).
+    The run continues when a measure callback raises (which is reported with the task's
+    name), when a task's results cannot be read (that task ends), and when the policy fails
+    (the least-played task is next).
 
     Parameters
     ----------
@@ -70,14 +65,12 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         is retired; None leaves that to the policy (``"paper"``: 200, the others never).
     foresee_share : float or None, default None
         Share of a slot that follows each slot, for the sibling for which the updated model
-        predicts the largest gain (FamilySeer); see
-        :mod:`tvm_adaptive.task_scheduler.foresight`.
+        predicts the largest gain (FamilySeer).
     max_waiting : int, default 1
         Batches that may be measured in the background while another task's is searched
         and built, where the runner supports it: the number of devices.
     n_lanes : int, default 1
-        Slots whose first batches are searched at the same time, by strategies with
-        ``prefetch``: see :mod:`tvm_adaptive.tuning.lanes`.
+        Slots whose first batches are searched at the same time, by strategies with ``prefetch``.
     budget_sec : float or None, default None
         Ends the run after the batch in which so many seconds are over.
     plateau_slots : int or None, default None
@@ -91,11 +84,6 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         ``"stop"`` when the scheduler ends the run.
     clock : callable, default ``time.monotonic``
         Monotonic seconds.
-
-    Attributes
-    ----------
-    arms : tuple of Arm
-        The tasks at present, or at the end of the last call of ``tune``.
 
     Raises
     ------
@@ -127,7 +115,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         check_at_least("warm_up_trials", warm_up_trials, 1)
         check_at_least("patience_trials", patience_trials, 1)
         check_at_least("max_waiting", max_waiting, 1)
-        check_foresee_share(foresee_share)
+        check_share("The share of a foresee slot", foresee_share, "(0, 1]")
         self.policy = policy
         self.length = SlotLength(slot_rounds, slot_sec)
         self.limits = RunLimits(budget_sec, plateau_slots, plateau_share)
@@ -139,7 +127,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         self.seed = seed
         self.journal: JournalWriter = journal or NullJournal()
         self.clock = clock
-        self._earlier: Mapping[str, Played] = {}
+        self._earlier: Mapping[str, TaskHistory] = {}
         self._prior: Mapping[str, PriorTrials] = {}
         self._max_trials: float = math.inf  # unless ``tune`` was entered through Python
         self._batch: int | None = None
@@ -154,7 +142,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         """The tasks at present, or at the end of the last call of ``tune``."""
         return self._arm_table.arms
 
-    def restore(self, earlier: Mapping[str, Played]) -> None:
+    def restore(self, earlier: Mapping[str, TaskHistory]) -> None:
         """Start the next run where earlier attempts at it ended; by the names of tasks."""
         self._earlier = dict(earlier)
 
@@ -258,8 +246,10 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         )
 
     def _promise(self, index: int) -> Promise | None:
-        hooks = search_hooks(self._records[index].ctx.search_strategy)
-        return None if hooks is None else hooks.promise()
+        return self._hooks(index).promise()
+
+    def _hooks(self, index: int) -> SearchHooks:
+        return search_hooks(self._records[index].ctx.search_strategy)
 
     def _next_task_id(self, queue: SlotQueue) -> int:
         self._join(queue)
@@ -279,7 +269,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
             reason = self._look_ahead(queue)
         if not queue.ahead:
             return queue.stop(reason)
-        slot = next((s for s in queue.ahead if is_ready(self._records[s.arm])), queue.ahead[0])
+        slot = next((s for s in queue.ahead if self._hooks(s.arm).is_ready()), queue.ahead[0])
         queue.ahead.remove(slot)
         queue.current = slot
         return self._play(queue, slot) if self.n_lanes == 1 else slot.arm
@@ -294,15 +284,11 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
                 return decision.reason
             if self.n_lanes > 1:
                 self._play(queue, queue.ahead[-1])
-                prefetch(self._records[decision.arm])
+                self._hooks(decision.arm).prefetch()
         return ""
 
     def _join(self, queue: SlotQueue) -> None:
-        """Add the results of batches that were sent, and finish the arms of ended tasks.
-
-        A batch that the runner measures in the background stays unjoined while another
-        task's is searched and built.
-        """
+        """Add the results of batches that were sent, and finish the arms of ended tasks."""
         if queue.current is not None:
             queue.charge(queue.current)
         for slot in list(queue.waiting):
@@ -315,7 +301,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
             if not record.is_terminated and record.runner_futures is not None:
                 n_trials = len(record.measure_candidates or ())
                 queue.n_sent += n_trials
-                if self._may_wait(queue, index, n_trials):
+                if self._may_wait(queue, index, n_trials):  # while another task is searched
                     assert queue.current is not None
                     queue.waiting.append(queue.current)
                     queue.current = None
@@ -377,7 +363,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         if self._batch is not None and trials_left < (limit or self._batch):
             limit = max(1, int(trials_left))
         try:
-            limit_next_batch(self._records[slot.arm], limit)
+            self._hooks(slot.arm).limit_next_batch(limit)
         except Exception as error:
             self.report(slot.arm, "search", error, "its batch is a full one")
         return slot.arm
@@ -385,11 +371,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
 
 @derived_object
 class CallbackGuard(PyMeasureCallback):  # type: ignore[misc]
-    """Calls other callbacks in turn; one that raises is reported and the rest still called.
-
-    MetaSchedule passes such an exception up through its loop: the run ends, and the
-    batch, though measured, is never counted.
-    """
+    """Calls other callbacks in turn; one that raises is reported and the rest still called."""
 
     def __init__(self, callbacks: Sequence[Any], scheduler: AdaptiveScheduler) -> None:
         super().__init__()
@@ -412,6 +394,7 @@ class CallbackGuard(PyMeasureCallback):  # type: ignore[misc]
                     task_scheduler, task_id, measure_candidates, builder_results, runner_results
                 )
             except Exception as error:
+                # MetaSchedule would end the run without counting the batch.
                 kind = type(getattr(callback, "_inst", callback)).__name__
                 self.scheduler.report(int(task_id), "callback", error, f"{kind} missed this batch")
 

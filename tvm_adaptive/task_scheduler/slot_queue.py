@@ -146,10 +146,7 @@ class SlotQueue:
         return [*self.waiting, *([] if self.current is None else [self.current]), *self.ahead]
 
     def decide(self) -> Decision:
-        """Ask the policy, retire arms and open the slot that it decides on.
-
-        If the policy fails, the least-played arm is next.
-        """
+        """Ask the policy, retire arms and open the slot that it decides on."""
         start_sec = self.clock()
         arms = self.choosable
         try:

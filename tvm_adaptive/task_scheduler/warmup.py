@@ -59,11 +59,7 @@ class WarmUp:
 
 
 def is_trivial(arms: Sequence[Arm], k: int) -> bool:
-    """Say whether an arm without a result will be negligible end to end.
-
-    Its latency is guessed from its flop, at the median throughput of the arms that have
-    results; while there is none, no arm is trivial.
-    """
+    """Say whether an arm will be negligible end to end, guessed from its flop; False at first."""
     known = [arm for arm in arms if math.isfinite(arm.best_ms)]
     if not known:
         return False

@@ -33,6 +33,24 @@ class SearchHooks(Protocol):
         """Say whether the next batch is available at once."""
 
 
+class NoSearchHooks:
+    """The hooks of a search strategy that has none: they do nothing."""
+
+    def promise(self) -> Promise | None:
+        """Forecast nothing."""
+        return None
+
+    def limit_next_batch(self, n_trials: int | None) -> None:
+        """Leave the batch as it is."""
+
+    def prefetch(self) -> None:
+        """Begin nothing: the batch is searched in this process, when it is needed."""
+
+    def is_ready(self) -> bool:
+        """Return False: no batch is searched ahead."""
+        return False
+
+
 @runtime_checkable
 class ModelHooks(Protocol):
     """A cost model that states its uncertainty, scores features, and learns from earlier runs."""

@@ -71,5 +71,5 @@ def test_without_a_limit_the_last_value_is_bounded(unlimited):
 
 def test_families_are_found_by_name():
     assert curve_family("log-power") is LOG_POWER
-    with pytest.raises(InvalidOptionError, match='named "exp3"; choose among "log-power"'):
+    with pytest.raises(InvalidOptionError, match="family must be one of log-power but got 'exp3'"):
         curve_family("exp3")

@@ -8,7 +8,6 @@ from tvm_adaptive.task_scheduler.forecast.emcee_chains import (
     chain_warning,
     fit_least_squares,
     forecast_emcee,
-    is_frozen,
     run_chain,
 )
 from tvm_adaptive.task_scheduler.forecast.result import NoFitError, ThroughputHistory
@@ -72,7 +71,7 @@ def test_the_chain_moves_and_keeps_the_constraints(family, seed):
     posterior = posterior_of(family, seed)
     chain = run_chain(posterior, np.random.default_rng(seed))
     assert chain.shape == (500, 10, 2 + len(family.parameters))
-    assert not is_frozen(chain)
+    assert acceptance(chain).mean() > 0.1
     assert np.isfinite(posterior(chain.reshape(-1, chain.shape[2]))).all()
 
 
@@ -80,7 +79,6 @@ def test_a_healthy_chain_has_no_warning():
     chain = healthy_chain()
     np.testing.assert_allclose(acceptance(chain), 0.5, atol=0.1)
     assert chain_warning(chain) == ""
-    assert not is_frozen(chain)
 
 
 def test_a_frozen_chain_is_detected():
@@ -88,7 +86,6 @@ def test_a_frozen_chain_is_detected():
     # where the jitter of 1e-6 put it.
     start = 1.0 + 1e-6 * np.random.default_rng(0).standard_normal((10, 4))
     chain = np.repeat(start[None], 500, axis=0)
-    assert is_frozen(chain)
     assert "the chain is frozen: 0.00 of the steps accepted, not 0.1 to 0.9" in chain_warning(chain)
 
 

@@ -7,7 +7,7 @@ import logging
 import numpy as np
 import numpy.typing as npt
 
-from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.errors import check_choices
 from tvm_adaptive.task_scheduler.forecast import emcee_chains, quadrature, record_breaks
 from tvm_adaptive.task_scheduler.forecast.curve import CurveFamily, curve_family
 from tvm_adaptive.task_scheduler.forecast.result import (
@@ -75,9 +75,7 @@ def forecast(
     ValueError
         If the history is invalid, or the horizon is negative.
     """
-    if method not in METHODS:
-        known = ", ".join(f'"{known}"' for known in METHODS)
-        raise InvalidOptionError(f'There is no belief named "{method}"; choose among {known}.')
+    check_choices("method", method, METHODS)
     curves = curve_family(family)
     best = np.asarray(best_throughput_history, dtype=np.float64)
     history = ThroughputHistory(best, peak, expected_peak)
@@ -89,7 +87,7 @@ def forecast(
         reason = f"{len(history)} trials are too few for a curve"
         return record_breaks.forecast_records(history, horizon_trials, rng, warning=reason)
     if horizon_trials == 0:
-        return unchanged(history, horizon_trials, method)
+        return unchanged(history, method)
     try:
         if method == quadrature.METHOD:
             return quadrature.forecast_quadrature(history, horizon_trials, rng, curves)

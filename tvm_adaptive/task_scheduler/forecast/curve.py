@@ -8,8 +8,8 @@ f(x)       best throughput after x trials, amplitude * g(x; shape)         as th
 g(x)       the basis, all of f but its amplitude                           none
 =========  ==============================================================  ===========
 
-Families are linear in their amplitude, so it needs no search: given the shape, the best
-amplitude is a least-squares quotient and its posterior is known in closed form.
+Families are linear in their amplitude: given the shape, the best amplitude is a least-squares
+quotient and its posterior is known in closed form.
 
 References
 ----------
@@ -30,7 +30,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.errors import check_choices
 from tvm_adaptive.values.trial import FloatArray
 
 # No basis value is below: it is a divisor, and a curve that starts lower is zero anyway.
@@ -68,14 +68,7 @@ class ShapeParameter:
     def nodes(self, n_trials: int) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return the nodes, the logarithms of their volumes and of their prior weights.
 
-        Parameters
-        ----------
-        n_trials : int
-
-        Returns
-        -------
-        nodes, log_volume, log_prior : ndarray of shape (n_nodes,)
-            Volumes and weights up to a constant factor each.
+        Of shape (n_nodes,) each; volumes and weights up to a constant factor.
         """
         lower, upper = self.lower(n_trials), self.upper(n_trials)
         if not self.logarithmic:
@@ -90,15 +83,10 @@ class ShapeParameter:
 
 @dataclasses.dataclass(frozen=True)
 class ShapeGrid:
-    """Shapes of a family that together cover its range.
+    """Shapes of a family that together cover its range, an array of shape (s, p).
 
-    Attributes
-    ----------
-    shapes : ndarray of shape (s, p)
-    log_volume : ndarray of shape (s,)
-        Logarithm of the volume that a shape stands for: its weight under a uniform prior.
-    log_prior : ndarray of shape (s,)
-        Logarithm of its weight under the weakly informative prior.
+    ``log_volume``, of shape (s,), is the logarithm of the volume that a shape stands for, its
+    weight under a uniform prior; ``log_prior`` that under the weakly informative prior.
     """
 
     shapes: FloatArray
@@ -130,18 +118,13 @@ class CurveFamily:
     saturates: bool = False
 
     def basis(self, x: npt.ArrayLike, shape: npt.ArrayLike) -> FloatArray:
-        """Return g(x; shape).
+        """Return g(x; shape), positive and not decreasing in x, of shape (n,) or (s, n).
 
         Parameters
         ----------
         x : array_like of shape (n,)
             Trials, at least 1.
         shape : array_like of shape (p,) or (s, p)
-
-        Returns
-        -------
-        ndarray of shape (n,) or (s, n)
-            Positive, not decreasing in x.
         """
         shapes = np.asarray(shape, dtype=np.float64)
         columns = np.atleast_2d(shapes).T[:, :, None]
@@ -150,7 +133,7 @@ class CurveFamily:
         return np.asarray(g if shapes.ndim == 2 else g[0], dtype=np.float64)
 
     def evaluate(self, x: npt.ArrayLike, theta: npt.ArrayLike) -> FloatArray:
-        """Return f(x).
+        """Return f(x), of shape (n,) or (s, n).
 
         Parameters
         ----------
@@ -158,10 +141,6 @@ class CurveFamily:
             Trials, at least 1.
         theta : array_like of shape (1 + p,) or (s, 1 + p)
             Amplitude, then shape.
-
-        Returns
-        -------
-        ndarray of shape (n,) or (s, n)
         """
         values = np.asarray(theta, dtype=np.float64)
         return np.asarray(values[..., :1] * self.basis(x, values[..., 1:]), dtype=np.float64)
@@ -175,7 +154,7 @@ class CurveFamily:
     def amplitude_bounds(
         self, last: float, ceiling: float, basis_at_last: npt.ArrayLike
     ) -> tuple[FloatArray, FloatArray]:
-        """Return the range of amplitudes between the incumbent and the ceiling.
+        """Return the ranges of amplitudes; ``lower >= upper`` marks an impossible shape.
 
         Parameters
         ----------
@@ -185,11 +164,6 @@ class CurveFamily:
             The largest limit of the curve, or, without a limit, value at the last trial.
         basis_at_last : array_like of shape (s,)
             g at the last trial.
-
-        Returns
-        -------
-        lower, upper : ndarray of shape (s,)
-            ``lower >= upper`` marks an impossible shape.
         """
         g = np.asarray(basis_at_last, dtype=np.float64)
         return last / g, np.full(g.shape, ceiling) if self.saturates else ceiling / g
@@ -231,24 +205,8 @@ FAMILIES = {family.name: family for family in (LOG_POWER,)}
 
 
 def curve_family(name: str | CurveFamily) -> CurveFamily:
-    """Return the family of that name.
-
-    Parameters
-    ----------
-    name : str or CurveFamily
-        A key of ``FAMILIES``, or a family, which is returned.
-
-    Raises
-    ------
-    InvalidOptionError
-        If there is none.
-    """
+    """Return the family of that name, a key of ``FAMILIES``; a family is returned itself."""
     if isinstance(name, CurveFamily):
         return name
-    try:
-        return FAMILIES[name]
-    except KeyError:
-        known = ", ".join(f'"{known}"' for known in FAMILIES)
-        raise InvalidOptionError(
-            f'There is no family of curves named "{name}"; choose among {known}.'
-        ) from None
+    check_choices("family", name, FAMILIES)
+    return FAMILIES[name]

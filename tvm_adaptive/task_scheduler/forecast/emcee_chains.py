@@ -79,11 +79,7 @@ def last_segment(best: FloatArray) -> int:
 def fit_least_squares(
     family: CurveFamily, x: FloatArray, y: FloatArray, *, ceiling: float
 ) -> CurveFit:
-    """Fit a curve that has reached the last value at the last trial.
-
-    Only the shape is searched for, from the best nodes of a grid; the amplitude follows
-    from it (variable projection).
-    """
+    """Fit a curve that has reached the last value at the last trial, by variable projection."""
     lower, upper = family.bounds(int(x[-1]))
 
     def project(shapes: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -121,11 +117,7 @@ def fit_least_squares(
 
 @dataclasses.dataclass(frozen=True)
 class Posterior:
-    """The logarithm of the posterior density of (amplitude, shape..., sigma).
-
-    Uniform priors within bounds; zero wherever the curve is below the last value at the
-    last trial.
-    """
+    """The log density of (amplitude, shape..., sigma), with uniform priors within bounds."""
 
     family: CurveFamily
     x: FloatArray  # trials, and scaled throughput; the last one positive
@@ -202,11 +194,6 @@ def acceptance(chain: FloatArray) -> FloatArray:
     return np.asarray(moved.mean(axis=0), dtype=np.float64)
 
 
-def is_frozen(chain: FloatArray) -> bool:
-    """Say whether the walkers hardly moved from their starts."""
-    return bool(acceptance(chain).mean() < _ACCEPTANCE_RANGE[0])
-
-
 def chain_warning(chain: FloatArray) -> str:
     """Return what is wrong with a chain; empty if nothing is."""
     from emcee.autocorr import integrated_time
@@ -237,22 +224,15 @@ def forecast_emcee(
 ) -> Forecast:
     """Forecast as published, from one segment of the history."""
     scale, ceiling = history.incumbent, _OWN_BEST_CEILING
-    if history.peak is not None and not history.peak_is_wrong:
-        scale, ceiling = history.peak, 1.0
+    if math.isfinite(history.limit):
+        scale, ceiling = history.limit, 1.0
     x = np.arange(start + 1, len(history) + 1, dtype=np.float64)
     chain = run_chain(Posterior(family, x, history.best[start:] / scale, ceiling), rng)
     warning = chain_warning(chain)
-    if is_frozen(chain):
+    if acceptance(chain).mean() < _ACCEPTANCE_RANGE[0]:  # it hardly moved from its starts
         raise NoFitError(warning)
     kept = chain[N_BURN_IN::THIN_BY].reshape(-1, chain.shape[2])
     future = family.evaluate([float(len(history) + horizon_trials)], kept[:, :-1])[:, 0]
     samples = np.maximum(future * scale, history.incumbent)
-    return Forecast(
-        float(samples.mean()),
-        float(samples.std()),
-        samples,
-        METHOD,
-        warning,
-        history.incumbent,
-        horizon_trials,
-    )
+    mean, std = float(samples.mean()), float(samples.std())
+    return Forecast(mean, std, samples, METHOD, warning, history.incumbent)

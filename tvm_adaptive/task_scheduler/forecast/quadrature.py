@@ -150,6 +150,7 @@ def thinned(best: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 def _posterior(history: ThroughputHistory, family: CurveFamily) -> CurvePosterior:
+    # The whole history, without cuts: this model has jumps.
     x, y = thinned(history.best)
 
     def below(ceiling: float) -> CurvePosterior:
@@ -158,7 +159,7 @@ def _posterior(history: ThroughputHistory, family: CurveFamily) -> CurvePosterio
         return curve_posterior(family, x, scaled, ceiling=ceiling, effective_points=points)
 
     free = below(history.ceiling(HEADROOM))
-    if not history.expects_more:
+    if math.isinf(history.expected_limit):
         return free
     try:
         expected = below(history.expected_ceiling(EXPECTED_HEADROOM))
@@ -175,11 +176,7 @@ def forecast_quadrature(
     *,
     n_samples: int = 512,
 ) -> Forecast:
-    """Forecast from the posterior of the curve, as a jump from the incumbent.
-
-    The curve gives the mean gain of the slot, f(n + m) / f(n), the history of records the
-    chance of any. The whole history is fitted, without cuts: this model has jumps.
-    """
+    """Forecast a jump: its mean by the posterior of the curve, its chance by the records."""
     incumbent = history.incumbent
     posterior = _posterior(history, family)
     gains = posterior.relative_gains(len(history), horizon_trials)
@@ -196,6 +193,5 @@ def forecast_quadrature(
         METHOD,
         "",
         incumbent,
-        horizon_trials,
         exact_drop=float(posterior.weights @ (gains / (1.0 + gains))),
     )

@@ -53,10 +53,7 @@ def exchangeable_chance(n_trials: int, horizon_trials: int) -> float:
 
 
 def learned_chance(history: ThroughputHistory, horizon_trials: int) -> float:
-    """Return the chance of a new record, given the frequency of records so far.
-
-    The posterior mean of 1 - (n / (n + m))^lambda under lambda ~ Gamma(4, 4).
-    """
+    """Return the mean of 1 - (n / (n + m))^lambda under the posterior of lambda."""
     # Half a trial more: records are as likely as the integral of 1 / x over their trial.
     n, first = len(history) + 0.5, history.first_success + 0.5
     n_records = _PRIOR_RECORDS + len(history.records) - 1
@@ -89,18 +86,13 @@ def forecast_records(
     n_samples: int = 512,
     warning: str = "",
 ) -> Forecast:
-    """Forecast from the theory of records and the size of past jumps.
-
-    A record falls in the next m trials with probability m / (n + m). Its relative gain
-    is exponential with a rate that has a gamma posterior, given the logarithms of the
-    past jumps; the predictive is a generalised Pareto.
-    """
+    """Forecast from the theory of records and the size of past jumps."""
     if history.incumbent <= 0:
-        return unchanged(history, horizon_trials, METHOD, warning or "no success yet")
+        return unchanged(history, METHOD, warning or "no success yet")
+    # An exponential gain, whose rate has a gamma posterior, is a generalised Pareto.
     jumps = np.diff(np.log(history.records))[-_N_LAST_JUMPS:]
     tail = _PRIOR_JUMPS + len(jumps)
-    mean_jump = (_PRIOR_JUMPS - 1) * _PRIOR_JUMP + float(jumps.sum())
-    mean_jump /= tail - 1
+    mean_jump = ((_PRIOR_JUMPS - 1) * _PRIOR_JUMP + float(jumps.sum())) / (tail - 1)
     chance = exchangeable_chance(len(history), horizon_trials)
     mean_gain = chance * mean_jump
     # Of a generalised Pareto E[J^2] = 2 E[J]^2 (tail - 1) / (tail - 2).
@@ -114,5 +106,4 @@ def forecast_records(
         METHOD,
         warning,
         incumbent,
-        horizon_trials,
     )

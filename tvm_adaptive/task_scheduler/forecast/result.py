@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 import numpy.typing as npt
@@ -23,19 +24,15 @@ class Forecast:
     method: str  # the method used: ``"quadrature"``, ``"emcee"`` or ``"records"``
     warning: str = ""  # why it replaced another method, or why not to trust it; may be empty
     incumbent: float = 0.0  # best throughput so far; 0 before the first success
-    horizon_trials: int = 0  # trials in the slot
     # ``expected_drop`` where the method has a more exact value than its samples
     exact_drop: float | None = None
 
     @property
     def expected_drop(self) -> float:
-        """Share of its latency that the task is expected to lose in the slot, in [0, 1).
-
-        E[1 - incumbent / f], converted draw by draw: latency is convex in the throughput
-        f, so the mean throughput overstates the drop.
-        """
+        """Share of its latency that the task is expected to lose in the slot, in [0, 1)."""
         if self.exact_drop is not None:
             return self.exact_drop
+        # Draw by draw: latency is convex in the throughput, whose mean overstates the drop.
         return float(1.0 - (self.incumbent / self.samples).mean()) if self.incumbent > 0 else 0.0
 
     def quantile(self, p: npt.ArrayLike) -> FloatArray:
@@ -90,42 +87,37 @@ class ThroughputHistory:
         return np.unique(self.best[self.best > 0])
 
     @property
-    def peak_is_wrong(self) -> bool:
-        """Whether a trial has reached the peak already."""
-        return self.peak is not None and self.incumbent >= self.peak
+    def limit(self) -> float:
+        """The peak; infinite if it is unknown, or wrong as a trial has reached it."""
+        return _unless_reached(self.peak, self.incumbent)
 
     @property
-    def expects_more(self) -> bool:
-        """Whether there is an expected peak that was not reached yet."""
-        return self.expected_peak is not None and self.expected_peak > self.incumbent
+    def expected_limit(self) -> float:
+        """The expected peak; infinite without one, or if a trial has reached it."""
+        return _unless_reached(self.expected_peak, self.incumbent)
 
     def ceiling(self, headroom: float) -> float:
         """Return the highest limit of a curve, in multiples of the incumbent."""
-        if self.peak is None or self.peak_is_wrong:
-            return headroom
-        return min(headroom, self.peak / self.incumbent)
+        return min(headroom, self.limit / self.incumbent)
 
     def expected_ceiling(self, headroom: float) -> float:
         """Return the same for a curve that also stays below the expected peak."""
-        if self.expected_peak is None or not self.expects_more:
-            return self.ceiling(headroom)
-        return min(self.ceiling(headroom), self.expected_peak / self.incumbent)
+        return min(self.ceiling(headroom), self.expected_limit / self.incumbent)
 
     def capped(self, throughput: npt.ArrayLike) -> FloatArray:
         """Return the throughputs, at most the peak."""
-        limit = np.inf if self.peak is None or self.peak_is_wrong else self.peak
-        return np.asarray(np.minimum(throughput, limit), dtype=np.float64)
+        return np.asarray(np.minimum(throughput, self.limit), dtype=np.float64)
+
+
+def _unless_reached(peak: float | None, incumbent: float) -> float:
+    return peak if peak is not None and peak > incumbent else math.inf
 
 
 class NoFitError(RuntimeError):
     """No curve of the family fits the data; the message says why."""
 
 
-def unchanged(
-    history: ThroughputHistory, horizon_trials: int, method: str, warning: str = ""
-) -> Forecast:
+def unchanged(history: ThroughputHistory, method: str, warning: str = "") -> Forecast:
     """Return the forecast that nothing changes, all samples at the incumbent."""
-    samples = np.full(1, history.incumbent)
-    return Forecast(
-        history.incumbent, 0.0, samples, method, warning, history.incumbent, horizon_trials
-    )
+    best = history.incumbent
+    return Forecast(best, 0.0, np.full(1, best), method, warning, best)

@@ -17,13 +17,8 @@ from typing import Any
 from tvm_adaptive._tvm import (
     BuilderInput,
     BuilderResult,
-    Database,
     MeasureCandidate,
     PyBuilder,
-    PySearchStrategy,
-    RunnerResult,
-    Schedule,
-    TuneContext,
     derived_object,
     python_side,
     save_json,
@@ -33,6 +28,7 @@ from tvm_adaptive.builder.compile import ARCHIVE_NAME
 from tvm_adaptive.errors import LaneError
 from tvm_adaptive.measure_callback.journal import JournalWriter
 from tvm_adaptive.search_strategy.schedules import candidate_of
+from tvm_adaptive.search_strategy.stoppable import DelegatingSearch
 from tvm_adaptive.tuning.lanes.request import (
     REQUEST_TIMEOUT_SEC,
     Answer,
@@ -41,7 +37,6 @@ from tvm_adaptive.tuning.lanes.request import (
     SearchRequest,
     TaskSpec,
 )
-from tvm_adaptive.values.trial import Promise
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +88,7 @@ class CachedArtifactBuilder(PyBuilder):  # type: ignore[misc]
 
 
 @derived_object
-class LaneSearch(PySearchStrategy):  # type: ignore[misc]
+class LaneSearch(DelegatingSearch):
     """Runs a search's rounds on lanes; a round without a lane's result is searched here."""
 
     def __init__(
@@ -106,31 +101,19 @@ class LaneSearch(PySearchStrategy):  # type: ignore[misc]
         *,
         time_left: Callable[[], float] | None = None,
     ) -> None:
-        super().__init__()
-        self.time_left = time_left
-        self.inner = inner
+        super().__init__(inner, journal)
         self.lanes = lanes
         self.cache = cache
         self.build = dict(build)
-        self.journal = journal
+        self.time_left = time_left
         self._spec: TaskSpec | None = None
         self._pending: Future[Answer] | None = None
         self._limit: int | None = None
         self._requested: int | None = None  # limit of the pending request
 
-    def _initialize_with_tune_context(self, context: TuneContext) -> None:
-        self.inner._initialize_with_tune_context(context)
-
-    def pre_tuning(
-        self,
-        max_trials: int,
-        num_trials_per_iter: int,
-        design_spaces: list[Schedule],
-        database: Database | None = None,
-        cost_model: Any = None,
-    ) -> None:
+    def pre_tuning(self, *args: Any, **options: Any) -> None:
         """Start the inner search, and describe the task for lanes."""
-        self.inner.pre_tuning(max_trials, num_trials_per_iter, design_spaces, database, cost_model)
+        super().pre_tuning(*args, **options)
         search = self._search
         context = search.context
         self._spec = TaskSpec(
@@ -139,14 +122,14 @@ class LaneSearch(PySearchStrategy):  # type: ignore[misc]
             mod_json=save_json(context.mod),
             target_json=save_json(context.target),
             seed=int(context.rand_state),
-            batch=num_trials_per_iter,
+            batch=search.state.proposer.batch,
             options=dataclasses.asdict(search.options),
         )
 
     def post_tuning(self) -> None:
         """End the inner search."""
         self._pending = None
-        self.inner.post_tuning()
+        super().post_tuning()
 
     def clone(self) -> Any:
         """Return the same around a clone of the inner search."""
@@ -162,11 +145,6 @@ class LaneSearch(PySearchStrategy):  # type: ignore[misc]
     def limit_next_batch(self, n_trials: int | None) -> None:
         """Limit the number of candidates of the next batch, and only that."""
         self._limit = n_trials
-
-    def promise(self) -> Promise | None:
-        """Return the inner search's promise."""
-        found: Promise | None = self._search.promise()
-        return found
 
     @property
     def _search(self) -> Any:
@@ -210,8 +188,7 @@ class LaneSearch(PySearchStrategy):  # type: ignore[misc]
             logger.warning("%s: no lane answered (%s); its round is searched here", name, result)
             self.journal.write("error", where="lane", task=name, message=str(result))
             search.limit_next_batch(self._requested)
-            found: list[MeasureCandidate] | None = self.inner.generate_measure_candidates()
-            return found
+            return super().generate_measure_candidates()
         for event, fields in result.events:
             self.journal.write(event, **fields)
         schedules = search.take_over(result.state, [each.key for each in result.candidates or ()])
@@ -237,9 +214,3 @@ class LaneSearch(PySearchStrategy):  # type: ignore[misc]
             if not self.lanes.is_alive():
                 return LaneError("no lane is left")
         return LaneError(f"no result came in {REQUEST_TIMEOUT_SEC:g} s")
-
-    def notify_runner_results(
-        self, measure_candidates: list[MeasureCandidate], results: list[RunnerResult]
-    ) -> None:
-        """Pass the results to the inner search."""
-        self.inner.notify_runner_results(measure_candidates, results)
