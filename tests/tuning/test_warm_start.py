@@ -10,6 +10,7 @@ import pytest
 
 from tvm_adaptive.database.url import displayed, url_of
 from tvm_adaptive.tuning import warm_start
+from tvm_adaptive.tuning.prior_trials import WarmStart
 
 
 class Written:
@@ -59,3 +60,22 @@ def test_nothing_is_said_where_nothing_is_missing(tmp_path: Path) -> None:
     session = session_of(tmp_path, notes, events, interrupted=False)
     warm_start._flush(session, Written(0))
     assert notes == events == []
+
+
+def test_rows_that_were_left_out_are_counted_where_the_user_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes: list[str] = []
+    events: list[Any] = []
+    session = session_of(tmp_path, notes, events, interrupted=False)
+    session.history = SimpleNamespace(run_ids=())
+    session.proven = set()
+    found = WarmStart(n_left_out=9800)
+    monkeypatch.setattr(warm_start, "find_prior_trials", lambda *args, **options: found)
+    parts: Any = SimpleNamespace(cost_model=None, transfer_pool=None, task_scheduler=None)
+    warm_start._warm_start(session, session.store, (), parts)
+    (note,) = notes
+    assert note.startswith("9800 invalid rows of ")
+    assert "db prune" in note
+    ((_, event),) = events
+    assert event["n_left_out"] == 9800
