@@ -60,9 +60,7 @@ def decided_by(*rankings: list[int]) -> Any:
         ranking = left.pop(0)
         assert sorted(ranking) == list(range(n_candidates))
         seconds = np.array([1e-3 * (1 + ranking.index(i)) for i in range(n_candidates)])
-        return PlayoffResult(
-            tuple(ranking), seconds, seconds / 100, (3,) * n_candidates, (), "separated", True
-        )
+        return PlayoffResult(tuple(ranking), seconds, seconds / 100, "separated")
 
     return play_rounds
 
