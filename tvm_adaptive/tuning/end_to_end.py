@@ -226,7 +226,7 @@ class NetworkCheck(_EndToEndCheck):
     def __init__(self, context: RunContext, network: Network, prepared: Prepared) -> None:
         super().__init__(context)
         self._prepared = prepared
-        self._inputs = network.random_inputs(context.seed)
+        self._inputs = network.inputs(context.seed)
         self._original = network.original
         self._before: Measurement | None = None
         # Kept until there is a tuned one: a run always ends with a library.

@@ -100,7 +100,7 @@ def test_one_symbol_fixes_every_input_that_has_it():
         ({"y": (4, 6)}, "depends on others"),
         ({"x": (3,)}, "has 2 extents"),
         ({"z": (3,)}, "the inputs of net are x, y"),
-        ({"": (3,)}, "given for the only input, but"),
+        ({"": (3,)}, "needs the name of its input: the inputs of net are x, y"),
     ],
 )
 def test_shapes_that_contradict(shapes, text):

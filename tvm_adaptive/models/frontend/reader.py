@@ -175,7 +175,8 @@ def describe(
     """Read a file, fix its shapes and fold its constants; return why not. Runs in a worker."""
     _limit_memory(memory_bytes)
     try:
-        mod = network_of_imported(path.stem, form.read(path, shapes), shapes).mod
+        mod = form.read(path, shapes)
+        mod = network_of_imported(path.stem, mod, shapes, source=str(path)).mod
         with as_invalid_option(f"TVM cannot import {path}"):
             # TVM 0.26 returns whether it is, later ones raise.
             if relax.analysis.well_formed(mod) is False:
