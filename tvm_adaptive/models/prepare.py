@@ -24,7 +24,7 @@ from tvm_adaptive._tvm import (
     relax_backend,
     relax_transform,
 )
-from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.errors import InvalidOptionError, summary_line
 from tvm_adaptive.models.network import Network
 from tvm_adaptive.models.rewrites import (
     fold,
@@ -83,10 +83,12 @@ def prepare(
     lower = functools.partial(_lower, mod, target, prepack=prepack, vector_math=vector_math)
     try:
         return Prepared(network.name, lower(chosen), chosen, prepack)
-    except Exception:
+    except Exception as error:
         if chosen == "keep" or layout == "NHWC":
             raise
-        logger.warning("%s: convolutions keep their layout", network.name, exc_info=True)
+        reason = summary_line(error)
+        logger.warning("%s: convolutions keep their layout: %s", network.name, reason)
+        logger.debug("the conversion of the layout failed", exc_info=True)
     return Prepared(network.name, lower("keep"), "keep", prepack)
 
 

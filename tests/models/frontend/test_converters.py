@@ -178,6 +178,7 @@ def test_quantised_models_are_computed_in_float(onnx, check):
         ("Mish", {}, {"opset": 18}),
         ("Celu", {}, {"alpha": 0.7}),
         ("CumSum", {"a": np.int64(1)}, {"reverse": 1, "exclusive": 1}),
+        ("STFT", {"n": np.int64(2), "w": drawn(4)}, {"onesided": 1}),
         ("Einsum", {"w": drawn(6, 3)}, {"equation": "ij,jk->ki"}),
     ],
 )

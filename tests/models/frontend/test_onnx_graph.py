@@ -12,7 +12,7 @@ import pytest
 from tvm_adaptive.cli import main
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.frontend import load, onnx_graph
-from tvm_adaptive.models.frontend.onnx_loops import unrolled
+from tvm_adaptive.models.frontend.onnx_control import unrolled
 
 
 def model_of(onnx: Any, nodes: list[Any], inputs: dict[str, Any], weights: Any = None) -> Any:
@@ -140,9 +140,26 @@ def test_branches_whose_condition_is_known_disappear(onnx, tmp_path, check_impor
     weights = {"zero": np.array(0), "two": np.array(2)}
     path = save(onnx, model_of(onnx, nodes, {"x": ["n", 4]}, weights), tmp_path)
     check_import(load(str(path), {"x": (3, 4)}))
-    nodes[0] = make("ReduceSum", ["x"], ["sum"], keepdims=0)
-    nodes[1:3] = [make("Greater", ["sum", "two"], ["is_large"])]
+
+
+@pytest.mark.parametrize("other", ["Tanh", "Flatten", "ReduceMax"])
+def test_of_other_branches_both_are_computed_where_they_are_alike(
+    other, onnx, tmp_path, check_import
+):
+    pytest.importorskip("onnxruntime")
+    make = onnx.helper.make_node
+    nodes = [
+        make("ReduceSum", ["x"], ["sum"], keepdims=0),
+        make("Greater", ["sum", "two"], ["is_large"]),
+        make("If", ["is_large"], ["y"], then_branch=branch(onnx, "Exp"),
+             else_branch=branch(onnx, other)),
+    ]  # fmt: skip
     model = model_of(onnx, nodes, {"x": [3, 4]}, {"two": np.float32(2)})
+    if other != "ReduceMax":  # the result of Flatten has the input's shape here
+        network = load(str(save(onnx, model, tmp_path)))
+        check_import(network, 0)
+        check_import(network, 1)
+        return
     with pytest.raises(InvalidOptionError, match=r"If \(1 node, first 'y', .*is not constant"):
         load(str(save(onnx, model, tmp_path)))
 

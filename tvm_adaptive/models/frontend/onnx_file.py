@@ -13,8 +13,8 @@ import numpy as np
 from tvm_adaptive._tvm import IRModule
 from tvm_adaptive.errors import InvalidOptionError, as_invalid_option, summary_line
 from tvm_adaptive.models.frontend import onnx_graph
+from tvm_adaptive.models.frontend.onnx_control import merged, unrolled
 from tvm_adaptive.models.frontend.onnx_import import expanded, relax_of_graph
-from tvm_adaptive.models.frontend.onnx_loops import unrolled
 from tvm_adaptive.models.frontend.open_extents import InputShape, key_of, open_message
 from tvm_adaptive.models.frontend.reader import Array, Form, Shapes
 from tvm_adaptive.models.frontend.shapes import by_name, match
@@ -32,8 +32,8 @@ def read_onnx(path: Path, shapes: Shapes) -> IRModule:
     with as_invalid_option(f"{path} {_MISFIT}"):
         model = expanded(onnx_graph.inline_functions(model))
         model = onnx_graph.fold(model, path.parent)
-        if any(node.op_type == "Loop" for node in model.graph.node):
-            model = onnx_graph.fold(unrolled(model), path.parent)
+        if any(node.op_type in ("If", "Loop") for node in model.graph.node):
+            model = onnx_graph.fold(merged(unrolled(model)), path.parent)
     return relax_of_graph(path, model)
 
 

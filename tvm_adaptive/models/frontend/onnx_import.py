@@ -17,7 +17,7 @@ from tvm_adaptive.models.frontend.converters import NOT_STANDARD, OWN, WRONG
 logger = logging.getLogger(__name__)
 
 _CONTROL = ("If", "Loop", "Scan")
-_CONTROL_REASON = "its condition or count is not constant"
+_CONTROL_REASON = "its condition or count is not constant, or its branches differ in shape"
 
 
 class _UnknownTypeError(Exception):

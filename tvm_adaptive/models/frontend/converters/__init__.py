@@ -5,6 +5,7 @@ from __future__ import annotations
 from tvm_adaptive._tvm import OnnxConverter
 from tvm_adaptive.models.frontend.converters import (
     elementwise,
+    fourier,
     places,
     quantization,
     recurrent,
@@ -17,6 +18,7 @@ OWN: dict[str, OnnxConverter] = {
     "ConvInteger": quantization.convert_conv_integer,
     "ConvTranspose": places.convert_conv_transpose,
     "CumProd": places.convert_cum_prod,
+    "DFT": fourier.convert_dft,
     "DequantizeLinear": quantization.convert_dequantize,
     "Dropout": elementwise.convert_dropout,
     "EyeLike": elementwise.convert_eye_like,
@@ -39,6 +41,7 @@ OWN: dict[str, OnnxConverter] = {
     "Resize": resize.convert_resize,
     "ReverseSequence": places.convert_reverse_sequence,
     "ScatterElements": places.convert_scatter_elements,
+    "STFT": fourier.convert_stft,
     "Swish": elementwise.convert_swish,
     "TopK": places.convert_top_k,
     "Upsample": resize.convert_upsample,

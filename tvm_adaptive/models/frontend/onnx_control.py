@@ -1,14 +1,19 @@
-"""Write ONNX loops of a known number of steps out: TVM's importer has none."""
+"""Write ONNX's loops and branches out in plain operators.
+
+TVM's importer has no loops, and the functions behind a branch could not be tuned.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 # The nodes of a body, times the steps: more would take minutes to translate.
 _MAX_NODES = 20_000
+# Branches within branches.
+_MAX_DEPTH = 8
 # Since this version, the axes of Unsqueeze are an input.
 _AXES_AS_INPUT = 13
 
@@ -162,3 +167,72 @@ def _rename_outer(graph: Any, names: Mapping[str, str]) -> None:
                 _rename_outer(inner, outer)
     for output in graph.output:
         output.name = outer.get(output.name, output.name)
+
+
+def merged(model: Any) -> Any:
+    """Return a model that computes both branches of each ``If`` and chooses between the results.
+
+    Only where those have the same shapes and types; other branches stay.
+    """
+    for depth in range(_MAX_DEPTH):
+        found = _merged_once(model, f"if{depth}")
+        if found is None:
+            break
+        model = found
+    return model
+
+
+def _merged_once(model: Any, prefix: str) -> Any | None:
+    """Merge the branches of the graph, not those inside of them; None if nothing changes."""
+    import onnx
+    from onnx import helper, numpy_helper
+
+    candidate = onnx.ModelProto()
+    candidate.CopyFrom(model)
+    graph = candidate.graph
+    nodes: list[Any] = []
+    pairs: list[tuple[str, str]] = []
+    for place, node in enumerate(model.graph.node):
+        if node.op_type != "If":
+            nodes.append(node)
+            continue
+        name = f"{prefix}_{place}"
+        graph.initializer.append(numpy_helper.from_array(np.zeros(0, "int64"), f"{name}_shape"))
+        nodes.append(helper.make_node("Reshape", [node.input[0], f"{name}_shape"], [f"{name}_is"]))
+        results = []
+        for kind in ("then_branch", "else_branch"):
+            (branch,) = (each.g for each in node.attribute if each.name == kind)
+            names: dict[str, str] = {}
+            for weight in branch.initializer:
+                copy = graph.initializer.add()
+                copy.CopyFrom(weight)
+                copy.name = names[weight.name] = f"{name}_{kind}_{weight.name}"
+            nodes += _renamed(branch.node, names, f"{name}_{kind}")
+            results.append([names.get(each.name, each.name) for each in branch.output])
+        for output, first, second in zip(node.output, *results, strict=True):
+            nodes.append(helper.make_node("Where", [f"{name}_is", first, second], [output]))
+            pairs.append((first, second))
+    if not pairs:
+        return None
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return candidate if _are_alike(candidate, pairs) else None
+
+
+def _are_alike(model: Any, pairs: Sequence[tuple[str, str]]) -> bool:
+    """Say whether each pair of values is known to have one shape and type."""
+    import onnx
+
+    try:
+        graph = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True).graph
+    except Exception:  # ONNX's own: for a branch that the shapes do not fit, for large models
+        return False
+    types = {each.name: each.type for each in (*graph.value_info, *graph.input, *graph.output)}
+    for weight in graph.initializer:
+        info = onnx.helper.make_tensor_value_info(weight.name, weight.data_type, weight.dims)
+        types[weight.name] = info.type
+    found = [(types.get(first), types.get(second)) for first, second in pairs]
+    return all(
+        first is not None and first == second and first.tensor_type.HasField("shape")
+        for first, second in found
+    )
