@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import re
 import signal
 import tempfile
 import warnings
@@ -191,7 +192,15 @@ def _operator(result: dict[str, Any]) -> str:
 
 
 def _short(text: str) -> str:
-    return text.replace("|", "/").replace("\n", " ")[:90]
+    """Return the part of a message that says why."""
+    text = text.replace("|", "/").replace("\n", " ")
+    if "are open" in text:
+        return "an extent is zero"
+    if found := re.search(r"opset \d+: (.*)\)\. Replace", text):
+        text = found[1]
+    elif found := re.search(r"cannot import it: (\S+) \(.*opset \d+\)\. Replace", text):
+        return f"no converter for {found[1]}"
+    return text[:90]
 
 
 if __name__ == "__main__":

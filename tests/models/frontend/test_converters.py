@@ -198,6 +198,18 @@ def test_normalizations_of_images(operator, onnx, check):
     check([node], {"x": ("FLOAT", [2, 4, 3, 5])}, weights, opset=opset)
 
 
+def test_sums_of_several_inputs_keep_the_layout_of_images(onnx, check):
+    make = onnx.helper.make_node
+    nodes = [
+        make("Conv", ["x", "a"], ["c"]),
+        make("Sum", ["c", "x", "c"], ["s"]),
+        make("Max", ["s", "x"], ["m"]),
+        make("Mean", ["m", "s", "x"], ["y"]),
+    ]
+    network = check(nodes, {"x": ("FLOAT", [1, 4, 5, 5])}, {"a": drawn(4, 4, 1, 1)})
+    assert prepare(network, resolve_target("cpu")).layout == "NHWC"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_onnx_own_tests_of_operators_with_converters_of_ours():

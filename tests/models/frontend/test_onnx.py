@@ -4,12 +4,14 @@ import contextlib
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.frontend import load
+from tvm_adaptive.tuning.run_settings import read_settings
 
 ARCHITECTURES = ["resnet", "mobilenet", "encoder"]
 
@@ -103,9 +105,11 @@ def test_the_command_tunes_a_file(onnx_file, tmp_path):
     pytest.importorskip("onnxruntime")
     path = onnx_file("resnet", batch="n")
     command = [sys.executable, "-m", "tvm_adaptive", "tune", str(path), "--trials", "12"]
-    command += ["--input-shape", "1x3x32x32", "--work-dir", str(tmp_path / "run")]
+    np.savez(tmp_path / "sample.npz", image=np.ones((1, 3, 32, 32), "float32"))
+    command += ["--inputs", str(tmp_path / "sample.npz"), "--work-dir", str(tmp_path / "run")]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert "outputs agree with ONNX Runtime" in result.stderr
     assert "agree; largest difference" in result.stdout
     assert (tmp_path / "run" / "resnet.so").exists()
+    assert read_settings(tmp_path / "run").inputs == str(tmp_path / "sample.npz")

@@ -164,6 +164,28 @@ def test_of_other_branches_both_are_computed_where_they_are_alike(
         load(str(save(onnx, model, tmp_path)))
 
 
+def test_a_number_of_the_sample_decides_a_branch(onnx, tmp_path, check_import):
+    pytest.importorskip("onnxruntime")
+    make = onnx.helper.make_node
+    nodes = [
+        make("Equal", ["rate", "wide"], ["is_wide"]),
+        make("If", ["is_wide"], ["y"], then_branch=branch(onnx, "Exp"),
+             else_branch=branch(onnx, "ReduceMax")),
+    ]  # fmt: skip
+    model = model_of(onnx, nodes, {"x": ["n", 4]}, {"wide": np.array(16000)})
+    rate = onnx.helper.make_tensor_value_info("rate", onnx.TensorProto.INT64, [])
+    model.graph.input.append(rate)
+    path = str(save(onnx, model, tmp_path))
+    with pytest.raises(InvalidOptionError, match=r"If .* give that with --inputs"):
+        load(path, {"x": (3, 4)})
+    x = np.ones((3, 4), "float32")
+    for value, shape in ((16000, (3, 4)), (8000, (1, 1))):
+        network = load(path, inputs={"x": x, "rate": np.array(value)})
+        assert list(network.input_shapes) == ["x", "rate"]
+        outputs = check_import(network)
+        assert outputs[0].shape == shape
+
+
 @pytest.mark.parametrize("opset", [11, 17])
 def test_loops_of_a_known_count_are_written_out(opset, onnx, tmp_path, check_import):
     ort = pytest.importorskip("onnxruntime")
@@ -200,6 +222,14 @@ def test_loops_of_a_known_count_are_written_out(opset, onnx, tmp_path, check_imp
     ]
     results = [session.run(None, {"x": x})[0] for session in both]
     assert np.array_equal(*results)
+    check_import(load(str(save(onnx, model, tmp_path))))
+
+
+def test_definitions_of_operators_know_default_attributes(onnx, tmp_path, check_import):
+    pytest.importorskip("onnxruntime")
+    make = onnx.helper.make_node
+    nodes = [make("HannWindow", ["n"], ["w"]), make("Mul", ["x", "w"], ["y"])]
+    model = model_of(onnx, nodes, {"x": [2, 8]}, {"n": np.array(8)})
     check_import(load(str(save(onnx, model, tmp_path))))
 
 

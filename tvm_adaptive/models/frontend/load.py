@@ -11,8 +11,14 @@ from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models import Network, TIRWorkload, load_workload
 from tvm_adaptive.models.frontend.factory import is_factory, network_of_factory
 from tvm_adaptive.models.frontend.onnx_file import ONNX
-from tvm_adaptive.models.frontend.reader import Form, ModelReader, Shapes
-from tvm_adaptive.models.frontend.sample import Sample, read_sample, shapes_of_sample, with_sample
+from tvm_adaptive.models.frontend.reader import Form, ModelReader, Numbers, Shapes
+from tvm_adaptive.models.frontend.sample import (
+    Sample,
+    numbers_of,
+    read_sample,
+    shapes_of_sample,
+    with_sample,
+)
 from tvm_adaptive.models.frontend.torch_program import PROGRAM
 
 _NO_MODULE = "is no module that tvm.ir.save_json wrote with this version of TVM"
@@ -71,9 +77,15 @@ def load(
     shapes = dict(input_shapes or {})
     if inputs is not None:
         return _load_with(what, shapes, inputs, reader)
+    return _load(what, shapes, {}, reader)
+
+
+def _load(
+    what: str, shapes: Shapes, numbers: Numbers, reader: ModelReader | None
+) -> Network | TIRWorkload:
     path = Path(what)
     if path.suffix in FORMATS:
-        return _read(path, shapes, reader)
+        return _read(path, shapes, numbers, reader)
     if is_factory(what):
         return network_of_factory(what, slug(what), shapes)
     if shapes:
@@ -93,7 +105,7 @@ def _load_with(what: str, shapes: Shapes, inputs: Sample, reader: ModelReader | 
     arrays = read_sample(inputs)
     if Path(what).suffix in FORMATS or is_factory(what):  # others have fixed shapes
         shapes = shapes_of_sample(arrays, shapes, source)
-    found = load(what, shapes, reader=reader)
+    found = _load(what, shapes, numbers_of(arrays), reader)
     if not isinstance(found, Network):
         raise InvalidOptionError(f"{what} is an operator; it takes no inputs of your own.")
     try:
@@ -104,7 +116,7 @@ def _load_with(what: str, shapes: Shapes, inputs: Sample, reader: ModelReader | 
         raise
 
 
-def _read(path: Path, shapes: Shapes, reader: ModelReader | None) -> Network:
+def _read(path: Path, shapes: Shapes, numbers: Numbers, reader: ModelReader | None) -> Network:
     try:
         with open(path, "rb") as file:
             file.read(1)
@@ -114,7 +126,7 @@ def _read(path: Path, shapes: Shapes, reader: ModelReader | None) -> Network:
     found: Network | None = None
     used = reader or ModelReader()
     try:
-        found = used.read(FORMATS[path.suffix], path, slug(path.stem), shapes)
+        found = used.read(FORMATS[path.suffix], path, slug(path.stem), shapes, numbers)
         return found
     finally:
         if reader is None and (found is None or found.original is None):

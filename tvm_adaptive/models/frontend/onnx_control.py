@@ -158,7 +158,10 @@ def _rename_outer(graph: Any, names: Mapping[str, str]) -> None:
     """Give values that a subgraph takes from outside their other names."""
     own = {each.name for each in (*graph.initializer, *graph.input)}
     own |= {output for node in graph.node for output in node.output}
-    outer = {name: new for name, new in names.items() if name not in own}
+    _rename_inputs(graph, {name: new for name, new in names.items() if name not in own})
+
+
+def _rename_inputs(graph: Any, outer: Mapping[str, str]) -> None:
     for node in graph.node:
         for place, name in enumerate(node.input):
             node.input[place] = outer.get(name, name)
@@ -167,6 +170,34 @@ def _rename_outer(graph: Any, names: Mapping[str, str]) -> None:
                 _rename_outer(inner, outer)
     for output in graph.output:
         output.name = outer.get(output.name, output.name)
+
+
+def is_controlled(model: Any) -> bool:
+    """Say whether a model has loops or branches."""
+    return any(node.op_type in ("If", "Loop") for node in model.graph.node)
+
+
+def decided(model: Any, numbers: Mapping[str, int]) -> Any:
+    """Return a model in which some inputs of one number have the value that they have now.
+
+    They remain inputs, so that the model is called as before, but nothing depends on them.
+    """
+    import onnx
+    from onnx import helper, numpy_helper
+
+    found = onnx.ModelProto()
+    found.CopyFrom(model)
+    graph = found.graph
+    names: dict[str, str] = {}
+    for info in graph.input:
+        kind = info.type.tensor_type.elem_type
+        if info.name in numbers and kind not in (onnx.TensorProto.FLOAT, onnx.TensorProto.STRING):
+            shape = [extent.dim_value for extent in info.type.tensor_type.shape.dim]
+            value = np.full(shape, numbers[info.name], helper.tensor_dtype_to_np_dtype(kind))
+            names[info.name] = f"{info.name}_decided"
+            graph.initializer.append(numpy_helper.from_array(value, names[info.name]))
+    _rename_inputs(graph, names)
+    return found
 
 
 def merged(model: Any) -> Any:

@@ -13,17 +13,17 @@ import numpy as np
 from tvm_adaptive._tvm import IRModule
 from tvm_adaptive.errors import InvalidOptionError, as_invalid_option, summary_line
 from tvm_adaptive.models.frontend import onnx_graph
-from tvm_adaptive.models.frontend.onnx_control import merged, unrolled
+from tvm_adaptive.models.frontend.onnx_control import decided, is_controlled, merged, unrolled
 from tvm_adaptive.models.frontend.onnx_import import expanded, relax_of_graph
 from tvm_adaptive.models.frontend.open_extents import InputShape, key_of, open_message
-from tvm_adaptive.models.frontend.reader import Array, Form, Shapes
+from tvm_adaptive.models.frontend.reader import Array, Form, Numbers, Shapes
 from tvm_adaptive.models.frontend.shapes import by_name, match
 
 _MISFIT = "is no ONNX model, or a damaged one"
 
 
-def read_onnx(path: Path, shapes: Shapes) -> IRModule:
-    """Read an ONNX file."""
+def read_onnx(path: Path, shapes: Shapes, numbers: Numbers | None = None) -> IRModule:
+    """Read an ONNX file; ``numbers`` decide branches that depend on such inputs."""
     model = _load(path)
     _check_versions(path, model)
     inputs = onnx_graph.declared_inputs(model.graph)
@@ -32,7 +32,9 @@ def read_onnx(path: Path, shapes: Shapes) -> IRModule:
     with as_invalid_option(f"{path} {_MISFIT}"):
         model = expanded(onnx_graph.inline_functions(model))
         model = onnx_graph.fold(model, path.parent)
-        if any(node.op_type in ("If", "Loop") for node in model.graph.node):
+        if is_controlled(model) and numbers:
+            model = onnx_graph.fold(decided(model, numbers), path.parent)
+        if is_controlled(model):
             model = onnx_graph.fold(merged(unrolled(model)), path.parent)
     return relax_of_graph(path, model)
 
@@ -116,4 +118,13 @@ def _framework() -> str:
     return "ONNX Runtime"
 
 
-ONNX = Form(read_onnx, _MISFIT, "onnx", "'tvm-adaptive[onnx]'", _framework, _run, beside=True)
+ONNX = Form(
+    read_onnx,
+    _MISFIT,
+    "onnx",
+    "'tvm-adaptive[onnx]'",
+    _framework,
+    _run,
+    read_with=read_onnx,
+    beside=True,
+)

@@ -158,6 +158,7 @@ def expand_operators(model: Any, operators: Sequence[str]) -> Any:
         chosen = [("", operator) for operator in operators]
         # Some definitions depend on the types of inputs.
         typed = onnx.shape_inference.infer_shapes(model)
+        _set_defaults(typed, operators)
         for weight in typed.graph.initializer:
             info = onnx.helper.make_tensor_value_info(weight.name, weight.data_type, weight.dims)
             typed.graph.value_info.append(info)
@@ -175,6 +176,18 @@ def name_of(node: Any) -> str:
 def operator_of(node: Any) -> str:
     """Return the operator of a node, with its domain unless it is ONNX's own."""
     return node.op_type if node.domain in STANDARD_DOMAINS else f"{node.domain}.{node.op_type}"
+
+
+def _set_defaults(model: Any, operators: Sequence[str]) -> None:
+    """Write default attributes of operators out, which their definitions refer to."""
+    import onnx
+
+    for node in model.graph.node:
+        if node.domain in STANDARD_DOMAINS and node.op_type in operators:
+            schema = onnx.defs.get_schema(node.op_type, opset_of(model), "")
+            given = {each.name for each in node.attribute}
+            defaults = (each.default_value for each in schema.attributes.values())
+            node.attribute.extend(each for each in defaults if each.name and each.name not in given)
 
 
 def count_missing(model: Any, nodes: Sequence[Any], reasons: Sequence[str] = ()) -> list[Missing]:

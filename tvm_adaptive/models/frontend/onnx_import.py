@@ -17,7 +17,10 @@ from tvm_adaptive.models.frontend.converters import NOT_STANDARD, OWN, WRONG
 logger = logging.getLogger(__name__)
 
 _CONTROL = ("If", "Loop", "Scan")
-_CONTROL_REASON = "its condition or count is not constant, or its branches differ in shape"
+_CONTROL_REASON = (
+    "its condition or count is not constant; if it depends on an input of one number, give that "
+    "with --inputs"
+)
 
 
 class _UnknownTypeError(Exception):

@@ -32,6 +32,7 @@ from tvm_adaptive.workers.pool import WorkerPool
 from tvm_adaptive.workers.scratch import ScratchFolder
 
 Shapes: TypeAlias = Mapping[str, Sequence[int]]
+Numbers: TypeAlias = Mapping[str, int]
 Array: TypeAlias = npt.NDArray[Any]
 
 _GIB = 1 << 30
@@ -64,6 +65,8 @@ class Form:
     # Name and version of the framework that computes the original outputs; runs in the tuner.
     framework: Callable[[], str] | None = None
     run: Callable[[Path, Sequence[Array]], list[Array]] | None = None  # from inputs to outputs
+    # The same as ``read``, with a keyword ``numbers``: inputs that may decide branches.
+    read_with: Callable[..., IRModule] | None = None
     beside: bool = False  # whether weights may be in other files of the same folder
 
 
@@ -86,14 +89,19 @@ class ModelReader:
         self._server = new_fork_server((__name__,))
         self._pool = WorkerPool(1, env=_ENV, server=self._server)
 
-    def read(self, form: Form, path: Path, name: str, shapes: Shapes) -> Network:
-        """Read a model file."""
+    def read(
+        self, form: Form, path: Path, name: str, shapes: Shapes, numbers: Numbers | None = None
+    ) -> Network:
+        """Read a model file; ``numbers`` are those of the inputs, where they are known."""
         if form.package and importlib.util.find_spec(form.package) is None:
             raise InvalidOptionError(
                 f"Reading {path} needs the package {form.package}: pip install {form.install}."
             )
         limits = limits_of(path, form)
         with _printable_refusals():
+            if form.read_with is not None and numbers:
+                reading = functools.partial(form.read_with, numbers=dict(numbers))
+                form = dataclasses.replace(form, read=reading)
             mod = self._read(form, path, shapes, limits)
             return network_of_relax(name, mod, {}, self._original(form, path.resolve(), limits))
 

@@ -54,6 +54,15 @@ def shapes_of_sample(
     return {**{name: tuple(shape) for name, shape in shapes.items() if name}, **found}
 
 
+def numbers_of(arrays: Arrays) -> dict[str, int]:
+    """Return the integers and truth values of a sample that stand alone: rates, modes, flags."""
+    return {
+        name: int(value.reshape(-1)[0])
+        for name, value in arrays.items()
+        if value.size == 1 and value.dtype.kind in "iub"
+    }
+
+
 def with_sample(network: Network, arrays: Arrays, source: str) -> Network:
     """Return a network whose checks and timings use a sample."""
     wanted = network.input_shapes

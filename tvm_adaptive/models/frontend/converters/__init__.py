@@ -14,6 +14,8 @@ from tvm_adaptive.models.frontend.converters import (
 
 # By the operator's name.
 OWN: dict[str, OnnxConverter] = {
+    "BatchNormalization": elementwise.refused("BatchNormalization", "training_mode", 1),
+    "Cast": elementwise.convert_cast,
     "Constant": elementwise.convert_constant,
     "ConvInteger": quantization.convert_conv_integer,
     "ConvTranspose": places.convert_conv_transpose,
@@ -28,6 +30,9 @@ OWN: dict[str, OnnxConverter] = {
     "LSTM": recurrent.convert_lstm,
     "LayerNormalization": elementwise.convert_layer_normalization,
     "LpNormalization": elementwise.convert_lp_normalization,
+    "Max": elementwise.of_many("Max"),
+    "Mean": elementwise.of_many("Mean"),
+    "Min": elementwise.of_many("Min"),
     "OneHot": elementwise.convert_one_hot,
     "Pad": places.convert_pad,
     "Pow": elementwise.convert_pow,
@@ -41,7 +46,10 @@ OWN: dict[str, OnnxConverter] = {
     "Resize": resize.convert_resize,
     "ReverseSequence": places.convert_reverse_sequence,
     "ScatterElements": places.convert_scatter_elements,
+    "RoiAlign": elementwise.refused("RoiAlign", "mode", b"max"),
     "STFT": fourier.convert_stft,
+    "SpaceToDepth": elementwise.refused("SpaceToDepth", "mode", b"CRD"),
+    "Sum": elementwise.of_many("Sum"),
     "Swish": elementwise.convert_swish,
     "TopK": places.convert_top_k,
     "Upsample": resize.convert_upsample,

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from tvm_adaptive._tvm import onnx_converters, relax
+from tvm_adaptive._tvm import OnnxConverter, onnx_converters, relax
 from tvm_adaptive.models.frontend.converters.values import (
+    check_type,
     constant,
     dtype_of,
     known,
@@ -31,6 +32,50 @@ def convert_constant(
         if name in attributes:
             return constant(attributes[name], dtype)
     return onnx_converters()["Constant"](builder, inputs, attributes, scope, opset)
+
+
+def convert_cast(
+    builder: Any, inputs: Any, attributes: dict[str, Any], scope: Any, opset: int
+) -> Expr:
+    """Convert Cast between types that have numbers in numpy."""
+    check_type(dtype_of(inputs[0]))
+    check_type(numpy_type_of(attributes["to"]))
+    return onnx_converters()["Cast"](builder, inputs, attributes, scope, opset)
+
+
+def refused(operator: str, attribute: str, value: Any) -> OnnxConverter:
+    """Return TVM's converter without a value of an attribute that it takes for another one."""
+
+    def convert(
+        builder: Any, inputs: Any, attributes: dict[str, Any], scope: Any, opset: int
+    ) -> Expr:
+        if attributes.get(attribute) == value:
+            shown = value.decode() if isinstance(value, bytes) else value
+            raise ValueError(f"{attribute} {shown} is not supported")
+        return onnx_converters()[operator](builder, inputs, attributes, scope, opset)
+
+    return convert
+
+
+def of_many(name: str) -> OnnxConverter:
+    """Return a converter of Sum, Mean, Max or Min that goes from one input to the next.
+
+    TVM's own joins the inputs to one tensor, which costs a copy and the layout of images.
+    """
+
+    def convert(
+        builder: Any, inputs: Any, _attributes: dict[str, Any], _scope: Any, _opset: int
+    ) -> Expr:
+        op = relax.op
+        functions = {"Sum": op.add, "Mean": op.add, "Max": op.maximum, "Min": op.minimum}
+        total, *rest = list(inputs)
+        for each in rest:
+            total = builder.emit(functions[name](total, each))
+        if name != "Mean":
+            return total
+        return op.divide(total, constant(len(rest) + 1, dtype_of(total)))
+
+    return convert
 
 
 def convert_dropout(

@@ -8,6 +8,7 @@ import numpy as np
 
 from tvm_adaptive._tvm import onnx_converters, relax
 from tvm_adaptive.models.frontend.converters.values import (
+    check_type,
     constant,
     dtype_of,
     numpy_type_of,
@@ -36,6 +37,7 @@ def convert_dequantize(
 ) -> Expr:
     """Convert DequantizeLinear."""
     x, scale, zero = inputs[0], inputs[1], inputs[2]
+    check_type(dtype_of(x))
     dtype = dtype_of(scale)
     if attributes.get("output_dtype"):
         dtype = numpy_type_of(attributes["output_dtype"])

@@ -52,6 +52,12 @@ def dtype_of(value: Expr) -> str:
     return str(value.ty.dtype)
 
 
+def check_type(dtype: str) -> None:
+    """Raise ValueError for types of a byte or less in which TVM rounds in another way."""
+    if dtype.startswith(("float8", "float4", "int4", "uint4", "int2", "uint2")):
+        raise ValueError(f"the type {dtype} is not supported")
+
+
 def text_of(attributes: dict[str, Any], name: str, default: str) -> str:
     """Return an attribute that is a text."""
     value = attributes.get(name, default)
