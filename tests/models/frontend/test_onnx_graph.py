@@ -109,6 +109,24 @@ def test_all_operators_without_a_converter_are_named_at_once(onnx, tmp_path):
     assert "my.own.Bend (1 node, first 'f', opset 3)" in text
 
 
+def test_what_converters_refuse_is_collected(onnx, tmp_path):
+    pytest.importorskip("onnxruntime")
+    make = onnx.helper.make_node
+    nodes = [
+        make("MaxPool", ["x"], ["m", "places"], kernel_shape=[2, 2]),
+        make("Cast", ["places"], ["p"], to=onnx.TensorProto.FLOAT),
+        make("Add", ["m", "p"], ["a"]),
+        make("DFT", ["a"], ["d"], inverse=1, onesided=1, axis=2),
+        make("ReduceMax", ["d"], ["y"]),
+    ]
+    model = model_of(onnx, nodes, {"x": [1, 4, 5, 3]})
+    with pytest.raises(InvalidOptionError) as caught:
+        load(str(save(onnx, model, tmp_path)))
+    text = str(caught.value)
+    assert "MaxPool (1 node, first 'm', opset 17: its output 2 is not supported)" in text
+    assert "DFT (1 node, first 'd', opset 17: " in text
+
+
 def test_operators_of_the_future_and_missing_weights(onnx, onnx_models, tmp_path):
     model = onnx_models["resnet"](onnx)
     model.opset_import[0].version = 999

@@ -22,6 +22,7 @@ def first_of(*shapes: InputShape) -> dict[str, tuple[int, ...]]:
         (("DynamicDimension.0", "?"), (1, 16)),
         (("n", 4), (1, 4)),
         ((2, "batch", 128), (2, 1, 128)),
+        (("batch", "n"), (1, 16)),
         ((1, "channels", 8, 8), (1, 3, 8, 8)),
         (None, (1,)),
     ],

@@ -1,8 +1,9 @@
 """ONNX models as graphs: their inputs, what stands in the way of an import, and folding.
 
-Folding is done by ONNX Runtime's basic optimisations, with the inputs' shapes fixed. Of the
-libraries that can do it, it is the one that already computes the reference outputs, takes
-weights of more than 2 GB, and refuses a graph that it could not run.
+Folding is done by ONNX Runtime's basic optimisations, with the inputs' shapes fixed. onnxslim
+leaves as many nodes but takes 2 to 14 times as long; onnxsim takes as long but leaves up to
+half more nodes (``docs/models.md`` has the figures). ONNX Runtime is also the one that takes
+weights of more than 2 GB by their files, and it computes the reference outputs anyway.
 """
 
 from __future__ import annotations
@@ -25,15 +26,17 @@ from tvm_adaptive.workers.scratch import ScratchFolder
 logger = logging.getLogger(__name__)
 
 STANDARD_DOMAINS = ("", "ai.onnx")
+_STRINGS = 8  # onnx.TensorProto.STRING
 # Since this version of the format, weights need not be inputs.
 _IR_OF_PLAIN_WEIGHTS = 4
 _NUMPY_TYPES = {"float": "float32", "double": "float64"}
 _OF_SHAPES = ("Shape", "Size", "ConstantOfShape", "Range")
 # Longer attempts to find shapes that a model accepts would look like a hang.
 _PROPOSAL_SEC = 20.0
+_EMPTY_SEC = 3.0
 _EXTERNAL_BYTES = 1024
-# Together they are what ONNX Runtime's own operators would replace, which TVM does not know.
-_NOT_WANTED = ("MatMulAddFusion", "GemmActivationFusion")
+# It puts reshapes around each linear layer, between which nothing else would be fused.
+_NOT_WANTED = ("MatMulAddFusion",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +69,8 @@ def declared_inputs(graph: Any) -> dict[str, InputShape]:
             raise InvalidOptionError(
                 f"Input {info.name} is a {kind.removesuffix('_type')}, but inputs must be tensors."
             )
+        if tensor.elem_type == _STRINGS:
+            raise InvalidOptionError(f"Input {info.name} holds texts, but inputs must be numbers.")
         extents = tuple(_extent(each) for each in tensor.shape.dim)
         found[info.name] = InputShape(info.name, extents if tensor.HasField("shape") else None)
     return found
@@ -115,7 +120,8 @@ def set_shapes(model: Any, shapes: Mapping[str, Sequence[int]]) -> None:
                 dims.dim.add().dim_value = extent
     del model.graph.value_info[:]
     for info in model.graph.output:
-        info.type.tensor_type.ClearField("shape")
+        if info.type.HasField("tensor_type"):
+            info.type.tensor_type.ClearField("shape")
 
 
 def opset_of(model: Any, domain: str = "") -> int:
@@ -257,29 +263,36 @@ def working_proposal(
     """Return shapes that ONNX Runtime accepts; the likeliest if there are none."""
     fixed = {key: tuple(extents) for key, extents in given.items()}
     candidates = proposals(inputs)
-    first = next(candidates)
+    best = first = next(candidates)
+    best_runs = False
     end_sec = time.monotonic() + _PROPOSAL_SEC
     with contextlib.suppress(Exception):  # without ONNX Runtime, or with a model it refuses
         session = _session(str(path), _options(None))
         for found in (first, *candidates):
-            if _runs(session, {**fixed, **found}):
+            n_results = _result_size(session, {**fixed, **found})
+            if n_results:
                 return {**fixed, **found}
+            # Empty results, as of a detector of nothing: something better may follow.
+            if n_results == 0 and not best_runs:
+                best, best_runs = found, True
+                end_sec = min(end_sec, time.monotonic() + _EMPTY_SEC)
             if time.monotonic() > end_sec:
                 break
-    return {**fixed, **first}
+    return {**fixed, **best}
 
 
-def _runs(session: Any, shapes: Mapping[str, Sequence[int]]) -> bool:
+def _result_size(session: Any, shapes: Mapping[str, Sequence[int]]) -> int | None:
+    """Return the elements of the smallest result; None if the model refuses the shapes."""
     feeds: dict[str, npt.NDArray[Any]] = {}
     for info in session.get_inputs():
         shape = shapes.get(info.name, info.shape)
         kind = info.type.partition("(")[2].rstrip(")")  # of "tensor(float16)"
         feeds[info.name] = np.zeros(shape, _NUMPY_TYPES.get(kind, kind))
     try:
-        session.run(None, feeds)
+        results = session.run(None, feeds)
     except Exception:  # ONNX Runtime's own, for shapes that do not fit
-        return False
-    return True
+        return None
+    return min((int(np.size(each)) for each in results), default=0)
 
 
 def _session(model: bytes | str, options: Any, **how: Any) -> Any:

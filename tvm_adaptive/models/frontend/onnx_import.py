@@ -107,7 +107,9 @@ class _Conversion:
             node = self._nodes[attributes["tvm_custom"]["name"]]
             try:
                 result = convert(builder, inputs, attributes, scope, opset)
-                return builder.normalize(result) if isinstance(result, relax.Expr) else result
+                result = builder.normalize(result) if isinstance(result, relax.Expr) else result
+                _check_outputs(node, result)
+                return result
             except MemoryError:
                 raise
             except Exception as error:  # TVM's own, of any kind
@@ -130,6 +132,16 @@ class _Conversion:
             shape, dtype = each
             results.append(builder.normalize(relax.op.zeros(shape, dtype)))
         return results[0] if len(results) == 1 else relax.Tuple(results)
+
+
+def _check_outputs(node: Any, result: Any) -> None:
+    """Raise ValueError if an operator has more outputs than were converted."""
+    fields = getattr(result, "fields", None)
+    if fields is None:
+        fields = getattr(getattr(result, "ty", None), "fields", [result])
+    used = [place for place, name in enumerate(node.output, start=1) if name]
+    if used and used[-1] > len(fields):
+        raise ValueError(f"its output {used[-1]} is not supported")
 
 
 def _inferred_types(model: Any) -> dict[str, tuple[tuple[int, ...], str]]:

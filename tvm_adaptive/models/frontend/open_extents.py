@@ -152,7 +152,7 @@ def _image_places(extents: Sequence[int | str]) -> tuple[int, int, int]:
 
 def _values_of(name: str, place: int, rank: int) -> Sequence[int]:
     """Return likely values of an open extent."""
-    if _BATCH.fullmatch(name):
+    if _BATCH.fullmatch(name) and (place == 0 or len(name) > 1):
         return (1,)
     if _CHANNELS.fullmatch(name):
         return _CHANNEL_COUNTS

@@ -26,6 +26,7 @@ from tvm_adaptive.errors import (
 )
 from tvm_adaptive.models.frontend.shapes import network_of_imported
 from tvm_adaptive.models.network import Network, Original, network_of_relax
+from tvm_adaptive.models.rewrites import fold
 from tvm_adaptive.models.weights import Detached, attach, detach
 from tvm_adaptive.workers.fork_server import new_fork_server
 from tvm_adaptive.workers.pool import WorkerPool
@@ -190,7 +191,8 @@ def describe(
             if relax.analysis.well_formed(mod) is False:
                 raise ValueError("the module is not well-formed")
             t = relax_transform
-            mod = Sequential([t.FoldConstant(), t.DeadCodeElimination()])(mod)
+            # Most of it without a compiler: each bias of a convolution is a reshaped constant.
+            mod = Sequential([t.FoldConstant(), t.DeadCodeElimination()])(fold(mod))
             return detach(mod, weights_path)
     except (InvalidOptionError, MemoryError) as error:
         if _is_of_memory(error):

@@ -33,6 +33,7 @@ OWN: dict[str, OnnxConverter] = {
     "Max": elementwise.of_many("Max"),
     "Mean": elementwise.of_many("Mean"),
     "Min": elementwise.of_many("Min"),
+    "NonMaxSuppression": places.convert_non_max_suppression,
     "OneHot": elementwise.convert_one_hot,
     "Pad": places.convert_pad,
     "Pow": elementwise.convert_pow,

@@ -154,6 +154,18 @@ def convert_top_k(
     return onnx_converters()["TopK"](builder, inputs, {**attributes, "sorted": 1}, scope, opset)
 
 
+def convert_non_max_suppression(
+    builder: Any, inputs: Any, attributes: dict[str, Any], scope: Any, opset: int
+) -> Expr:
+    """Convert NonMaxSuppression: a box at the threshold stays, which TVM would remove."""
+    given = _Inputs(list(inputs))
+    threshold = None if given[3] is None else array_of(given[3])
+    if threshold is not None:
+        above = np.nextafter(threshold.astype("float32"), np.float32(2))
+        given[3] = constant(above, "float32")
+    return onnx_converters()["NonMaxSuppression"](builder, given, attributes, scope, opset)
+
+
 def convert_cum_prod(
     builder: Any, inputs: Any, attributes: dict[str, Any], _scope: Any, _opset: int
 ) -> Expr:
