@@ -51,7 +51,7 @@ _FLOATS = {"float32", "float64"}
 def _folded(call: Any, name: str, arguments: list[Array]) -> Array | None:
     """Return what a call computes; None where that is left to TVM."""
     if name in _MOVES and len(arguments) == 1:
-        return np.ascontiguousarray(_MOVES[name](call, arguments[0]))
+        return np.asarray(_MOVES[name](call, arguments[0]), order="C")
     types = {str(argument.dtype) for argument in arguments}
     if name in _ARITHMETIC and len(types) == 1 and types <= _FLOATS:
         with np.errstate(all="ignore"):  # TVM reports no overflows either

@@ -7,7 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tvm_adaptive.models import compile_network, outputs_agree, prepare, run_network
+from tvm_adaptive.models import (
+    call_counts,
+    compile_network,
+    outputs_agree,
+    prepare,
+    run_network,
+)
 from tvm_adaptive.models.frontend import load
 from tvm_adaptive.tuning.target import resolve_target
 
@@ -179,6 +185,8 @@ def test_quantised_models_are_computed_in_float(onnx, check):
         ("Celu", {}, {"alpha": 0.7}),
         ("CumSum", {"a": np.int64(1)}, {"reverse": 1, "exclusive": 1}),
         ("STFT", {"n": np.int64(2), "w": drawn(4)}, {"onesided": 1}),
+        ("Clip", {"low": np.float32(-0.5), "high": np.float32("nan")}, {}),
+        ("Clip", {"low": np.float32(-0.5), "high": np.float32(0.25)}, {}),
         ("Einsum", {"w": drawn(6, 3)}, {"equation": "ij,jk->ki"}),
     ],
 )
@@ -208,6 +216,24 @@ def test_sums_of_several_inputs_keep_the_layout_of_images(onnx, check):
     ]
     network = check(nodes, {"x": ("FLOAT", [1, 4, 5, 5])}, {"a": drawn(4, 4, 1, 1)})
     assert prepare(network, resolve_target("cpu")).layout == "NHWC"
+
+
+def test_a_hard_swish_that_is_written_out_needs_no_transposition(onnx, check):
+    make = onnx.helper.make_node
+    nodes = [
+        make("Conv", ["x", "a"], ["c"]),
+        make("Add", ["c", "three"], ["s"]),
+        make("Clip", ["s", "zero", "six"], ["l"]),
+        make("Mul", ["c", "l"], ["m"]),
+        make("Div", ["m", "six"], ["d"]),
+        make("Conv", ["d", "a"], ["y"]),
+    ]
+    weights = {"a": drawn(4, 4, 3, 3), "zero": np.float32(0), "six": np.float32(6)}
+    network = check(nodes, {"x": ("FLOAT", [1, 4, 9, 9])}, weights | {"three": np.float32(3)})
+    counts = call_counts(prepare(network, resolve_target("cpu")).mod)
+    # One at each end of the network.
+    assert sum("transpose" in name for name in counts) == 2
+    assert counts.total() == 4
 
 
 @pytest.mark.slow

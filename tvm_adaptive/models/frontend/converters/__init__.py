@@ -16,6 +16,7 @@ from tvm_adaptive.models.frontend.converters import (
 OWN: dict[str, OnnxConverter] = {
     "BatchNormalization": elementwise.refused("BatchNormalization", "training_mode", 1),
     "Cast": elementwise.convert_cast,
+    "Clip": elementwise.convert_clip,
     "Constant": elementwise.convert_constant,
     "ConvInteger": quantization.convert_conv_integer,
     "ConvTranspose": places.convert_conv_transpose,

@@ -8,6 +8,7 @@ import numpy as np
 
 from tvm_adaptive._tvm import OnnxConverter, onnx_converters, relax
 from tvm_adaptive.models.frontend.converters.values import (
+    array_of,
     check_type,
     constant,
     dtype_of,
@@ -76,6 +77,33 @@ def of_many(name: str) -> OnnxConverter:
         return op.divide(total, constant(len(rest) + 1, dtype_of(total)))
 
     return convert
+
+
+def convert_clip(
+    builder: Any, inputs: Any, attributes: dict[str, Any], _scope: Any, opset: int
+) -> Expr:
+    """Convert Clip to operators through which the layout of images passes."""
+    op = relax.op
+    x = inputs[0]
+    dtype = dtype_of(x)
+    given = list(inputs)[1:3]
+    if opset < 11:
+        given = [
+            constant(attributes[name], dtype) if name in attributes else None
+            for name in ("min", "max")
+        ]
+    functions = ((op.maximum, -np.inf), (op.minimum, np.inf))
+    for bound, (function, nothing) in zip(given, functions, strict=False):
+        if bound is None:
+            continue
+        value = array_of(bound)
+        if value is None:
+            if "float" in dtype:  # not a number is no bound
+                bound = op.where(op.isnan(bound), constant(nothing, dtype), bound)  # noqa: PLW2901
+            x = builder.emit(function(x, bound))
+        elif not (value.dtype.kind == "f" and (np.isnan(value).any() or value == nothing)):
+            x = builder.emit(function(x, constant(value.reshape(()), dtype)))
+    return x
 
 
 def convert_dropout(

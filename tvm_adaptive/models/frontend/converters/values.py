@@ -33,7 +33,8 @@ def known(value: Expr, what: str) -> npt.NDArray[Any]:
 
 def constant(value: Any, dtype: str) -> Expr:
     """Return a constant."""
-    return relax.const(tensor(np.ascontiguousarray(np.asarray(value).astype(dtype))))
+    # A single value keeps its rank of zero: layouts of images are kept only past those.
+    return relax.const(tensor(np.asarray(value).astype(dtype, order="C")))
 
 
 def shape_of(value: Expr) -> list[int]:
