@@ -229,7 +229,9 @@ def test_a_hard_swish_that_is_written_out_needs_no_transposition(onnx, check):
         make("Conv", ["d", "a"], ["y"]),
     ]
     weights = {"a": drawn(4, 4, 3, 3), "zero": np.float32(0), "six": np.float32(6)}
-    network = check(nodes, {"x": ("FLOAT", [1, 4, 9, 9])}, weights | {"three": np.float32(3)})
+    network = check(
+        nodes, {"x": ("FLOAT", [1, 4, 9, 9])}, weights | {"three": np.array([3.0], "float32")}
+    )
     counts = call_counts(prepare(network, resolve_target("cpu")).mod)
     # One at each end of the network.
     assert sum("transpose" in name for name in counts) == 2

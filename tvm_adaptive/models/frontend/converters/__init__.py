@@ -14,6 +14,7 @@ from tvm_adaptive.models.frontend.converters import (
 
 # By the operator's name.
 OWN: dict[str, OnnxConverter] = {
+    "Add": elementwise.of_two("Add"),
     "BatchNormalization": elementwise.refused("BatchNormalization", "training_mode", 1),
     "Cast": elementwise.convert_cast,
     "Clip": elementwise.convert_clip,
@@ -23,6 +24,7 @@ OWN: dict[str, OnnxConverter] = {
     "CumProd": places.convert_cum_prod,
     "DFT": fourier.convert_dft,
     "DequantizeLinear": quantization.convert_dequantize,
+    "Div": elementwise.of_two("Div"),
     "Dropout": elementwise.convert_dropout,
     "EyeLike": elementwise.convert_eye_like,
     "GRU": recurrent.convert_gru,
@@ -34,6 +36,7 @@ OWN: dict[str, OnnxConverter] = {
     "Max": elementwise.of_many("Max"),
     "Mean": elementwise.of_many("Mean"),
     "Min": elementwise.of_many("Min"),
+    "Mul": elementwise.of_two("Mul"),
     "NonMaxSuppression": places.convert_non_max_suppression,
     "OneHot": elementwise.convert_one_hot,
     "Pad": places.convert_pad,
@@ -51,6 +54,7 @@ OWN: dict[str, OnnxConverter] = {
     "RoiAlign": elementwise.refused("RoiAlign", "mode", b"max"),
     "STFT": fourier.convert_stft,
     "SpaceToDepth": elementwise.refused("SpaceToDepth", "mode", b"CRD"),
+    "Sub": elementwise.of_two("Sub"),
     "Sum": elementwise.of_many("Sum"),
     "Swish": elementwise.convert_swish,
     "TopK": places.convert_top_k,

@@ -58,6 +58,27 @@ def refused(operator: str, attribute: str, value: Any) -> OnnxConverter:
     return convert
 
 
+def of_two(name: str) -> OnnxConverter:
+    """Return TVM's converter of Add, Sub, Mul or Div, for which a single number has no axes.
+
+    A constant of the shape 1 beside an image would end the conversion of its layout.
+    """
+
+    def convert(
+        builder: Any, inputs: Any, attributes: dict[str, Any], scope: Any, opset: int
+    ) -> Expr:
+        pair = list(inputs)
+        for place, other in ((0, 1), (1, 0)):
+            value = array_of(pair[place])
+            if value is None or value.size != 1:
+                continue
+            if 0 < value.ndim <= len(shape_of(pair[other])):
+                pair[place] = constant(value.reshape(()), dtype_of(pair[place]))
+        return onnx_converters()[name](builder, pair, attributes, scope, opset)
+
+    return convert
+
+
 def of_many(name: str) -> OnnxConverter:
     """Return a converter of Sum, Mean, Max or Min that goes from one input to the next.
 
