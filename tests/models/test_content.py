@@ -9,6 +9,7 @@ import pytest
 
 from tvm_adaptive._tvm import te_workload, tensor
 from tvm_adaptive.errors import OtherModelError
+from tvm_adaptive.models import TIRWorkload
 from tvm_adaptive.models.content import check_same_model, content_of, named_source, python_source
 from tvm_adaptive.models.frontend import load
 
@@ -46,6 +47,18 @@ def test_weights_outside_an_onnx_file_are_part_of_it(tmp_path: Path) -> None:
     second = named_source(str(path), load(str(path)), None)
     with pytest.raises(OtherModelError, match=f"{path}.*the file's content changed"):
         check_same_model(first.as_fields(), second, tmp_path)
+
+
+def test_a_file_of_inputs_is_part_of_the_source(tmp_path: Path) -> None:
+    mod = te_workload("GMM")
+    workload = TIRWorkload("net", mod)
+    assert named_source("te:GMM", workload, None).inputs is None
+    found = named_source("te:GMM", workload, None, tmp_path / "sample.npz")
+    assert found.as_fields()["inputs"] == str(tmp_path / "sample.npz")
+    arrays = {"x": np.zeros((2, 3))}
+    # Arrays in memory cannot be read again, but their shapes are known.
+    found = named_source("te:GMM", workload, {"y": (4,)}, arrays)
+    assert (found.inputs, found.input_shapes) == (None, {"y": [4], "x": [2, 3]})
 
 
 def test_other_input_shapes_make_another_model(tmp_path: Path) -> None:

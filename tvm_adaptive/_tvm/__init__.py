@@ -7,6 +7,8 @@ ends the process without an exception.
 from __future__ import annotations
 
 import contextlib
+import functools
+import io
 import logging
 import warnings
 import weakref
@@ -32,7 +34,7 @@ check_versions(TVM_VERSION, FFI_VERSION)
 # mypy: implicit-reexport
 # ruff: noqa: E402, F401 - the versions are checked before TVM is touched; re-exported
 import tvm
-from tvm import IRModule, relax, s_tir, tirx, topi
+from tvm import IRModule, relax, s_tir, te, tirx, topi
 from tvm.driver import build as build_tir
 from tvm.ir import load_json, save_json
 from tvm.ir.transform import PassContext, Sequential, module_pass
@@ -225,13 +227,57 @@ def te_workload(name: str) -> IRModule:
     return IRModule({"main": workloads.create_te_workload(name, 0)})
 
 
-def relax_of_onnx(model: Any, shapes: dict[str, list[int]]) -> IRModule:
-    """Translate an ONNX model; weights become constants, inputs keep their names."""
-    from tvm.relax.frontend.onnx import from_onnx
+# From a block builder, inputs (None for those left out), attributes, TVM's tables of values
+# and the version of the operators to an expression.
+OnnxConverter = Callable[[Any, Any, dict[str, Any], Any, int], Any]
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about shapes, which are checked later
-        return from_onnx(model, shape_dict=shapes, sanitize_input_names=False)
+
+@functools.cache  # TVM's table is another one while a model is translated
+def onnx_converters() -> dict[str, OnnxConverter]:
+    """Return TVM's own converters by ONNX operator."""
+    from tvm.relax.frontend.onnx import onnx_frontend
+
+    def converter(kind: Any) -> OnnxConverter:
+        return lambda builder, inputs, attributes, scope, opset: kind.get_converter(opset)(
+            builder, inputs, attributes, scope
+        )
+
+    return {name: converter(kind) for name, kind in onnx_frontend._get_convert_map().items()}
+
+
+class _Converter:
+    """A converter in the form of TVM's classes."""
+
+    def __init__(self, convert: OnnxConverter) -> None:
+        self._convert = convert
+
+    def get_converter(self, opset: int) -> Callable[..., Any]:
+        """Return the function that converts operators of a version."""
+        return lambda builder, inputs, attributes, scope: self._convert(
+            builder, inputs, attributes, scope, opset
+        )
+
+
+def relax_of_onnx(
+    model: Any, shapes: dict[str, list[int]], converters: dict[str, OnnxConverter] | None = None
+) -> IRModule:
+    """Translate an ONNX model; weights become constants, inputs keep their names.
+
+    ``converters`` takes the place of TVM's own, which cannot be extended from outside.
+    """
+    from tvm.relax.frontend.onnx import from_onnx, onnx_frontend
+
+    kept = onnx_frontend._get_convert_map
+    if converters is not None:
+        table = {name: _Converter(convert) for name, convert in converters.items()}
+        onnx_frontend._get_convert_map = lambda: table
+    try:
+        # Its warnings are about shapes, which are checked later; it prints before it raises.
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            return from_onnx(model, shape_dict=shapes, sanitize_input_names=False)
+    finally:
+        onnx_frontend._get_convert_map = kept
 
 
 def relax_of_exported_program(program: Any) -> IRModule:
@@ -293,6 +339,14 @@ def block_names(mod: IRModule) -> list[str]:
     schedule = Schedule(mod)
     blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
     return [str(schedule.get(block).name_hint) for block in blocks]
+
+
+def has_blocks(function: PrimFunc) -> bool:
+    """Say whether a function has blocks, which schedules work on; sorting has none."""
+    body = function.body
+    if not isinstance(body, SBlockRealize) or str(body.block.name_hint) != "root":
+        return False
+    return bool(block_names(IRModule({"main": function})))
 
 
 def args_info_of(mod: IRModule) -> list[ArgInfo]:

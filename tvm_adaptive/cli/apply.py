@@ -32,6 +32,7 @@ def run(options: argparse.Namespace) -> int:
             config=with_farm(config, options),
             observer=display,
             input_shapes=dict(options.input_shape),
+            inputs=options.inputs,
         )
     lines = [f"{applied.what} on {applied.target}"]
     if applied.comparison is None:

@@ -69,6 +69,12 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         help="fixes an input whose shape is dynamic, e.g. image=1x3x224x224; once for each",
     )
     parser.add_argument(
+        "--inputs",
+        metavar="FILE",
+        help="arrays by the names of the inputs, written by numpy.savez: they fix the shapes, "
+        "and every check and timing uses them",
+    )
+    parser.add_argument(
         "--target",
         metavar="T",
         help="cpu (this machine), cuda, or a JSON target, e.g. '{\"kind\": ...}'",

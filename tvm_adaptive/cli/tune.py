@@ -36,7 +36,7 @@ _PLATEAU_SLOTS = 40
 # Options of a new run; a resumed run has them in its journal.
 _NEW_RUN_OPTIONS = (
     *("what", "work_dir", "target", "seed", "preset", "config", "layout", "prepack"),
-    *("vector_math", "input_shape", "until_plateau", *registry.PARTS),
+    *("vector_math", "input_shape", "inputs", "until_plateau", *registry.PARTS),
     *("devices", "tracker", "tracker_key", "lanes", "ray"),
 )
 # Options of the same name in the configuration.
@@ -75,6 +75,7 @@ def _tune(options: argparse.Namespace, display: Display) -> TuneReport:
         config=config,
         observer=display,
         input_shapes=dict(options.input_shape),
+        inputs=options.inputs,
         allow_other_machine=options.allow_other_machine,
         spent_sec=options.spent_sec,
     )

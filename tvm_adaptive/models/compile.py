@@ -23,6 +23,7 @@ from tvm_adaptive._tvm import (
     Sequential,
     Target,
     build_tir,
+    has_blocks,
     load_json,
     relax,
     relax_transform,
@@ -133,7 +134,7 @@ def _build_network(mod: IRModule, target: Target) -> Any:
     t = relax_transform
     # Computes, once, the layouts of weights that schedules have chosen.
     pack = [
-        t.SplitLayoutRewritePreproc(),
+        t.SplitLayoutRewritePreproc(),  # refuses functions without blocks
         t.FoldConstant(),
         t.CanonicalizeBindings(),  # a function that packs two arguments returns a tuple
         t.DeadCodeElimination(),
@@ -153,10 +154,22 @@ def _build_network(mod: IRModule, target: Target) -> Any:
         t.AttachGlobalSymbol(),
     ]
     with target, PassContext(opt_level=3):
-        mod = follow_hints(Sequential(pack)(mod))
+        mod = follow_hints(_without_blockless(mod, Sequential(pack)))
         if is_gpu(target):
             mod = schedule_for_gpu(mod)
         return relax.build(Sequential(lower)(mod), target=target, relax_pipeline=None)
+
+
+def _without_blockless(mod: IRModule, passes: Any) -> IRModule:
+    """Apply passes to a module without its functions that have no blocks."""
+    apart = {
+        variable: function
+        for variable, function in mod.functions.items()
+        if isinstance(function, PrimFunc) and not has_blocks(function)
+    }
+    rest = {key: each for key, each in mod.functions.items() if key not in apart}
+    result = passes(IRModule(rest, attrs=mod.attrs))
+    return IRModule({**dict(result.functions.items()), **apart}, attrs=result.attrs)
 
 
 def _build_tir(mod: IRModule, target: Target) -> Module:

@@ -45,6 +45,8 @@ class Network:
     input_dtypes : dict of str to str
     original : Original or None
         The network in the framework that it was imported from, where that can run it.
+    sample : tuple of ndarray, or None
+        The user's own inputs, in the order of ``main``; every check and timing uses them.
     """
 
     name: str
@@ -53,6 +55,17 @@ class Network:
     input_shapes: dict[str, tuple[int, ...]]
     input_dtypes: dict[str, str]
     original: Original | None = None
+    sample: tuple[npt.NDArray[Any], ...] | None = None
+
+    def inputs(self, seed: int = 0) -> list[npt.NDArray[Any]]:
+        """Return the user's sample, or random inputs without one.
+
+        Parameters
+        ----------
+        seed : int, default 0
+            Of random inputs.
+        """
+        return self.random_inputs(seed) if self.sample is None else list(self.sample)
 
     def random_inputs(self, seed: int = 0) -> list[npt.NDArray[Any]]:
         """Draw one input for each parameter of ``main``.

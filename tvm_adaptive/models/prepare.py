@@ -15,16 +15,23 @@ from tvm_adaptive._tvm import (
     ExtractedTask,
     IRModule,
     PassContext,
+    PrimFunc,
     Sequential,
     Target,
     extract_tasks,
+    has_blocks,
     relax,
     relax_backend,
     relax_transform,
 )
-from tvm_adaptive.errors import InvalidOptionError, check_choices
+from tvm_adaptive.errors import InvalidOptionError, check_choices, summary_line
 from tvm_adaptive.models.network import Network
-from tvm_adaptive.models.rewrites import fold, split_clips, vector_legalizations
+from tvm_adaptive.models.rewrites import (
+    fold,
+    split_clips,
+    transposed_legalizations,
+    vector_legalizations,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -76,18 +83,28 @@ def prepare(
     lower = functools.partial(_lower, mod, target, prepack=prepack, vector_math=vector_math)
     try:
         return Prepared(network.name, lower(chosen), chosen, prepack)
-    except Exception:
+    except Exception as error:
         if chosen == "keep" or layout == "NHWC":
             raise
-        logger.warning("%s: convolutions keep their layout", network.name, exc_info=True)
+        reason = summary_line(error)
+        logger.warning("%s: convolutions keep their layout: %s", network.name, reason)
+        logger.debug("the conversion of the layout failed", exc_info=True)
     return Prepared(network.name, lower("keep"), "keep", prepack)
 
 
 def extract(prepared: Prepared, target: Target) -> list[ExtractedTask]:
     """Return the distinct functions of a prepared network as tuning tasks."""
-    tasks: list[ExtractedTask] = list(extract_tasks(prepared.mod, target))
+    # Functions without blocks have no schedules.
+    tasks: list[ExtractedTask] = [
+        task for task in extract_tasks(prepared.mod, target) if has_blocks(_function_of(task))
+    ]
     # The order of a hash table would change with every process.
     return sorted(tasks, key=lambda task: str(task.task_name))
+
+
+def _function_of(task: ExtractedTask) -> PrimFunc:
+    (function,) = task.dispatched[0].functions.values()
+    return function
 
 
 def call_counts(mod: IRModule) -> Counter[str]:
@@ -115,13 +132,14 @@ def _lower(
     mod: IRModule, target: Target, layout: str, *, prepack: bool, vector_math: bool
 ) -> IRModule:
     t = relax_transform
+    legalizations = transposed_legalizations() | (vector_legalizations() if vector_math else {})
     clean = [t.FoldConstant(), t.DeadCodeElimination()]
     decompose = [t.FoldBatchnormToConv2D(), t.DecomposeOpsForInference(), t.CanonicalizeBindings()]
     convert = [t.ConvertLayout(_CHANNELS_LAST), t.Normalize(), t.CanonicalizeBindings()]
     lower = [
         relax_backend.DispatchSampling(),
         relax_backend.DispatchSortScan(),
-        t.LegalizeOps(vector_legalizations() if vector_math else None),
+        t.LegalizeOps(legalizations),
         t.AnnotateTIROpPattern(),
         *clean,
         t.FuseOps(),

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_adaptive._tvm import IRModule, fold_calls, relax, relax_patterns, topi
+from tvm_adaptive._tvm import IRModule, fold_calls, relax, relax_patterns, te, topi
+from tvm_adaptive.errors import InvalidOptionError
 
 Array = npt.NDArray[Any]
 
@@ -50,7 +51,7 @@ _FLOATS = {"float32", "float64"}
 def _folded(call: Any, name: str, arguments: list[Array]) -> Array | None:
     """Return what a call computes; None where that is left to TVM."""
     if name in _MOVES and len(arguments) == 1:
-        return np.ascontiguousarray(_MOVES[name](call, arguments[0]))
+        return np.asarray(_MOVES[name](call, arguments[0]), order="C")
     types = {str(argument.dtype) for argument in arguments}
     if name in _ARITHMETIC and len(types) == 1 and types <= _FLOATS:
         with np.errstate(all="ignore"):  # TVM reports no overflows either
@@ -105,6 +106,90 @@ def vector_legalizations() -> dict[str, Callable[[Any, Any], Any]]:
         "relax.nn.gelu_tanh": _for_float32("gelu_tanh", _gelu_tanh),
         "relax.nn.softmax": _for_float32("softmax", topi.nn.fast_softmax, "axis"),
     }
+
+
+def transposed_legalizations() -> dict[str, Callable[[Any, Any], Any]]:
+    """Return legalizations of transposed convolutions with channels last.
+
+    TVM's layout conversion makes them where a neighbour has channels last, but TVM itself
+    lowers those with channels first alone.
+    """
+    return {"relax.nn.conv2d_transpose": _transposed_convolution}
+
+
+def _transposed_convolution(builder: Any, call: Any) -> Any:
+    attrs = call.attrs
+    layouts = [str(each) for each in (attrs.data_layout, attrs.kernel_layout, attrs.out_layout)]
+    if layouts == ["NCHW", "IOHW", "NCHW"]:
+        return call.op.get_attr("FLegalize")(builder, call)
+    data, kernel = call.args
+    data = _moved(builder, data, layouts[0], "NHWC")
+    kernel = _moved(builder, kernel, layouts[1], "HWIO")
+    result = builder.emit_te(
+        _conv2d_transpose_nhwc,
+        data,
+        kernel,
+        strides=_ints(attrs.strides),
+        padding=_ints(attrs.padding),
+        output_padding=_ints(attrs.output_padding),
+        dilation=_ints(attrs.dilation),
+        groups=int(attrs.groups),
+        primfunc_name_hint="conv2d_transpose",
+    )
+    return _moved(builder, result, "NHWC", layouts[2])
+
+
+def _moved(builder: Any, value: Any, layout: str, wanted: str) -> Any:
+    """Return a tensor in another order of its axes."""
+    if layout == wanted:
+        return value
+    if sorted(layout) != sorted(wanted):
+        raise InvalidOptionError(f"A transposed convolution in {layout} cannot be lowered.")
+    axes = [layout.index(axis) for axis in wanted]
+    return builder.emit_te(topi.transpose, value, axes, primfunc_name_hint="transpose")
+
+
+def _conv2d_transpose_nhwc(
+    data: Any,
+    kernel: Any,
+    *,
+    strides: tuple[int, ...],
+    padding: tuple[int, ...],
+    output_padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    groups: int,
+) -> Any:
+    """Return a convolution of data with zeros between its elements; the kernel is mirrored."""
+    n, _, _, c_in = (int(each) for each in data.shape)
+    *size, _, c_out = (int(each) for each in kernel.shape)
+    reach = [(size[axis] - 1) * dilation[axis] for axis in (0, 1)]
+    before = [0, *(reach[axis] - padding[axis] for axis in (0, 1)), 0]
+    after = [0, *(reach[axis] - padding[axis + 2] + output_padding[axis] for axis in (0, 1)), 0]
+    spread = topi.nn.dilate(data, [1, strides[0], strides[1], 1], name="data_dilate")
+    # A padding larger than the kernel cuts elements off.
+    first, last = ([max(0, -each) for each in ends] for ends in (before, after))
+    padded = topi.nn.pad(
+        spread,
+        [max(0, each) for each in before],
+        [max(0, each) for each in after],
+        name="data_pad",
+    )
+    height, width = (
+        int(padded.shape[axis]) - first[axis] - last[axis] - reach[axis - 1] for axis in (1, 2)
+    )
+    n_each = c_in // groups
+    rh, rw = (te.reduce_axis((0, each), name=name) for each, name in zip(size, "rs", strict=True))
+    rc = te.reduce_axis((0, n_each), name="k")
+
+    def element(b: Any, h: Any, w: Any, c: Any) -> Any:
+        channel = rc if groups == 1 else c // c_out * n_each + rc
+        place = (h + first[1] + rh * dilation[0], w + first[2] + rw * dilation[1])
+        mirrored = (size[0] - 1 - rh, size[1] - 1 - rw)
+        out = c if groups == 1 else c % c_out
+        value = padded[b, place[0], place[1], channel]
+        return te.sum(value * kernel[mirrored[0], mirrored[1], channel, out], axis=[rh, rw, rc])
+
+    return te.compute((n, height, width, c_out * groups), element, name="conv2d_transpose_nhwc")
 
 
 def _for_float32(

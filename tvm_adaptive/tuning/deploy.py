@@ -16,7 +16,7 @@ from tvm_adaptive.errors import InvalidOptionError, WorkerError, check_choices
 from tvm_adaptive.measure_callback.journal import JOURNAL_FILE
 from tvm_adaptive.models import Network, TIRWorkload
 from tvm_adaptive.models.compile import device_kind
-from tvm_adaptive.models.frontend import load
+from tvm_adaptive.models.frontend import Sample, load
 from tvm_adaptive.models.prepare import LAYOUTS
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.config import DEFAULT, TuneConfig
@@ -59,6 +59,7 @@ def apply(
     config: TuneConfig = DEFAULT,
     observer: Observer | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
+    inputs: Sample | None = None,
 ) -> Applied:
     """Compile a model with its best records; check and time it.
 
@@ -74,7 +75,7 @@ def apply(
         :func:`~tvm_adaptive.tune`, with the records of ``config.store``.
     out_dir : str or Path
         Created if it does not exist; no run's directory.
-    target, config, observer, input_shapes
+    target, config, observer, input_shapes, inputs
         As in :func:`~tvm_adaptive.tune`; ``config`` supplies what concerns the model, the
         store and the farm of a foreign target. A run has its own, except for another farm.
 
@@ -99,16 +100,18 @@ def apply(
         )
     run = Path(what) if (Path(what) / JOURNAL_FILE).is_file() else None
     if run is not None:
-        if target is not None or input_shapes:
-            raise InvalidOptionError(f"Target and shapes are those of the run {what}; omit them.")
+        if target is not None or input_shapes or inputs is not None:
+            raise InvalidOptionError(
+                f"Target, shapes and inputs are those of the run {what}; omit them."
+            )
         settings = read_settings(run)
         what, target = settings.options.what, settings.options.target
-        input_shapes = settings.input_shapes
+        input_shapes, inputs = settings.input_shapes, settings.inputs
         other_farm = {}
         if config.measure.tracker is not None:
             other_farm = {"runner": config.runner, "measure": config.measure}
         config = settings.options.config.replace(**other_farm)
-    model = load(what, input_shapes or {})
+    model = load(what, input_shapes or {}, inputs=inputs)
     with _opened(out_dir, config, target, observer) as context:
         fields = {"what": what, "run": None if run is None else str(run)}
         environment = Environment.current(context.target, context.farm)

@@ -92,7 +92,7 @@ def resume(
             allow_other_machine=allow_other_machine,
             spent_sec=spent_sec,
         )
-        return run_named(options, settings.input_shapes, owner)
+        return run_named(options, settings.input_shapes, settings.inputs, owner)
 
 
 def _is_from_here(settings: RunSettings) -> bool:

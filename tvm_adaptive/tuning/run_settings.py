@@ -30,6 +30,7 @@ class RunSettings:
 
     options: RunOptions  # of the last attempt; the store's name is the journal's
     input_shapes: dict[str, list[int]]
+    inputs: str | None  # the file of the user's inputs
     history: History
 
 
@@ -65,4 +66,6 @@ def read_settings(work_dir: Path) -> RunSettings:
         resume=True,
         **{name: run[name] for name in _RUN if name != "config"},
     )
-    return RunSettings(options, model["input_shapes"], history)
+    inputs = model.get("inputs")
+    inputs = inputs if isinstance(inputs, str) else None
+    return RunSettings(options, model["input_shapes"], inputs, history)

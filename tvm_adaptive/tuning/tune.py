@@ -25,7 +25,14 @@ from tvm_adaptive.measure_callback.progress import RunProgress
 from tvm_adaptive.measure_callback.recorder import Recorder
 from tvm_adaptive.models import Network, TIRWorkload
 from tvm_adaptive.models.content import ModelSource, named_source, python_source
-from tvm_adaptive.models.frontend import load, network_of_imported
+from tvm_adaptive.models.frontend import (
+    Sample,
+    load,
+    network_of_imported,
+    read_sample,
+    shapes_of_sample,
+    with_sample,
+)
 from tvm_adaptive.runner.rpc.leased_worker import check_farm
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.config import DEFAULT, TuneConfig
@@ -61,6 +68,7 @@ def tune(
     config: TuneConfig = DEFAULT,
     observer: Observer | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
+    inputs: Sample | None = None,
     resume: bool = False,
     allow_other_machine: bool = False,
     spent_sec: float = 0.0,
@@ -94,6 +102,10 @@ def tune(
     input_shapes : mapping of str to sequence of int, or None, default None
         Extents by the names of inputs, for those whose shapes are dynamic; ``""`` names
         the only one.
+    inputs : mapping of str to ndarray, path of a file of numpy.savez, or None, default None
+        Arrays by the names of the inputs. They fix the shapes, and every check and timing of
+        the network uses them; None draws random ones. A run that is resumed by its directory
+        reads the file again, and draws random ones instead of arrays in memory.
     resume : bool, default False
         Continue the run in ``work_dir`` after its end, an interrupt or a crash: its seconds
         and trials count towards ``budget_sec`` and ``trials``, and cost model and task
@@ -136,7 +148,7 @@ def tune(
         allow_other_machine=allow_other_machine,
         spent_sec=spent_sec,
     )
-    return run_named(options, input_shapes)
+    return run_named(options, input_shapes, inputs)
 
 
 def tune_relax(
@@ -145,6 +157,7 @@ def tune_relax(
     *,
     work_dir: str | Path,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
+    inputs: Sample | None = None,
     name: str = "network",
     **options: Unpack[CommonOptions],
 ) -> TuneReport:
@@ -157,7 +170,7 @@ def tune_relax(
         first, then the parameters.
     params : mapping of str to Tensor, or None, default None
         Weights by the names of ``main``'s parameters; None when they are bound already.
-    work_dir, input_shapes
+    work_dir, input_shapes, inputs
         As in :func:`tune`.
     name : str, default "network"
         For the journal.
@@ -176,8 +189,14 @@ def tune_relax(
     """
 
     def load_network() -> tuple[Network, ModelSource]:
-        network = network_of_imported(name, mod, input_shapes or {}, params=dict(params or {}))
-        return network, python_source(network, input_shapes)
+        shapes: Mapping[str, Sequence[int]] = dict(input_shapes or {})
+        arrays = None if inputs is None else read_sample(inputs)
+        if arrays is not None:
+            shapes = shapes_of_sample(arrays, shapes, "inputs")
+        network = network_of_imported(name, mod, shapes, params=dict(params or {}))
+        if arrays is not None:
+            network = with_sample(network, arrays, "inputs")
+        return network, python_source(network, shapes)
 
     return _run(RunOptions(what=name, work_dir=work_dir, **options), load_network)
 
@@ -217,13 +236,14 @@ def tune_tir(
 def run_named(
     options: RunOptions,
     input_shapes: Mapping[str, Sequence[int]] | None,
+    inputs: Sample | None,
     owner: Ownership | None = None,
 ) -> TuneReport:
     """Tune what ``options.what`` names; ``owner`` has the directory already."""
 
     def load_model() -> tuple[Network | TIRWorkload, ModelSource]:
-        model = load(options.what, input_shapes)
-        return model, named_source(options.what, model, input_shapes)
+        model = load(options.what, input_shapes, inputs=inputs)
+        return model, named_source(options.what, model, input_shapes, inputs)
 
     return _run(options, load_model, owner)
 

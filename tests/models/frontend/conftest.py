@@ -42,13 +42,14 @@ def check_import():
     def check(network, seed=0):
         target = resolve_target("cpu")
         compiled = compile_network(prepare(network, target), None, target)
-        inputs = network.random_inputs(seed)
+        inputs = network.inputs(seed)
         outputs = run_network(compiled, inputs)
         assert network.original is not None
         expected = network.original.run(inputs)
         assert [each.shape for each in outputs] == [each.shape for each in expected]
         assert outputs_agree(outputs, expected)
         assert all(np.abs(each).max() > 0 for each in expected)
+        return outputs
 
     return check
 

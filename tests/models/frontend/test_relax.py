@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from tvm import relax, tirx
 from tvm.ir import save_json
@@ -100,7 +101,7 @@ def test_one_symbol_fixes_every_input_that_has_it():
         ({"y": (4, 6)}, "depends on others"),
         ({"x": (3,)}, "has 2 extents"),
         ({"z": (3,)}, "the inputs of net are x, y"),
-        ({"": (3,)}, "given for the only input, but"),
+        ({"": (3,)}, "needs the name of its input: the inputs of net are x, y"),
     ],
 )
 def test_shapes_that_contradict(shapes, text):
@@ -126,10 +127,10 @@ class Notes:
         self.notes.append(text)
 
 
-def judged(run, tmp_path, observer):
+def judged(run, tmp_path, observer, small=None):
     from tvm_adaptive.tuning.config import DEFAULT
 
-    small = transformer(sequence=16, layers=1, hidden=32, heads=4, inner=64)
+    small = small or transformer(sequence=16, layers=1, hidden=32, heads=4, inner=64)
     network = network_of_imported(
         "net", small.mod, {}, params=small.params, original=Original("Framework 1.0", run)
     )
@@ -151,6 +152,24 @@ def judged(run, tmp_path, observer):
 def test_a_model_that_was_imported_wrongly_is_not_tuned(tmp_path):
     with pytest.raises(ImportMismatchError, match=r"something else than Framework 1.0 .*rtol"):
         judged(lambda inputs: [inputs[0] * 0], tmp_path, Notes())
+
+
+def test_an_original_may_be_wrong_by_a_rounding_next_to_zero(tmp_path):
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((3, 4), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            moved = relax.op.subtract(x, relax.const(17.0, "float32"))
+            y = builder.emit_output(relax.op.sigmoid(moved))
+        builder.emit_func_output(y)
+    faint = network_of_imported("net", builder.get(), {})
+
+    def run(inputs, error):
+        return [1 / (1 + np.exp(17.0 - inputs[0])) + np.float32(error)]
+
+    judged(lambda inputs: run(inputs, 2e-7), tmp_path / "near", Notes(), faint)
+    with pytest.raises(ImportMismatchError):
+        judged(lambda inputs: run(inputs, 2e-6), tmp_path / "far", Notes(), faint)
 
 
 def test_an_original_that_fails_is_told_and_forgiven(tmp_path):

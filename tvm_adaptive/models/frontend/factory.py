@@ -40,13 +40,14 @@ def network_of_factory(what: str, name: str, shapes: Shapes) -> Network:
     """Call a factory and import what it returns."""
     made = _call(what)
     if isinstance(made, Network):
-        by_name(shapes, [], what)
+        known = made.input_shapes
+        by_name({key: each for key, each in shapes.items() if known.get(key) != each}, [], what)
         return dataclasses.replace(made, name=name)
     if not isinstance(made, tuple) or len(made) != 2:
         raise InvalidOptionError(f"{_RETURNS}, but {what} returned {type(made).__name__}.")
     model, rest = made
     if isinstance(model, IRModule):
-        return network_of_imported(name, model, shapes, params=dict(rest or {}))
+        return network_of_imported(name, model, shapes, params=dict(rest or {}), source=what)
     if not _is_torch_module(model):
         raise InvalidOptionError(
             f"{_RETURNS}, but {what} returned a tuple with {type(model).__name__}."

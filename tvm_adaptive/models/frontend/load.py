@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from tvm_adaptive._tvm import IRModule, load_json
@@ -10,7 +11,14 @@ from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models import Network, TIRWorkload, load_workload
 from tvm_adaptive.models.frontend.factory import is_factory, network_of_factory
 from tvm_adaptive.models.frontend.onnx_file import ONNX
-from tvm_adaptive.models.frontend.reader import Form, ModelReader, Shapes
+from tvm_adaptive.models.frontend.reader import Form, ModelReader, Numbers, Shapes
+from tvm_adaptive.models.frontend.sample import (
+    Sample,
+    numbers_of,
+    read_sample,
+    shapes_of_sample,
+    with_sample,
+)
 from tvm_adaptive.models.frontend.torch_program import PROGRAM
 
 _NO_MODULE = "is no module that tvm.ir.save_json wrote with this version of TVM"
@@ -36,7 +44,11 @@ FORMATS: dict[str, Form] = {
 
 
 def load(
-    what: str, input_shapes: Shapes | None = None, *, reader: ModelReader | None = None
+    what: str,
+    input_shapes: Shapes | None = None,
+    *,
+    inputs: Sample | None = None,
+    reader: ModelReader | None = None,
 ) -> Network | TIRWorkload:
     """Return a network or an operator by its name, its file or its factory.
 
@@ -49,6 +61,9 @@ def load(
     input_shapes : mapping of str to sequence of int, or None, default None
         Extents by the names of inputs, for those with dynamic shapes; ``""`` names the only
         input of a model that has one.
+    inputs : mapping of str to ndarray, path of a file of numpy.savez, or None, default None
+        Arrays by the names of the inputs. They fix the shapes, and checks and timings use
+        them.
     reader : ModelReader or None, default None
         Reads files; None starts a worker for this one, which ends when the network's
         original is closed.
@@ -60,9 +75,17 @@ def load(
         TVM cannot express it, or a shape stays dynamic; the message says what to do.
     """
     shapes = dict(input_shapes or {})
+    if inputs is not None:
+        return _load_with(what, shapes, inputs, reader)
+    return _load(what, shapes, {}, reader)
+
+
+def _load(
+    what: str, shapes: Shapes, numbers: Numbers, reader: ModelReader | None
+) -> Network | TIRWorkload:
     path = Path(what)
     if path.suffix in FORMATS:
-        return _read(path, shapes, reader)
+        return _read(path, shapes, numbers, reader)
     if is_factory(what):
         return network_of_factory(what, slug(what), shapes)
     if shapes:
@@ -76,7 +99,24 @@ def load(
         ) from error
 
 
-def _read(path: Path, shapes: Shapes, reader: ModelReader | None) -> Network:
+def _load_with(what: str, shapes: Shapes, inputs: Sample, reader: ModelReader | None) -> Network:
+    """Load a network and give it the user's inputs."""
+    source = "inputs" if isinstance(inputs, Mapping) else str(inputs)
+    arrays = read_sample(inputs)
+    if Path(what).suffix in FORMATS or is_factory(what):  # others have fixed shapes
+        shapes = shapes_of_sample(arrays, shapes, source)
+    found = _load(what, shapes, numbers_of(arrays), reader)
+    if not isinstance(found, Network):
+        raise InvalidOptionError(f"{what} is an operator; it takes no inputs of your own.")
+    try:
+        return with_sample(found, arrays, source)
+    except InvalidOptionError:
+        if found.original is not None:
+            found.original.close()
+        raise
+
+
+def _read(path: Path, shapes: Shapes, numbers: Numbers, reader: ModelReader | None) -> Network:
     try:
         with open(path, "rb") as file:
             file.read(1)
@@ -86,7 +126,7 @@ def _read(path: Path, shapes: Shapes, reader: ModelReader | None) -> Network:
     found: Network | None = None
     used = reader or ModelReader()
     try:
-        found = used.read(FORMATS[path.suffix], path, slug(path.stem), shapes)
+        found = used.read(FORMATS[path.suffix], path, slug(path.stem), shapes, numbers)
         return found
     finally:
         if reader is None and (found is None or found.original is None):

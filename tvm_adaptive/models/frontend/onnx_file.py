@@ -4,46 +4,102 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tvm_adaptive._tvm import IRModule, relax_of_onnx
+from tvm_adaptive._tvm import IRModule
 from tvm_adaptive.errors import InvalidOptionError, as_invalid_option, summary_line
-from tvm_adaptive.models.frontend.reader import Array, Form, Shapes
+from tvm_adaptive.models.frontend import onnx_graph
+from tvm_adaptive.models.frontend.onnx_control import decided, is_controlled, merged, unrolled
+from tvm_adaptive.models.frontend.onnx_import import expanded, relax_of_graph
+from tvm_adaptive.models.frontend.open_extents import InputShape, key_of, open_message
+from tvm_adaptive.models.frontend.reader import Array, Form, Numbers, Shapes
 from tvm_adaptive.models.frontend.shapes import by_name, match
 
 _MISFIT = "is no ONNX model, or a damaged one"
 
 
-def read_onnx(path: Path, shapes: Shapes) -> IRModule:
-    """Read an ONNX file."""
+def read_onnx(path: Path, shapes: Shapes, numbers: Numbers | None = None) -> IRModule:
+    """Read an ONNX file; ``numbers`` decide branches that depend on such inputs."""
+    model = _load(path)
+    _check_versions(path, model)
+    inputs = onnx_graph.declared_inputs(model.graph)
+    given = _close(path, inputs, by_name(shapes, list(inputs), str(path)))
+    onnx_graph.set_shapes(model, given)
+    with as_invalid_option(f"{path} {_MISFIT}"):
+        model = expanded(onnx_graph.inline_functions(model))
+        model = onnx_graph.fold(model, path.parent)
+        if is_controlled(model) and numbers:
+            model = onnx_graph.fold(decided(model, numbers), path.parent)
+        if is_controlled(model):
+            model = onnx_graph.fold(merged(unrolled(model)), path.parent)
+    return relax_of_graph(path, model)
+
+
+def _load(path: Path) -> Any:
+    """Return the model of a file, without weights in other files."""
     import onnx
 
     try:
-        model = onnx.load(str(path))
-    except Exception as error:  # protobuf's errors, and those of weights in other files
+        model = onnx.load(str(path), load_external_data=False)
+    except Exception as error:  # protobuf's errors
         raise InvalidOptionError(f"{path} {_MISFIT}: {summary_line(error)}") from error
     if not model.graph.node:  # to protobuf, an empty file is an empty model
         raise InvalidOptionError(f"{path} {_MISFIT}: it does nothing.")
-    weights = {each.name for each in model.graph.initializer}
-    inputs = {each.name: each for each in model.graph.input if each.name not in weights}
-    given = by_name(shapes, list(inputs), str(path))
-    values: dict[str, int] = {}
-    for key, extents in given.items():
-        match(key, _extents(inputs[key]), extents, values)
-    with as_invalid_option(f"TVM cannot import {path}"):
-        return relax_of_onnx(model, {key: list(extents) for key, extents in given.items()})
-
-
-def _extents(info: Any) -> list[int | str]:
-    """Return the extents of an input: numbers, or names of open ones."""
-    return [
-        int(extent.dim_value) if extent.HasField("dim_value") else extent.dim_param or f"?{place}"
-        for place, extent in enumerate(info.type.tensor_type.shape.dim)
+    missing = [
+        name for name in onnx_graph.external_files(model) if not (path.parent / name).is_file()
     ]
+    if missing:
+        raise InvalidOptionError(
+            f"{path} {_MISFIT}: its weights in {', '.join(missing)} are not beside it."
+        )
+    return model
+
+
+def _check_versions(path: Path, model: Any) -> None:
+    """Raise InvalidOptionError for operators that are newer than the package onnx."""
+    import onnx
+
+    opset, known = onnx_graph.opset_of(model), onnx.defs.onnx_opset_version()
+    if opset > known:
+        raise InvalidOptionError(
+            f"{path} uses version {opset} of ONNX's operators, but onnx {onnx.__version__} knows "
+            f"those up to {known}; export it with an older one (opset_version in PyTorch)."
+        )
+
+
+def _close(
+    path: Path, inputs: Mapping[str, InputShape], given: Mapping[str, tuple[int, ...]]
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of all inputs; raise InvalidOptionError if one stays open."""
+    values: dict[tuple[str, int], int] = {}
+    for key, extents in given.items():
+        match(inputs[key], extents, values)
+    # A name has one value, in every input.
+    known = {
+        key: InputShape(
+            key,
+            shape.extents
+            and tuple(
+                values.get(key_of(key, place, each), each) if isinstance(each, str) else each
+                for place, each in enumerate(shape.extents)
+            ),
+        )
+        for key, shape in inputs.items()
+        if key not in given
+    }
+    still_open = [shape for shape in known.values() if shape.is_open]
+    closed = {**given, **{key: onnx_graph.closed_extents(shape) for key, shape in known.items()}}
+    if still_open:
+        for shape in still_open:
+            del closed[shape.name]
+        proposal = onnx_graph.working_proposal(path, still_open, closed)
+        named = {key: each for key, each in proposal.items() if inputs[key].is_open}
+        raise InvalidOptionError(open_message(str(path), still_open, named))
+    return closed
 
 
 def _run(path: Path, inputs: Sequence[Array]) -> list[Array]:
@@ -62,4 +118,13 @@ def _framework() -> str:
     return "ONNX Runtime"
 
 
-ONNX = Form(read_onnx, _MISFIT, "onnx", "'tvm-adaptive[onnx]'", _framework, _run, beside=True)
+ONNX = Form(
+    read_onnx,
+    _MISFIT,
+    "onnx",
+    "'tvm-adaptive[onnx]'",
+    _framework,
+    _run,
+    read_with=read_onnx,
+    beside=True,
+)

@@ -21,11 +21,13 @@ from tvm_adaptive._tvm import IRModule, Sequential, check_well_formed, relax_tra
 from tvm_adaptive.errors import InvalidOptionError, WorkerTaskError, as_invalid_option, summary_line
 from tvm_adaptive.models.frontend.shapes import network_of_imported
 from tvm_adaptive.models.network import Network, Original, network_of_relax
+from tvm_adaptive.models.rewrites import fold
 from tvm_adaptive.models.weights import load_module, save_module
 from tvm_adaptive.workers.pool import WorkerPool
 from tvm_adaptive.workers.scratch import ScratchFolder
 
 Shapes: TypeAlias = Mapping[str, Sequence[int]]
+Numbers: TypeAlias = Mapping[str, int]
 Array: TypeAlias = npt.NDArray[Any]
 
 _GIB = 1 << 30
@@ -58,6 +60,8 @@ class Form:
     # Name and version of the framework that computes the original outputs; runs in the tuner.
     framework: Callable[[], str] | None = None
     run: Callable[[Path, Sequence[Array]], list[Array]] | None = None  # from inputs to outputs
+    # The same as ``read``, with a keyword ``numbers``: inputs that may decide branches.
+    read_with: Callable[..., IRModule] | None = None
     beside: bool = False  # whether weights may be in other files of the same folder
 
 
@@ -79,14 +83,19 @@ class ModelReader:
     def __init__(self) -> None:
         self._pool = WorkerPool(1, env=_ENV, modules=(__name__,))
 
-    def read(self, form: Form, path: Path, name: str, shapes: Shapes) -> Network:
-        """Read a model file."""
+    def read(
+        self, form: Form, path: Path, name: str, shapes: Shapes, numbers: Numbers | None = None
+    ) -> Network:
+        """Read a model file; ``numbers`` are those of the inputs, where they are known."""
         if form.package and importlib.util.find_spec(form.package) is None:
             raise InvalidOptionError(
                 f"Reading {path} needs the package {form.package}: pip install {form.install}."
             )
         limits = limits_of(path, form)
         with _printable_refusals():
+            if form.read_with is not None and numbers:
+                reading = functools.partial(form.read_with, numbers=dict(numbers))
+                form = dataclasses.replace(form, read=reading)
             mod = self._read(form, path, shapes, limits)
             return network_of_relax(name, mod, {}, self._original(form, path.resolve(), limits))
 
@@ -162,11 +171,13 @@ def convert(form: Form, path: Path, shapes: Shapes, folder: Path, memory_bytes: 
     """Write a file's module with fixed shapes and folded constants; return why not, or ``""``."""
     _limit_memory(memory_bytes)
     try:
-        mod = network_of_imported(path.stem, form.read(path, shapes), shapes).mod
+        mod = form.read(path, shapes)
+        mod = network_of_imported(path.stem, mod, shapes, source=str(path)).mod
         with as_invalid_option(f"TVM cannot import {path}"):
             check_well_formed(mod)
             t = relax_transform
-            mod = Sequential([t.FoldConstant(), t.DeadCodeElimination()])(mod)
+            # Most of it without a compiler: each bias of a convolution is a reshaped constant.
+            mod = Sequential([t.FoldConstant(), t.DeadCodeElimination()])(fold(mod))
             save_module(mod, folder)
             return ""
     except (InvalidOptionError, MemoryError) as error:

@@ -7,13 +7,19 @@ from typing import Any
 
 from tvm_adaptive._tvm import IRModule, bind_symbols
 from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.models.frontend.open_extents import (
+    InputShape,
+    key_of,
+    open_message,
+    proposals,
+    shape_of,
+)
 from tvm_adaptive.models.network import (
     Network,
     Original,
     extents_of,
     main_of,
     network_of_relax,
-    shape_text,
 )
 
 
@@ -25,12 +31,14 @@ def by_name(
     for given, extents in shapes.items():
         name = names[0] if not given and len(names) == 1 else given
         if name not in names:
+            wrong = f"There is no input {name}" if name else "A shape needs the name of its input"
             raise InvalidOptionError(
-                f"An input shape was given for {name or 'the only input'}, but the inputs of "
-                f"{source} are {', '.join(names) or 'fixed'}."
+                f"{wrong}: the inputs of {source} are {', '.join(names) or 'fixed'}."
             )
         if any(extent < 1 for extent in extents):
-            raise InvalidOptionError(f"The shape of {name} must be positive, not {extents}.")
+            raise InvalidOptionError(
+                f"The shape of {name} must be positive, not {shape_of(extents)}."
+            )
         found[name] = tuple(int(extent) for extent in extents)
     return found
 
@@ -42,37 +50,60 @@ def network_of_imported(
     *,
     params: dict[str, Any] | None = None,
     original: Original | None = None,
+    source: str | None = None,
 ) -> Network:
-    """Return an imported module as a network, its inputs fixed to shapes."""
+    """Return an imported module as a network, its inputs fixed to shapes.
+
+    ``source`` is what the command line calls it.
+    """
     weights = params or {}
-    parameters = {str(variable.name): variable for variable in main_of(mod).params}
-    given = by_name(shapes, [key for key in parameters if key not in weights], name)
-    values: dict[str, int] = {}
-    for key, variable in parameters.items():
-        if key in given:
-            shape = getattr(variable.ty, "shape", None)
-            extents = extents_of(shape) if shape is not None else []
-            match(key, extents, given[key], values)
-    fixed = bind_symbols(mod, values) if values else mod
+    declared = _declared(mod, weights)
+    given = by_name(shapes, list(declared), name)
+    values: dict[tuple[str, int], int] = {}
+    for key, extents in given.items():
+        match(declared[key], extents, values)
+    symbols = {symbol: value for (symbol, _), value in values.items()}
+    fixed = bind_symbols(mod, symbols) if symbols else mod
+    still_open = [each for each in _declared(fixed, weights).values() if each.is_open]
+    # An expression of other extents has a value once those have; it is no choice of its own.
+    chosen = [each for each in still_open if "(" not in each.text and each.extents is not None]
+    if chosen:
+        proposal = next(proposals(chosen))
+        # What is given already belongs to the command, too.
+        raise InvalidOptionError(open_message(source or name, chosen, {**given, **proposal}))
     return network_of_relax(name, fixed, weights, original)
 
 
-def match(
-    key: str, extents: Sequence[int | str], given: Sequence[int], values: dict[str, int]
-) -> None:
-    """Check a given shape against that of an input; add the values of symbols to ``values``."""
+def _declared(mod: IRModule, weights: Mapping[str, Any]) -> dict[str, InputShape]:
+    """Return the shapes of the inputs of ``main``."""
+    found = {}
+    for variable in main_of(mod).params:
+        key = str(variable.name)
+        if key not in weights:
+            shape = getattr(variable.ty, "shape", None)
+            found[key] = InputShape(key, None if shape is None else tuple(extents_of(shape)))
+    return found
+
+
+def match(shape: InputShape, given: Sequence[int], values: dict[tuple[str, int], int]) -> None:
+    """Check a given shape against a declared one; add the values of open extents."""
+    key, extents = shape.name, shape.extents
+    if extents is None:
+        return
     if len(extents) != len(given):
         raise InvalidOptionError(
-            f"Input {key} has {len(extents)} extents, {shape_text(extents) or 'none'}, but the "
-            f"shape given has {len(given)}."
+            f"Input {key} has {len(extents)} extents, {shape.text}, but the shape given has "
+            f"{len(given)}."
         )
-    for extent, value in zip(extents, given, strict=True):
+    for place, (extent, value) in enumerate(zip(extents, given, strict=True)):
         if isinstance(extent, str) and extent.startswith("("):
             raise InvalidOptionError(
                 f"The extent {extent} of input {key} depends on others; give a shape for those."
             )
-        known = extent if isinstance(extent, int) else values.setdefault(extent, value)
+        known = extent
+        if isinstance(extent, str):
+            known = values.setdefault(key_of(key, place, extent), value)
         if known != value:
             raise InvalidOptionError(
-                f"Input {key} has the shape {shape_text(extents)}, where {known} is not {value}."
+                f"Input {key} has the shape {shape.text}, where {known} is not {value}."
             )

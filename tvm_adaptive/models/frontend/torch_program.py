@@ -56,7 +56,7 @@ def network_of_program(program: Any, name: str, shapes: Shapes, source: str) -> 
     with as_invalid_option(f"TVM cannot import {source}"):
         mod = relax_of_exported_program(program)
     original = Original(_framework(), functools.partial(_run_program, program))
-    return network_of_imported(name, mod, shapes, original=original)
+    return network_of_imported(name, mod, shapes, original=original, source=source)
 
 
 def _run_program(program: Any, inputs: Sequence[Array]) -> list[Array]:

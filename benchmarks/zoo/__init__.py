@@ -1,0 +1,1 @@
+"""Real models and single operators, imported, compiled and compared; nothing is tuned."""

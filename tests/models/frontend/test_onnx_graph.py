@@ -1,0 +1,277 @@
+"""What happens to an ONNX model before TVM sees it."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tvm_adaptive.cli import main
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.models.frontend import load, onnx_graph
+from tvm_adaptive.models.frontend.onnx_control import unrolled
+
+
+def model_of(onnx: Any, nodes: list[Any], inputs: dict[str, Any], weights: Any = None) -> Any:
+    make, kinds = onnx.helper, onnx.TensorProto
+    graph = make.make_graph(
+        nodes,
+        "net",
+        [make.make_tensor_value_info(name, kinds.FLOAT, shape) for name, shape in inputs.items()],
+        [make.make_tensor_value_info("y", kinds.FLOAT, None)],
+        [onnx.numpy_helper.from_array(np.asarray(v), k) for k, v in (weights or {}).items()],
+    )
+    model = make.make_model(graph, opset_imports=[make.make_opsetid("", 17)])
+    model.ir_version = 9
+    return model
+
+
+def save(onnx: Any, model: Any, folder: Path, **options: Any) -> Path:
+    path = folder / "net.onnx"
+    onnx.save(model, str(path), **options)
+    return path
+
+
+def test_opens_are_told_apart_by_input_and_name(onnx, tmp_path):
+    nodes = [onnx.helper.make_node("MatMul", ["a", "b"], ["m"]),
+             onnx.helper.make_node("Relu", ["m"], ["y"])]  # fmt: skip
+    model = model_of(onnx, nodes, {"a": ["n", None], "b": [4, None]})
+    # As exporters write an open extent, too.
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = -1
+    model.graph.input[1].type.tensor_type.shape.dim[1].dim_value = 0
+    path = str(save(onnx, model, tmp_path))
+    with pytest.raises(InvalidOptionError, match=r"open: a is nx\?; b is 4x\? \(\? has no name"):
+        load(path)
+    network = load(path, {"a": (2, 4), "b": (4, 7)})
+    assert network.input_shapes == {"a": (2, 4), "b": (4, 7)}
+    with pytest.raises(InvalidOptionError, match="open: b is 4x"):
+        load(path, {"a": (2, 4)})
+
+
+def test_the_command_of_the_message_works(onnx, tmp_path, capsys, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    monkeypatch.chdir(tmp_path)
+    nodes = [onnx.helper.make_node("Conv", ["my image", "w"], ["c"]),
+             onnx.helper.make_node("Reshape", ["c", "s"], ["r"]),
+             onnx.helper.make_node("MatMul", ["r", "m"], ["y"])]  # fmt: skip
+    weights = {
+        "w": np.ones((2, 3, 1, 1), "float32"),
+        "s": np.array([0, -1]),
+        "m": np.ones((2 * 48 * 320, 3), "float32"),
+    }
+    save(onnx, model_of(onnx, nodes, {"my image": ["N", 3, None, None]}, weights), tmp_path)
+    assert main(["tune", "net.onnx", "--trials", "1", "--store", "none"]) == 2
+    (line,) = [each for each in capsys.readouterr().err.splitlines() if "error" in each]
+    command = "tvm-adaptive tune net.onnx --input-shape 'my image=1x3x48x320'"
+    assert command in line
+    assert load("net.onnx", {"my image": (1, 3, 48, 320)}).input_shapes
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_sample_fixes_shapes_and_is_what_is_checked(onnx_file, tmp_path, capsys):
+    path = str(onnx_file("resnet", batch="n"))
+    image = np.full((2, 3, 32, 32), 0.5, "float32")
+    np.savez(tmp_path / "sample.npz", image=image)
+    network = load(path, inputs=tmp_path / "sample.npz")
+    assert np.array_equal(network.inputs(3)[0], image)
+    assert np.array_equal(load(path, inputs={"image": image}).inputs()[0], image)
+    for arrays, text in (
+        ({"picture": image}, "no input picture"),
+        ({"image": image[0]}, "has 4 extents"),
+        ({"image": image.astype("float64")}, "is of float64"),
+    ):
+        np.savez(tmp_path / "sample.npz", **arrays)
+        options = ["--inputs", str(tmp_path / "sample.npz"), "--trials", "1", "--store", "none"]
+        assert main(["tune", path, *options, "--work-dir", str(tmp_path / "run")]) == 2
+        error = capsys.readouterr().err
+        assert text in error
+        assert "Traceback" not in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_all_operators_without_a_converter_are_named_at_once(onnx, tmp_path):
+    make = onnx.helper.make_node
+    nodes = [
+        make("Det", ["x"], ["d"], name="first det"),
+        make("Det", ["x"], ["e"]),
+        make("Bend", ["d"], ["f"], domain="my.own"),
+        make("Add", ["e", "f"], ["y"]),
+    ]
+    model = model_of(onnx, nodes, {"x": [2, 2]})
+    model.opset_import.append(onnx.helper.make_opsetid("my.own", 3))
+    with pytest.raises(InvalidOptionError) as caught:
+        load(str(save(onnx, model, tmp_path)))
+    text = str(caught.value)
+    assert "Det (2 nodes, first 'first det', opset 17)" in text
+    assert "my.own.Bend (1 node, first 'f', opset 3)" in text
+
+
+def test_what_converters_refuse_is_collected(onnx, tmp_path):
+    pytest.importorskip("onnxruntime")
+    make = onnx.helper.make_node
+    nodes = [
+        make("MaxPool", ["x"], ["m", "places"], kernel_shape=[2, 2]),
+        make("Cast", ["places"], ["p"], to=onnx.TensorProto.FLOAT),
+        make("Add", ["m", "p"], ["a"]),
+        make("DFT", ["a"], ["d"], inverse=1, onesided=1, axis=2),
+        make("ReduceMax", ["d"], ["y"]),
+    ]
+    model = model_of(onnx, nodes, {"x": [1, 4, 5, 3]})
+    with pytest.raises(InvalidOptionError) as caught:
+        load(str(save(onnx, model, tmp_path)))
+    text = str(caught.value)
+    assert "MaxPool (1 node, first 'm', opset 17: its output 2 is not supported)" in text
+    assert "DFT (1 node, first 'd', opset 17: " in text
+
+
+def test_operators_of_the_future_and_missing_weights(onnx, onnx_models, tmp_path):
+    model = onnx_models["resnet"](onnx)
+    model.opset_import[0].version = 999
+    with pytest.raises(InvalidOptionError, match=r"uses version 999 .*export it with an older one"):
+        load(str(save(onnx, model, tmp_path)))
+    options = {"save_as_external_data": True, "size_threshold": 0, "location": "net.bin"}
+    path = save(onnx, onnx_models["resnet"](onnx), tmp_path, **options)
+    (tmp_path / "net.bin").unlink()
+    with pytest.raises(InvalidOptionError, match=r"weights in net\.bin are not beside it"):
+        load(str(path))
+
+
+def branch(onnx: Any, operator: str) -> Any:
+    node = onnx.helper.make_node(operator, ["x"], ["b"])
+    info = onnx.helper.make_tensor_value_info("b", onnx.TensorProto.FLOAT, None)
+    return onnx.helper.make_graph([node], operator, [], [info])
+
+
+def test_branches_whose_condition_is_known_disappear(onnx, tmp_path, check_import):
+    pytest.importorskip("onnxruntime")
+    make = onnx.helper.make_node
+    nodes = [
+        make("Shape", ["x"], ["s"]),
+        make("Gather", ["s", "zero"], ["n"]),
+        make("Greater", ["n", "two"], ["is_large"]),
+        make("If", ["is_large"], ["y"], then_branch=branch(onnx, "Exp"),
+             else_branch=branch(onnx, "Tanh")),
+    ]  # fmt: skip
+    weights = {"zero": np.array(0), "two": np.array(2)}
+    path = save(onnx, model_of(onnx, nodes, {"x": ["n", 4]}, weights), tmp_path)
+    check_import(load(str(path), {"x": (3, 4)}))
+
+
+@pytest.mark.parametrize("other", ["Tanh", "Flatten", "ReduceMax"])
+def test_of_other_branches_both_are_computed_where_they_are_alike(
+    other, onnx, tmp_path, check_import
+):
+    pytest.importorskip("onnxruntime")
+    make = onnx.helper.make_node
+    nodes = [
+        make("ReduceSum", ["x"], ["sum"], keepdims=0),
+        make("Greater", ["sum", "two"], ["is_large"]),
+        make("If", ["is_large"], ["y"], then_branch=branch(onnx, "Exp"),
+             else_branch=branch(onnx, other)),
+    ]  # fmt: skip
+    model = model_of(onnx, nodes, {"x": [3, 4]}, {"two": np.float32(2)})
+    if other != "ReduceMax":  # the result of Flatten has the input's shape here
+        network = load(str(save(onnx, model, tmp_path)))
+        check_import(network, 0)
+        check_import(network, 1)
+        return
+    with pytest.raises(InvalidOptionError, match=r"If \(1 node, first 'y', .*is not constant"):
+        load(str(save(onnx, model, tmp_path)))
+
+
+def test_a_number_of_the_sample_decides_a_branch(onnx, tmp_path, check_import):
+    pytest.importorskip("onnxruntime")
+    make = onnx.helper.make_node
+    nodes = [
+        make("Equal", ["rate", "wide"], ["is_wide"]),
+        make("If", ["is_wide"], ["y"], then_branch=branch(onnx, "Exp"),
+             else_branch=branch(onnx, "ReduceMax")),
+    ]  # fmt: skip
+    model = model_of(onnx, nodes, {"x": ["n", 4]}, {"wide": np.array(16000)})
+    rate = onnx.helper.make_tensor_value_info("rate", onnx.TensorProto.INT64, [])
+    model.graph.input.append(rate)
+    path = str(save(onnx, model, tmp_path))
+    with pytest.raises(InvalidOptionError, match=r"If .* give that with --inputs"):
+        load(path, {"x": (3, 4)})
+    x = np.ones((3, 4), "float32")
+    for value, shape in ((16000, (3, 4)), (8000, (1, 1))):
+        network = load(path, inputs={"x": x, "rate": np.array(value)})
+        assert list(network.input_shapes) == ["x", "rate"]
+        outputs = check_import(network)
+        assert outputs[0].shape == shape
+
+
+@pytest.mark.parametrize("opset", [11, 17])
+def test_loops_of_a_known_count_are_written_out(opset, onnx, tmp_path, check_import):
+    ort = pytest.importorskip("onnxruntime")
+    make, kinds = onnx.helper, onnx.TensorProto
+    body = make.make_graph(
+        [
+            make.make_node("Cast", ["i"], ["f"], to=kinds.FLOAT),
+            make.make_node("Add", ["before", "f"], ["sum"]),
+            make.make_node("Mul", ["sum", "x"], ["after"]),
+            make.make_node("Identity", ["go"], ["go_on"]),
+        ],
+        "body",
+        [
+            make.make_tensor_value_info("i", kinds.INT64, []),
+            make.make_tensor_value_info("go", kinds.BOOL, []),
+            make.make_tensor_value_info("before", kinds.FLOAT, [2]),
+        ],
+        [
+            make.make_tensor_value_info("go_on", kinds.BOOL, []),
+            make.make_tensor_value_info("after", kinds.FLOAT, [2]),
+            make.make_tensor_value_info("sum", kinds.FLOAT, [2]),
+        ],
+    )
+    nodes = [
+        make.make_node("Loop", ["count", "", "x"], ["last", "sums"], body=body),
+        make.make_node("Add", ["last", "sums"], ["y"]),
+    ]
+    model = model_of(onnx, nodes, {"x": [2]}, {"count": np.array(3)})
+    model.opset_import[0].version = opset
+    x = np.array([0.5, -1.5], "float32")
+    both = [
+        ort.InferenceSession(each.SerializeToString(), providers=["CPUExecutionProvider"])
+        for each in (model, unrolled(onnx.ModelProto.FromString(model.SerializeToString())))
+    ]
+    results = [session.run(None, {"x": x})[0] for session in both]
+    assert np.array_equal(*results)
+    check_import(load(str(save(onnx, model, tmp_path))))
+
+
+def test_definitions_of_operators_know_default_attributes(onnx, tmp_path, check_import):
+    pytest.importorskip("onnxruntime")
+    make = onnx.helper.make_node
+    nodes = [make("HannWindow", ["n"], ["w"]), make("Mul", ["x", "w"], ["y"])]
+    model = model_of(onnx, nodes, {"x": [2, 8]}, {"n": np.array(8)})
+    check_import(load(str(save(onnx, model, tmp_path))))
+
+
+def test_folding_leaves_no_arithmetic_on_shapes(onnx, onnx_models, tmp_path):
+    pytest.importorskip("onnxruntime")
+    model = onnx_models["encoder"](onnx, "n")
+    onnx_graph.set_shapes(model, {"ids": (2, 16)})
+    folded = onnx_graph.fold(model, tmp_path)
+    assert not {"Shape", "Constant"} & {node.op_type for node in folded.graph.node}
+
+
+def ocr_models() -> list[Path]:
+    found = importlib.util.find_spec("rapidocr_onnxruntime")
+    folder = Path(found.origin).parent / "models" if found and found.origin else Path("none")
+    return sorted(folder.glob("*.onnx"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("path", ocr_models(), ids=lambda path: path.stem)
+def test_models_of_a_package_are_imported_as_they_are(path, check_import):
+    pytest.importorskip("onnxruntime")
+    shape = {"det": (1, 3, 96, 96), "rec": (1, 3, 48, 64), "cls": (1, 3, 48, 192)}
+    (kind,) = (kind for kind in shape if f"_{kind}_" in path.stem)
+    with pytest.raises(InvalidOptionError, match="--input-shape x=1x3x"):
+        load(str(path))
+    check_import(load(str(path), {"x": shape[kind]}))

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tvm_adaptive._tvm import IRModule
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.models import Network
+from tvm_adaptive.models.frontend.sample import read_sample, shapes_of_sample, with_sample
+
+NETWORK = Network("net", IRModule({}), {}, {"x": (1, 4), "n": ()}, {"x": "float32", "n": "int64"})
+GOOD = {"n": np.array(3), "x": np.ones((1, 4), "float32")}
+
+
+def test_a_sample_is_what_checks_use_in_the_order_of_the_inputs(tmp_path: Path) -> None:
+    np.savez(tmp_path / "sample.npz", **GOOD)
+    network = with_sample(NETWORK, read_sample(tmp_path / "sample.npz"), "sample.npz")
+    x, n = network.inputs(seed=7)
+    assert np.array_equal(x, GOOD["x"])
+    assert n == 3
+    assert not np.array_equal(network.random_inputs(7)[0], x)
+    assert len(dataclasses.replace(network, sample=None).inputs()) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"n": None}, r"lacks inputs of net: n \(int64, a single value\)"),
+        ({"z": np.zeros(3)}, "has z, but the inputs of net are x, n"),
+        ({"x": np.ones((4,), "float32")}, "has the shape 4, but the input of net has 1x4"),
+        ({"x": np.ones((1, 5), "float32")}, "has the shape 1x5"),
+        ({"x": np.ones((1, 4))}, r"x in s.npz is of float64, .*convert it with .astype\('float32"),
+    ],
+)
+def test_a_sample_that_does_not_fit(change, text) -> None:
+    arrays = {name: value for name, value in {**GOOD, **change}.items() if value is not None}
+    with pytest.raises(InvalidOptionError, match=text):
+        with_sample(NETWORK, arrays, "s.npz")
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 no zip", b"\x93NUMPY\x01\x00", b"text"])
+def test_a_file_that_is_no_sample(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "s.npz"
+    path.write_bytes(content)
+    with pytest.raises(InvalidOptionError, match=r"s\.npz is no file of numpy\.savez"):
+        read_sample(path)
+
+
+def test_pickled_arrays_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "s.npz", x=np.array([{}], dtype=object))
+    with pytest.raises(InvalidOptionError, match="Object arrays cannot be loaded"):
+        read_sample(tmp_path / "s.npz")
+    with pytest.raises(InvalidOptionError, match=r"none\.npz cannot be read: No such file"):
+        read_sample(tmp_path / "none.npz")
+
+
+def test_shapes_of_a_sample() -> None:
+    assert shapes_of_sample({"x": GOOD["x"]}, {"": (1, 4), "y": (3,)}, "s") == {
+        "x": (1, 4),
+        "y": (3,),
+    }
+    with pytest.raises(InvalidOptionError, match="leave --input-shape out"):
+        shapes_of_sample(GOOD, {"x": (2, 4)}, "s.npz")

@@ -1,0 +1,223 @@
+"""Resize: TVM's own for images where it is right, a weighted sum of places otherwise."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_adaptive._tvm import onnx_converters, relax
+from tvm_adaptive.models.frontend.converters.values import (
+    constant,
+    dtype_of,
+    known,
+    shape_of,
+    text_of,
+)
+
+Expr = Any
+Array = npt.NDArray[Any]
+
+# Coordinates in which TVM's function for images agrees with ONNX's definition.
+_SAME = ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric")
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """How one axis is resized."""
+
+    n_in: int
+    n_out: int
+    scale: float
+    start: float = 0.0  # of a region, as a share of the axis
+    end: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Mode:
+    """The attributes of a Resize."""
+
+    method: str = "nearest"
+    coordinates: str = "half_pixel"
+    rounding: str = "round_prefer_floor"
+    cubic: float = -0.75
+    exclude_outside: bool = False
+    antialias: bool = False
+    extrapolation: float = 0.0
+
+
+def convert_resize(
+    builder: Any, inputs: Any, attributes: dict[str, Any], scope: Any, opset: int
+) -> Expr:
+    """Convert Resize of any rank, mode and axes."""
+    x = inputs[0]
+    mode = Mode(
+        text_of(attributes, "mode", "nearest"),
+        text_of(attributes, "coordinate_transformation_mode", "half_pixel"),
+        text_of(attributes, "nearest_mode", "round_prefer_floor"),
+        float(attributes.get("cubic_coeff_a", -0.75)),
+        bool(attributes.get("exclude_outside", 0)),
+        bool(attributes.get("antialias", 0)),
+        float(attributes.get("extrapolation_value", 0.0)),
+    )
+    if opset < 11:
+        mode = dataclasses.replace(mode, coordinates="asymmetric", rounding="floor")
+        given: list[Array | None] = [None, known(inputs[1], "scales"), None]
+    else:
+        names = ((1, "roi"), (2, "scales"), (3, "sizes"))
+        given = [None if inputs[n] is None else known(inputs[n], name) for n, name in names]
+    roi, scales, sizes = given
+    axes = axes_of(shape_of(x), scales, sizes, roi, attributes)
+    if opset >= 11 and "axes" not in attributes and _is_image(x, axes, mode):
+        return onnx_converters()["Resize"](builder, inputs, attributes, scope, opset)
+    return resized(builder, x, axes, mode)
+
+
+def convert_upsample(
+    builder: Any, inputs: Any, attributes: dict[str, Any], scope: Any, _opset: int
+) -> Expr:
+    """Convert Upsample, the Resize of old models."""
+    scales = attributes.get("scales")
+    if scales is None:
+        scales = known(inputs[1], "scales")
+    rest = {"mode": attributes.get("mode", b"nearest")}
+    given = [inputs[0], constant(np.asarray(scales), "float32")]
+    return convert_resize(builder, given, rest, scope, 10)
+
+
+def _is_image(x: Expr, axes: Sequence[Axis], mode: Mode) -> bool:
+    """Say whether TVM's function for images computes what ONNX defines."""
+    plain = not (mode.antialias or mode.exclude_outside) and mode.coordinates in _SAME
+    exact = all(
+        abs(each.n_in * each.scale - each.n_out) < 1e-6 and each.n_out > 1 for each in axes[2:]
+    )
+    fixed = all(each.n_in == each.n_out for each in axes[:2])
+    return len(axes) == 4 and plain and exact and fixed and "float" in dtype_of(x)
+
+
+def axes_of(
+    shape: Sequence[int],
+    scales: Array | None,
+    sizes: Array | None,
+    roi: Array | None,
+    attributes: dict[str, Any],
+) -> list[Axis]:
+    """Return how each axis is resized."""
+    rank = len(shape)
+    chosen = [int(axis) % rank for axis in attributes.get("axes", range(rank))]
+    found = [Axis(n, n, 1.0) for n in shape]
+    regions = np.zeros(0) if roi is None else roi.reshape(-1)
+    if sizes is not None and sizes.size:
+        wanted = [int(n) for n in sizes]
+        ratios = [n / shape[axis] for n, axis in zip(wanted, chosen, strict=True)]
+        policy = text_of(attributes, "keep_aspect_ratio_policy", "stretch")
+        if policy != "stretch":
+            ratio = min(ratios) if policy == "not_larger" else max(ratios)
+            ratios = [ratio] * len(chosen)
+            wanted = [math.floor(ratio * shape[axis] + 0.5) for axis in chosen]
+    elif scales is not None and scales.size:
+        ratios = [float(each) for each in scales]
+        wanted = [
+            math.floor(shape[axis] * ratio) for axis, ratio in zip(chosen, ratios, strict=True)
+        ]
+    else:
+        raise ValueError("neither scales nor sizes are given")
+    for place, axis in enumerate(chosen):
+        ends = (0.0, 1.0)
+        if regions.size:
+            ends = float(regions[place]), float(regions[place + len(chosen)])
+        found[axis] = Axis(shape[axis], wanted[place], ratios[place], *ends)
+    return found
+
+
+def resized(builder: Any, x: Expr, axes: Sequence[Axis], mode: Mode) -> Expr:
+    """Resize one axis after the other."""
+    op = relax.op
+    dtype, rank = dtype_of(x), len(axes)
+    for place, axis in enumerate(axes):
+        is_same = axis.n_in == axis.n_out and (axis.start, axis.end) == (0.0, 1.0)
+        if is_same and axis.scale == 1.0:
+            continue
+        indices, weights, outside = taps(axis, mode)
+        wide = [-1 if each == place else 1 for each in range(rank)]
+        total = None
+        for column, weight in zip(indices.T, weights.T, strict=True):
+            part = builder.emit(op.take(x, constant(column, "int64"), axis=place))
+            if not np.all(weight == 1.0):
+                part = op.multiply(part, constant(weight.reshape(wide), dtype))
+            total = builder.emit(part if total is None else op.add(total, part))
+        if outside.any():
+            mask = constant(outside.reshape(wide), "bool")
+            total = builder.emit(op.where(mask, constant(mode.extrapolation, dtype), total))
+        x = total
+    return x
+
+
+def taps(axis: Axis, mode: Mode) -> tuple[Array, Array, Array]:
+    """Return the places and weights of each element, and which ones lie outside."""
+    positions = _positions(axis, mode)
+    outside = np.zeros(axis.n_out, bool)
+    if mode.coordinates == "tf_crop_and_resize":
+        outside = (positions < 0) | (positions > axis.n_in - 1)
+    if mode.method == "nearest":
+        indices = _rounded(positions, mode.rounding)[:, None]
+        return np.clip(indices, 0, axis.n_in - 1), np.ones(indices.shape), outside
+    reach = 1 if mode.method == "linear" else 2
+    # Fewer elements than before: each is an average of all that it covers.
+    stretch = min(axis.scale, 1.0) if mode.antialias else 1.0
+    first = np.floor(positions).astype(int) - math.ceil(reach / stretch) + 1
+    indices = first[:, None] + np.arange(2 * math.ceil(reach / stretch))
+    distance = np.abs(indices - positions[:, None]) * stretch
+    weights = np.maximum(1 - distance, 0) if reach == 1 else _cubic(distance, mode.cubic)
+    if mode.antialias or mode.exclude_outside:
+        if mode.exclude_outside:
+            weights = np.where((indices < 0) | (indices >= axis.n_in), 0, weights)
+        weights = weights / weights.sum(1, keepdims=True)
+    return np.clip(indices, 0, axis.n_in - 1), weights, outside
+
+
+def _positions(axis: Axis, mode: Mode) -> Array:
+    """Return where the elements of the result lie on the axis."""
+    x = np.arange(axis.n_out, dtype="float64")
+    length = axis.scale * axis.n_in
+    kind = mode.coordinates
+    if kind == "align_corners":
+        return x * (axis.n_in - 1) / (length - 1) if length != 1 else 0 * x
+    if kind == "asymmetric":
+        return x / axis.scale
+    if kind == "tf_crop_and_resize":
+        if axis.n_out == 1:
+            return 0 * x + 0.5 * (axis.start + axis.end) * (axis.n_in - 1)
+        step = (axis.end - axis.start) * (axis.n_in - 1) / (axis.n_out - 1)
+        return axis.start * (axis.n_in - 1) + x * step
+    if kind == "pytorch_half_pixel" and axis.n_out == 1:
+        return 0 * x
+    positions = (x + 0.5) / axis.scale - 0.5
+    if kind == "half_pixel_symmetric":
+        positions += axis.n_in / 2 * (1 - axis.n_out / length)
+    elif kind not in ("half_pixel", "pytorch_half_pixel"):
+        raise ValueError(f"coordinate_transformation_mode {kind} is unknown")
+    return positions
+
+
+def _rounded(positions: Array, mode: str) -> Array:
+    functions: dict[str, Callable[[Array], Array]] = {
+        "round_prefer_floor": lambda x: np.ceil(x - 0.5),
+        "round_prefer_ceil": lambda x: np.floor(x + 0.5),
+        "floor": np.floor,
+        "ceil": np.ceil,
+    }
+    if mode not in functions:
+        raise ValueError(f"nearest_mode {mode} is unknown")
+    # A third of two is no integer by a rounding error.
+    return np.asarray(functions[mode](np.round(positions, 9))).astype(int)
+
+
+def _cubic(distance: Array, a: float) -> Array:
+    near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
+    far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
+    return np.where(distance <= 1, near, np.where(distance < 2, far, 0))

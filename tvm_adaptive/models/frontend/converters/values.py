@@ -1,0 +1,115 @@
+"""What converters of ONNX operators share: constants, shapes, parts of tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_adaptive._tvm import data_of_constant, relax, tensor
+
+Expr = Any
+
+_CONSTANT = type(relax.const(0.0))
+# A function that joins or splits more would have a branch or a buffer for each.
+_MAX_PARTS = 32
+
+
+def array_of(value: Expr) -> npt.NDArray[Any] | None:
+    """Return the values of a constant; None for anything else."""
+    return np.asarray(data_of_constant(value).numpy()) if isinstance(value, _CONSTANT) else None
+
+
+def known(value: Expr, what: str) -> npt.NDArray[Any]:
+    """Return the values of a constant; raise ValueError for anything else."""
+    found = array_of(value)
+    if found is None:
+        raise ValueError(f"{what} must be constant, but depends on the model's inputs")
+    return found
+
+
+def constant(value: Any, dtype: str) -> Expr:
+    """Return a constant."""
+    # A single value keeps its rank of zero: layouts of images are kept only past those.
+    return relax.const(tensor(np.asarray(value).astype(dtype, order="C")))
+
+
+def shape_of(value: Expr) -> list[int]:
+    """Return the extents of an expression; raise ValueError unless they are numbers."""
+    shape = value.ty.shape
+    if shape is None:
+        raise ValueError("the shape of an input is unknown")
+    try:
+        return [int(extent) for extent in shape]
+    except TypeError as error:
+        raise ValueError("the shape of an input depends on values") from error
+
+
+def dtype_of(value: Expr) -> str:
+    """Return the type of an expression's elements."""
+    return str(value.ty.dtype)
+
+
+def check_type(dtype: str) -> None:
+    """Raise ValueError for types of a byte or less in which TVM rounds in another way."""
+    if dtype.startswith(("float8", "float4", "int4", "uint4", "int2", "uint2")):
+        raise ValueError(f"the type {dtype} is not supported")
+
+
+def text_of(attributes: dict[str, Any], name: str, default: str) -> str:
+    """Return an attribute that is a text."""
+    value = attributes.get(name, default)
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def transposed(builder: Any, value: Expr) -> Expr:
+    """Return the transpose of a matrix, which is computed here if it is constant."""
+    found = array_of(value)
+    if found is not None:
+        return constant(found.T, dtype_of(value))
+    return builder.emit(relax.op.permute_dims(value, [1, 0]))
+
+
+def split_evenly(builder: Any, value: Expr, n: int, axis: int) -> list[Expr]:
+    """Return the equal parts of an expression along an axis."""
+    if n == 1:
+        return [value]
+    found = array_of(value)
+    if found is not None:
+        return [constant(each, dtype_of(value)) for each in np.split(found, n, axis)]
+    if n > _MAX_PARTS:
+        # In two steps, of which the second uses one function for all but the last.
+        size = math.ceil(n / math.ceil(n / _MAX_PARTS))
+        unit = shape_of(value)[axis] // n
+        starts = [start * unit for start in range(size, n, size)]
+        pieces = builder.emit(relax.op.split(value, starts, axis))
+        parts: list[Expr] = []
+        for place, start in enumerate(range(0, n, size)):
+            piece = builder.emit(relax.TupleGetItem(pieces, place))
+            parts += split_evenly(builder, piece, min(size, n - start), axis)
+        return parts
+    pieces = builder.emit(relax.op.split(value, n, axis))
+    return [builder.emit(relax.TupleGetItem(pieces, place)) for place in range(n)]
+
+
+def concatenated(builder: Any, values: Sequence[Expr], axis: int) -> Expr:
+    """Return expressions behind one another along an axis."""
+    if len(values) == 1:
+        return values[0]
+    if len(values) > _MAX_PARTS:
+        joined = [
+            builder.emit(concatenated(builder, values[start : start + _MAX_PARTS], axis))
+            for start in range(0, len(values), _MAX_PARTS)
+        ]
+        return concatenated(builder, joined, axis)
+    return relax.op.concat(list(values), axis)
+
+
+def numpy_type_of(kind: Any) -> str:
+    """Return the name of a type by its number in ONNX."""
+    import onnx
+
+    return str(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(int(kind))))

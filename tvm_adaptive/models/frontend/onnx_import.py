@@ -1,0 +1,160 @@
+"""From a folded ONNX graph to Relax, with all that stands in the way in one message."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvm_adaptive._tvm import IRModule, OnnxConverter, onnx_converters, relax, relax_of_onnx
+from tvm_adaptive.errors import InvalidOptionError, as_invalid_option, summary_line
+from tvm_adaptive.models.frontend import onnx_graph
+from tvm_adaptive.models.frontend.converters import NOT_STANDARD, OWN, WRONG
+
+logger = logging.getLogger(__name__)
+
+_CONTROL = ("If", "Loop", "Scan")
+_CONTROL_REASON = (
+    "its condition or count is not constant; if it depends on an input of one number, give that "
+    "with --inputs"
+)
+
+
+class _UnknownTypeError(Exception):
+    """The result of an operator that cannot be converted has no known type."""
+
+
+def relax_of_graph(path: Path, model: Any) -> IRModule:
+    """Translate a graph with fixed shapes; raise InvalidOptionError with all that is missing."""
+    converters = _converters()
+    nodes = list(onnx_graph.nodes_of(model.graph))
+    if unknown := [node for node in nodes if not _is_known(node, converters)]:
+        reasons = [_CONTROL_REASON if each.op_type in _CONTROL else "" for each in unknown]
+        missing = onnx_graph.count_missing(model, unknown, reasons)
+        raise InvalidOptionError(onnx_graph.missing_message(path, missing))
+    conversion = _Conversion(model)
+    with as_invalid_option(f"TVM cannot import {path}"):
+        mod = conversion.run(converters)
+    if conversion.failed or mod is None:
+        missing = onnx_graph.count_missing(model, conversion.failed, conversion.reasons)
+        raise InvalidOptionError(onnx_graph.missing_message(path, missing))
+    return mod
+
+
+def expanded(model: Any) -> Any:
+    """Replace operators without a converter by what ONNX's specification defines them to be."""
+    converters = _converters()
+    without = {
+        node.op_type
+        for node in onnx_graph.nodes_of(model.graph)
+        if not _is_known(node, converters) and node.domain in onnx_graph.STANDARD_DOMAINS
+    }
+    return onnx_graph.expand_operators(model, sorted(without.difference(_CONTROL)))
+
+
+def _converters() -> dict[str, OnnxConverter]:
+    stock = {name: convert for name, convert in onnx_converters().items() if name not in WRONG}
+    return stock | OWN
+
+
+def _is_known(node: Any, converters: dict[str, OnnxConverter]) -> bool:
+    if node.op_type in _CONTROL:
+        return False
+    if node.domain in onnx_graph.STANDARD_DOMAINS:
+        return node.op_type in converters and node.op_type not in NOT_STANDARD
+    return node.domain == "com.microsoft" and node.op_type in NOT_STANDARD
+
+
+class _Conversion:
+    """One translation; an operator that fails is noted, and the rest translated."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._types: dict[str, tuple[tuple[int, ...], str]] | None = None
+        self._nodes: dict[str, Any] = {}
+        self.failed: list[Any] = []
+        self.reasons: list[str] = []
+
+    def run(self, converters: dict[str, OnnxConverter]) -> IRModule | None:
+        """Return the translated model; None if that ended at an operator that failed."""
+        import onnx
+
+        numbered = self._model
+        kept = []
+        for place, node in enumerate(numbered.graph.node):
+            # Converters are told the name of a node and nothing else of it.
+            original = onnx.NodeProto()
+            original.CopyFrom(node)
+            kept.append(original)
+            node.name = str(place)
+            self._nodes[node.name] = original
+        guarded = {name: self._guard(convert) for name, convert in converters.items()}
+        try:
+            return relax_of_onnx(numbered, {}, guarded)
+        except Exception as error:
+            if not self.failed:
+                raise
+            logger.info("the translation ended: %s", summary_line(error))
+            return None
+
+    def _guard(self, convert: OnnxConverter) -> OnnxConverter:
+        def guarded(
+            builder: Any, inputs: Any, attributes: dict[str, Any], scope: Any, opset: int
+        ) -> Any:
+            node = self._nodes[attributes["tvm_custom"]["name"]]
+            try:
+                result = convert(builder, inputs, attributes, scope, opset)
+                result = builder.normalize(result) if isinstance(result, relax.Expr) else result
+                _check_outputs(node, result)
+                return result
+            except MemoryError:
+                raise
+            except Exception as error:  # TVM's own, of any kind
+                logger.info("%s: %s", onnx_graph.name_of(node), error)
+                self.failed.append(node)
+                self.reasons.append(summary_line(error))
+                return self._placeholder(builder, node)
+
+        return guarded
+
+    def _placeholder(self, builder: Any, node: Any) -> Any:
+        """Return something of the type of a node's results, so that the rest can be checked."""
+        if self._types is None:
+            self._types = _inferred_types(self._model)
+        found = [self._types.get(name) for name in node.output if name]
+        results = []
+        for each in found:
+            if each is None:
+                raise _UnknownTypeError(onnx_graph.name_of(node))
+            shape, dtype = each
+            results.append(builder.normalize(relax.op.zeros(shape, dtype)))
+        return results[0] if len(results) == 1 else relax.Tuple(results)
+
+
+def _check_outputs(node: Any, result: Any) -> None:
+    """Raise ValueError if an operator has more outputs than were converted."""
+    fields = getattr(result, "fields", None)
+    if fields is None:
+        fields = getattr(getattr(result, "ty", None), "fields", [result])
+    used = [place for place, name in enumerate(node.output, start=1) if name]
+    if used and used[-1] > len(fields):
+        raise ValueError(f"its output {used[-1]} is not supported")
+
+
+def _inferred_types(model: Any) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Return static shapes and types of a graph's values, as far as ONNX infers them."""
+    import onnx
+
+    found = {}
+    with contextlib.suppress(Exception):  # ONNX's own; a model of more than 2 GB
+        graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+        for info in (*graph.value_info, *graph.output):
+            tensor = info.type.tensor_type
+            dims = tensor.shape.dim
+            if tensor.HasField("shape") and all(each.HasField("dim_value") for each in dims):
+                dtype = str(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)))
+                found[info.name] = (tuple(int(each.dim_value) for each in dims), dtype)
+    return found

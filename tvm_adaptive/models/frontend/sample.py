@@ -1,0 +1,95 @@
+"""Inputs that the user gives: arrays by names, in memory or in a file of ``numpy.savez``."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_adaptive.errors import InvalidOptionError, summary_line
+from tvm_adaptive.models.network import Network, shape_text
+
+Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
+Sample: TypeAlias = "Arrays | str | os.PathLike[str]"
+
+
+def read_sample(sample: Sample) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of a sample; raise InvalidOptionError if it has none to read."""
+    if isinstance(sample, Mapping):
+        return {str(name): np.asarray(value) for name, value in sample.items()}
+    path = Path(sample)
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as found:
+            if not isinstance(found, np.lib.npyio.NpzFile):
+                raise ValueError("it holds one array without a name")
+            return {name: np.asarray(found[name]) for name in found.files}
+    except OSError as error:
+        raise InvalidOptionError(
+            f"The inputs {path} cannot be read: {error.strerror or summary_line(error)}."
+        ) from error
+    except Exception as error:  # of zip files, of numpy's format, of pickled objects
+        raise InvalidOptionError(
+            f"{path} is no file of numpy.savez, or a damaged one: {summary_line(error)}. Write "
+            f"it with numpy.savez({path.name!r}, **arrays), with the names of the inputs."
+        ) from error
+
+
+def shapes_of_sample(
+    arrays: Arrays, shapes: Mapping[str, Sequence[int]], source: str
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a sample; raise InvalidOptionError where others were given."""
+    found = {name: tuple(value.shape) for name, value in arrays.items()}
+    for name, shape in shapes.items():
+        known = found.get(name or next(iter(found), ""))
+        if known is not None and known != tuple(shape):
+            raise InvalidOptionError(
+                f"Input {name or 'shape'} was given the shape {shape_text(shape)}, but its array "
+                f"in {source} has {shape_text(known)}; leave --input-shape out."
+            )
+    return {**{name: tuple(shape) for name, shape in shapes.items() if name}, **found}
+
+
+def numbers_of(arrays: Arrays) -> dict[str, int]:
+    """Return the integers and truth values of a sample that stand alone: rates, modes, flags."""
+    return {
+        name: int(value.reshape(-1)[0])
+        for name, value in arrays.items()
+        if value.size == 1 and value.dtype.kind in "iub"
+    }
+
+
+def with_sample(network: Network, arrays: Arrays, source: str) -> Network:
+    """Return a network whose checks and timings use a sample."""
+    wanted = network.input_shapes
+    if missing := [
+        f"{name} ({network.input_dtypes[name]}, {shape_text(wanted[name]) or 'a single value'})"
+        for name in wanted
+        if name not in arrays
+    ]:
+        raise InvalidOptionError(
+            f"{source} lacks inputs of {network.name}: {', '.join(missing)}. Add an array for each."
+        )
+    if unknown := sorted(set(arrays) - set(wanted)):
+        raise InvalidOptionError(
+            f"{source} has {', '.join(unknown)}, but the inputs of {network.name} are "
+            f"{', '.join(wanted) or 'none'}."
+        )
+    for name, shape in wanted.items():
+        found, dtype = arrays[name], network.input_dtypes[name]
+        if tuple(found.shape) != shape:
+            raise InvalidOptionError(
+                f"{name} in {source} has the shape {shape_text(found.shape) or 'of a value'}, but "
+                f"the input of {network.name} has {shape_text(shape) or 'a single value'}."
+            )
+        if str(found.dtype) != dtype:
+            raise InvalidOptionError(
+                f"{name} in {source} is of {found.dtype}, but the input of {network.name} is of "
+                f"{dtype}; convert it with .astype({dtype!r})."
+            )
+    ordered = tuple(np.ascontiguousarray(arrays[name]).reshape(wanted[name]) for name in wanted)
+    return dataclasses.replace(network, sample=ordered)
