@@ -19,7 +19,8 @@ import pytest
 from tvm.ir import save_json
 from tvm.relax.transform import BindParams
 
-from tvm_adaptive._tvm import IRModule, relax, relax_of_onnx, structural_hash
+from tvm_adaptive._tvm import IRModule, relax, structural_hash
+from tvm_adaptive._tvm.onnx_frontend import relax_of_onnx
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models import transformer
 from tvm_adaptive.models.frontend import load

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tvm_adaptive._tvm import IRModule, OnnxConverter, onnx_converters, relax, relax_of_onnx
+from tvm_adaptive._tvm import IRModule, relax
+from tvm_adaptive._tvm.onnx_frontend import OnnxConverter, onnx_converters, relax_of_onnx
 from tvm_adaptive.errors import InvalidOptionError, as_invalid_option, summary_line
 from tvm_adaptive.models.frontend import onnx_graph
 from tvm_adaptive.models.frontend.converters import NOT_STANDARD, OWN, WRONG

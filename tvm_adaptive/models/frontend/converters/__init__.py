@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tvm_adaptive._tvm import OnnxConverter
+from tvm_adaptive._tvm.onnx_frontend import OnnxConverter
 from tvm_adaptive.models.frontend.converters import (
     elementwise,
     fourier,

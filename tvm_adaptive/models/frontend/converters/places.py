@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from tvm_adaptive._tvm import onnx_converters, relax
+from tvm_adaptive._tvm import relax
+from tvm_adaptive._tvm.onnx_frontend import onnx_converters
 from tvm_adaptive.models.frontend.converters.values import (
     array_of,
     constant,
