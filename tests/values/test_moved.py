@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import tvm_adaptive
-from tvm_adaptive.values.moved import MODULES
+from tvm_adaptive.values.moved import MODULES, NAMES
 
 # What README and the reference of version 0.1 named, by its module there.
 DOCUMENTED = {
@@ -42,7 +42,21 @@ def test_a_former_name_works_and_warns(module: str, name: str) -> None:
     assert found[0].filename == __file__
 
 
+@pytest.mark.parametrize(
+    ("module", "former", "present"),
+    [(module, *names) for module in NAMES for names in NAMES[module].items()],
+)
+def test_a_name_that_changed_works_and_warns(module: str, former: str, present: str) -> None:
+    there = importlib.import_module(f"tvm_adaptive.{module}")
+    with pytest.warns(DeprecationWarning, match=f"tvm_adaptive.{module}.{present}.*0.4") as found:
+        value = getattr(there, former)
+    assert value is getattr(there, present)
+    assert found[0].filename == __file__
+
+
 def test_what_never_was_is_no_attribute() -> None:
+    with pytest.raises(AttributeError, match="NEVER"):
+        _ = tvm_adaptive.report.NEVER
     with pytest.raises(AttributeError):
         _ = tvm_adaptive.config.NEVER  # type: ignore[attr-defined]
 

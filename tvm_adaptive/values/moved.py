@@ -1,4 +1,4 @@
-"""Former names of modules, which work with a warning until version 0.4."""
+"""Former names of modules and in them, which work with a warning until version 0.4."""
 
 from __future__ import annotations
 
@@ -24,6 +24,28 @@ MODULES = {
     "task_scheduler.belief": "task_scheduler.forecast.belief",
     "task_scheduler.curve": "task_scheduler.forecast.curve",
 }
+# The same of names that changed in a module that stays.
+NAMES = {
+    "report": {"Story": "RunHistory", "read_stories": "read_runs", "read_story": "read_run"},
+}
+
+
+def former_name(module: str, name: str) -> Any:
+    """Return what a former name of a module means now: the module's ``__getattr__``."""
+    present = NAMES[module.removeprefix(f"{_PACKAGE}.")].get(name)
+    if present is None:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    _warn(f"{module}.{name}", f"{module}.{present}", depth=3)
+    return getattr(sys.modules[module], present)
+
+
+def _warn(former: str, present: str, depth: int) -> None:
+    """Warn whoever looked the name up, so many calls above."""
+    warnings.warn(
+        f"{former} is {present} now; the former name ends with version 0.4.",
+        DeprecationWarning,
+        stacklevel=depth + 1,
+    )
 
 
 class _MovedModule(types.ModuleType):
@@ -38,12 +60,7 @@ class _MovedModule(types.ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
         value = getattr(importlib.import_module(self._present), name)
-        warnings.warn(
-            f"{self.__name__}.{name} is {self._present}.{name} now; the former name ends "
-            "with version 0.4.",
-            DeprecationWarning,
-            stacklevel=2,
-        )
+        _warn(f"{self.__name__}.{name}", f"{self._present}.{name}", depth=2)
         return value
 
 
