@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
@@ -130,13 +131,15 @@ def _bars(bars: Bars) -> str:
 
 
 def _finite(line: Line, chart: Chart) -> list[tuple[float, float]]:
+    # Below it, multiplying by 1.05 changes nothing.
+    least = sys.float_info.min
     return [
         (x, y)
         for x, y in zip(line.x, line.y, strict=True)
         if math.isfinite(x)
         and math.isfinite(y)
-        and not (chart.log_x and x <= 0)
-        and not (chart.log_y and y <= 0)
+        and not (chart.log_x and x < least)
+        and not (chart.log_y and y < least)
     ]
 
 

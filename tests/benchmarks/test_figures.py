@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from benchmarks.charts import Bars, Chart, Figure, Line
@@ -117,6 +117,8 @@ def test_the_command_makes_what_its_sources_allow(
     ).filter(lambda pairs: all(abs(v) < 1e9 or not math.isfinite(v) for p in pairs for v in p)),
     st.booleans(),
 )
+@example([(1.0, 5e-324)], True)
+@example([(1.0, 2.3e-308)], True)
 def test_any_points_can_be_drawn(pairs: list[tuple[float, float]], log: bool) -> None:
     line = Line("a & <b>", tuple(x for x, _ in pairs), tuple(y for _, y in pairs), steps=True)
     drawn = draw(Chart("t", "x", "y", (line,), log_x=log, log_y=log))
