@@ -23,7 +23,7 @@ from tvm_adaptive.report.notebook import NotebookView
 from tvm_adaptive.tuning.budget import Budget
 
 
-def told(n_tasks: int = 2) -> RunHistory:
+def history_of(n_tasks: int = 2) -> RunHistory:
     """Return a run after a few slots."""
     history = RunHistory(name="net")
     history.add({"event": "journal", "time_sec": 0.0})
@@ -50,7 +50,7 @@ def drawn(history: RunHistory, budget: Budget | None, width: int = 100) -> str:
 
 def test_the_screen_says_what_was_asked_for() -> None:
     clock = iter([0.0] + [42.0] * 20)
-    text = drawn(told(), Budget(600.0, lambda: next(clock)))
+    text = drawn(history_of(), Budget(600.0, lambda: next(clock)))
     assert "search" in text
     assert "0:42 gone, 9:18 left" in text
     assert "sum of tasks 2 ms, untuned 100 ms: 50.0 x faster; 6 trials" in text
@@ -62,7 +62,7 @@ def test_the_screen_says_what_was_asked_for() -> None:
 
 
 def test_many_tasks_are_cut_and_long_names_do_not_wrap() -> None:
-    history = told(n_tasks=MAX_ROWS + 5)
+    history = history_of(n_tasks=MAX_ROWS + 5)
     text = drawn(history, None, width=60)
     assert "and 5 more" in text
     assert max(len(line) for line in text.splitlines()) <= 60

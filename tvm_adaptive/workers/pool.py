@@ -207,7 +207,7 @@ class WorkerPool:
         self._max_uses = max_uses
         self._replace_after_error = replace_after_error
         self._env = env
-        # Without a server the pool has its own if it is told what the workers import.
+        # Without a server the pool has its own if it gets the modules that workers import.
         self._own_server = new_fork_server(modules) if modules and server is None else None
         self._server = server or self._own_server
         self._start_patience_sec = start_patience_sec
