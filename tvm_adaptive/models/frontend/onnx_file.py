@@ -125,6 +125,6 @@ ONNX = Form(
     "'tvm-adaptive[onnx]'",
     _framework,
     _run,
-    read_with=read_onnx,
+    takes_numbers=True,
     beside=True,
 )

@@ -7,13 +7,12 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tvm_adaptive._tvm import IRModule, relax
 from tvm_adaptive._tvm.onnx_frontend import OnnxConverter, onnx_converters, relax_of_onnx
 from tvm_adaptive.errors import InvalidOptionError, as_invalid_option, summary_line
 from tvm_adaptive.models.frontend import onnx_graph
 from tvm_adaptive.models.frontend.converters import NOT_STANDARD, OWN, WRONG
+from tvm_adaptive.models.frontend.converters.values import numpy_type_of
 
 logger = logging.getLogger(__name__)
 
@@ -83,18 +82,15 @@ class _Conversion:
         """Return the translated model; None if that ended at an operator that failed."""
         import onnx
 
-        numbered = self._model
-        kept = []
-        for place, node in enumerate(numbered.graph.node):
-            # Converters are told the name of a node and nothing else of it.
+        for place, node in enumerate(self._model.graph.node):
+            # A converter gets the name of a node and nothing else of it.
             original = onnx.NodeProto()
             original.CopyFrom(node)
-            kept.append(original)
             node.name = str(place)
             self._nodes[node.name] = original
         guarded = {name: self._guard(convert) for name, convert in converters.items()}
         try:
-            return relax_of_onnx(numbered, {}, guarded)
+            return relax_of_onnx(self._model, {}, guarded)
         except Exception as error:
             if not self.failed:
                 raise
@@ -156,6 +152,6 @@ def _inferred_types(model: Any) -> dict[str, tuple[tuple[int, ...], str]]:
             tensor = info.type.tensor_type
             dims = tensor.shape.dim
             if tensor.HasField("shape") and all(each.HasField("dim_value") for each in dims):
-                dtype = str(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)))
-                found[info.name] = (tuple(int(each.dim_value) for each in dims), dtype)
+                shape = tuple(int(each.dim_value) for each in dims)
+                found[info.name] = (shape, numpy_type_of(tensor.elem_type))
     return found

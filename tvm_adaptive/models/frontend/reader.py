@@ -53,15 +53,14 @@ class Form:
 
     # From path and shapes to Relax operators with the weights as constants. Raises
     # InvalidOptionError for a file of another kind, a damaged one, or unsupported operators.
-    read: Callable[[Path, Shapes], IRModule]
+    read: Callable[..., IRModule]
     misfit: str  # what to say of a file that is of another kind or damaged: ``"is no ... "``
     package: str = ""  # that reads it, if any, and what pip calls it
     install: str = ""
     # Name and version of the framework that computes the original outputs; runs in the tuner.
     framework: Callable[[], str] | None = None
     run: Callable[[Path, Sequence[Array]], list[Array]] | None = None  # from inputs to outputs
-    # The same as ``read``, with a keyword ``numbers``: inputs that may decide branches.
-    read_with: Callable[..., IRModule] | None = None
+    takes_numbers: bool = False  # ``read`` has a keyword ``numbers``: inputs that decide branches
     beside: bool = False  # whether weights may be in other files of the same folder
 
 
@@ -93,8 +92,8 @@ class ModelReader:
             )
         limits = limits_of(path, form)
         with _printable_refusals():
-            if form.read_with is not None and numbers:
-                reading = functools.partial(form.read_with, numbers=dict(numbers))
+            if form.takes_numbers and numbers:
+                reading = functools.partial(form.read, numbers=dict(numbers))
                 form = dataclasses.replace(form, read=reading)
             mod = self._read(form, path, shapes, limits)
             return network_of_relax(name, mod, {}, self._original(form, path.resolve(), limits))
