@@ -69,7 +69,7 @@ class Bench:
     ----------
     machines : tuple of dict
         See ``machine.describe_machine``; with the size of the benchmark and the ``seeds``
-        that ran there. Sittings that differ in processor or commit are told apart.
+        that ran there. Sittings that differ in processor or commit are kept apart.
     noise : dict of str to dict
         ``"before"`` and ``"after"``.
     runs : tuple of Run
@@ -151,7 +151,7 @@ def load_bench(folder: Path) -> Bench:
         When it is none.
     """
     events = read_events(folder / BENCH_JOURNAL)
-    # Of several sittings, the noisiest is told.
+    # Of several sittings, the noisiest is reported.
     sittings = sorted(
         (event for event in events if event["event"] == "noise"),
         key=lambda event: float(event.get("spread", math.inf)),

@@ -20,7 +20,7 @@ _PACKAGES = ("apache-tvm", "apache-tvm-ffi", "tvm-adaptive", "numpy", "scikit-le
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return what can be told of this machine and of what is installed."""
+    """Describe this machine and the installed packages."""
     return {
         "platform": platform.platform(),
         "cpu": _cpu_model(),

@@ -103,7 +103,7 @@ def make_spec(
     options: argparse.Namespace,
     n_threads: int | None,
 ) -> RunSpec:
-    """Return a run; operators are bounded by trials, and networks by seconds if not told else."""
+    """Return a run; operators are bounded by trials, and networks by seconds unless given."""
     budget_sec: float | None = options.budget
     trials: int | None = options.trials
     if workload.is_network and options.network_trials is not None:

@@ -14,7 +14,7 @@ LEFT, RIGHT, TOP, BOTTOM = 62, 12, 28, 46
 # Okabe and Ito's colours, which people who are colour-blind can tell apart.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
 # More labels than that take colours of this scale (viridis, without its palest end), in
-# their order: rungs of a ladder are told apart and seen to follow one another.
+# their order: rungs of a ladder stay distinct and keep their order.
 _SCALE = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (190, 210, 40))
 # A longer legend stands below the axes; inside it would hide the lines.
 LEGEND_INSIDE = 4

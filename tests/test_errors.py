@@ -24,7 +24,7 @@ def test_the_line_that_says_most(error, line):
     ("message", "expected"),
     [(None, False), ("", False), ("machine", False), (f"{MACHINE_FAILURE}no room", True)],
 )
-def test_a_machines_failure_is_told_by_its_first_words(message, expected):
+def test_a_machines_failure_is_identified_by_its_first_words(message, expected):
     assert is_machine_failure(message) == expected
 
 

@@ -83,11 +83,11 @@ def test_an_event_that_lacks_something_is_named(folder: Path) -> None:
 @quick
 @given(run=st.dictionaries(st.sampled_from([*FIELDS, "target", "seed"]), values))
 def test_what_cannot_be_resumed_says_so(run: dict[str, Any], folder: Path) -> None:
-    told = [
+    reported = [
         {"event": "journal"},
         {"event": "run", **run},
         {"event": "model", "what": "te:XYZ", "input_shapes": {}},
     ]
-    (folder / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in told))
+    (folder / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in reported))
     with pytest.raises(AdaptiveError):
         resume(folder)

@@ -2,9 +2,9 @@
 
     python -m benchmarks.faults.soak --trials 1000 --out soak.json
 
-The two runs have the same seed. Told: how each ended, what became of its trials, whether
-anything was left behind (processes, temporary folders), how much memory this process
-gained, and the winners' times from one interleaved measurement.
+The two runs have the same seed. The output says how each ended, how its trials ended,
+whether anything was left behind (processes, temporary folders), how much memory this
+process gained, and the winners' times from one interleaved measurement.
 """
 
 from __future__ import annotations

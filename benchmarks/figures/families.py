@@ -15,6 +15,6 @@ _CAPTION = (
 
 def families_by_trials(bench: Bench) -> Figure:
     """Return the ablation that the RFC was asked for."""
-    # Without one of the two ideas alone, nothing is told apart.
+    # Without one of the two ideas alone, nothing can be distinguished.
     panels = ablation_charts(bench, "families", by_trials=True)
     return Figure("families-by-trials", _CAPTION, panels)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.micro.builder --builds 5000 --out builder.json
 
-Builds random candidates of one operator over and over. What is told of memory is the
+Builds random candidates of one operator over and over. The memory reported is the
 proportional share (PSS) of all processes that the builder started, the server that they
 are forked from included.
 """

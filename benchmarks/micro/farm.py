@@ -3,7 +3,7 @@
     python -m benchmarks.micro.farm --out farm.json
 
 TVM's own tracker and servers run as processes here; a kernel is simulated: it takes a
-fixed time, and no core. Told is the throughput of each number of devices as a share of
+fixed time, and no core. The result is the throughput of each number of devices as a share of
 that many times a device's own (devices over the seconds of a kernel), the time to get the
 devices included, and what remains when one of four is killed on the way.
 """

@@ -9,7 +9,7 @@ with that store; and each sibling (another network, or the same in another size)
 memory and with the store as the first run left it. Give runs with memory fewer seconds
 (``--warm-budget``): in the end the networks of each pair are timed in interleaved rounds,
 and one with memory that is as fast after a third of the seconds took at most that third.
-The sums of tasks over the seconds, as recorded, are told, too, but runs that follow each
+The sums of tasks over the seconds, as recorded, are given, too, but runs that follow each
 other on a machine whose speed changes cannot be compared by them. Killed, the same
 command goes on: runs that are finished are kept.
 """

@@ -9,7 +9,7 @@ have no batch under way, as many batches may be under way as there are devices, 
 oldest is waited for. Seconds are simulated but for those that the policy takes to decide,
 which are this machine's, and are waited for by all.
 
-Told of each: trials per second; the share of their time that devices measure, lanes work
+For each it gives trials per second; the share of their time that devices measure, lanes work
 and the policy decides; and how much later, in trials, it reaches the latency that one
 device reached after half its trials: what it costs to decide without the results of the
 batches that are under way.

@@ -139,6 +139,7 @@ assert any("dot_16x4_vnni" in str(space.trace) for space in spaces), "nothing is
 """
 
 
+@pytest.mark.slow
 def test_a_task_that_is_tensorized_has_its_intrinsics(tmp_path: Path) -> None:
     run_alone(CONTEXTS, tmp_path)
 

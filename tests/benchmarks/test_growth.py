@@ -12,6 +12,7 @@ import pytest
 from benchmarks.micro.growth import BATCH, Growth, product, resumed, table
 
 
+@pytest.mark.slow
 def test_rounds_real_and_made_up_tell_what_they_left(tmp_path: Path) -> None:
     mods = [product(16), product(32)]
     rounds = list(Growth(mods, tmp_path).rounds(6 * BATCH, are_made_up=True))

@@ -98,7 +98,7 @@ def test_runs_that_are_packed_later_join_those_that_are_there(
     assert [bench.neutral_ms(run) for run in bench.of(spec().workload, "stock")] == [3.0, 5.0]
 
 
-def test_sittings_on_other_machines_are_told_apart(
+def test_sittings_on_other_machines_are_distinguished(
     spec: Spec, write_run: Write, write_bench: Write
 ) -> None:
     write_run(spec(), [(10.0, 4.0, 16)], finish_sec=30.0)
@@ -117,7 +117,7 @@ def test_sittings_on_other_machines_are_told_apart(
     assert found == [("a processor", {0, 1}), ("another", {2})]
 
 
-def test_of_several_sittings_the_noisiest_is_told(
+def test_of_several_sittings_the_noisiest_is_reported(
     tmp_path: Path, spec: Spec, write_run: Write, write_bench: Write
 ) -> None:
     write_run(spec(), [(10.0, 4.0, 16)], finish_sec=30.0)

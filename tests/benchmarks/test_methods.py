@@ -40,7 +40,7 @@ def test_each_rung_of_the_ladder_changes_one_option_more() -> None:
     assert [getattr(last, part) for part in parts] == [getattr(DEFAULT, part) for part in parts]
 
 
-def test_stock_can_be_told_only_how_a_network_is_prepared() -> None:
+def test_stock_can_choose_only_how_a_network_is_prepared() -> None:
     for method in METHODS.values():
         if method.door == STOCK:
             assert set(method.changes) <= set(config_of(method).preparation)

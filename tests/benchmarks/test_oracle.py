@@ -45,7 +45,9 @@ class Ordered:
         return Decision(self.order.pop(0), "x") if self.order else Decision(None, "end")
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
+)
 def test_no_order_is_better_on_concave_curves(seed):
     # Each arm has a warm-up slot and three more: all 1,680 orders of these are tried.
     rng = np.random.default_rng(seed)

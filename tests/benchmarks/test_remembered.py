@@ -48,7 +48,7 @@ def test_what_a_store_holds_can_be_kept_and_read_again(
     assert "| second and third | 1 | 0.00% |" in first
 
 
-def test_a_store_without_second_runs_is_told(tmp_path: Path) -> None:
+def test_a_store_without_second_runs_is_reported(tmp_path: Path) -> None:
     with RecordStore(tmp_path / "records.db") as store:
         store.add(task(), [trial(1e-3)])
     with pytest.raises(SystemExit, match="has two runs"):

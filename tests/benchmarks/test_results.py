@@ -165,7 +165,7 @@ def test_a_report_is_written(
     assert "href=" not in page
 
 
-def test_a_folder_that_is_no_benchmark_is_told(
+def test_a_folder_that_is_no_benchmark_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(tmp_path)]) == 2

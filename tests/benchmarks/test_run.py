@@ -78,13 +78,14 @@ def test_a_target_that_is_not_there_is_skipped_with_the_reason(
     assert not (tmp_path / "out").exists()
 
 
-def test_an_unknown_name_is_told_before_anything_runs(
+def test_an_unknown_name_is_reported_before_anything_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--out", str(tmp_path / "out"), "--methods", "best"]) == 2
     assert "methods are stock" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_is_a_result_and_one_that_was_killed_starts_again(
     tmp_path: Path, journal: Journal, spec: Spec, capsys: pytest.CaptureFixture[str]
 ) -> None:

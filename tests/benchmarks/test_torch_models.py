@@ -29,6 +29,7 @@ IMAGE_NETWORKS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(TORCH_MODELS))
 def test_models_have_the_published_size(name: str) -> None:
     make, shape = TORCH_MODELS[name]

@@ -99,11 +99,11 @@ def test_a_pair_is_timed_again_when_its_runs_are_others(
     assert len(asked) == 2
 
 
-def test_agreement_is_told_by_ratio_and_rank() -> None:
+def test_agreement_is_identified_by_ratio_and_rank() -> None:
     # The first of three rounds took twice as long, the second half as long.
     found = [{"recorded_sec": 1.1 * x, "alone_sec": [2 * x, x / 2, x]} for x in (1.0, 2.0, 3.0)]
-    told = agreement_table("run", found).splitlines()
-    assert told[2:] == [
+    reported = agreement_table("run", found).splitlines()
+    assert reported[2:] == [
         "| run | 3 | 1.100 | 1.100 to 1.100 | 1.00 |",
         "| one round alone | 3 | 2.000 | 2.000 to 2.000 | 1.00 |",
     ]

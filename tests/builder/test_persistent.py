@@ -324,7 +324,9 @@ def test_it_says_what_each_build_took() -> None:
     assert 0 < first < second
 
 
-@pytest.mark.parametrize(("n_before", "given_up"), [(3, False), (4, True)])
+@pytest.mark.parametrize(
+    ("n_before", "given_up"), [pytest.param(3, False, marks=pytest.mark.slow), (4, True)]
+)
 def test_a_build_without_end_is_given_up_once_others_are_known(
     n_before: int, given_up: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,19 +157,19 @@ def test_the_report_says_what_the_budget_was_too_short_for():
 
 
 def test_a_program_counts_from_its_start(monkeypatch):
-    told = {}
+    reported = {}
 
     def tune(*_args, **options):
-        told.update(options)
+        reported.update(options)
         return make_report()
 
     monkeypatch.setattr("tvm_adaptive.cli.tune.tune", tune)
     arguments = ["tune", "te:GMM", "--budget", "10s", "--quiet"]
     assert main(arguments) == 0
-    assert told["spent_sec"] == 0.0
+    assert reported["spent_sec"] == 0.0
     monkeypatch.setattr(sys, "argv", ["tvm-adaptive", *arguments])
     assert main() == 0
-    assert told["spent_sec"] > 0.0
+    assert reported["spent_sec"] > 0.0
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_the_display_draws_a_bar_on_a_terminal():
     assert "a note" in out.getvalue()
 
 
-def test_the_version_is_told(capsys):
+def test_the_version_is_reported(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])
     assert capsys.readouterr().out.startswith("tvm-adaptive ")

@@ -47,10 +47,10 @@ def test_records_go_out_come_in_and_are_pruned(
     assert main(["db", "--store", first, "export", str(tmp_path / "json"), "--best", "2"]) == 0
     assert main(["db", "--store", second, "import", str(tmp_path / "json")]) == 0
     assert main(["db", "--store", first, "prune", "--keep", "1"]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert told[0].endswith("2 records")
-    assert "2 records added, 0 left out" in told[1]
-    assert told[2].endswith("2 trials deleted")
+    reported = capsys.readouterr().out.splitlines()
+    assert reported[0].endswith("2 records")
+    assert "2 records added, 0 left out" in reported[1]
+    assert reported[2].endswith("2 trials deleted")
 
 
 @pytest.mark.parametrize(

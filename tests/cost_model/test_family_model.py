@@ -50,7 +50,7 @@ def test_sizes_of_one_operator_are_a_family_unless_each_task_is_one(tasks, kind,
     assert len(families_of(model)) == 3
 
 
-def test_operators_are_told_apart(tasks):
+def test_operators_are_distinguished(tasks):
     context, _ = tasks[0]
     other = SimpleNamespace(
         mod=_tvm.normalize_mod(_tvm.te_workload("C1D")),

@@ -133,6 +133,7 @@ print(Forest(n_trees=10).fit(X, X[:, 0].astype(float), seed=4).predict(X)[1].tob
 """
 
 
+@pytest.mark.slow
 def test_another_process_gives_the_same_bits():
     answers = {
         subprocess.run(

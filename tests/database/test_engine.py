@@ -115,7 +115,7 @@ def test_a_server_that_accepts_and_never_answers_is_an_error() -> None:
         assert time.monotonic() - start_sec < MUCH_SEC
 
 
-def test_the_bounds_are_what_the_server_and_libpq_are_told(server: str) -> None:
+def test_the_bounds_are_what_the_server_and_libpq_get(server: str) -> None:
     with (
         RecordStore(f"{server}&keepalives_idle=77") as store,
         engines.connected(store._engine) as connection,
@@ -129,15 +129,15 @@ def test_the_bounds_are_what_the_server_and_libpq_are_told(server: str) -> None:
             )
         }
         info = connection.connection.driver_connection.info  # type: ignore[union-attr]
-        told = info.get_parameters()
+        reported = info.get_parameters()
     assert settings == {
         "lock_timeout": "5s",
         "statement_timeout": "10s",
         "idle_in_transaction_session_timeout": "1min",
     }
-    assert told["connect_timeout"] == "5"
-    assert (told["keepalives_interval"], told["tcp_user_timeout"]) == ("5", "15000")
-    assert told["keepalives_idle"] == "77", "what a URL says goes before"
+    assert reported["connect_timeout"] == "5"
+    assert (reported["keepalives_interval"], reported["tcp_user_timeout"]) == ("5", "15000")
+    assert reported["keepalives_idle"] == "77", "what a URL says goes before"
 
 
 @pytest.mark.usefixtures("hurried")

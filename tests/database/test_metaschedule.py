@@ -167,7 +167,7 @@ def test_lines_that_cannot_be_read_cost_themselves_only(
     assert import_json(store, tmp_path / "theirs") == (5, 2)
 
 
-def test_what_is_no_database_is_told(store: RecordStore, tmp_path: Path) -> None:
+def test_what_is_no_database_is_reported(store: RecordStore, tmp_path: Path) -> None:
     with pytest.raises(InvalidOptionError, match="holds no database"):
         import_json(store, tmp_path)
     (tmp_path / WORKLOAD_FILE).touch()

@@ -38,7 +38,7 @@ def trial(outer: int, seconds: float, run: str = "") -> StoredTrial:
     return StoredTrial(record(outer, seconds), seconds, run=run)
 
 
-def found_out(outer: int, run: str = "") -> StoredTrial:
+def disqualified_final(outer: int, run: str = "") -> StoredTrial:
     failure = "wrong result: 3 of 4 elements differ"
     return StoredTrial(record(outer, 1e-9), None, failure=failure, run=run)
 
@@ -103,7 +103,12 @@ def key(outer: int) -> str:
 
 
 def test_the_last_word_on_a_candidate_counts() -> None:
-    finals = [trial(2, 1.0, "a"), found_out(4, "a"), trial(4, 2.0, "b"), found_out(2, "b")]
+    finals = [
+        trial(2, 1.0, "a"),
+        disqualified_final(4, "a"),
+        trial(4, 2.0, "b"),
+        disqualified_final(2, "b"),
+    ]
     assert checked(finals) == {key(4)}
     assert disqualified(finals) == {key(2)}
     assert ever_disqualified(finals) == {key(2), key(4)}
@@ -115,17 +120,17 @@ def test_of_a_run_the_winner_of_the_last_playoff_stands() -> None:
     assert standing_winner(first) == first[0]
     second = [trial(8, 1.2, "b"), trial(2, 1.3, "b")]
     assert standing_winner(first + second) == second[0]
-    # A play-off that nobody won changes nothing, unless it found out who had won before.
-    assert standing_winner([*first, found_out(8, "b")]) == first[0]
-    assert standing_winner([*first, found_out(2, "b")]) == first[1]
-    assert standing_winner([*first, found_out(2, "b"), found_out(4, "b")]) is None
-    # Once found out in a run, it is not taken again in it.
-    assert standing_winner([found_out(2, "a"), trial(2, 1.0, "b")]) is None
+    # A play-off that nobody won changes nothing, unless it disqualified the former winner.
+    assert standing_winner([*first, disqualified_final(8, "b")]) == first[0]
+    assert standing_winner([*first, disqualified_final(2, "b")]) == first[1]
+    assert standing_winner([*first, disqualified_final(2, "b"), disqualified_final(4, "b")]) is None
+    # Once disqualified in a run, it is not taken again in it.
+    assert standing_winner([disqualified_final(2, "a"), trial(2, 1.0, "b")]) is None
 
 
 def test_a_winner_comes_before_losers_that_seem_faster(store: RecordStore) -> None:
     """The winner's time is from rounds after the choice, theirs from those that chose."""
-    store.add_finals(TASK, [trial(2, 1.2, "a"), trial(4, 1.1, "a"), found_out(8, "a")])
+    store.add_finals(TASK, [trial(2, 1.2, "a"), trial(4, 1.1, "a"), disqualified_final(8, "a")])
     store.add_finals(TASK, [trial(16, 1.3, "b")])
     assert seconds_of(store, 9) == [1.2, 1.3, 1.1]
     # Who won and lost later on is no winner any more.
@@ -133,14 +138,16 @@ def test_a_winner_comes_before_losers_that_seem_faster(store: RecordStore) -> No
     assert seconds_of(store, 9) == [1.3, 1.5, 1.0]
 
 
-def test_where_all_were_found_out_there_is_no_winner(store: RecordStore) -> None:
-    store.add_finals(TASK, [found_out(2, "a"), found_out(4, "a")])
+def test_where_all_were_disqualified_there_is_no_winner(store: RecordStore) -> None:
+    store.add_finals(TASK, [disqualified_final(2, "a"), disqualified_final(4, "a")])
     assert seconds_of(store, 9) == []
 
 
-def test_what_was_found_out_is_not_trusted_unless_it_was_cleared_since(store: RecordStore) -> None:
+def test_what_was_disqualified_is_not_trusted_unless_it_was_cleared_since(
+    store: RecordStore,
+) -> None:
     store.add(TASK, [trial(2, 1.0), trial(4, 2.0), trial(2, 1.1)])
-    store.add_finals(TASK, [found_out(2)])
+    store.add_finals(TASK, [disqualified_final(2)])
     assert seconds_of(store, 9) == [2.0]
     assert sound(store, TASK, store.latest(TASK)) == [trial(4, 2.0)]
     store.add_finals(TASK, [trial(2, 1.5)])
@@ -150,7 +157,7 @@ def test_what_was_found_out_is_not_trusted_unless_it_was_cleared_since(store: Re
 
 def test_many_lucky_timings_of_one_candidate_hide_no_other(store: RecordStore) -> None:
     store.add(TASK, [trial(2, 1.0 + i / 100) for i in range(5)] + [trial(4, 2.0)])
-    store.add_finals(TASK, [found_out(2)])
+    store.add_finals(TASK, [disqualified_final(2)])
     assert seconds_of(store, 2) == [2.0]
 
 
@@ -199,7 +206,7 @@ def test_metaschedule_compiles_what_a_playoff_has_proven(
     assert [float(each.run_secs[0]) for each in database.get_top_k(lucky.workload, 9)] == [
         1e-3,
         2e-3,
-    ], "who searches is told of all"
+    ], "all records say who searched"
     for seed, seconds in ((3, 2.9e-3), (4, 0.5e-3)):
         database.commit_tuning_record(make_record(mod, target, seconds, seed))
         assert best_sec() == 3e-3

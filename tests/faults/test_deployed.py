@@ -98,6 +98,7 @@ def apply(run: Path, out_dir: Path) -> list[dict[str, Any]]:
     return [event for event in events if event["event"] == "playoff"]
 
 
+@pytest.mark.slow
 def test_a_finished_run_that_is_interrupted_later_deploys_what_was_checked(
     tmp_path: Path, deployed: list[TuningRecord]
 ) -> None:
@@ -110,7 +111,7 @@ def test_a_finished_run_that_is_interrupted_later_deploys_what_was_checked(
         again = resume(run, trials=400, observer=InterruptInSearch())
         assert again.interrupted
         assert is_wrong(recorded(run)[0])
-        # What the first play-off has proven stands, and is told of as checked.
+        # What the first play-off has proven stands, and is reported as checked.
         (kept,) = recorded(run / "final")
         assert seconds_of(kept) == seconds_of(winner) == again.tasks[0].best_sec
         assert again.tasks[0].played_off

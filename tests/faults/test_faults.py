@@ -97,7 +97,7 @@ def test_what_is_no_error_does_not_win_either(fault: str, tmp_path: Path) -> Non
     assert report.n_trials == 24
     assert report.comparison is not None
     assert report.comparison.agree
-    # What is told of the winner is what it takes: a lie is off by a hundred, load by less.
+    # The time reported for the winner is what it takes: a lie is off by a hundred, load by less.
     assert 0.1 < report.comparison.after_sec / report.tasks[0].best_sec < 10.0
     if fault == "wrong":
         assert any("the kernel does not do them" in message for message in report.errors)

@@ -60,6 +60,7 @@ class Filler:
         self.notes.append(text)
 
 
+@pytest.mark.slow
 def test_a_run_ends_in_time_and_goes_on_when_there_is_room(
     make_disk: Callable[[int], Path],
 ) -> None:

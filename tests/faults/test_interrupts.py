@@ -54,6 +54,7 @@ max_task_sec = 0.5
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_and_measures_nothing_twice(tmp_path: Path) -> None:
     work_dir, config = tmp_path / "run", tmp_path / "quick.toml"
     config.write_text(QUICK)

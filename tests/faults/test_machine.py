@@ -92,6 +92,7 @@ def test_what_the_machine_failed_is_no_trial_and_is_kept_nowhere(
     assert sum(each["n_machine_failures"] for each in measured) == 1
 
 
+@pytest.mark.slow
 def test_a_machine_that_fails_all_ends_the_run_which_goes_on_later(
     tmp_path: Path, config: TuneConfig
 ) -> None:

@@ -84,7 +84,7 @@ def test_the_weights_values_do_not_count_but_their_shapes_do() -> None:
     assert known != content_of(with_weight(np.ones(shape, dtype="float16")))
 
 
-def test_what_cannot_be_told_is_not_compared(tmp_path: Path) -> None:
+def test_what_cannot_be_computed_is_not_compared(tmp_path: Path) -> None:
     now = python_source(te_workload("GMM"))
     assert not check_same_model({}, now, tmp_path)
     assert not check_same_model({"content": "structure, TVM 0.1:abc"}, now, tmp_path)

@@ -175,6 +175,7 @@ def test_under_a_terminal_the_screen_is_live(tmp_path: Path) -> None:
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
 
 
+@pytest.mark.slow
 def test_quiet_under_a_terminal_prints_the_result_only(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tvm_adaptive", "tune", "te:GMM", "--trials", "4", "-q"]
     text = under_a_terminal([*command, "--work-dir", str(tmp_path / "run")])

@@ -77,7 +77,7 @@ def test_nothing_of_a_journal_becomes_markup(write_run: WriteRun) -> None:
         assert json.loads(chart)["data"]
 
 
-def test_what_each_device_did_is_told(write_run: WriteRun) -> None:
+def test_what_each_device_did_is_reported(write_run: WriteRun) -> None:
     folder = write_run()
     assert "<h2>Devices</h2>" not in page([read_run(folder)])
     with closing(Journal(folder / "journal.jsonl")) as journal:

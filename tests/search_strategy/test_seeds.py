@@ -113,12 +113,14 @@ def test_seeds_that_lead_to_no_program_are_dropped(make, transfer_pool):
     assert len(task.round()) == 16
 
 
-def test_what_a_task_found_is_told_to_others(make, transfer_pool):
+def test_what_a_task_found_is_passed_to_others(make, transfer_pool):
     task = make(0)
     task.round()
     task.round()
-    told = transfer_pool._now[task.proposer.family]["gmm"]
-    assert [finding.seconds for finding in told] == [sec for sec, _ in task.proposer._elites[:4]]
+    reported = transfer_pool._now[task.proposer.family]["gmm"]
+    assert [finding.seconds for finding in reported] == [
+        sec for sec, _ in task.proposer._elites[:4]
+    ]
     assert task.proposer.family
 
 

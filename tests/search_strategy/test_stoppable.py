@@ -50,14 +50,14 @@ class FailingSearch(PySearchStrategy):
         return FailingSearch(self.stage)
 
 
-def test_it_stops_when_told_to(make_task):
-    told = []
+def test_it_stops_when_asked_to(make_task):
+    reported = []
     task = make_task(
-        StoppableSearch(ms.search_strategy.ReplayTrace(), lambda: bool(told)),
+        StoppableSearch(ms.search_strategy.ReplayTrace(), lambda: bool(reported)),
         ms.cost_model.RandomModel(),
     )
     assert len(task.round()) == 16
-    told.append("stop")
+    reported.append("stop")
     assert task.round() is None
 
 
@@ -83,7 +83,9 @@ def test_a_search_that_cannot_follow_a_limit_is_left_alone(make_task):
     ("stage", "consequence"),
     [("generate", "this task ends"), ("notify", "it learns nothing from this round")],
 )
-def test_what_the_search_raises_is_told_and_goes_no_further(make_task, caplog, stage, consequence):
+def test_what_the_search_raises_is_reported_and_goes_no_further(
+    make_task, caplog, stage, consequence
+):
     journal = Events()
     pattern = StoppableSearch(FailingSearch(stage), lambda: False, journal)
     task = make_task(pattern.clone(), ms.cost_model.RandomModel())

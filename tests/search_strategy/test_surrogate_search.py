@@ -221,7 +221,7 @@ def test_what_was_seen_is_known_in_a_few_bytes() -> None:
     assert not any(pool.knows(point) for point in others)
 
 
-def test_points_that_python_hashes_alike_are_told_apart() -> None:
+def test_points_that_python_hashes_alike_are_distinguished() -> None:
     inlined, at_root = Point(0, (4, -2)), Point(0, (4, -1))
     assert hash(inlined) == hash(at_root)
     pool = Pool(10)

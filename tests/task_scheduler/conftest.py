@@ -177,7 +177,7 @@ class FakeRunner(PyRunner):
 
 @derived_object
 class FakeCallback(PyMeasureCallback):
-    """Notes (task, number of results); raises where told to."""
+    """Notes (task, number of results); raises for the tasks it was given."""
 
     def __init__(self, raises_for=()):
         super().__init__()
@@ -203,7 +203,7 @@ def matmul(size):
 
 
 class World:
-    """Some matmuls of 16 columns, told apart by their rows, and everything to tune them."""
+    """Some matmuls of 16 columns that differ in their rows, and everything to tune them."""
 
     def __init__(self):
         self.clock = Clock()

@@ -19,7 +19,7 @@ SMALL = {"population_size": 16, "genetic_num_iters": 1, "init_min_unmeasured": 4
 
 @derived_object
 class OddSearch(PySearchStrategy):
-    """Brings what it is told to, around replay-trace; counts how often it was asked."""
+    """Replays prepared candidates; counts how often it was asked."""
 
     def __init__(self, brings, promise=None):
         super().__init__()
@@ -369,7 +369,7 @@ def test_a_second_use_starts_afresh(world, turns, resets):
         assert [arm.n_trials for arm in scheduler.arms] == [8, 8, 0][: len(sizes)]
 
 
-def test_a_run_entered_past_python_works_and_is_told_from_the_next(world, turns, monkeypatch):
+def test_a_run_entered_past_python_works_and_is_recorded_from_the_next(world, turns, monkeypatch):
     scheduler = scheduler_in(world, turns())
     monkeypatch.setattr(type(scheduler), "tune", ms.task_scheduler.TaskScheduler.tune)
     for sizes in ((16, 32, 64), (16, 32)):

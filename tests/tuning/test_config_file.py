@@ -76,7 +76,7 @@ def test_what_cannot_be_is_named(text: str, message: str) -> None:
         parse_config(text)
 
 
-def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InvalidOptionError, match="cannot be read"):
         read_config(tmp_path / "nowhere.toml")
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")

@@ -122,9 +122,9 @@ def test_a_farm_that_is_not_there_costs_the_comparison(run, tmp_path, monkeypatc
     monkeypatch.chdir(run)
     farm = ["--tracker", f"127.0.0.1:{free_port()}", "--tracker-key", "board"]
     assert main(["apply", "run", "--out", str(tmp_path), *farm]) == 1
-    told = capsys.readouterr()
-    assert "no device could be leased" in told.err
-    assert "functions tuned" in told.out
+    reported = capsys.readouterr()
+    assert "no device could be leased" in reported.err
+    assert "functions tuned" in reported.out
     assert json.loads((tmp_path / "summary.json").read_text())["comparison"] is None
     # What it was built from is there, and whoever has a linker can use it.
     (scores,) = run_exported(tmp_path / "perceptron-make.tar", [np.zeros((1, 16, 32), "float32")])
@@ -157,6 +157,7 @@ def test_the_example_in_cpp_takes_several_inputs():
     assert "$" not in text.replace("$(", "").replace("$tvm", "")
 
 
+@pytest.mark.slow
 def test_the_store_will_do_instead_of_a_run(tmp_path):
     store = str(tmp_path / "records.db")
     tune("te:GMM", work_dir=tmp_path / "run", trials=8, seed=1, config=QUICK.replace(store=store))

@@ -60,7 +60,7 @@ def test_without_a_compiler_nothing_can_be_tuned(without: Any) -> None:
 
 
 @pytest.mark.parametrize(("name", "verdict"), [("generic", "warning"), ("znver4", "ok")])
-def test_a_processor_without_a_name_is_told(
+def test_a_processor_without_a_name_is_reported(
     monkeypatch: pytest.MonkeyPatch, name: str, verdict: str
 ) -> None:
     class Fake:
@@ -70,7 +70,7 @@ def test_a_processor_without_a_name_is_told(
     assert doctor.check_processor().verdict == verdict
 
 
-def test_another_number_of_threads_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_number_of_threads_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TVM_NUM_THREADS", raising=False)
     assert doctor.check_cores().verdict == "ok"
     monkeypatch.setenv("TVM_NUM_THREADS", "77")
@@ -80,7 +80,7 @@ def test_another_number_of_threads_is_told(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(("free_gb", "verdict"), [(64.0, "ok"), (0.5, "warning"), (None, "ok")])
-def test_little_memory_is_told(
+def test_little_memory_is_reported(
     monkeypatch: pytest.MonkeyPatch, free_gb: float | None, verdict: str
 ) -> None:
     free = None if free_gb is None else int(free_gb * 2**30)

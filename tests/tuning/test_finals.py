@@ -211,15 +211,15 @@ def test_a_task_plays_for_its_records_and_for_what_was_proven(
 
 
 @pytest.mark.parametrize("place", ["run", "store"])
-def test_whom_a_playoff_found_out_has_no_second_chance(tmp_path: Path, place: str) -> None:
+def test_a_disqualified_finalist_has_no_second_chance(tmp_path: Path, place: str) -> None:
     finals = [said(2, 3e-3), said(1, 1e-6, "wrong result: 3 of 4")]
     finals_of = {"run": finals} if place == "run" else {"store": finals}
     found = finalists_with(tmp_path, {1: 1e-6, 2: 2e-3, 3: 4e-3}, **finals_of)
     assert times_of(found) == [2e-3, 3e-3, 4e-3]
-    assert found.is_proven, "what is faster than the proven one was found out"
+    assert found.is_proven, "what is faster than the proven one was disqualified"
 
 
-def test_what_one_source_found_out_wins_by_none(tmp_path: Path) -> None:
+def test_a_record_that_one_source_disqualified_wins_by_no_other(tmp_path: Path) -> None:
     found = finalists_with(
         tmp_path, {1: 1e-3}, run=[said(1, 1e-3, "crash: SIGSEGV")], store=[said(1, 3e-3, run="b")]
     )

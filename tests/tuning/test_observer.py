@@ -42,7 +42,7 @@ class Broken:
 
 # rich ends a program whose pipe is closed with SystemExit.
 @pytest.mark.parametrize("error", [RuntimeError("gone"), BrokenPipeError(), SystemExit(1)])
-def test_an_observer_that_fails_is_told_nothing_more(
+def test_an_observer_that_fails_gets_no_more_events(
     error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = Broken(error)
@@ -84,6 +84,7 @@ def no_readers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_readers")
 def test_a_run_whose_readers_have_left_comes_to_its_end(tmp_path: Path) -> None:
     arguments = ["te:GMM", "--trials", "4", "--store", "none", "--work-dir", str(tmp_path)]

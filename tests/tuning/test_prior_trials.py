@@ -121,7 +121,7 @@ def test_the_winner_of_a_playoff_comes_first_and_a_liar_never(
     np.testing.assert_array_equal(samples.seconds, [2e-3, 3e-3, 4e-3])
 
 
-def test_what_a_run_did_itself_is_not_told_again(
+def test_what_a_run_did_itself_is_not_reported_again(
     store: RecordStore, mod: IRModule, target: Target, context: Any
 ) -> None:
     first, second = trials(mod, target, [1e-3, 2e-3])
@@ -339,7 +339,7 @@ def test_among_what_was_measured_here_the_best_from_elsewhere_has_a_place(
     assert [seed.point.vector for seed in seeds] == [found[0], found[1], found[2], found[5]]
 
 
-def test_what_a_playoff_found_out_elsewhere_is_wrong_here_too(
+def test_what_a_playoff_disqualified_elsewhere_is_wrong_here_too(
     store: RecordStore, mod: IRModule, target: Target, context: Any, rng: np.random.Generator
 ) -> None:
     task = task_of(mod, target, "then")

@@ -34,8 +34,8 @@ class Events:
         self.events: list[dict[str, Any]] = []
 
     def write(self, event: str, **fields: Any) -> None:
-        told = {name: value for name, value in fields.items() if name not in _SECONDS}
-        self.events.append({"event": event, **told})
+        reported = {name: value for name, value in fields.items() if name not in _SECONDS}
+        self.events.append({"event": event, **reported})
 
 
 def matmul(rows: int) -> tvm.IRModule:
@@ -104,7 +104,7 @@ def run(
     return journal.events
 
 
-@pytest.mark.parametrize("n_threads", [2, 8])
+@pytest.mark.parametrize("n_threads", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_the_number_of_threads_changes_nothing(n_threads: int) -> None:
     one, many = run(1), run(n_threads)
     for mine, theirs in zip(one, many, strict=True):

@@ -46,6 +46,7 @@ def of_kind(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     return [event for event in events if event["event"] == kind]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_it_ended(tmp_path: Path) -> None:
     first = tune("te:GMM", work_dir=tmp_path, trials=8, seed=3, config=QUICK)
     observer = Notes()
@@ -66,9 +67,9 @@ def test_a_run_goes_on_where_it_ended(tmp_path: Path) -> None:
     # The scheduler warms nothing up again.
     assert {slot["reason"] for slot in of_kind(before, "slot")} >= {"warm-up"}
     assert "warm-up" not in {slot["reason"] for slot in of_kind(after, "slot")}
-    told = of_kind(after, "run")[0]
-    assert told["config"]["search"] == of_kind(before, "run")[0]["config"]["search"]
-    assert told["seed"] != of_kind(before, "run")[0]["seed"]
+    reported = of_kind(after, "run")[0]
+    assert reported["config"]["search"] == of_kind(before, "run")[0]["config"]["search"]
+    assert reported["seed"] != of_kind(before, "run")[0]["seed"]
 
 
 def test_a_finished_run_measures_nothing_and_says_so(tmp_path: Path) -> None:
@@ -80,6 +81,7 @@ def test_a_finished_run_measures_nothing_and_says_so(tmp_path: Path) -> None:
     assert again == first
 
 
+@pytest.mark.slow
 def test_a_report_survives_its_journal(tmp_path: Path) -> None:
     report = tune("te:GMM", work_dir=tmp_path, trials=4, seed=3, config=QUICK)
     assert TuneReport.from_fields(json.loads(json.dumps(report.as_fields()))) == report
@@ -87,6 +89,7 @@ def test_a_report_survives_its_journal(tmp_path: Path) -> None:
     assert math.isinf(TuneReport.from_fields(fields).weighted_sec)
 
 
+@pytest.mark.slow
 def test_a_model_that_was_given_in_python_is_resumed_in_python(tmp_path: Path) -> None:
     mod = IRModule({"main": te_workload("GMM")["main"]})
     tune_tir(mod, work_dir=tmp_path, trials=4, seed=3, config=QUICK)
@@ -113,8 +116,8 @@ def resaid(work_dir: Path, kind: str, **fields: object) -> None:
 def test_another_machines_run_is_refused_and_measured_anew_where_allowed(tmp_path: Path) -> None:
     tune("te:GMM", work_dir=tmp_path, trials=8, seed=3, config=QUICK)
     before = recorded_programs(tmp_path)
-    (told,) = of_kind(attempts(tmp_path)[0], "run")
-    assert told["device"]
+    (reported,) = of_kind(attempts(tmp_path)[0], "run")
+    assert reported["device"]
     resaid(tmp_path, "run", device="Z80, 1 cores")
     journal = (tmp_path / "journal.jsonl").read_bytes()
     message = "taken elsewhere .device Z80, 1 cores, here .*--allow-other-machine"
@@ -154,6 +157,7 @@ def test_another_machines_run_is_refused_and_measured_anew_where_allowed(tmp_pat
     assert resume(tmp_path).n_trials == 12
 
 
+@pytest.mark.slow
 def test_a_journal_that_does_not_say_where_and_what_goes_on_with_a_note(tmp_path: Path) -> None:
     tune("te:GMM", work_dir=tmp_path, trials=4, seed=3, config=QUICK)
     resaid(tmp_path, "run", device=None)
@@ -182,6 +186,7 @@ def test_resuming_nothing_begins(tmp_path: Path) -> None:
     assert report.n_trials == 4
 
 
+@pytest.mark.slow
 def test_without_its_own_store_a_run_still_goes_on(tmp_path: Path) -> None:
     tune("te:GMM", work_dir=tmp_path, trials=4, seed=3, config=QUICK)
     (tmp_path / RUN_STORE).write_bytes(b"no database at all, but long enough to be one" * 9)
@@ -190,6 +195,7 @@ def test_without_its_own_store_a_run_still_goes_on(tmp_path: Path) -> None:
     assert any("resumed without its cost model" in note for note in observer.notes)
 
 
+@pytest.mark.slow
 def test_what_the_run_taught_the_model_is_not_taught_twice(tmp_path: Path) -> None:
     store = str(tmp_path / "store.db")
     config = QUICK.replace(store=store)

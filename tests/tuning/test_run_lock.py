@@ -53,7 +53,7 @@ def leave_lock(work_dir: Path, **changes: object) -> None:
     (work_dir / LOCK_FILE).write_text(json.dumps({**fields, **changes}))
 
 
-def test_the_second_comer_is_told_who_the_first_one_is(tmp_path: Path) -> None:
+def test_the_second_comer_learns_who_the_first_one_is(tmp_path: Path) -> None:
     with owned(tmp_path):
         who = f"process {os.getpid()} on {socket.gethostname()}, since 2"
         with pytest.raises(WorkDirInUseError, match=who), owned(tmp_path):

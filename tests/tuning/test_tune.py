@@ -76,6 +76,7 @@ def test_a_task_scheduler_of_ours_shares_the_trials(tmp_path):
     assert sum(spent) <= search_sec
 
 
+@pytest.mark.slow
 def test_a_second_run_goes_on_and_measures_nothing_twice(tmp_path):
     for seed in (1, 1):
         tune_tir(gmm(), work_dir=tmp_path, trials=8, seed=seed, config=QUICK)
@@ -132,9 +133,8 @@ def wait_for(path, text, timeout_sec=120):
     pytest.fail(f"{path} never said {text}")
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_keeps_what_was_found(tmp_path, number):
     work_dir = tmp_path / "run"
     arguments = ["tune", "te:GMM", "--budget", "30m", "--work-dir", str(work_dir), "--seed", "1"]
@@ -219,10 +219,10 @@ def test_a_second_run_begins_with_what_the_first_found(tmp_path):
     for number in (1, 2):
         tune("te:GMM", work_dir=tmp_path / str(number), trials=16, seed=number, config=config)
     first, second = (read_journal(tmp_path / str(n) / "journal.jsonl") for n in (1, 2))
-    (told,) = [event for event in second if event["event"] == "recalled"]
-    assert (told["n_known"], told["n_related"], told["n_samples"]) == (1, 0, 16)
-    assert len(told["proven"]) == 1
-    assert told["n_trials"] == {told["proven"][0]: 16}
+    (reported,) = [event for event in second if event["event"] == "recalled"]
+    assert (reported["n_known"], reported["n_related"], reported["n_samples"]) == (1, 0, 16)
+    assert len(reported["proven"]) == 1
+    assert reported["n_trials"] == {reported["proven"][0]: 16}
     rounds = [[e for e in events if e["event"] == "round"] for events in (first, second)]
     assert rounds[0][0]["n_seeded"] == 0
     assert (rounds[1][0]["n_candidates"], rounds[1][0]["reason"]) == (2, "recalled")
@@ -239,7 +239,7 @@ def test_a_second_run_begins_with_what_the_first_found(tmp_path):
     assert len({each.run for each in finals}) == 2
 
 
-@pytest.mark.parametrize("way", ["no time", "interrupted"])
+@pytest.mark.parametrize("way", [pytest.param("no time", marks=pytest.mark.slow), "interrupted"])
 def test_a_run_that_measures_nothing_ends_with_what_earlier_ones_have_proven(tmp_path, way):
     config = DEFAULT.replace(store=str(tmp_path / "records.db"))
     tune("te:GMM", work_dir=tmp_path / "1", trials=8, seed=1, config=config)
@@ -258,6 +258,7 @@ def test_a_run_that_measures_nothing_ends_with_what_earlier_ones_have_proven(tmp
     assert report.tasks[0].best_sec == winner_sec
 
 
+@pytest.mark.slow
 def test_tasks_that_nobody_knows_go_first(tmp_path):
     config = QUICK.replace(store=str(tmp_path / "records.db"))
     gmm = create_te_workload("GMM", 0)

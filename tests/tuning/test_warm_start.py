@@ -40,7 +40,7 @@ def session_of(tmp_path: Path, notes: list[str], events: list[Any], interrupted:
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_what_a_store_lacks_is_told_with_what_to_do(tmp_path: Path, interrupted: bool) -> None:
+def test_what_a_store_lacks_is_reported_with_what_to_do(tmp_path: Path, interrupted: bool) -> None:
     notes: list[str] = []
     events: list[Any] = []
     session = session_of(tmp_path, notes, events, interrupted)

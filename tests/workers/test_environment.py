@@ -33,7 +33,7 @@ def test_fields_go_out_and_come_in() -> None:
     assert Environment.from_fields({"device": 7, "tvm": None}) == UNKNOWN
 
 
-def test_the_cpu_is_told_by_its_model_and_the_cores_in_use() -> None:
+def test_the_cpu_is_identified_by_its_model_and_the_cores_in_use() -> None:
     two, four = (
         Environment.current(Target({"kind": "llvm", "num-cores": cores})) for cores in (2, 4)
     )
@@ -42,7 +42,7 @@ def test_the_cpu_is_told_by_its_model_and_the_cores_in_use() -> None:
     assert two != four
 
 
-def test_a_farm_is_told_by_its_key() -> None:
+def test_a_farm_is_identified_by_its_key() -> None:
     target = Target({"kind": "llvm", "num-cores": 2})
     farm = RPCConfig("host", 9190, "phones", 10)
     assert Environment.current(target, farm).device == "tracker key phones"
@@ -56,7 +56,7 @@ def test_a_gpu_that_is_not_there_is_not_known(monkeypatch: pytest.MonkeyPatch) -
     assert Environment.current(gpu).device == "a cuda device"
 
 
-def test_the_processors_name_is_told_with_its_generation(tmp_path: Path) -> None:
+def test_the_processors_name_is_reported_with_its_generation(tmp_path: Path) -> None:
     path = tmp_path / "cpuinfo"
     path.write_text(
         "processor\t: 0\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\n"

@@ -226,7 +226,7 @@ def test_each_asker_gets_its_own_answer(make_server):
 
 @pytest.fixture
 def fake(monkeypatch):
-    """Return a function that makes a server which says what it is told to say."""
+    """Return a function that makes a server with prepared answers."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     monkeypatch.setattr(
         "tvm_adaptive.workers.fork_server.start_program",
@@ -335,7 +335,7 @@ def test_looking_does_not_wait_for_a_fork_that_waits_for_an_import(make_server, 
     finally:
         sys.path.remove(str(tmp_path))
     assert worker.poll() is None
-    assert worker.started_sec is None  # asked, and told at once that nothing is known
+    assert worker.started_sec is None  # the answer, that nothing is known, comes at once
     assert pid_of(worker) > 1
 
 

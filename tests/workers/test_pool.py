@@ -177,7 +177,7 @@ def test_a_worker_killed_while_idle_costs_nothing(make_pool):
     (victim,) = pool.map(pid, [()], TIMEOUT_SEC)
     os.kill(victim.value, signal.SIGKILL)
     assert gone(victim.value)
-    for worker in pool._idle:  # forked workers' ends are told by another process
+    for worker in pool._idle:  # another process reports the ends of forked workers
         assert eventually(worker.has_ended)
     (outcome,) = pool.map(double, [(1,)], TIMEOUT_SEC)
     assert outcome.value == 2

@@ -23,10 +23,11 @@ from tvm_adaptive.models import (
 COMMANDS = (Path(__file__).parents[3] / "tvm_adaptive/docs/commands.md").read_text()
 WAYS = ["NHWC", "prepack"]
 each_network = pytest.mark.parametrize("name", sorted(BUILTIN))
-# One with residuals, one with depthwise convolutions, one without convolutions. The others
-# are built from the same layers.
-ALWAYS = ("resnet18", "mobilenet_v2", "transformer")
-three_or_each_network = pytest.mark.parametrize(
+# Those whose weights take seconds to draw are of the same families as smaller ones.
+LARGE = ("bert_base", "resnet34", "resnet50", "vgg16")
+# One with convolutions, one without. The others are built from the same layers.
+ALWAYS = ("resnet18", "transformer")
+two_or_each_network = pytest.mark.parametrize(
     "name",
     [
         pytest.param(name, marks=() if name in ALWAYS else pytest.mark.slow)
@@ -39,7 +40,13 @@ LAYOUT_TRANSPOSES = {"transformer": 0, "bert_base": 0}
 ATTENTION_TRANSPOSES = 4
 
 
-@each_network
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in LARGE else ())
+        for name in sorted(BUILTIN)
+    ],
+)
 def test_builtin_networks_load_by_name(name):
     network = load_workload(name)
     assert isinstance(network, Network)
@@ -80,7 +87,7 @@ def test_sizes_must_be_positive_integers(name, value, small):
             small(name, **{size: value})
 
 
-@three_or_each_network
+@two_or_each_network
 def test_outputs_are_finite_and_tell_inputs_apart(name, cases):
     case = cases[name]
     compiled = case.untuned["keep"]
@@ -92,14 +99,14 @@ def test_outputs_are_finite_and_tell_inputs_apart(name, cases):
     assert np.mean(outputs == 0) < 0.5
 
 
-@three_or_each_network
+@two_or_each_network
 @pytest.mark.parametrize("way", WAYS)
 def test_layouts_do_not_change_the_outputs(name, way, cases):
     case = cases[name]
     assert outputs_agree(run_network(case.untuned[way], case.inputs), case.reference)
 
 
-@three_or_each_network
+@two_or_each_network
 @pytest.mark.parametrize("way", WAYS)
 def test_nothing_is_computed_or_transposed_in_vain(name, way, cases):
     prepared = cases[name].prepared[way]
@@ -111,7 +118,7 @@ def test_nothing_is_computed_or_transposed_in_vain(name, way, cases):
     assert transposes == LAYOUT_TRANSPOSES.get(name, 2) + ATTENTION_TRANSPOSES * layers
 
 
-@three_or_each_network
+@two_or_each_network
 @pytest.mark.parametrize("way", ["keep", *WAYS])
 def test_tasks_cover_every_call_of_an_inference(name, way, cases):
     case = cases[name]

@@ -60,6 +60,7 @@ def test_sizes_must_be_positive_integers(name, value):
         resnet18(**{name: value})
 
 
+@pytest.mark.slow
 def test_batches_are_independent(case):
     network = resnet18(batch=2, image_size=32, width=8, classes=10)
     compiled = compile_network(prepare(network, case.target), None, case.target)

@@ -18,6 +18,7 @@ def test_size_is_that_of_the_revision():
     assert sum(name.endswith("weight") for name in params) == 2 + 3 * 8
 
 
+@pytest.mark.slow
 def test_torch_computes_the_same(cases, torch_params):
     torch = pytest.importorskip("torch")
     from torch.nn import functional as f

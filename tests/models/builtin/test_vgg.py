@@ -13,6 +13,7 @@ N_PARAMETERS = 138_357_544  # table 2 rounds it to 138 million
 POOLED = (1, 3, 6, 9, 12)
 
 
+@pytest.mark.slow
 def test_size_is_that_of_the_paper():
     params = vgg16().params
     assert sum(math.prod(value.shape) for value in params.values()) == N_PARAMETERS
@@ -20,6 +21,7 @@ def test_size_is_that_of_the_paper():
 
 
 # 64 pixels leave 2 x 2 features for each channel, whose order matters to the dense layer.
+@pytest.mark.slow
 @pytest.mark.parametrize("image_size", [32, 64])
 def test_torch_computes_the_same(image_size, small, torch_params):
     torch = pytest.importorskip("torch")

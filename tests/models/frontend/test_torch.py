@@ -163,6 +163,7 @@ def test_factories_that_do_not_work(what, text, in_factory_dir):
     assert len(str(caught.value).splitlines()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("torch_for_commands")
 def test_the_command_tunes_a_factory(in_factory_dir):
     command = [sys.executable, "-m", "tvm_adaptive", "tune", "my_models:make", "--trials", "8"]

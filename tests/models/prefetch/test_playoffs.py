@@ -87,8 +87,8 @@ def test_the_fastest_form_stands_for_the_winner(
     assert winner.playoff_sec == pytest.approx(1e-3)
     assert (HINT in str(winner.record.trace)) == (hint is not None)
     assert hint is None or hint in str(winner.record.trace)
-    told = read_journal(tmp_path / "journal.jsonl")[-1]
-    assert told["candidates"][0]["prefetches"] == (hint is not None)
+    reported = read_journal(tmp_path / "journal.jsonl")[-1]
+    assert reported["candidates"][0]["prefetches"] == (hint is not None)
 
 
 def test_forms_are_timed_as_they_will_run(builder: Any, pool: WorkerPool) -> None:

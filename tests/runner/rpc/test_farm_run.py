@@ -78,10 +78,12 @@ def test_a_network_is_checked_and_linked_where_it_will_run(
     held = {event["reason"] for event in playoffs} - {"no-record"}  # of too few trials
     assert held
     assert held <= {"separated", "tied", "rounds", "time"}
-    (told,) = (event for event in events if event["event"] == "boards")
+    (reported,) = (event for event in events if event["event"] == "boards")
     # Kernels of microseconds leave the second one nothing to do.
-    assert {board["address"] for board in told["boards"]} <= boards
-    assert sum(board["n_timings"] for board in told["boards"]) == report.n_trials - report.n_errors
+    assert {board["address"] for board in reported["boards"]} <= boards
+    assert (
+        sum(board["n_timings"] for board in reported["boards"]) == report.n_trials - report.n_errors
+    )
     assert report.comparison is not None
     assert report.comparison.agree
     # These devices are of this machine's kind, so that it can run what they have linked.
@@ -203,6 +205,7 @@ class CountingPool(LeasingPool):
         return super()._lease(session_sec)
 
 
+@pytest.mark.slow
 def test_without_a_device_nobody_waits_twice(make_farm: Any) -> None:
     farm = make_farm(1)
     farm.connect().close()

@@ -62,6 +62,7 @@ def test_a_batch_gets_one_time_each(make_runner, matmul, tmp_path):
     assert len({event["board"] for event in events}) <= 2
 
 
+@pytest.mark.slow
 def test_a_missing_artifact_and_a_hang_cost_one_result_each(make_runner, matmul):
     inputs = [RunnerInput(path, "cpu", []) for path in ("missing.tar", "hang")]
     runner = make_runner(measure=hang_or_measure, timeout_sec=10.0)
@@ -71,6 +72,7 @@ def test_a_missing_artifact_and_a_hang_cost_one_result_each(make_runner, matmul)
     assert good.error_msg is None
 
 
+@pytest.mark.slow
 def test_queueing_for_a_device_does_not_count(make_runner):
     # Three workers, two devices: the third waits 3 s and may run for 5.5 s only.
     runner = make_runner(measure=hang_or_measure, timeout_sec=5.5, max_workers=3)

@@ -47,12 +47,12 @@ def test_a_round_elsewhere_brings_what_it_would_have_brought_here(
     here, elsewhere = make_task(), make_task(lanes)
     for _ in range(4):
         assert here.round() == elsewhere.round()
-    told = [
+    reported = [
         [(event["round"], event["n_random"], event["reason"]) for event in each.journal.of("round")]
         for each in (here, elsewhere)
     ]
-    assert told[0] == told[1]
-    assert len(told[0]) == 4
+    assert reported[0] == reported[1]
+    assert len(reported[0]) == 4
     assert not elsewhere.journal.of("error")
 
 
@@ -182,6 +182,7 @@ def litter(note: str) -> None:
     os._exit(7)
 
 
+@pytest.mark.slow
 def test_nothing_stays_of_lanes_that_were_killed(tmp_path: Path) -> None:
     note: Any = tmp_path / "note"
     with contextlib.closing(ProcessLanes(1)) as lanes:
