@@ -244,7 +244,7 @@ def test_whatever_goes_wrong_does_not_end_the_run(contexts: list[Any]) -> None:
     journal = Events()
     callback = callback_of([], shared=Refusing(0), journal=journal)
     keep(callback, contexts, [1e-3])
-    assert [fields["where"] for _, fields in journal.events] == ["keeper"]
+    assert [fields["where"] for _, fields in journal.events] == ["store"]
 
 
 def test_what_was_not_tried_for_want_of_time_is_not_kept(contexts: list[Any]) -> None:

@@ -82,7 +82,7 @@ class StoreCallback(PyMeasureCallback):  # type: ignore[misc]
                 self._shared.put(task, batch, is_spilled=is_kept)
         except Exception as error:
             logger.exception("a batch is not in the record store")
-            self._journal.write("error", where="keeper", task_id=task_id, message=repr(error))
+            self._journal.write("error", where="store", task_id=task_id, message=repr(error))
 
     def close(self, limit_sec: float) -> int:
         """Flush pending writes; return how many trials the shared store does not have."""
