@@ -163,9 +163,8 @@ def append(url: str, number: int, n: int) -> None:
             store.add(task(i % 3), [trial(1.0 + i, mark), trial(None, mark)])
 
 
-@pytest.mark.parametrize(
-    ("n_writers", "n"), [(2, 50), pytest.param(8, 200, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("n_writers", "n"), [(4, 25), (8, 200)])
 def test_several_processes_write_at_once_and_nothing_is_lost(
     url: str, n_writers: int, n: int
 ) -> None:
@@ -194,9 +193,8 @@ def append_until_killed(url: str, acknowledged: str) -> None:
             i += 1
 
 
-@pytest.mark.parametrize(
-    "wait_sec", [0.05, *(pytest.param(each, marks=pytest.mark.slow) for each in (0.11, 0.23))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("wait_sec", [0.05, 0.11, 0.23])
 def test_a_writer_that_is_killed_leaves_whole_batches_and_all_acknowledged_ones(
     tmp_path: Path, wait_sec: float
 ) -> None:

@@ -162,6 +162,7 @@ def test_without_plotly_the_message_says_what_to_install(
     assert "pip install 'tvm-adaptive[report]'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_command_reports_on_a_real_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -148,7 +148,13 @@ def test_a_fault_costs_one_result(make_runner, deed, message, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("deed", "same"), [("good", True), ("raise", False), ("abort", False), ("hang", False)]
+    ("deed", "same"),
+    [
+        ("good", True),
+        ("raise", False),
+        ("abort", False),
+        pytest.param("hang", False, marks=pytest.mark.slow),
+    ],
 )
 def test_the_worker_changes_after_any_error_and_only_then(make_runner, deed, same):
     runner = make_runner(measure=misbehave, timeout_sec=1.0)
@@ -316,7 +322,7 @@ def own_device(artifact_path, device_type, args_info, options):
     return Timing(1.0 + measure._Worker.device_index, 0.0, 1, 1, "precise", 0.3)
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_each_device_has_a_worker_of_its_own(make_runner, overlap):
     runner = make_runner(measure=own_device, devices=(0, 2), overlap=overlap)
     assert runner.n_devices == 2

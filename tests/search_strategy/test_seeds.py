@@ -94,6 +94,7 @@ def test_a_known_task_begins_with_its_two_best_and_nothing_else(make, transfer_p
     assert not {key_of(candidate.sch) for candidate in second} & known
 
 
+@pytest.mark.slow
 def test_no_seed_is_measured_twice(make):
     first, second = make(0), make(2)
     seen = set()

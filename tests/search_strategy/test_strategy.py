@@ -151,8 +151,17 @@ def test_a_model_without_variance_fixes_epsilon_and_says_so_once(make_task, capl
     assert sum("states no variance" in record.message for record in caplog.records) == 1
 
 
-@pytest.mark.parametrize("proposer", ["distilled", "evolution"])
-@pytest.mark.parametrize("diversity", ["none", "knobs", "medoids"])
+@pytest.mark.parametrize(
+    ("proposer", "diversity"),
+    [
+        ("distilled", "medoids"),
+        ("evolution", "knobs"),
+        pytest.param("distilled", "none", marks=pytest.mark.slow),
+        pytest.param("distilled", "knobs", marks=pytest.mark.slow),
+        pytest.param("evolution", "none", marks=pytest.mark.slow),
+        pytest.param("evolution", "medoids", marks=pytest.mark.slow),
+    ],
+)
 def test_what_is_not_used_competes_again(make_task, proposer, diversity):
     journal = Events()
     options = {**SMALL, "n_samples": 24, "proposer": proposer, "diversity": diversity}
@@ -176,6 +185,7 @@ def test_same_seed_same_candidates(make_task):
     assert batches[0] == batches[1] != other
 
 
+@pytest.mark.slow
 def test_a_search_on_knobs_repeats_for_the_same_seed(make_task):
     def batches(seed):
         model = RFEICostModel(n_trees=8, seed=1, n_jobs=1)
@@ -185,6 +195,7 @@ def test_a_search_on_knobs_repeats_for_the_same_seed(make_task):
     assert batches(11) == batches(11) != batches(12)
 
 
+@pytest.mark.slow
 def test_a_search_on_knobs_never_measures_twice_also_after_a_restart(make_task):
     database = ms.database.MemoryDatabase()
     seen = []
@@ -198,6 +209,7 @@ def test_a_search_on_knobs_never_measures_twice_also_after_a_restart(make_task):
     assert len(seen) == len(set(seen)) == 6 * 16
 
 
+@pytest.mark.slow
 def test_half_of_a_searched_batch_is_near_the_best(make_task):
     model = RFEICostModel(n_trees=8, seed=1, n_jobs=1)
     task = make_task(AdaptiveSearch(n_samples=24, n_initial=0, epsilon=0.0), model)
@@ -212,6 +224,7 @@ def test_half_of_a_searched_batch_is_near_the_best(make_task):
     assert sum(near) >= 8
 
 
+@pytest.mark.slow
 def test_builds_that_cost_much_are_avoided(make_task):
     """Where one decision makes builds ten times as dear and changes nothing else."""
 
@@ -250,6 +263,7 @@ def test_the_incumbent_is_the_best_of_the_task(make_task, proposer):
     assert incumbent.seconds == min(recorded)
 
 
+@pytest.mark.slow
 def test_random_candidates_are_the_rarer_the_dearer_their_build(make_task):
     """The same, where all candidates are random: none is out of the question."""
     strategy = AdaptiveSearch(n_samples=48, n_initial=0, epsilon=1.0, trial_log=TrialLog())

@@ -96,7 +96,9 @@ def test_a_result_that_cannot_be_taken_in_ends_its_task_alone(late, turns):
     assert [arm.n_trials for arm in scheduler.arms] == [24, 0, 24]
 
 
-@pytest.mark.parametrize("policy", ["default", "paper", "round-robin", "random"])
+@pytest.mark.parametrize(
+    "policy", ["default", pytest.param("paper", marks=pytest.mark.slow), "round-robin", "random"]
+)
 def test_policies_by_name_go_on_to_the_end(late, policy):
     scheduler = scheduler_in(late, policy, seed=1)
     late.tune(scheduler, strategy=AdaptiveSearch(**SMALL), trials=120)

@@ -413,6 +413,7 @@ def test_chance_differs_between_seeds(world):
 OURS = registry.PARTS["task_scheduler"].constructors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OURS)
 @pytest.mark.parametrize(
     "strategy", ["replay-trace", AdaptiveSearch(**SMALL)], ids=["stock", "ours"]

@@ -22,6 +22,7 @@ def options(**changes):
     return lambda: DynaTunePolicy(dataclasses.replace(DEFAULT, **changes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [

@@ -106,6 +106,7 @@ def test_what_was_applied_is_not_taken_for_a_run(run, tmp_path, monkeypatch, cap
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_a_record_that_was_half_written_is_checked_anew(run, tmp_path, monkeypatch):
     monkeypatch.chdir(run)
     shutil.copytree(run / "run", tmp_path / "run")
@@ -131,6 +132,7 @@ def test_a_farm_that_is_not_there_costs_the_comparison(run, tmp_path, monkeypatc
     assert scores.shape == (1, 16, 32)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 def test_the_example_in_cpp_compiles_and_runs(run, tmp_path, monkeypatch):
     monkeypatch.chdir(run)

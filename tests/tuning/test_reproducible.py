@@ -115,6 +115,7 @@ def test_the_number_of_threads_changes_nothing(n_threads: int) -> None:
     assert any(event["event"] == "round" and event["n_random"] < 8 for event in one)
 
 
+@pytest.mark.slow
 def test_evolution_repeats_itself_with_one_thread() -> None:
     """With several, TVM's own loops give work to whichever thread is free."""
     first, second = (run(1, proposer="evolution", turn=turn) for turn in range(2))

@@ -58,6 +58,7 @@ def test_the_whole_job_on_an_operator(tmp_path):
     assert events.count("timing") == 8
 
 
+@pytest.mark.slow
 def test_a_task_scheduler_of_ours_shares_the_trials(tmp_path):
     mod = tvm.IRModule({name: create_te_workload(name, 0) for name in ("GMM", "SFM")})
     config = QUICK.replace(
@@ -214,6 +215,7 @@ def decisions_of(work_dir):
     return [(float(np.median(record[1])), json.dumps(record[0][1])) for record in records]
 
 
+@pytest.mark.slow
 def test_a_second_run_begins_with_what_the_first_found(tmp_path):
     config = DEFAULT.replace(store=str(tmp_path / "records.db"))
     for number in (1, 2):
@@ -239,7 +241,8 @@ def test_a_second_run_begins_with_what_the_first_found(tmp_path):
     assert len({each.run for each in finals}) == 2
 
 
-@pytest.mark.parametrize("way", [pytest.param("no time", marks=pytest.mark.slow), "interrupted"])
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["no time", "interrupted"])
 def test_a_run_that_measures_nothing_ends_with_what_earlier_ones_have_proven(tmp_path, way):
     config = DEFAULT.replace(store=str(tmp_path / "records.db"))
     tune("te:GMM", work_dir=tmp_path / "1", trials=8, seed=1, config=config)

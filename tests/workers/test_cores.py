@@ -42,6 +42,7 @@ print(bool(mine) and mine < before and not mine & bound)
     assert in_a_process(body) == "True"
 
 
+@pytest.mark.slow
 @needs_two
 def test_nothing_is_bound_where_no_other_thread_is():
     body = """
@@ -54,6 +55,7 @@ print(os.sched_getaffinity(0) == before)
     assert in_a_process(body) == "True"
 
 
+@pytest.mark.slow
 @needs_two
 def test_no_core_left_is_no_error():
     body = """

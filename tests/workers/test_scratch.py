@@ -44,10 +44,10 @@ def make_in_a_process(place: Path, end: str) -> Path:
 @pytest.mark.parametrize(
     ("end", "stays"),
     [
-        ("folder.remove()", False),
-        ("del folder", False),
+        pytest.param("folder.remove()", False, marks=pytest.mark.slow),
+        pytest.param("del folder", False, marks=pytest.mark.slow),
         ("pass", False),
-        ("raise SystemExit(1)", False),
+        pytest.param("raise SystemExit(1)", False, marks=pytest.mark.slow),
         ("os.kill(os.getpid(), signal.SIGKILL)", True),
     ],
 )

@@ -50,6 +50,7 @@ def in_torch(p, image, ceiling=6.0):
     return [f.linear(x, p["classifier.weight"], p["classifier.bias"]).numpy()]
 
 
+@pytest.mark.slow
 def test_torch_computes_the_same(cases, torch_params):
     case = cases["mobilenet_v2"]
     assert outputs_agree(case.reference, in_torch(torch_params(case.network), case.inputs[0]))

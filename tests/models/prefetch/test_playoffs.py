@@ -65,6 +65,7 @@ def decided_by(*rankings: list[int]) -> Any:
     return play_rounds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranking", "hint"),
     [([0, 1, 2], None), ([1, 0, 2], "1:16"), ([2, 1, 0], "1:65536")],

@@ -142,6 +142,7 @@ def play(
     )
 
 
+@pytest.mark.slow
 def test_the_database_ends_with_the_playoffs_numbers(
     builder: Any, pool: WorkerPool, tmp_path: Path
 ) -> None:

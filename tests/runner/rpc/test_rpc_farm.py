@@ -219,7 +219,7 @@ def measure_with_marks(
     return timing
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_no_worker_is_killed_while_it_holds_a_device(farm: Farm, overlap: bool) -> None:
     """TVM's server may stop listening when a client dies in the middle of a session."""
     farm.set(farm_1=1.0, farm_2=1.0)
