@@ -99,7 +99,7 @@ def test_a_pair_is_timed_again_when_its_runs_are_others(
     assert len(asked) == 2
 
 
-def test_agreement_is_identified_by_ratio_and_rank() -> None:
+def test_agreement_is_a_ratio_and_a_rank() -> None:
     # The first of three rounds took twice as long, the second half as long.
     found = [{"recorded_sec": 1.1 * x, "alone_sec": [2 * x, x / 2, x]} for x in (1.0, 2.0, 3.0)]
     reported = agreement_table("run", found).splitlines()

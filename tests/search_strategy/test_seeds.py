@@ -118,10 +118,8 @@ def test_what_a_task_found_is_passed_to_others(make, transfer_pool):
     task = make(0)
     task.round()
     task.round()
-    reported = transfer_pool._now[task.proposer.family]["gmm"]
-    assert [finding.seconds for finding in reported] == [
-        sec for sec, _ in task.proposer._elites[:4]
-    ]
+    found = transfer_pool._now[task.proposer.family]["gmm"]
+    assert [finding.seconds for finding in found] == [sec for sec, _ in task.proposer._elites[:4]]
     assert task.proposer.family
 
 

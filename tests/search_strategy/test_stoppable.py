@@ -51,13 +51,13 @@ class FailingSearch(PySearchStrategy):
 
 
 def test_it_stops_when_asked_to(make_task):
-    reported = []
+    requests = []
     task = make_task(
-        StoppableSearch(ms.search_strategy.ReplayTrace(), lambda: bool(reported)),
+        StoppableSearch(ms.search_strategy.ReplayTrace(), lambda: bool(requests)),
         ms.cost_model.RandomModel(),
     )
     assert len(task.round()) == 16
-    reported.append("stop")
+    requests.append("stop")
     assert task.round() is None
 
 
