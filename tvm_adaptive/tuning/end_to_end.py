@@ -241,10 +241,9 @@ class NetworkCheck(_EndToEndCheck):
 
     @property
     def _later_run_sec(self) -> float:
-        n_frameworks = 0
-        if self._has_rivals:
-            n_frameworks = len(peer_names(self._context.config.peers)) + 1
-        return _LOAD_SEC + rivals_reserve_sec(n_frameworks, self._original_sec)
+        n_peers = len(peer_names(self._context.config.peers)) + 1 if self._has_rivals else 0
+        budget_sec = self._context.budget.seconds
+        return _LOAD_SEC + rivals_reserve_sec(n_peers, self._original_sec, budget_sec)
 
     @property
     def _has_reference(self) -> bool:

@@ -81,9 +81,9 @@ def test_openvino_gets_our_threads_and_computes_in_float32(onnx_file, monkeypatc
     assert "LATENCY" in str(made[0].get_property("PERFORMANCE_HINT"))
 
 
-@pytest.mark.parametrize("name", ["torch", "openvino"])
+@pytest.mark.parametrize("name", ["torch", "openvino", "ort"])
 def test_frameworks_compute_a_program(name, torch, torch_models, tmp_path):
-    pytest.importorskip(PEERS[name].package)
+    pytest.importorskip("onnxscript" if name == "ort" else PEERS[name].package)
     from tvm_adaptive.models.frontend.torch_program import network_of_program
 
     model = torch_models["encoder"]

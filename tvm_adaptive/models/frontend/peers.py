@@ -21,6 +21,7 @@ from tvm_adaptive.models.frontend.onnx_file import open_session
 from tvm_adaptive.models.frontend.reader import Array, Inference, Opener, limit_memory
 from tvm_adaptive.models.frontend.torch_program import load_program, open_program
 from tvm_adaptive.models.run import NETWORK_REPEAT_MS
+from tvm_adaptive.workers.scratch import ScratchFolder
 
 # The share of a turn that warms up caches and threads.
 _WARM_UP_SHARE = 0.2
@@ -48,6 +49,16 @@ class Peer:
             return self.title
 
 
+def open_exported(path: Path, inputs: Sequence[Array], n_threads: int | None) -> Inference:
+    """Open a PyTorch program in ONNX Runtime, by PyTorch's own export."""
+    import torch
+
+    with ScratchFolder("onnx") as folder:
+        exported = folder / "model.onnx"
+        torch.onnx.export(load_program(path), f=exported, dynamo=True, verbose=False)
+        return open_session(exported, inputs, n_threads)
+
+
 def open_openvino(path: Path, inputs: Sequence[Array], n_threads: int | None) -> Inference:
     """Open a file in OpenVINO: lowest latency, float32, fixed shapes."""
     import openvino
@@ -69,7 +80,7 @@ def open_openvino(path: Path, inputs: Sequence[Array], n_threads: int | None) ->
 
 
 PEERS: dict[str, Peer] = {
-    "ort": Peer("ONNX Runtime", "onnxruntime", {".onnx": open_session}),
+    "ort": Peer("ONNX Runtime", "onnxruntime", {".onnx": open_session, ".pt2": open_exported}),
     "openvino": Peer("OpenVINO", "openvino", {".onnx": open_openvino, ".pt2": open_openvino}),
     "torch": Peer("PyTorch", "torch", {".pt2": open_program}),
 }
