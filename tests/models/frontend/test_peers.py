@@ -77,7 +77,7 @@ def test_openvino_gets_our_threads_and_computes_in_float32(onnx_file, monkeypatc
     monkeypatch.setattr(openvino, "Core", Core)
     open_peer("openvino", onnx_file("resnet"), [np.ones((1, 3, 32, 32), "float32")], 2, None)
     assert made[0].get_property("INFERENCE_NUM_THREADS") == 2
-    assert "f32" in str(made[0].get_property("INFERENCE_PRECISION_HINT"))
+    assert made[0].get_property("INFERENCE_PRECISION_HINT") == openvino.Type.f32
     assert "LATENCY" in str(made[0].get_property("PERFORMANCE_HINT"))
 
 
@@ -100,7 +100,9 @@ def test_frameworks_compute_a_program(name, torch, torch_models, tmp_path):
     assert outputs_agree(found, network.original.run(inputs))
 
 
-@pytest.mark.parametrize(("run_sec", "n_runs"), [(1.0, 2), (0.01, 4 + 20), (0.1, 1 + 2)])
+@pytest.mark.parametrize(
+    ("run_sec", "n_runs"), [(1.0, 1 + 1), (1 / 8, 1 + 2), (1 / 128, 7 + 5 * 7)]
+)
 def test_a_turn_is_a_warm_up_and_repeats(monkeypatch, run_sec, n_runs):
     class Clock:
         now = 0.0
@@ -116,5 +118,5 @@ def test_a_turn_is_a_warm_up_and_repeats(monkeypatch, run_sec, n_runs):
 
     monkeypatch.setattr(peers, "time", Clock)
     monkeypatch.setattr(peers._Opened, "inference", Inference(run, lambda _: []))
-    assert time_peer(0.195) == pytest.approx(run_sec)
+    assert time_peer(0.25) == pytest.approx(run_sec)
     assert Clock.n_calls == n_runs
