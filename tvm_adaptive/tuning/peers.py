@@ -42,8 +42,8 @@ _SETTLE_SEC = 0.05
 _TURN_MARGIN = 2.0
 # The share of the remaining budget that rounds may take: what follows them is short.
 _ROUNDS_SHARE = 0.7
-# The share of a short budget that is reserved for them.
-_RESERVE_SHARE = 0.05
+# The share of a budget that is reserved for frameworks; a short one has fewer of them.
+_RESERVE_SHARE = 0.1
 # Slow networks need fewer rounds, as disturbances are a smaller part of an inference.
 _MOST_ROUNDS_SEC = 60.0
 # The share of the remaining budget that starting one framework may take.
@@ -192,7 +192,6 @@ def agree_with_framework(outputs: Sequence[Any], expected: Sequence[Any], rtol: 
 def rivals_reserve_sec(n_frameworks: int, own_start_sec: float, budget_sec: float | None) -> float:
     """Return the seconds that starting and timing frameworks takes, for fast networks."""
     rounds_sec = _ROUNDS * (1 + n_frameworks) * _TURN_MARGIN * _TURN_SEC
-    if budget_sec is not None:
-        rounds_sec = min(rounds_sec, _RESERVE_SHARE * budget_sec)
     n_others = max(0, n_frameworks - 1)
-    return rounds_sec + own_start_sec + n_others * max(own_start_sec, _START_SEC)
+    wanted_sec = rounds_sec + own_start_sec + n_others * max(own_start_sec, _START_SEC)
+    return wanted_sec if budget_sec is None else min(wanted_sec, _RESERVE_SHARE * budget_sec)
