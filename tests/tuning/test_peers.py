@@ -137,7 +137,7 @@ def test_rounds_end_before_the_budget(make_session: Any, monkeypatch: pytest.Mon
     rivals, secs, turns, pool = rounds_of(make_session, monkeypatch, 7.0, answers)
     # One second to start; then 70 % of the six that are left, which is three rounds of two.
     assert len(secs) == len(rivals.timings[0].secs) == 3
-    assert pool.limits[0] == pytest.approx(0.3 * 7.0)
+    assert pool.limits[0] == pytest.approx(0.4 * 7.0)
     assert max(pool.limits[1:]) <= 6.0
     assert turns == pytest.approx([0.7 * 6.0 / (2.0 * 14)] * 3)
 

@@ -47,7 +47,7 @@ _RESERVE_SHARE = 0.1
 # Slow networks need fewer rounds, as disturbances are a smaller part of an inference.
 _MOST_ROUNDS_SEC = 60.0
 # The share of the remaining budget that starting one framework may take.
-_START_SHARE = 0.3
+_START_SHARE = 0.4
 _MOST_START_SEC = 120.0
 # Import a framework, read a model, and run it, on a slow core.
 _START_SEC = 4.0
