@@ -261,7 +261,9 @@ def onnx_network(folder: Path) -> Network:
     return found
 
 
-@pytest.mark.parametrize("case", ["quick", pytest.param("slow", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "case", ["quick", *(pytest.param(c, marks=pytest.mark.slow) for c in ("slow", "compiler-dies"))]
+)
 def test_an_imported_network_is_compared_with_its_framework(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
@@ -276,8 +278,11 @@ def test_an_imported_network_is_compared_with_its_framework(
         prepared, database = tuned(network, session)
         with NetworkCheck(session, network, prepared) as check:
             check.measure_untuned()
+            if case == "compiler-dies":
+                monkeypatch.setattr(end_to_end, "export_module", die)
             comparison = check.measure_tuned(database)
     assert comparison is not None
+    assert check.n_tuned == (case != "compiler-dies")
     (timing,) = comparison.peers
     assert comparison.agree
     assert timing.agree

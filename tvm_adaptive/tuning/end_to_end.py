@@ -343,9 +343,9 @@ class NetworkCheck(_EndToEndCheck):
         with context.stage("compare"):
             if not is_compiled:
                 os.replace(self._untuned, path)
-                self.library = self._linked(path)
-                return None
-            comparison = self._compare_tuned(path)
+            # An untuned library is compared with a framework only, and if it is quick.
+            is_comparable = is_compiled or (self._has_reference and self._before is not None)
+            comparison = self._compare_tuned(path) if is_comparable else None
             self.library = self._linked(path)
         self._untuned.unlink(missing_ok=True)
         if comparison is not None:

@@ -53,8 +53,6 @@ _MOST_START_SEC = 120.0
 _START_SEC = 4.0
 # With less, importing a framework would be cut short as often as not.
 _LEAST_START_SEC = 1.0
-
-
 # ONNX Runtime's sigmoid is wrong by some 1e-7 where its result is next to zero.
 _FRAMEWORK_ATOL = 1e-6
 
