@@ -85,12 +85,22 @@ def test_the_rounds_of_frameworks_are_listed(write_run: WriteRun) -> None:
     assert HOSTILE not in text[text.index("<body>") :]
 
 
-def test_rounds_that_do_not_match_are_damage(write_run: WriteRun) -> None:
+@pytest.mark.parametrize(
+    ("secs", "tuned_secs", "text"),
+    [
+        ((0.02, 0.03), (0.01,), "other rounds than the library"),
+        ((), (), "no rounds"),
+        ((0.02,), (0.0,), "took no time"),
+    ],
+)
+def test_rounds_that_cannot_be_are_damage(
+    write_run: WriteRun, secs: tuple[float, ...], tuned_secs: tuple[float, ...], text: str
+) -> None:
     folder = write_run()
-    peer = PeerTiming("ort", "ORT", 2, (0.02, 0.03), (0.01,), 0.0, 0.0, True)
+    peer = PeerTiming("ort", "ORT", 2, secs, tuned_secs, 0.0, 0.0, True)
     with closing(Journal(folder / "journal.jsonl")) as journal:
         journal.write("comparison", before_sec=1.0, after_sec=1.0, agree=True, peers=[vars(peer)])
-    with pytest.raises(JournalError, match="other rounds than the library"):
+    with pytest.raises(JournalError, match=text):
         read_run(folder)
 
 

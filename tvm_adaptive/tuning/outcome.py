@@ -83,6 +83,8 @@ class PeerTiming:
         secs = {name: tuple(map(float, fields[name])) for name in ("secs", "tuned_secs")}
         if not secs["secs"] or len(secs["secs"]) != len(secs["tuned_secs"]):
             raise ValueError("a framework has no rounds, or other rounds than the library")
+        if not all(0.0 < sec < math.inf for sec in (*secs["secs"], *secs["tuned_secs"])):
+            raise ValueError("a round took no time, or infinitely long")
         return cls(**{**_finite(fields), **secs})
 
 
