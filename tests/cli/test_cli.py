@@ -186,6 +186,8 @@ def test_the_report_says_how_to_go_on_with_tasks_that_were_not_reached():
 def test_the_report_says_what_the_budget_was_too_short_for():
     lines = summary_lines(make_report(comparison=None, shortfall="no time was left to run net.so"))
     assert "not compared: no time was left to run net.so" in lines
+    lines = summary_lines(make_report(shortfall="nothing is tuned"))
+    assert "left out      nothing is tuned" in lines
 
 
 def test_a_program_counts_from_its_start(monkeypatch):

@@ -28,6 +28,8 @@ def summary_lines(report: TuneReport) -> list[str]:
         # What the user asks first: does it beat what they have?
         lines = peer_lines(report.comparison.peers) + lines
         lines += comparison_lines(report.comparison)
+        if report.shortfall:
+            lines.append(f"left out      {report.shortfall}")
     elif report.interrupted:
         lines.append(
             "interrupted: all results are kept; tasks that were not checked stay untuned "
