@@ -64,6 +64,9 @@ _RUN_TIMEOUT_SEC = 120.0
 _TIMING_SEC = 2.0
 # Compiling tuned functions takes longer than untuned ones: they are unrolled.
 _COMPILE_MARGIN = 2.5
+# The same for networks, without writing the weights: 6 to 9 times as long, plus what else
+# the machine does.
+_TUNED_NETWORK_MARGIN = 12.0
 # Compiling untuned functions again takes the same time, plus what else the machine does,
 # plus the way to another process.
 _UNTUNED_MARGIN = 1.3
@@ -238,6 +241,7 @@ class NetworkCheck(_EndToEndCheck):
         self._inputs = network.inputs(context.seed)
         self._original = network.original
         self._before: Measurement | None = None
+        self._compile_sec = 0.0  # of the untuned functions, without writing the weights
         # Kept until there is a tuned one: a run always ends with a library.
         self._untuned = context.work_dir / f"untuned{self._suffix}"
 
@@ -245,12 +249,18 @@ class NetworkCheck(_EndToEndCheck):
     def _later_run_sec(self) -> float:
         return 2 * _TIMING_SEC
 
+    @property
+    def reserve_sec(self) -> float:
+        """Seconds to reserve for ``measure_tuned`` if everything is tuned."""
+        return self.least_reserve_sec + _TUNED_NETWORK_MARGIN * self._compile_sec
+
     def measure_untuned(self) -> None:
         """Run the network without tuning: the reference for speed and outputs."""
         context = self._context
         with context.stage("untuned"):
             start_sec = time.perf_counter()
             compiled = compile_network(self._prepared, None, context.target)
+            self._compile_sec = time.perf_counter() - start_sec
             export(compiled, self._untuned)
             self._build_sec = time.perf_counter() - start_sec
             self._device_kind = compiled.device_kind
