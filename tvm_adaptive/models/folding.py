@@ -90,6 +90,8 @@ class _Constants:
             known = self.values.get(handle(argument), argument)
             if isinstance(known, _CONSTANT):
                 arguments.append(data_of_constant(known).numpy())
+            elif isinstance(getattr(known, "value", None), float):
+                arguments.append(np.asarray(known.value, str(known.ty.dtype)))
             elif not isinstance(known, relax.ShapeExpr):
                 return None
         found = _folded(value, name, arguments)
