@@ -64,7 +64,7 @@ _RUN_TIMEOUT_SEC = 120.0
 _TIMING_SEC = 2.0
 # Compiling tuned functions takes longer than untuned ones: they are unrolled.
 _COMPILE_MARGIN = 2.5
-# The same for networks, without writing the weights: 6 to 9 times as long, plus what else
+# The same for networks, without writing the weights: 6 to 10 times as long, plus what else
 # the machine does.
 _TUNED_NETWORK_MARGIN = 12.0
 # Compiling untuned functions again takes the same time, plus what else the machine does,
