@@ -72,6 +72,9 @@ _SLOW_RUN_SEC = 10.0
 _LOAD_SEC = 2.0
 # Compiling tuned functions takes longer than untuned ones: they are unrolled.
 _COMPILE_MARGIN = 2.5
+# The same for networks, without writing the weights: 6 to 10 times as long, plus what else
+# the machine does.
+_TUNED_NETWORK_MARGIN = 12.0
 # Compiling untuned functions again takes the same time, plus what else the machine does,
 # plus the way to another process.
 _UNTUNED_MARGIN = 1.3
@@ -229,6 +232,7 @@ class NetworkCheck(_EndToEndCheck):
         self._before: Measurement | None = None  # untuned
         self._expected: list[Any] | None = None  # the framework's outputs
         self._original_sec = 0.0
+        self._compile_sec = 0.0  # of the untuned functions, without writing the weights
         # Kept until there is a tuned one: a run always ends with a library.
         self._untuned = context.work_dir / f"untuned{self._suffix}"
         has_file = network.original is not None and network.original.file is not None
@@ -250,6 +254,11 @@ class NetworkCheck(_EndToEndCheck):
         """Whether the model's own framework is timed, and the untuned network is not."""
         return self._has_rivals and self._expected is not None
 
+    @property
+    def reserve_sec(self) -> float:
+        """Seconds to reserve for ``measure_tuned`` if everything is tuned."""
+        return self.least_reserve_sec + _TUNED_NETWORK_MARGIN * self._compile_sec
+
     def measure_untuned(self) -> None:
         """Compile the network without tuning, and check that it was imported correctly.
 
@@ -259,6 +268,7 @@ class NetworkCheck(_EndToEndCheck):
         with context.stage("untuned"):
             start_sec = time.perf_counter()
             compiled = compile_network(self._prepared, None, context.target)
+            self._compile_sec = time.perf_counter() - start_sec
             export(compiled, self._untuned)
             self._build_sec = time.perf_counter() - start_sec
             self._set_coverage(compiled.coverage)

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy.typing as npt
 import psutil
 
-from tvm_adaptive._tvm import IRModule, Sequential, check_well_formed, relax_transform
+from tvm_adaptive._tvm import IRModule, check_well_formed
 from tvm_adaptive.errors import InvalidOptionError, WorkerTaskError, as_invalid_option, summary_line
+from tvm_adaptive.models.folding import fold
 from tvm_adaptive.models.frontend.shapes import network_of_imported
 from tvm_adaptive.models.network import Network, Original, network_of_relax
-from tvm_adaptive.models.rewrites import fold
 from tvm_adaptive.models.weights import load_module, save_module
 from tvm_adaptive.workers.pool import WorkerPool
 from tvm_adaptive.workers.scratch import ScratchFolder
@@ -189,10 +189,8 @@ def convert(form: Form, path: Path, shapes: Shapes, folder: Path, memory_bytes: 
         mod = network_of_imported(path.stem, mod, shapes, source=str(path)).mod
         with as_invalid_option(f"TVM cannot import {path}"):
             check_well_formed(mod)
-            t = relax_transform
-            # Most of it without a compiler: each bias of a convolution is a reshaped constant.
-            mod = Sequential([t.FoldConstant(), t.DeadCodeElimination()])(fold(mod))
-            save_module(mod, folder)
+            # Each bias of a convolution is a reshaped constant.
+            save_module(fold(mod), folder)
             return ""
     except (InvalidOptionError, MemoryError) as error:
         if _is_of_memory(error):
