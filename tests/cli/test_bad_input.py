@@ -42,6 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["tune", "te:GMM", *ONE_TRIAL, "--input-shape", "1x2"], "leave input shapes out"),
         (["tune", "net.onnx", *ONE_TRIAL], "net.onnx is no ONNX model"),
         (["tune", "net.json", *ONE_TRIAL], "net.json is no module"),
+        (["tune", "net.onnx", *ONE_TRIAL, "--peers", "ort,tflite"], "Unknown peer 'tflite'"),
         (["tune", "nothing.onnx", *ONE_TRIAL], "nothing.onnx cannot be read"),
         (["tune", "empty", *ONE_TRIAL], "A model of your own is a file"),
         (["tune", "no.such:factory", *ONE_TRIAL], "cannot be imported"),

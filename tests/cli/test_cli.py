@@ -18,7 +18,7 @@ from tvm_adaptive.cli.tune import exit_code
 from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.inspect import Best, ShownTask
-from tvm_adaptive.tuning.outcome import Comparison, TaskOutcome, TuneReport
+from tvm_adaptive.tuning.outcome import Comparison, PeerTiming, TaskOutcome, TuneReport
 
 
 @pytest.mark.parametrize(
@@ -129,6 +129,37 @@ def test_the_report_says_what_was_asked_for():
     json.dumps(make_report().as_fields())
 
 
+def test_the_first_line_says_whether_it_beats_what_the_user_has():
+    ours = (0.018, 0.0175, 0.0178)
+    peers = (
+        PeerTiming("ort", "ONNX Runtime 1.32.0", 2, (0.020, 0.0196, 0.0199), ours, 1, 1, True),
+        PeerTiming("openvino", "OpenVINO 2026.4", 2, (0.013, 0.0125, 0.0130), ours, 1, 1, False),
+        PeerTiming("torch", "PyTorch 2.14", 1, (0.0178,), (0.0178,), 0, 0, True),
+    )
+    comparison = Comparison(0.0199, 0.0178, 1e-6, 1e-5, True, peers[0].framework, peers)
+    lines = summary_lines(make_report(comparison=comparison))
+    assert lines[:4] == [
+        (
+            "1.12 x faster than ONNX Runtime 1.32.0 (2 threads): 17.8 ms, was 19.9 ms; "
+            "1.11 to 1.12 x in 3 rounds"
+        ),
+        (
+            "1.37 x slower than OpenVINO 2026.4 (2 threads): 17.8 ms, was 13.0 ms; "
+            "1.37 to 1.40 x in 3 rounds; its outputs differ"
+        ),
+        "as fast as PyTorch 2.14 (1 thread): 17.8 ms, was 17.8 ms; 1.00 to 1.00 x in 1 round",
+        "net on llvm",
+    ]
+    assert lines[4].startswith("outputs       agree with ONNX Runtime 1.32.0; largest difference")
+    assert not any("untuned," in line for line in lines)
+
+
+def test_the_report_says_that_the_framework_was_not_timed():
+    comparison = Comparison(math.inf, 0.01, 1e-6, 1e-5, True, "PyTorch 2.14")
+    text = "\n".join(summary_lines(make_report(comparison=comparison)))
+    assert "latency       10.000 ms tuned\noutputs       agree with PyTorch 2.14;" in text
+
+
 def test_a_task_may_be_called_what_is_markup_elsewhere(monkeypatch, capsys):
     name = "conv[/x][red]:smile:"
     task = TaskOutcome(name, 1.0, 4, 0, 0.001, played_off=True)
@@ -137,6 +168,7 @@ def test_a_task_may_be_called_what_is_markup_elsewhere(monkeypatch, capsys):
     assert name in out.getvalue()
     shown = ShownTask(name, "[/y]", 1.0, Best(0.001))
     monkeypatch.setattr("tvm_adaptive.tuning.inspect.shown_tasks", lambda work_dir: [shown])
+    monkeypatch.setattr("tvm_adaptive.tuning.inspect.shown_comparison", lambda work_dir: None)
     assert main(["show", "run"]) == 0
     assert name in (printed := capsys.readouterr().out)
     assert "[/y]" in printed
@@ -154,6 +186,8 @@ def test_the_report_says_how_to_go_on_with_tasks_that_were_not_reached():
 def test_the_report_says_what_the_budget_was_too_short_for():
     lines = summary_lines(make_report(comparison=None, shortfall="no time was left to run net.so"))
     assert "not compared: no time was left to run net.so" in lines
+    lines = summary_lines(make_report(shortfall="nothing is tuned"))
+    assert "left out      nothing is tuned" in lines
 
 
 def test_a_program_counts_from_its_start(monkeypatch):

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from tvm_adaptive.database.metaschedule import task_of, trial_of
 from tvm_adaptive.database.repair import RECORD_FILE
 from tvm_adaptive.database.verdicts import VerdictFile
 from tvm_adaptive.measure_callback.journal import Journal
+from tvm_adaptive.tuning.outcome import Comparison, PeerTiming
 
 TARGET = Target({"kind": "llvm", "num-cores": 2})
 Captured = pytest.CaptureFixture[str]
@@ -64,6 +67,25 @@ def test_the_tasks_of_a_run_are_listed(write_run: Callable[..., Path], capsys: C
     assert [row[0] for row in cells] == ["gmm", "c1d", "c2d"]
     assert cells[0][2:] == ["2", "1", "2", "no"]
     assert cells[1][2:] == ["2", "-", "-", "-"]
+
+
+def test_what_the_result_was_compared_with_is_shown(
+    write_run: Callable[..., Path], capsys: Captured
+) -> None:
+    folder = write_run("GMM")
+    keep(folder, "GMM", 3e-3)
+    peer = PeerTiming("ort", "ONNX Runtime 1", 2, (0.02, 0.03), (0.01, 0.01), 0.0, 0.0, True)
+    with closing(Journal(folder / "journal.jsonl")) as journal:
+        for framework, peers in (("", ()), ("ONNX Runtime 1", (peer,))):
+            comparison = Comparison(0.5, 0.01, 0.0, 0.0, True, framework, peers)
+            journal.write("comparison", **dataclasses.asdict(comparison))
+    assert main(["show", str(folder)]) == 0
+    text = capsys.readouterr().out
+    assert (
+        "2.50 x faster than ONNX Runtime 1 (2 threads): 10.0 ms, was 25.0 ms; 2.00 to 3.00 x"
+        in text
+    )
+    assert "untuned" not in text
 
 
 def verdict(folder: Path, name: str, seconds: float, seed: int, failure: str = "") -> None:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
-from tvm_adaptive._tvm import TuningRecord, ms, tensor
+from tvm_adaptive._tvm import Target, TuningRecord, copy_record, ms, tensor
 from tvm_adaptive.models import (
     Coverage,
     call_counts,
@@ -42,6 +44,38 @@ def test_records_of_another_preparation_are_not_found(case):
     other = compile_network(case.prepared["keep"], case.databases["prepack"], case.target)
     assert not any("conv2d" in name for name in other.coverage.tuned)
     assert outputs_agree(run_network(other, case.inputs), case.reference)
+
+
+def libraries_of(compiled):
+    """Return the level of optimisation of each kernel."""
+    names = [*compiled.coverage.tuned, *compiled.coverage.fallback]
+    found = {}
+    for library in compiled.executable.mod.imports:
+        level = json.loads(library.get_function("_get_target_string")()).get("opt-level")
+        found |= {name: level for name in names if library.implements_function(name)}
+    return found
+
+
+def test_functions_without_a_schedule_are_compiled_with_less_effort(case):
+    prepared, records = case.prepared["NHWC"], case.databases["NHWC"]
+    database = ms.database.MemoryDatabase()
+    for record in records.get_all_tuning_records()[::2]:
+        copy_record(record, database)
+    compiled = compile_network(prepared, database, case.target)
+    coverage = compiled.coverage
+    assert coverage.tuned
+    assert coverage.fallback
+    expected = dict.fromkeys(coverage.tuned, None) | dict.fromkeys(coverage.fallback, 2)
+    assert libraries_of(compiled) == expected
+    assert set(libraries_of(case.tuned["NHWC"]).values()) == {None}
+    assert set(libraries_of(case.untuned["NHWC"]).values()) == {2}
+    assert outputs_agree(run_network(compiled, case.inputs), case.reference)
+
+
+def test_the_effort_that_a_target_names_stays(case):
+    target = Target({**case.target.export(), "opt-level": 1})
+    compiled = compile_network(case.prepared["NHWC"], None, target)
+    assert set(libraries_of(compiled).values()) == {1}
 
 
 def database_of(task, trace, target, run_secs):

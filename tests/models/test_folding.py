@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from tvm import tirx
+from tvm.ir.instrument import pass_instrument
 
-from tvm_adaptive._tvm import IRModule, relax, structural_hash, tensor
-from tvm_adaptive.models.rewrites import fold
+from tvm_adaptive._tvm import IRModule, PassContext, data_of_constant, relax, tensor
+from tvm_adaptive.models.folding import fold
 
 RNG = np.random.default_rng(0)
 A = RNG.standard_normal((4, 6)).astype("float32")
@@ -25,6 +30,7 @@ CASES = {
     "divide": OP.divide,
     "sqrt": lambda a, _: OP.sqrt(OP.multiply(a, a)),
     "negative": lambda a, _: OP.negative(a),
+    "add of a number": lambda a, _: OP.add(a, tirx.FloatImm("float32", 1e-5)),
 }
 
 
@@ -45,10 +51,26 @@ def result_of(mod: IRModule) -> Any:
     return (value.value if hasattr(value, "value") else value.data).numpy()
 
 
+@contextlib.contextmanager
+def counting() -> Iterator[Counter[str]]:
+    """Count the passes that run inside."""
+    found: Counter[str] = Counter()
+
+    @pass_instrument
+    class Count:
+        def run_before_pass(self, _mod: Any, info: Any) -> None:
+            found[str(info.name)] += 1
+
+    with PassContext(instruments=[Count()]):
+        yield found
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_result_is_that_of_the_compiled_operation(name: str) -> None:
     mod = module_of(CASES[name], A, B)
-    folded = fold(mod)
+    with counting() as passes:
+        folded = fold(mod)
+    assert passes["FoldConstant"] == 0
     assert "R." + name.split(maxsplit=1)[0] not in folded["main"].script()
     found = result_of(folded)
     expected = result_of(relax.transform.FoldConstant()(relax.transform.LegalizeOps()(mod)))
@@ -56,16 +78,60 @@ def test_the_result_is_that_of_the_compiled_operation(name: str) -> None:
     np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize(
-    ("make", "constants"),
-    [
-        (lambda a, _: OP.exp(a), (A, B)),  # not the same to the last bit
-        (OP.divide, (A.astype("int32"), np.ones_like(B, dtype="int32"))),
-    ],
-)
-def test_what_rounds_otherwise_is_left_to_the_compiler(make: Any, constants: Any) -> None:
+COMPILED = {
+    "exp": (OP.exp, (A,)),  # not the same to the last bit
+    "divide": (OP.divide, (A.astype("int32"), np.ones_like(B, dtype="int32"))),
+    "strided_slice": (lambda a: OP.strided_slice(a, [1], [1], [4]), (A,)),
+    "concat": (lambda a, b: OP.concat([a, OP.add(a, b)], axis=0), (A, B)),
+    "zeros": (lambda a: OP.add(a, OP.exp(OP.zeros((4, 6), "float32"))), (A,)),
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_what_numpy_computes_otherwise_is_compiled(name: str) -> None:
+    make, constants = COMPILED[name]
     mod = module_of(make, *constants)
-    assert structural_hash(fold(mod)) == structural_hash(mod)
+    with counting() as passes:
+        folded = fold(mod)
+    assert passes["FoldConstant"] == 1
+    assert "R." + name not in folded["main"].script()
+    expected = result_of(relax.transform.FoldConstant()(relax.transform.LegalizeOps()(mod)))
+    np.testing.assert_array_equal(result_of(folded), expected)
+
+
+def test_fields_of_a_constant_tuple_are_constants() -> None:
+    builder = relax.BlockBuilder()
+    with builder.function("main", []):
+        with builder.dataflow():
+            parts = builder.emit(OP.split(relax.const(tensor(A)), 2, axis=1))
+            fields = [builder.emit(relax.TupleGetItem(parts, place)) for place in (0, 1)]
+            result = builder.emit_output(OP.add(*fields))
+        builder.emit_func_output(result)
+    np.testing.assert_array_equal(result_of(fold(builder.get())), A[:, :3] + A[:, 3:])
+
+
+def test_what_is_large_and_cheap_is_computed_at_every_inference() -> None:
+    # As in TVM: the zeros would be part of the library.
+    folded = fold(module_of(lambda a: OP.add(OP.zeros((512, 6), "float32"), OP.exp(a)), B))
+    script = folded["main"].script()
+    assert "R.zeros" in script
+    assert "R.exp" not in script
+
+
+def test_operations_on_inputs_are_not_lowered_to_find_those_on_constants() -> None:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((4, 6), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            bias = builder.emit(OP.add(relax.const(tensor(A)), relax.const(tensor(B))))
+            result = builder.emit_output(OP.add(x, bias))
+        builder.emit_func_output(result)
+    mod = builder.get()
+    with counting() as passes:
+        folded = fold(mod)
+    assert passes["FoldConstant"] == 0
+    (binding,) = folded["main"].body.blocks[0].bindings
+    np.testing.assert_array_equal(data_of_constant(binding.value.args[1]).numpy(), A + B)
 
 
 def test_what_depends_on_an_input_stays() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -14,6 +15,7 @@ import pytest
 from tests.report.conftest import HOSTILE
 from tvm_adaptive import TuneConfig, tune
 from tvm_adaptive.cli import main
+from tvm_adaptive.errors import JournalError
 from tvm_adaptive.measure_callback.journal import Journal
 from tvm_adaptive.report import read_run, write_report
 from tvm_adaptive.report.charts import (
@@ -27,6 +29,7 @@ from tvm_adaptive.report.charts import (
 )
 from tvm_adaptive.report.page import page
 from tvm_adaptive.tuning.config import FinishConfig, SearchConfig
+from tvm_adaptive.tuning.outcome import Comparison, PeerTiming
 
 plotly = pytest.importorskip("plotly")
 WriteRun = Callable[..., Path]
@@ -64,6 +67,41 @@ def test_bands_hold_what_is_known_and_go_on_from_there(write_run: WriteRun) -> N
 def test_seconds_of_stages_add_up(write_run: WriteRun) -> None:
     chart = stages_chart([read_run(write_run())])
     assert sum(trace["x"][0] for trace in chart.data) == pytest.approx(22.0)
+
+
+def test_the_rounds_of_frameworks_are_listed(write_run: WriteRun) -> None:
+    folder = write_run()
+    before = page([read_run(folder)])
+    assert "125.0 times faster" in before
+    assert 'id="peers"' not in before
+    peer = PeerTiming("ort", f"ORT {HOSTILE}", 2, (0.02, 0.03), (0.01, 0.01), 0.0, 0.0, True)
+    with closing(Journal(folder / "journal.jsonl")) as journal:
+        comparison = Comparison(0.025, 0.01, 0.0, 0.0, True, peer.framework, (peer,))
+        journal.write("comparison", **dataclasses.asdict(comparison))
+    text = page([read_run(folder)])
+    assert "2.50 x faster than ORT &lt;/script&gt;" in text
+    assert "125.0 times faster" not in text
+    assert "<td class=n>30</td><td class=n>10</td><td class=n>3</td>" in text
+    assert HOSTILE not in text[text.index("<body>") :]
+
+
+@pytest.mark.parametrize(
+    ("secs", "tuned_secs", "text"),
+    [
+        ((0.02, 0.03), (0.01,), "other rounds than the library"),
+        ((), (), "no rounds"),
+        ((0.02,), (0.0,), "took no time"),
+    ],
+)
+def test_rounds_that_cannot_be_are_damage(
+    write_run: WriteRun, secs: tuple[float, ...], tuned_secs: tuple[float, ...], text: str
+) -> None:
+    folder = write_run()
+    peer = PeerTiming("ort", "ORT", 2, secs, tuned_secs, 0.0, 0.0, True)
+    with closing(Journal(folder / "journal.jsonl")) as journal:
+        journal.write("comparison", before_sec=1.0, after_sec=1.0, agree=True, peers=[vars(peer)])
+    with pytest.raises(JournalError, match=text):
+        read_run(folder)
 
 
 def test_nothing_of_a_journal_becomes_markup(write_run: WriteRun) -> None:

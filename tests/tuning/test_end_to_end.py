@@ -21,10 +21,12 @@ from tvm_adaptive._tvm import te_workload as operator
 from tvm_adaptive.errors import OUT_OF_TIME, OutOfTimeError
 from tvm_adaptive.measure_callback import read_journal
 from tvm_adaptive.models import Network, extract, prepare, run_exported, transformer
-from tvm_adaptive.tuning import end_to_end
+from tvm_adaptive.models.frontend import load
+from tvm_adaptive.tuning import end_to_end, peers
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.config import DEFAULT
 from tvm_adaptive.tuning.end_to_end import NetworkCheck, OperatorCheck
+from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.session import RunOptions, Session, open_session
 
 # Workers cannot import this file.
@@ -50,15 +52,20 @@ def die(*_args: Any) -> None:
 
 
 @contextlib.contextmanager
-def session_in(folder: Path, budget: Budget) -> Iterator[Session]:
+def session_in(
+    folder: Path,
+    budget: Budget,
+    observer: Notes | None = None,
+    peer_list: str = "",
+) -> Iterator[Session]:
     options = RunOptions(
         what="net",
         work_dir=folder,
         budget_sec=budget.seconds,
         trials=1,
         seed=0,
-        config=DEFAULT.replace(store="none"),
-        observer=Notes(),
+        config=DEFAULT.replace(store="none", peers=peer_list),
+        observer=observer or Notes(),
     )
     with open_session(options, budget=budget) as session:
         yield session
@@ -231,3 +238,82 @@ def test_a_function_that_cannot_be_compiled_any_more_costs_the_comparison(
     assert (check.n_tuned, check.libraries) == (0, {})
     assert check.coverage == "0 of 1 functions tuned"
     assert "the linker found no room" in check.failure
+
+
+def onnx_network(folder: Path) -> Network:
+    """Return a small ONNX model."""
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    make, kind = onnx.helper, onnx.TensorProto.FLOAT
+    weight = np.random.default_rng(0).standard_normal((64, 32)).astype("float32")
+    nodes = [make.make_node("MatMul", ["x", "w"], ["z"]), make.make_node("Relu", ["z"], ["y"])]
+    ends = [
+        [make.make_tensor_value_info(name, kind, shape)]
+        for name, shape in (("x", [16, 64]), ("y", [16, 32]))
+    ]
+    weights = [onnx.numpy_helper.from_array(weight, "w")]
+    graph = make.make_graph(nodes, "net", *ends, weights)
+    model = make.make_model(graph, opset_imports=[make.make_opsetid("", 17)])
+    model.ir_version = 9
+    onnx.save(model, str(folder / "net.onnx"))
+    found = load(str(folder / "net.onnx"))
+    assert isinstance(found, Network)
+    return found
+
+
+@pytest.mark.parametrize(
+    "case", ["quick", *(pytest.param(c, marks=pytest.mark.slow) for c in ("slow", "compiler-dies"))]
+)
+def test_an_imported_network_is_compared_with_its_framework(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    network = onnx_network(tmp_path)
+    monkeypatch.setattr(peers, "_ROUNDS", 3)
+    if case == "slow":
+        monkeypatch.setattr(end_to_end, "_SLOW_RUN_SEC", 1.0)
+        monkeypatch.setattr(end_to_end, "try_exported", hang)
+        monkeypatch.setattr(end_to_end, "functools", Unbound)
+    observer = Notes()
+    with session_in(tmp_path / "run", Budget(1000.0, Clock()), observer) as session:
+        prepared, database = tuned(network, session)
+        with NetworkCheck(session, network, prepared) as check:
+            check.measure_untuned()
+            if case == "compiler-dies":
+                monkeypatch.setattr(end_to_end, "export_module", die)
+            comparison = check.measure_tuned(database)
+    assert comparison is not None
+    assert check.n_tuned == (case != "compiler-dies")
+    (timing,) = comparison.peers
+    assert comparison.agree
+    assert timing.agree
+    assert comparison.framework == timing.framework
+    assert comparison.framework.startswith("ONNX Runtime ")
+    assert comparison.before_sec == sorted(timing.secs)[1]
+    assert comparison.after_sec == sorted(timing.tuned_secs)[1]
+    events = {event["event"]: event for event in read_journal(tmp_path / "run" / "journal.jsonl")}
+    assert Comparison.from_fields(events["comparison"]) == comparison
+    assert "untuned" not in events  # it was no reference
+    is_slow = case == "slow"
+    assert ("original" in events) != is_slow
+    assert any("are first compared with ONNX Runtime" in note for note in observer.notes) == is_slow
+    assert check.shortfall == ""
+
+
+def test_an_untuned_network_that_nobody_would_run_is_no_reference(
+    tmp_path: Path, network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(end_to_end, "_SLOW_RUN_SEC", 1.0)
+    monkeypatch.setattr(end_to_end, "try_exported", hang)
+    monkeypatch.setattr(end_to_end, "functools", Unbound)
+    observer = Notes()
+    with session_in(tmp_path, Budget(1000.0, Clock()), observer, "torch") as session:
+        prepared, database = tuned(network, session)
+        with NetworkCheck(session, network, prepared) as check:
+            check.measure_untuned()
+            assert check.measure_tuned(database) is None
+    assert check.shortfall == (
+        "untuned, an inference takes more than 1 s, and no other reference is there"
+    )
+    assert check.library is not None
+    assert check.library.is_file()
+    assert observer.notes[0].startswith("peers are left out")

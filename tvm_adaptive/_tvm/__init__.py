@@ -351,34 +351,39 @@ def buffer_of(region: Any) -> Any:
     return region.source if hasattr(region, "source") else region.buffer
 
 
+def is_scheduled(function: Any) -> bool:
+    """Say whether a function has a schedule from a database."""
+    return bool(function.attrs and function.attrs.get("tirx.is_scheduled"))
+
+
+def build_network(mod: IRModule, target: Target, untuned: Target) -> Any:
+    """Compile a lowered network, functions without a schedule for a target of their own.
+
+    These are compiled without checks of their arguments, which take half of the time: the
+    network checks its inputs itself.
+    """
+    from tvm.relax import vm_build
+
+    builder = relax.ExecBuilder()
+    left = vm_build._vmcodegen(builder, mod, "bytecode")
+    together = untuned.same_as(target)
+    tuned, others = (
+        IRModule(
+            {v: f for v, f in _tensor_functions(left) if (together or is_scheduled(f)) is each}
+        )
+        for each in (True, False)
+    )
+    with PassContext(opt_level=3, config={"tirx.disable_assert": True}):
+        if not tuned.functions:
+            return vm_build._vmlink(builder, untuned, others)
+        libraries = [tirx.build(others, target=untuned)] if others.functions else []
+    return vm_build._vmlink(builder, target, tuned, ext_libs=libraries)
+
+
 def check_well_formed(mod: IRModule) -> None:
     """Raise unless a Relax module is well-formed."""
     if relax.analysis.well_formed(mod) is False:  # TVM 0.27 raises by itself
         raise ValueError("the module is not well-formed")
-
-
-def fold_calls(mod: IRModule, value_of: Callable[[Any, str, list[Any]], Any | None]) -> IRModule:
-    """Replace calls of operators in ``main`` whose arguments are constants."""
-    constant_type = type(relax.const(0.0))
-
-    @relax.expr_functor.mutator
-    class Fold(relax.PyExprMutator):  # type: ignore[misc]
-        def visit_call_(self, call: Any) -> Any:
-            call = self.visit_expr_post_order(call)
-            values = []
-            for argument in call.args:
-                bound = argument
-                if isinstance(argument, relax.Var):
-                    bound = self.lookup_binding(argument)
-                if isinstance(bound, constant_type):
-                    values.append(data_of_constant(bound).numpy())
-                elif not isinstance(bound, relax.ShapeExpr):
-                    return call
-            value = value_of(call, str(getattr(call.op, "name", "")), values) if values else None
-            return call if value is None else relax.const(tensor(value))
-
-    folded = Fold(mod).visit_expr(mod["main"])
-    return IRModule({**dict(mod.functions), mod.get_global_var("main"): folded}, attrs=mod.attrs)
 
 
 def memory_database() -> Database:

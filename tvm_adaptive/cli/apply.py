@@ -11,8 +11,8 @@ from tvm_adaptive.cli.arguments import WHAT_HELP, add_farm_options, add_model_op
 from tvm_adaptive.cli.codes import EXIT_BAD_RESULT, EXIT_OK
 from tvm_adaptive.cli.console import PlainConsole, unless_closed
 from tvm_adaptive.cli.display import Display
-from tvm_adaptive.cli.summary import comparison_lines
 from tvm_adaptive.models.frontend import slug
+from tvm_adaptive.report.comparison import comparison_lines, peer_lines
 from tvm_adaptive.tuning.config import DEFAULT
 
 
@@ -37,9 +37,11 @@ def run(options: argparse.Namespace) -> int:
     lines = [f"{applied.what} on {applied.target}"]
     if applied.comparison is None:
         lines.append(
-            f"the library, or the untuned one, could not be run; see {applied.out_dir / APPLY_FILE}"
+            "the library, or what it is compared with, could not be run; see "
+            f"{applied.out_dir / APPLY_FILE}"
         )
     else:
+        lines = peer_lines(applied.comparison.peers) + lines
         lines += comparison_lines(applied.comparison)
     lines.append(f"coverage      {applied.coverage}")
     lines.append(f"library       {applied.library}")

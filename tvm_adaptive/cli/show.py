@@ -13,11 +13,12 @@ from rich.text import Text
 
 from tvm_adaptive.cli.codes import EXIT_OK
 from tvm_adaptive.cli.console import PlainConsole
+from tvm_adaptive.report.comparison import comparison_lines, peer_lines
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the tasks of a run, or the best schedule of one of them."""
-    from tvm_adaptive.tuning.inspect import best_schedule, shown_tasks
+    from tvm_adaptive.tuning.inspect import best_schedule, shown_comparison, shown_tasks
 
     if options.task is not None or options.trace:
         script, trace = best_schedule(options.work_dir, options.task)
@@ -35,7 +36,12 @@ def run(options: argparse.Namespace) -> int:
             f"{task.weight * best.seconds * 1e3:.4g}" if known else "-",
             ("yes" if best.is_checked else "no") if known else "-",
         )
-    PlainConsole(file=sys.stdout).print(table)
+    console = PlainConsole(file=sys.stdout)
+    console.print(table)
+    comparison = shown_comparison(options.work_dir)
+    if comparison is not None:
+        for line in peer_lines(comparison.peers) + comparison_lines(comparison):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
     return EXIT_OK
 
 

@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tvm_adaptive.tuning.outcome import Comparison, TuneReport
+from tvm_adaptive.report.comparison import comparison_lines, peer_lines
+from tvm_adaptive.tuning.outcome import TuneReport
 
 _MAX_ERRORS = 3
 
@@ -24,7 +25,11 @@ def summary_lines(report: TuneReport) -> list[str]:
     """Return the report below the table of tasks, line by line."""
     lines = [f"{report.what} on {report.target}"]
     if report.comparison is not None:
+        # What the user asks first: does it beat what they have?
+        lines = peer_lines(report.comparison.peers) + lines
         lines += comparison_lines(report.comparison)
+        if report.shortfall:
+            lines.append(f"left out      {report.shortfall}")
     elif report.interrupted:
         lines.append(
             "interrupted: all results are kept; tasks that were not checked stay untuned "
@@ -52,18 +57,6 @@ def summary_lines(report: TuneReport) -> list[str]:
     if report.library is not None:
         lines.append(f"library       {report.library}")
     return lines
-
-
-def comparison_lines(comparison: Comparison) -> list[str]:
-    """Return two lines: latency, and equality of outputs."""
-    ratio = comparison.before_sec / comparison.after_sec
-    verdict = "agree" if comparison.agree else "DISAGREE: do not use this result"
-    before, after = comparison.before_sec * 1e3, comparison.after_sec * 1e3
-    apart = f"{comparison.max_abs:.2g} absolute, {comparison.max_rel:.2g} relative"
-    return [
-        f"latency       {before:.3f} ms untuned, {after:.3f} ms tuned, {ratio:.1f} x faster",
-        f"outputs       {verdict}; largest difference {apart}",
-    ]
 
 
 def _task_table(report: TuneReport) -> Table:

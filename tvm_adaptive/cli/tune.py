@@ -37,10 +37,10 @@ _PLATEAU_SLOTS = 40
 _NEW_RUN_OPTIONS = (
     *("what", "work_dir", "target", "seed", "preset", "config", "layout", "prepack"),
     *("vector_math", "input_shape", "inputs", "until_plateau", *registry.PARTS),
-    *("devices", "tracker", "tracker_key", "lanes", "ray"),
+    *("devices", "tracker", "tracker_key", "lanes", "ray", "peers"),
 )
 # Options of the same name in the configuration.
-_CONFIG_OPTIONS = (*registry.PARTS, "layout", "prepack", "vector_math", "store")
+_CONFIG_OPTIONS = (*registry.PARTS, "layout", "prepack", "vector_math", "store", "peers")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -223,6 +223,12 @@ def _add_parts(tune: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="where records are kept and found again: a path, a URL, env:NAME for a URL in "
         "an environment variable, or none (default: a file below your home directory)",
+    )
+    tune.add_argument(
+        "--peers",
+        metavar="LIST",
+        help="frameworks to time beside the result, besides the model's own: ort, openvino, "
+        "torch, with commas between",
     )
     tune.add_argument("-q", "--quiet", action="store_true", help="print the result only")
     tune.add_argument("-v", "--verbose", action="store_true", help="log what happens inside")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,9 @@ class Original:
     # from the inputs, in the order of ``main``, to the outputs
     run: Callable[[Sequence[npt.NDArray[Any]]], list[npt.NDArray[Any]]]
     end: Callable[[], None] | None = None  # ends the process that runs it
+    # A file with the model, which may be written to the given folder; None if there is none.
+    file: Callable[[Path], Path] | None = None
+    memory_bytes: int | None = None  # that a process may allocate which opens the file
 
     def close(self) -> None:
         """Release what :attr:`run` uses; a later call of it takes longer."""

@@ -25,9 +25,9 @@ from tvm_adaptive._tvm import (
     relax_transform,
 )
 from tvm_adaptive.errors import InvalidOptionError, check_choices, summary_line
+from tvm_adaptive.models.folding import fold
 from tvm_adaptive.models.network import Network
 from tvm_adaptive.models.rewrites import (
-    fold,
     split_clips,
     transposed_legalizations,
     vector_legalizations,
@@ -133,7 +133,6 @@ def _lower(
 ) -> IRModule:
     t = relax_transform
     legalizations = transposed_legalizations() | (vector_legalizations() if vector_math else {})
-    clean = [t.FoldConstant(), t.DeadCodeElimination()]
     decompose = [t.FoldBatchnormToConv2D(), t.DecomposeOpsForInference(), t.CanonicalizeBindings()]
     convert = [t.ConvertLayout(_CHANNELS_LAST), t.Normalize(), t.CanonicalizeBindings()]
     lower = [
@@ -141,7 +140,8 @@ def _lower(
         relax_backend.DispatchSortScan(),
         t.LegalizeOps(legalizations),
         t.AnnotateTIROpPattern(),
-        *clean,
+        t.FoldConstant(),  # what took several steps
+        t.DeadCodeElimination(),
         t.FuseOps(),
         t.FuseTIR(),
     ]
@@ -151,7 +151,7 @@ def _lower(
         mod = split_clips(mod)
     with target, PassContext(opt_level=3):
         # ConvertLayout ends the process when a weight is still an expression.
-        mod = Sequential(clean)(fold(Sequential(decompose)(mod)))
+        mod = fold(Sequential(decompose)(mod))
         if layout == "NHWC":
             mod = fold(Sequential(convert)(mod))
         return Sequential(lower)(mod)

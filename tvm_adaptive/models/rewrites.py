@@ -1,4 +1,4 @@
-"""Rewrites of a network before it is lowered: constants, clips and vector functions."""
+"""Rewrites of a network before it is lowered: clips, vector functions, convolutions."""
 
 from __future__ import annotations
 
@@ -6,57 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from tvm_adaptive._tvm import IRModule, fold_calls, relax, relax_patterns, te, topi
+from tvm_adaptive._tvm import IRModule, relax, relax_patterns, te, topi
 from tvm_adaptive.errors import InvalidOptionError
-
-Array = npt.NDArray[Any]
-
-
-def fold(mod: IRModule) -> IRModule:
-    """Replace cheap operations on constants by their results, without a compiler.
-
-    TVM's ``FoldConstant`` compiles a function for each of them, in some fifty milliseconds.
-    A network of a hundred layers has hundreds: folded batch normalisations, transposed weights.
-    """
-    return fold_calls(mod, _folded)
-
-
-def _ints(values: Any) -> Any:
-    return None if values is None else tuple(int(value) for value in values)
-
-
-# Each gives TVM's result to the last bit: single operations of IEEE arithmetic, and moves of
-# elements. Other operations, and arithmetic on integers, are left to TVM.
-_MOVES: dict[str, Callable[[Any, Array], Array]] = {
-    "relax.permute_dims": lambda call, x: np.transpose(x, _ints(call.attrs.axes)),
-    # The inferred shape: the requested one may hold a -1.
-    "relax.reshape": lambda call, x: x.reshape(_ints(call.ty.shape)),
-    "relax.expand_dims": lambda call, x: np.expand_dims(x, _ints(call.attrs.axis)),
-    "relax.squeeze": lambda call, x: np.squeeze(x, _ints(call.attrs.axis)),
-}
-_ARITHMETIC: dict[str, Callable[..., Array]] = {
-    "relax.add": np.add,
-    "relax.subtract": np.subtract,
-    "relax.multiply": np.multiply,
-    "relax.divide": np.divide,
-    "relax.sqrt": np.sqrt,
-    "relax.negative": np.negative,
-}
-_FLOATS = {"float32", "float64"}
-
-
-def _folded(call: Any, name: str, arguments: list[Array]) -> Array | None:
-    """Return what a call computes; None where that is left to TVM."""
-    if name in _MOVES and len(arguments) == 1:
-        return np.asarray(_MOVES[name](call, arguments[0]), order="C")
-    types = {str(argument.dtype) for argument in arguments}
-    if name in _ARITHMETIC and len(types) == 1 and types <= _FLOATS:
-        with np.errstate(all="ignore"):  # TVM reports no overflows either
-            return np.asarray(_ARITHMETIC[name](*arguments), arguments[0].dtype)
-    return None
 
 
 def split_clips(mod: IRModule) -> IRModule:
@@ -190,6 +141,10 @@ def _conv2d_transpose_nhwc(
         return te.sum(value * kernel[mirrored[0], mirrored[1], channel, out], axis=[rh, rw, rc])
 
     return te.compute((n, height, width, c_out * groups), element, name="conv2d_transpose_nhwc")
+
+
+def _ints(values: Any) -> tuple[int, ...]:
+    return tuple(int(value) for value in values)
 
 
 def _for_float32(

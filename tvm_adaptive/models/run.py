@@ -22,7 +22,7 @@ from tvm_adaptive.workers import device_session
 Array = npt.NDArray[Any]
 
 # Below this, reading the clock and starting the threads would be part of the result.
-_NETWORK_REPEAT_MS = 50
+NETWORK_REPEAT_MS = 50
 # One call of a function's timer lasts at least this long, so that reading the clock is free.
 _FUNCTION_REPEAT_MS = 20
 # A function that takes this long is timed once.
@@ -60,6 +60,14 @@ def try_exported(
     if first_sec >= min_seconds and not device_session.is_elsewhere():
         return outputs, first_sec
     return outputs, _time(executable, inputs, device_kind, min_seconds)
+
+
+def time_exported(
+    path: str | os.PathLike[str], inputs: Sequence[Array], device_kind: str, min_seconds: float
+) -> float:
+    """Time an exported network, in seconds per inference."""
+    executable = device_session.load_once(os.fspath(path))
+    return _time(executable, inputs, device_kind, min_seconds)
 
 
 def try_function(
@@ -103,12 +111,12 @@ def _time(executable: Any, inputs: Sequence[Array], device_kind: str, min_second
 
     def median_sec(repeats: int) -> float:
         timer = machine.time_evaluator(
-            _TIMED, where, number=1, repeat=repeats, min_repeat_ms=_NETWORK_REPEAT_MS
+            _TIMED, where, number=1, repeat=repeats, min_repeat_ms=NETWORK_REPEAT_MS
         )
         return float(np.median(timer().results))
 
     first_sec = median_sec(1)
     if first_sec >= min_seconds:
         return first_sec
-    repeat_sec = max(first_sec, _NETWORK_REPEAT_MS / 1e3)
+    repeat_sec = max(first_sec, NETWORK_REPEAT_MS / 1e3)
     return median_sec(max(_REPEATS, math.ceil(min_seconds / repeat_sec)))

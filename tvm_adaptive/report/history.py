@@ -13,6 +13,7 @@ from typing import Any
 
 from tvm_adaptive.measure_callback.history import History, TaskHistory
 from tvm_adaptive.measure_callback.journal import follow
+from tvm_adaptive.tuning.outcome import PeerTiming
 from tvm_adaptive.tuning.session import journal_of
 
 Event = dict[str, Any]
@@ -65,6 +66,7 @@ class RunHistory(History):
     n_tasks: int = 0  # 0 until the search begins
     untuned_sec: float | None = None  # latency without tuning
     comparison: Event | None = None
+    peers: tuple[PeerTiming, ...] = ()
     last_report: Event | None = None  # also of an earlier or interrupted attempt
     state: str = _RUNNING  # or ``"finished"``, or ``"interrupted"``
     _open: dict[str, Event] = dataclasses.field(default_factory=dict)  # slots by task
@@ -158,6 +160,7 @@ class RunHistory(History):
 
     def _add_comparison(self, event: Event) -> None:
         self.comparison = event
+        self.peers = tuple(PeerTiming.from_fields(peer) for peer in event.get("peers") or ())
 
     def _add_report(self, event: Event) -> None:
         self.last_report = event

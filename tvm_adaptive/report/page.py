@@ -17,6 +17,7 @@ from pathlib import Path
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import finite
 from tvm_adaptive.report import charts
+from tvm_adaptive.report.comparison import peer_lines
 from tvm_adaptive.report.history import RunHistory
 
 _STYLE = """
@@ -90,6 +91,7 @@ def page(histories: Sequence[RunHistory]) -> str:
     ]
     sections = [_section(chart) for chart in drawn if chart.is_drawable]
     sections.insert(1, _tasks(first))
+    sections.insert(1, _peers(first))
     sections += [_devices(first), _failures(first)]
     body = "\n".join([_head(first), _runs(histories), *sections])
     return (
@@ -128,11 +130,14 @@ def _head(history: RunHistory) -> str:
     words = [f"{history.state}, {history.n_trials} trials in {history.spent_sec:.0f} s"]
     comparison = history.comparison
     if comparison is not None:
-        before_ms, after_ms = 1e3 * comparison["before_sec"], 1e3 * comparison["after_sec"]
-        words.append(
-            f"{before_ms:.4g} ms untuned, {after_ms:.4g} ms tuned: "
-            f"{before_ms / after_ms:.1f} times faster"
-        )
+        before_sec, after_ms = comparison["before_sec"], 1e3 * comparison["after_sec"]
+        if history.peers or before_sec is None:  # None: its framework could not be timed
+            words += [f"{after_ms:.4g} ms tuned", *peer_lines(history.peers)]
+        else:
+            words.append(
+                f"{1e3 * before_sec:.4g} ms untuned, {after_ms:.4g} ms tuned: "
+                f"{1e3 * before_sec / after_ms:.1f} times faster"
+            )
         words.append("outputs agree" if comparison["agree"] else "OUTPUTS DISAGREE")
     elif history.curve:
         words.append(f"{history.curve[-1][1]:.4g} ms, sum of tasks")
@@ -154,6 +159,20 @@ def _runs(histories: Sequence[RunHistory]) -> str:
         rows.append([history.name, history.state, *counts, _number(last_ms), _number(after_ms)])
     head = ["run", "state", "trials", "seconds", "sum of tasks, ms", "network, ms"]
     return _table(head, rows, n_text=2)
+
+
+def _peers(history: RunHistory) -> str:
+    """Return the rounds in which frameworks and the tuned library took turns, if any."""
+    if not history.peers:
+        return ""
+    rows = []
+    for peer in history.peers:
+        for number, (theirs, ours) in enumerate(zip(peer.secs, peer.tuned_secs, strict=True), 1):
+            numbers = map(_number, (1e3 * theirs, 1e3 * ours, theirs / ours))
+            rows.append([peer.framework, str(number), *numbers])
+    head = ["framework", "round", "its latency, ms", "tuned, ms", "ratio"]
+    caption = '<p class="caption">Latency in turns; above 1 the tuned network is faster.</p>'
+    return f'<h2 id="peers">Frameworks</h2>\n{caption}\n' + _table(head, rows, n_text=1)
 
 
 def _tasks(history: RunHistory) -> str:

@@ -249,6 +249,9 @@ class TuneConfig:
         is a file below the home directory, ``"none"`` keeps and recalls nothing, anything
         else is a path or a database's URL; ``"env:NAME"`` takes the URL, which may hold a
         password, from an environment variable.
+    peers : str, default ""
+        Frameworks that are timed beside the tuned network, besides the model's own, with
+        commas between: ``"ort"``, ``"openvino"``, ``"torch"``.
     """
 
     cost_model: str = "rfei"
@@ -265,6 +268,7 @@ class TuneConfig:
     prepack: bool | None = None
     vector_math: bool | None = None
     store: str = "user"
+    peers: str = ""
 
     @property
     def preparation(self) -> dict[str, Any]:

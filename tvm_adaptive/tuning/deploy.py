@@ -13,7 +13,7 @@ from typing import Any
 from tvm_adaptive._tvm import FFI_VERSION, TVM_VERSION, ExtractedTask, args_info_of
 from tvm_adaptive.database.location import open_store
 from tvm_adaptive.errors import InvalidOptionError, WorkerError, check_choices
-from tvm_adaptive.measure_callback.journal import JOURNAL_FILE
+from tvm_adaptive.measure_callback.journal import JOURNAL_FILE, finite
 from tvm_adaptive.models import Network, TIRWorkload
 from tvm_adaptive.models.compile import device_kind
 from tvm_adaptive.models.frontend import Sample, load
@@ -244,4 +244,4 @@ def _write_summary(applied: Applied) -> None:
         "tvm_ffi": FFI_VERSION,
     }
     path = applied.out_dir / SUMMARY_FILE
-    path.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(finite(fields), indent=2) + "\n", encoding="utf-8")

@@ -1,6 +1,8 @@
-"""The end-to-end check: compare the tuned model with the untuned one, in latency and outputs.
+"""The end-to-end check: compare the tuned model, in latency and outputs.
 
-Both run in worker processes, so that a crash or a hang of either does not end the run.
+It is compared with the framework that the model comes from, or, where there is none, with the
+untuned model. All of them run in worker processes, so that a crash or a hang of one does not
+end the run.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import dataclasses
 import functools
 import math
 import os
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -34,6 +37,7 @@ from tvm_adaptive.models import (
     largest_difference,
     outputs_agree,
     prepare,
+    run_exported,
     try_exported,
 )
 from tvm_adaptive.models.compile import (
@@ -43,11 +47,13 @@ from tvm_adaptive.models.compile import (
     schedule_network,
     schedule_tir,
 )
+from tvm_adaptive.models.frontend import peer_names
 from tvm_adaptive.models.network import Original
-from tvm_adaptive.models.run import try_function
+from tvm_adaptive.models.run import time_exported, try_function
 from tvm_adaptive.models.weights import save_module
 from tvm_adaptive.runner.rpc.leased_worker import LeasingPool
 from tvm_adaptive.tuning.outcome import Comparison
+from tvm_adaptive.tuning.peers import Rivals, agree_with_framework, rivals_reserve_sec
 from tvm_adaptive.tuning.session import RunContext
 from tvm_adaptive.tuning.target import n_cores_of
 from tvm_adaptive.workers.cores import thread_env
@@ -60,24 +66,26 @@ if TYPE_CHECKING:  # in typing from Python 3.11 on
 
 # Untuned networks are slow: a few inferences of ten seconds each have to fit.
 _RUN_TIMEOUT_SEC = 120.0
-# For the tuned network; the untuned one only puts it in proportion.
-_TIMING_SEC = 2.0
+# Nobody runs an untuned network that takes longer; with loading it.
+_SLOW_RUN_SEC = 10.0
+# Load the tuned network and run it once.
+_LOAD_SEC = 2.0
 # Compiling tuned functions takes longer than untuned ones: they are unrolled.
 _COMPILE_MARGIN = 2.5
+# The same for networks, without writing the weights: 6 to 10 times as long, plus what else
+# the machine does.
+_TUNED_NETWORK_MARGIN = 12.0
 # Compiling untuned functions again takes the same time, plus what else the machine does,
 # plus the way to another process.
 _UNTUNED_MARGIN = 1.3
 # The share of the remaining budget that may go into timing untuned code: the rest is for
 # the search and for what follows it.
 _UNTUNED_SHARE = 0.2
+# The same where its own framework is the reference, and the untuned network only shows early
+# that the import is right.
+_IMPORT_CHECK_SHARE = 0.1
 # With less, starting a worker and loading a library would be cut short as often as not.
 _LEAST_RUN_SEC = 1.0
-# The share of the remaining budget that timing tuned code may take; outputs come first.
-_TIMING_SHARE = 0.25
-# Shorter timings are useless.
-_LEAST_TIMING_SEC = 0.1
-# ONNX Runtime's sigmoid is wrong by some 1e-7 where its result is next to zero.
-_ORIGINAL_ATOL = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,8 +150,12 @@ class _EndToEndCheck:
         task: tuple[Any, ...],
         path: Path,
         most_sec: float = math.inf,
+        late: Callable[[float], None] | None = None,
     ) -> Any:
-        """Run a library in the worker; None after an error, which is reported."""
+        """Run a library in the worker; None after an error, which is reported.
+
+        ``late`` reports that ``most_sec`` have passed; without it the budget was too short.
+        """
         limit_sec = min(_RUN_TIMEOUT_SEC, most_sec, self._context.budget.left_sec)
         if limit_sec < min(_LEAST_RUN_SEC, _RUN_TIMEOUT_SEC):
             self._report_shortfall(f"no time was left to run {path.name}")
@@ -152,7 +164,9 @@ class _EndToEndCheck:
         self._run_sec += outcome.elapsed_sec
         if outcome.error is None:
             return outcome.value
-        if isinstance(outcome.error, WorkerTimeoutError) and limit_sec < _RUN_TIMEOUT_SEC:
+        if isinstance(outcome.error, WorkerTimeoutError) and late is not None:
+            late(limit_sec)
+        elif isinstance(outcome.error, WorkerTimeoutError) and limit_sec < _RUN_TIMEOUT_SEC:
             self._report_shortfall(f"{path.name} was stopped after the {limit_sec:.0f} s left")
         else:
             self._report_failure(path, outcome.error)
@@ -181,11 +195,11 @@ class _EndToEndCheck:
             self.failure = summary_line(error)
             self._report_failure(path, error)
 
-    def _report_shortfall(self, text: str) -> None:
-        """Report once what the budget was too short for: the first one is the cause."""
+    def _report_shortfall(self, text: str, cause: str = "the budget is short: ") -> None:
+        """Report once what there is no comparison for: the first reason is the cause."""
         if not self.shortfall:
             self.shortfall = text
-            self._context.observer.note(f"the budget is short: {text}")
+            self._context.observer.note(f"{cause}{text}")
             self._context.journal.write("short", what=text)
 
     def _report_failure(self, path: Path, error: Exception) -> None:
@@ -203,29 +217,6 @@ class _EndToEndCheck:
             path.unlink()
         return library
 
-    def _compare(
-        self, before: Sequence[Measurement | None], after: Sequence[Measurement | None]
-    ) -> Comparison | None:
-        """Compare what was measured; None if a measurement is missing."""
-        pairs = [
-            (old, new)
-            for old, new in zip(before, after, strict=True)
-            if old is not None and new is not None
-        ]
-        if len(pairs) < len(before):
-            return None
-        differences = [largest_difference(new.outputs, old.outputs) for old, new in pairs]
-        rtol = self._context.config.finish.rtol
-        comparison = Comparison(
-            before_sec=sum(old.latency_sec for old, _ in pairs),
-            after_sec=sum(new.latency_sec for _, new in pairs),
-            max_abs=max(difference.max_abs for difference in differences),
-            max_rel=max(difference.max_rel for difference in differences),
-            agree=all(outputs_agree(new.outputs, old.outputs, rtol) for old, new in pairs),
-        )
-        self._context.journal.write("comparison", **dataclasses.asdict(comparison))
-        return comparison
-
 
 class NetworkCheck(_EndToEndCheck):
     """Compile, run and time a network before and after its search."""
@@ -237,47 +228,107 @@ class NetworkCheck(_EndToEndCheck):
         self.preparation = f", layout {prepared.layout}{packed}"
         self._inputs = network.inputs(context.seed)
         self._original = network.original
-        self._before: Measurement | None = None
+        self._device_kind = device_kind(context.target)
+        self._before: Measurement | None = None  # untuned
+        self._expected: list[Any] | None = None  # the framework's outputs
+        self._original_sec = 0.0
+        self._compile_sec = 0.0  # of the untuned functions, without writing the weights
         # Kept until there is a tuned one: a run always ends with a library.
         self._untuned = context.work_dir / f"untuned{self._suffix}"
+        has_file = network.original is not None and network.original.file is not None
+        is_here = context.farm is None and self._device_kind == "cpu"
+        self._has_rivals = has_file and is_here
+        if context.config.peers and not self._has_rivals:
+            context.observer.note(
+                "peers are left out: they run ONNX and PyTorch models on this machine's CPU"
+            )
 
     @property
     def _later_run_sec(self) -> float:
-        return 2 * _TIMING_SEC
+        n_peers = len(peer_names(self._context.config.peers)) + 1 if self._has_rivals else 0
+        budget_sec = self._context.budget.seconds
+        return _LOAD_SEC + rivals_reserve_sec(n_peers, self._original_sec, budget_sec)
+
+    @property
+    def _has_reference(self) -> bool:
+        """Whether the model's own framework is timed, and the untuned network is not."""
+        return self._has_rivals and self._expected is not None
+
+    @property
+    def reserve_sec(self) -> float:
+        """Seconds to reserve for ``measure_tuned`` if everything is tuned."""
+        return self.least_reserve_sec + _TUNED_NETWORK_MARGIN * self._compile_sec
 
     def measure_untuned(self) -> None:
-        """Run the network without tuning: the reference for speed and outputs."""
+        """Compile the network without tuning, and check that it was imported correctly.
+
+        Without a framework it is also timed: then it is the reference.
+        """
         context = self._context
         with context.stage("untuned"):
             start_sec = time.perf_counter()
             compiled = compile_network(self._prepared, None, context.target)
+            self._compile_sec = time.perf_counter() - start_sec
             export(compiled, self._untuned)
             self._build_sec = time.perf_counter() - start_sec
-            self._device_kind = compiled.device_kind
             self._set_coverage(compiled.coverage)
-            most_sec = _UNTUNED_SHARE * context.budget.left_sec
-            self._before = self._measure(self._untuned, min_seconds=0.5, most_sec=most_sec)
-        if self._before is not None:
+            if self._original is not None and context.budget.left_sec > 0:
+                self._ask_original(self._original)
+            self._before = self._measure_untuned()
+        if self._before is None:
+            return
+        if not self._has_reference:
             context.journal.write("untuned", seconds=self._before.latency_sec)
             context.observer.note(f"untuned: {self._before.latency_sec * 1e3:.2f} ms")
-            if self._original is not None and context.budget.left_sec > 0:
-                self._check_import(self._original, self._before.outputs)
+        if self._original is not None and self._expected is not None:
+            self._check_import(self._original, self._before.outputs, self._expected)
 
-    def _check_import(self, original: Original, outputs: Sequence[Any]) -> None:
-        """Compare with the framework that the network comes from."""
-        observer, journal = self._context.observer, self._context.journal
+    def _ask_original(self, original: Original) -> None:
+        """Compute the outputs in the framework that the network comes from."""
+        start_sec = time.perf_counter()
         try:
             with contextlib.closing(original):
-                expected = original.run(self._inputs)
+                self._expected = original.run(self._inputs)
         except Exception as error:  # the framework's own errors, of any kind
             message = f"{original.framework} could not run it: {summary_line(error)}"
-            observer.note(f"outputs are not checked: {message}")
-            journal.write("error", where="original", message=message)
-            return
+            self._context.observer.note(f"outputs are not checked: {message}")
+            self._context.journal.write("error", where="original", message=message)
+        self._original_sec = time.perf_counter() - start_sec
+
+    def _measure_untuned(self) -> Measurement | None:
+        """Run the untuned network; time it if it is the reference."""
+        share = _IMPORT_CHECK_SHARE if self._has_reference else _UNTUNED_SHARE
+        most_sec, late = share * self._context.budget.left_sec, None
+        is_here = self._context.farm is None and self._device_kind == "cpu"
+        if self._has_reference or (is_here and most_sec > _SLOW_RUN_SEC):
+            most_sec = min(most_sec, _SLOW_RUN_SEC)
+            late = self._report_slow
+        run = functools.partial(try_exported, min_seconds=0.0 if self._has_reference else 0.5)
+        task = (str(self._untuned), self._inputs, self._device_kind)
+        found = self._run(run, task, self._untuned, most_sec, late)
+        if found is None:
+            return None
+        outputs, latency_sec = found
+        return Measurement(outputs, latency_sec if latency_sec > 0 else math.nan)
+
+    def _report_slow(self, most_sec: float) -> None:
+        text = f"untuned, an inference takes more than {most_sec:.0f} s"
+        if self._original is not None and self._has_reference:
+            text += f"; outputs are first compared with {self._original.framework} after tuning"
+            self._context.observer.note(text)
+            self._context.journal.write("error", where=self._untuned.name, message=text)
+        else:
+            self._report_shortfall(f"{text}, and no other reference is there", "")
+
+    def _check_import(
+        self, original: Original, outputs: Sequence[Any], expected: Sequence[Any]
+    ) -> None:
+        """Compare with the framework that the network comes from."""
         difference = largest_difference(outputs, expected)
-        rtol = self._context.config.finish.rtol
-        agree = any(outputs_agree(outputs, expected, rtol, atol) for atol in (None, _ORIGINAL_ATOL))
-        journal.write("original", framework=original.framework, agree=agree, **difference._asdict())
+        agree = agree_with_framework(outputs, expected, self._context.config.finish.rtol)
+        self._context.journal.write(
+            "original", framework=original.framework, agree=agree, **difference._asdict()
+        )
         apart = f"{difference.max_abs:.2g} absolute, {difference.max_rel:.2g} relative"
         if not agree:
             raise ImportMismatchError(
@@ -286,10 +337,12 @@ class NetworkCheck(_EndToEndCheck):
                 "be useless. If that is rounding, allow more of it: finish.rtol in a --config "
                 "file."
             )
-        observer.note(f"outputs agree with {original.framework}; largest difference {apart}")
+        self._context.observer.note(
+            f"outputs agree with {original.framework}; largest difference {apart}"
+        )
 
     def measure_tuned(self, database: Database) -> Comparison | None:
-        """Compile with a database, compare with the untuned network."""
+        """Compile with a database; compare with the framework, or with the untuned network."""
         context = self._context
         if context.budget.interrupted:
             self._untuned.unlink(missing_ok=True)
@@ -300,13 +353,45 @@ class NetworkCheck(_EndToEndCheck):
         with context.stage("compare"):
             if not is_compiled:
                 os.replace(self._untuned, path)
-                self.library = self._linked(path)
-                return None
-            min_seconds = min(_TIMING_SEC, _TIMING_SHARE * context.budget.left_sec)
-            after = self._measure(path, min_seconds=max(min_seconds, _LEAST_TIMING_SEC))
+            # An untuned library is compared with a framework only, and if it is quick.
+            is_comparable = is_compiled or (self._has_reference and self._before is not None)
+            comparison = self._compare_tuned(path) if is_comparable else None
             self.library = self._linked(path)
         self._untuned.unlink(missing_ok=True)
-        return self._compare([self._before], [after])
+        if comparison is not None:
+            context.journal.write("comparison", **dataclasses.asdict(comparison))
+        return comparison
+
+    def _compare_tuned(self, path: Path) -> Comparison | None:
+        """Run the tuned network, and time it in turns with the frameworks."""
+        task = (str(path), self._inputs, self._device_kind)
+        outputs = self._run(run_exported, task, path)
+        if outputs is None:
+            return None
+        original = self._original if self._has_rivals else None
+        with Rivals(self._context, original, self._inputs) as rivals:
+            secs = rivals.time(
+                outputs, lambda seconds: self._run(time_exported, (*task, seconds), path)
+            )
+        framework, before_sec = "", math.inf if self._before is None else self._before.latency_sec
+        expected = None if self._before is None else self._before.outputs
+        if self._original is not None and self._expected is not None:
+            framework, expected = self._original.framework, self._expected
+            own = [peer.secs for peer in rivals.timings if peer.framework == framework]
+            if self._has_rivals:
+                before_sec = statistics.median(own[0]) if own else math.inf
+        if expected is None or not secs:
+            return None
+        rtol = self._context.config.finish.rtol
+        agree = agree_with_framework if framework else outputs_agree
+        return Comparison(
+            before_sec,
+            statistics.median(secs),
+            *largest_difference(outputs, expected),
+            agree(outputs, expected, rtol),
+            framework,
+            tuple(rivals.timings),
+        )
 
     def _compile(self, database: Database, path: Path) -> bool:
         """Compile the tuned network; return False, and report why, if there is no library."""
@@ -333,16 +418,6 @@ class NetworkCheck(_EndToEndCheck):
     def _set_coverage(self, coverage: Coverage) -> None:
         self.coverage = coverage.summary()
         self.n_tuned = len(coverage.tuned)
-
-    def _measure(
-        self, path: Path, *, min_seconds: float, most_sec: float = math.inf
-    ) -> Measurement | None:
-        run = functools.partial(try_exported, min_seconds=min_seconds)
-        found = self._run(run, (str(path), self._inputs, self._device_kind), path, most_sec)
-        if found is None:
-            return None
-        outputs, latency_sec = found
-        return Measurement(outputs, latency_sec if latency_sec > 0 else math.nan)
 
 
 class OperatorCheck(_EndToEndCheck):
@@ -414,6 +489,29 @@ class OperatorCheck(_EndToEndCheck):
         job = (str(path), args, device_kind(self._context.target), self._context.seed)
         found = self._run(try_function, job, path, most_sec)
         return None if found is None else Measurement(*found)
+
+    def _compare(
+        self, before: Sequence[Measurement | None], after: Sequence[Measurement | None]
+    ) -> Comparison | None:
+        """Compare what was measured; None if a measurement is missing."""
+        pairs = [
+            (old, new)
+            for old, new in zip(before, after, strict=True)
+            if old is not None and new is not None
+        ]
+        if len(pairs) < len(before):
+            return None
+        differences = [largest_difference(new.outputs, old.outputs) for old, new in pairs]
+        rtol = self._context.config.finish.rtol
+        comparison = Comparison(
+            before_sec=sum(old.latency_sec for old, _ in pairs),
+            after_sec=sum(new.latency_sec for _, new in pairs),
+            max_abs=max(difference.max_abs for difference in differences),
+            max_rel=max(difference.max_rel for difference in differences),
+            agree=all(outputs_agree(new.outputs, old.outputs, rtol) for old, new in pairs),
+        )
+        self._context.journal.write("comparison", **dataclasses.asdict(comparison))
+        return comparison
 
 
 def tasks_and_check(

@@ -18,6 +18,7 @@ from tvm_adaptive.database.verdicts import (
 )
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import follow
+from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.session import journal_of
 from tvm_adaptive.values.trial import median_sec
 
@@ -59,6 +60,18 @@ def shown_tasks(work_dir: Path) -> list[ShownTask]:
         raise InvalidOptionError(f"{work_dir}: the run had not begun its search; continue it.")
     best = _best_records(work_dir)
     return [dataclasses.replace(task, best=best.get(key, Best())) for key, task in tasks]
+
+
+def shown_comparison(work_dir: Path) -> Comparison | None:
+    """Return what the tuned network was last compared with; None before that."""
+    found: list[Comparison] = []
+
+    def take(event: dict[str, Any]) -> None:
+        if event["event"] == "comparison":
+            found[:] = [Comparison.from_fields(event)]
+
+    follow(journal_of(work_dir), take)
+    return found[0] if found else None
 
 
 def best_schedule(work_dir: Path, task_name: str | None = None) -> tuple[str, str]:

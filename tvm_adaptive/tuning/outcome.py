@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,17 +38,73 @@ class TaskOutcome:
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
-    """The tuned model compared with the untuned one.
+class PeerTiming:
+    """A framework that ran the same model in turns with the tuned library.
 
     Attributes
     ----------
-    before_sec, after_sec : float
-        Latency without and with tuning, lower is better.
+    name : str
+        As in :attr:`~tvm_adaptive.TuneConfig.peers`.
+    framework : str
+        Name and version.
+    n_threads : int
+        Of the framework and of the tuned library.
+    secs, tuned_secs : tuple of float
+        Latency of the framework and of the tuned library in each round, lower is better.
     max_abs, max_rel : float
         Largest absolute and relative difference of their outputs on the same inputs.
     agree : bool
         Whether the outputs agree within the tolerance.
+    """
+
+    name: str
+    framework: str
+    n_threads: int
+    secs: tuple[float, ...]
+    tuned_secs: tuple[float, ...]
+    max_abs: float
+    max_rel: float
+    agree: bool
+
+    @property
+    def speedup(self) -> float:
+        """Median latency of the framework over that of the tuned library; above 1 is faster."""
+        return statistics.median(self.secs) / statistics.median(self.tuned_secs)
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> PeerTiming:
+        """Return what a journal holds, in which None stands for infinity.
+
+        Raises
+        ------
+        KeyError, TypeError, ValueError
+            When the fields are another version's.
+        """
+        secs = {name: tuple(map(float, fields[name])) for name in ("secs", "tuned_secs")}
+        if not secs["secs"] or len(secs["secs"]) != len(secs["tuned_secs"]):
+            raise ValueError("a framework has no rounds, or other rounds than the library")
+        if not all(0.0 < sec < math.inf for sec in (*secs["secs"], *secs["tuned_secs"])):
+            raise ValueError("a round took no time, or infinitely long")
+        return cls(**{**_finite(fields), **secs})
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """The tuned model compared with its own framework, or with the untuned one without it.
+
+    Attributes
+    ----------
+    before_sec, after_sec : float
+        Latency of the framework or without tuning, and with tuning; lower is better.
+        ``before_sec`` is infinite if the framework could not be timed.
+    max_abs, max_rel : float
+        Largest absolute and relative difference of their outputs on the same inputs.
+    agree : bool
+        Whether the outputs agree within the tolerance.
+    framework : str
+        The framework that computed the outputs, with its version; empty for the untuned model.
+    peers : tuple of PeerTiming
+        The frameworks that were timed, the model's own first.
     """
 
     before_sec: float
@@ -55,6 +112,22 @@ class Comparison:
     max_abs: float
     max_rel: float
     agree: bool
+    framework: str = ""
+    peers: tuple[PeerTiming, ...] = ()
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> Comparison:
+        """Return what a journal holds, in which None stands for infinity.
+
+        Raises
+        ------
+        KeyError, TypeError, ValueError
+            When the fields are another version's.
+        """
+        known = {field.name for field in dataclasses.fields(cls)}
+        values = _finite({name: value for name, value in fields.items() if name in known})
+        peers = tuple(PeerTiming.from_fields(peer) for peer in values.get("peers") or ())
+        return cls(**{**values, "peers": peers})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +154,8 @@ class TuneReport:
     stage_secs : dict of str to float
         Seconds of each stage.
     shortfall : str
-        What the budget was too short for, in words; empty if it sufficed.
+        What the budget was too short for, or why there is no comparison, in words; empty
+        otherwise.
     """
 
     what: str
@@ -122,7 +196,7 @@ class TuneReport:
 
         Raises
         ------
-        KeyError, TypeError
+        KeyError, TypeError, ValueError
             When the fields are another version's.
         """
         known = {field.name for field in dataclasses.fields(cls)}
@@ -131,7 +205,7 @@ class TuneReport:
             values[name] = None if values[name] is None else Path(values[name])
         values["tasks"] = tuple(TaskOutcome(**_finite(task)) for task in values["tasks"])
         if values["comparison"] is not None:
-            values["comparison"] = Comparison(**_finite(values["comparison"]))
+            values["comparison"] = Comparison.from_fields(values["comparison"])
         return cls(**_finite(values))
 
 

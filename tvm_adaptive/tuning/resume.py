@@ -104,7 +104,7 @@ def _is_from_here(settings: RunSettings) -> bool:
 def _report_of(history: History, work_dir: str | Path) -> TuneReport:
     try:
         return TuneReport.from_fields(history.report or {})
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise InvalidOptionError(
             f"The report of the run in {work_dir} is another version's; give it more --budget "
             "or --trials to continue."

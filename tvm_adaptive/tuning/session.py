@@ -26,6 +26,7 @@ from tvm_adaptive.measure_callback.history import History, read_history
 from tvm_adaptive.measure_callback.journal import JOURNAL_FILE, Journal
 from tvm_adaptive.measure_callback.progress import RunProgress
 from tvm_adaptive.models.content import ModelSource, check_same_model
+from tvm_adaptive.models.frontend import peer_names
 from tvm_adaptive.models.prepare import LAYOUTS
 from tvm_adaptive.tuning import registry
 from tvm_adaptive.tuning.budget import Budget
@@ -89,6 +90,7 @@ class RunOptions:
         check_positive("until_ms", self.until_ms)
         registry.check_names(self.config)
         check_choices("layout", self.config.layout, LAYOUTS)
+        peer_names(self.config.peers)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -27,8 +27,10 @@ from tvm_adaptive.models import Network, TIRWorkload
 from tvm_adaptive.models.content import ModelSource, named_source, python_source
 from tvm_adaptive.models.frontend import (
     Sample,
+    check_installed,
     load,
     network_of_imported,
+    peer_names,
     read_sample,
     shapes_of_sample,
     with_sample,
@@ -254,6 +256,7 @@ def _run(
     owner: Ownership | None = None,
 ) -> TuneReport:
     budget = Budget(options.budget_sec, spent_sec=options.spent_sec)
+    check_installed(peer_names(options.config.peers))
     model, source = load_model()
     with open_session(options, budget=budget, model=source, owner=owner) as session:
         check_farm(session.farm, session.server)

@@ -178,6 +178,5 @@ def test_an_original_that_fails_is_told_and_forgiven(tmp_path):
 
     observer = Notes()
     judged(run, tmp_path, observer)
-    assert observer.notes[-1] == (
-        "outputs are not checked: Framework 1.0 could not run it: no such kernel"
-    )
+    told = "outputs are not checked: Framework 1.0 could not run it: no such kernel"
+    assert told in observer.notes

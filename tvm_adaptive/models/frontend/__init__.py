@@ -5,16 +5,32 @@ original to compare outputs with where its framework is installed.
 """
 
 from tvm_adaptive.models.frontend.load import FORMATS, load, slug
+from tvm_adaptive.models.frontend.peers import (
+    OWN_PEERS,
+    PEERS,
+    check_installed,
+    open_peer,
+    peer_names,
+    time_peer,
+)
+from tvm_adaptive.models.frontend.reader import READER_ENV
 from tvm_adaptive.models.frontend.sample import Sample, read_sample, shapes_of_sample, with_sample
 from tvm_adaptive.models.frontend.shapes import network_of_imported
 
 __all__ = [
     "FORMATS",
+    "OWN_PEERS",
+    "PEERS",
+    "READER_ENV",
     "Sample",
+    "check_installed",
     "load",
     "network_of_imported",
+    "open_peer",
+    "peer_names",
     "read_sample",
     "shapes_of_sample",
     "slug",
+    "time_peer",
     "with_sample",
 ]

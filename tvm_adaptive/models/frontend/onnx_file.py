@@ -16,7 +16,7 @@ from tvm_adaptive.models.frontend import onnx_graph
 from tvm_adaptive.models.frontend.onnx_control import decided, is_controlled, merged, unrolled
 from tvm_adaptive.models.frontend.onnx_import import expanded, relax_of_graph
 from tvm_adaptive.models.frontend.open_extents import InputShape, key_of, open_message
-from tvm_adaptive.models.frontend.reader import Array, Form, Numbers, Shapes
+from tvm_adaptive.models.frontend.reader import Array, Form, Inference, Numbers, Shapes
 from tvm_adaptive.models.frontend.shapes import by_name, match
 
 _MISFIT = "is no ONNX model, or a damaged one"
@@ -102,14 +102,25 @@ def _close(
     return closed
 
 
-def _run(path: Path, inputs: Sequence[Array]) -> list[Array]:
-    """Run a file in ONNX Runtime; by its path, since a model in memory is limited to 2 GB."""
+def open_session(path: Path, inputs: Sequence[Array], n_threads: int | None) -> Inference:
+    """Open a file in ONNX Runtime; by its path, since a model in memory is limited to 2 GB."""
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    names = [each.name for each in session.get_inputs()]
-    outputs = session.run(None, dict(zip(names, inputs, strict=True)))
-    return [np.asarray(output) for output in outputs]
+    options = onnxruntime.SessionOptions()
+    if n_threads is not None:
+        options.intra_op_num_threads = n_threads
+    providers = ["CPUExecutionProvider"]
+    session = onnxruntime.InferenceSession(str(path), options, providers=providers)
+    # Bound once, so that no inference includes conversions of arrays.
+    binding = session.io_binding()
+    for argument, value in zip(session.get_inputs(), inputs, strict=True):
+        binding.bind_cpu_input(argument.name, np.ascontiguousarray(value))
+    for result in session.get_outputs():
+        binding.bind_output(result.name)
+    return Inference(
+        lambda: session.run_with_iobinding(binding),
+        lambda _none: [np.asarray(output) for output in binding.copy_outputs_to_cpu()],
+    )
 
 
 def _framework() -> str:
@@ -124,7 +135,7 @@ ONNX = Form(
     "onnx",
     "'tvm-adaptive[onnx]'",
     _framework,
-    _run,
+    open_session,
     takes_numbers=True,
     beside=True,
 )

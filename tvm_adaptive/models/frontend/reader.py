@@ -12,16 +12,16 @@ import functools
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy.typing as npt
 import psutil
 
-from tvm_adaptive._tvm import IRModule, Sequential, check_well_formed, relax_transform
+from tvm_adaptive._tvm import IRModule, check_well_formed
 from tvm_adaptive.errors import InvalidOptionError, WorkerTaskError, as_invalid_option, summary_line
+from tvm_adaptive.models.folding import fold
 from tvm_adaptive.models.frontend.shapes import network_of_imported
 from tvm_adaptive.models.network import Network, Original, network_of_relax
-from tvm_adaptive.models.rewrites import fold
 from tvm_adaptive.models.weights import load_module, save_module
 from tvm_adaptive.workers.pool import WorkerPool
 from tvm_adaptive.workers.scratch import ScratchFolder
@@ -42,9 +42,20 @@ _READ_SEC_PER_GIB = 120.0
 # An inference of a large network in a framework that was not tuned for the machine.
 _RUN_SEC = 120.0
 # PyTorch reads a program's tensors without unpickling, and would unpickle as a second try.
-_ENV = {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "0"}
+READER_ENV = {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "0"}
 # In messages of numpy and Python; of C++; of PyTorch.
 _MEMORY_ERRORS = ("bad_alloc", "can't allocate memory", "Cannot allocate memory")
+
+
+class Inference(NamedTuple):
+    """A model with its inputs, opened by a framework."""
+
+    run: Callable[[], Any]
+    outputs: Callable[[Any], list[Array]]  # of what ``run`` has returned
+
+
+# From a file, inputs, and a number of threads (None: the framework's default).
+Opener: TypeAlias = Callable[[Path, Sequence[Array], int | None], Inference]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +70,7 @@ class Form:
     install: str = ""
     # Name and version of the framework that computes the original outputs; runs in the tuner.
     framework: Callable[[], str] | None = None
-    run: Callable[[Path, Sequence[Array]], list[Array]] | None = None  # from inputs to outputs
+    open: Opener | None = None  # in that framework
     takes_numbers: bool = False  # ``read`` has a keyword ``numbers``: inputs that decide branches
     beside: bool = False  # whether weights may be in other files of the same folder
 
@@ -80,7 +91,7 @@ class ModelReader:
     """
 
     def __init__(self) -> None:
-        self._pool = WorkerPool(1, env=_ENV, modules=(__name__,))
+        self._pool = WorkerPool(1, env=READER_ENV, modules=(__name__,))
 
     def read(
         self, form: Form, path: Path, name: str, shapes: Shapes, numbers: Numbers | None = None
@@ -113,10 +124,14 @@ class ModelReader:
             return load_module(folder)
 
     def _original(self, form: Form, path: Path, limits: Limits) -> Original | None:
-        if form.run is None or form.framework is None:
+        if form.open is None or form.framework is None:
             return None
         run = functools.partial(self._run, form, path, limits)
-        return Original(form.framework(), run, self.close)
+        return Original(
+            *(form.framework(), run, self.close),
+            file=lambda _folder: path,
+            memory_bytes=limits.memory_bytes,
+        )
 
     def _run(self, form: Form, path: Path, limits: Limits, inputs: Sequence[Array]) -> list[Array]:
         """Run a file as its own framework does; raises WorkerError."""
@@ -168,16 +183,14 @@ def _size_bytes(path: Path) -> int:
 
 def convert(form: Form, path: Path, shapes: Shapes, folder: Path, memory_bytes: int) -> str:
     """Write a file's module with fixed shapes and folded constants; return why not, or ``""``."""
-    _limit_memory(memory_bytes)
+    limit_memory(memory_bytes)
     try:
         mod = form.read(path, shapes)
         mod = network_of_imported(path.stem, mod, shapes, source=str(path)).mod
         with as_invalid_option(f"TVM cannot import {path}"):
             check_well_formed(mod)
-            t = relax_transform
-            # Most of it without a compiler: each bias of a convolution is a reshaped constant.
-            mod = Sequential([t.FoldConstant(), t.DeadCodeElimination()])(fold(mod))
-            save_module(mod, folder)
+            # Each bias of a convolution is a reshaped constant.
+            save_module(fold(mod), folder)
             return ""
     except (InvalidOptionError, MemoryError) as error:
         if _is_of_memory(error):
@@ -187,12 +200,13 @@ def convert(form: Form, path: Path, shapes: Shapes, folder: Path, memory_bytes: 
 
 def run_original(form: Form, path: Path, inputs: Sequence[Array], memory_bytes: int) -> list[Array]:
     """Run a model file in its own framework."""
-    _limit_memory(memory_bytes)
-    assert form.run is not None
-    return form.run(path, inputs)
+    limit_memory(memory_bytes)
+    assert form.open is not None
+    inference = form.open(path, inputs, None)
+    return inference.outputs(inference.run())
 
 
-def _limit_memory(n_bytes: int) -> None:
+def limit_memory(n_bytes: int) -> None:
     """Limit what this process allocates; address space that it only reserves is free."""
     with contextlib.suppress(ImportError, OSError, ValueError):  # not on every system
         import resource

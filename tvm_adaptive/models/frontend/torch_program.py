@@ -11,7 +11,7 @@ from typing import Any
 
 from tvm_adaptive._tvm import IRModule, relax_of_exported_program
 from tvm_adaptive.errors import InvalidOptionError, as_invalid_option, summary_line
-from tvm_adaptive.models.frontend.reader import Array, Form, Shapes
+from tvm_adaptive.models.frontend.reader import Array, Form, Inference, Shapes
 from tvm_adaptive.models.frontend.shapes import network_of_imported
 from tvm_adaptive.models.network import Network, Original
 
@@ -31,14 +31,18 @@ _PICKLED = (
 
 def read_program(path: Path, _shapes: Shapes) -> IRModule:
     """Read a file that ``torch.export.save`` wrote."""
-    program = _load(path, path.stat().st_mtime_ns)
+    program = load_program(path)
     with as_invalid_option(f"TVM cannot import {path}"):
         return relax_of_exported_program(program)
 
 
+def load_program(path: Path) -> Any:
+    """Read a file; the environment of the process keeps PyTorch from unpickling."""
+    return _load(path, path.stat().st_mtime_ns)
+
+
 @functools.lru_cache(maxsize=1)  # the file is run after it was read
 def _load(path: Path, _changed_ns: int) -> Any:
-    """Read a program; the environment of the process keeps PyTorch from unpickling."""
     import torch
 
     try:
@@ -55,27 +59,51 @@ def network_of_program(program: Any, name: str, shapes: Shapes, source: str) -> 
     """Import a ``torch.export.ExportedProgram``."""
     with as_invalid_option(f"TVM cannot import {source}"):
         mod = relax_of_exported_program(program)
-    original = Original(_framework(), functools.partial(_run_program, program))
+    original = Original(
+        _framework(),
+        functools.partial(_run_program, program),
+        file=functools.partial(_save_program, program),
+    )
     return network_of_imported(name, mod, shapes, original=original, source=source)
 
 
 def _run_program(program: Any, inputs: Sequence[Array]) -> list[Array]:
+    inference = _opened(program, inputs)
+    return inference.outputs(inference.run())
+
+
+def _opened(program: Any, inputs: Sequence[Array]) -> Inference:
     import torch
 
     pytree = torch.utils._pytree
     tensors = [torch.from_numpy(value) for value in inputs]
     positional, named = pytree.tree_unflatten(tensors, program.call_spec.in_spec)
-    with torch.inference_mode():
-        outputs = program.module()(*positional, **named)
-    return [output.detach().numpy() for output in pytree.tree_leaves(outputs)]
+    module = program.module()
+    return Inference(
+        torch.inference_mode()(lambda: module(*positional, **named)),
+        lambda found: [each.detach().numpy().copy() for each in pytree.tree_leaves(found)],
+    )
 
 
-def _run_file(path: Path, inputs: Sequence[Array]) -> list[Array]:
-    return _run_program(_load(path, path.stat().st_mtime_ns), inputs)
+def open_program(path: Path, inputs: Sequence[Array], n_threads: int | None) -> Inference:
+    """Open a file in PyTorch, as it was exported: neither compiled nor frozen."""
+    import torch
+
+    if n_threads is not None:
+        torch.set_num_threads(n_threads)
+    return _opened(load_program(path), inputs)
+
+
+def _save_program(program: Any, folder: Path) -> Path:
+    import torch
+
+    path = folder / "model.pt2"
+    torch.export.save(program, path)
+    return path
 
 
 def _framework() -> str:
     return f"PyTorch {importlib.metadata.version('torch')}"
 
 
-PROGRAM = Form(read_program, _MISFIT, "torch", "torch", _framework, _run_file)
+PROGRAM = Form(read_program, _MISFIT, "torch", "torch", _framework, open_program)

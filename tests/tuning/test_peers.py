@@ -1,0 +1,180 @@
+"""Rounds in which the tuned library and frameworks take turns; the frameworks are real."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.tuning.observers import Notes
+from tvm_adaptive.errors import WorkerTaskError
+from tvm_adaptive.measure_callback.journal import NullJournal
+from tvm_adaptive.models.frontend import PEERS
+from tvm_adaptive.models.network import Original
+from tvm_adaptive.tuning import peers
+from tvm_adaptive.tuning.budget import Budget
+from tvm_adaptive.tuning.config import DEFAULT
+from tvm_adaptive.tuning.peers import Rivals, rivals_reserve_sec
+from tvm_adaptive.workers.pool import Outcome
+
+INPUTS = [np.arange(6, dtype="float32").reshape(2, 3)]
+
+
+class Errors(NullJournal):
+    """Keeps what went wrong."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors: list[str] = []
+
+    def write(self, event: str, **fields: Any) -> None:
+        if event == "error":
+            self.errors.append(f"{fields['where']}: {fields['message']}")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    make, kind = onnx.helper, onnx.TensorProto.FLOAT
+    node = make.make_node("Add", ["x", "x"], ["y"])
+    ends = [[make.make_tensor_value_info(name, kind, [2, 3])] for name in "xy"]
+    model = make.make_model(
+        make.make_graph([node], "net", *ends), opset_imports=[make.make_opsetid("", 17)]
+    )
+    model.ir_version = 9
+    path = tmp_path_factory.mktemp("model") / "net.onnx"
+    onnx.save(model, str(path))
+    return path
+
+
+def original_of(path: Path) -> Original:
+    return Original("ONNX Runtime 1.0", lambda inputs: [2 * inputs[0]], file=lambda _: path)
+
+
+def test_the_frameworks_take_turns_with_the_library(
+    path: Path, make_session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "_ROUNDS", 3)
+    observer, journal = Notes(), Errors()
+    session = make_session(DEFAULT.replace(peers="torch,ort"), observer=observer, journal=journal)
+    turns = iter([0.25, 0.5, 1.0])
+    with Rivals(session, original_of(path), INPUTS) as rivals:
+        secs = rivals.time([2 * INPUTS[0]], lambda seconds: next(turns))
+        (timing,) = rivals.timings
+    assert secs == [0.25, 0.5, 1.0]
+    assert timing.tuned_secs == (0.25, 0.5, 1.0)
+    assert (timing.name, timing.framework, timing.n_threads) == ("ort", "ONNX Runtime 1.0", 2)
+    assert (timing.agree, timing.max_abs) == (True, 0.0)
+    assert len(timing.secs) == 3
+    assert min(timing.secs) > 0.0
+    assert max(timing.secs) < 0.25  # six additions
+    assert timing.speedup == pytest.approx(sorted(timing.secs)[1] / 0.5)
+    (note,) = observer.notes
+    assert note.endswith("is not compared: it does not read .onnx files")
+    assert journal.errors[0].startswith("peer PyTorch")
+    assert not list(session.work_dir.iterdir())
+
+
+def test_a_model_that_cannot_be_written_costs_a_note(make_session: Any) -> None:
+    def fail(folder: Path) -> Path:
+        raise RuntimeError("not serializable")
+
+    observer = Notes()
+    original = Original("PyTorch 9", lambda inputs: [], file=fail)
+    with Rivals(make_session(observer=observer), original, INPUTS) as rivals:
+        assert len(rivals.time([], lambda seconds: 1.0)) == peers._ROUNDS
+    assert observer.notes == ["PyTorch 9 is not compared: not serializable"]
+
+
+class Pool:
+    """Answers as scripted, and lets the clock go on."""
+
+    def __init__(self, clock: list[float], answers: list[Outcome]) -> None:
+        self.clock, self.answers = clock, answers
+        self.limits: list[float] = []
+
+    def __call__(self, *_arguments: Any, **_options: Any) -> Pool:
+        return self
+
+    def map(self, _function: Any, _tasks: Any, timeout_sec: float) -> list[Outcome]:
+        self.limits.append(timeout_sec)
+        self.clock[0] += 1.0
+        return [self.answers.pop(0)]
+
+    def close(self) -> None:
+        pass
+
+
+def rounds_of(
+    make_session: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float,
+    answers: list[Outcome],
+    observer: Notes | None = None,
+) -> tuple[Rivals, list[float], list[float], Pool]:
+    """Let one framework and the library take turns of a second each by a clock that is set."""
+    clock = [0.0]
+    pool, turns = Pool(clock, answers), []
+    monkeypatch.setattr(peers, "WorkerPool", pool)
+    monkeypatch.setattr(peers, "_SETTLE_SEC", 0.0)
+
+    def time_tuned(turn_sec: float) -> float:
+        turns.append(turn_sec)
+        clock[0] += 1.0
+        return 0.5
+
+    session = make_session(budget=Budget(seconds, lambda: clock[0]), observer=observer or Notes())
+    with Rivals(session, original_of(Path("net.onnx")), INPUTS) as rivals:
+        secs = rivals.time([2 * INPUTS[0]], time_tuned)
+    return rivals, secs, turns, pool
+
+
+def test_rounds_end_before_the_budget(make_session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [Outcome([2 * INPUTS[0]]), *(Outcome(0.1) for _ in range(7))]
+    rivals, secs, turns, pool = rounds_of(make_session, monkeypatch, 7.0, answers)
+    # One second to start; then 70 % of the six that are left, which is three rounds of two.
+    assert len(secs) == len(rivals.timings[0].secs) == 3
+    assert pool.limits[0] == pytest.approx(0.4 * 7.0)
+    assert max(pool.limits[1:]) <= 6.0
+    assert turns == pytest.approx([0.7 * 6.0 / (2.0 * 14)] * 3)
+
+
+def test_without_time_no_framework_is_started(
+    make_session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rivals, secs, _, pool = rounds_of(make_session, monkeypatch, 2.0, [])
+    assert (rivals.timings, pool.limits) == ([], [])
+    assert len(secs) == 2
+
+
+@pytest.mark.parametrize("n_answers", [0, 1, 3])
+def test_a_framework_that_fails_costs_a_note(
+    make_session: Any, monkeypatch: pytest.MonkeyPatch, n_answers: int
+) -> None:
+    answers = [Outcome([2 * INPUTS[0]]), Outcome(0.1), Outcome(0.1)][:n_answers]
+    answers.append(Outcome(error=WorkerTaskError("no memory")))
+    observer = Notes()
+    rivals, secs, _, pool = rounds_of(make_session, monkeypatch, 1000.0, answers, observer)
+    assert (rivals.timings, pool.answers) == ([], [])
+    assert len(secs) == peers._ROUNDS
+    assert observer.notes == ["ONNX Runtime 1.0 is not compared: no memory"]
+
+
+def test_a_framework_that_computes_something_else_is_told(
+    make_session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = [Outcome([3 * INPUTS[0]]), *(Outcome(0.1) for _ in range(7))]
+    observer = Notes()
+    rivals, *_ = rounds_of(make_session, monkeypatch, 1000.0, answers, observer)
+    assert [timing.agree for timing in rivals.timings] == [False]
+    assert "ONNX Runtime 1.0 computes something else; largest difference 5" in observer.notes[0]
+
+
+def test_the_reserve_grows_with_the_frameworks() -> None:
+    none, own, two = (rivals_reserve_sec(n, 5.0 * (n > 0), None) for n in range(3))
+    assert 0.0 < none < own - 5.0 < two - 10.0
+    assert rivals_reserve_sec(2, 5.0, 20.0) == pytest.approx(2.0)
+    assert set(PEERS) == {"ort", "openvino", "torch"}

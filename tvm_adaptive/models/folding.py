@@ -1,0 +1,211 @@
+"""Compute what depends on constants alone, before a network is lowered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_adaptive._tvm import (
+    IRModule,
+    Sequential,
+    data_of_constant,
+    handle,
+    relax,
+    relax_transform,
+    result_type_of,
+    tensor,
+)
+
+Array = npt.NDArray[Any]
+
+_CONSTANT = type(relax.const(0.0))  # each version of TVM names it otherwise
+
+
+def fold(mod: IRModule) -> IRModule:
+    """Replace operations of ``main`` on constants by their results.
+
+    TVM's ``FoldConstant`` does so, too. But it lowers all operations of a network to find
+    those on constants, which takes as long as lowering it, and compiles a function for each
+    that it finds, in some fifty milliseconds; a network of a hundred layers has hundreds. So
+    it gets no more than the operations on constants that numpy does not compute to the last
+    bit as TVM.
+    """
+    t = relax_transform
+    has_tuples = True
+    while has_tuples:
+        found = _Constants(mod)
+        compiled = _compiled(mod, found) if found.has_calls else {}
+        mod = _with_values(mod, found.values | compiled)
+        mod = Sequential([t.CanonicalizeBindings(), t.DeadCodeElimination()])(mod)
+        # Operations on a field are computed once the field is known, in another turn.
+        has_tuples = any(isinstance(value, relax.Tuple) for value in compiled.values())
+    return mod
+
+
+class _Constants:
+    """The variables of ``main`` that depend on constants alone."""
+
+    def __init__(self, mod: IRModule) -> None:
+        self.values: dict[int, Any] = {}  # constants by the handles of variables
+        self.left: list[Any] = []  # bindings that are not computed yet, in their order
+        self._left: set[int] = set()  # handles of their variables
+        self.has_calls = False  # whether operations are among them
+        for binding in _bindings(mod["main"]):
+            if isinstance(binding, relax.VarBinding):
+                self._visit(binding)
+
+    def _visit(self, binding: Any) -> None:
+        key, value = handle(binding.var), binding.value
+        if not isinstance(value, _CONSTANT):
+            if not all(self._is_constant(each) for each in _leaves(value)):
+                return
+            value = self._computed(value)
+        if value is None:
+            self._left.add(key)
+            self.left.append(binding)
+            self.has_calls |= isinstance(binding.value, relax.Call)
+        else:
+            self.values[key] = value
+
+    def _is_constant(self, leaf: Any) -> bool:
+        if isinstance(leaf, relax.Var):
+            return handle(leaf) in self.values or handle(leaf) in self._left
+        if isinstance(leaf, relax.ShapeExpr):
+            return all(hasattr(extent, "value") for extent in leaf.values)
+        # Tensors, numbers and texts; functions.
+        return hasattr(leaf, "value") or isinstance(leaf, (_CONSTANT, relax.GlobalVar))
+
+    def _computed(self, value: Any) -> Any | None:
+        """Return the value of a binding as a constant; None where that is left to TVM."""
+        if isinstance(value, relax.Var):
+            return self.values.get(handle(value))
+        name = str(getattr(getattr(value, "op", None), "name", ""))
+        if name not in _MOVES and name not in _ARITHMETIC:
+            return None
+        arguments = []
+        for argument in value.args:
+            known = self.values.get(handle(argument), argument)
+            if isinstance(known, _CONSTANT):
+                arguments.append(data_of_constant(known).numpy())
+            elif isinstance(getattr(known, "value", None), float):
+                arguments.append(np.asarray(known.value, str(known.ty.dtype)))
+            elif not isinstance(known, relax.ShapeExpr):
+                return None
+        found = _folded(value, name, arguments)
+        return None if found is None else relax.const(tensor(found))
+
+
+def _bindings(function: relax.Function) -> Iterator[Any]:
+    for block in function.body.blocks:
+        yield from block.bindings
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """Yield what an expression is computed from; itself where that is not known."""
+    if isinstance(value, relax.Call) and hasattr(value.op, "name"):  # an operator
+        for argument in value.args:
+            yield from _leaves(argument)
+    elif isinstance(value, relax.Tuple):
+        for field in value.fields:
+            yield from _leaves(field)
+    elif isinstance(value, relax.TupleGetItem):
+        yield from _leaves(value.tuple_value)
+    else:
+        yield value
+
+
+def _compiled(mod: IRModule, constants: _Constants) -> dict[int, Any]:
+    """Let TVM compute the bindings that are left; return what it did compute."""
+    builder = relax.BlockBuilder()
+    with builder.function("main", []):
+        with builder.dataflow():
+            for binding in _with_arguments(mod, constants):
+                builder.emit_normalized(binding)
+            variables = [binding.var for binding in constants.left]
+            outputs = builder.emit_output(relax.Tuple(variables))
+        builder.emit_func_output(outputs)
+    functions = dict(mod.functions.items())
+    functions[mod.get_global_var("main")] = builder.get()["main"]
+    folded = relax_transform.FoldConstant()(IRModule(functions))["main"]
+    bound = {handle(binding.var): binding.value for binding in _bindings(folded)}
+    results = {}
+    fields = bound[handle(folded.body.body)].fields
+    for binding, field in zip(constants.left, fields, strict=True):
+        value = bound.get(handle(field), field)
+        parts: Sequence[Any] = value.fields if isinstance(value, relax.Tuple) else [value]
+        is_new = isinstance(binding.value, relax.Call)
+        if is_new and all(isinstance(part, _CONSTANT) for part in parts):
+            results[handle(binding.var)] = value
+    return results
+
+
+def _with_arguments(mod: IRModule, constants: _Constants) -> Iterator[Any]:
+    """Yield the bindings that are left, and those of the constants that they use."""
+    used = {handle(leaf) for binding in constants.left for leaf in _leaves(binding.value)}
+    left = {handle(binding.var) for binding in constants.left}
+    for binding in _bindings(mod["main"]):
+        key = handle(binding.var)
+        if key in left:
+            yield binding
+        elif key in used:
+            yield relax.VarBinding(binding.var, constants.values[key])
+
+
+def _with_values(mod: IRModule, values: dict[int, Any]) -> IRModule:
+    """Return a module whose ``main`` binds variables, by their handles, to values."""
+    if not values:
+        return mod
+    main = mod["main"]
+    blocks = [
+        type(block)(
+            [
+                relax.VarBinding(binding.var, values[handle(binding.var)])
+                if handle(binding.var) in values
+                else binding
+                for binding in block.bindings
+            ]
+        )
+        for block in main.body.blocks
+    ]
+    body = relax.SeqExpr(blocks, main.body.body)
+    bound = relax.Function(main.params, body, result_type_of(main), main.is_pure, main.attrs)
+    functions = {**dict(mod.functions.items()), mod.get_global_var("main"): bound}
+    return relax_transform.Normalize()(IRModule(functions, attrs=mod.attrs))
+
+
+def _ints(values: Any) -> Any:
+    return None if values is None else tuple(int(value) for value in values)
+
+
+# Each gives TVM's result to the last bit: single operations of IEEE arithmetic, and moves of
+# elements. Other operations, and arithmetic on integers, are left to TVM.
+_MOVES: dict[str, Callable[[Any, Array], Array]] = {
+    "relax.permute_dims": lambda call, x: np.transpose(x, _ints(call.attrs.axes)),
+    # The inferred shape: the requested one may hold a -1.
+    "relax.reshape": lambda call, x: x.reshape(_ints(call.ty.shape)),
+    "relax.expand_dims": lambda call, x: np.expand_dims(x, _ints(call.attrs.axis)),
+    "relax.squeeze": lambda call, x: np.squeeze(x, _ints(call.attrs.axis)),
+}
+_ARITHMETIC: dict[str, Callable[..., Array]] = {
+    "relax.add": np.add,
+    "relax.subtract": np.subtract,
+    "relax.multiply": np.multiply,
+    "relax.divide": np.divide,
+    "relax.sqrt": np.sqrt,
+    "relax.negative": np.negative,
+}
+_FLOATS = {"float32", "float64"}
+
+
+def _folded(call: Any, name: str, arguments: list[Array]) -> Array | None:
+    """Return what a call computes; None where that is left to TVM."""
+    if name in _MOVES and len(arguments) == 1:
+        return np.asarray(_MOVES[name](call, arguments[0]), order="C")
+    types = {str(argument.dtype) for argument in arguments}
+    if name in _ARITHMETIC and len(types) == 1 and types <= _FLOATS:
+        with np.errstate(all="ignore"):  # TVM reports no overflows either
+            return np.asarray(_ARITHMETIC[name](*arguments), arguments[0].dtype)
+    return None

@@ -1,0 +1,195 @@
+"""Time the tuned library and the frameworks that run the same model, in turns."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tvm_adaptive.errors import summary_line
+from tvm_adaptive.models import largest_difference, outputs_agree
+from tvm_adaptive.models.frontend import (
+    OWN_PEERS,
+    PEERS,
+    READER_ENV,
+    open_peer,
+    peer_names,
+    time_peer,
+)
+from tvm_adaptive.models.network import Original
+from tvm_adaptive.tuning.outcome import PeerTiming
+from tvm_adaptive.tuning.session import RunContext
+from tvm_adaptive.tuning.target import n_cores_of
+from tvm_adaptive.workers.cores import usable_physical_cores
+from tvm_adaptive.workers.pool import WorkerPool
+from tvm_adaptive.workers.scratch import ScratchFolder
+
+if TYPE_CHECKING:  # in typing from Python 3.11 on
+    from typing_extensions import Self
+
+# An odd number, whose median is one of them; the range shows the noise of the machine.
+_ROUNDS = 7
+# Four repeats: enough for a median.
+_TURN_SEC = 0.2
+# One repeat.
+_LEAST_TURN_SEC = 0.05
+# Threads of the one before wait actively for a while.
+_SETTLE_SEC = 0.05
+# What a turn takes beside its repeats: the pause, the warm-up, the way to the worker.
+_TURN_MARGIN = 2.0
+# The share of the remaining budget that rounds may take: what follows them is short.
+_ROUNDS_SHARE = 0.7
+# The share of a budget that is reserved for frameworks; a short one has fewer of them.
+_RESERVE_SHARE = 0.1
+# Slow networks need fewer rounds, as disturbances are a smaller part of an inference.
+_MOST_ROUNDS_SEC = 60.0
+# The share of the remaining budget that starting one framework may take.
+_START_SHARE = 0.4
+_MOST_START_SEC = 120.0
+# Import a framework, read a model, and run it, on a slow core.
+_START_SEC = 4.0
+# With less, importing a framework would be cut short as often as not.
+_LEAST_START_SEC = 1.0
+# ONNX Runtime's sigmoid is wrong by some 1e-7 where its result is next to zero.
+_FRAMEWORK_ATOL = 1e-6
+
+
+@dataclasses.dataclass
+class _Rival:
+    """A framework that has opened the model."""
+
+    name: str
+    framework: str
+    outputs: list[Any]
+    pool: WorkerPool
+    secs: list[float] = dataclasses.field(default_factory=list)
+
+
+class Rivals:
+    """The frameworks that a run compares its library with, the model's own first.
+
+    Without an original that is a file there are none.
+    """
+
+    def __init__(
+        self, context: RunContext, original: Original | None, inputs: Sequence[Any]
+    ) -> None:
+        self._context = context
+        self._original = original
+        self._inputs = list(inputs)
+        self._n_threads = n_cores_of(context.target) or usable_physical_cores()
+        self._stack = contextlib.ExitStack()
+        self._running: list[_Rival] = []
+        self.timings: list[PeerTiming] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._stack.close()
+
+    def time(
+        self, outputs: Sequence[Any], time_tuned: Callable[[float], float | None]
+    ) -> list[float]:
+        """Time the tuned library and the frameworks in turns; return the library's seconds.
+
+        ``outputs`` are the library's. ``time_tuned`` is called with the seconds of a turn; it
+        returns seconds per inference, or None after a failure that it has reported.
+        """
+        self._open()
+        budget = self._context.budget
+        seconds = min(_ROUNDS_SHARE * budget.left_sec, _MOST_ROUNDS_SEC)
+        n_turns = _ROUNDS * (1 + len(self._running))
+        turn_sec = min(_TURN_SEC, max(_LEAST_TURN_SEC, seconds / (_TURN_MARGIN * n_turns)))
+        end_sec = budget.elapsed_sec + seconds
+        tuned_secs: list[float] = []
+        while len(tuned_secs) < _ROUNDS and not budget.interrupted:
+            if tuned_secs and budget.elapsed_sec >= end_sec:
+                break
+            tuned_sec = time_tuned(turn_sec)
+            if tuned_sec is None:
+                break
+            tuned_secs.append(tuned_sec)
+            # Forwards and backwards: none always comes after the tuned library.
+            for rival in self._running[:: -1 if len(tuned_secs) % 2 else 1]:
+                self._take_turn(rival, turn_sec)
+        self.timings = [self._timing(rival, outputs, tuned_secs) for rival in self._running]
+        return tuned_secs
+
+    def _open(self) -> None:
+        """Start the frameworks; those that cannot run the model are reported and left out."""
+        if self._original is None or self._original.file is None:
+            return
+        try:
+            folder = self._stack.enter_context(ScratchFolder("peers", self._context.work_dir))
+            path = self._original.file(folder)
+        except Exception as error:  # the framework's own, of any kind
+            self._leave_out(self._original.framework, summary_line(error))
+            return
+        own = OWN_PEERS[path.suffix]
+        for name in dict.fromkeys([own, *peer_names(self._context.config.peers)]):
+            framework = self._original.framework if name == own else PEERS[name].framework
+            if path.suffix not in PEERS[name].open:
+                self._leave_out(framework, f"it does not read {path.suffix} files")
+            else:
+                self._start(name, framework, path)
+
+    def _start(self, name: str, framework: str, path: Path) -> None:
+        context, original = self._context, self._original
+        limit_sec = min(_MOST_START_SEC, _START_SHARE * context.budget.left_sec)
+        if limit_sec < _LEAST_START_SEC:
+            self._leave_out(framework, "no time was left to start it")
+            return
+        pool = WorkerPool(1, env=READER_ENV, server=context.server)
+        self._stack.callback(pool.close)
+        memory_bytes = None if original is None else original.memory_bytes
+        task = (name, path, self._inputs, self._n_threads, memory_bytes)
+        (outcome,) = pool.map(open_peer, [task], limit_sec)
+        if outcome.error is None:
+            self._running.append(_Rival(name, framework, outcome.value, pool))
+        else:
+            self._leave_out(framework, summary_line(outcome.error))
+
+    def _take_turn(self, rival: _Rival, turn_sec: float) -> None:
+        time.sleep(_SETTLE_SEC)
+        limit_sec = max(min(_MOST_START_SEC, self._context.budget.left_sec), turn_sec)
+        (outcome,) = rival.pool.map(time_peer, [(turn_sec,)], limit_sec)
+        time.sleep(_SETTLE_SEC)
+        if outcome.error is None:
+            rival.secs.append(outcome.value)
+        else:
+            self._running.remove(rival)
+            self._leave_out(rival.framework, summary_line(outcome.error))
+
+    def _timing(
+        self, rival: _Rival, outputs: Sequence[Any], tuned_secs: Sequence[float]
+    ) -> PeerTiming:
+        difference = largest_difference(outputs, rival.outputs)
+        agree = agree_with_framework(outputs, rival.outputs, self._context.config.finish.rtol)
+        if not agree:
+            self._context.observer.note(
+                f"{rival.framework} computes something else; largest difference "
+                f"{difference.max_abs:.2g} absolute, {difference.max_rel:.2g} relative"
+            )
+        secs = (tuple(rival.secs), tuple(tuned_secs))
+        return PeerTiming(rival.name, rival.framework, self._n_threads, *secs, *difference, agree)
+
+    def _leave_out(self, framework: str, reason: str) -> None:
+        self._context.observer.note(f"{framework} is not compared: {reason}")
+        self._context.journal.write("error", where=f"peer {framework}", message=reason)
+
+
+def agree_with_framework(outputs: Sequence[Any], expected: Sequence[Any], rtol: float) -> bool:
+    """Say whether outputs agree with those of a framework, which is not exact either."""
+    return any(outputs_agree(outputs, expected, rtol, atol) for atol in (None, _FRAMEWORK_ATOL))
+
+
+def rivals_reserve_sec(n_frameworks: int, own_start_sec: float, budget_sec: float | None) -> float:
+    """Return the seconds that starting and timing frameworks takes, for fast networks."""
+    rounds_sec = _ROUNDS * (1 + n_frameworks) * _TURN_MARGIN * _TURN_SEC
+    n_others = max(0, n_frameworks - 1)
+    wanted_sec = rounds_sec + own_start_sec + n_others * max(own_start_sec, _START_SEC)
+    return wanted_sec if budget_sec is None else min(wanted_sec, _RESERVE_SHARE * budget_sec)
