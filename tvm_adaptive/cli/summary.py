@@ -55,7 +55,7 @@ def summary_lines(report: TuneReport) -> list[str]:
 
 
 def comparison_lines(comparison: Comparison) -> list[str]:
-    """Return two lines: latency, and equality of outputs."""
+    """Return lines of latency, equality of outputs, and what disagrees."""
     ratio = comparison.before_sec / comparison.after_sec
     verdict = "agree" if comparison.agree else "DISAGREE: do not use this result"
     before, after = comparison.before_sec * 1e3, comparison.after_sec * 1e3
@@ -63,6 +63,7 @@ def comparison_lines(comparison: Comparison) -> list[str]:
     return [
         f"latency       {before:.3f} ms untuned, {after:.3f} ms tuned, {ratio:.1f} x faster",
         f"outputs       {verdict}; largest difference {apart}",
+        *([f"  {comparison.problem}"] if comparison.problem else []),
     ]
 
 

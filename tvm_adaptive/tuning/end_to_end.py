@@ -15,7 +15,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvm_adaptive._tvm import Database, ExtractedTask, args_info_of, functions_as_tasks, save_json
+from tvm_adaptive._tvm import (
+    Database,
+    ExtractedTask,
+    args_info_of,
+    functions_as_tasks,
+    save_json,
+)
 from tvm_adaptive.errors import (
     OUT_OF_TIME,
     ImportMismatchError,
@@ -32,7 +38,6 @@ from tvm_adaptive.models import (
     export,
     extract,
     largest_difference,
-    outputs_agree,
     prepare,
     try_exported,
 )
@@ -43,13 +48,16 @@ from tvm_adaptive.models.compile import (
     schedule_network,
     schedule_tir,
 )
-from tvm_adaptive.models.network import Original
+from tvm_adaptive.models.network import Original, main_of
 from tvm_adaptive.models.run import try_function
+from tvm_adaptive.models.value_ranges import output_scales
 from tvm_adaptive.models.weights import save_module
 from tvm_adaptive.runner.rpc.leased_worker import LeasingPool
 from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.session import RunContext
+from tvm_adaptive.tuning.source_of_difference import source_of_difference
 from tvm_adaptive.tuning.target import n_cores_of
+from tvm_adaptive.values.agreement import outputs_problem
 from tvm_adaptive.workers.cores import thread_env
 from tvm_adaptive.workers.device_session import save_linked
 from tvm_adaptive.workers.pool import WorkerPool
@@ -76,8 +84,9 @@ _LEAST_RUN_SEC = 1.0
 _TIMING_SHARE = 0.25
 # Shorter timings are useless.
 _LEAST_TIMING_SEC = 0.1
-# ONNX Runtime's sigmoid is wrong by some 1e-7 where its result is next to zero.
-_ORIGINAL_ATOL = 1e-6
+# Of the scale of an output: ONNX Runtime's sigmoid, whose scale is 1, is wrong by some 1e-7
+# where its result is next to zero.
+_ORIGINAL_ERROR = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,16 +224,24 @@ class _EndToEndCheck:
         if len(pairs) < len(before):
             return None
         differences = [largest_difference(new.outputs, old.outputs) for old, new in pairs]
-        rtol = self._context.config.finish.rtol
+        problems = [
+            self._problem(i, new.outputs, old.outputs) for i, (old, new) in enumerate(pairs)
+        ]
+        problem = next(filter(None, problems), "")
         comparison = Comparison(
             before_sec=sum(old.latency_sec for old, _ in pairs),
             after_sec=sum(new.latency_sec for _, new in pairs),
             max_abs=max(difference.max_abs for difference in differences),
             max_rel=max(difference.max_rel for difference in differences),
-            agree=all(outputs_agree(new.outputs, old.outputs, rtol) for old, new in pairs),
+            agree=not problem,
+            problem=problem,
         )
         self._context.journal.write("comparison", **dataclasses.asdict(comparison))
         return comparison
+
+    def _problem(self, place: int, outputs: Sequence[Any], reference: Sequence[Any]) -> str:
+        """Say where the outputs of a library disagree with those of the untuned one."""
+        raise NotImplementedError
 
 
 class NetworkCheck(_EndToEndCheck):
@@ -235,8 +252,9 @@ class NetworkCheck(_EndToEndCheck):
         self._prepared = prepared
         packed = ", weights packed" if prepared.prepack else ""
         self.preparation = f", layout {prepared.layout}{packed}"
+        self._network = network
         self._inputs = network.inputs(context.seed)
-        self._original = network.original
+        self._tuned: set[str] = set()
         self._before: Measurement | None = None
         # Kept until there is a tuned one: a run always ends with a library.
         self._untuned = context.work_dir / f"untuned{self._suffix}"
@@ -260,8 +278,8 @@ class NetworkCheck(_EndToEndCheck):
         if self._before is not None:
             context.journal.write("untuned", seconds=self._before.latency_sec)
             context.observer.note(f"untuned: {self._before.latency_sec * 1e3:.2f} ms")
-            if self._original is not None and context.budget.left_sec > 0:
-                self._check_import(self._original, self._before.outputs)
+            if self._network.original is not None and context.budget.left_sec > 0:
+                self._check_import(self._network.original, self._before.outputs)
 
     def _check_import(self, original: Original, outputs: Sequence[Any]) -> None:
         """Compare with the framework that the network comes from."""
@@ -275,16 +293,23 @@ class NetworkCheck(_EndToEndCheck):
             journal.write("error", where="original", message=message)
             return
         difference = largest_difference(outputs, expected)
-        rtol = self._context.config.finish.rtol
-        agree = any(outputs_agree(outputs, expected, rtol, atol) for atol in (None, _ORIGINAL_ATOL))
-        journal.write("original", framework=original.framework, agree=agree, **difference._asdict())
+        scales = output_scales(main_of(self._network.mod))
+        problem = outputs_problem(
+            outputs,
+            expected,
+            self._context.config.finish.rtol,
+            floors=[_ORIGINAL_ERROR * scale for scale in scales],
+            names=self._network.output_names,
+        )
+        known = {"framework": original.framework, "agree": problem is None, "problem": problem}
+        journal.write("original", **known, **difference._asdict())
         apart = f"{difference.max_abs:.2g} absolute, {difference.max_rel:.2g} relative"
-        if not agree:
+        if problem is not None:
             raise ImportMismatchError(
                 f"Imported and untuned, {self._prepared.name} computes something else than "
-                f"{original.framework} (largest difference {apart}), so that tuning it would "
-                "be useless. If that is rounding, allow more of it: finish.rtol in a --config "
-                "file."
+                f"{original.framework} (largest difference {apart}): {problem}. That comes from no "
+                "tuned function, so that tuning would be useless. If that is rounding, allow more "
+                "of it: finish.rtol in a --config file."
             )
         observer.note(f"outputs agree with {original.framework}; largest difference {apart}")
 
@@ -305,8 +330,21 @@ class NetworkCheck(_EndToEndCheck):
             min_seconds = min(_TIMING_SEC, _TIMING_SHARE * context.budget.left_sec)
             after = self._measure(path, min_seconds=max(min_seconds, _LEAST_TIMING_SEC))
             self.library = self._linked(path)
+            comparison = self._compare([self._before], [after])
         self._untuned.unlink(missing_ok=True)
-        return self._compare([self._before], [after])
+        return comparison
+
+    def _problem(self, _place: int, outputs: Sequence[Any], reference: Sequence[Any]) -> str:
+        rtol, names = self._context.config.finish.rtol, self._network.output_names
+        problem = outputs_problem(outputs, reference, rtol, names=names)
+        if problem is None:
+            return ""
+        paths = str(self._untuned), str(self.library)
+        builds = (paths, self._inputs, self._device_kind)
+        source = source_of_difference(
+            self._context, self._pool, self._prepared, builds, self._tuned
+        )
+        return f"{problem}; {source}"
 
     def _compile(self, database: Database, path: Path) -> bool:
         """Compile the tuned network; return False, and report why, if there is no library."""
@@ -332,6 +370,7 @@ class NetworkCheck(_EndToEndCheck):
 
     def _set_coverage(self, coverage: Coverage) -> None:
         self.coverage = coverage.summary()
+        self._tuned = set(coverage.tuned)
         self.n_tuned = len(coverage.tuned)
 
     def _measure(
@@ -391,6 +430,10 @@ class OperatorCheck(_EndToEndCheck):
         )
         self.coverage = f"{self.n_tuned} of {len(self._tasks)} functions tuned"
         return self._compare(self._before, after)
+
+    def _problem(self, place: int, outputs: Sequence[Any], reference: Sequence[Any]) -> str:
+        problem = outputs_problem(outputs, reference, self._context.config.finish.rtol)
+        return f"{self._tasks[place].task_name}: {problem}" if problem else ""
 
     def _compile(self, task: ExtractedTask, database: Database | None) -> Path | None:
         """Compile a function; return None, and report why, if there is no library."""

@@ -48,6 +48,8 @@ class Comparison:
         Largest absolute and relative difference of their outputs on the same inputs.
     agree : bool
         Whether the outputs agree within the tolerance.
+    problem : str
+        Where they disagree, and which function that comes from; empty if they agree.
     """
 
     before_sec: float
@@ -55,6 +57,7 @@ class Comparison:
     max_abs: float
     max_rel: float
     agree: bool
+    problem: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
