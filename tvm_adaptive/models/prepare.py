@@ -11,6 +11,7 @@ import functools
 import logging
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 from tvm_adaptive._tvm import (
     ExtractedTask,
@@ -126,7 +127,7 @@ def _calls(mod: IRModule) -> Iterator[relax.Call]:
         if isinstance(function, relax.Function):
             for block in function.body.blocks:
                 for binding in block.bindings:
-                    call = getattr(binding, "value", None)
+                    call: Any = getattr(binding, "value", None)
                     is_call = isinstance(call, relax.Call)
                     if is_call and getattr(call.op, "name", "") == "relax.call_tir":
                         yield call

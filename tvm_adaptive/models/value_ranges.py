@@ -134,7 +134,8 @@ class _Flow:
     def _key(self, expr: Any) -> int:
         """Return the address of an expression; adds the steps that compute it."""
         key = handle(expr)
-        name, parts = "", ()
+        name = ""
+        parts: Sequence[Any] = ()
         if isinstance(expr, relax.Call):
             name = str(getattr(expr.op, "name", "")).removeprefix("relax.")
             parts = expr.args
@@ -236,7 +237,8 @@ class _Use:
 
 def _indices(step: _Step) -> Iterator[tuple[int, int]]:
     """Yield the arguments of an operation that are indices, and the extents that they index."""
-    name, attributes = step.name, getattr(step.expr, "attrs", None)
+    name = step.name
+    attributes: Any = getattr(step.expr, "attrs", None)
     if name == "one_hot":
         yield step.arguments[0], int(attributes.depth)
     elif name in _TABLES and (table := _shape_of(step.expr.args[0])):
