@@ -39,6 +39,8 @@ _MASKED = -1e3
 _FIRST_VALUES = (0.0, 1.0, 2.0)
 # More distinct numbers than a test for padding and one for an end: the steps of a loop.
 _LEAST_STEPS = 3
+# Indices up to it fit into what is no table; all numbers below are exact.
+_MOST = 2.0**31
 # Larger constants are weights, in which ranges say nothing.
 _MAX_CONSTANT = 1 << 22
 _MASK_NAME = re.compile(r".*masks?_?\d*", re.IGNORECASE)
@@ -74,7 +76,7 @@ def output_scales(main: relax.Function) -> list[float]:
 def _range_of_input(name: str, kind: np.dtype[Any], use: _Use) -> Range:
     is_mask = _MASK_NAME.fullmatch(name) is not None
     is_number = kind != np.bool_
-    if is_number and not is_mask and (limits := use.limits(float(np.iinfo(kind).max))):
+    if is_number and not is_mask and (limits := use.limits(min(_MOST, np.iinfo(kind).max))):
         return limits
     if mask := use.open_mask():
         return mask
