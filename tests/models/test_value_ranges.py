@@ -44,7 +44,7 @@ def table(rows: int, dtype: str = "float32") -> Any:
 
 
 def number(value: float, dtype: str = "int64") -> Any:
-    return relax.const(np.array(value, dtype))
+    return relax.const(value, dtype)
 
 
 def places(n: int, dtype: str = "int64") -> Any:

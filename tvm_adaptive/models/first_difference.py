@@ -20,6 +20,8 @@ Array = npt.NDArray[Any]
 
 # Of outputs that are kept at a time. A network with more runs several times.
 _KEPT_BYTES = 1 << 28
+# What TVM adds to the name of a function whose schedule packs a weight.
+_PACKED = "_prepacked"
 
 
 class FirstDifference(NamedTuple):
@@ -71,6 +73,7 @@ class _Watch:
 
     def __call__(self, _function: Any, name: str, is_before: bool, _result: Any, *args: Any) -> int:
         """Look at the arguments of a call, of which the last ones are its outputs."""
+        name = name.removesuffix(_PACKED)
         if name in self.n_outputs:
             outputs = args[-self.n_outputs[name] :]
             if is_before:
