@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -16,18 +17,27 @@ import pytest
 
 from tests.database.conftest import make_record
 from tests.tuning.observers import Notes
-from tvm_adaptive._tvm import Database, copy_record, functions_as_tasks, memory_database
+from tvm_adaptive._tvm import (
+    Database,
+    IRModule,
+    copy_record,
+    functions_as_tasks,
+    memory_database,
+    without_bodies,
+)
 from tvm_adaptive._tvm import te_workload as operator
-from tvm_adaptive.errors import OUT_OF_TIME, OutOfTimeError
+from tvm_adaptive.errors import OUT_OF_TIME, OutOfTimeError, WorkerDiedError
 from tvm_adaptive.measure_callback import read_journal
 from tvm_adaptive.models import Network, extract, prepare, run_exported, transformer
 from tvm_adaptive.models.frontend import load
-from tvm_adaptive.tuning import end_to_end, peers
+from tvm_adaptive.tuning import network_check, operator_check, peers, source_of_difference
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.config import DEFAULT
-from tvm_adaptive.tuning.end_to_end import NetworkCheck, OperatorCheck
+from tvm_adaptive.tuning.network_check import NetworkCheck
+from tvm_adaptive.tuning.operator_check import OperatorCheck
 from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.session import RunOptions, Session, open_session
+from tvm_adaptive.workers.pool import Outcome
 
 # Workers cannot import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -103,9 +113,9 @@ def test_a_run_ends_with_a_library_that_was_checked(
             assert check.shortfall == ""
             if case == "compiler-hangs":
                 clock.now = 999.0
-                monkeypatch.setattr(end_to_end, "export_module", hang)
+                monkeypatch.setattr(network_check, "export_module", hang)
             elif case == "compiler-dies":
-                monkeypatch.setattr(end_to_end, "export_module", die)
+                monkeypatch.setattr(network_check, "export_module", die)
             elif case == "no-time":
                 clock.now = 1000.0
             comparison = check.measure_tuned(database)
@@ -152,8 +162,8 @@ def test_an_untuned_network_that_runs_too_long_is_left_out(
     tmp_path: Path, network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(end_to_end, "try_exported", hang)
-    monkeypatch.setattr(end_to_end, "functools", Unbound)
+    monkeypatch.setattr(network_check, "try_exported", hang)
+    monkeypatch.setattr(network_check, "functools", Unbound)
     with session_in(tmp_path, Budget(10.0, clock)) as session:
         prepared, _ = tuned(network, session)
         with NetworkCheck(session, network, prepared) as check:
@@ -233,7 +243,7 @@ def test_a_function_that_cannot_be_compiled_any_more_costs_the_comparison(
         copy_record(make_record(tasks[0].dispatched[0], session.target, 1e-3), database)
         with OperatorCheck(session, tasks) as check:
             check.measure_untuned()
-            monkeypatch.setattr(end_to_end, "schedule_tir", fail)
+            monkeypatch.setattr(operator_check, "schedule_tir", fail)
             assert check.measure_tuned(database) is None
     assert (check.n_tuned, check.libraries) == (0, {})
     assert check.coverage == "0 of 1 functions tuned"
@@ -270,16 +280,16 @@ def test_an_imported_network_is_compared_with_its_framework(
     network = onnx_network(tmp_path)
     monkeypatch.setattr(peers, "_ROUNDS", 3)
     if case == "slow":
-        monkeypatch.setattr(end_to_end, "_SLOW_RUN_SEC", 1.0)
-        monkeypatch.setattr(end_to_end, "try_exported", hang)
-        monkeypatch.setattr(end_to_end, "functools", Unbound)
+        monkeypatch.setattr(network_check, "_SLOW_RUN_SEC", 1.0)
+        monkeypatch.setattr(network_check, "try_exported", hang)
+        monkeypatch.setattr(network_check, "functools", Unbound)
     observer = Notes()
     with session_in(tmp_path / "run", Budget(1000.0, Clock()), observer) as session:
         prepared, database = tuned(network, session)
         with NetworkCheck(session, network, prepared) as check:
             check.measure_untuned()
             if case == "compiler-dies":
-                monkeypatch.setattr(end_to_end, "export_module", die)
+                monkeypatch.setattr(network_check, "export_module", die)
             comparison = check.measure_tuned(database)
     assert comparison is not None
     assert check.n_tuned == (case != "compiler-dies")
@@ -302,9 +312,9 @@ def test_an_imported_network_is_compared_with_its_framework(
 def test_an_untuned_network_that_nobody_would_run_is_no_reference(
     tmp_path: Path, network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(end_to_end, "_SLOW_RUN_SEC", 1.0)
-    monkeypatch.setattr(end_to_end, "try_exported", hang)
-    monkeypatch.setattr(end_to_end, "functools", Unbound)
+    monkeypatch.setattr(network_check, "_SLOW_RUN_SEC", 1.0)
+    monkeypatch.setattr(network_check, "try_exported", hang)
+    monkeypatch.setattr(network_check, "functools", Unbound)
     observer = Notes()
     with session_in(tmp_path, Budget(1000.0, Clock()), observer, "torch") as session:
         prepared, database = tuned(network, session)
@@ -317,3 +327,70 @@ def test_an_untuned_network_that_nobody_would_run_is_no_reference(
     assert check.library is not None
     assert check.library.is_file()
     assert observer.notes[0].startswith("peers are left out")
+
+
+def test_a_disagreement_names_the_place_and_the_function(
+    tmp_path: Path, network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuned_names = []
+
+    def with_fault(*args: Any, **options: Any) -> Any:
+        mod, coverage = schedule_network(*args, **options)
+        (name,) = coverage.tuned
+        tuned_names.append(name)
+        variable = mod.get_global_var(name)
+        idle = without_bodies(IRModule({variable: mod[name]}))
+        return IRModule({**dict(mod.functions), variable: idle[name]}, attrs=mod.attrs), coverage
+
+    schedule_network = network_check.schedule_network
+    monkeypatch.setattr(network_check, "schedule_network", with_fault)
+    with session_in(tmp_path, Budget()) as session:
+        prepared, database = tuned(network, session)
+        task_name = extract(prepared, session.target)[0].task_name
+        with NetworkCheck(session, network, prepared) as check:
+            check.measure_untuned()
+            # What was in memory before must not be what is expected.
+            assert check._before is not None
+            check._before.outputs[0][0, 3, 5] += 100.0
+            comparison = check.measure_tuned(database)
+    assert comparison is not None
+    assert not comparison.agree
+    assert re.search(r"^output 0: \d+ of 512 values are wrong, first at \[0, ", comparison.problem)
+    named = f"the first function whose outputs differ is {tuned_names[0]} (task {task_name}): "
+    assert named in comparison.problem
+    (event,) = [
+        each for each in read_journal(tmp_path / "journal.jsonl") if each["event"] == "comparison"
+    ]
+    assert event["problem"] == comparison.problem
+
+
+class Answer:
+    """A pool that gives an answer."""
+
+    def __init__(self, value: Any = None, error: WorkerDiedError | None = None) -> None:
+        self.outcomes = [Outcome(value, error)]
+        self.limits_sec: list[float] = []
+
+    def map(self, _function: Any, _jobs: Any, limit_sec: float) -> list[Any]:
+        self.limits_sec.append(limit_sec)
+        return self.outcomes
+
+
+@pytest.mark.parametrize(
+    ("pool", "left_sec", "text"),
+    [
+        (Answer(), 0.5, "no time was left to compare the functions one by one"),
+        (Answer(), 20.0, "no function alone differs: small differences add up"),
+        (Answer(error=WorkerDiedError("it crashed")), 20.0, "one by one: it crashed"),
+        (Answer(("f", "output 0 is wrong")), 20.0, "differ is f (not tuned): output 0 is wrong"),
+    ],
+)
+def test_the_search_for_a_function_costs_no_more_than_its_part_of_the_message(
+    make_session: Any, network: Network, pool: Answer, left_sec: float, text: str
+) -> None:
+    session = make_session(budget=Budget(left_sec, Clock()))
+    prepared = prepare(network, session.target)
+    builds = (("untuned.so", "net.so"), [], "cpu")
+    found = source_of_difference.source_of_difference(session, pool, prepared, builds, set())
+    assert text in found
+    assert pool.limits_sec == ([] if left_sec < 1 else [left_sec])

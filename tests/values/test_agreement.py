@@ -11,6 +11,7 @@ from hypothesis.extra.numpy import arrays, from_dtype
 from tvm_adaptive.values.agreement import (
     disagreement,
     is_mostly_not_finite,
+    outputs_problem,
     perturbed,
     random_array,
     tolerance,
@@ -220,3 +221,31 @@ def test_mostly_nan_is_seen(end: Any, expected: bool) -> None:
     start = [np.zeros(3), np.arange(2)]
     assert is_mostly_not_finite(start, [np.array(end), np.arange(2)]) is expected
     assert is_mostly_not_finite(start, start) is False
+
+
+def test_a_problem_names_the_output_the_place_both_values_and_the_tolerance() -> None:
+    scores, expected = np.full((2, 3), 4.0), np.full((2, 3), 4.0)
+    scores[1, 2] = 4.5
+    rest = np.arange(3)
+    assert outputs_problem([rest, expected], [rest, expected]) is None
+    text = outputs_problem([rest, scores], [rest, expected], names=["", "scores"])
+    assert text == (
+        "output 1 (scores): 1 of 6 values are wrong, first at [1, 2]: 4.5 instead of 4.0, with "
+        "a tolerance of 0.008"
+    )
+    text = outputs_problem([rest + 5, scores], [rest, expected], names=["n"])
+    assert text == "output 0: 3 of 3 values are wrong, first at [0]: 5 instead of 0"
+    assert outputs_problem([scores], []) == "there are 1 outputs instead of 0"
+    scores[0, 1] = np.nan
+    assert outputs_problem([scores], [expected]) == "output 0 is not finite, first at [0, 1]: nan"
+    text = outputs_problem([expected], [scores])
+    assert text == "the reference of output 0 is not finite, first at [0, 1]: nan"
+
+
+def test_a_floor_belongs_to_its_output_and_lowers_no_tolerance() -> None:
+    faint = np.full(4, 1e-8)
+    pair = [faint, faint * 3], [faint, faint]
+    assert outputs_problem(*pair) is not None
+    assert outputs_problem(*pair, floors=[0.0, 1e-6]) is None
+    assert "output 1" in str(outputs_problem(*pair, floors=[1e-6, 1e-9]))
+    assert outputs_problem([np.full(4, 3.001)], [np.full(4, 3.0)], floors=[1e-9]) is None

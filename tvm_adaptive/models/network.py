@@ -12,6 +12,9 @@ import numpy.typing as npt
 
 from tvm_adaptive._tvm import IRModule, nn, relax, tensor
 from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.models.value_ranges import input_ranges
+
+_OUTPUT_NAMES = "output_names"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +64,13 @@ class Network:
     original: Original | None = None
     sample: tuple[npt.NDArray[Any], ...] | None = None
 
+    @property
+    def output_names(self) -> list[str]:
+        """Names of the outputs, where the model's file has them."""
+        attributes = main_of(self.mod).attrs
+        names = attributes.get(_OUTPUT_NAMES) if attributes else None
+        return [str(name) for name in names or ()]
+
     def inputs(self, seed: int = 0) -> list[npt.NDArray[Any]]:
         """Return the user's sample, or random inputs without one.
 
@@ -74,16 +84,20 @@ class Network:
     def random_inputs(self, seed: int = 0) -> list[npt.NDArray[Any]]:
         """Draw one input for each parameter of ``main``.
 
-        Floats are standard normal. Integers and truth values are 0 or 1, so that indices
-        are valid in every table.
+        Floats are standard normal. Integers and truth values are what
+        :func:`~tvm_adaptive.models.value_ranges.input_ranges` finds: indices are valid in
+        their tables, masks let everything pass.
         """
         rng = np.random.default_rng(seed)
+        ranges = input_ranges(main_of(self.mod), self.input_dtypes)
         inputs = []
         for name, shape in self.input_shapes.items():
-            dtype = self.input_dtypes[name]
-            is_float = "float" in dtype  # bfloat16, too
-            values = rng.standard_normal(shape) if is_float else rng.integers(0, 2, shape)
-            inputs.append(values.astype(dtype))
+            if name in ranges:
+                low, high = map(int, ranges[name])
+                values: npt.NDArray[Any] = rng.integers(low, high + 1, shape)
+            else:
+                values = rng.standard_normal(shape)
+            inputs.append(np.asarray(values, self.input_dtypes[name]))
         return inputs
 
 
@@ -141,6 +155,12 @@ def network_of_relax(
                 "the model an input of float32 and convert it inside."
             )
     return Network(name, mod, params, shapes, dtypes, original)
+
+
+def with_output_names(mod: IRModule, names: Sequence[str]) -> IRModule:
+    """Return an imported module that knows the names of its outputs."""
+    named = main_of(mod).with_attr(_OUTPUT_NAMES, list(names))
+    return IRModule({**dict(mod.functions), mod.get_global_var("main"): named}, attrs=mod.attrs)
 
 
 def main_of(mod: IRModule) -> relax.Function:

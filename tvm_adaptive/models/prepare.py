@@ -10,6 +10,8 @@ import dataclasses
 import functools
 import logging
 from collections import Counter
+from collections.abc import Iterator
+from typing import Any
 
 from tvm_adaptive._tvm import (
     ExtractedTask,
@@ -109,18 +111,26 @@ def _function_of(task: ExtractedTask) -> PrimFunc:
 
 def call_counts(mod: IRModule) -> Counter[str]:
     """Count the calls of each tensor function in the Relax functions of a module."""
-    calls = (
-        getattr(binding, "value", None)
-        for function in mod.functions.values()
-        if isinstance(function, relax.Function)
-        for block in function.body.blocks
-        for binding in block.bindings
-    )
-    return Counter(
-        str(call.args[0].name_hint)
-        for call in calls
-        if isinstance(call, relax.Call) and getattr(call.op, "name", "") == "relax.call_tir"
-    )
+    return Counter(str(call.args[0].name_hint) for call in _calls(mod))
+
+
+def output_counts(mod: IRModule) -> dict[str, int]:
+    """Return how many outputs each tensor function has that Relax functions call."""
+    return {
+        str(call.args[0].name_hint): len(getattr(call.ty, "fields", (None,)))
+        for call in _calls(mod)
+    }
+
+
+def _calls(mod: IRModule) -> Iterator[relax.Call]:
+    for function in mod.functions.values():
+        if isinstance(function, relax.Function):
+            for block in function.body.blocks:
+                for binding in block.bindings:
+                    call: Any = getattr(binding, "value", None)
+                    is_call = isinstance(call, relax.Call)
+                    if is_call and getattr(call.op, "name", "") == "relax.call_tir":
+                        yield call
 
 
 def is_gpu(target: Target) -> bool:

@@ -21,6 +21,8 @@ def comparison_lines(comparison: Comparison) -> list[str]:
         verdict += f" with {comparison.framework}"
     apart = f"{comparison.max_abs:.2g} absolute, {comparison.max_rel:.2g} relative"
     lines = [f"outputs       {verdict}; largest difference {apart}"]
+    if comparison.problem:
+        lines.append(f"  {comparison.problem}")
     if all(peer.framework != comparison.framework for peer in comparison.peers):
         lines.insert(0, f"latency       {_latency_text(comparison)}")
     return lines

@@ -105,6 +105,8 @@ class Comparison:
         The framework that computed the outputs, with its version; empty for the untuned model.
     peers : tuple of PeerTiming
         The frameworks that were timed, the model's own first.
+    problem : str
+        Where the outputs disagree, and which function that comes from; empty if they agree.
     """
 
     before_sec: float
@@ -114,6 +116,7 @@ class Comparison:
     agree: bool
     framework: str = ""
     peers: tuple[PeerTiming, ...] = ()
+    problem: str = ""
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Comparison:

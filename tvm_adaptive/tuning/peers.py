@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvm_adaptive.errors import summary_line
-from tvm_adaptive.models import largest_difference, outputs_agree
+from tvm_adaptive.models import largest_difference
 from tvm_adaptive.models.frontend import (
     OWN_PEERS,
     PEERS,
@@ -53,8 +53,6 @@ _MOST_START_SEC = 120.0
 _START_SEC = 4.0
 # With less, importing a framework would be cut short as often as not.
 _LEAST_START_SEC = 1.0
-# ONNX Runtime's sigmoid is wrong by some 1e-7 where its result is next to zero.
-_FRAMEWORK_ATOL = 1e-6
 
 
 @dataclasses.dataclass
@@ -75,9 +73,15 @@ class Rivals:
     """
 
     def __init__(
-        self, context: RunContext, original: Original | None, inputs: Sequence[Any]
+        self,
+        context: RunContext,
+        original: Original | None,
+        inputs: Sequence[Any],
+        problem: Callable[[Sequence[Any], Sequence[Any]], str | None],
     ) -> None:
         self._context = context
+        # Says where the library's outputs disagree with a framework's.
+        self._problem = problem
         self._original = original
         self._inputs = list(inputs)
         self._n_threads = n_cores_of(context.target) or usable_physical_cores()
@@ -168,23 +172,18 @@ class Rivals:
         self, rival: _Rival, outputs: Sequence[Any], tuned_secs: Sequence[float]
     ) -> PeerTiming:
         difference = largest_difference(outputs, rival.outputs)
-        agree = agree_with_framework(outputs, rival.outputs, self._context.config.finish.rtol)
+        problem = self._problem(outputs, rival.outputs)
+        agree = problem is None
         if not agree:
-            self._context.observer.note(
-                f"{rival.framework} computes something else; largest difference "
-                f"{difference.max_abs:.2g} absolute, {difference.max_rel:.2g} relative"
-            )
+            self._context.observer.note(f"{rival.framework} computes something else: {problem}")
         secs = (tuple(rival.secs), tuple(tuned_secs))
-        return PeerTiming(rival.name, rival.framework, self._n_threads, *secs, *difference, agree)
+        return PeerTiming(
+            rival.name, rival.framework, self._n_threads, *secs, *difference, problem is None
+        )
 
     def _leave_out(self, framework: str, reason: str) -> None:
         self._context.observer.note(f"{framework} is not compared: {reason}")
         self._context.journal.write("error", where=f"peer {framework}", message=reason)
-
-
-def agree_with_framework(outputs: Sequence[Any], expected: Sequence[Any], rtol: float) -> bool:
-    """Say whether outputs agree with those of a framework, which is not exact either."""
-    return any(outputs_agree(outputs, expected, rtol, atol) for atol in (None, _FRAMEWORK_ATOL))
 
 
 def rivals_reserve_sec(n_frameworks: int, own_start_sec: float, budget_sec: float | None) -> float:

@@ -38,9 +38,11 @@ from tvm_adaptive.models.frontend import (
 from tvm_adaptive.runner.rpc.leased_worker import check_farm
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.config import DEFAULT, TuneConfig
-from tvm_adaptive.tuning.end_to_end import NetworkCheck, OperatorCheck, tasks_and_check
+from tvm_adaptive.tuning.end_to_end import tasks_and_check
 from tvm_adaptive.tuning.finals import decide
+from tvm_adaptive.tuning.network_check import NetworkCheck
 from tvm_adaptive.tuning.observer import Observer
+from tvm_adaptive.tuning.operator_check import OperatorCheck
 from tvm_adaptive.tuning.outcome import TuneReport
 from tvm_adaptive.tuning.parts import Parts, make_parts
 from tvm_adaptive.tuning.run_lock import Ownership

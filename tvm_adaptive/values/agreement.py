@@ -63,6 +63,7 @@ def disagreement(
     atol: float | None = None,
     neighbours: Sequence[Mapping[int, Array]] = (),
     rounded_share: float = 0.0,
+    names: Sequence[str] = (),
 ) -> str | None:
     """Say where two kernels disagree, or None if they agree.
 
@@ -71,19 +72,25 @@ def disagreement(
     for perturbed inputs, say which; without them, ``rounded_share`` may be off by one.
     """
     for number, (one, other) in enumerate(zip(expected, found, strict=True)):
+        name = names[number] if names else f"buffer {number}"
         if one.shape != other.shape:
-            return f"buffer {number} has shape {other.shape}, expected {one.shape}"
+            return f"{name} has shape {other.shape}, expected {one.shape}"
+        least = 0.0 if atol is None else atol
         if is_float(one.dtype):
-            wrong = _wrong_floats(one.astype(np.float64), other.astype(np.float64), rtol, atol)
+            exact = one.astype(np.float64)
+            if atol is None:
+                least = _floor(exact, rtol)
+            wrong = ~np.isclose(other.astype(np.float64), exact, rtol, least, equal_nan=True)
         else:
             others = [each[number] for each in neighbours if number in each]
             wrong = _wrong_integers(one, other, others, rounded_share)
         if wrong.any():
-            place = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
-            where = [int(axis) for axis in place]
+            place, margin = _first_place(wrong), ""
+            if is_float(one.dtype):
+                margin = f", with a tolerance of {least + rtol * abs(float(one[place])):.2g}"
             return (
-                f"buffer {number}: {int(wrong.sum())} of {wrong.size} values are wrong, first at "
-                f"{where}: {other[place]} instead of {one[place]}"
+                f"{name}: {int(wrong.sum())} of {wrong.size} values are wrong, first at "
+                f"{list(place)}: {other[place]} instead of {one[place]}{margin}"
             )
     return None
 
@@ -99,12 +106,41 @@ def outputs_agree(
     Floating-point numbers agree when ``|output - reference| <= atol + rtol * |reference|``
     and both are finite. Integers must be equal; one in a hundred may be off by one.
     """
-    if not _have_same_shapes(outputs, reference):
-        return False
-    if not all(np.isfinite(each.astype(np.float64)).all() for each in [*outputs, *reference]):
-        return False
-    problem = disagreement(reference, outputs, rtol=rtol, atol=atol, rounded_share=ROUNDED_SHARE)
-    return problem is None
+    return outputs_problem(outputs, reference, rtol, atol) is None
+
+
+def outputs_problem(
+    outputs: Sequence[Array],
+    reference: Sequence[Array],
+    rtol: float = 1e-3,
+    atol: float | None = None,
+    *,
+    floors: Sequence[float] = (),
+    names: Sequence[str] = (),
+) -> str | None:
+    """Say which output of two networks differs, and where; None if they agree.
+
+    As :func:`outputs_agree`; ``atol`` is at least the ``floors`` of the outputs, if given.
+    """
+    if len(outputs) != len(reference):
+        return f"there are {len(outputs)} outputs instead of {len(reference)}"
+    for number, (found, expected) in enumerate(zip(outputs, reference, strict=True)):
+        name = f"output {number}"
+        if len(names) == len(outputs) and names[number]:
+            name += f" ({names[number]})"
+        for whose, each in (("", found), ("the reference of ", expected)):
+            if not (finite := np.isfinite(each.astype(np.float64))).all():
+                place = _first_place(~finite)
+                return f"{whose}{name} is not finite, first at {list(place)}: {each[place]}"
+        least = atol
+        if atol is None and number < len(floors):
+            least = max(_floor(expected.astype(np.float64), rtol), floors[number])
+        problem = disagreement(
+            [expected], [found], rtol=rtol, atol=least, rounded_share=ROUNDED_SHARE, names=[name]
+        )
+        if problem is not None:
+            return problem
+    return None
 
 
 def largest_difference(outputs: Sequence[Array], reference: Sequence[Array]) -> Difference:
@@ -183,11 +219,14 @@ def _have_same_shapes(outputs: Sequence[Array], reference: Sequence[Array]) -> b
     return [output.shape for output in outputs] == [expected.shape for expected in reference]
 
 
-def _wrong_floats(expected: Array, found: Array, rtol: float, atol: float | None) -> Array:
+def _floor(expected: Array, rtol: float) -> float:
+    """Return the absolute error that is allowed even in a zero: a share of the typical size."""
     finite = expected[np.isfinite(expected)]
-    if atol is None:
-        atol = rtol * (float(np.sqrt(np.mean(np.square(finite)))) if finite.size else 0.0)
-    return ~np.isclose(found, expected, rtol=rtol, atol=atol, equal_nan=True)
+    return rtol * (float(np.sqrt(np.mean(np.square(finite)))) if finite.size else 0.0)
+
+
+def _first_place(chosen: Array) -> tuple[int, ...]:
+    return tuple(int(axis) for axis in np.unravel_index(int(np.argmax(chosen)), chosen.shape))
 
 
 def item_bytes(dtype: str) -> int:

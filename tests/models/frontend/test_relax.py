@@ -10,7 +10,7 @@ from tvm_adaptive.models import prepare, transformer
 from tvm_adaptive.models.frontend import load, network_of_imported, slug
 from tvm_adaptive.models.frontend.shapes import by_name
 from tvm_adaptive.models.network import Original
-from tvm_adaptive.tuning.end_to_end import NetworkCheck
+from tvm_adaptive.tuning.network_check import NetworkCheck
 from tvm_adaptive.tuning.session import RunOptions, open_session
 
 
@@ -170,6 +170,19 @@ def test_an_original_may_be_wrong_by_a_rounding_next_to_zero(tmp_path):
     judged(lambda inputs: run(inputs, 2e-7), tmp_path / "near", Notes(), faint)
     with pytest.raises(ImportMismatchError):
         judged(lambda inputs: run(inputs, 2e-6), tmp_path / "far", Notes(), faint)
+
+
+def test_small_outputs_of_their_own_scale_are_compared_in_that_scale(tmp_path):
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((3, 4), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit_output(relax.op.multiply(x, relax.const(1e-8, "float32")))
+        builder.emit_func_output(y)
+    faint = network_of_imported("net", builder.get(), {})
+    judged(lambda inputs: [inputs[0] * np.float32(1e-8)], tmp_path / "same", Notes(), faint)
+    with pytest.raises(ImportMismatchError, match=r"output 0: \d+ of 12 values are wrong"):
+        judged(lambda inputs: [inputs[0] * np.float32(2e-8)], tmp_path / "twice", Notes(), faint)
 
 
 def test_an_original_that_fails_is_told_and_forgiven(tmp_path):

@@ -5,13 +5,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tvm import relax
 
 from tvm_adaptive._tvm import IRModule
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models import Network
 from tvm_adaptive.models.frontend.sample import read_sample, shapes_of_sample, with_sample
 
-NETWORK = Network("net", IRModule({}), {}, {"x": (1, 4), "n": ()}, {"x": "float32", "n": "int64"})
+
+def first_input() -> IRModule:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 4), "float32"))
+    n = relax.Var("n", relax.TensorType((), "int64"))
+    with builder.function("main", [x, n]):
+        builder.emit_func_output(x)
+    return builder.get()
+
+
+NETWORK = Network("net", first_input(), {}, {"x": (1, 4), "n": ()}, {"x": "float32", "n": "int64"})
 GOOD = {"n": np.array(3), "x": np.ones((1, 4), "float32")}
 
 

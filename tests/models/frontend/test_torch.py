@@ -4,7 +4,6 @@ import subprocess
 import sys
 import textwrap
 
-import numpy as np
 import pytest
 
 from tvm_adaptive.errors import InvalidOptionError
@@ -45,7 +44,8 @@ def test_several_inputs_and_outputs_keep_their_order(program):
     assert network.input_shapes == {"ids": (1, 16), "scale": (1, 1, 1)}
     assert network.input_dtypes == {"ids": "int64", "scale": "float32"}
     ids, scale = network.random_inputs()
-    assert set(np.unique(ids)) <= {0, 1}
+    assert ids.min() >= 0
+    assert 1 < ids.max() < 50
     outputs = network.original.run([ids, scale])
     assert [each.shape for each in outputs] == [(1, 16, 32), (1, 32)]
 

@@ -13,6 +13,7 @@ from tvm_adaptive.errors import InvalidOptionError, as_invalid_option, summary_l
 from tvm_adaptive.models.frontend import onnx_graph
 from tvm_adaptive.models.frontend.converters import NOT_STANDARD, OWN, WRONG
 from tvm_adaptive.models.frontend.converters.values import numpy_type_of
+from tvm_adaptive.models.network import with_output_names
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ def relax_of_graph(path: Path, model: Any) -> IRModule:
     if conversion.failed or mod is None:
         missing = onnx_graph.count_missing(model, conversion.failed, conversion.reasons)
         raise InvalidOptionError(onnx_graph.missing_message(path, missing))
-    return mod
+    return with_output_names(mod, [output.name for output in model.graph.output])
 
 
 def expanded(model: Any) -> Any:

@@ -13,7 +13,7 @@ from tvm_adaptive._tvm import IRModule, relax_of_exported_program
 from tvm_adaptive.errors import InvalidOptionError, as_invalid_option, summary_line
 from tvm_adaptive.models.frontend.reader import Array, Form, Inference, Shapes
 from tvm_adaptive.models.frontend.shapes import network_of_imported
-from tvm_adaptive.models.network import Network, Original
+from tvm_adaptive.models.network import Network, Original, with_output_names
 
 _MISFIT = "is no program of torch.export.save, or a damaged one"
 # Records of these names make PyTorch unpickle objects, or load compiled code.
@@ -33,7 +33,17 @@ def read_program(path: Path, _shapes: Shapes) -> IRModule:
     """Read a file that ``torch.export.save`` wrote."""
     program = load_program(path)
     with as_invalid_option(f"TVM cannot import {path}"):
-        return relax_of_exported_program(program)
+        return with_output_names(relax_of_exported_program(program), _output_names(program))
+
+
+def _output_names(program: Any) -> list[str]:
+    """Return where each output is in what the program returns: ``.logits``, ``['hidden']``."""
+    import torch
+
+    pytree = torch.utils._pytree
+    spec = program.call_spec.out_spec
+    result = pytree.tree_unflatten(range(spec.num_leaves), spec)
+    return [pytree.keystr(path) for path, _ in pytree.tree_leaves_with_path(result)]
 
 
 def load_program(path: Path) -> Any:

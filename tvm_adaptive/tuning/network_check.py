@@ -1,0 +1,296 @@
+"""The check of a network: outputs and latency beside its framework, or beside the untuned one.
+
+All of them run in worker processes, so that a crash or a hang of one does not end the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tvm_adaptive._tvm import Database, save_json
+from tvm_adaptive.errors import ImportMismatchError, summary_line
+from tvm_adaptive.models import (
+    Coverage,
+    Network,
+    Prepared,
+    compile_network,
+    export,
+    largest_difference,
+    run_exported,
+    try_exported,
+)
+from tvm_adaptive.models.compile import device_kind, export_module, schedule_network
+from tvm_adaptive.models.frontend import peer_names
+from tvm_adaptive.models.network import Original, main_of
+from tvm_adaptive.models.run import time_exported
+from tvm_adaptive.models.value_ranges import output_scales
+from tvm_adaptive.models.weights import save_module
+from tvm_adaptive.tuning.library_check import UNTUNED_SHARE, LibraryCheck, Measurement
+from tvm_adaptive.tuning.outcome import Comparison
+from tvm_adaptive.tuning.peers import Rivals, rivals_reserve_sec
+from tvm_adaptive.tuning.session import RunContext
+from tvm_adaptive.tuning.source_of_difference import source_of_difference
+from tvm_adaptive.values.agreement import outputs_problem
+from tvm_adaptive.workers.scratch import ScratchFolder
+
+# Nobody runs an untuned network that takes longer; with loading it.
+_SLOW_RUN_SEC = 10.0
+# Load the tuned network and run it once.
+_LOAD_SEC = 2.0
+# Compiling a tuned network, without writing the weights, takes 6 to 10 times as long as the
+# untuned one, plus what else the machine does.
+_TUNED_NETWORK_MARGIN = 12.0
+# The share of the remaining budget that the untuned network may take where the framework is
+# the reference, and it only shows early that the import is right.
+_IMPORT_CHECK_SHARE = 0.1
+# Of the scale of an output: ONNX Runtime's sigmoid, whose scale is 1, is wrong by some 1e-7
+# where its result is next to zero.
+_FRAMEWORK_ERROR = 1e-6
+
+
+class NetworkCheck(LibraryCheck):
+    """Compile, run and time a network before and after its search."""
+
+    def __init__(self, context: RunContext, network: Network, prepared: Prepared) -> None:
+        super().__init__(context)
+        self._prepared = prepared
+        packed = ", weights packed" if prepared.prepack else ""
+        self.preparation = f", layout {prepared.layout}{packed}"
+        self._network = network
+        self._inputs = network.inputs(context.seed)
+        self._output_scales = output_scales(main_of(network.mod))
+        self._tuned: set[str] = set()
+        self._original = network.original
+        self._device_kind = device_kind(context.target)
+        self._before: Measurement | None = None  # untuned
+        self._expected: list[Any] | None = None  # the framework's outputs
+        self._original_sec = 0.0
+        self._compile_sec = 0.0  # of the untuned functions, without writing the weights
+        # Kept until there is a tuned one: a run always ends with a library.
+        self._untuned = context.work_dir / f"untuned{self._suffix}"
+        has_file = network.original is not None and network.original.file is not None
+        is_here = context.farm is None and self._device_kind == "cpu"
+        self._has_rivals = has_file and is_here
+        if context.config.peers and not self._has_rivals:
+            context.observer.note(
+                "peers are left out: they run ONNX and PyTorch models on this machine's CPU"
+            )
+
+    @property
+    def _later_run_sec(self) -> float:
+        n_peers = len(peer_names(self._context.config.peers)) + 1 if self._has_rivals else 0
+        budget_sec = self._context.budget.seconds
+        return _LOAD_SEC + rivals_reserve_sec(n_peers, self._original_sec, budget_sec)
+
+    @property
+    def _has_reference(self) -> bool:
+        """Whether the model's own framework is timed, and the untuned network is not."""
+        return self._has_rivals and self._expected is not None
+
+    @property
+    def reserve_sec(self) -> float:
+        """Seconds to reserve for ``measure_tuned`` if everything is tuned."""
+        return self.least_reserve_sec + _TUNED_NETWORK_MARGIN * self._compile_sec
+
+    def measure_untuned(self) -> None:
+        """Compile the network without tuning, and check that it was imported correctly.
+
+        Without a framework it is also timed: then it is the reference.
+        """
+        context = self._context
+        with context.stage("untuned"):
+            start_sec = time.perf_counter()
+            compiled = compile_network(self._prepared, None, context.target)
+            self._compile_sec = time.perf_counter() - start_sec
+            export(compiled, self._untuned)
+            self._build_sec = time.perf_counter() - start_sec
+            self._set_coverage(compiled.coverage)
+            if self._original is not None and context.budget.left_sec > 0:
+                self._ask_original(self._original)
+            self._before = self._measure_untuned()
+        if self._before is None:
+            return
+        if not self._has_reference:
+            context.journal.write("untuned", seconds=self._before.latency_sec)
+            context.observer.note(f"untuned: {self._before.latency_sec * 1e3:.2f} ms")
+        if self._original is not None and self._expected is not None:
+            self._check_import(self._original, self._before.outputs, self._expected)
+
+    def _ask_original(self, original: Original) -> None:
+        """Compute the outputs in the framework that the network comes from."""
+        start_sec = time.perf_counter()
+        try:
+            with contextlib.closing(original):
+                self._expected = original.run(self._inputs)
+        except Exception as error:  # the framework's own errors, of any kind
+            message = f"{original.framework} could not run it: {summary_line(error)}"
+            self._context.observer.note(f"outputs are not checked: {message}")
+            self._context.journal.write("error", where="original", message=message)
+        self._original_sec = time.perf_counter() - start_sec
+
+    def _measure_untuned(self) -> Measurement | None:
+        """Run the untuned network; time it if it is the reference."""
+        share = _IMPORT_CHECK_SHARE if self._has_reference else UNTUNED_SHARE
+        most_sec, late = share * self._context.budget.left_sec, None
+        is_here = self._context.farm is None and self._device_kind == "cpu"
+        if self._has_reference or (is_here and most_sec > _SLOW_RUN_SEC):
+            most_sec = min(most_sec, _SLOW_RUN_SEC)
+            late = self._report_slow
+        run = functools.partial(try_exported, min_seconds=0.0 if self._has_reference else 0.5)
+        task = (str(self._untuned), self._inputs, self._device_kind)
+        found = self._run(run, task, self._untuned, most_sec, late)
+        if found is None:
+            return None
+        outputs, latency_sec = found
+        return Measurement(outputs, latency_sec if latency_sec > 0 else math.nan)
+
+    def _report_slow(self, most_sec: float) -> None:
+        text = f"untuned, an inference takes more than {most_sec:.0f} s"
+        if self._original is not None and self._has_reference:
+            text += f"; outputs are first compared with {self._original.framework} after tuning"
+            self._context.observer.note(text)
+            self._context.journal.write("error", where=self._untuned.name, message=text)
+        else:
+            self._report_shortfall(f"{text}, and no other reference is there", "")
+
+    def _check_import(
+        self, original: Original, outputs: Sequence[Any], expected: Sequence[Any]
+    ) -> None:
+        """Compare with the framework that the network comes from."""
+        difference = largest_difference(outputs, expected)
+        problem = self._problem_beside_framework(outputs, expected)
+        known = {"framework": original.framework, "agree": problem is None, "problem": problem}
+        self._context.journal.write("original", **known, **difference._asdict())
+        apart = f"{difference.max_abs:.2g} absolute, {difference.max_rel:.2g} relative"
+        if problem is not None:
+            raise ImportMismatchError(
+                f"Imported and untuned, {self._prepared.name} computes something else than "
+                f"{original.framework} (largest difference {apart}): {problem}. That comes from no "
+                "tuned function, so that tuning would be useless. If that is rounding, allow more "
+                "of it: finish.rtol in a --config file."
+            )
+        self._context.observer.note(
+            f"outputs agree with {original.framework}; largest difference {apart}"
+        )
+
+    def measure_tuned(self, database: Database) -> Comparison | None:
+        """Compile with a database; compare with the framework, or with the untuned network."""
+        context = self._context
+        if context.budget.interrupted:
+            self._untuned.unlink(missing_ok=True)
+            return None
+        path = context.work_dir / f"{self._prepared.name}{self._suffix}"
+        with context.stage("compile"):
+            is_compiled = self._compile(database, path)
+        with context.stage("compare"):
+            if not is_compiled:
+                os.replace(self._untuned, path)
+            # An untuned library is compared with a framework only, and if it is quick.
+            is_comparable = is_compiled or (self._has_reference and self._before is not None)
+            comparison = self._compare_tuned(path) if is_comparable else None
+            self.library = self._linked(path)
+        self._untuned.unlink(missing_ok=True)
+        if comparison is not None:
+            context.journal.write("comparison", **dataclasses.asdict(comparison))
+        return comparison
+
+    def _compare_tuned(self, path: Path) -> Comparison | None:
+        """Run the tuned network, and time it in turns with the frameworks."""
+        task = (str(path), self._inputs, self._device_kind)
+        outputs = self._run(run_exported, task, path)
+        if outputs is None:
+            return None
+        original = self._original if self._has_rivals else None
+        with Rivals(
+            self._context, original, self._inputs, self._problem_beside_framework
+        ) as rivals:
+            secs = rivals.time(
+                outputs, lambda seconds: self._run(time_exported, (*task, seconds), path)
+            )
+        framework, before_sec = "", math.inf if self._before is None else self._before.latency_sec
+        expected = None if self._before is None else self._before.outputs
+        if self._original is not None and self._expected is not None:
+            framework, expected = self._original.framework, self._expected
+            own = [peer.secs for peer in rivals.timings if peer.framework == framework]
+            if self._has_rivals:
+                before_sec = statistics.median(own[0]) if own else math.inf
+        if expected is None or not secs:
+            return None
+        problem = self._problem(path, outputs, expected, framework)
+        return Comparison(
+            before_sec,
+            statistics.median(secs),
+            *largest_difference(outputs, expected),
+            not problem,
+            framework,
+            tuple(rivals.timings),
+            problem,
+        )
+
+    def _problem(
+        self, path: Path, outputs: Sequence[Any], expected: Sequence[Any], framework: str
+    ) -> str:
+        """Say where the tuned network's outputs are wrong, and which function that comes from."""
+        if framework:
+            problem = self._problem_beside_framework(outputs, expected)
+        else:
+            rtol, names = self._context.config.finish.rtol, self._network.output_names
+            problem = outputs_problem(outputs, expected, rtol, names=names)
+        if problem is None:
+            return ""
+        if not self._untuned.is_file():
+            return f"{problem}; no function is tuned"
+        paths = str(self._untuned), str(path)
+        builds = (paths, self._inputs, self._device_kind)
+        source = source_of_difference(
+            self._context, self._pool, self._prepared, builds, self._tuned
+        )
+        return f"{problem}; {source}"
+
+    def _problem_beside_framework(
+        self, outputs: Sequence[Any], expected: Sequence[Any]
+    ) -> str | None:
+        """Say where outputs disagree with a framework's, which are not exact either."""
+        return outputs_problem(
+            outputs,
+            expected,
+            self._context.config.finish.rtol,
+            floors=[_FRAMEWORK_ERROR * scale for scale in self._output_scales],
+            names=self._network.output_names,
+        )
+
+    def _compile(self, database: Database, path: Path) -> bool:
+        """Compile the tuned network; return False, and report why, if there is no library."""
+        context = self._context
+        try:
+            self._check_time()
+            mod, coverage = schedule_network(
+                self._prepared, database, context.target, check=self._check_time
+            )
+            if not coverage.tuned and context.budget.seconds is not None:
+                self._report_shortfall("nothing is tuned; the library is the untuned one")
+                return False
+            with ScratchFolder("network", context.work_dir) as folder:
+                save_module(mod, folder)
+                task = (str(folder), save_json(context.target), str(path))
+                self._compile_tuned(export_module, task)
+        except Exception as error:
+            self._report_uncompiled(path, error, "; the library is the untuned one")
+            return False
+        self._set_coverage(coverage)
+        context.journal.write("coverage", **dataclasses.asdict(coverage))
+        return True
+
+    def _set_coverage(self, coverage: Coverage) -> None:
+        self.coverage = coverage.summary()
+        self._tuned = set(coverage.tuned)
+        self.n_tuned = len(coverage.tuned)
