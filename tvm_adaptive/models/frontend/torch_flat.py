@@ -1,0 +1,173 @@
+"""PyTorch models as functions from tensors to tensors, whatever containers they take.
+
+The order is that of PyTorch's pytrees: arguments, then keyword arguments. What is no tensor,
+such as None or a number, is a constant of the model, and left out of the results.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_adaptive.values.agreement import numpy_dtype
+
+Array = npt.NDArray[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class FlatModel:
+    """A model whose inputs and results are tensors in a fixed order."""
+
+    names: tuple[str, ...]
+    inputs: tuple[Any, ...]  # tensors of the types of the inputs
+    results: tuple[Any, ...]  # tensors of the types of the results
+    module: Any  # from tensors to a tuple of tensors
+    program: Any = None  # the model as torch.export has it, if it has
+
+    @property
+    def tensors(self) -> tuple[Any, ...]:
+        """Return inputs to trace the model with."""
+        import torch
+
+        return tuple(torch.zeros(each.shape, dtype=each.dtype) for each in self.inputs)
+
+    def run(self, inputs: Sequence[Array]) -> list[Array]:
+        """Run the model once; what it writes to its state and inputs is undone."""
+        import torch
+
+        tensors = [_tensor_of(value) for value in inputs]
+        with torch.no_grad(), _same_state(self.module):
+            return [_array_of(each) for each in self.module(*tensors)]
+
+
+def flat_program(program: Any) -> FlatModel:
+    """Return a ``torch.export.ExportedProgram`` as a model of tensors."""
+    import torch
+    from torch.export.graph_signature import OutputKind
+
+    signature = program.graph_signature
+    (output,) = program.graph.find_nodes(op="output")
+    # A result that is no tensor may stand there as it is.
+    values = [getattr(each, "meta", {}).get("val") for each in output.args[0]]
+    results = tuple(
+        value
+        for value, spec in zip(values, signature.output_specs, strict=True)
+        if spec.kind is OutputKind.USER_OUTPUT and isinstance(value, torch.Tensor)
+    )
+    leaves = leaves_of(program)
+    tensors = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
+    module = _flattened(program.module(), program.call_spec.in_spec, list(leaves.values()))
+    return FlatModel(tuple(tensors), tuple(tensors.values()), results, module, program)
+
+
+def leaves_of(program: Any) -> dict[str, Any]:
+    """Return a program's inputs by name: fake tensors, and constants."""
+    from torch.export.graph_signature import ConstantArgument, InputKind
+
+    nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
+    return {
+        spec.arg.name: spec.arg.value
+        if isinstance(spec.arg, ConstantArgument)
+        else nodes[spec.arg.name].meta["val"]
+        for spec in program.graph_signature.input_specs
+        if spec.kind is InputKind.USER_INPUT
+    }
+
+
+def flat_module(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> FlatModel:
+    """Return a module that ``torch.export`` cannot export as a model of tensors."""
+    import torch
+
+    leaves, spec = torch.utils._pytree.tree_flatten((args, dict(kwargs)))
+    named = dict(zip(_names_of(module, args, kwargs), leaves, strict=True))
+    tensors = {name: leaf for name, leaf in named.items() if isinstance(leaf, torch.Tensor)}
+    flat = _flattened(module, spec, leaves)
+    with torch.no_grad(), _same_state(flat):
+        results = flat(*(each.clone() for each in tensors.values()))
+    return FlatModel(tuple(tensors), tuple(tensors.values()), results, flat)
+
+
+def _names_of(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
+    """Return names of the leaves of arguments: parameters of ``forward``, and keys."""
+    import torch
+
+    try:
+        parameters = list(inspect.signature(module.forward).bind_partial(*args).arguments)
+    except (TypeError, ValueError):  # of compiled modules, or with wrong arguments
+        parameters = []
+    parameters += [f"args_{place}" for place in range(len(parameters), len(args))]
+    named = [*zip(parameters, args, strict=False), *kwargs.items()]
+    names: list[str] = []
+    for name, value in named:
+        for path, _ in torch.utils._pytree.tree_flatten_with_path(value)[0]:
+            keys = re.findall(r"\w+", torch.utils._pytree.keystr(path))
+            names.append("_".join([name, *keys]))
+    return names
+
+
+def _flattened(module: Any, spec: Any, leaves: Sequence[Any]) -> Any:
+    """Return a module from tensors to a tuple of tensors; other leaves stay as they are."""
+    import torch
+
+    pytree = torch.utils._pytree
+
+    class Flattened(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = module
+            self.training = False
+
+        def train(self, _mode: bool = True) -> Any:
+            return self  # programs have no modes
+
+        def forward(self, *tensors: Any) -> Any:
+            given = iter(tensors)
+            filled = [next(given) if isinstance(each, torch.Tensor) else each for each in leaves]
+            args, kwargs = pytree.tree_unflatten(filled, spec)
+            results = pytree.tree_leaves(self.module(*args, **kwargs))
+            return tuple(each for each in results if isinstance(each, torch.Tensor))
+
+    return Flattened()
+
+
+@contextlib.contextmanager
+def _same_state(module: Any) -> Iterator[None]:
+    """Give buffers their values back, so that each inference starts from the same state."""
+    kept = [
+        (each._buffers, name, buffer, buffer.clone())
+        for each in module.modules()
+        for name, buffer in each._buffers.items()
+        if buffer is not None
+    ]
+    try:
+        yield
+    finally:
+        for buffers, name, buffer, value in kept:
+            buffers[name] = buffer.copy_(value)
+
+
+def _tensor_of(value: Array) -> Any:
+    """Return a tensor of its own memory."""
+    import torch
+
+    if value.dtype.name == "bfloat16":  # which numpy gives to no other library
+        return torch.from_numpy(value.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(value.copy())
+
+
+def _array_of(tensor: Any) -> Array:
+    """Return an array of its own memory."""
+    import torch
+
+    found = tensor.detach().clone().resolve_conj().resolve_neg()
+    if found.dtype == torch.bfloat16:
+        array: Array = found.view(torch.int16).numpy().view(numpy_dtype("bfloat16"))
+        return array
+    return np.array(found.numpy())
