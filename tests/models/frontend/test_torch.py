@@ -11,6 +11,7 @@ import pytest
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.frontend import load, with_sample
 from tvm_adaptive.models.frontend.torch_program import network_of_program
+from tvm_adaptive.models.network import shape_text
 
 ARCHITECTURES = ["resnet", "mobilenet", "encoder"]
 
@@ -250,6 +251,12 @@ FACTORY = """
     def layers():
         return torch.nn.LSTM(4, 6, num_layers=2), torch.ones(3, 1, 4)
 
+    def masks():
+        class Masks(torch.nn.Module):
+            def forward(self, x):
+                return (x > 0).cumsum(-1)
+        return Masks(), torch.ones(2, 3)
+
     def numpy():
         class Numpy(torch.nn.Module):
             def forward(self, x, more):
@@ -321,11 +328,77 @@ def test_factories_that_do_not_work(what, text, in_factory_dir):
 
 
 @pytest.mark.usefixtures("in_factory_dir")
-def test_what_tvm_cannot_import_goes_through_onnx(check_import):
+@pytest.mark.parametrize(
+    ("what", "name", "outputs"),
+    [
+        ("layers", "input", ["3x1x6 float32", "2x1x6 float32", "2x1x6 float32"]),
+        ("masks", "x", ["2x3 int64"]),  # TVM's importer counts in booleans
+    ],
+)
+def test_what_tvm_cannot_import_goes_through_onnx(what, name, outputs, check_import):
     pytest.importorskip("onnx")
-    network = load("my_models:layers")
-    assert list(network.input_shapes) == ["input"]
-    assert [each.shape for each in check_import(network)] == [(3, 1, 6), (2, 1, 6), (2, 1, 6)]
+    network = load(f"my_models:{what}")
+    assert list(network.input_shapes) == [name]
+    found = check_import(network)
+    assert [f"{shape_text(each.shape)} {each.dtype}" for each in found] == outputs
+
+
+PUBLISHED = """
+    import torch
+
+    def encoder():
+        from transformers import BertConfig, BertModel
+        sizes = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
+        model = BertModel(BertConfig(**sizes, intermediate_size=64, vocab_size=100))
+        ones = torch.ones(1, 16, dtype=torch.int64)
+        return model, {"input_ids": ones, "attention_mask": ones}
+
+    def decoder():
+        from transformers import LlamaConfig, LlamaForCausalLM
+        from transformers.cache_utils import DynamicCache
+        sizes = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
+        config = LlamaConfig(**sizes, intermediate_size=64, vocab_size=100)
+
+        class Decoder(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.model = LlamaForCausalLM(config)
+
+            def forward(self, ids, mask, past):
+                cache = DynamicCache()
+                for layer, (keys, values) in enumerate(past):
+                    cache.update(keys, values, layer)
+                found = self.model(ids, attention_mask=mask, past_key_values=cache)
+                return found.logits, [(each.keys, each.values) for each in cache.layers]
+
+        past = [tuple(torch.randn(2, 1, 4, 7, 8)) for _ in range(2)]
+        integers = torch.int64
+        ids, mask = torch.ones(1, 1, dtype=integers), torch.ones(1, 8, dtype=integers)
+        return Decoder(), {"ids": ids, "mask": mask, "past": past}
+
+    def backbone():
+        from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
+        model = resnet_fpn_backbone(backbone_name="resnet18", weights=None)
+        return model, torch.randn(1, 3, 64, 64)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "package", "n_inputs", "n_outputs"),
+    [
+        ("encoder", "transformers", 2, 2),
+        ("decoder", "transformers", 6, 5),
+        ("backbone", "torchvision", 1, 5),
+    ],
+)
+def test_published_models(name, package, n_inputs, n_outputs, in_factory_dir, check_import):
+    pytest.importorskip(package)
+    pytest.importorskip("onnxscript")
+    (in_factory_dir / "my_models.py").write_text(textwrap.dedent(PUBLISHED))
+    network = load(f"my_models:{name}")
+    assert len(network.input_shapes) == n_inputs
+    assert len(check_import(network)) == n_outputs
 
 
 @pytest.mark.usefixtures("in_factory_dir")

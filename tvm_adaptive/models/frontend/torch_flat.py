@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -18,7 +19,12 @@ import numpy.typing as npt
 
 from tvm_adaptive.values.agreement import numpy_dtype
 
+logger = logging.getLogger(__name__)
+
 Array = npt.NDArray[Any]
+
+# Results that are known to be no tensors.
+_PLAIN = (int, float, complex, str, type(None))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,12 +91,19 @@ def flat_module(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     """Return a module that ``torch.export`` cannot export as a model of tensors."""
     import torch
 
-    leaves, spec = torch.utils._pytree.tree_flatten((args, dict(kwargs)))
+    pytree = torch.utils._pytree
+    leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
     named = dict(zip(_names_of(module, args, kwargs), leaves, strict=True))
     tensors = {name: leaf for name, leaf in named.items() if isinstance(leaf, torch.Tensor)}
     flat = _flattened(module, spec, leaves)
+    copies = [each.clone() if isinstance(each, torch.Tensor) else each for each in leaves]
+    args, kwargs = pytree.tree_unflatten(copies, spec)
     with torch.no_grad(), _same_state(flat):
-        results = flat(*(each.clone() for each in tensors.values()))
+        found = pytree.tree_leaves(module(*args, **kwargs))
+    results = tuple(each for each in found if isinstance(each, torch.Tensor))
+    kinds = {type(each).__name__ for each in found if not isinstance(each, (torch.Tensor, *_PLAIN))}
+    if kinds:
+        logger.warning("outputs in containers unknown to PyTorch are left out: %s", sorted(kinds))
     return FlatModel(tuple(tensors), tuple(tensors.values()), results, flat)
 
 
@@ -109,7 +122,7 @@ def _names_of(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
         for path, _ in torch.utils._pytree.tree_flatten_with_path(value)[0]:
             keys = re.findall(r"\w+", torch.utils._pytree.keystr(path))
             names.append("_".join([name, *keys]))
-    return names
+    return names if len(set(names)) == len(names) else [f"input_{i}" for i in range(len(names))]
 
 
 def _flattened(module: Any, spec: Any, leaves: Sequence[Any]) -> Any:

@@ -11,6 +11,7 @@ import contextlib
 import importlib.util
 import io
 import logging
+import string
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -131,13 +132,25 @@ class _Conversion:
         try:
             if stock is None or node.target.__name__ in _CONTROL:
                 raise NotImplementedError("no converter")
-            return stock(node)
+            return _as_pytorch(stock(node), node.meta.get("val"), builder)
         except MemoryError:
             raise
         except Exception as error:  # TVM's own, of any kind
             self._counts[name] += 1
             self.reasons.setdefault(name, summary_line(error))
             return _zeros_like(node.meta["val"], builder)
+
+
+def _as_pytorch(result: Any, value: Any, builder: Any) -> Any:
+    """Return a node's result in PyTorch's type; raise ValueError if it is of another kind."""
+    found = getattr(result, "ty", None)
+    if not isinstance(found, relax.TensorType) or not hasattr(value, "dtype"):
+        return result
+    kind, expected = str(found.dtype), _dtype_of(value)
+    is_of_kind = kind.rstrip(string.digits) == expected.rstrip(string.digits)
+    if not is_of_kind or (found.shape is not None and _has_other_shape(found, value)):
+        raise ValueError(f"its result {_mismatch(found, value)}")
+    return result if kind == expected else builder.emit(relax.op.astype(result, expected))
 
 
 def _zeros_like(value: Any, builder: Any) -> Any:
@@ -194,12 +207,19 @@ def _check_outputs(mod: IRModule, model: FlatModel) -> None:
     if len(types) != len(model.results):
         raise ValueError(f"it has {len(types)} outputs instead of {len(model.results)}")
     for number, (each, expected) in enumerate(zip(types, model.results, strict=True), start=1):
-        shape = None if each.shape is None else extents_of(each.shape)
-        if shape != list(expected.shape) or str(each.dtype) != _dtype_of(expected):
-            raise ValueError(
-                f"its output {number} is {each.dtype} {shape_text(shape or ['?'])}, but should be "
-                f"{_dtype_of(expected)} {shape_text(list(expected.shape))}"
-            )
+        if str(each.dtype) != _dtype_of(expected) or _has_other_shape(each, expected):
+            raise ValueError(f"its output {number} {_mismatch(each, expected)}")
+
+
+def _has_other_shape(found: Any, tensor: Any) -> bool:
+    return found.shape is None or extents_of(found.shape) != list(tensor.shape)
+
+
+def _mismatch(found: Any, tensor: Any) -> str:
+    shapes = ["unknown" if found.shape is None else shape_text(extents_of(found.shape))]
+    shapes.append(shape_text(list(tensor.shape)))
+    shape, expected = (each or "a single value" for each in shapes)
+    return f"is {found.dtype} {shape}, but {_dtype_of(tensor)} {expected} in PyTorch"
 
 
 def _reason_of(error: BaseException) -> str:

@@ -24,7 +24,7 @@ _CODE = re.compile(
     r"(.*/)?(data/constants/(custom_obj|opaque_obj)_|data/aotinductor/).*", re.DOTALL
 )
 # How PyTorch names a container that the packages imported here do not define.
-_UNKNOWN_CONTAINER = re.compile(r"Deserializing (\S+) in pytree is not registered")
+_UNKNOWN_CONTAINER = re.compile(r"Deserializing (\S+) in pytree .*not registered")
 _MAX_CONTAINERS = 100
 
 _PICKLED = (
@@ -64,7 +64,7 @@ def _load_with_containers(path: Path) -> Any:
     for _ in range(_MAX_CONTAINERS):
         try:
             return load_pt2(str(path)).exported_programs["model"]
-        except NotImplementedError as error:
+        except Exception as error:  # of another class in other versions
             unknown = _UNKNOWN_CONTAINER.search(str(error))
             if unknown is None:
                 raise
