@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import io
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ class FlatModel:
     """A model whose inputs and results are tensors in a fixed order."""
 
     names: tuple[str, ...]
-    inputs: tuple[Any, ...]  # tensors of the types of the inputs
+    inputs: tuple[Any, ...]  # examples, or fake tensors of their types
     results: tuple[Any, ...]  # tensors of the types of the results
     module: Any  # from tensors to a tuple of tensors
     program: Any = None  # the model as torch.export has it, if it has
@@ -42,7 +43,12 @@ class FlatModel:
         """Return inputs to trace the model with."""
         import torch
 
-        return tuple(torch.zeros(each.shape, dtype=each.dtype) for each in self.inputs)
+        return tuple(
+            each.clone()
+            if type(each) is torch.Tensor
+            else torch.zeros(each.shape, dtype=each.dtype)
+            for each in self.inputs
+        )
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
         """Run the model once; what it writes to its state and inputs is undone."""
@@ -184,3 +190,10 @@ def _array_of(tensor: Any) -> Array:
         array: Array = found.view(torch.int16).numpy().view(numpy_dtype("bfloat16"))
         return array
     return np.array(found.numpy())
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep PyTorch's exporters from printing; what they warn of is seen in the results."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield

@@ -7,13 +7,11 @@ which traces the module. If all fail, one message tells why each did.
 from __future__ import annotations
 
 import collections
-import contextlib
 import importlib.util
-import io
 import logging
 import string
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from tvm_adaptive._tvm import IRModule, relax
@@ -21,7 +19,7 @@ from tvm_adaptive._tvm.torch_frontend import TorchConverter, relax_of_exported_p
 from tvm_adaptive.errors import InvalidOptionError, summary_line
 from tvm_adaptive.models.frontend.onnx_file import read_onnx
 from tvm_adaptive.models.frontend.reader import is_of_memory
-from tvm_adaptive.models.frontend.torch_flat import FlatModel
+from tvm_adaptive.models.frontend.torch_flat import FlatModel, quiet
 from tvm_adaptive.models.network import extents_of, main_of, shape_text
 from tvm_adaptive.workers.scratch import ScratchFolder
 
@@ -190,7 +188,7 @@ def _exported(model: FlatModel, exported: Any, *, dynamo: bool) -> IRModule:
             verbose=False,
         )
         doubts = [each for each in caught if _DATA_DEPENDENT in str(each.message)]
-        if doubts:
+        if doubts and model.program is None:  # a program has one path
             where = f"{doubts[0].filename}:{doubts[0].lineno}"
             raise InvalidOptionError(f"the path through the model depends on data ({where})")
         try:
@@ -228,10 +226,3 @@ def _reason_of(error: BaseException) -> str:
         error = error.__cause__
     kind = "" if isinstance(error, InvalidOptionError) else f"{type(error).__name__}: "
     return f"{kind}{summary_line(error)}".rstrip(".")
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Keep PyTorch's exporters from printing; what they warn of is seen in the results."""
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        yield

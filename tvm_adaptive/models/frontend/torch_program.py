@@ -13,8 +13,8 @@ from tvm_adaptive._tvm import IRModule
 from tvm_adaptive.errors import InvalidOptionError, as_invalid_option, summary_line
 from tvm_adaptive.models.frontend.reader import Array, Form, Shapes
 from tvm_adaptive.models.frontend.shapes import network_of_imported
-from tvm_adaptive.models.frontend.torch_flat import FlatModel, flat_module, flat_program
-from tvm_adaptive.models.frontend.torch_import import quiet, relax_of_torch
+from tvm_adaptive.models.frontend.torch_flat import FlatModel, flat_module, flat_program, quiet
+from tvm_adaptive.models.frontend.torch_import import relax_of_torch
 from tvm_adaptive.models.frontend.torch_shapes import with_fixed_shapes
 from tvm_adaptive.models.network import Network, Original
 

@@ -12,7 +12,7 @@ from tvm_adaptive.errors import InvalidOptionError, as_invalid_option
 from tvm_adaptive.models.frontend.open_extents import InputShape, open_message, shape_of
 from tvm_adaptive.models.frontend.reader import Shapes
 from tvm_adaptive.models.frontend.shapes import by_name, match
-from tvm_adaptive.models.frontend.torch_flat import leaves_of
+from tvm_adaptive.models.frontend.torch_flat import leaves_of, quiet
 
 _Extents = tuple[Any, ...]  # numbers, and PyTorch's expressions
 
@@ -51,7 +51,7 @@ def with_fixed_shapes(program: Any, shapes: Shapes, source: str) -> Any:
     ]
     args, kwargs = torch.utils._pytree.tree_unflatten(examples, program.call_spec.in_spec)
     fixed = ", ".join(f"{name} {shape_of(each)}" for name, each in closed.items())
-    with as_invalid_option(f"{source} does not take the shapes {fixed}"):
+    with as_invalid_option(f"{source} does not take the shapes {fixed}"), quiet():
         return torch.export.export(program.module(), args, kwargs)
 
 
