@@ -137,7 +137,7 @@ def _flattened(module: Any, spec: Any, leaves: Sequence[Any]) -> Any:
 
     pytree = torch.utils._pytree
 
-    class Flattened(torch.nn.Module):
+    class Flattened(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.module = module

@@ -15,6 +15,7 @@ from tvm_adaptive.models.frontend.shapes import by_name, match
 from tvm_adaptive.models.frontend.torch_flat import leaves_of, quiet
 
 _Extents = tuple[Any, ...]  # numbers, and PyTorch's expressions
+_OPEN = -1
 
 
 def with_fixed_shapes(program: Any, shapes: Shapes, source: str) -> Any:
@@ -33,12 +34,12 @@ def with_fixed_shapes(program: Any, shapes: Shapes, source: str) -> Any:
     symbols = _symbols(declared, given)
     closed = {name: _closed(extents, symbols) for name, extents in declared.items()}
     for name, shape in given.items():
-        if any(known not in (None, each) for known, each in zip(closed[name], shape, strict=True)):
+        if _OPEN not in closed[name] and closed[name] != shape:
             raise InvalidOptionError(
                 f"Input {name} has the shape {_shape(name, declared[name]).text}, which is "
                 f"{shape_of(closed[name])} with the other shapes given, not {shape_of(shape)}."
             )
-    still_open = [_shape(name, declared[name]) for name, each in closed.items() if None in each]
+    still_open = [_shape(name, declared[name]) for name, each in closed.items() if _OPEN in each]
     if still_open:
         proposal = _proposal(program, declared, symbols)
         named = {each.name: proposal[each.name] for each in still_open}
@@ -90,21 +91,21 @@ def _symbols(
     return {symbol: value for (symbol, _), value in values.items()}
 
 
-def _closed(extents: _Extents, symbols: Mapping[str, int]) -> tuple[int | None, ...]:
-    """Return a shape with the symbols' values; None for what stays open."""
+def _closed(extents: _Extents, symbols: Mapping[str, int]) -> tuple[int, ...]:
+    """Return a shape with the symbols' values."""
 
-    def value_of(extent: Any) -> int | None:
+    def value_of(extent: Any) -> int:
         if isinstance(extent, int):
             return extent
         value = extent.subs({each: symbols.get(str(each), each) for each in extent.free_symbols})
-        return int(value) if value.is_number else None
+        return int(value) if value.is_number else _OPEN
 
     return tuple(map(value_of, extents))
 
 
 def _proposal(
     program: Any, declared: Mapping[str, _Extents], symbols: Mapping[str, int]
-) -> dict[str, tuple[int | None, ...]]:
+) -> dict[str, tuple[int, ...]]:
     """Return the shapes that a program was exported with, with one for a batch."""
     values = dict(symbols)
     for name, leaf in leaves_of(program).items():
