@@ -56,9 +56,9 @@ def network_of_factory(what: str, name: str, shapes: Shapes) -> Network:
         raise InvalidOptionError(
             f"{_RETURNS}, but {what} returned a tuple with {type(model).__name__}."
         )
-    if isinstance(rest, Mapping) and not more:
-        rest, named = (), rest
     arguments = tuple(rest) if isinstance(rest, (list, tuple)) else (rest,)
+    if isinstance(rest, Mapping) and not more:
+        arguments, named = (), rest
     return network_of_module(model, arguments, named, name=name, shapes=shapes, source=what)
 
 
