@@ -329,14 +329,14 @@ def test_factories_that_do_not_work(what, text, in_factory_dir):
 
 @pytest.mark.usefixtures("in_factory_dir")
 @pytest.mark.parametrize(
-    ("what", "name", "outputs"),
+    ("what", "package", "name", "outputs"),
     [
-        ("layers", "input", ["3x1x6 float32", "2x1x6 float32", "2x1x6 float32"]),
-        ("masks", "x", ["2x3 int64"]),  # TVM's importer counts in booleans
+        ("layers", "onnx", "input", ["3x1x6 float32", "2x1x6 float32", "2x1x6 float32"]),
+        ("masks", "onnxscript", "x", ["2x3 int64"]),  # TVM's importer counts in booleans
     ],
 )
-def test_what_tvm_cannot_import_goes_through_onnx(what, name, outputs, check_import):
-    pytest.importorskip("onnx")
+def test_what_tvm_cannot_import_goes_through_onnx(what, package, name, outputs, check_import):
+    pytest.importorskip(package)
     network = load(f"my_models:{what}")
     assert list(network.input_shapes) == [name]
     found = check_import(network)
