@@ -224,13 +224,6 @@ def te_workload(name: str) -> IRModule:
     return IRModule({"main": workloads.create_te_workload(name, 0)})
 
 
-def relax_of_exported_program(program: Any) -> IRModule:
-    """Translate a ``torch.export.ExportedProgram``; weights become constants."""
-    from tvm.relax.frontend.torch import from_exported_program
-
-    return from_exported_program(program, unwrap_unit_return_tuple=True)
-
-
 def bind_symbols(mod: IRModule, values: dict[str, int]) -> IRModule:
     """Give symbols in the shapes of ``main`` their values."""
     return relax_transform.BindSymbolicVars(values, "main")(mod)

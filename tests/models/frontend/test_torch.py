@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import textwrap
 
+import numpy as np
 import pytest
 
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.models.frontend import load
-from tvm_adaptive.models.frontend.torch_program import network_of_program
+from tvm_adaptive.models.frontend import load, with_sample
+from tvm_adaptive.models.frontend.torch_program import network_of_program, open_program
+from tvm_adaptive.models.network import shape_text
 
 ARCHITECTURES = ["resnet", "mobilenet", "encoder"]
 
@@ -63,6 +66,132 @@ def test_a_dynamic_shape_is_fixed_by_an_option(torch, torch_models, tmp_path, ch
         load(str(path))
     network = load(str(path), {"": (3, 3, 32, 32)})
     check_import(network)
+    with pytest.raises(InvalidOptionError, match="does not take the shapes input 9x3x32x32"):
+        load(str(path), {"input": (9, 3, 32, 32)})
+
+
+@pytest.fixture
+def dynamic_file(torch, tmp_path):
+    """A program of two inputs: y has one column more than twice those of x."""
+
+    class Stepped(torch.nn.Module):
+        def forward(self, x, y):
+            first, second = y[:, 1:].view(y.shape[0], -1, 2).unbind(-1)
+            return {"sum": x + first, "flat": (second * x.shape[1]).reshape(-1)}
+
+    rows, columns = torch.export.Dim("rows"), torch.export.Dim("columns", min=2)
+    program = torch.export.export(
+        Stepped(),
+        (torch.randn(3, 5), torch.randn(3, 11)),
+        dynamic_shapes=({0: rows, 1: columns}, {0: rows, 1: 2 * columns + 1}),
+    )
+    path = tmp_path / "net.pt2"
+    torch.export.save(program, str(path))
+    return path
+
+
+def test_all_open_extents_stand_in_one_message(dynamic_file):
+    with pytest.raises(InvalidOptionError) as caught:
+        load(str(dynamic_file))
+    message = str(caught.value)
+    assert "--input-shape x=1x5 --input-shape y=1x11" in message
+    assert re.search(r"x is (s\d+)x(s\d+); y is \1x\(2\*\2 \+ 1\)", message)
+
+
+def test_shapes_of_one_input_fix_those_that_depend_on_it(dynamic_file, check_import):
+    network = load(str(dynamic_file), {"x": (4, 3)})
+    assert network.input_shapes == {"x": (4, 3), "y": (4, 7)}
+    check_import(network)
+
+
+def test_a_sample_fixes_the_shapes(dynamic_file, check_import):
+    sample = {"x": np.ones((1, 4), "float32"), "y": np.ones((1, 9), "float32")}
+    network = load(str(dynamic_file), inputs=sample)
+    np.testing.assert_array_equal(check_import(network)[0], np.full((1, 4), 2.0))
+    with pytest.raises(InvalidOptionError, match="is 1x9 with the other shapes given, not 1x8"):
+        load(str(dynamic_file), {"x": (1, 4), "y": (1, 8)})
+
+
+@pytest.fixture
+def stateful(torch):
+    """A module that counts its calls, and takes and returns what is no tensor."""
+
+    class Stateful(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(1))
+            self.register_buffer("last", torch.zeros(2, 3), persistent=False)
+            self.table = torch.arange(3.0)
+
+        def forward(self, x, flag=None, *, scale=2, more):
+            self.calls += 1
+            self.last.copy_(x)
+            x.mul_(2.0)
+            y = x * scale + self.calls + self.table + more["b"] + more["a"][1]
+            pair = (y.argmax(1), [y > 0.0, self.calls * 1])
+            return {"y": y, "nothing": flag, "number": 3, "pair": pair}
+
+    torch.manual_seed(0)
+    more = {"b": torch.randn(2, 3), "a": (None, torch.randn(2, 1))}
+    return Stateful(), (torch.randn(2, 3), None), {"scale": 3, "more": more}
+
+
+def test_containers_constants_and_state(torch, stateful, tmp_path, check_import):
+    module, args, named = stateful
+    path = tmp_path / "net.pt2"
+    torch.export.save(torch.export.export(module, args, named), str(path))
+    network = load(str(path))
+    assert list(network.input_shapes) == ["x", "more_b", "more_a_1"]
+    inputs = network.inputs()
+    kept = [each.copy() for each in inputs]
+    outputs = check_import(network)
+    assert [str(each.dtype) for each in outputs] == ["float32", "int64", "bool", "float32"]
+    np.testing.assert_array_equal(outputs[3], [1.0])
+    # The state of the first call is that of every call.
+    again = network.original.run(inputs)
+    np.testing.assert_array_equal(again[3], [1.0])
+    assert all(np.array_equal(a, b) for a, b in zip(inputs, kept, strict=True))
+    inference = open_program(path, inputs, None)
+    for _ in range(3):
+        found = inference.outputs(inference.run())
+        assert all(np.array_equal(a, b) for a, b in zip(found, outputs, strict=True))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int8", "int32", "uint8"])
+def test_types_of_numbers(torch, dtype, check_import):
+    class Mixed(torch.nn.Module):
+        def forward(self, x, keep):
+            y = x.to(getattr(torch, dtype))
+            return y + y, torch.where(keep, y, y * y) * 2, keep ^ True
+
+    inputs = (torch.tensor([[3.0, 1.0], [2.0, 5.0]]), torch.tensor([[True], [False]]))
+    program = torch.export.export(Mixed(), inputs)
+    network = network_of_program(program, "net", {}, "net")
+    sample = {"x": inputs[0].numpy(), "keep": inputs[1].numpy()}
+    outputs = check_import(with_sample(network, sample, "inputs"))
+    assert [each.dtype.name for each in outputs] == [dtype, dtype, "bool"]
+
+
+def test_containers_of_packages_that_are_not_there(torch, tmp_path, check_import):
+    class Outputs:
+        def __init__(self, values):
+            self.values = values
+
+    torch.utils._pytree.register_pytree_node(
+        Outputs,
+        lambda each: (list(each.values), None),
+        lambda values, _: Outputs(list(values)),
+        serialized_type_name="nowhere.Outputs",
+    )
+
+    class Packed(torch.nn.Module):
+        def forward(self, x):
+            return Outputs([x + 1.0, {"half": x / 2.0}])
+
+    path = tmp_path / "net.pt2"
+    torch.export.save(torch.export.export(Packed(), (torch.ones(2),)), str(path))
+    outputs = check_import(load(str(path)))
+    assert [each.shape for each in outputs] == [(2,), (2,)]
 
 
 @pytest.mark.parametrize("cut", [0, 10, 0.5, 0.99])
@@ -78,7 +207,9 @@ def test_without_pytorch_the_message_says_what_to_install(tmp_path, monkeypatch)
     path = tmp_path / "net.pt2"
     path.write_bytes(b"x")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(InvalidOptionError, match="needs the package torch: pip install torch"):
+    with pytest.raises(
+        InvalidOptionError, match=r"package torch: pip install 'tvm-adaptive\[torch\]'"
+    ):
         load(str(path))
 
 
@@ -115,6 +246,39 @@ FACTORY = """
             def forward(self, x):
                 return x if x.sum() > 0 else -x
         return Branch(), torch.ones(2)
+
+    def both():
+        class Both(torch.nn.Module):
+            def forward(self, x, *, shift):
+                return x * 2 + shift
+        return Both(), torch.ones(2), {"shift": torch.ones(1)}
+
+    def layers():
+        return torch.nn.LSTM(4, 6, num_layers=2), torch.ones(3, 1, 4)
+
+    def masks():
+        class Masks(torch.nn.Module):
+            def forward(self, x):
+                return (x > 0).cumsum(-1)
+        return Masks(), torch.ones(2, 3)
+
+    def numpy():
+        class Numpy(torch.nn.Module):
+            def forward(self, x, more):
+                if type(x) is not torch.Tensor:
+                    raise TypeError("no tensor of " + type(x).__name__)
+                return torch.relu(x) * 2, {"sum": x + more["y"]}
+        return Numpy(), (torch.ones(2, 3), {"y": torch.ones(3)})
+
+    def inverse():
+        class Inverse(torch.nn.Module):
+            def forward(self, x):
+                y = torch.linalg.inv(x) @ torch.linalg.inv(x.t())
+                return torch.special.bessel_j0(y)
+        return Inverse(), torch.eye(3)
+
+    def no_inputs():
+        return torch.nn.Linear(8, 4), ()
 """
 
 
@@ -127,7 +291,7 @@ def in_factory_dir(torch, tmp_path, monkeypatch):
     sys.modules.pop("my_models", None)
 
 
-@pytest.mark.parametrize("name", ["make", "by_keyword"])
+@pytest.mark.parametrize("name", ["make", "by_keyword", "both"])
 def test_a_factory_of_a_pytorch_module(name, in_factory_dir, check_import):
     path = list(sys.path)
     network = load(f"my_models:{name}")
@@ -154,7 +318,12 @@ def test_a_factory_of_a_relax_module(name, in_factory_dir):
         ("my_models:wrong", "returned Linear"),
         ("my_models:wronger", "returned a tuple with str"),
         ("my_models:fails", "my_models:fails failed: RuntimeError: no weights here"),
-        ("my_models:branches", "torch.export cannot export my_models:branches"),
+        (
+            "my_models:branches",
+            r"torch.export: .*torch.onnx.export: .*depends on data \(",
+        ),
+        ("my_models:inverse", r"linalg_inv_ex.default \(2 calls: no converter\).*bessel_j0"),
+        ("my_models:no_inputs", "does not run with its example inputs: TypeError"),
     ],
 )
 def test_factories_that_do_not_work(what, text, in_factory_dir):
@@ -163,7 +332,87 @@ def test_factories_that_do_not_work(what, text, in_factory_dir):
     assert len(str(caught.value).splitlines()) == 1
 
 
+@pytest.mark.usefixtures("in_factory_dir")
+@pytest.mark.parametrize(
+    ("what", "package", "name", "outputs"),
+    [
+        ("layers", "onnx", "input", ["3x1x6 float32", "2x1x6 float32", "2x1x6 float32"]),
+        ("masks", "onnxscript", "x", ["2x3 int64"]),  # TVM's importer counts in booleans
+    ],
+)
+def test_what_tvm_cannot_import_goes_through_onnx(what, package, name, outputs, check_import):
+    pytest.importorskip(package)
+    network = load(f"my_models:{what}")
+    assert list(network.input_shapes) == [name]
+    found = check_import(network)
+    assert [f"{shape_text(each.shape)} {each.dtype}" for each in found] == outputs
+
+
+PUBLISHED = """
+    import torch
+
+    def encoder():
+        from transformers import BertConfig, BertModel
+        sizes = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
+        model = BertModel(BertConfig(**sizes, intermediate_size=64, vocab_size=100))
+        ones = torch.ones(1, 16, dtype=torch.int64)
+        return model, {"input_ids": ones, "attention_mask": ones}
+
+    def decoder():
+        from transformers import LlamaConfig, LlamaForCausalLM
+        from transformers.cache_utils import DynamicCache
+        sizes = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
+        config = LlamaConfig(**sizes, intermediate_size=64, vocab_size=100)
+
+        class Decoder(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.model = LlamaForCausalLM(config)
+
+            def forward(self, ids, mask, past):
+                cache = DynamicCache()
+                for layer, (keys, values) in enumerate(past):
+                    cache.update(keys, values, layer)
+                found = self.model(ids, attention_mask=mask, past_key_values=cache)
+                return found.logits, [(each.keys, each.values) for each in cache.layers]
+
+        past = [tuple(torch.randn(2, 1, 4, 7, 8)) for _ in range(2)]
+        integers = torch.int64
+        ids, mask = torch.ones(1, 1, dtype=integers), torch.ones(1, 8, dtype=integers)
+        return Decoder(), {"ids": ids, "mask": mask, "past": past}
+
+    def backbone():
+        from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
+        model = resnet_fpn_backbone(backbone_name="resnet18", weights=None)
+        return model, torch.randn(1, 3, 64, 64)
+"""
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "package", "counts"),
+    [
+        ("encoder", "transformers", (2, 2)),
+        ("decoder", "transformers", (6, 5)),
+        ("backbone", "torchvision", (1, 5)),
+    ],
+)
+def test_published_models(name, package, counts, in_factory_dir, check_import):
+    pytest.importorskip(package)
+    pytest.importorskip("onnxscript")
+    (in_factory_dir / "my_models.py").write_text(textwrap.dedent(PUBLISHED))
+    network = load(f"my_models:{name}")
+    assert (len(network.input_shapes), len(check_import(network))) == counts
+
+
+@pytest.mark.usefixtures("in_factory_dir")
+def test_what_cannot_be_exported_is_traced(check_import):
+    pytest.importorskip("onnx")
+    network = load("my_models:numpy")
+    assert list(network.input_shapes) == ["x", "more_y"]
+    check_import(network)
+
+
 @pytest.mark.usefixtures("torch_for_commands")
 def test_the_command_tunes_a_factory(in_factory_dir):
     command = [sys.executable, "-m", "tvm_adaptive", "tune", "my_models:make", "--trials", "8"]

@@ -3,7 +3,8 @@
 The factory takes no arguments and returns one of
 
 - ``(module, inputs)``: a ``torch.nn.Module`` and example inputs, a tensor, a sequence of
-  tensors or a mapping of keyword arguments; the module is exported in evaluation mode;
+  arguments or a mapping of keyword arguments; the module is imported in evaluation mode;
+- ``(module, inputs, named)``: the same with a sequence of arguments and keyword arguments;
 - ``(mod, params)``: a Relax module and its weights, as for
   :func:`~tvm_adaptive.tune_relax`;
 - a :class:`~tvm_adaptive.models.Network`.
@@ -24,11 +25,13 @@ from tvm_adaptive._tvm import IRModule
 from tvm_adaptive.errors import InvalidOptionError, as_invalid_option
 from tvm_adaptive.models.frontend.reader import Shapes
 from tvm_adaptive.models.frontend.shapes import by_name, network_of_imported
-from tvm_adaptive.models.frontend.torch_program import network_of_program
+from tvm_adaptive.models.frontend.torch_program import network_of_module
 from tvm_adaptive.models.network import Network
 
 _FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _RETURNS = "It must return (torch.nn.Module, example inputs), (Relax module, weights) or a Network"
+# A module, its arguments, and perhaps its keyword arguments.
+_PARTS = (2, 3)
 
 
 def is_factory(what: str) -> bool:
@@ -43,16 +46,20 @@ def network_of_factory(what: str, name: str, shapes: Shapes) -> Network:
         known = made.input_shapes
         by_name({key: each for key, each in shapes.items() if known.get(key) != each}, [], what)
         return dataclasses.replace(made, name=name)
-    if not isinstance(made, tuple) or len(made) != 2:
+    if not isinstance(made, tuple) or len(made) not in _PARTS:
         raise InvalidOptionError(f"{_RETURNS}, but {what} returned {type(made).__name__}.")
-    model, rest = made
-    if isinstance(model, IRModule):
+    model, rest, *more = made
+    if isinstance(model, IRModule) and not more:
         return network_of_imported(name, model, shapes, params=dict(rest or {}), source=what)
-    if not _is_torch_module(model):
+    named = more[0] if more else {}
+    if not _is_torch_module(model) or not isinstance(named, Mapping):
         raise InvalidOptionError(
             f"{_RETURNS}, but {what} returned a tuple with {type(model).__name__}."
         )
-    return network_of_program(_export(model, rest, what), name, shapes, what)
+    arguments = tuple(rest) if isinstance(rest, (list, tuple)) else (rest,)
+    if isinstance(rest, Mapping) and not more:
+        arguments, named = (), rest
+    return network_of_module(model, arguments, named, name=name, shapes=shapes, source=what)
 
 
 def _call(what: str) -> Any:
@@ -72,17 +79,6 @@ def _call(what: str) -> Any:
 def _is_torch_module(model: Any) -> bool:
     torch = sys.modules.get("torch")  # a module's class has imported it
     return torch is not None and isinstance(model, torch.nn.Module)
-
-
-def _export(module: Any, inputs: Any, what: str) -> Any:
-    import torch
-
-    named: dict[str, Any] = {}
-    if isinstance(inputs, Mapping):
-        inputs, named = (), dict(inputs)
-    positional = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
-    with as_invalid_option(f"torch.export cannot export {what}"):
-        return torch.export.export(module.eval(), positional, named)
 
 
 @contextlib.contextmanager

@@ -193,7 +193,7 @@ def convert(form: Form, path: Path, shapes: Shapes, folder: Path, memory_bytes: 
             save_module(fold(mod), folder)
             return ""
     except (InvalidOptionError, MemoryError) as error:
-        if _is_of_memory(error):
+        if is_of_memory(error):
             return f"Reading {path} needs more than {memory_bytes / _GIB:.1f} GiB of memory."
         return str(error)
 
@@ -216,7 +216,7 @@ def limit_memory(n_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
-def _is_of_memory(error: BaseException | None) -> bool:
+def is_of_memory(error: BaseException | None) -> bool:
     """Say whether an error, or what caused it, is a lack of memory."""
     while error is not None:
         if isinstance(error, MemoryError) or any(text in str(error) for text in _MEMORY_ERRORS):

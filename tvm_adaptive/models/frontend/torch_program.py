@@ -5,21 +5,27 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tvm_adaptive._tvm import IRModule, relax_of_exported_program
+from tvm_adaptive._tvm import IRModule
 from tvm_adaptive.errors import InvalidOptionError, as_invalid_option, summary_line
 from tvm_adaptive.models.frontend.reader import Array, Form, Inference, Shapes
 from tvm_adaptive.models.frontend.shapes import network_of_imported
-from tvm_adaptive.models.network import Network, Original, with_output_names
+from tvm_adaptive.models.frontend.torch_flat import FlatModel, flat_module, flat_program, quiet
+from tvm_adaptive.models.frontend.torch_import import relax_of_torch
+from tvm_adaptive.models.frontend.torch_shapes import with_fixed_shapes
+from tvm_adaptive.models.network import Network, Original
 
 _MISFIT = "is no program of torch.export.save, or a damaged one"
 # Records of these names make PyTorch unpickle objects, or load compiled code.
 _CODE = re.compile(
     r"(.*/)?(data/constants/(custom_obj|opaque_obj)_|data/aotinductor/).*", re.DOTALL
 )
+# How PyTorch names a container that the packages imported here do not define.
+_UNKNOWN_CONTAINER = re.compile(r"Deserializing (\S+) in pytree .*not registered")
+_MAX_CONTAINERS = 100
 
 _PICKLED = (
     "{path} holds pickled objects or compiled code, which could do anything when they are "
@@ -29,21 +35,10 @@ _PICKLED = (
 )
 
 
-def read_program(path: Path, _shapes: Shapes) -> IRModule:
+def read_program(path: Path, shapes: Shapes) -> IRModule:
     """Read a file that ``torch.export.save`` wrote."""
-    program = load_program(path)
-    with as_invalid_option(f"TVM cannot import {path}"):
-        return with_output_names(relax_of_exported_program(program), _output_names(program))
-
-
-def _output_names(program: Any) -> list[str]:
-    """Return where each output is in what the program returns: ``.logits``, ``['hidden']``."""
-    import torch
-
-    pytree = torch.utils._pytree
-    spec = program.call_spec.out_spec
-    result = pytree.tree_unflatten(range(spec.num_leaves), spec)
-    return [pytree.keystr(path) for path, _ in pytree.tree_leaves_with_path(result)]
+    program = with_fixed_shapes(load_program(path), shapes, str(path))
+    return relax_of_torch(str(path), flat_program(program))
 
 
 def load_program(path: Path) -> Any:
@@ -58,41 +53,91 @@ def _load(path: Path, _changed_ns: int) -> Any:
     try:
         names = torch._C.PyTorchFileReader(str(path)).get_all_records()
         if not any(_CODE.fullmatch(name) for name in names):
-            return torch.export.load(str(path))
+            return _load_with_containers(path)
     except Exception as error:  # zip, JSON and pickle errors, and PyTorch's own
         if "Weights only load failed" not in str(error):
             raise InvalidOptionError(f"{path} {_MISFIT}: {summary_line(error)}") from error
     raise InvalidOptionError(_PICKLED.format(path=path))
 
 
-def network_of_program(program: Any, name: str, shapes: Shapes, source: str) -> Network:
-    """Import a ``torch.export.ExportedProgram``."""
-    with as_invalid_option(f"TVM cannot import {source}"):
-        mod = relax_of_exported_program(program)
-    original = Original(
-        _framework(),
-        functools.partial(_run_program, program),
-        file=functools.partial(_save_program, program),
-    )
-    return network_of_imported(name, mod, shapes, original=original, source=source)
+def _load_with_containers(path: Path) -> Any:
+    """Read a program; containers of packages that are not imported are stood in for."""
+    # torch.export.load calls it, and hides why it fails.
+    from torch.export.pt2_archive._package import load_pt2
+
+    for _ in range(_MAX_CONTAINERS):
+        try:
+            return load_pt2(str(path)).exported_programs["model"]
+        except Exception as error:  # of another class in other versions
+            unknown = _UNKNOWN_CONTAINER.search(str(error))
+            if unknown is None:
+                raise
+            _register_container(unknown[1])
+    raise ValueError(f"its inputs or outputs have more than {_MAX_CONTAINERS} kinds of containers")
 
 
-def _run_program(program: Any, inputs: Sequence[Array]) -> list[Array]:
-    inference = _opened(program, inputs)
-    return inference.outputs(inference.run())
-
-
-def _opened(program: Any, inputs: Sequence[Array]) -> Inference:
+def _register_container(name: str) -> None:
+    """Give PyTorch a container of a name; no code of its package is imported or run."""
     import torch
 
     pytree = torch.utils._pytree
-    tensors = [torch.from_numpy(value) for value in inputs]
-    positional, named = pytree.tree_unflatten(tensors, program.call_spec.in_spec)
-    module = program.module()
-    return Inference(
-        torch.inference_mode()(lambda: module(*positional, **named)),
-        lambda found: [each.detach().numpy().copy() for each in pytree.tree_leaves(found)],
+
+    class Container:
+        def __init__(self, children: Sequence[Any], context: str) -> None:
+            self.children, self.context = list(children), context
+
+    def with_keys(each: Container) -> tuple[list[tuple[Any, Any]], str]:
+        return [(pytree.SequenceKey(i), c) for i, c in enumerate(each.children)], each.context
+
+    pytree.register_pytree_node(
+        Container,
+        lambda each: (each.children, each.context),
+        Container,
+        serialized_type_name=name,
+        to_dumpable_context=str,
+        from_dumpable_context=str,
+        flatten_with_keys_fn=with_keys,
     )
+
+
+def network_of_program(program: Any, name: str, shapes: Shapes, source: str) -> Network:
+    """Import a ``torch.export.ExportedProgram``."""
+    flat = flat_program(with_fixed_shapes(program, shapes, source))
+    return _network(flat, name, shapes, source)
+
+
+def network_of_module(
+    module: Any,
+    inputs: Sequence[Any],
+    named: Mapping[str, Any],
+    *,
+    name: str,
+    shapes: Shapes,
+    source: str,
+) -> Network:
+    """Import a ``torch.nn.Module`` in evaluation mode with its arguments."""
+    import torch
+
+    module = module.eval()
+    try:
+        with quiet():
+            program = torch.export.export(module, tuple(inputs), dict(named))
+    except Exception as error:  # PyTorch's own, or of the user's code
+        reason = f"{type(error).__name__}: {summary_line(error)}"
+    else:
+        return network_of_program(program, name, shapes, source)
+    with as_invalid_option(f"{source} does not run with its example inputs"):
+        flat = flat_module(module, tuple(inputs), named)
+    return _network(flat, name, shapes, source, reason)
+
+
+def _network(
+    flat: FlatModel, name: str, shapes: Shapes, source: str, unexported: str = ""
+) -> Network:
+    mod = relax_of_torch(source, flat, unexported)
+    file = None if flat.program is None else functools.partial(_save_program, flat.program)
+    original = Original(_framework(), flat.run, file=file)
+    return network_of_imported(name, mod, shapes, original=original, source=source)
 
 
 def open_program(path: Path, inputs: Sequence[Array], n_threads: int | None) -> Inference:
@@ -101,7 +146,7 @@ def open_program(path: Path, inputs: Sequence[Array], n_threads: int | None) -> 
 
     if n_threads is not None:
         torch.set_num_threads(n_threads)
-    return _opened(load_program(path), inputs)
+    return flat_program(load_program(path)).opened(inputs)
 
 
 def _save_program(program: Any, folder: Path) -> Path:
@@ -116,4 +161,4 @@ def _framework() -> str:
     return f"PyTorch {importlib.metadata.version('torch')}"
 
 
-PROGRAM = Form(read_program, _MISFIT, "torch", "torch", _framework, open_program)
+PROGRAM = Form(read_program, _MISFIT, "torch", "'tvm-adaptive[torch]'", _framework, open_program)
