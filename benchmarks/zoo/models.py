@@ -1,0 +1,146 @@
+"""Take real models through the front door: import, prepare, compile, compare.
+
+``python -m benchmarks.zoo.models rows.jsonl [NAME ...]`` continues the file: a model and export
+that are in it are not run again, unless ``--again`` says so for those that did not agree.
+``--table`` prints the table of the documentation from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.zoo.catalog import EXPORTS, FILE, MODELS, Model
+
+_LIMIT_SEC = 420.0
+_SHORT = 160
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("rows", type=Path)
+    parser.add_argument("names", nargs="*", help="beginnings of package/name")
+    parser.add_argument("--exports", nargs="+", choices=list(EXPORTS), default=list(EXPORTS))
+    parser.add_argument("--again", action="store_true", help="also those that did not agree")
+    parser.add_argument("--table", action="store_true")
+    options = parser.parse_args(arguments)
+    rows = _read(options.rows)
+    if options.table:
+        print(table(list(rows.values())))
+        return
+    for model, export in _wanted(options.names, options.exports):
+        known = rows.get((model.key, export))
+        if known is not None and (known["agrees"] or not options.again):
+            continue
+        row = {"model": model.key, "export": export, **run(model, export)}
+        with open(options.rows, "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        print(f"{model.key} {export}: {_state(row)} {row.get('message', '')}", flush=True)
+
+
+def _wanted(names: Sequence[str], exports: Sequence[str]) -> Iterator[tuple[Model, str]]:
+    """Yield models and exports: the first export of all models comes first."""
+    chosen = [each for each in MODELS if not names or any(map(each.key.startswith, names))]
+    for place, export in enumerate(exports):
+        for model in chosen:
+            if not model.file:
+                yield model, export
+            elif place == 0:
+                yield model, FILE
+
+
+def _read(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return the last row of each model and export."""
+    if not path.exists():
+        return {}
+    rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    return {(row["model"], row["export"]): row for row in rows}
+
+
+def run(model: Model, export: str) -> dict[str, Any]:
+    """Run a model in a process of its own; a crash or a hang is a result."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.zoo.one_model", model.key, export],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    why = ""
+    try:
+        output, errors = process.communicate(timeout=_LIMIT_SEC)
+    except subprocess.TimeoutExpired:
+        why = f"it took more than {_LIMIT_SEC:.0f} s"
+        _end(process)
+        output, errors = process.communicate()
+    events = [json.loads(line) for line in output.splitlines() if line.startswith('{"')]
+    for event in events:
+        if "result" in event:
+            return dict(event["result"])
+    stage = next((event["stage"] for event in reversed(events) if "stage" in event), "export")
+    last = errors.strip().splitlines()[-1:] or [""]
+    why = why or f"the process ended with {process.returncode}: {last[0][:_SHORT]}"
+    runs = stage not in ("export", "framework")
+    return {"stage": stage, "agrees": False, "message": why, "framework_runs": runs}
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End a process with those that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _state(row: dict[str, Any]) -> str:
+    if row["agrees"]:
+        return "agrees"
+    if row["stage"] == "export":
+        return "no export"
+    return f"fails: {row['stage']}" if row.get("framework_runs", True) else "framework fails"
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the table: for each model, what became of each export, and why not."""
+    found = {(row["model"], row["export"]): row for row in rows}
+    versions = sorted({row["version"] for row in rows if "version" in row})
+    columns = [FILE, *EXPORTS]
+    ran = [row for row in rows if row["stage"] != "export" and row.get("framework_runs", True)]
+    agree = [row for row in ran if row["agrees"]]
+    models = {row["model"] for row in ran}
+    summary = (
+        f"With {', '.join(versions)}: {len(models)} of {len(MODELS)} models were run, in "
+        f"{len(ran)} files that their framework runs; {len(agree)} files are imported and agree."
+    )
+    lines = [
+        summary,
+        "",
+        f"| model | {' | '.join(columns)} | largest difference | why not |",
+        "|---" * (len(columns) + 3) + "|",
+    ]
+    for model in MODELS:
+        mine = [found.get((model.key, column)) for column in columns]
+        known = [row for row in mine if row is not None]
+        if not known:
+            continue
+        cells = ["" if row is None else _state(row) for row in mine]
+        errors = [row["max_error"] for row in known if row.get("max_error") is not None]
+        why = "; ".join(dict.fromkeys(_why(row) for row in known if not row["agrees"]))
+        most = f"{max(errors):.1g}" if errors else ""
+        lines.append(f"| {model.key} | {' | '.join(cells)} | {most} | {why} |")
+    return "\n".join(lines)
+
+
+def _why(row: dict[str, Any]) -> str:
+    text = str(row.get("message", "")).replace("|", "/").replace("\n", " ")
+    return f"{row['export']}: {text[:_SHORT]}"
+
+
+if __name__ == "__main__":
+    main()
