@@ -56,8 +56,8 @@ def _ocr(name: str, *shape: int) -> Model:
 # Small ones first.
 MODELS: tuple[Model, ...] = (
     _ocr("ch_ppocr_mobile_v2.0_cls_infer", 1, 3, 48, 192),
-    _ocr("ch_PP-OCRv4_rec_infer", 1, 3, 48, 160),
-    _ocr("ch_PP-OCRv4_det_infer", 1, 3, 96, 96),
+    _ocr("ch_PP-OCRv4_rec_infer", 1, 3, 48, 64),
+    _ocr("ch_PP-OCRv4_det_infer", 1, 3, 64, 64),
     _transformer("bert"),
     _transformer("gpt2"),
     _transformer("gpt2_cache"),

@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
+import multiprocessing
 import os
+import resource
 import signal
-import subprocess
-import sys
+import time
 from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from benchmarks.zoo.catalog import EXPORTS, FILE, MODELS, Model
+from benchmarks.zoo.front_door import take
 
 _LIMIT_SEC = 420.0
+_MEMORY_BYTES = 12 << 30
 _SHORT = 160
 
 
@@ -32,10 +37,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--again", action="store_true", help="also those that did not agree")
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args(arguments)
+    # A shell lets programs in the background ignore interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     rows = _read(options.rows)
     if options.table:
         print(table(list(rows.values())))
         return
+    _import_frameworks()
     for model, export in _wanted(options.names, options.exports):
         known = rows.get((model.key, export))
         if known is not None and (known["agrees"] or not options.again):
@@ -67,35 +75,46 @@ def _read(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
 
 def run(model: Model, export: str) -> dict[str, Any]:
     """Run a model in a process of its own; a crash or a hang is a result."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.zoo.one_model", model.key, export],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    why = ""
+    context = multiprocessing.get_context("fork")  # which has imported what it needs
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_take, args=(sender, model, export))
+    process.start()
+    sender.close()
+    stage = "export"
+    end_sec = time.monotonic() + _LIMIT_SEC
     try:
-        output, errors = process.communicate(timeout=_LIMIT_SEC)
-    except subprocess.TimeoutExpired:
+        while receiver.poll(max(end_sec - time.monotonic(), 0.0)):
+            found = receiver.recv()
+            if isinstance(found, dict):
+                return found
+            stage = found
         why = f"it took more than {_LIMIT_SEC:.0f} s"
-        _end(process)
-        output, errors = process.communicate()
-    events = [json.loads(line) for line in output.splitlines() if line.startswith('{"')]
-    for event in events:
-        if "result" in event:
-            return dict(event["result"])
-    stage = next((event["stage"] for event in reversed(events) if "stage" in event), "export")
-    last = errors.strip().splitlines()[-1:] or [""]
-    why = why or f"the process ended with {process.returncode}: {last[0][:_SHORT]}"
+    except EOFError:
+        process.join()
+        why = f"the process ended with {process.exitcode}"
+    finally:
+        # It leads a group of those that it started.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid or 0, signal.SIGKILL)
+        process.join()
     runs = stage not in ("export", "framework")
     return {"stage": stage, "agrees": False, "message": why, "framework_runs": runs}
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    """End a process with those that it started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+def _take(sender: Connection, model: Model, export: str) -> None:
+    os.setsid()
+    resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY_BYTES, _MEMORY_BYTES))
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:  # exporters print
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
+    sender.send(take(model, export, sender.send))
+
+
+def _import_frameworks() -> None:
+    """Import once what each model needs; those that are missing fail later."""
+    for name in ("torch", "torchvision", "timm", "transformers.modeling_utils", "onnxscript"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
 
 
 def _state(row: dict[str, Any]) -> str:

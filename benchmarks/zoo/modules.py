@@ -190,6 +190,7 @@ def _sound(name: str) -> Made:
             encoder_layers=_LAYERS,
             encoder_attention_heads=_HEADS,
             encoder_ffn_dim=2 * _WIDTH,
+            decoder_attention_heads=_HEADS,
             max_source_positions=_FRAMES // 2,
         )
         model = hf.WhisperModel(config).encoder
