@@ -25,6 +25,7 @@ class Model:
     open_axes: dict[int, str] = dataclasses.field(default_factory=dict)
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     file: str = ""  # below the package's folder
+    is_large: bool = False  # an inference without LLVM's optimisations takes minutes
 
     @property
     def key(self) -> str:
@@ -46,7 +47,9 @@ def _transformer(name: str) -> Model:
 
 
 def _light(name: str) -> Model:
-    return Model("onnx", f"light_{name}", file=f"backend/test/data/light/light_{name}.onnx")
+    return Model(
+        "onnx", f"light_{name}", file=f"backend/test/data/light/light_{name}.onnx", is_large=True
+    )
 
 
 def _ocr(name: str, *shape: int) -> Model:
@@ -72,8 +75,12 @@ MODELS: tuple[Model, ...] = (
     _transformer("yolos"),
     _transformer("whisper_encoder"),
     _transformer("wav2vec2"),
+    _transformer("mobilebert"),
+    _transformer("dinov2"),
+    _transformer("mamba"),
+    _transformer("encodec"),
     _image("torchvision", "squeezenet1_1"),
-    _image("torchvision", "alexnet"),
+    _image("torchvision", "alexnet", 224),
     _image("torchvision", "resnet18"),
     _image("torchvision", "mobilenet_v2"),
     _image("torchvision", "mobilenet_v3_small"),

@@ -60,7 +60,7 @@ def take(model: Model, way: str, tell: Callable[[str], None]) -> dict[str, Any]:
         try:
             with stages.stage("export"):
                 path, shapes = _file(model, way, Path(folder))
-            row |= _compared(path, shapes, stages)
+            row |= _compared(path, shapes, stages, _target(model))
         except Exception as error:
             kind = "" if isinstance(error, AdaptiveError) else f"{type(error).__name__}: "
             text = str(error) if not kind else summary_line(error)
@@ -86,8 +86,9 @@ def _file(model: Model, way: str, folder: Path) -> tuple[Path, dict[str, tuple[i
     return export(make(model), way, folder)
 
 
-def _compared(path: Path, shapes: dict[str, tuple[int, ...]], stages: _Stages) -> dict[str, Any]:
-    target = _target()
+def _compared(
+    path: Path, shapes: dict[str, tuple[int, ...]], stages: _Stages, target: Target
+) -> dict[str, Any]:
     with stages.stage("import"):
         network = load(str(path), shapes)
     assert isinstance(network, Network)
@@ -120,9 +121,12 @@ def _compared(path: Path, shapes: dict[str, tuple[int, ...]], stages: _Stages) -
     }
 
 
-def _target() -> Target:
+def _target(model: Model) -> Target:
     """Return this machine without LLVM's optimisations, which take more than all the rest."""
-    attributes = resolve_target("cpu").attrs
+    optimised = resolve_target("cpu")
+    if model.is_large:
+        return optimised
+    attributes = optimised.attrs
     cores = int(attributes["num-cores"])
     found = {"kind": "llvm", "mcpu": str(attributes["mcpu"]), "num-cores": cores, "opt-level": 0}
     return resolve_target(json.dumps(found))

@@ -96,9 +96,9 @@ def make(model: Model) -> Made:
 
 
 def _transformer(name: str) -> Made:
-    if name in ("clip_vision", "segformer", "yolos"):
+    if name in ("clip_vision", "segformer", "yolos", "dinov2"):
         return _vision(name)
-    return _sound(name) if name in ("whisper_encoder", "wav2vec2") else _text(name)
+    return _sound(name) if name in ("whisper_encoder", "wav2vec2", "encodec") else _text(name)
 
 
 def _text(name: str) -> Made:
@@ -134,6 +134,12 @@ def _text(name: str) -> Made:
         ),
         "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**few_heads)),
         "qwen2": lambda: hf.Qwen2ForCausalLM(hf.Qwen2Config(**few_heads)),
+        "mobilebert": lambda: hf.MobileBertForSequenceClassification(
+            hf.MobileBertConfig(**(common | {"embedding_size": 32, "intra_bottleneck_size": 32}))
+        ),
+        "mamba": lambda: hf.MambaForCausalLM(
+            hf.MambaConfig(vocab_size=_VOCABULARY, hidden_size=_WIDTH, num_hidden_layers=_LAYERS)
+        ),
     }
     model = makers[kind]()
     output = "last_hidden_state" if kind == "t5_encoder" else "logits"
@@ -171,11 +177,14 @@ def _vision(name: str) -> Made:
         "segformer": lambda: hf.SegformerForSemanticSegmentation(
             hf.SegformerConfig(depths=[1, 1, 1, 1], num_labels=8)
         ),
+        "dinov2": lambda: hf.Dinov2Model(
+            hf.Dinov2Config(image_size=98, **(common | {"patch_size": 14}))
+        ),
         "yolos": lambda: hf.YolosForObjectDetection(
             hf.YolosConfig(image_size=[64, 64], num_detection_tokens=10, num_labels=8, **common)
         ),
     }
-    output = "pooler_output" if name == "clip_vision" else "logits"
+    output = "pooler_output" if name in ("clip_vision", "dinov2") else "logits"
     inputs = {"pixel_values": torch.randn(1, 3, 64, 64)}
     return Made(
         _Tensors(makers[name](), tuple(inputs), output), inputs, {"pixel_values": {0: "batch"}}
@@ -200,6 +209,11 @@ def _sound(name: str) -> Made:
             inputs,
             {"input_features": {0: "batch"}},
         )
+    if name == "encodec":
+        config = hf.EncodecConfig(num_filters=8, hidden_size=32, codebook_size=64, codebook_dim=32)
+        inputs = {"input_values": torch.randn(1, 1, 1280)}
+        module = _Tensors(hf.EncodecModel(config), tuple(inputs), "audio_values")
+        return Made(module, inputs, {"input_values": {0: "batch"}})
     config = hf.Wav2Vec2Config(
         vocab_size=32,
         hidden_size=_WIDTH,
@@ -225,7 +239,7 @@ def export(made: Made, way: str, folder: Path) -> tuple[Path, dict[str, tuple[in
             for name, value in made.inputs.items()
         )
     shapes = made.shapes if is_open else {}
-    with warnings.catch_warnings(), torch.no_grad():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if exporter == "script":
             axes = {"dynamic_axes": made.open_axes} if is_open else {}
