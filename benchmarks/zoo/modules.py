@@ -22,6 +22,9 @@ _WIDTH = 64
 _HEADS = 4
 _LAYERS = 2
 _FRAMES = 200
+# For statistics of normalisations; and the size of what is added to equal weights.
+_BATCH = 4
+_NOISE = 0.1
 # Segmentation and detection have a backbone and return dictionaries.
 _IN_PARTS = ("lraspp", "deeplab", "ssd")
 
@@ -92,7 +95,29 @@ def make(model: Model) -> Made:
             module = _Parts(module) if is_in_parts else module
         made = Made(module, {"x": torch.randn(model.shape)}, {"x": model.open_axes})
     made.module.eval()
+    _enliven(made)
     return made
+
+
+def _enliven(made: Made) -> None:
+    """Give a new module weights by which every layer changes the outputs.
+
+    New modules have heads of zeros, layers that are scaled by a millionth, and normalisations
+    for other data, by which values vanish or overflow: errors would not be seen.
+    """
+    with torch.no_grad():
+        for weight in made.module.parameters():
+            if weight.is_floating_point() and float(weight.max() - weight.min()) == 0.0:
+                weight.add_(_NOISE * torch.randn_like(weight))
+        kinds = torch.nn.modules.batchnorm._BatchNorm
+        found = [each for each in made.module.modules() if isinstance(each, kinds)]
+        for each in found:
+            each.train()
+            each.momentum = None  # an average of all that it has seen
+            each.reset_running_stats()
+        if found:
+            made.module(*(torch.randn(_BATCH, *each.shape[1:]) for each in made.inputs.values()))
+    made.module.eval()
 
 
 def _transformer(name: str) -> Made:

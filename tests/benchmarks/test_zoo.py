@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
+import os
+import time
 
 import pytest
 
@@ -17,15 +18,16 @@ def row(model, export, agrees, **more):
 def test_the_table_counts_files_that_the_framework_runs():
     key = "torchvision/resnet18"
     rows = [
-        row(key, "dynamo", True, max_error=2e-6, version="torchvision 0.28.0"),
+        row(key, "dynamo", True, max_error=2e-6, size=0.5, version="torchvision 0.28.0"),
         row(key, "script", False, message="TVM cannot import it: Foo | Bar", stage="import"),
         row(key, "program", False, message="no", stage="framework", framework_runs=False),
         row(key, "program-open", False, message="GuardError", stage="export"),
     ]
     text = models.table(rows)
     assert f"1 of {len(MODELS)} models were run, in 2 files" in text
-    assert "1 files are imported and agree" in text
-    assert "| agrees | fails: import | framework fails |  |  | no export | 2e-06 |" in text
+    assert "1 files are imported and agree," in text
+    assert "| agrees | fails: import | framework fails |  |  | no export | 4e-06 |" in text
+    assert "0 of them with outputs of one number" in text
     assert "script: TVM cannot import it: Foo / Bar" in text
 
 
@@ -58,6 +60,24 @@ def test_a_model_is_imported_compiled_and_compared():
     assert found["agrees"], found
     assert found["stage"] == "compare"
     assert found["version"].startswith("onnx ")
-    missing = models.run(dataclasses.replace(model, name="nothing"), FILE)
-    assert missing["stage"] == "export"
-    assert "the process ended with 1" in missing["message"]
+
+
+def crash(_model, _export, tell):
+    tell("compile")
+    os.abort()
+
+
+def hang(_model, _export, tell):
+    tell("prepare")
+    time.sleep(60)
+
+
+@pytest.mark.parametrize(
+    ("take", "stage", "why"), [(crash, "compile", "ended with -6"), (hang, "prepare", "more than")]
+)
+def test_a_crash_or_a_hang_is_a_row(take, stage, why, monkeypatch):
+    monkeypatch.setattr(models, "take", take)
+    monkeypatch.setattr(models, "LIMIT_SEC", 1.0)
+    found = models.run(MODELS[0], FILE)
+    assert (found["stage"], found["agrees"], found["framework_runs"]) == (stage, False, True)
+    assert why in found["message"]
