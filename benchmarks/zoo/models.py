@@ -1,7 +1,8 @@
 """Take real models through the front door: import, prepare, compile, compare.
 
 ``python -m benchmarks.zoo.models rows.jsonl [NAME ...]`` continues the file: a model and export
-that are in it are not run again, unless ``--again`` says so for those that did not agree.
+that are in it are not run again, unless ``--again`` says so for those
+that did not agree, or weakly.
 ``--table`` prints the table of the documentation from it.
 """
 
@@ -36,7 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("rows", type=Path)
     parser.add_argument("names", nargs="*", help="beginnings of package/name")
     parser.add_argument("--exports", nargs="+", choices=list(EXPORTS), default=list(EXPORTS))
-    parser.add_argument("--again", action="store_true", help="also those that did not agree")
+    parser.add_argument(
+        "--again", action="store_true", help="also those that did not agree, or weakly"
+    )
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args(arguments)
     # A shell lets programs in the background ignore interrupts.
@@ -48,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _import_frameworks()
     for model, export in _wanted(options.names, options.exports):
         known = rows.get((model.key, export))
-        if known is not None and (known["agrees"] or not options.again):
+        is_good = known is not None and known["agrees"] and not _is_weak(known)
+        if known is not None and (is_good or not options.again):
             continue
         row = {"model": model.key, "export": export, **run(model, export)}
         with open(options.rows, "a", encoding="utf-8") as file:
@@ -129,7 +133,7 @@ def _state(row: dict[str, Any]) -> str:
 
 def _is_weak(row: dict[str, Any]) -> bool:
     """Say whether outputs agree that are all the same, or hardly more than the tolerance."""
-    return bool(row.get("is_constant")) or row.get("size", 1.0) < _LEAST_SIZE
+    return bool(row.get("is_constant")) or row.get("size", 0.0) < _LEAST_SIZE
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

@@ -40,7 +40,7 @@ def test_what_is_in_the_file_is_not_run_again(tmp_path, monkeypatch, capsys):
     def run(model, export):
         ran.append((model.key, export))
         agrees = export != "script"
-        return {"agrees": agrees, "stage": "compare", "message": ""}
+        return {"agrees": agrees, "size": 1.0, "stage": "compare", "message": ""}
 
     monkeypatch.setattr(models, "run", run)
     path = str(tmp_path / "rows.jsonl")
