@@ -12,8 +12,12 @@ import numpy.typing as npt
 
 from tvm_adaptive._tvm import IRModule, nn, relax, tensor
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.models.value_ranges import input_ranges
+from tvm_adaptive.models.value_ranges import input_ranges, output_scales
+from tvm_adaptive.values.agreement import outputs_problem
 
+# Of the scale of an output: ONNX Runtime's sigmoid, whose scale is 1, is wrong by some 1e-7
+# where its result is next to zero.
+_FRAMEWORK_ERROR = 1e-6
 _OUTPUT_NAMES = "output_names"
 
 
@@ -99,6 +103,29 @@ class Network:
                 values = rng.standard_normal(shape)
             inputs.append(np.asarray(values, self.input_dtypes[name]))
         return inputs
+
+    def problem_beside_framework(
+        self,
+        outputs: Sequence[npt.NDArray[Any]],
+        expected: Sequence[npt.NDArray[Any]],
+        rtol: float,
+    ) -> str | None:
+        """Say where outputs disagree with those of a framework, which is not exact either.
+
+        Parameters
+        ----------
+        outputs, expected : sequence of ndarray
+            Of this network, and of the framework.
+        rtol : float
+            As of :func:`~tvm_adaptive.models.outputs_agree`.
+
+        Returns
+        -------
+        str or None
+            The output, the place, both values; None if they agree.
+        """
+        floors = [_FRAMEWORK_ERROR * scale for scale in output_scales(main_of(self.mod))]
+        return outputs_problem(outputs, expected, rtol, floors=floors, names=self.output_names)
 
 
 def network_of_module(

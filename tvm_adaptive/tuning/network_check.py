@@ -30,9 +30,8 @@ from tvm_adaptive.models import (
 )
 from tvm_adaptive.models.compile import device_kind, export_module, schedule_network
 from tvm_adaptive.models.frontend import peer_names
-from tvm_adaptive.models.network import Original, main_of
+from tvm_adaptive.models.network import Original
 from tvm_adaptive.models.run import time_exported
-from tvm_adaptive.models.value_ranges import output_scales
 from tvm_adaptive.models.weights import save_module
 from tvm_adaptive.tuning.library_check import UNTUNED_SHARE, LibraryCheck, Measurement
 from tvm_adaptive.tuning.outcome import Comparison
@@ -52,9 +51,6 @@ _TUNED_NETWORK_MARGIN = 12.0
 # The share of the remaining budget that the untuned network may take where the framework is
 # the reference, and it only shows early that the import is right.
 _IMPORT_CHECK_SHARE = 0.1
-# Of the scale of an output: ONNX Runtime's sigmoid, whose scale is 1, is wrong by some 1e-7
-# where its result is next to zero.
-_FRAMEWORK_ERROR = 1e-6
 
 
 class NetworkCheck(LibraryCheck):
@@ -67,7 +63,6 @@ class NetworkCheck(LibraryCheck):
         self.preparation = f", layout {prepared.layout}{packed}"
         self._network = network
         self._inputs = network.inputs(context.seed)
-        self._output_scales = output_scales(main_of(network.mod))
         self._tuned: set[str] = set()
         self._original = network.original
         self._device_kind = device_kind(context.target)
@@ -259,14 +254,8 @@ class NetworkCheck(LibraryCheck):
     def _problem_beside_framework(
         self, outputs: Sequence[Any], expected: Sequence[Any]
     ) -> str | None:
-        """Say where outputs disagree with a framework's, which are not exact either."""
-        return outputs_problem(
-            outputs,
-            expected,
-            self._context.config.finish.rtol,
-            floors=[_FRAMEWORK_ERROR * scale for scale in self._output_scales],
-            names=self._network.output_names,
-        )
+        rtol = self._context.config.finish.rtol
+        return self._network.problem_beside_framework(outputs, expected, rtol)
 
     def _compile(self, database: Database, path: Path) -> bool:
         """Compile the tuned network; return False, and report why, if there is no library."""

@@ -198,6 +198,24 @@ def test_single_operators(operator, weights, attributes, onnx, check):
     check([node], {"x": ("FLOAT", [4, 6])}, weights, outputs, opset)
 
 
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"pads": [1, 0, 0, 1], "strides": [2, 1]},
+        {"dilations": [1, 2]},
+    ],
+)
+def test_blocks_become_an_image(how, onnx, check):
+    node = onnx.helper.make_node("Col2Im", ["x", "image", "block"], ["y"], **how)
+    (top, left, bottom, right) = how.get("pads", (0, 0, 0, 0))
+    strides, dilations = how.get("strides", (1, 1)), how.get("dilations", (1, 1))
+    rows = (6 + top + bottom - dilations[0] - 1) // strides[0] + 1
+    columns = (5 + left + right - 2 * dilations[1] - 1) // strides[1] + 1
+    weights = {"image": np.array([6, 5]), "block": np.array([2, 3])}
+    check([node], {"x": ("FLOAT", [1, 18, rows * columns])}, weights, opset=18)
+
+
 @pytest.mark.parametrize("operator", ["GroupNormalization", "InstanceNormalization"])
 def test_normalizations_of_images(operator, onnx, check):
     opset, how = (21, {"num_groups": 2}) if operator.startswith("G") else (17, {})

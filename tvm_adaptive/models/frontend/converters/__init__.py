@@ -18,6 +18,7 @@ OWN: dict[str, OnnxConverter] = {
     "BatchNormalization": elementwise.refused("BatchNormalization", "training_mode", 1),
     "Cast": elementwise.convert_cast,
     "Clip": elementwise.convert_clip,
+    "Col2Im": places.convert_col2im,
     "Constant": elementwise.convert_constant,
     "ConvInteger": quantization.convert_conv_integer,
     "ConvTranspose": places.convert_conv_transpose,

@@ -97,6 +97,33 @@ def convert_conv_transpose(
     return onnx_converters()["ConvTranspose"](builder, inputs, attributes, scope, opset)
 
 
+def convert_col2im(
+    builder: Any, inputs: Any, attributes: dict[str, Any], _scope: Any, _opset: int
+) -> Expr:
+    """Convert Col2Im: a transposed convolution puts the elements of each block in their places."""
+    x = inputs[0]
+    image, block = known(inputs[1], "image_shape"), known(inputs[2], "block_shape")
+    if len(image) != 2:
+        raise ValueError(f"images of {len(image)} axes are not supported, only those of two")
+    strides, dilations = (attributes.get(name, (1, 1)) for name in ("strides", "dilations"))
+    pads = attributes.get("pads", (0, 0, 0, 0))
+    reach = (block - 1) * dilations + 1
+    room = image + np.add(pads[:2], pads[2:]) - reach
+    n_each = int(np.prod(block))
+    batch, channels, _ = shape_of(x)
+    groups = channels // n_each
+    kernel = np.tile(np.eye(n_each).reshape(n_each, 1, *block), (groups, 1, 1, 1))
+    return relax.op.nn.conv2d_transpose(
+        builder.emit(relax.op.reshape(x, [batch, channels, *map(int, room // strides + 1)])),
+        constant(kernel, dtype_of(x)),
+        strides=list(strides),
+        padding=list(pads),
+        output_padding=[int(n) for n in room % strides],
+        dilation=list(dilations),
+        groups=groups,
+    )
+
+
 def convert_scatter_elements(
     builder: Any, inputs: Any, attributes: dict[str, Any], _scope: Any, _opset: int
 ) -> Expr:

@@ -1,0 +1,144 @@
+"""The real models of the zoo: where each comes from, and what it takes.
+
+Weights are random, except for files. Images are small, and models of transformers have few
+narrow layers: an untuned network of full size would take minutes, and its operators are the
+same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+# Open extents of images that go through convolutions alone, and of the rest.
+_ANY_SIZE = {0: "batch", 2: "height", 3: "width"}
+_ANY_BATCH = {0: "batch"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A model: a file of a package, or a module of one that is to be exported."""
+
+    package: str
+    name: str
+    shape: tuple[int, ...] = ()  # of the image; a file's input where that is open
+    open_axes: dict[int, str] = dataclasses.field(default_factory=dict)
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    file: str = ""  # below the package's folder
+    is_large: bool = False  # an inference without LLVM's optimisations takes minutes
+
+    @property
+    def key(self) -> str:
+        """The name on the command line and in the table."""
+        return f"{self.package}/{self.name}"
+
+
+def _image(package: str, name: str, size: int = 64, **options: Any) -> Model:
+    return Model(package, name, (1, 3, size, size), _ANY_SIZE, options)
+
+
+def _patches(package: str, name: str, size: int, **options: Any) -> Model:
+    """Return a model whose image has one size."""
+    return Model(package, name, (1, 3, size, size), _ANY_BATCH, options)
+
+
+def _transformer(name: str) -> Model:
+    return Model("transformers", name)
+
+
+def _light(name: str) -> Model:
+    return Model(
+        "onnx", f"light_{name}", file=f"backend/test/data/light/light_{name}.onnx", is_large=True
+    )
+
+
+def _ocr(name: str, *shape: int) -> Model:
+    return Model("rapidocr_onnxruntime", name, shape, file=f"models/{name}.onnx")
+
+
+# Small ones first.
+MODELS: tuple[Model, ...] = (
+    _ocr("ch_ppocr_mobile_v2.0_cls_infer", 1, 3, 48, 192),
+    _ocr("ch_PP-OCRv4_rec_infer", 1, 3, 48, 64),
+    _ocr("ch_PP-OCRv4_det_infer", 1, 3, 64, 64),
+    _transformer("bert"),
+    _transformer("gpt2"),
+    _transformer("gpt2_cache"),
+    _transformer("llama"),
+    _transformer("llama_cache"),
+    _transformer("t5_encoder"),
+    _transformer("distilbert"),
+    _transformer("deberta_v2"),
+    _transformer("qwen2_cache"),
+    _transformer("clip_vision"),
+    _transformer("segformer"),
+    _transformer("yolos"),
+    _transformer("whisper_encoder"),
+    _transformer("wav2vec2"),
+    _transformer("mobilebert"),
+    _transformer("dinov2"),
+    _transformer("mamba"),
+    _transformer("encodec"),
+    _image("torchvision", "squeezenet1_1"),
+    _image("torchvision", "alexnet", 224),
+    _image("torchvision", "resnet18"),
+    _image("torchvision", "mobilenet_v2"),
+    _image("torchvision", "mobilenet_v3_small"),
+    _image("torchvision", "shufflenet_v2_x0_5"),
+    _image("torchvision", "mnasnet0_5"),
+    _image("torchvision", "regnet_y_400mf"),
+    _image("torchvision", "vgg11"),
+    _image("torchvision", "efficientnet_b0"),
+    _image("torchvision", "lraspp_mobilenet_v3_large"),
+    _patches("torchvision", "vit_b_32", 64, image_size=64),
+    _image("torchvision", "convnext_tiny"),
+    _image("torchvision", "resnet50"),
+    _image("torchvision", "resnext50_32x4d"),
+    _image("torchvision", "googlenet", init_weights=False, aux_logits=False),
+    _image("torchvision", "inception_v3", 96, init_weights=False, aux_logits=False),
+    _image("torchvision", "deeplabv3_mobilenet_v3_large"),
+    _patches("torchvision", "swin_t", 64),
+    Model("torchvision", "r3d_18", (1, 3, 4, 32, 32), _ANY_BATCH),
+    _image("torchvision", "densenet121"),
+    _patches("torchvision", "ssdlite320_mobilenet_v3_large", 320),
+    _image("timm", "lcnet_050"),
+    _image("timm", "tinynet_e"),
+    _image("timm", "ghostnet_100"),
+    _image("timm", "mobileone_s0"),
+    _image("timm", "dla46_c"),
+    _image("timm", "resnest14d"),
+    _image("timm", "nf_regnet_b0"),
+    _image("timm", "tf_efficientnetv2_b0"),
+    _image("timm", "ese_vovnet19b_dw"),
+    _image("timm", "poolformer_s12"),
+    _image("timm", "edgenext_xx_small"),
+    _image("timm", "edgenext_small"),
+    _patches("timm", "mobilevit_xxs", 64),
+    _patches("timm", "mixer_s32_224", 64, img_size=64),
+    _patches("timm", "deit_tiny_patch16_224", 64, img_size=64),
+    _patches("timm", "levit_128s", 224),
+    _patches("timm", "xcit_nano_12_p16_224", 64),
+    _patches("timm", "coat_lite_tiny", 64, img_size=64),
+    _patches("timm", "convit_tiny", 64, img_size=64),
+    _image("timm", "fastvit_t8"),
+    _light("squeezenet"),
+    _light("shufflenet"),
+    _light("inception_v1"),
+    _light("bvlc_alexnet"),
+    _light("zfnet512"),
+    _light("resnet50"),
+    _light("inception_v2"),
+    _light("densenet121"),
+    _light("vgg19"),
+)
+
+FILE = "file"
+# From the name of an export to the way and whether extents stay open.
+EXPORTS: dict[str, tuple[str, bool]] = {
+    "dynamo": ("dynamo", False),
+    "script": ("script", False),
+    "program": ("program", False),
+    "dynamo-open": ("dynamo", True),
+    "script-open": ("script", True),
+    "program-open": ("program", True),
+}
