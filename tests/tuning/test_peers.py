@@ -17,6 +17,7 @@ from tvm_adaptive.tuning import peers
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.config import DEFAULT
 from tvm_adaptive.tuning.peers import Rivals, rivals_reserve_sec
+from tvm_adaptive.values.agreement import outputs_problem
 from tvm_adaptive.workers.pool import Outcome
 
 INPUTS = [np.arange(6, dtype="float32").reshape(2, 3)]
@@ -61,7 +62,7 @@ def test_the_frameworks_take_turns_with_the_library(
     observer, journal = Notes(), Errors()
     session = make_session(DEFAULT.replace(peers="torch,ort"), observer=observer, journal=journal)
     turns = iter([0.25, 0.5, 1.0])
-    with Rivals(session, original_of(path), INPUTS) as rivals:
+    with Rivals(session, original_of(path), INPUTS, outputs_problem) as rivals:
         secs = rivals.time([2 * INPUTS[0]], lambda seconds: next(turns))
         (timing,) = rivals.timings
     assert secs == [0.25, 0.5, 1.0]
@@ -84,7 +85,7 @@ def test_a_model_that_cannot_be_written_costs_a_note(make_session: Any) -> None:
 
     observer = Notes()
     original = Original("PyTorch 9", lambda inputs: [], file=fail)
-    with Rivals(make_session(observer=observer), original, INPUTS) as rivals:
+    with Rivals(make_session(observer=observer), original, INPUTS, outputs_problem) as rivals:
         assert len(rivals.time([], lambda seconds: 1.0)) == peers._ROUNDS
     assert observer.notes == ["PyTorch 9 is not compared: not serializable"]
 
@@ -127,7 +128,7 @@ def rounds_of(
         return 0.5
 
     session = make_session(budget=Budget(seconds, lambda: clock[0]), observer=observer or Notes())
-    with Rivals(session, original_of(Path("net.onnx")), INPUTS) as rivals:
+    with Rivals(session, original_of(Path("net.onnx")), INPUTS, outputs_problem) as rivals:
         secs = rivals.time([2 * INPUTS[0]], time_tuned)
     return rivals, secs, turns, pool
 
@@ -170,7 +171,7 @@ def test_a_framework_that_computes_something_else_is_told(
     observer = Notes()
     rivals, *_ = rounds_of(make_session, monkeypatch, 1000.0, answers, observer)
     assert [timing.agree for timing in rivals.timings] == [False]
-    assert "ONNX Runtime 1.0 computes something else; largest difference 5" in observer.notes[0]
+    assert "ONNX Runtime 1.0 computes something else: output 0: 5 of 6" in observer.notes[0]
 
 
 def test_the_reserve_grows_with_the_frameworks() -> None:

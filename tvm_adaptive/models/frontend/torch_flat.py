@@ -54,8 +54,7 @@ class FlatModel:
     def run(self, inputs: Sequence[Array]) -> list[Array]:
         """Run the model once; what it writes to its state and inputs is undone."""
         inference = self.opened(inputs)
-        with _same_state(self.module):
-            return inference.outputs(inference.run())
+        return inference.outputs(inference.run())
 
     def opened(self, inputs: Sequence[Array]) -> Inference:
         """Return the model with its inputs; each inference starts from the same state."""
@@ -71,7 +70,12 @@ class FlatModel:
             state.forget_unwritten()
             return results
 
-        return Inference(run, lambda results: [_array_of(each) for each in results])
+        def outputs(results: Any) -> list[Array]:
+            arrays = [_array_of(each) for each in results]
+            state.restore()
+            return arrays
+
+        return Inference(run, outputs)
 
 
 def flat_program(program: Any) -> FlatModel:
