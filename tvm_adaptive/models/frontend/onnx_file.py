@@ -111,15 +111,17 @@ def open_session(path: Path, inputs: Sequence[Array], n_threads: int | None) -> 
         options.intra_op_num_threads = n_threads
     providers = ["CPUExecutionProvider"]
     session = onnxruntime.InferenceSession(str(path), options, providers=providers)
-    # Bound once, so that no inference includes conversions of arrays.
-    binding = session.io_binding()
-    for argument, value in zip(session.get_inputs(), inputs, strict=True):
-        binding.bind_cpu_input(argument.name, np.ascontiguousarray(value))
-    for result in session.get_outputs():
-        binding.bind_output(result.name)
+    # Values of its own, so that no inference includes conversions of arrays. Outputs bound
+    # beforehand would be refused in files that declare wrong shapes of them.
+    value_of = onnxruntime.OrtValue.ortvalue_from_numpy
+    values = {
+        argument.name: value_of(np.ascontiguousarray(value))
+        for argument, value in zip(session.get_inputs(), inputs, strict=True)
+    }
+    names = [result.name for result in session.get_outputs()]
     return Inference(
-        lambda: session.run_with_iobinding(binding),
-        lambda _none: [np.asarray(output) for output in binding.copy_outputs_to_cpu()],
+        lambda: session.run_with_ort_values(names, values),
+        lambda results: [np.array(result.numpy()) for result in results],
     )
 
 
