@@ -14,6 +14,8 @@ import numpy as np
 _MAX_NODES = 20_000
 # Branches within branches.
 _MAX_DEPTH = 8
+# Nodes that a condition is computed by; those on shapes of inputs are left to folding.
+_MAX_CONDITION = 100
 # Since this version, the axes of Unsqueeze are an input.
 _AXES_AS_INPUT = 13
 
@@ -200,6 +202,106 @@ def decided(model: Any, numbers: Mapping[str, int]) -> Any:
     return found
 
 
+def compared_numbers(graph: Any) -> dict[str, list[int]]:
+    """Return the numbers that inputs are equal to or not, for what depends on them."""
+    inputs = {each.name for each in graph.input}
+    constants = _constants(graph)
+    found: dict[str, list[int]] = {}
+    for node in graph.node:
+        if node.op_type == "Equal" and (names := inputs.intersection(node.input)):
+            values = [constants[each] for each in node.input if each in constants]
+            for name in names:
+                found.setdefault(name, []).extend(int(each[0]) for each in values)
+    return found
+
+
+def taken(model: Any) -> Any:
+    """Return a model with one branch of each ``If`` whose condition depends on constants alone.
+
+    ONNX Runtime's folding also removes such branches, but some of them crash it.
+    """
+    for depth in range(_MAX_DEPTH):
+        found = _taken_once(model, f"taken{depth}")
+        if found is None:
+            break
+        model = found
+    return model
+
+
+def _taken_once(model: Any, prefix: str) -> Any | None:
+    """Take the branches that are known in the graph; None if there are none."""
+    import onnx
+    from onnx import helper
+
+    conditions = [
+        _value_of(node.input[0], model) if node.op_type == "If" else None
+        for node in model.graph.node
+    ]
+    if all(condition is None for condition in conditions):
+        return None
+    candidate = onnx.ModelProto()
+    candidate.CopyFrom(model)
+    graph = candidate.graph
+    nodes: list[Any] = []
+    for place, (node, condition) in enumerate(zip(model.graph.node, conditions, strict=True)):
+        if condition is None:
+            nodes.append(node)
+            continue
+        kind = "then_branch" if condition.all() else "else_branch"
+        inner, results = _inlined(node, kind, f"{prefix}_{place}", graph)
+        ends = zip(node.output, results, strict=True)
+        nodes += inner + [helper.make_node("Identity", [found], [name]) for name, found in ends]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return candidate
+
+
+def _value_of(name: str, model: Any) -> Any | None:
+    """Compute a value that depends on few small constants alone; None for another."""
+    from onnx import TensorProto, helper
+    from onnx.reference import ReferenceEvaluator
+
+    made = {output: node for node in model.graph.node for output in node.output}
+    weights = {each.name: each for each in model.graph.initializer}
+    nodes: list[Any] = []
+    used: dict[str, Any] = {}
+    wanted = [name]
+    while wanted:
+        value = wanted.pop()
+        if value in weights:
+            used[value] = weights[value]
+            is_far = used[value].data_location == TensorProto.EXTERNAL
+        else:
+            is_far = value not in made
+        if is_far or len(nodes) > _MAX_CONDITION:
+            return None
+        if value not in weights and made[value] not in nodes:
+            nodes.append(made[value])
+            wanted += [each for each in made[value].input if each]
+    graph = helper.make_graph(
+        [node for node in model.graph.node if node in nodes],
+        *("condition", [], [helper.make_empty_tensor_value_info(name)]),
+        initializer=list(used.values()),
+    )
+    try:
+        found = helper.make_model(graph, opset_imports=model.opset_import)
+        return np.asarray(ReferenceEvaluator(found).run(None, {})[0])
+    except Exception:  # of any kind: an operator that it lacks
+        return None
+
+
+def _inlined(node: Any, kind: str, prefix: str, graph: Any) -> tuple[list[Any], list[str]]:
+    """Return the nodes and results of a branch; its weights go to ``graph``."""
+    (branch,) = (each.g for each in node.attribute if each.name == kind)
+    names: dict[str, str] = {}
+    for weight in branch.initializer:
+        copy = graph.initializer.add()
+        copy.CopyFrom(weight)
+        copy.name = names[weight.name] = f"{prefix}_{kind}_{weight.name}"
+    nodes = _renamed(branch.node, names, f"{prefix}_{kind}")
+    return nodes, [names.get(each.name, each.name) for each in branch.output]
+
+
 def merged(model: Any) -> Any:
     """Return a model that computes both branches of each ``If`` and chooses between the results.
 
@@ -232,14 +334,9 @@ def _merged_once(model: Any, prefix: str) -> Any | None:
         nodes.append(helper.make_node("Reshape", [node.input[0], f"{name}_shape"], [f"{name}_is"]))
         results = []
         for kind in ("then_branch", "else_branch"):
-            (branch,) = (each.g for each in node.attribute if each.name == kind)
-            names: dict[str, str] = {}
-            for weight in branch.initializer:
-                copy = graph.initializer.add()
-                copy.CopyFrom(weight)
-                copy.name = names[weight.name] = f"{name}_{kind}_{weight.name}"
-            nodes += _renamed(branch.node, names, f"{name}_{kind}")
-            results.append([names.get(each.name, each.name) for each in branch.output])
+            inner, outputs = _inlined(node, kind, name, graph)
+            nodes += inner
+            results.append(outputs)
         for output, first, second in zip(node.output, *results, strict=True):
             nodes.append(helper.make_node("Where", [f"{name}_is", first, second], [output]))
             pairs.append((first, second))

@@ -13,7 +13,14 @@ import numpy as np
 from tvm_adaptive._tvm import IRModule
 from tvm_adaptive.errors import InvalidOptionError, as_invalid_option, summary_line
 from tvm_adaptive.models.frontend import onnx_graph
-from tvm_adaptive.models.frontend.onnx_control import decided, is_controlled, merged, unrolled
+from tvm_adaptive.models.frontend.onnx_control import (
+    compared_numbers,
+    decided,
+    is_controlled,
+    merged,
+    taken,
+    unrolled,
+)
 from tvm_adaptive.models.frontend.onnx_import import expanded, relax_of_graph
 from tvm_adaptive.models.frontend.open_extents import InputShape, key_of, open_message
 from tvm_adaptive.models.frontend.reader import Array, Form, Inference, Numbers, Shapes
@@ -27,13 +34,13 @@ def read_onnx(path: Path, shapes: Shapes, numbers: Numbers | None = None) -> IRM
     model = _load(path)
     _check_versions(path, model)
     inputs = onnx_graph.declared_inputs(model.graph)
-    given = _close(path, inputs, by_name(shapes, list(inputs), str(path)))
+    given = _close(path, model.graph, by_name(shapes, list(inputs), str(path)))
     onnx_graph.set_shapes(model, given)
     with as_invalid_option(f"{path} {_MISFIT}"):
         model = expanded(onnx_graph.inline_functions(model))
+        if is_controlled(model):
+            model = taken(decided(model, numbers or {}))
         model = onnx_graph.fold(model, path.parent)
-        if is_controlled(model) and numbers:
-            model = onnx_graph.fold(decided(model, numbers), path.parent)
         if is_controlled(model):
             model = onnx_graph.fold(merged(unrolled(model)), path.parent)
     return relax_of_graph(path, model)
@@ -72,9 +79,10 @@ def _check_versions(path: Path, model: Any) -> None:
 
 
 def _close(
-    path: Path, inputs: Mapping[str, InputShape], given: Mapping[str, tuple[int, ...]]
+    path: Path, graph: Any, given: Mapping[str, tuple[int, ...]]
 ) -> dict[str, tuple[int, ...]]:
     """Return the shapes of all inputs; raise InvalidOptionError if one stays open."""
+    inputs = onnx_graph.declared_inputs(graph)
     values: dict[tuple[str, int], int] = {}
     for key, extents in given.items():
         match(inputs[key], extents, values)
@@ -96,7 +104,8 @@ def _close(
     if still_open:
         for shape in still_open:
             del closed[shape.name]
-        proposal = onnx_graph.working_proposal(path, still_open, closed)
+        numbers = compared_numbers(graph)
+        proposal = onnx_graph.working_proposal(path, still_open, closed, numbers)
         named = {key: each for key, each in proposal.items() if inputs[key].is_open}
         raise InvalidOptionError(open_message(str(path), still_open, named))
     return closed

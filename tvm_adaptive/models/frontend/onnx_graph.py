@@ -258,9 +258,15 @@ def _folded(model: Any, folder: Path, result: Path) -> Any:
 
 
 def working_proposal(
-    path: Path, inputs: Sequence[InputShape], given: Mapping[str, Sequence[int]]
+    path: Path,
+    inputs: Sequence[InputShape],
+    given: Mapping[str, Sequence[int]],
+    numbers: Mapping[str, Sequence[int]],
 ) -> dict[str, tuple[int, ...]]:
-    """Return shapes that ONNX Runtime accepts; the likeliest if there are none."""
+    """Return shapes that ONNX Runtime accepts; the likeliest if there are none.
+
+    ``numbers`` are values of inputs that branches depend on; all branches must accept them.
+    """
     fixed = {key: tuple(extents) for key, extents in given.items()}
     candidates = proposals(inputs)
     best = first = next(candidates)
@@ -269,7 +275,7 @@ def working_proposal(
     with contextlib.suppress(Exception):  # without ONNX Runtime, or with a model it refuses
         session = _session(str(path), _options(None))
         for found in (first, *candidates):
-            n_results = _result_size(session, {**fixed, **found})
+            n_results = _result_size(session, {**fixed, **found}, numbers)
             if n_results:
                 return {**fixed, **found}
             # Empty results, as of a detector of nothing: something better may follow.
@@ -281,18 +287,25 @@ def working_proposal(
     return {**fixed, **best}
 
 
-def _result_size(session: Any, shapes: Mapping[str, Sequence[int]]) -> int | None:
+def _result_size(
+    session: Any, shapes: Mapping[str, Sequence[int]], numbers: Mapping[str, Sequence[int]]
+) -> int | None:
     """Return the elements of the smallest result; None if the model refuses the shapes."""
     feeds: dict[str, npt.NDArray[Any]] = {}
     for info in session.get_inputs():
         shape = shapes.get(info.name, info.shape)
         kind = info.type.partition("(")[2].rstrip(")")  # of "tensor(float16)"
         feeds[info.name] = np.zeros(shape, _NUMPY_TYPES.get(kind, kind))
+    sizes: list[int] = []
+    names = list(feeds)
+    others = [(name, value) for name in names for value in numbers.get(name, ())]
     try:
-        results = session.run(None, feeds)
+        for name, value in [(names[0], 0), *others]:
+            results = session.run(None, {**feeds, name: np.full_like(feeds[name], value)})
+            sizes.append(min((int(np.size(each)) for each in results), default=0))
     except Exception:  # ONNX Runtime's own, for shapes that do not fit
         return None
-    return min((int(np.size(each)) for each in results), default=0)
+    return min(sizes)
 
 
 def _session(model: bytes | str, options: Any, **how: Any) -> Any:
