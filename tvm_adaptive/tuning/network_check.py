@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_adaptive._tvm import Database, save_json
-from tvm_adaptive.errors import ImportMismatchError, summary_line
+from tvm_adaptive.errors import ImportMismatchError, as_invalid_option, summary_line
 from tvm_adaptive.models import (
     Coverage,
     Network,
@@ -104,7 +104,8 @@ class NetworkCheck(LibraryCheck):
         context = self._context
         with context.stage("untuned"):
             start_sec = time.perf_counter()
-            compiled = compile_network(self._prepared, None, context.target)
+            with as_invalid_option(f"TVM cannot compile {self._prepared.name}"):
+                compiled = compile_network(self._prepared, None, context.target)
             self._compile_sec = time.perf_counter() - start_sec
             export(compiled, self._untuned)
             self._build_sec = time.perf_counter() - start_sec

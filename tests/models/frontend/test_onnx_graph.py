@@ -204,6 +204,39 @@ def test_a_number_of_the_sample_decides_a_branch(onnx, tmp_path, check_import):
         assert outputs[0].shape == shape
 
 
+def test_shapes_are_proposed_that_every_branch_accepts(onnx, tmp_path, check_import):
+    """As of detectors of voices, whose windows depend on the rate, an input."""
+    pytest.importorskip("onnxruntime")
+    make, kinds = onnx.helper.make_node, onnx.TensorProto
+    weights = {"fast": np.array([1]), "first": np.array(0), "one": np.array(1)}
+    weights |= {f"ends{length}": np.array([length]) for length in (100, 200)}
+
+    def window(length: int) -> Any:
+        """Take the sample at ``length``, which Gather refuses in a shorter sound."""
+        nodes = [make("Gather", ["x", f"ends{length}"], ["b"], axis=1)]
+        info = onnx.helper.make_tensor_value_info("b", kinds.FLOAT, None)
+        return onnx.helper.make_graph(nodes, f"window{length}", [], [info])
+
+    inner = make("If", ["is_fast"], ["b"], then_branch=window(200), else_branch=window(100))
+    info = onnx.helper.make_tensor_value_info("b", kinds.FLOAT, None)
+    nested = onnx.helper.make_graph([inner], "nested", [], [info])
+    nodes = [
+        make("Reshape", ["rate", "fast"], ["rates"]),
+        make("Gather", ["rates", "first"], ["given"]),
+        make("Equal", ["given", "one"], ["is_fast"]),
+        make("If", ["is_fast"], ["y"], then_branch=nested, else_branch=window(100)),
+    ]
+    model = model_of(onnx, nodes, {"x": ["n", "length"]}, weights)
+    model.graph.input.append(onnx.helper.make_tensor_value_info("rate", kinds.INT64, []))
+    path = str(save(onnx, model, tmp_path))
+    with pytest.raises(InvalidOptionError, match="--input-shape x=1x512 "):
+        load(path)
+    for rate, length in ((0, 120), (1, 256)):
+        x = np.arange(length, dtype="float32").reshape(1, length)
+        network = load(path, inputs={"x": x, "rate": np.array(rate)})
+        assert check_import(network)[0] == [[200.0 if rate else 100.0]]
+
+
 @pytest.mark.parametrize("opset", [11, 17])
 def test_loops_of_a_known_count_are_written_out(opset, onnx, tmp_path, check_import):
     ort = pytest.importorskip("onnxruntime")

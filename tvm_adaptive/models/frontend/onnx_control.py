@@ -14,6 +14,8 @@ import numpy as np
 _MAX_NODES = 20_000
 # Branches within branches.
 _MAX_DEPTH = 8
+# One number stays the same in these.
+_SAME_NUMBER = ("Cast", "Gather", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 # Nodes that a condition is computed by; those on shapes of inputs are left to folding.
 _MAX_CONDITION = 100
 # Since this version, the axes of Unsqueeze are an input.
@@ -202,16 +204,21 @@ def decided(model: Any, numbers: Mapping[str, int]) -> Any:
     return found
 
 
-def compared_numbers(graph: Any) -> dict[str, list[int]]:
-    """Return the numbers that inputs are equal to or not, for what depends on them."""
-    inputs = {each.name for each in graph.input}
-    constants = _constants(graph)
+def compared_numbers(model: Any) -> dict[str, list[int]]:
+    """Return the numbers that inputs are compared with, for what depends on them."""
+    inputs = {each.name for each in model.graph.input}
+    made = {output: node for node in model.graph.node for output in node.output}
     found: dict[str, list[int]] = {}
-    for node in graph.node:
-        if node.op_type == "Equal" and (names := inputs.intersection(node.input)):
-            values = [constants[each] for each in node.input if each in constants]
-            for name in names:
-                found.setdefault(name, []).extend(int(each[0]) for each in values)
+    for node in model.graph.node:
+        if node.op_type != "Equal":
+            continue
+        for one, other in (node.input, reversed(node.input)):
+            source = one
+            while source in made and made[source].op_type in _SAME_NUMBER:
+                source = made[source].input[0]
+            value = _value_of(other, model) if source in inputs else None
+            if value is not None and value.size == 1:
+                found.setdefault(source, []).append(int(value.item()))
     return found
 
 

@@ -34,7 +34,7 @@ def read_onnx(path: Path, shapes: Shapes, numbers: Numbers | None = None) -> IRM
     model = _load(path)
     _check_versions(path, model)
     inputs = onnx_graph.declared_inputs(model.graph)
-    given = _close(path, model.graph, by_name(shapes, list(inputs), str(path)))
+    given = _close(path, model, by_name(shapes, list(inputs), str(path)))
     onnx_graph.set_shapes(model, given)
     with as_invalid_option(f"{path} {_MISFIT}"):
         model = expanded(onnx_graph.inline_functions(model))
@@ -79,10 +79,10 @@ def _check_versions(path: Path, model: Any) -> None:
 
 
 def _close(
-    path: Path, graph: Any, given: Mapping[str, tuple[int, ...]]
+    path: Path, model: Any, given: Mapping[str, tuple[int, ...]]
 ) -> dict[str, tuple[int, ...]]:
     """Return the shapes of all inputs; raise InvalidOptionError if one stays open."""
-    inputs = onnx_graph.declared_inputs(graph)
+    inputs = onnx_graph.declared_inputs(model.graph)
     values: dict[tuple[str, int], int] = {}
     for key, extents in given.items():
         match(inputs[key], extents, values)
@@ -104,7 +104,7 @@ def _close(
     if still_open:
         for shape in still_open:
             del closed[shape.name]
-        numbers = compared_numbers(graph)
+        numbers = compared_numbers(model)
         proposal = onnx_graph.working_proposal(path, still_open, closed, numbers)
         named = {key: each for key, each in proposal.items() if inputs[key].is_open}
         raise InvalidOptionError(open_message(str(path), still_open, named))

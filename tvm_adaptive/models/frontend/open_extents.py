@@ -24,6 +24,8 @@ _LENGTHS = (16, 128, 512, 576, 1, 80, 160, 256, 1024, 16000)
 _OTHERS = (1, 16, 128, 512, 576, 64, 80, 160, 224, 256)
 _CHANNEL_COUNTS = (3, 1)
 _MAX_CHANNELS = 4
+# Another length is likelier than a batch of several.
+_BATCH_STEP = 3
 _MAX_PROPOSALS = 64
 
 _Key = tuple[str, int]
@@ -90,7 +92,12 @@ def proposals(inputs: Sequence[InputShape]) -> Iterator[dict[str, tuple[int, ...
     groups = list(choices)
     # Likely values of all come before unlikely ones of any.
     indices = itertools.product(*(range(len(choices[keys])) for keys in groups))
-    ranked = sorted(itertools.islice(indices, 100_000), key=sum)
+    steps = [_BATCH_STEP if choices[keys][0] == (1,) else 1 for keys in groups]
+
+    def unlikeliness(places: Sequence[int]) -> int:
+        return sum(place * step for place, step in zip(places, steps, strict=True))
+
+    ranked = sorted(itertools.islice(indices, 100_000), key=unlikeliness)
     for chosen in ranked[:_MAX_PROPOSALS]:
         values_of: dict[_Key, int] = {}
         for keys, index in zip(groups, chosen, strict=True):
