@@ -126,10 +126,8 @@ def _with_axes(node: Any) -> Any:
 
 def _stays_true(body: Any) -> bool:
     """Say whether a body hands its condition on, or sets it to true."""
-    name = body.output[0].name
     made = {output: node for node in body.node for output in node.output}
-    while name in made and made[name].op_type == "Identity":
-        name = made[name].input[0]
+    name = _source_of(body.output[0].name, made, ("Identity",))
     if name == body.input[1].name:
         return True
     known = _constants(body).get(name)
@@ -213,13 +211,20 @@ def compared_numbers(model: Any) -> dict[str, list[int]]:
         if node.op_type != "Equal":
             continue
         for one, other in (node.input, reversed(node.input)):
-            source = one
-            while source in made and made[source].op_type in _SAME_NUMBER:
-                source = made[source].input[0]
+            source = _source_of(one, made, _SAME_NUMBER)
             value = _value_of(other, model) if source in inputs else None
             if value is not None and value.size == 1:
                 found.setdefault(source, []).append(int(value.item()))
     return found
+
+
+def _source_of(name: str, made: Mapping[str, Any], operators: Sequence[str]) -> str:
+    """Return the value that operators only hand on."""
+    for _ in made:  # a damaged graph may be a circle
+        if name not in made or made[name].op_type not in operators or not made[name].input:
+            break
+        name = made[name].input[0]
+    return name
 
 
 def taken(model: Any) -> Any:
