@@ -94,6 +94,21 @@ def gone(pid):
     return False
 
 
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_indices_stay_within_any_table(make_runner, dtype, tmp_path):
+    table = te.placeholder((2, N), name="table")
+    places = te.placeholder((N,), dtype, name="places")
+    rows = te.compute((N, N), lambda i, j: table[places[i], j])
+    mod = tvm.IRModule({"main": te.create_prim_func([table, places, rows])})
+    path = tmp_path / "take.tar"
+    target = tvm.target.Target({"kind": "llvm", "num-cores": 1})
+    tvm.driver.build(mod, target=target).export_library(str(path), fcompile=tar)
+    shapes = [("float32", (2, N)), (dtype, (N,)), ("float32", (N, N))]
+    arguments = [TensorInfo(kind, shape) for kind, shape in shapes]
+    (result,) = results(make_runner(), [RunnerInput(str(path), "cpu", arguments)])
+    assert result.error_msg is None
+
+
 @pytest.mark.parametrize("rule", ["precision", "paper"])
 def test_a_real_kernel_gets_one_time(make_runner, matmul, rule, tmp_path):
     journal = Journal(tmp_path / "journal.jsonl")

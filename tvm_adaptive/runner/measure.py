@@ -6,16 +6,21 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from tvm_adaptive._tvm import alloc_argument_common, device, load_module, start_thread_pool, tvm
 from tvm_adaptive.errors import check_at_least, check_positive
 from tvm_adaptive.runner.evaluator import Timer, evaluate
 from tvm_adaptive.runner.racing import Race
 from tvm_adaptive.runner.stopping import StoppingRule
+from tvm_adaptive.values.agreement import numpy_dtype, random_array
 from tvm_adaptive.values.trial import Timing
 from tvm_adaptive.workers.cores import take_free_core
 
 RANDOM_FILL = "tvm.contrib.random.random_fill_for_measure"
 CPU_CACHE_FLUSH = "cache_flush_cpu_non_first_arg"
+# Shorter integers are data of quantised networks.
+_INDEX_BYTES = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,6 +84,10 @@ def measure_module(
 ) -> Timing:
     """Fill the arguments of a loaded module at random and measure its entry function."""
     (args,) = alloc_argument_common(fill, dev, args_info, 1)
+    for each in args:
+        if _may_be_indices(str(each.dtype)):
+            shape = [int(extent) for extent in each.shape]
+            each.copyfrom(random_array(np.random.default_rng(0), shape, str(each.dtype)))
     dev.sync()
     return evaluate(
         timer_of(module, dev, args, CPU_CACHE_FLUSH if options.cpu_cache_flush else ""),
@@ -88,6 +97,12 @@ def measure_module(
         single_runs=options.cpu_cache_flush,
         race=options.race,
     )
+
+
+def _may_be_indices(dtype: str) -> bool:
+    """Say whether numbers of a type may be indices, which TVM's fill draws beyond any table."""
+    kind = numpy_dtype(dtype)
+    return kind.kind in "iu" and kind.itemsize >= _INDEX_BYTES
 
 
 def timer_of(module: Any, dev: Any, args: Sequence[Any], preprocess: str = "") -> Timer:
