@@ -78,8 +78,11 @@ def _one_fork_server(_commands_without_torch: Path) -> Iterator[None]:
 
 
 def _surroundings() -> tuple[object, ...]:
-    """Return what workers inherit from this process, but for the home, which none of them uses."""
-    own = {"HOME", "PYTEST_CURRENT_TEST"}
+    """Return what workers inherit from this process, but for what none of them uses.
+
+    That is the home, and what scikit-learn sets for OpenMP when it is imported.
+    """
+    own = {"HOME", "PYTEST_CURRENT_TEST", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"}
     env = {name: value for name, value in os.environ.items() if name not in own}
     return os.getcwd(), tuple(sys.path), env
 
