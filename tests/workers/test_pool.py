@@ -26,6 +26,7 @@ from tvm_adaptive.errors import (
     WorkerTaskError,
     WorkerTimeoutError,
 )
+from tvm_adaptive.workers import main as worker_main
 from tvm_adaptive.workers.fork_server import ForkServer
 from tvm_adaptive.workers.pool import Step, WorkerPool
 from tvm_adaptive.workers.process import Worker
@@ -84,22 +85,27 @@ class Unreadable:
         return (fail, ("not readable",))
 
 
+@pytest.fixture(scope="module")
+def server():
+    server = ForkServer()
+    yield server
+    server.close()
+
+
 @pytest.fixture(params=["program", "forked"])
-def make_pool(request):
+def make_pool(request, server):
     pools = []
-    server = ForkServer() if request.param == "forked" else None
+    used = server if request.param == "forked" else None
 
     def make(max_workers=1, **options):
-        if server is not None:
-            server.start()
-        pools.append(WorkerPool(max_workers, server=server, **options))
+        if used is not None:
+            used.start()
+        pools.append(WorkerPool(max_workers, server=used, **options))
         return pools[-1]
 
     yield make
     for pool in pools:
         pool.close()
-    if server is not None:
-        server.close()
 
 
 def gone(process):
@@ -529,7 +535,9 @@ def test_killing_twice_is_harmless():
 @pytest.mark.parametrize("server", ["None", "ForkServer()"])
 def test_no_orphan_after_the_parent_dies(sig, server):
     program = f"""
-        import os, time
+        import os, runpy, time
+        # The whole package takes seconds.
+        runpy.run_path({worker_main.__file__!r})["defer_package"]("tvm_adaptive")
         from tvm_adaptive.workers.fork_server import ForkServer
         from tvm_adaptive.workers.pool import WorkerPool
         pool = WorkerPool(1, server={server})
@@ -555,7 +563,7 @@ def test_an_interrupt_kills_the_busy_workers(make_pool):
     pool = make_pool(2)
     signal.signal(signal.SIGALRM, _interrupt)
     before = open_files()
-    signal.setitimer(signal.ITIMER_REAL, 2.0)
+    signal.setitimer(signal.ITIMER_REAL, 1.0)
     try:
         with pytest.raises(KeyboardInterrupt, match="now"):
             pool.map(time.sleep, [(1000,), (1000,)], 2000.0)
@@ -578,24 +586,29 @@ def modules():
     return sorted(sys.modules)
 
 
+def test_a_worker_starts_without_the_whole_package(make_pool):
+    pool = make_pool()
+    (outcome,) = pool.map(modules, [()], TIMEOUT_SEC)
+    assert "tvm" not in outcome.value
+    assert "tvm_adaptive.tuning.registry" not in outcome.value
+
+
 def ask_the_package():
     import tvm_adaptive
 
     return tvm_adaptive.__version__
 
 
-def test_a_worker_starts_without_the_whole_package(make_pool):
-    pool = make_pool()
-    (outcome,) = pool.map(modules, [()], TIMEOUT_SEC)
-    assert "tvm" not in outcome.value
-    assert "tvm_adaptive.tuning.registry" not in outcome.value
-    (outcome,) = pool.map(ask_the_package, [()], TIMEOUT_SEC)
+def test_a_worker_has_the_whole_package_once_it_asks():
+    with contextlib.closing(WorkerPool(1)) as pool:
+        (outcome,) = pool.map(ask_the_package, [()], TIMEOUT_SEC)
     assert outcome.value
 
 
-def test_a_worker_finds_modules_where_the_parent_does(make_pool, tmp_path, monkeypatch):
+def test_a_worker_finds_modules_where_the_parent_does(make_pool, server, tmp_path, monkeypatch):
     (tmp_path / "beside_the_script.py").write_text("def answer():\n    return 42\n")
     monkeypatch.syspath_prepend(str(tmp_path))
+    server.close()  # it has the former path
     import beside_the_script
 
     (outcome,) = make_pool().map(beside_the_script.answer, [()], TIMEOUT_SEC)

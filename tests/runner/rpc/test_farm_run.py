@@ -22,6 +22,7 @@ from tvm_adaptive.runner.measure import RANDOM_FILL
 from tvm_adaptive.runner.rpc.leased_worker import LeasingPool
 from tvm_adaptive.tuning.config import FinishConfig, MeasureConfig, SearchConfig
 from tvm_adaptive.tuning.deploy import apply
+from tvm_adaptive.workers import pool as pools
 
 # Workers cannot import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -181,7 +182,7 @@ def end_server() -> None:
 def test_tasks_run_on_the_same_device(make_farm: Any) -> None:
     farm = make_farm(2, restarts=True)
     farm.connect(n_devices=2).close()
-    pool = LeasingPool(farm.config)
+    pool = LeasingPool(farm.config, server=pools.new_fork_server(("tvm_adaptive.runner.measure",)))
     assert pool.map(where, [()] * 3, 10.0)[0].value is True
     address = pool.address
     (outcome,) = pool.map(fail, [()], 10.0)
