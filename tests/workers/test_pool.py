@@ -145,8 +145,8 @@ def test_large_tasks_and_answers_travel(make_pool):
         (die, (signal.SIGSEGV,), WorkerDiedError, "killed by SIGSEGV"),
         (die, (signal.SIGKILL,), WorkerDiedError, "killed by SIGKILL"),
         (leave, (3,), WorkerDiedError, "exit code 3"),
-        (hold_the_lock, (), WorkerTimeoutError, "killed after 1 s of running"),
-        (die, (signal.SIGSTOP,), WorkerTimeoutError, "killed after 1 s of running"),
+        (hold_the_lock, (), WorkerTimeoutError, "killed after 0.5 s of running"),
+        (die, (signal.SIGSTOP,), WorkerTimeoutError, "killed after 0.5 s of running"),
         (Unpicklable, (), WorkerTaskError, "cannot travel"),
         (Unreadable, (), WorkerDiedError, "could not be read.*not readable"),
         (double, (Unpicklable(),), WorkerTaskError, "could not be sent.*cannot travel"),
@@ -154,7 +154,8 @@ def test_large_tasks_and_answers_travel(make_pool):
 )
 def test_a_failure_is_one_outcome(make_pool, function, args, error, message):
     pool = make_pool()
-    (failed,) = pool.map(function, [args], 1.0)
+    pool.map(pid, [()], TIMEOUT_SEC)  # it has started
+    (failed,) = pool.map(function, [args], 0.5)
     with pytest.raises(error, match=message):
         raise failed.error
     (good,) = pool.map(double, [(4,)], TIMEOUT_SEC)
@@ -173,7 +174,7 @@ def test_a_stopped_worker_cannot_block_the_sender(make_pool, size):
     pool = make_pool()
     (stopped,) = pool.map(pid, [()], TIMEOUT_SEC)
     os.kill(stopped.value, signal.SIGSTOP)
-    (outcome,) = pool.map(len, [(bytes(size),)], 1.0)
+    (outcome,) = pool.map(len, [(bytes(size),)], 0.5)
     assert isinstance(outcome.error, WorkerTimeoutError)
     assert gone(stopped.value)
 
@@ -250,30 +251,30 @@ def test_the_steps_of_a_plan_run_in_one_worker(make_pool):
 
 
 def nap():
-    time.sleep(1.5)
+    time.sleep(0.8)
 
 
 def test_setup_does_not_count_against_the_deadline(make_pool):
-    (outcome,) = make_pool(setup=nap).map(double, [(2,)], 1.0)
+    (outcome,) = make_pool(setup=nap).map(double, [(2,)], 0.5)
     assert outcome.value == 4
 
 
 def test_a_setup_that_never_ends_is_not_the_tasks_failure(make_pool, monkeypatch):
-    monkeypatch.setattr("tvm_adaptive.workers.pool.START_TIMEOUT_SEC", 1.0)
+    monkeypatch.setattr("tvm_adaptive.workers.pool.START_TIMEOUT_SEC", 0.5)
     (outcome,) = make_pool(setup=hold_the_lock, start_patience_sec=0.0).map(
         double, [(2,)], TIMEOUT_SEC
     )
-    with pytest.raises(MachineError, match="could not be started: timeout: killed after 1 s of st"):
+    with pytest.raises(MachineError, match="could not be started: timeout: killed after 0.5 s of s"):
         raise outcome.error
 
 
 def test_each_step_has_a_deadline_of_its_own(make_pool):
     def plan():
         yield Step("queueing", nap, (), TIMEOUT_SEC)
-        return (yield Step("measuring", hold_the_lock, (), 1.0))
+        return (yield Step("measuring", hold_the_lock, (), 0.5))
 
     ((_, outcome),) = make_pool().stream([plan()])
-    with pytest.raises(WorkerTimeoutError, match="killed after 1 s of measuring"):
+    with pytest.raises(WorkerTimeoutError, match="killed after 0.5 s of measuring"):
         raise outcome.error
 
 
