@@ -87,9 +87,10 @@ def _one_fork_server(_commands_without_torch: Path) -> Iterator[None]:
 def _surroundings() -> tuple[object, ...]:
     """Return what workers inherit from this process, but for what none of them uses.
 
-    That is the home, and what scikit-learn sets for OpenMP when it is imported.
+    That is the home, and what scikit-learn and PyTorch set when they are imported.
     """
     own = {"HOME", "PYTEST_CURRENT_TEST", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"}
+    own |= {"TORCHINDUCTOR_CACHE_DIR"}
     env = frozenset(item for item in os.environ.items() if item[0] not in own)
     return os.getcwd(), tuple(sys.path), env
 

@@ -33,6 +33,7 @@ from tvm_adaptive.runner.playoff.playoff import (
     play_off,
     without_playoff,
 )
+from tvm_adaptive.workers import pool as pools
 from tvm_adaptive.workers.pool import WorkerPool
 
 # Workers cannot import this file; its functions travel whole.
@@ -121,7 +122,8 @@ def builder() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[WorkerPool]:
-    pool = finalist_pool()
+    server = pools.new_fork_server(("tvm_adaptive.runner.playoff.worker",))
+    pool = finalist_pool(server=server)
     yield pool
     pool.close()
 
