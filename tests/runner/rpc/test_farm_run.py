@@ -179,6 +179,7 @@ def end_server() -> None:
     device_session.function("tests.no_such_function")
 
 
+@pytest.mark.slow
 def test_tasks_run_on_the_same_device(make_farm: Any) -> None:
     farm = make_farm(2, restarts=True)
     farm.connect(n_devices=2).close()
