@@ -143,7 +143,7 @@ def test_a_farm_that_goes_leaves_what_was_measured(
 def test_a_farm_that_is_not_there_ends_a_run_before_it_begins(
     tmp_path: Path, unused_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tvm_adaptive.runner.rpc.leased_worker.SERVER_WAIT_SEC", 1.0)
+    monkeypatch.setattr("tvm_adaptive.runner.rpc.leased_worker.SERVER_WAIT_SEC", 0.0)
     config = TuneConfig(
         runner="adaptive-rpc",
         measure=MeasureConfig(tracker=f"127.0.0.1:{unused_port}", tracker_key="board"),
