@@ -153,8 +153,8 @@ def test_when_every_task_waits_the_oldest_is_taken_in(late, turns):
 )
 def test_policies_by_name_go_on_to_the_end(late, policy, max_waiting):
     scheduler = scheduler_in(late, policy, seed=1, max_waiting=max_waiting)
-    late.tune(scheduler, sizes=FOUR, strategy=AdaptiveSearch(**SMALL), trials=120)
-    assert sum(arm.n_trials for arm in scheduler.arms) == 120
+    late.tune(scheduler, sizes=FOUR, strategy=AdaptiveSearch(**SMALL), trials=72)
+    assert sum(arm.n_trials for arm in scheduler.arms) == 72
     assert not late.journal.of("error")
 
 
