@@ -62,25 +62,36 @@ def torch_for_commands(_commands_without_torch: Path, monkeypatch: pytest.Monkey
 @pytest.fixture(scope="session", autouse=True)
 def _one_fork_server(_commands_without_torch: Path) -> Iterator[None]:
     """Share a server among runs in this process that would start theirs alike."""
-    kept = _KeptServer(MODULES)
-    surroundings = _surroundings()
+    first = _surroundings()
+    kept = {first: _KeptServer(MODULES)}
 
     def new_server(modules: Sequence[str]) -> ForkServer | None:
-        is_alike = _surroundings() == surroundings and set(modules) <= set(MODULES)
-        return kept if is_alike else new_fork_server(modules)
+        if not set(modules) <= set(MODULES):
+            return new_fork_server(modules)
+        here = _surroundings()
+        if here not in kept:  # tests of a file often have a folder in common
+            for other in set(kept) - {first}:
+                ForkServer.close(kept.pop(other))
+            kept[here] = _KeptServer(MODULES)
+        return kept[here]
 
     with pytest.MonkeyPatch.context() as patch:
         if new_fork_server(()) is not None:
             for module in (session, pool):
                 patch.setattr(module, "new_fork_server", new_server)
         yield
-    ForkServer.close(kept)
+    for server in kept.values():
+        ForkServer.close(server)
 
 
 def _surroundings() -> tuple[object, ...]:
-    """Return what workers inherit from this process, but for the home, which none of them uses."""
-    own = {"HOME", "PYTEST_CURRENT_TEST"}
-    env = {name: value for name, value in os.environ.items() if name not in own}
+    """Return what workers inherit from this process, but for what none of them uses.
+
+    That is the home, and what scikit-learn and PyTorch set when they are imported.
+    """
+    own = {"HOME", "PYTEST_CURRENT_TEST", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"}
+    own |= {"TORCHINDUCTOR_CACHE_DIR"}
+    env = frozenset(item for item in os.environ.items() if item[0] not in own)
     return os.getcwd(), tuple(sys.path), env
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "tvm_adaptive"
@@ -76,6 +75,7 @@ def relative(path: Path) -> str:
     return path.relative_to(PACKAGE).as_posix()
 
 
+@functools.cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), filename=str(path))
 
@@ -114,14 +114,21 @@ def lines_without_docstring(node: Function) -> int:
     return lines
 
 
-def identifiers(value: Path | str) -> str:
-    return relative(value) if isinstance(value, Path) else value
+def for_each(paths: Iterable[Path]) -> Callable[[Callable[[Path], None]], Callable[[], None]]:
+    """Return a decorator that makes one test of a rule for files; a failure shows the file."""
+
+    def decorate(rule: Callable[[Path], None]) -> Callable[[], None]:
+        def test() -> None:
+            for path in paths:
+                rule(path)
+
+        return test
+
+    return decorate
 
 
-each_file = pytest.mark.parametrize("path", FILES, ids=identifiers)
-each_stage_file = pytest.mark.parametrize(
-    "path", [path for path in FILES if stage_of(path)], ids=identifiers
-)
+each_file = for_each(FILES)
+each_stage_file = for_each([path for path in FILES if stage_of(path)])
 
 
 def test_the_lists_name_files_that_exist() -> None:
@@ -259,9 +266,7 @@ def test_the_environment_is_no_configuration(path: Path) -> None:
             assert relative(path) in allowed
 
 
-@pytest.mark.parametrize(
-    "path", [*FILES, *sorted((ROOT / "tests").rglob("*.py"))], ids=lambda path: path.name
-)
+@for_each([*FILES, *sorted((ROOT / "tests").rglob("*.py"))])
 def test_nothing_is_left_for_later(path: Path) -> None:
     marks = re.findall("TO" + "DO|FIX" + "ME|XX" + "X", path.read_text())
     assert marks == []

@@ -53,13 +53,19 @@ def test_there_are_pages() -> None:
     assert len(blocks("python")) >= 8
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return one folder for all blocks, so that their runs can share a server of workers."""
+    return tmp_path_factory.mktemp("blocks")
+
+
 @pytest.mark.parametrize("text", blocks("python"))
-def test_every_block_of_code_runs(text: str, tmp_path: Path, monkeypatch: Any) -> None:
+def test_every_block_of_code_runs(text: str, folder: Path, monkeypatch: Any) -> None:
     if "import torch" in text:
         pytest.importorskip("torch")
     if "NotebookView" in text:
         pytest.importorskip("IPython")
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(folder)
     page = types.ModuleType("page")
     monkeypatch.setitem(sys.modules, "page", page)  # dataclasses look for their module
     exec(compile(text, "page", "exec"), page.__dict__)

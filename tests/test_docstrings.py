@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +119,14 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-each_file = pytest.mark.parametrize("path", FILES, ids=module_name)
+def each_file(rule: Callable[[Path], None]) -> Callable[[], None]:
+    """Make one test of a rule for files; a failure shows the file."""
+
+    def test() -> None:
+        for path in FILES:
+            rule(path)
+
+    return test
 
 
 @each_file

@@ -15,7 +15,7 @@ from tvm_adaptive.measure_callback.journal import Journal, read_journal
 from tvm_adaptive.search_strategy.schedules import key_of
 from tvm_adaptive.values.trial_log import TrialLog
 
-N = 48
+N = 32
 
 
 class ListJournal:

@@ -33,13 +33,6 @@ def test_schedules_do_not_change_the_outputs(case, way):
     assert outputs_agree(run_network(case.tuned[way], case.inputs), case.reference)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_layouts_do_not_change_the_outputs(case, way):
-    untuned = case.untuned[way]
-    assert untuned.coverage.tuned == {}
-    assert outputs_agree(run_network(untuned, case.inputs), case.reference)
-
-
 def test_records_of_another_preparation_are_not_found(case):
     other = compile_network(case.prepared["keep"], case.databases["prepack"], case.target)
     assert not any("conv2d" in name for name in other.coverage.tuned)

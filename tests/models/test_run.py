@@ -74,7 +74,7 @@ def test_a_library_is_loaded_once_as_tvm_never_lets_go_of_it(case, tmp_path):
 def test_an_exported_network_runs_in_another_process(case, tmp_path):
     path = str(tmp_path / "network.so")
     export(case.tuned["prepack"], path)
-    pool = WorkerPool(1)
+    pool = WorkerPool(1, modules=("tvm_adaptive.runner.measure",))
     try:
         (outcome,) = pool.map(run_exported, [(path, case.inputs)], timeout_sec=120)
         assert outcome.error is None
@@ -88,7 +88,7 @@ def test_a_crash_there_is_an_error_here(case, library):
         run_exported(path, inputs)
         os.kill(os.getpid(), signal.SIGSEGV)
 
-    pool = WorkerPool(1)
+    pool = WorkerPool(1, modules=("tvm_adaptive.runner.measure",))
     try:
         (outcome,) = pool.map(crash, [(library, case.inputs)], timeout_sec=120)
     finally:

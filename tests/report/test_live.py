@@ -162,8 +162,11 @@ def under_a_terminal(command: list[str], columns: int = 100) -> str:
 
 def test_under_a_terminal_the_screen_is_live(tmp_path: Path) -> None:
     config = tmp_path / "quick.toml"
-    config.write_text("[search]\nn_trials_per_round = 4\n[finish]\nmax_task_sec = 0.5\n")
-    command = [sys.executable, "-m", "tvm_adaptive", "tune", "te:GMM", "--trials", "12"]
+    config.write_text(
+        "[search]\nn_trials_per_round = 4\npopulation_size = 64\n"
+        "[finish]\ntop_k = 1\nmax_task_sec = 0.5\n"
+    )
+    command = [sys.executable, "-m", "tvm_adaptive", "tune", "te:GMM", "--trials", "8"]
     command += ["--config", str(config)]
     text = under_a_terminal([*command, "--work-dir", str(tmp_path / "run")])
     assert "\x1b[" in text  # it moves the cursor to draw over itself

@@ -159,7 +159,7 @@ def dom_of(path: Path, tmp_path: Path) -> tuple[str, str]:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-@pytest.mark.parametrize("n_runs", [1, 2])
+@pytest.mark.parametrize("n_runs", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_browser_draws_every_figure_without_an_error(
     n_runs: int, write_run: WriteRun, tmp_path: Path
 ) -> None:

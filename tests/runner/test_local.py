@@ -296,7 +296,7 @@ def test_without_an_incumbent_there_is_no_race(make_runner):
 
 
 def slow_race(artifact_path, device_type, args_info, options):
-    time.sleep(0.5)
+    time.sleep(0.3)
     return tell_the_race(artifact_path, device_type, args_info, options)
 
 

@@ -60,7 +60,7 @@ def run(tmp_path_factory):
     (folder / "perceptron.py").write_text(FACTORY)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        tune("perceptron:make", work_dir="run", trials=16, seed=1, config=QUICK)
+        tune("perceptron:make", work_dir="run", trials=8, seed=1, config=QUICK)
     yield folder
     sys.modules.pop("perceptron", None)
 

@@ -39,8 +39,9 @@ def test_the_command_says_what_it_found_and_that_all_is_well(
 
 
 def test_the_command_fails_where_something_is_a_problem(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(doctor, "_time_in_worker", lambda seconds: [1.0])
     (tmp_path / "file").touch()
     assert main(["doctor", "--quick", "--work-dir", str(tmp_path / "file" / "runs")]) == 1
     printed = capsys.readouterr().out

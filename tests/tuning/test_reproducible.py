@@ -22,7 +22,7 @@ from tvm_adaptive.tuning.target import resolve_target
 from tvm_adaptive.values.trial_log import TrialLog
 
 ROWS = (32, 64, 128)
-TRIALS = 72
+TRIALS = 48
 # What our own thinking took is the one thing that is really measured here.
 _SECONDS = {"seconds", "decide_sec", "sample_sec", "posterior_sec", "evolve_sec", "unix_sec"}
 

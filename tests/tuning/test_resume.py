@@ -3,9 +3,6 @@ from __future__ import annotations
 import json
 import math
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +13,14 @@ from tests.tuning.runs import recorded_programs
 from tvm_adaptive import TuneConfig, tune, tune_tir
 from tvm_adaptive._tvm import IRModule, te_workload
 from tvm_adaptive.cli import main
+from tvm_adaptive.cli.display import Display
 from tvm_adaptive.database.location import RUN_STORE
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.errors import InvalidOptionError, OtherMachineError, OtherModelError
 from tvm_adaptive.measure_callback import read_journal
 from tvm_adaptive.measure_callback.history import read_history
+from tvm_adaptive.measure_callback.progress import RunProgress
+from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.config import FinishConfig, SearchConfig
 from tvm_adaptive.tuning.outcome import TuneReport
 from tvm_adaptive.tuning.resume import resume
@@ -261,36 +261,35 @@ max_task_sec = 0.5
 """
 
 
-def start(work_dir: Path, *arguments: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "tvm_adaptive", "tune", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+class DisplayOfAnInterruptedRun(Display):
+    """Sends the process Ctrl-C after the second round."""
+
+    n_rounds = 0
+
+    def round(self, progress: RunProgress, budget: Budget) -> None:
+        super().round(progress, budget)
+        self.n_rounds += 1
+        if self.n_rounds == 2:
+            signal.raise_signal(signal.SIGINT)
 
 
-def wait_for_rounds(work_dir: Path, n_rounds: int, timeout_sec: float = 120.0) -> None:
-    end_sec = time.monotonic() + timeout_sec
-    path = work_dir / "journal.jsonl"
-    while time.monotonic() < end_sec:
-        if path.exists() and path.read_text().count('"event":"measured"') >= n_rounds:
-            return
-        time.sleep(0.05)
-    pytest.fail("the run measured nothing")
-
-
-def test_a_run_that_was_stopped_goes_on_from_the_command_line(tmp_path: Path) -> None:
+def test_a_run_that_was_stopped_goes_on_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     work_dir, config = tmp_path / "run", tmp_path / "quick.toml"
     config.write_text(IN_A_FILE)
-    arguments = ("te:GMM", "--trials", "24", "--work-dir", str(work_dir))
-    process = start(work_dir, *arguments, "--config", str(config))
-    wait_for_rounds(work_dir, 2)
-    process.send_signal(signal.SIGINT)
-    process.wait(timeout=120)
+    arguments = ["te:GMM", "--trials", "16", "--work-dir", str(work_dir)]
+    with monkeypatch.context() as patch:
+        patch.setattr("tvm_adaptive.cli.tune.Display", DisplayOfAnInterruptedRun)
+        assert main(["tune", *arguments, "--config", str(config)]) == 130
+    assert "--resume" in capsys.readouterr().out
     done = sum(len(event["latencies_ms"]) for event in of_kind(attempts(work_dir)[0], "measured"))
-    assert 0 < done < 24
-    assert start(work_dir, "--resume", str(work_dir)).wait(timeout=280) == 0
+    assert 0 < done < 16
+    assert main(["tune", "--resume", str(work_dir)]) == 0
     first, second = attempts(work_dir)
     counts = [len(event["latencies_ms"]) for event in of_kind(first + second, "measured")]
-    assert sum(counts) == 24
+    assert sum(counts) == 16
     found = recorded_programs(work_dir)
-    assert len(found) >= 24
+    assert len(found) >= 16
     assert len(set(found)) == len(found)
     assert of_kind(second, "restored")[0]["n_samples"] >= done

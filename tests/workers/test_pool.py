@@ -26,6 +26,7 @@ from tvm_adaptive.errors import (
     WorkerTaskError,
     WorkerTimeoutError,
 )
+from tvm_adaptive.workers import main as worker_main
 from tvm_adaptive.workers.fork_server import ForkServer
 from tvm_adaptive.workers.pool import Step, WorkerPool
 from tvm_adaptive.workers.process import Worker
@@ -84,22 +85,27 @@ class Unreadable:
         return (fail, ("not readable",))
 
 
+@pytest.fixture(scope="module")
+def server():
+    server = ForkServer()
+    yield server
+    server.close()
+
+
 @pytest.fixture(params=["program", "forked"])
-def make_pool(request):
+def make_pool(request, server):
     pools = []
-    server = ForkServer() if request.param == "forked" else None
+    used = server if request.param == "forked" else None
 
     def make(max_workers=1, **options):
-        if server is not None:
-            server.start()
-        pools.append(WorkerPool(max_workers, server=server, **options))
+        if used is not None:
+            used.start()
+        pools.append(WorkerPool(max_workers, server=used, **options))
         return pools[-1]
 
     yield make
     for pool in pools:
         pool.close()
-    if server is not None:
-        server.close()
 
 
 def gone(process):
@@ -139,8 +145,8 @@ def test_large_tasks_and_answers_travel(make_pool):
         (die, (signal.SIGSEGV,), WorkerDiedError, "killed by SIGSEGV"),
         (die, (signal.SIGKILL,), WorkerDiedError, "killed by SIGKILL"),
         (leave, (3,), WorkerDiedError, "exit code 3"),
-        (hold_the_lock, (), WorkerTimeoutError, "killed after 1 s of running"),
-        (die, (signal.SIGSTOP,), WorkerTimeoutError, "killed after 1 s of running"),
+        (hold_the_lock, (), WorkerTimeoutError, "killed after 0.5 s of running"),
+        (die, (signal.SIGSTOP,), WorkerTimeoutError, "killed after 0.5 s of running"),
         (Unpicklable, (), WorkerTaskError, "cannot travel"),
         (Unreadable, (), WorkerDiedError, "could not be read.*not readable"),
         (double, (Unpicklable(),), WorkerTaskError, "could not be sent.*cannot travel"),
@@ -148,7 +154,8 @@ def test_large_tasks_and_answers_travel(make_pool):
 )
 def test_a_failure_is_one_outcome(make_pool, function, args, error, message):
     pool = make_pool()
-    (failed,) = pool.map(function, [args], 1.0)
+    pool.map(pid, [()], TIMEOUT_SEC)  # it has started
+    (failed,) = pool.map(function, [args], 0.5)
     with pytest.raises(error, match=message):
         raise failed.error
     (good,) = pool.map(double, [(4,)], TIMEOUT_SEC)
@@ -167,7 +174,7 @@ def test_a_stopped_worker_cannot_block_the_sender(make_pool, size):
     pool = make_pool()
     (stopped,) = pool.map(pid, [()], TIMEOUT_SEC)
     os.kill(stopped.value, signal.SIGSTOP)
-    (outcome,) = pool.map(len, [(bytes(size),)], 1.0)
+    (outcome,) = pool.map(len, [(bytes(size),)], 0.5)
     assert isinstance(outcome.error, WorkerTimeoutError)
     assert gone(stopped.value)
 
@@ -244,30 +251,30 @@ def test_the_steps_of_a_plan_run_in_one_worker(make_pool):
 
 
 def nap():
-    time.sleep(1.5)
+    time.sleep(0.8)
 
 
 def test_setup_does_not_count_against_the_deadline(make_pool):
-    (outcome,) = make_pool(setup=nap).map(double, [(2,)], 1.0)
+    (outcome,) = make_pool(setup=nap).map(double, [(2,)], 0.5)
     assert outcome.value == 4
 
 
 def test_a_setup_that_never_ends_is_not_the_tasks_failure(make_pool, monkeypatch):
-    monkeypatch.setattr("tvm_adaptive.workers.pool.START_TIMEOUT_SEC", 1.0)
+    monkeypatch.setattr("tvm_adaptive.workers.pool.START_TIMEOUT_SEC", 0.5)
     (outcome,) = make_pool(setup=hold_the_lock, start_patience_sec=0.0).map(
         double, [(2,)], TIMEOUT_SEC
     )
-    with pytest.raises(MachineError, match="could not be started: timeout: killed after 1 s of st"):
+    with pytest.raises(MachineError, match=r"not be started: timeout: killed after 0\.5 s of s"):
         raise outcome.error
 
 
 def test_each_step_has_a_deadline_of_its_own(make_pool):
     def plan():
         yield Step("queueing", nap, (), TIMEOUT_SEC)
-        return (yield Step("measuring", hold_the_lock, (), 1.0))
+        return (yield Step("measuring", hold_the_lock, (), 0.5))
 
     ((_, outcome),) = make_pool().stream([plan()])
-    with pytest.raises(WorkerTimeoutError, match="killed after 1 s of measuring"):
+    with pytest.raises(WorkerTimeoutError, match=r"killed after 0\.5 s of measuring"):
         raise outcome.error
 
 
@@ -529,7 +536,9 @@ def test_killing_twice_is_harmless():
 @pytest.mark.parametrize("server", ["None", "ForkServer()"])
 def test_no_orphan_after_the_parent_dies(sig, server):
     program = f"""
-        import os, time
+        import os, runpy, time
+        # The whole package takes seconds.
+        runpy.run_path({worker_main.__file__!r})["defer_package"]("tvm_adaptive")
         from tvm_adaptive.workers.fork_server import ForkServer
         from tvm_adaptive.workers.pool import WorkerPool
         pool = WorkerPool(1, server={server})
@@ -555,7 +564,7 @@ def test_an_interrupt_kills_the_busy_workers(make_pool):
     pool = make_pool(2)
     signal.signal(signal.SIGALRM, _interrupt)
     before = open_files()
-    signal.setitimer(signal.ITIMER_REAL, 2.0)
+    signal.setitimer(signal.ITIMER_REAL, 1.0)
     try:
         with pytest.raises(KeyboardInterrupt, match="now"):
             pool.map(time.sleep, [(1000,), (1000,)], 2000.0)
@@ -578,24 +587,29 @@ def modules():
     return sorted(sys.modules)
 
 
+def test_a_worker_starts_without_the_whole_package(make_pool):
+    pool = make_pool()
+    (outcome,) = pool.map(modules, [()], TIMEOUT_SEC)
+    assert "tvm" not in outcome.value
+    assert "tvm_adaptive.tuning.registry" not in outcome.value
+
+
 def ask_the_package():
     import tvm_adaptive
 
     return tvm_adaptive.__version__
 
 
-def test_a_worker_starts_without_the_whole_package(make_pool):
-    pool = make_pool()
-    (outcome,) = pool.map(modules, [()], TIMEOUT_SEC)
-    assert "tvm" not in outcome.value
-    assert "tvm_adaptive.tuning.registry" not in outcome.value
-    (outcome,) = pool.map(ask_the_package, [()], TIMEOUT_SEC)
+def test_a_worker_has_the_whole_package_once_it_asks():
+    with contextlib.closing(WorkerPool(1)) as pool:
+        (outcome,) = pool.map(ask_the_package, [()], TIMEOUT_SEC)
     assert outcome.value
 
 
-def test_a_worker_finds_modules_where_the_parent_does(make_pool, tmp_path, monkeypatch):
+def test_a_worker_finds_modules_where_the_parent_does(make_pool, server, tmp_path, monkeypatch):
     (tmp_path / "beside_the_script.py").write_text("def answer():\n    return 42\n")
     monkeypatch.syspath_prepend(str(tmp_path))
+    server.close()  # it has the former path
     import beside_the_script
 
     (outcome,) = make_pool().map(beside_the_script.answer, [()], TIMEOUT_SEC)

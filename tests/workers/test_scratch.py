@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tvm_adaptive.workers import scratch
+from tvm_adaptive.workers import main as worker_main
 from tvm_adaptive.workers.scratch import OWNER_FILE, Owner, ScratchFolder, remove_abandoned
 
 pytestmark = pytest.mark.skipif(
@@ -25,8 +25,10 @@ def make_in_a_process(place: Path, end: str) -> Path:
     """Have a process make a folder with something in it, and end."""
     program = f"""
         import os, runpy, signal
-        # By its path: the whole package takes seconds.
-        folder = runpy.run_path({scratch.__file__!r})["ScratchFolder"]("test", {str(place)!r})
+        # The whole package takes seconds.
+        runpy.run_path({worker_main.__file__!r})["defer_package"]("tvm_adaptive")
+        from tvm_adaptive.workers.scratch import ScratchFolder
+        folder = ScratchFolder("test", {str(place)!r})
         (folder.path / "below").mkdir()
         (folder.path / "below" / "file").write_text("x")
         print(folder.path, flush=True)

@@ -216,6 +216,38 @@ def test_blocks_become_an_image(how, onnx, check):
     check([node], {"x": ("FLOAT", [1, 18, rows * columns])}, weights, opset=18)
 
 
+def test_operators_with_several_outputs_and_types(onnx, check):
+    make = onnx.helper.make_node
+    nodes = [
+        make("Constant", [], ["halves"], value_floats=[0.5] * 6),
+        make("Add", ["x", "halves"], ["moved"]),
+        make("ArgMax", ["moved"], ["first"], axis=1, keepdims=0),
+        make("OneHot", ["first", "depth", "two"], ["hot"], axis=0),
+        make("Pow", ["first", "three"], ["cubes"]),
+        make("EyeLike", ["moved"], ["eye"], k=1),
+        make("Dropout", ["moved"], ["kept", "mask"]),
+        make("LayerNormalization", ["kept", "scale"], ["normal", "mean", "deviation"]),
+        make("Pad", ["normal", "pads"], ["cut"], mode="edge"),
+        make("Div", ["one", "x"], ["quotient"]),
+        make("IsInf", ["quotient"], ["infinite"], detect_negative=0),
+        make("Not", ["infinite"], ["finite"]),
+        make("Unsqueeze", ["x", "last"], ["column"]),
+        make("DFT", ["column"], ["spectrum"], axis=1),
+    ]
+    weights = {
+        "depth": np.int64(6),
+        "two": np.array([0.25, 2.0], "float32"),
+        "three": np.float32(3.0),
+        "scale": drawn(6, seed=1),
+        "pads": np.array([0, -1, 0, 2]),
+        "one": np.array([1.0], "float32"),
+        "last": np.array([2]),
+    }
+    outputs = [*("hot", "cubes", "eye", "kept", "mask", "normal", "mean", "deviation"), "cut"]
+    outputs += ["finite", "spectrum"]
+    check(nodes, {"x": ("FLOAT", [4, 6])}, weights, outputs)
+
+
 @pytest.mark.parametrize("operator", ["GroupNormalization", "InstanceNormalization"])
 def test_normalizations_of_images(operator, onnx, check):
     opset, how = (21, {"num_groups": 2}) if operator.startswith("G") else (17, {})

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tvm_adaptive.cli import main
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.frontend import load
 from tvm_adaptive.tuning.run_settings import read_settings
@@ -103,7 +103,7 @@ def test_without_onnx_the_message_says_what_to_install(onnx_file, monkeypatch):
         load(str(path))
 
 
-def test_the_command_tunes_a_file(onnx, tmp_path):
+def test_the_command_tunes_a_file(onnx, tmp_path, capsys):
     pytest.importorskip("onnxruntime")
     data = Path(onnx.__file__).parent / "backend/test/data/pytorch-converted/test_Conv2d"
     model = onnx.load(str(data / "model.onnx"))
@@ -113,12 +113,13 @@ def test_the_command_tunes_a_file(onnx, tmp_path):
     onnx.save(model, str(path))
     shape = [each.dim_value or 1 for each in image.type.tensor_type.shape.dim]
     np.savez(tmp_path / "sample.npz", **{"0": np.ones(shape, "float32")})
-    command = [sys.executable, "-m", "tvm_adaptive", "tune", str(path), "--trials", "12"]
+    (tmp_path / "quick.toml").write_text("[finish]\ntop_k = 1\nmax_task_sec = 0.5\n")
+    command = ["tune", str(path), "--trials", "6", "--config", str(tmp_path / "quick.toml")]
     command += ["--inputs", str(tmp_path / "sample.npz"), "--work-dir", str(tmp_path / "run")]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    assert "outputs agree with ONNX Runtime" in result.stderr
-    assert "outputs       agree with ONNX Runtime" in result.stdout
-    assert re.search(r"(faster than|slower than|as fast as) ONNX Runtime .* ms, was", result.stdout)
+    assert main(command) == 0
+    printed = capsys.readouterr()
+    assert "outputs agree with ONNX Runtime" in printed.err
+    assert "outputs       agree with ONNX Runtime" in printed.out
+    assert re.search(r"(faster than|slower than|as fast as) ONNX Runtime .* ms, was", printed.out)
     assert (tmp_path / "run" / "convolution.so").exists()
     assert read_settings(tmp_path / "run").inputs == str(tmp_path / "sample.npz")

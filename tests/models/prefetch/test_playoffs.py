@@ -20,6 +20,7 @@ from tvm_adaptive.runner.playoff.finalist import PlayoffOptions
 from tvm_adaptive.runner.playoff.modules import sane_records
 from tvm_adaptive.runner.playoff.playoff import FinalistReport, finalist_pool, play_off
 from tvm_adaptive.runner.playoff.rounds import PlayoffResult
+from tvm_adaptive.workers import pool as pools
 from tvm_adaptive.workers.pool import WorkerPool
 
 
@@ -32,7 +33,7 @@ def builder() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[WorkerPool]:
-    pool = finalist_pool(1)
+    pool = finalist_pool(1, pools.new_fork_server(("tvm_adaptive.runner.playoff.worker",)))
     yield pool
     pool.close()
 

@@ -33,6 +33,7 @@ from tvm_adaptive.runner.playoff.playoff import (
     play_off,
     without_playoff,
 )
+from tvm_adaptive.workers import pool as pools
 from tvm_adaptive.workers.pool import WorkerPool
 
 # Workers cannot import this file; its functions travel whole.
@@ -121,7 +122,8 @@ def builder() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[WorkerPool]:
-    pool = finalist_pool()
+    server = pools.new_fork_server(("tvm_adaptive.runner.playoff.worker",))
+    pool = finalist_pool(server=server)
     yield pool
     pool.close()
 
@@ -175,7 +177,7 @@ def test_the_database_ends_with_the_playoffs_numbers(
     [
         (WRONG, "wrong result: buffer 2: .* values are wrong"),
         (CRASHING, "crash: the worker process ended: killed by SIGSEGV"),
-        (HANGING, "hang: timeout: killed after 2 s"),
+        (HANGING, "hang: timeout: killed after 1 s"),
         (UNBUILDABLE, "build: .*no registers left"),
     ],
 )
@@ -184,7 +186,7 @@ def test_a_bad_finalist_never_wins(
 ) -> None:
     database, mod = database_of({rows: [1e-9], GOOD: [2e-9], BETTER: [3e-9]})
     journal = Journal(tmp_path / "journal.jsonl")
-    report = play(database, mod, builder, pool, journal=journal, timeout_sec=2.0)
+    report = play(database, mod, builder, pool, journal=journal, timeout_sec=1.0)
     assert report.winner.recorded_sec in (2e-9, 3e-9)
     *good, bad = report.finalists
     assert bad.recorded_sec == 1e-9
@@ -489,7 +491,7 @@ def test_who_was_checked_when_the_time_was_over_wins(
             raise OutOfTimeError(OUT_OF_TIME)
 
         monkeypatch.setattr(playoff, "_time", late)
-    report = play(database, mod, builder, pool, timeout_sec=1000.0, limit_sec=10.0)
+    report = play(database, mod, builder, pool, timeout_sec=1000.0, limit_sec=5.0)
     assert report.reason == "no-time"
     (winner,) = report.finalists
     assert report.winner is winner

@@ -22,6 +22,7 @@ from tvm_adaptive.runner.measure import RANDOM_FILL
 from tvm_adaptive.runner.rpc.leased_worker import LeasingPool
 from tvm_adaptive.tuning.config import FinishConfig, MeasureConfig, SearchConfig
 from tvm_adaptive.tuning.deploy import apply
+from tvm_adaptive.workers import pool as pools
 
 # Workers cannot import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -142,7 +143,7 @@ def test_a_farm_that_goes_leaves_what_was_measured(
 def test_a_farm_that_is_not_there_ends_a_run_before_it_begins(
     tmp_path: Path, unused_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tvm_adaptive.runner.rpc.leased_worker.SERVER_WAIT_SEC", 1.0)
+    monkeypatch.setattr("tvm_adaptive.runner.rpc.leased_worker.SERVER_WAIT_SEC", 0.0)
     config = TuneConfig(
         runner="adaptive-rpc",
         measure=MeasureConfig(tracker=f"127.0.0.1:{unused_port}", tracker_key="board"),
@@ -178,10 +179,11 @@ def end_server() -> None:
     device_session.function("tests.no_such_function")
 
 
+@pytest.mark.slow
 def test_tasks_run_on_the_same_device(make_farm: Any) -> None:
     farm = make_farm(2, restarts=True)
     farm.connect(n_devices=2).close()
-    pool = LeasingPool(farm.config)
+    pool = LeasingPool(farm.config, server=pools.new_fork_server(("tvm_adaptive.runner.measure",)))
     assert pool.map(where, [()] * 3, 10.0)[0].value is True
     address = pool.address
     (outcome,) = pool.map(fail, [()], 10.0)

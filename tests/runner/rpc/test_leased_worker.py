@@ -1,0 +1,123 @@
+"""Tasks on leased devices: the devices are scripted, the worker is real."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+from tvm.s_tir.meta_schedule.runner import RPCConfig
+
+from tvm_adaptive.errors import NoDeviceError, WorkerTimeoutError
+from tvm_adaptive.runner.rpc import leased_worker
+from tvm_adaptive.runner.rpc.leased_worker import LeasingPool
+from tvm_adaptive.workers import pool as pools
+
+# Workers cannot import this file.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+DEVICES = ("farm:1", "farm:2")
+
+
+class Session:
+    """The session of a device, which is gone once a file names it."""
+
+    def __init__(self, address: str, gone: Path) -> None:
+        self.address = address
+        self.gone = gone
+
+    def get_function(self, name: str) -> str:
+        if self.address in self.gone.read_text():
+            raise OSError("connection reset")
+        return self.address
+
+
+def offer_device(config: Any, avoided: Any, wait_sec: float) -> tuple[str, tuple[str, ...]]:
+    """Offer the first device that is there and not avoided, or else the first one."""
+    from tvm_adaptive.runner.rpc import lease
+
+    gone = Path(config.tracker_host).read_text()
+    present = tuple(address for address in DEVICES if address not in gone)
+    if not present:
+        raise OSError("no server is left")
+    address = min(present, key=lambda each: each in avoided)
+    host, _, port = address.partition(":")
+    lease._Lease.offer = (host, int(port), config.tracker_host)
+    return address, present
+
+
+def connect(timeout_sec: int) -> None:
+    from tvm_adaptive.runner.rpc import lease
+    from tvm_adaptive.workers import device_session
+
+    assert lease._Lease.offer is not None
+    host, port, note = lease._Lease.offer
+    device_session.move_to(Session(f"{host}:{port}", Path(note)))
+    lease._Lease.end_sec = time.monotonic() + timeout_sec
+
+
+def where() -> Any:
+    from tvm_adaptive.workers import device_session
+
+    return device_session.function("any") if device_session.is_elsewhere() else "here"
+
+
+def fail() -> None:
+    raise ArithmeticError("its own fault")
+
+
+@pytest.fixture
+def gone(tmp_path: Path) -> Path:
+    """Return the file that names the devices that are gone."""
+    path = tmp_path / "gone"
+    path.write_text("")
+    return path
+
+
+@pytest.fixture
+def pool(gone: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LeasingPool]:
+    monkeypatch.setattr(leased_worker, "queue_for_device", offer_device)
+    monkeypatch.setattr(leased_worker, "open_session", connect)
+    server = pools.new_fork_server(("tvm_adaptive.runner.rpc.lease",))
+    config = RPCConfig(str(gone), 1, "board", 1, 5)
+    with contextlib.closing(LeasingPool(config, server=server)) as pool:
+        yield pool
+
+
+def error_of(pool: LeasingPool, function: Callable[..., Any], *args: Any, limit_sec: float) -> Any:
+    (outcome,) = pool.map(function, [args], limit_sec)
+    return outcome.error
+
+
+def test_tasks_stay_on_a_device_as_long_as_it_is_there(pool: LeasingPool, gone: Path) -> None:
+    def found() -> list[Any]:
+        return [outcome.value for outcome in pool.map(where, [()] * 2, 30.0)]
+
+    assert found() == ["farm:1"] * 2
+    assert "its own fault" in str(error_of(pool, fail, limit_sec=30.0))
+    assert found() == ["farm:1"] * 2
+    assert isinstance(error_of(pool, time.sleep, 60.0, limit_sec=0.5), WorkerTimeoutError)
+    assert found() == ["farm:1"] * 2
+    gone.write_text("farm:1")
+    assert found() == ["farm:2"] * 2
+    assert pool.address == "farm:2"
+    gone.write_text("")
+    assert found() == ["farm:2"] * 2
+
+
+def test_without_a_device_no_task_runs(pool: LeasingPool, gone: Path) -> None:
+    assert pool.map(where, [()], 30.0)[0].value == "farm:1"
+    gone.write_text("farm:1 farm:2")
+    first = error_of(pool, where, limit_sec=30.0)
+    assert isinstance(first, NoDeviceError)
+    assert "no device could be leased: OSError: no server is left" in str(first)
+    gone.write_text("")
+    # The next task does not queue again so soon.
+    assert str(error_of(pool, where, limit_sec=30.0)) == str(first)
+    pool._retry_sec = 0.0
+    assert pool.map(where, [()], 30.0)[0].value == "farm:1"
