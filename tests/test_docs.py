@@ -153,13 +153,14 @@ def test_the_diversities_exist(diversity: str) -> None:
 
 
 def test_the_versions_are_those_that_pip_takes() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
     wanted = {
         name: SpecifierSet(rest)
-        for name, rest in re.findall(
-            r'^  "(apache-tvm(?:-ffi)?)([<>=][^"]+)"', (ROOT / "pyproject.toml").read_text(), re.M
-        )
+        for name, rest in re.findall(r'^  "(apache-tvm(?:-ffi)?)([<>=][^"]+)"', project, re.M)
     }
     stated = {name: versions.split(", ") for name, versions in rows_of(text_of("versions"))[1:]}
+    tested = stated.pop("torch (optional)")
+    assert tested == re.findall(r'deps = \["torch==([^"]+)"\]', project)
     assert set(wanted) == set(stated) == {"apache-tvm", "apache-tvm-ffi"}
     for name, versions in stated.items():
         assert all(wanted[name].contains(version) for version in versions)

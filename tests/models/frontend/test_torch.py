@@ -413,6 +413,7 @@ def test_what_cannot_be_exported_is_traced(check_import):
     check_import(network)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("torch_for_commands")
 def test_the_command_tunes_a_factory(in_factory_dir):
     command = [sys.executable, "-m", "tvm_adaptive", "tune", "my_models:make", "--trials", "8"]
