@@ -268,7 +268,7 @@ def budget_with(left_sec: float, seconds: float = 600.0) -> Budget:
 def reserve(budget: Budget, seconds: float) -> None:
     nothing = dataclasses.replace(DEFAULT.finish, n_qualifiers=0)
     budget.plan_reserve(nothing, 0, later_sec=seconds, least_later_sec=seconds)
-    budget.release_playoffs(RunProgress([]))
+    budget.release_playoffs(0.0)
 
 
 @pytest.mark.parametrize(("left_sec", "deadline_sec"), [(1e9, 120.0), (60.0, 60.0), (1.0, 30.0)])
@@ -281,10 +281,10 @@ def test_an_untuned_function_may_take_what_the_budget_leaves(
 @pytest.mark.parametrize(
     ("left_sec", "expected"),
     [
-        (100.0, {"top_k": 3, "n_qualifiers": 32, "prefetch": True, "max_sec": 8.0}),
-        (25.0, {"top_k": 3, "n_qualifiers": 32, "prefetch": True, "max_sec": 0.5}),
-        (17.0, {"top_k": 3, "n_qualifiers": 32, "prefetch": True, "max_sec": 0.2}),
-        (16.0, {"top_k": 1, "n_qualifiers": 0, "prefetch": False, "max_sec": 0.2}),
+        (200.0, {"top_k": 3, "n_qualifiers": 32, "prefetch": True, "max_sec": 8.0}),
+        (30.0, {"top_k": 3, "n_qualifiers": 32, "prefetch": True, "max_sec": 0.5}),
+        (20.6, {"top_k": 3, "n_qualifiers": 32, "prefetch": True, "max_sec": 0.2}),
+        (20.4, {"top_k": 1, "n_qualifiers": 0, "prefetch": False, "max_sec": 0.2}),
     ],
 )
 def test_a_task_is_only_checked_where_the_seconds_would_not_suffice_for_the_others(
@@ -301,7 +301,7 @@ def test_a_task_is_only_checked_where_the_seconds_would_not_suffice_for_the_othe
     session = make_session(budget=budget)
     mine: Any = SimpleNamespace(records=(), name="main")
     nothing: Any = None
-    turn = finals.Turn(share=0.5, n_left=10, n_due=9)
+    turn = finals.Turn(share=0.5, n_left=10, due_sec=9.0)
     finals.hold_playoff(session, mine, turn, builder=nothing, pool=nothing)
     (options,) = given
     assert {key: getattr(options, key) for key in expected} == pytest.approx(expected)
@@ -317,7 +317,7 @@ def test_a_round_that_closes_the_last_gap_ends_the_hurry(make_session: Any) -> N
     assert session.budget.reserve_sec == 10.0
     progress.tasks[0].best_sec = 1e-3
     session.round_done(progress)
-    assert session.budget.reserve_sec == 10.0 + 2 * (1.0 + 14.0)
+    assert session.budget.reserve_sec == 10.0 + 2 * (1.5 + 14.0)
 
 
 @pytest.mark.parametrize(
@@ -375,6 +375,8 @@ def test_what_there_is_no_time_to_check_stays_untuned(
 
 
 def test_a_play_off_leaves_the_others_the_time_to_be_checked() -> None:
-    assert finals.Turn(0.5, n_left=10, n_due=9).limit_sec(20.0) == pytest.approx(14.6)
-    # There is not even that much: an equal share.
-    assert finals.Turn(0.5, n_left=40, n_due=39).limit_sec(20.0) == 0.5
+    assert finals.Turn(0.5, n_left=10, due_sec=5.4).limit_sec(20.0) == pytest.approx(14.6)
+    # There is not even that much: the first ones are checked.
+    hurried = finals.Turn(0.5, n_left=40, due_sec=39.0)
+    assert hurried.limit_sec(20.0) == 5.0
+    assert hurried.limit_sec(2.0) == 2.0

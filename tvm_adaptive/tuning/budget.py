@@ -15,9 +15,10 @@ from tvm_adaptive.tuning.config import FinishConfig
 _RECENT_ROUNDS = 8
 # A task's play-off without its timings: three finalists and the untuned function are built
 # and checked.
-PLAYOFF_CHECK_SEC = 1.0
-# The same for one finalist: the least that a task needs.
-LEAST_CHECK_SEC = 0.6
+PLAYOFF_CHECK_SEC = 1.5
+# The same for one finalist, the least that a task needs: 0.6 to 2.3 s for convolutions of
+# networks, half of that for small functions, on two cores.
+LEAST_CHECK_SEC = 1.0
 # Building one qualifier and timing it some five times: most of that is the build.
 _QUALIFIER_SEC = 0.3
 # The largest share of what a short run has left that play-offs get: without a search there
@@ -141,9 +142,14 @@ class Budget:
         playoff_sec = share * self._reserve.check_sec if has_gaps else self._reserve.playoff_sec
         self.reserve_sec = self._reserve.after_playoffs_sec(share) + playoff_sec
 
-    def release_playoffs(self, progress: RunProgress) -> None:
-        """Let the play-offs spend what was reserved for them."""
-        self.reserve_sec = self._reserve.after_playoffs_sec(tuned_share(progress))
+    def release_playoffs(self, tuned_share: float) -> None:
+        """Reserve only what follows the play-offs if a share of the tasks is tuned."""
+        self.reserve_sec = self._reserve.after_playoffs_sec(tuned_share)
+
+    @property
+    def compile_sec(self) -> float:
+        """Seconds that compiling all tasks takes, beside those of untuned code."""
+        return self._reserve.later_sec - self._reserve.least_later_sec
 
     def qualifying_sec(self, finish: FinishConfig) -> float:
         """Return the seconds for the qualifying of all tasks."""

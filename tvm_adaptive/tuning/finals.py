@@ -36,6 +36,8 @@ _LEAST_TIMING_SEC = 0.2
 # For a task that is deployed without a search: enough rounds to tell candidates apart that
 # differ by a few percent.
 _SHORT_TIMING_SEC = 1.0
+# A check mostly takes a second; one that needs longer must not use up the time of all others.
+_LEAST_LIMIT_SEC = 5.0
 # An untuned function may run so long also when the budget is spent: without it, nothing
 # of the task can be checked, and its search was useless.
 _LEAST_REFERENCE_SEC = 30.0
@@ -47,11 +49,16 @@ class Turn:
 
     share: float  # of the latency of all tasks
     n_left: int  # tasks whose play-offs have not been held, this one included
-    n_due: int  # later tasks that have no checked record
+    due_sec: float  # to check and compile the later tasks that have no checked record
 
     def limit_sec(self, spare_sec: float) -> float:
-        """Return the seconds that the play-off may take, so that later tasks can be checked."""
-        return max(spare_sec - self.n_due * LEAST_CHECK_SEC, spare_sec / self.n_left)
+        """Return the seconds that the play-off may take, so that later tasks can be checked.
+
+        If the time does not suffice for all, the tasks that matter most are checked, which
+        come first: equal shares would be too short for any.
+        """
+        least_sec = min(spare_sec, _LEAST_LIMIT_SEC)
+        return max(spare_sec - self.due_sec, spare_sec / self.n_left, least_sec)
 
     def timing_sec(self, spare_sec: float, max_sec: float) -> float:
         """Return the seconds that the play-off's timings may take."""
@@ -60,7 +67,7 @@ class Turn:
 
     def is_hurried(self, spare_sec: float) -> bool:
         """Return True if a full play-off would leave too little to check later tasks."""
-        return spare_sec < PLAYOFF_CHECK_SEC + self.n_due * LEAST_CHECK_SEC
+        return spare_sec < PLAYOFF_CHECK_SEC + self.due_sec
 
 
 def decide(
@@ -96,7 +103,10 @@ def _hold_playoffs(session: Session, finalists: Sequence[Finalists]) -> list[Fin
         _builder_and_pool(session, session.work_dir, lambda: budget.spare_sec) as (builder, pool),
     ):
         for n_done, index in enumerate(order):
-            mine = finalists[index]
+            mine, later = finalists[index], [finalists[i] for i in order[n_done + 1 :]]
+            n_tuned = sum(report.winner is not None for report in reports.values())
+            n_tuned += sum(each.proven is not None for each in later)
+            budget.release_playoffs((1 + n_tuned) / len(order))
             if budget.interrupted or (mine.is_proven and budget.spare_sec < last_sec):
                 reports[index] = without_playoff(mine.records, mine.proven, mine.name)
                 continue
@@ -107,7 +117,8 @@ def _hold_playoffs(session: Session, finalists: Sequence[Finalists]) -> list[Fin
             turn = Turn(
                 share=mine.importance_sec / total_sec,
                 n_left=len(order) - n_done,
-                n_due=sum(finalists[i].is_due for i in order[n_done + 1 :]),
+                due_sec=sum(each.is_due for each in later)
+                * (LEAST_CHECK_SEC + budget.compile_sec / len(order)),
             )
             held = hold_playoff(session, mine, turn, builder=builder, pool=pool)
             recorder.add(held)

@@ -284,7 +284,6 @@ def _tune_tasks(
         least_later_sec=check.least_reserve_sec,
     )
     progress = _search(session, tasks)
-    session.budget.release_playoffs(progress)
     database, outcomes = decide(session, tasks, progress)
     comparison = check.measure_tuned(database)
     report = TuneReport(
