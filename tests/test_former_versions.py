@@ -16,6 +16,7 @@ import pytest
 import tomllib
 
 from tests.tuning.runs import journalled_trials
+from tvm_adaptive._tvm import TVM_VERSION
 from tvm_adaptive.cli import main
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.measure_callback.journal import read_journal
@@ -27,6 +28,9 @@ pytestmark = pytest.mark.skipif(
 )
 FIXTURES = sorted((Path(__file__).parent / "fixtures").glob("runs-*.tar.xz"))
 N_TRIALS = 24
+# TVM 0.26 does not know the programs that 0.27 has written.
+KNOWS_PROGRAMS = not str(TVM_VERSION).startswith("0.26.")
+needs_programs = pytest.mark.skipif(not KNOWS_PROGRAMS, reason="TVM 0.27 wrote the programs")
 
 
 @pytest.fixture(params=FIXTURES, ids=lambda path: path.name.partition(".")[0])
@@ -36,6 +40,7 @@ def former(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path
 
 
+@needs_programs
 def test_a_finished_run_is_shown(former: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(former / "finished")]) == 0
     assert "main" in capsys.readouterr().out
@@ -48,6 +53,7 @@ def test_a_finished_run_is_reported(former: Path) -> None:
     assert "te:GMM" in page.read_text()
 
 
+@needs_programs
 def test_an_interrupted_run_is_resumed(former: Path) -> None:
     folder = former / "interrupted"
     n_before, events = journalled_trials(folder), list(read_journal(folder / "journal.jsonl"))
@@ -59,10 +65,21 @@ def test_an_interrupted_run_is_resumed(former: Path) -> None:
     assert (folder / "main.so").is_file()
 
 
+@needs_programs
 def test_a_finished_run_is_applied(former: Path) -> None:
     out = former / "deploy"
     assert main(["apply", str(former / "finished"), "--store", "none", "--out", str(out)]) == 0
     assert list(out.glob("*.so"))
+
+
+@pytest.mark.skipif(KNOWS_PROGRAMS, reason="this version of TVM knows the programs")
+@pytest.mark.parametrize("command", ["show", "apply"])
+def test_what_another_tvm_has_written_is_refused(
+    command: str, former: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, str(former / "finished")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()[-1:]
+    assert f"error: TVM {TVM_VERSION} cannot read the records in " in line
 
 
 def test_a_store_is_read(former: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,6 +92,7 @@ def test_a_store_is_read(former: Path, capsys: pytest.CaptureFixture[str]) -> No
         assert opened.n_left_out == 0
 
 
+@needs_programs
 def test_a_json_database_is_imported(former: Path) -> None:
     store = former / "new.db"
     folder = former / "finished" / "final"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_adaptive._tvm import (
+    TVM_VERSION,
     Database,
     IRModule,
     PyDatabase,
@@ -28,6 +29,7 @@ from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.repair import copy_readable
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.verdicts import proven, sound
+from tvm_adaptive.errors import as_invalid_option
 from tvm_adaptive.values.trial import median_sec
 from tvm_adaptive.workers.environment import Environment
 from tvm_adaptive.workers.scratch import ScratchFolder
@@ -77,11 +79,16 @@ def record_of(trial: StoredTrial, workload: Workload) -> TuningRecord | None:
 
 
 def readable_database(work_dir: Path) -> Database:
-    """Return the readable part of a JSON database that a run may be writing to."""
+    """Return the readable part of a JSON database that a run may be writing to.
+
+    Raises InvalidOptionError where another version of TVM has written programs that the
+    present one does not know.
+    """
     with ScratchFolder("database") as folder:
         if not copy_readable(work_dir, folder):
             return memory_database()
-        return json_database(folder)
+        with as_invalid_option(f"TVM {TVM_VERSION} cannot read the records in {work_dir}"):
+            return json_database(folder)
 
 
 @derived_object
