@@ -66,6 +66,7 @@ def take(model: Model, way: str, tell: Callable[[str], None]) -> dict[str, Any]:
             text = str(error) if not kind else summary_line(error)
             row["message"] = (kind + text).replace(folder, "")[:_SHOWN]
             if stages.now != "export":
+                row["message"] = row["message"].replace(f"{path.parent}/", "")
                 row["framework_runs"] = _framework_runs(path, shapes)
     return {**row, "stage": stages.now, "seconds": stages.seconds}
 

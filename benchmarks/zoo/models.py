@@ -14,6 +14,7 @@ import importlib
 import json
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import time
@@ -28,6 +29,8 @@ from benchmarks.zoo.front_door import take
 LIMIT_SEC = 420.0
 _MEMORY_BYTES = 12 << 30
 _SHORT = 160
+# Exporters colour what they write.
+_COLOURS = re.compile("\x1b?\\[[0-9;]+m")
 # A hundred times the absolute tolerance.
 _LEAST_SIZE = 1e-4
 
@@ -172,7 +175,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _why(row: dict[str, Any]) -> str:
-    text = str(row.get("message", "")).replace("|", "/").replace("\n", " ")
+    text = _COLOURS.sub("", str(row.get("message", ""))).replace("|", "/").replace("\n", " ")
     return f"{row['export']}: {text[:_SHORT]}"
 
 
