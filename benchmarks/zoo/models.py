@@ -176,7 +176,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 def _why(row: dict[str, Any]) -> str:
     text = _COLOURS.sub("", str(row.get("message", ""))).replace("|", "/").replace("\n", " ")
-    return f"{row['export']}: {text[:_SHORT]}"
+    # Nodes of PyTorch's graphs read like links: [target=...](args = ...).
+    return f"{row['export']}: {text[:_SHORT]}".replace("](", "]\\(")
 
 
 if __name__ == "__main__":

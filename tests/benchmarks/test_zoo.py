@@ -32,6 +32,8 @@ def test_the_table_counts_files_that_the_framework_runs():
     rows[0]["size"] = 1e-6
     assert "| weak | fails: import |" in models.table(rows)
     assert "script: TVM cannot import it: Foo / Bar" in text
+    rows[1]["message"] = "SerializeError: [target=math.ceil](args = (%x,))"
+    assert r"[target=math.ceil]\(args = (%x,))" in models.table(rows)  # no link
 
 
 def test_what_is_in_the_file_is_not_run_again(tmp_path, monkeypatch, capsys):
