@@ -62,13 +62,16 @@ def test_a_task_begins_with_what_its_relative_found(make):
     assert inner_parts(first.proposer, best) in [inner_parts(second.proposer, p) for p in sent]
 
 
-def test_without_relatives_a_task_begins_at_random(make_task, make):
+def test_without_relatives_a_task_may_begin_at_random(make_task, make):
     make(0).round()
     journal = Events()
     model = RFEICostModel(n_trees=8, seed=1, n_jobs=1)
-    alone = make_task(AdaptiveSearch(n_samples=12, journal=journal), model, shape=2)
+    strategy = AdaptiveSearch(n_samples=12, n_analytical=0, journal=journal)
+    alone = make_task(strategy, model, shape=2)
     alone.round()
-    assert journal.of("round")[0]["n_seeded"] == 0
+    (event,) = journal.of("round")
+    assert (event["n_seeded"], event["n_analytical"]) == (0, 0)
+    assert event["n_random"] == event["n_candidates"]
 
 
 def test_a_known_task_begins_with_its_two_best_and_nothing_else(make, transfer_pool):
@@ -137,3 +140,24 @@ def test_evolution_promises_nothing(make):
     task = make(0, proposer="evolution", population_size=64, init_min_unmeasured=8)
     task.round()
     assert python_side(task.strategy).promise() is None
+
+
+def test_without_relatives_a_task_begins_with_what_suits_the_processor(make_task):
+    journal = Events()
+    model = RFEICostModel(n_trees=8, seed=1, n_jobs=1)
+    task = make_task(AdaptiveSearch(n_samples=12, journal=journal), model, batch=4)
+    for _ in range(2):
+        task.round()
+    first, second = journal.of("round")
+    assert (first["n_candidates"], first["n_analytical"], first["n_random"]) == (4, 4, 0)
+    assert second["n_analytical"] == 0
+
+
+def test_relatives_and_the_processor_share_the_first_batch(make):
+    make(0).round()
+    journal = Events()
+    make(2, journal).round()
+    (event,) = journal.of("round")
+    assert event["n_seeded"] >= 1
+    assert event["n_analytical"] >= 1
+    assert event["n_seeded"] + event["n_analytical"] + event["n_random"] <= event["n_candidates"]

@@ -265,6 +265,11 @@ def structure_key(mod: Any) -> str:
     return f"{structural_hash(mod, skip_tensor_content=True) & 0xFFFF_FFFF_FFFF_FFFF:016x}"
 
 
+def has_feature(target: Target, name: str) -> bool:
+    """Say whether a processor has a feature by LLVM's name, e.g. ``"avx2"``."""
+    return bool(tvm.target.codegen.target_has_features([name], target))
+
+
 def anchor_of(mod: IRModule) -> str:
     """Return the name of a task's heaviest block, e.g. ``"conv2d_nhwc"``; "" without one."""
     block = tvm.s_tir.analysis.find_anchor_sblock(mod)

@@ -1,176 +1,196 @@
 """Candidates from a task's extents and the processor alone, before anything was measured.
 
-Of some hundred random points the cheapest by a model of one core are taken: registers hold the
-accumulators, loads and multiply-adds share a cycle, a block of each operand stays in a cache,
-and the outer loops divide among the threads. Only tilings are modelled; other decisions stay as
-they are drawn. Roller (OSDI 2022) and Tuna (arXiv 2104.14641) choose tiles by such models; the
-terms are those of a blocked matrix product (Goto and van de Geijn, 2008), and the constants are
-the processor's.
+Of some thousand random points those are taken whose tiling a model of one core forecasts to be
+the fastest: registers hold the sums, loads and multiply-adds share a cycle, a block of each
+operand stays in a cache, and the outer loops are divided among the threads. Roller (OSDI 2022)
+and Tuna (arXiv 2104.14641) choose tiles by such models; the terms are those of a blocked matrix
+product (Goto and van de Geijn, ACM TOMS 34, 2008).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from tvm_adaptive.search_strategy.knobs import OPEN, Choice, Knob, KnobSpace, Point, Tile, slices_of
+from tvm_adaptive.values.trial import FloatArray
 
-# Parts of a loop in MetaSchedule's tilings of CPUs, "SSRSRS": spatial ones, and reductions.
+IntArray = npt.NDArray[np.int64]
+
+# Parts of a loop in MetaSchedule's tilings for CPUs, "SSRSRS": of spatial loops, of reductions.
 _N_SPATIAL = 4
 _N_REDUCTION = 2
-# Points that are drawn and scored, 20 microseconds each.
-N_DRAWN = 768
-# A multiply-add takes four cycles and two start in each: fewer accumulators wait for each other.
-_LATENCY_CYCLES = 4.0
+# MetaSchedule's choices on CPUs: loops of no more steps are written out.
+_UNROLLED = (0, 16, 64, 512)
+# Decisions that are drawn for each knob, 20 microseconds each, and points made of them, some
+# 200 nanoseconds each: a tile that fits the registers is one of some fifty of each loop.
+_N_DECISIONS = 64
+_N_POINTS = 4096
+# Multiply-adds that start in a cycle, and the cycles until a sum can be added to again.
 _PER_CYCLE = 2.0
-# Branch, counter and addresses of a loop that is not unrolled.
+_LATENCY_CYCLES = 4.0
+# Branch, counter and addresses of a loop.
 _LOOP_CYCLES = 2.0
-# From the second-level cache, and from beyond it: 64 bytes in 2 and in 8 cycles, a core's share.
-_L2_CYCLES_PER_BYTE = 2 / 64
-_FAR_CYCLES_PER_BYTE = 8 / 64
-# Handing a chunk to a thread: about a microsecond.
+# A core's share of the second-level cache's bandwidth, and of what lies beyond it.
+_L2_BYTES_PER_CYCLE = 32.0
+_FAR_BYTES_PER_CYCLE = 8.0
+# Handing a chunk to a thread takes about a microsecond.
 _CHUNK_CYCLES = 3000.0
-# More instructions in a row than the cache of decoded ones has: each is decoded again.
-_MOST_UNROLLED = 1024
+# Vector instructions in a row; more do not fit into the cache of decoded ones.
+_MOST_IN_A_ROW = 1024
+# Longer code takes seconds to build, which the first candidates must not: as many instructions
+# count as much as a tenth of the cycles.
+_LONG_CODE = 4096
 _ITEM_BYTES = 4
-# A padded input that is computed in full costs one pass; at most places within the loops of its
-# user it is computed several times, element by element.
+# A padded input that is computed in full costs a pass; at most places within its user's loops
+# it is computed again and again, number by number.
 _AT_ROOT = -1
 
 
 @dataclasses.dataclass(frozen=True)
 class Processor:
-    """What the model knows of a core, and how many threads share the work."""
+    """A core's registers and caches, and the threads that share the work."""
 
     lanes: int  # 32-bit numbers in a vector register
     n_registers: int  # vector registers
     n_threads: int
+    # Of nearly all cores with vectors; where they are larger, blocks are smaller than they could.
     l1_bytes: int = 32 << 10
     l2_bytes: int = 512 << 10
 
 
-def processor_of(mcpu_features: Sequence[str], n_threads: int) -> Processor:
-    """Return the processor with some vector extensions, as LLVM names them."""
-    if "avx512f" in mcpu_features:
-        return Processor(16, 32, n_threads)
-    if "avx2" in mcpu_features or "avx" in mcpu_features:
-        return Processor(8, 16, n_threads)
-    # SSE, Neon
-    return Processor(4, 32 if "neon" in mcpu_features else 16, n_threads)
+@dataclasses.dataclass(frozen=True)
+class Tilings:
+    """The decisions of some points of one sketch that the model knows."""
+
+    spatial: IntArray  # (n, loops, 4): parts of each loop, the last of which is contiguous
+    reduction: IntArray  # (n, loops, 2)
+    unrolled: IntArray  # (n,): loops of no more steps are written out
+
+    @property
+    def rows(self) -> IntArray:
+        """Rows of the register tile."""
+        return _product(self.spatial[:, :-1, 3])
+
+    @property
+    def columns(self) -> IntArray:
+        """Numbers in a row of the register tile."""
+        return self.spatial[:, -1, 3]
+
+    @property
+    def depth(self) -> IntArray:
+        """Steps of the innermost reduction."""
+        return _product(self.reduction[:, :, 1])
+
+    @property
+    def inner(self) -> IntArray:
+        """The innermost parts, by which candidates differ most; one row per point."""
+        return np.concatenate([self.spatial[:, :, 3], self.reduction[:, :, 1]], axis=1)
 
 
 def analytical_points(
     space: KnobSpace, processor: Processor, n: int, rng: np.random.Generator
 ) -> list[Point]:
-    """Return up to ``n`` points, the most promising first, each of another inner tiling.
+    """Return up to ``n`` points of different tilings, the most promising first.
 
     Sketches take turns: they differ in where results are collected, which the model does not
-    see. A sketch without tilings gives random points.
+    know. Sketches that the model knows nothing of come last, the simplest first.
     """
-    n_sketches = len(space.sketches)
-    if not n_sketches:
-        return []
-    drawn = [_closed(space.draw(rng)) for _ in range(N_DRAWN)]
-    cycles = [cycles_of(space.sketches[point.sketch], point, processor) for point in drawn]
-    queues: list[list[Point]] = [[] for _ in range(n_sketches)]
-    seen: set[tuple[int, ...]] = set()
-    for i in np.argsort(cycles, kind="stable"):
-        point = drawn[int(i)]
-        inner = (point.sketch, *_inner_parts(space.sketches[point.sketch], point))
-        if inner not in seen:
-            seen.add(inner)
-            queues[point.sketch].append(point)
-    best_first = sorted((q for q in queues if q), key=lambda q: drawn.index(q[0]))
-    found: list[Point] = []
-    while len(found) < n and any(best_first):
-        for queue in best_first:
-            if queue and len(found) < n:
-                found.append(queue.pop(0))
-    return found
+    queues: list[tuple[float, int, list[Point]]] = []
+    for number, knobs in enumerate(space.sketches):
+        vectors = _drawn(knobs, rng)
+        tilings = tilings_of(knobs, vectors)
+        # Of sketches without tilings, one that factors no reduction is as fast on a few threads.
+        cost, order = float("inf"), np.arange(len(vectors))
+        if tilings is not None:
+            cycles = forecast_cycles(tilings, processor)
+            order = np.argsort(cycles, kind="stable")
+            cost = float(cycles[order[0]])
+            _, first = np.unique(tilings.inner[order], axis=0, return_index=True)
+            order = order[np.sort(first)]
+        n_splits = sum(isinstance(knob, Tile) for knob in knobs)
+        points = [Point(number, tuple(vectors[i].tolist())) for i in order[:n]]
+        queues.append((cost, n_splits, list(dict.fromkeys(points))))
+    queues.sort(key=lambda queue: queue[:2])
+    turns = itertools.zip_longest(*(points for _, _, points in queues))
+    return [point for turn in turns for point in turn if point is not None][:n]
 
 
-def cycles_of(knobs: Sequence[Knob], point: Point, processor: Processor) -> float:
-    """Return the forecast cycles of a point on one of the threads, lower is better."""
-    spatial, reduction, unroll = _split(knobs, point)
-    if not spatial:
-        return math.inf
-    lanes, n_registers = processor.lanes, processor.n_registers
-    vector = spatial[-1][3]
-    n_vectors = math.ceil(vector / lanes)
-    rows = math.prod(parts[3] for parts in spatial[:-1])
-    depth = math.prod(parts[1] for parts in reduction)
-    n_accumulators = rows * n_vectors
-    # One step of the innermost reduction: multiply-adds, loads, or the wait for the sums.
-    per_step = max(
-        n_accumulators / _PER_CYCLE, (rows + n_vectors) / _PER_CYCLE, _LATENCY_CYCLES
-    )
-    n_spilled = max(0, n_accumulators + n_vectors + 1 - n_registers)
-    per_step += n_spilled  # a store and a load
-    is_unrolled = rows * depth <= unroll
-    if not is_unrolled:
-        # Sums that no register keeps across a loop are loaded and stored in each step.
-        per_step += n_accumulators if rows > max(unroll, 1) else _LOOP_CYCLES
-    if is_unrolled and rows * n_vectors * depth > _MOST_UNROLLED:
-        per_step += n_accumulators / _PER_CYCLE
-    per_tile = depth * per_step + n_accumulators + _LOOP_CYCLES
-    n_tiles = math.prod(math.prod(parts) for parts in spatial) / (rows * vector)
-    n_tiles *= math.prod(math.prod(parts) for parts in reduction) / depth
-    cycles = n_tiles * (per_tile + _traffic_cycles(spatial, depth, processor))
-    chunks = math.prod(parts[0] for parts in spatial)
-    rounds = math.ceil(chunks / processor.n_threads)
-    return cycles * rounds / chunks + rounds * _CHUNK_CYCLES
+def forecast_cycles(tilings: Tilings, processor: Processor) -> FloatArray:
+    """Return the cycles of each tiling on each of the threads, of shape (n,), lower is better."""
+    rows, columns, depth = tilings.rows, tilings.columns, tilings.depth
+    n_vectors = np.ceil(columns / processor.lanes)
+    n_sums = rows * n_vectors
+    # A step of the innermost reduction: multiply-adds, loads, or the wait for the sums.
+    step = np.maximum(n_sums, rows + n_vectors) / _PER_CYCLE
+    step = np.maximum(step, _LATENCY_CYCLES)
+    step += np.maximum(0, n_sums + n_vectors + 1 - processor.n_registers)  # a store and a load
+    is_written_out = rows * depth <= tilings.unrolled
+    # Rows in a loop: no register can hold a sum from one step to the next.
+    in_loop = np.where(rows > np.maximum(tilings.unrolled, 1), n_sums, _LOOP_CYCLES)
+    length = n_sums * np.where(is_written_out, depth, 1)
+    decoding = np.where(length > _MOST_IN_A_ROW, n_sums / _PER_CYCLE, 0.0)
+    step += np.where(is_written_out, decoding, in_loop)
+    n_steps = _product(tilings.spatial, (1, 2)) * _product(tilings.reduction, (1, 2))
+    n_tiles = n_steps / (rows * columns * depth)
+    per_tile = depth * step + n_sums + _LOOP_CYCLES + _waiting_cycles(tilings, processor)
+    n_chunks = _product(tilings.spatial[:, :, 0])
+    n_turns = np.ceil(n_chunks / processor.n_threads)
+    cycles = n_tiles * per_tile * n_turns / n_chunks + n_turns * _CHUNK_CYCLES
+    n_inner = _product(tilings.spatial[:, :, 2])
+    with_block = rows * depth * n_inner <= tilings.unrolled  # the loops around a tile, too
+    length *= np.where(with_block, n_inner, 1)
+    return np.asarray(cycles * (1 + 0.1 * length / _LONG_CODE))
 
 
-def _traffic_cycles(spatial: Sequence[Sequence[int]], depth: int, processor: Processor) -> float:
-    """Return the cycles that an inner tile waits for its operands."""
-    rows = math.prod(parts[3] for parts in spatial[:-1])
-    vector = spatial[-1][3]
-    block_rows = math.prod(parts[2] * parts[3] for parts in spatial[:-1])
-    block_columns = spatial[-1][2] * vector
-    # What the loops around an inner tile use again and again.
-    block_bytes = _ITEM_BYTES * (
-        depth * (block_rows + block_columns) + block_rows * block_columns
-    )
-    tile_bytes = _ITEM_BYTES * (depth * (rows + vector) + rows * vector)
-    if block_bytes <= processor.l1_bytes / 2:
-        # The block comes once, for all of its tiles.
-        n_tiles = (block_rows // rows) * spatial[-1][2]
-        return block_bytes / n_tiles * _L2_CYCLES_PER_BYTE
-    if block_bytes <= processor.l2_bytes / 2:
-        return tile_bytes * _L2_CYCLES_PER_BYTE
-    return tile_bytes * _FAR_CYCLES_PER_BYTE
+def _waiting_cycles(tilings: Tilings, processor: Processor) -> FloatArray:
+    """Return the cycles that a register tile waits for its operands."""
+    rows, columns, depth = tilings.rows, tilings.columns, tilings.depth
+    block_rows = rows * _product(tilings.spatial[:, :-1, 2])
+    block_columns = columns * tilings.spatial[:, -1, 2]
+    block_bytes = _bytes_of(block_rows, block_columns, depth)
+    # A block in the first cache is fetched once for all of its tiles.
+    shared = block_bytes * (rows * columns) / (block_rows * block_columns) / _L2_BYTES_PER_CYCLE
+    is_near = block_bytes <= processor.l2_bytes / 2
+    per_cycle = np.where(is_near, _L2_BYTES_PER_CYCLE, _FAR_BYTES_PER_CYCLE)
+    own = _bytes_of(rows, columns, depth) / per_cycle
+    return np.where(block_bytes <= processor.l1_bytes / 2, shared, own)
 
 
-def _split(
-    knobs: Sequence[Knob], point: Point
-) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]], int]:
-    """Return the parts of spatial loops and of reductions, and the steps that are unrolled."""
-    spatial, reduction, unroll = [], [], 0
+def _bytes_of(rows: IntArray, columns: IntArray, depth: IntArray) -> IntArray:
+    """Return the bytes of both operands and of the results."""
+    return np.asarray(_ITEM_BYTES * (depth * (rows + columns) + rows * columns))
+
+
+def tilings_of(knobs: Sequence[Knob], vectors: IntArray) -> Tilings | None:
+    """Return the tilings of points, one per row; None where loops are not split as on CPUs."""
+    unrolled: IntArray = np.zeros(len(vectors), dtype=np.int64)
+    parts: dict[int, list[IntArray]] = {_N_SPATIAL: [], _N_REDUCTION: []}
     for knob, where in zip(knobs, slices_of(knobs), strict=True):
-        parts = point.vector[where]
-        if isinstance(knob, Tile) and knob.n_parts == _N_SPATIAL:
-            spatial.append(parts)
-        elif isinstance(knob, Tile) and knob.n_parts == _N_REDUCTION:
-            reduction.append(parts)
+        if isinstance(knob, Tile) and knob.n_parts in parts:
+            parts[knob.n_parts].append(vectors[:, where])
         elif isinstance(knob, Choice) and len(knob.weights) == len(_UNROLLED):
-            unroll = _UNROLLED[parts[0]]
-    return spatial, reduction, unroll
+            unrolled = np.array(_UNROLLED)[vectors[:, where.start]]
+    if not parts[_N_SPATIAL]:
+        return None
+    none: IntArray = np.ones((len(vectors), 0, _N_REDUCTION), dtype=np.int64)
+    reduction = np.stack(parts[_N_REDUCTION], axis=1) if parts[_N_REDUCTION] else none
+    return Tilings(np.stack(parts[_N_SPATIAL], axis=1), reduction, unrolled)
 
 
-# MetaSchedule's choices on CPUs.
-_UNROLLED = (0, 16, 64, 512)
+def _drawn(knobs: Sequence[Knob], rng: np.random.Generator) -> IntArray:
+    """Return random points; what the compiler would compute at a random place is in full."""
+    columns: list[IntArray] = [np.zeros((_N_POINTS, 0), dtype=np.int64)]
+    for knob in knobs:
+        decisions = np.array([knob.draw(rng) for _ in range(_N_DECISIONS)], dtype=np.int64)
+        columns.append(decisions[rng.integers(_N_DECISIONS, size=_N_POINTS)])
+    vectors = np.concatenate(columns, axis=1)
+    return np.where(vectors == OPEN, _AT_ROOT, vectors)
 
 
-def _closed(point: Point) -> Point:
-    """Compute at the root whatever the compiler would compute at a random place."""
-    vector = tuple(_AT_ROOT if value == OPEN else value for value in point.vector)
-    return Point(point.sketch, vector)
-
-
-def _inner_parts(knobs: Sequence[Knob], point: Point) -> tuple[int, ...]:
-    """Return the innermost parts, by which candidates differ most."""
-    spatial, reduction, _ = _split(knobs, point)
-    return tuple(parts[-1] for parts in (*spatial, *reduction))
+def _product(parts: IntArray, axis: int | tuple[int, ...] = 1) -> IntArray:
+    return np.asarray(np.prod(parts, axis=axis, dtype=np.int64))

@@ -9,7 +9,7 @@ from tvm_adaptive.errors import check_at_least, check_choices, check_share
 from tvm_adaptive.search_strategy.exploration import N_PLANS, check_epsilon
 
 _CHOICES = {"proposer": ("distilled", "evolution"), "diversity": ("none", "knobs", "medoids")}
-_LEAST = {"population_size": 1, "n_samples": 1, "n_initial": 0, "n_plans": 1}
+_LEAST = {"population_size": 1, "n_samples": 1, "n_initial": 0, "n_analytical": 0, "n_plans": 1}
 _OF_EVOLUTION = (
     "population_size",
     "genetic_num_iters",
@@ -53,6 +53,9 @@ class SearchOptions:
         Trials of a task before its candidates are searched for. Until then half of a batch
         is random, and half are those of some 25 random schedules that the model, which
         may know other tasks, prefers; a fixed epsilon stays as it is.
+    n_analytical : int, default 8
+        Candidates of ``"distilled"`` that a task's first batch is chosen from, beside seeds:
+        those that a model of the processor prefers. 0 begins with random ones. For CPUs.
     n_plans : int, default 20
         Random plans that the posterior's standard deviation is averaged over.
     diversity : {"none", "knobs", "medoids"}, default "medoids"
@@ -77,6 +80,7 @@ class SearchOptions:
     genetic_max_fail_count: int = 10
     epsilon: float | None = None
     n_initial: int = 16
+    n_analytical: int = 8
     n_plans: int = N_PLANS
     diversity: str = "medoids"
 

@@ -86,6 +86,8 @@ class Proposer(abc.ABC):
         exploration = self._exploration(cheap=cheap)
         clock.append(time.perf_counter())
         seeds = self._seeded(size) if cheap else []
+        drafts = [] if len(self.measured) else self._drafted(size - len(seeds))
+        seeds += drafts
         explore = min(n_random(exploration.epsilon, size - len(seeds)), len(randoms))
         wanted = size - explore - len(seeds)
         exploit = seeds + (self._screened(wanted, seeds) if cheap else self._searched(wanted))
@@ -97,7 +99,8 @@ class Proposer(abc.ABC):
             batch,
             exploration,
             n_random=len(batch) - min(len(exploit), size - explore),
-            n_seeded=len(seeds),
+            n_seeded=len(seeds) - len(drafts),
+            n_analytical=len(drafts),
             is_evolved=not cheap,
             seconds=np.diff(clock).tolist(),
         )
@@ -125,6 +128,11 @@ class Proposer(abc.ABC):
         del n
         return []
 
+    def _drafted(self, n: int) -> list[Schedule]:
+        """Return up to ``n`` candidates that suit the processor, before any was measured."""
+        del n
+        return []
+
     @abc.abstractmethod
     def _screened(self, n: int, without: Sequence[Schedule]) -> list[Schedule]:
         """Return the ``n`` other candidates that the model prefers, without a search for more."""
@@ -140,6 +148,7 @@ class Proposer(abc.ABC):
         *,
         n_random: int = 0,
         n_seeded: int = 0,
+        n_analytical: int = 0,
         is_evolved: bool = False,
         seconds: Sequence[float],
     ) -> list[Schedule]:
@@ -153,6 +162,7 @@ class Proposer(abc.ABC):
             n_candidates=len(batch),
             n_random=n_random,
             n_seeded=n_seeded,
+            n_analytical=n_analytical,
             **dataclasses.asdict(exploration),
             n_population=self._n_population,
             is_evolved=is_evolved,

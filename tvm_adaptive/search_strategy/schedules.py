@@ -16,16 +16,19 @@ from tvm_adaptive._tvm import (
     IRModule,
     MeasureCandidate,
     Schedule,
+    Target,
     TuneContext,
     TuningRecord,
     args_info_of,
     database_hooks,
     estimate_tir_flops,
     handle,
+    has_feature,
     load_json,
     module_key,
     save_json,
 )
+from tvm_adaptive.search_strategy.analytical import Processor
 from tvm_adaptive.search_strategy.knobs import as_ints
 from tvm_adaptive.values.roofline import fastest_believable_sec
 from tvm_adaptive.values.trial import FloatArray, median_sec
@@ -56,6 +59,20 @@ def floor_sec_of(context: TuneContext) -> float:
     flop = float(estimate_tir_flops(context.mod))
     n_cores = int(context.target.attrs.get("num-cores", 0)) or None
     return fastest_believable_sec(flop, n_cores, bits)
+
+
+def processor_of(target: Target) -> Processor | None:
+    """Return the core of a CPU target; None for other devices, or without a number of cores."""
+    n_threads = int(target.attrs.get("num-cores", 0))
+    if target.kind.name != "llvm" or not n_threads:
+        return None
+    # SSE and Neon have vectors of four numbers.
+    lanes, n_registers = 4, 32 if has_feature(target, "neon") else 16
+    if has_feature(target, "avx"):
+        lanes = 8
+    if has_feature(target, "avx512f"):
+        lanes, n_registers = 16, 32
+    return Processor(lanes, n_registers, n_threads)
 
 
 def knobs_of(schedule: Schedule) -> list[tuple[int, ...]]:

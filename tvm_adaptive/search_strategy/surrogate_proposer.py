@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from tvm_adaptive._tvm import Database, Schedule, anchor_of
+from tvm_adaptive.search_strategy.analytical import analytical_points
 from tvm_adaptive.search_strategy.candidate_pool import CandidatePool
 from tvm_adaptive.search_strategy.exploration import expected_gain
 from tvm_adaptive.search_strategy.knobs import Point
 from tvm_adaptive.search_strategy.picking import IndexArray
 from tvm_adaptive.search_strategy.proposer import Proposer
-from tvm_adaptive.search_strategy.schedules import key_of, measured_schedules
+from tvm_adaptive.search_strategy.schedules import key_of, measured_schedules, processor_of
 from tvm_adaptive.search_strategy.surrogate_search import (
     NEAR_RATIO,
     SurrogateSearchOptions,
@@ -172,6 +173,18 @@ class SurrogateProposer(Proposer):
         # Some were measured since, as random candidates, or dropped from the pool.
         seeds = [places[key] for key in self._seeds if key in places]
         return self.candidates.schedules(seeds[:n])
+
+    def _drafted(self, n: int) -> list[Schedule]:
+        processor = processor_of(self.context.target)
+        if processor is None or not self.options.n_analytical:
+            return []
+        candidates, n_drafts = self.candidates, self.options.n_analytical
+        points = analytical_points(candidates.space, processor, n_drafts, self.rng)
+        keys = set(candidates.add(points)) - set(self._seeds)
+        drafts = [i for i, key in enumerate(candidates.pool.keys) if key in keys]
+        if self.model.is_trained:  # by tasks that are alike
+            drafts = candidates.best(np.array(drafts, dtype=np.intp), n)
+        return candidates.schedules(drafts[:n])
 
     def _screened(self, n: int, without: Sequence[Schedule]) -> list[Schedule]:
         taken = {key_of(schedule) for schedule in without}

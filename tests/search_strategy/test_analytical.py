@@ -1,0 +1,121 @@
+"""Candidates from extents and the processor: the model's laws, and the points it prefers."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tvm_adaptive.search_strategy.analytical import (
+    Processor,
+    Tilings,
+    analytical_points,
+    forecast_cycles,
+    tilings_of,
+)
+from tvm_adaptive.search_strategy.knobs import OPEN, Choice, KnobSpace, Tile, Undrawn, slices_of
+
+AVX2 = Processor(lanes=8, n_registers=16, n_threads=2)
+UNROLL = Choice((0.25,) * 4)
+
+
+def product_space(m=64, n=64, k=64, n_sketches=1):
+    knobs = (Tile(m, 4, 64), Tile(n, 4, 64), Tile(k, 2, 64), UNROLL)
+    return KnobSpace([knobs] * n_sketches)
+
+
+def cycles_of(processor=AVX2, *, rows=6, columns=16, depth=8, unrolled=64, chunks=4, m=96, k=64):
+    """Return the forecast of a product of m by 96 by k."""
+    spatial = [[[chunks, m // chunks // rows, 1, rows], [1, 96 // columns, 1, columns]]]
+    tilings = Tilings(np.array(spatial), np.array([[[k // depth, depth]]]), np.array([unrolled]))
+    (cycles,) = forecast_cycles(tilings, processor)
+    return cycles
+
+
+def tiling_of(space, point):
+    return tilings_of(space.sketches[point.sketch], np.array([point.vector]))
+
+
+def test_a_register_tile_is_faster_than_one_that_spills_or_waits():
+    best = cycles_of()
+    assert best < cycles_of(rows=24)  # 48 sums in 16 registers
+    assert best < cycles_of(rows=1, columns=8)  # one sum waits for itself
+    assert best < cycles_of(columns=1)  # scalars
+    assert best < cycles_of(unrolled=0)  # sums in memory
+    assert best < cycles_of(depth=1)  # sums are stored after each step
+
+
+def test_work_is_divided_among_threads():
+    assert cycles_of(chunks=1) > 1.5 * cycles_of(chunks=2)
+    assert cycles_of(chunks=2, m=576) < cycles_of(chunks=3, m=576)  # one thread has two of three
+    assert cycles_of(chunks=4, k=8) < cycles_of(chunks=16, k=8)  # chunks cost, too
+
+
+@given(
+    st.integers(1, 8),
+    st.sampled_from([8, 16, 32]),
+    st.sampled_from([1, 4, 16]),
+    st.integers(0, 512),
+)
+def test_a_forecast_is_positive_and_no_larger_on_a_larger_processor(rows, columns, depth, unrolled):
+    tile = {"rows": rows, "columns": columns, "depth": depth, "unrolled": unrolled}
+    cycles = cycles_of(**tile, chunks=1, m=rows * 8)
+    assert 0 < cycles < math.inf
+    for change in ({"n_registers": 32}, {"lanes": 16, "n_registers": 32}, {"l2_bytes": 2 << 20}):
+        processor = dataclasses.replace(AVX2, **change)
+        assert cycles_of(processor, **tile, chunks=1, m=rows * 8) <= cycles
+
+
+@pytest.mark.parametrize("extents", [(64, 64, 64), (7, 60, 9), (1, 6625, 120), (3, 1, 1)])
+def test_points_are_valid_distinct_and_repeatable(extents):
+    space = product_space(*extents, n_sketches=2)
+    points = analytical_points(space, AVX2, 8, np.random.default_rng(1))
+    assert points == analytical_points(space, AVX2, 8, np.random.default_rng(1))
+    assert 1 <= len(points) <= 8
+    inner = [(point.sketch, *tiling_of(space, point).inner[0]) for point in points]
+    assert len(set(inner)) == len(points)
+    for point in points:
+        knobs = space.sketches[point.sketch]
+        for knob, where in zip(knobs, slices_of(knobs), strict=True):
+            if isinstance(knob, Tile):
+                assert math.prod(point.vector[where]) == knob.extent
+
+
+def test_the_best_point_fills_vectors_and_registers():
+    for lanes, n_registers in ((8, 16), (16, 32)):
+        processor = Processor(lanes, n_registers, 2)
+        space = product_space(192, 192, 192)
+        (point, *_) = analytical_points(space, processor, 4, np.random.default_rng(0))
+        found = tiling_of(space, point)
+        assert found.columns[0] % lanes == 0
+        assert n_registers / 3 <= found.rows[0] * found.columns[0] / lanes < n_registers
+        assert found.spatial[0, :, 0].prod() % 2 == 0
+
+
+def test_it_beats_random_points_by_its_own_forecast():
+    space, rng = product_space(128, 96, 256), np.random.default_rng(3)
+
+    def cycles(point):
+        return forecast_cycles(tiling_of(space, point), AVX2)[0]
+
+    points = analytical_points(space, AVX2, 4, rng)
+    randoms = sorted(cycles(space.draw(rng)) for _ in range(100))
+    assert max(map(cycles, points)) < randoms[2]
+    assert cycles(points[0]) == min(map(cycles, points))
+
+
+def test_sketches_take_turns_and_those_without_tilings_come_last():
+    tiled, plain = (Tile(64, 4, 64), Tile(64, 4, 64), UNROLL), (Undrawn(), UNROLL)
+    factored = (Tile(64, 2, 64), Undrawn(), UNROLL)
+    space = KnobSpace([factored, plain, tiled, tiled])
+    points = analytical_points(space, AVX2, 6, np.random.default_rng(0))
+    assert [point.sketch for point in points[:4]] in ([2, 3, 1, 0], [3, 2, 1, 0])
+    assert all(OPEN not in point.vector for point in points)
+
+
+def test_a_task_without_decisions_has_one_point():
+    assert analytical_points(KnobSpace([]), AVX2, 4, np.random.default_rng(0)) == []
+    (point,) = analytical_points(KnobSpace([()]), AVX2, 4, np.random.default_rng(0))
+    assert point.vector == ()
