@@ -37,7 +37,7 @@ from tvm_adaptive.tuning.other_machine import check_environment, set_aside
 from tvm_adaptive.tuning.run_lock import Ownership, owned
 from tvm_adaptive.tuning.target import TargetLike, farm_of, resolve_target
 from tvm_adaptive.workers.environment import Environment
-from tvm_adaptive.workers.fork_server import ForkServer, new_fork_server
+from tvm_adaptive.workers.fork_server import ForkServer
 
 # A batch's libraries are some megabytes, its records some kilobytes; other programs write, too.
 LEAST_FREE_BYTES = 32 << 20
@@ -99,7 +99,7 @@ class RunServices:
 
     journal: Journal
     observer: GuardedObserver
-    server: ForkServer | None = None  # None where processes cannot be forked
+    server: ForkServer | None = None  # None for one of each part's own
     # The records of earlier runs; this run's trials are added to it.
     store: RecordStore | None = None
 
@@ -250,11 +250,9 @@ def open_services(path: Path, observer: Observer | None) -> Iterator[RunServices
         ) from error
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.closing(journal))
-        server = new_fork_server(_WORKER_MODULES)
-        if server is not None:
-            stack.enter_context(contextlib.closing(server))
-            with contextlib.suppress(OSError):  # it is tried again when a worker is needed
-                server.start()
+        server = stack.enter_context(contextlib.closing(ForkServer(_WORKER_MODULES)))
+        with contextlib.suppress(OSError):  # it is tried again when a worker is needed
+            server.start()
         yield RunServices(journal=journal, observer=guarded, server=server)
 
 
