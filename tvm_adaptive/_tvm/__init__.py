@@ -147,34 +147,26 @@ def python_side(obj: Any) -> Any | None:
     return _python_sides.get(handle(obj))
 
 
+def _hooks_of(kind: Any) -> Callable[[Any], Any]:
+    """Return a function that finds the hooks of a kind in an object; None in a stock object."""
+
+    def find(obj: Any) -> Any:
+        found = python_side(obj)
+        return found if isinstance(found, kind) else None
+
+    return find
+
+
+model_hooks: Callable[[Any], ModelHooks | None] = _hooks_of(ModelHooks)
+runner_hooks: Callable[[Any], RunnerHooks | None] = _hooks_of(RunnerHooks)
+scheduler_hooks: Callable[[Any], SchedulerHooks | None] = _hooks_of(SchedulerHooks)
+database_hooks: Callable[[Any], DatabaseHooks | None] = _hooks_of(DatabaseHooks)
+
+
 def search_hooks(strategy: Any) -> SearchHooks:
     """Return a search strategy's hooks for schedulers; without effect for a stock strategy."""
-    found = python_side(strategy)
-    return found if isinstance(found, SearchHooks) else NoSearchHooks()
-
-
-def model_hooks(cost_model: Any) -> ModelHooks | None:
-    """Return a cost model's hooks for searches and warm starts; None for a stock model."""
-    found = python_side(cost_model)
-    return found if isinstance(found, ModelHooks) else None
-
-
-def runner_hooks(runner: Any) -> RunnerHooks | None:
-    """Return a runner's hooks for task schedulers; None for a stock runner."""
-    found = python_side(runner)
-    return found if isinstance(found, RunnerHooks) else None
-
-
-def scheduler_hooks(task_scheduler: Any) -> SchedulerHooks | None:
-    """Return a task scheduler's hooks for warm starts; None for a stock scheduler."""
-    found = python_side(task_scheduler)
-    return found if isinstance(found, SchedulerHooks) else None
-
-
-def database_hooks(database: Any) -> DatabaseHooks | None:
-    """Return a database's hooks for large runs; None for a stock database."""
-    found = python_side(database)
-    return found if isinstance(found, DatabaseHooks) else None
+    found: SearchHooks | None = _hooks_of(SearchHooks)(strategy)
+    return NoSearchHooks() if found is None else found
 
 
 def exported(name: str) -> Callable[..., Any]:

@@ -73,7 +73,7 @@ def take_free_core() -> None:
     calls the kernel and computes a share of it: on another's core it would double the time.
     """
     threads = Path("/proc/self/task")
-    if not threads.is_dir():
+    if not (hasattr(os, "sched_setaffinity") and threads.is_dir()):
         return
     free = os.sched_getaffinity(0)
     for thread in threads.iterdir():
@@ -88,6 +88,8 @@ def take_free_core() -> None:
 
 def _allowed_cores() -> int:
     """Count the physical cores of this process's affinity, whatever its time quota."""
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
     cores = set()
     for cpu in os.sched_getaffinity(0):
         siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
