@@ -216,11 +216,6 @@ def te_workload(name: str) -> IRModule:
     return IRModule({"main": workloads.create_te_workload(name, 0)})
 
 
-def bind_symbols(mod: IRModule, values: dict[str, int]) -> IRModule:
-    """Give symbols in the shapes of ``main`` their values."""
-    return relax_transform.BindSymbolicVars(values, "main")(mod)
-
-
 def parallel_product(size: int) -> IRModule:
     """Return a product of square matrices whose rows all cores share."""
     from tvm.s_tir.meta_schedule.testing.te_workload import matmul

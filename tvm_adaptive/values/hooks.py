@@ -26,7 +26,7 @@ class SearchHooks(Protocol):
 
     def limit_next_batch(self, n_trials: int | None) -> None:
         """Let the next batch, and only that, have at most ``n_trials``; None for a full one."""
-        return
+        del n_trials
 
     def prefetch(self) -> None:
         """Begin the next batch in another process, where the search has one."""

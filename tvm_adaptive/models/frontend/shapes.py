@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tvm_adaptive._tvm import IRModule, bind_symbols
+from tvm_adaptive._tvm import IRModule, relax_transform
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.frontend.open_extents import (
     InputShape,
@@ -63,7 +63,7 @@ def network_of_imported(
     for key, extents in given.items():
         match(declared[key], extents, values)
     symbols = {symbol: value for (symbol, _), value in values.items()}
-    fixed = bind_symbols(mod, symbols) if symbols else mod
+    fixed = relax_transform.BindSymbolicVars(symbols, "main")(mod) if symbols else mod
     still_open = [each for each in _declared(fixed, weights).values() if each.is_open]
     # An expression of other extents has a value once those have; it is no choice of its own.
     chosen = [each for each in still_open if "(" not in each.text and each.extents is not None]
