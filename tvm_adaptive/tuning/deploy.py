@@ -20,10 +20,10 @@ from tvm_adaptive.models.frontend import Sample, load
 from tvm_adaptive.models.prepare import LAYOUTS
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.config import DEFAULT, TuneConfig
-from tvm_adaptive.tuning.end_to_end import tasks_and_check
 from tvm_adaptive.tuning.finalists import Finalists, finalists_of_run, finalists_of_store
 from tvm_adaptive.tuning.finals import checked_database
 from tvm_adaptive.tuning.loader_examples import Argument, cpp_example, python_example
+from tvm_adaptive.tuning.network_check import tasks_and_check
 from tvm_adaptive.tuning.observer import Observer
 from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.run_lock import owned

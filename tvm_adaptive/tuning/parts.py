@@ -15,9 +15,7 @@ from tvm_adaptive.search_strategy.stoppable import StoppableSearch
 from tvm_adaptive.search_strategy.transfer import TransferPool
 from tvm_adaptive.tuning import registry
 from tvm_adaptive.tuning.config import TuneConfig
-from tvm_adaptive.tuning.lanes.process_lanes import ProcessLanes
-from tvm_adaptive.tuning.lanes.ray_lanes import RayLanes
-from tvm_adaptive.tuning.lanes.request import Lanes
+from tvm_adaptive.tuning.lanes.lanes import Lanes, ProcessLanes, RayLanes
 from tvm_adaptive.tuning.lanes.search import ArtifactCache, CachedArtifactBuilder, LaneSearch
 from tvm_adaptive.tuning.session import RunContext, Session
 from tvm_adaptive.tuning.target import FARM_RUNNERS, n_cores_of, rpc_config_of

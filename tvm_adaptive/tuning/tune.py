@@ -38,11 +38,9 @@ from tvm_adaptive.models.frontend import (
 from tvm_adaptive.runner.rpc.leased_worker import check_farm
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.config import DEFAULT, TuneConfig
-from tvm_adaptive.tuning.end_to_end import tasks_and_check
 from tvm_adaptive.tuning.finals import decide
-from tvm_adaptive.tuning.network_check import NetworkCheck
+from tvm_adaptive.tuning.network_check import Check, tasks_and_check
 from tvm_adaptive.tuning.observer import Observer
-from tvm_adaptive.tuning.operator_check import OperatorCheck
 from tvm_adaptive.tuning.outcome import TuneReport
 from tvm_adaptive.tuning.parts import Parts, make_parts
 from tvm_adaptive.tuning.run_lock import Ownership
@@ -272,7 +270,7 @@ def _run(
 
 
 def _tune_tasks(
-    session: Session, what: str, tasks: Sequence[ExtractedTask], check: NetworkCheck | OperatorCheck
+    session: Session, what: str, tasks: Sequence[ExtractedTask], check: Check
 ) -> TuneReport:
     if note := limits_note(n_cores_of(session.target) or usable_physical_cores()):
         session.observer.note(note)
