@@ -1,4 +1,4 @@
-"""What runs on a lane: search a task's next batch and build it; request and result are values.
+"""The code that runs on a lane: search a task's next batch and build it.
 
 A process keeps its open tasks and compile workers: opening a task takes a second.
 """
@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ from tvm_adaptive.builder.persistent import PersistentBuilder
 from tvm_adaptive.cost_model.model import RFEICostModel
 from tvm_adaptive.search_strategy.schedules import key_of
 from tvm_adaptive.search_strategy.strategy import AdaptiveSearch
-from tvm_adaptive.search_strategy.transfer import TransferPool
+from tvm_adaptive.tuning.lanes.request import Built, SearchRequest, SearchResult, TaskSpec
 from tvm_adaptive.values.trial_log import TrialLog
 from tvm_adaptive.workers.scratch import ScratchFolder
 
@@ -32,51 +30,6 @@ from tvm_adaptive.workers.scratch import ScratchFolder
 _MAX_OPEN = 32
 # The run itself counts its trials.
 _UNLIMITED = 10**8
-
-
-@dataclasses.dataclass(frozen=True)
-class TaskSpec:
-    """A task in a form that other processes and machines can read."""
-
-    key: str  # unique to a task of a run
-    name: str
-    mod_json: str
-    target_json: str
-    seed: int
-    batch: int  # candidates of a full batch
-    options: Mapping[str, Any]  # of ``AdaptiveSearch``, those that are plain values
-
-
-@dataclasses.dataclass(frozen=True)
-class SearchRequest:
-    """One batch to search and to build."""
-
-    task: TaskSpec
-    state: bytes  # of the task's search; see ``AdaptiveSearch.carry``
-    model: bytes  # see ``RFEICostModel.snapshot``
-    transfer_pool: TransferPool | None
-    limit: int | None  # maximum number of candidates; None for a full batch
-    build: Mapping[str, Any]  # options of ``PersistentBuilder``
-
-
-@dataclasses.dataclass(frozen=True)
-class Built:
-    """The result of building a candidate."""
-
-    key: int  # of its program
-    artifact: bytes | None  # the library, as an archive that is linked where it is loaded
-    error: str  # why there is no artifact
-    build_sec: float | None  # share of the batch's seconds
-
-
-@dataclasses.dataclass(frozen=True)
-class SearchResult:
-    """The result of a request."""
-
-    candidates: tuple[Built, ...] | None  # None when the task's space is exhausted
-    state: bytes  # of the search after the batch
-    events: list[tuple[str, dict[str, Any]]]  # for the journal
-
 
 _open_tasks: collections.OrderedDict[str, OpenTask] = collections.OrderedDict()
 _builders: dict[tuple[Any, ...], tuple[PersistentBuilder, TrialLog]] = {}

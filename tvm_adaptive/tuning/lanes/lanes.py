@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any
 
 from tvm_adaptive.errors import (
     InvalidOptionError,
@@ -13,14 +13,13 @@ from tvm_adaptive.errors import (
     WorkerTaskError,
     summary_line,
 )
-from tvm_adaptive.tuning.lanes.fill import SearchRequest, SearchResult, fill
+from tvm_adaptive.tuning.lanes.fill import fill
+from tvm_adaptive.tuning.lanes.request import REQUEST_TIMEOUT_SEC, Answer, SearchRequest
 from tvm_adaptive.workers.dispatcher import Dispatcher, Job
 from tvm_adaptive.workers.fork_server import ForkServer
 from tvm_adaptive.workers.pool import Plan, Step, WorkerPool
 from tvm_adaptive.workers.scratch import ScratchFolder
 
-# After this time the result never comes: the lane's machine may be gone for good.
-REQUEST_TIMEOUT_SEC = 600.0
 # A dead process loses its request, which may be what killed it.
 MAX_TRIES = 2
 # Ray restarts a task whose node dies; a task that kills nodes must not be restarted for ever.
@@ -29,24 +28,6 @@ _MAX_RETRIES = 2
 _CPUS_PER_LANE = 2
 # A head answers within milliseconds; this allows for a slow network.
 _CONNECT_TIMEOUT_SEC = 5.0
-
-# A lane's result, or the reason why no lane has one.
-Answer = SearchResult | LaneError
-
-
-class Lanes(Protocol):
-    """Processes or machines, each of which answers one request at a time."""
-
-    n_lanes: int  # requests that are answered at the same time
-
-    def submit(self, request: SearchRequest) -> Future[Answer]:
-        """Queue a request."""
-
-    def is_alive(self) -> bool:
-        """Return whether any lane is left to answer a request."""
-
-    def close(self) -> None:
-        """Cancel pending requests and end the lanes."""
 
 
 class ProcessLanes:

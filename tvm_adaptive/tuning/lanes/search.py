@@ -29,8 +29,14 @@ from tvm_adaptive.errors import LaneError
 from tvm_adaptive.measure_callback.journal import JournalWriter
 from tvm_adaptive.search_strategy.schedules import candidate_of
 from tvm_adaptive.search_strategy.stoppable import DelegatingSearch
-from tvm_adaptive.tuning.lanes.fill import Built, SearchRequest, TaskSpec
-from tvm_adaptive.tuning.lanes.lanes import REQUEST_TIMEOUT_SEC, Answer, Lanes
+from tvm_adaptive.tuning.lanes.request import (
+    REQUEST_TIMEOUT_SEC,
+    Answer,
+    Built,
+    Lanes,
+    SearchRequest,
+    TaskSpec,
+)
 
 logger = logging.getLogger(__name__)
 
