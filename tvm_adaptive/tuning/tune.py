@@ -139,6 +139,8 @@ def tune(
     options = RunOptions(
         what=what,
         work_dir=work_dir,
+        input_shapes=input_shapes,
+        inputs=inputs,
         target=target,
         budget_sec=budget_sec,
         trials=trials,
@@ -150,7 +152,7 @@ def tune(
         allow_other_machine=allow_other_machine,
         spent_sec=spent_sec,
     )
-    return run_named(options, input_shapes, inputs)
+    return run_named(options)
 
 
 def tune_relax(
@@ -163,7 +165,7 @@ def tune_relax(
     name: str = "network",
     **options: Unpack[CommonOptions],
 ) -> TuneReport:
-    """Tune a network given as a Relax module.
+    """Tune a network given as a Relax module; returns what :func:`tune` does.
 
     Parameters
     ----------
@@ -179,10 +181,6 @@ def tune_relax(
     **options
         ``target``, ``budget_sec``, ``trials``, ``until_ms``, ``seed``, ``config``,
         ``observer``, ``resume`` and ``allow_other_machine``, as in :func:`tune`.
-
-    Returns
-    -------
-    TuneReport
 
     Raises
     ------
@@ -210,7 +208,7 @@ def tune_tir(
     name: str = "functions",
     **options: Unpack[CommonOptions],
 ) -> TuneReport:
-    """Tune every tensor function of a module.
+    """Tune every tensor function of a module; returns and raises what :func:`tune` does.
 
     Parameters
     ----------
@@ -221,31 +219,18 @@ def tune_tir(
         For the journal.
     **options
         As in :func:`tune_relax`.
-
-    Returns
-    -------
-    TuneReport
-
-    Raises
-    ------
-    InvalidOptionError
-        As :func:`tune`.
     """
     run_options = RunOptions(what=name, work_dir=work_dir, **options)
     return _run(run_options, lambda: (TIRWorkload(name, mod), python_source(mod)))
 
 
-def run_named(
-    options: RunOptions,
-    input_shapes: Mapping[str, Sequence[int]] | None,
-    inputs: Sample | None,
-    owner: Ownership | None = None,
-) -> TuneReport:
+def run_named(options: RunOptions, owner: Ownership | None = None) -> TuneReport:
     """Tune what ``options.what`` names; ``owner`` has the directory already."""
 
     def load_model() -> tuple[Network | TIRWorkload, ModelSource]:
-        model = load(options.what, input_shapes, inputs=inputs)
-        return model, named_source(options.what, model, input_shapes, inputs)
+        what, shapes, inputs = options.what, options.input_shapes, options.inputs
+        model = load(what, shapes, inputs=inputs)
+        return model, named_source(what, model, shapes, inputs)
 
     return _run(options, load_model, owner)
 
