@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 from tvm_adaptive._tvm import FFI_VERSION, TVM_VERSION
-from tvm_adaptive.database.location import USER_STORE, open_store, user_store
+from tvm_adaptive.database.location import USER_STORE, user_store
+from tvm_adaptive.database.store import open_store
 from tvm_adaptive.errors import AdaptiveError
 from tvm_adaptive.tuning.noise import NOISY_SPREAD, spread_of, time_fixed_kernel
 from tvm_adaptive.tuning.target import resolve_target
