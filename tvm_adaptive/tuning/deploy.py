@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_adaptive._tvm import FFI_VERSION, TVM_VERSION, ExtractedTask, args_info_of
-from tvm_adaptive.database.location import open_store
+from tvm_adaptive.database.store import open_store
 from tvm_adaptive.errors import InvalidOptionError, WorkerError, check_choices
 from tvm_adaptive.measure_callback.journal import JOURNAL_FILE, finite
 from tvm_adaptive.models import Network, TIRWorkload

@@ -16,7 +16,8 @@ from typing import Literal
 import numpy as np
 
 from tvm_adaptive._tvm import FFI_VERSION, TVM_VERSION, device, parallel_product, tensor
-from tvm_adaptive.database.location import USER_STORE, open_store, user_store
+from tvm_adaptive.database.location import USER_STORE, user_store
+from tvm_adaptive.database.store import open_store
 from tvm_adaptive.errors import AdaptiveError
 from tvm_adaptive.models import compile_tir
 from tvm_adaptive.runner.measure import give_threads_cores

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from tvm_adaptive.database.location import NO_STORE
-from tvm_adaptive.database.url import HIDDEN
+from tvm_adaptive.database.location import HIDDEN, NO_STORE
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.history import History, differences, read_history
 from tvm_adaptive.measure_callback.journal import JOURNAL_FILE

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from tvm_adaptive._tvm import RPCConfig, Target
-from tvm_adaptive.database.location import open_store, redacted_name
-from tvm_adaptive.database.store import RecordStore
+from tvm_adaptive.database.store import RecordStore, open_store, redacted_name
 from tvm_adaptive.errors import (
     InvalidOptionError,
     OtherMachineError,
