@@ -41,9 +41,17 @@ def expected_improvement(
 ) -> FloatArray:
     """Return E[max(0, objective - best)] for a normal posterior, whose ``std`` may be 0.
 
-    ``mean`` and ``std``, of shape (n,), are of the objective, higher is better; ``best``, a
-    number or of shape (n,), is the incumbent's. Returns the same unit and shape, never
-    negative, never NaN for finite arguments.
+    Parameters
+    ----------
+    mean, std : array_like of shape (n,)
+        Posterior of the objective, higher is better; ``std`` not negative.
+    best : array_like, scalar or of shape (n,)
+        The incumbent's value, same unit.
+
+    Returns
+    -------
+    ndarray of shape (n,)
+        Same unit, never negative, never NaN for finite arguments.
     """
     gain, spread, z = _standardise(mean, std, best)
     phi = np.exp(-0.5 * z * z - _LOG_SQRT_2PI)
@@ -72,8 +80,17 @@ def selection_score(log_ei: npt.ArrayLike) -> FloatArray:
 
     Evolution draws parents in proportion to the score. EI itself starves it (~0 for nearly
     all candidates), so the score falls only like ``1 / (1 - log EI)``, continued by
-    ``1 + log EI`` above 0. Of shape (n,), as ``log_ei``, which may be ``-inf``: positive,
-    finite, strictly increasing in ``log_ei`` above -1e300.
+    ``1 + log EI`` above 0.
+
+    Parameters
+    ----------
+    log_ei : array_like of shape (n,)
+        Higher is better; ``-inf`` allowed.
+
+    Returns
+    -------
+    ndarray of shape (n,)
+        Positive, finite, strictly increasing in ``log_ei`` above -1e300.
     """
     value = np.clip(np.asarray(log_ei, dtype=np.float64), _MIN_LOG_EI, -_MIN_LOG_EI)
     value = np.where(np.isnan(value), _MIN_LOG_EI, value)

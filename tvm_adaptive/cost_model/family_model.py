@@ -99,8 +99,11 @@ class RFEIFamilyCostModel(RFEICostModel._cls):  # type: ignore[misc, name-define
     def load(self, path: str) -> None:
         """Replace all samples by those of a folder, each family's by its own file.
 
-        Raises ModelFileError when there is no file of a family, or one is damaged or has
-        features of another kind; the model is then unchanged.
+        Raises
+        ------
+        ModelFileError
+            When there is no file of a family, or one is damaged or has features of
+            another kind; the model is then unchanged.
         """
         files = sorted(Path(path).glob(f"*{_SUFFIX}"))
         if not files:

@@ -134,7 +134,12 @@ class Forest:
         return np.stack(trees, axis=1)
 
     def predict(self, X: npt.NDArray[np.float32]) -> tuple[FloatArray, FloatArray]:
-        """Return mean and standard deviation of X (n, d), never negative, shape (n,), unit of y."""
+        """Return mean and standard deviation, never negative, of shape (n,), unit of y.
+
+        Parameters
+        ----------
+        X : ndarray of shape (n, d)
+        """
         predictions = self.tree_predictions(X)
         weight = self.n_trees / (self.n_trees + _PRIOR_TREES)
         variance = weight * predictions.var(axis=1) + (1.0 - weight) * self._oob_error
@@ -202,10 +207,18 @@ def n_draws(n_samples: int) -> int:
 
 
 def distinct_columns(X: npt.NDArray[np.float32]) -> npt.NDArray[np.intp]:
-    """Return the columns of X (n, d) that vary, without those that repeat another up to scale.
+    """Return the columns that vary, without those that repeat another up to scale.
 
-    Trees split such columns alike, so that repeats only cost time. Indices of shape (k,),
-    increasing, 1 <= k <= d: a forest needs a column even if all rows are alike.
+    Trees split such columns alike, so that repeats only cost time.
+
+    Parameters
+    ----------
+    X : ndarray of shape (n, d), n >= 1
+
+    Returns
+    -------
+    ndarray of shape (k,), indices
+        Increasing, 1 <= k <= d: a forest needs a column even if all rows are alike.
     """
     varying = np.flatnonzero(np.not_equal(X, X[0]).any(axis=0))
     if not varying.size:

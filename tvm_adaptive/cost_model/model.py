@@ -104,9 +104,13 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
             self._report("update", context, error)
 
     def predict(self, context: TuneContext, candidates: list[MeasureCandidate]) -> FloatArray:
-        """Score candidates for native evolution, of shape (n,): positive, higher is better.
+        """Score candidates for native evolution.
 
-        Random before the first success, constant if scoring fails.
+        Returns
+        -------
+        ndarray of shape (n,), float64
+            Positive, higher is better; random before the first success, constant
+            if scoring fails.
         """
         n = len(candidates)
         scores = None
@@ -122,10 +126,13 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
     def posterior(
         self, context: TuneContext, candidates: list[MeasureCandidate]
     ) -> Prediction | None:
-        """Return the posterior of the candidates' throughput, in multiples of the task's best.
+        """Return the posterior of the candidates' throughput.
 
-        None without a success in this task, without candidates, or after an error, which is
-        logged.
+        Returns
+        -------
+        Prediction or None
+            Normalised throughput: the task's best is 1.0. None without a success in this
+            task, without candidates, or after an error, which is logged.
         """
         try:
             return self.posterior_of(context, self.describe(context, candidates))
@@ -143,10 +150,19 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
     def scores_of(
         self, context: TuneContext, rows: Rows, cost_sec: FloatArray | None = None
     ) -> FloatArray | None:
-        """Score candidates by their features, of shape (n, d), as :meth:`predict` does.
+        """Score candidates by their features, as :meth:`predict` does.
 
-        ``cost_sec``, of shape (n,), are the seconds to build and measure each; None where
-        they are the same for all. Returns None before the first success.
+        Parameters
+        ----------
+        context : TuneContext
+        rows : ndarray of shape (n, d)
+        cost_sec : ndarray of shape (n,) or None, default None
+            Seconds to build and measure each; None where they are the same for all.
+
+        Returns
+        -------
+        ndarray of shape (n,), or None before the first success
+            Positive, higher is better.
         """
         key = self._refitted(context)
         return self._surrogate.serving(key).scores(key, rows, cost_sec)
@@ -173,8 +189,11 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
     def load(self, path: str) -> None:
         """Replace all samples by those of a file; the options stay this model's.
 
-        Raises ModelFileError when the file is missing, damaged, of an unknown version, or has
-        features of another kind; the model is then unchanged.
+        Raises
+        ------
+        ModelFileError
+            When the file is missing, damaged, of an unknown version, or has features of
+            another kind; the model is then unchanged.
         """
         dataset, _ = read_samples(Path(path))
         self._surrogate.replace_dataset(dataset)
@@ -196,8 +215,15 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
     ) -> None:
         """Learn what an earlier attempt of this run measured of a task, as if just now.
 
-        Features of shape (n, d), left out if of another width, another version's; seconds of
-        shape (n,), NaN for a failure; and their relative standard errors, NaN where unknown.
+        Parameters
+        ----------
+        context : TuneContext
+        rows : ndarray of shape (n, d), float32
+            Features; of another width, another version's, they are left out.
+        seconds : ndarray of shape (n,)
+            NaN for a failure.
+        errors : ndarray of shape (n,) or None, default None
+            Relative standard errors; NaN where unknown.
         """
         if rows.shape[1] == self.n_features:
             self._surrogate.add(self._key(context), rows, seconds, errors)

@@ -36,10 +36,20 @@ _LEAST_STD = 1e-12
 
 
 def posterior_epsilon(plans: Prediction, incumbent: float = 1.0) -> Exploration:
-    """Set epsilon to the mean relative uncertainty of K random plans, not measured (Eq. 3).
+    """Set epsilon to the mean relative uncertainty of random plans (Eq. 3).
 
-    ``epsilon = clip(mean_K sigma / incumbent, 0, 1)``, with the best measured throughput in
-    the unit of ``plans``; the fallback where that is not a number or there is no incumbent.
+    Parameters
+    ----------
+    plans : Prediction
+        Of K random plans that were not measured.
+    incumbent : float, default 1.0
+        Best measured throughput, in the unit of ``plans``.
+
+    Returns
+    -------
+    Exploration
+        ``epsilon = clip(mean_K sigma / incumbent, 0, 1)``; the fallback where that is
+        not a number or there is no incumbent.
     """
     finite = plans.std[(plans.std >= 0) & (plans.std < math.inf)]
     if incumbent <= 0 or not math.isfinite(incumbent) or finite.size == 0:

@@ -50,11 +50,24 @@ def gain_samples_ms(
 ) -> FloatArray:
     """Convert draws of throughput into draws of the drop of end-to-end latency.
 
-    Draw by draw, because 1/f is convex: E[flop/f] is above flop/E[f], so the mean throughput
-    overstates the drop. ``samples``, of shape (s,), are throughputs at the end of the slot,
-    ``incumbent`` the one now, above 0, same unit, higher is better. ``best_ms`` is one run of
-    the incumbent, which the network has ``weight`` times. Returns milliseconds, of shape (s,),
-    never negative, at most ``weight * best_ms``.
+    Draw by draw, because 1/f is convex: E[flop/f] is above flop/E[f], so the mean
+    throughput overstates the drop.
+
+    Parameters
+    ----------
+    samples : array_like of shape (s,)
+        Throughput at the end of the slot, any unit, higher is better.
+    incumbent : float
+        Throughput now, same unit, above 0.
+    best_ms : float
+        Milliseconds of one run of the incumbent.
+    weight : float
+        How often the task occurs in the network.
+
+    Returns
+    -------
+    ndarray of shape (s,)
+        Milliseconds, never negative, at most ``weight * best_ms``.
     """
     ratio = incumbent / np.maximum(np.asarray(samples, dtype=np.float64), incumbent)
     return np.asarray(weight * best_ms * (1.0 - ratio), dtype=np.float64)
@@ -73,12 +86,23 @@ def exploration_constant(initial_ms: float) -> float:
 def ucb(
     gains_ms: npt.ArrayLike, n_slots: npt.ArrayLike, n_slots_total: int, c: float
 ) -> FloatArray:
-    """Return the paper's upper confidence bound, gain + sqrt(C ln T / n), in ms, shape (k,).
+    """Return the paper's upper confidence bound, gain + sqrt(C ln T / n), in ms.
 
-    Of the expected gains of each arm's next slot, the occurrence weight included, and of the
-    slots that each has had, of shape (k,) each; ``inf`` for an arm that was never played. T are
-    the slots of all arms ever, finished ones and the warm-up included; for ``c`` see
-    :func:`exploration_constant`.
+    Parameters
+    ----------
+    gains_ms : array_like of shape (k,)
+        Expected gain of the next slot, the occurrence weight included.
+    n_slots : array_like of shape (k,)
+        Slots that each arm has had.
+    n_slots_total : int
+        Slots of all arms ever, finished ones and the warm-up included.
+    c : float
+        See :func:`exploration_constant`.
+
+    Returns
+    -------
+    ndarray of shape (k,)
+        ``inf`` for an arm that was never played.
     """
     played = np.asarray(n_slots, dtype=np.float64)
     log_total = np.log(max(n_slots_total, 1))
@@ -124,11 +148,20 @@ def epsilon_greedy(
 
 
 def softmax_probabilities(scores: FloatArray, temperature: float | None = None) -> FloatArray:
-    """Return the chance of each arm, proportional to exp(score / temperature), of shape (k,).
+    """Return the chance of each arm, proportional to exp(score / temperature).
 
-    ``scores``, of shape (k,), are ``nan`` for an arm that is not a choice: its chance is 0. The
-    temperature is in their unit; None takes their mean, which the paper leaves open. At 0 all
-    choices are alike.
+    Parameters
+    ----------
+    scores : ndarray of shape (k,)
+        ``nan`` for an arm that is not a choice: its chance is 0.
+    temperature : float or None, default None
+        In the unit of the scores; None takes their mean, which the paper leaves open.
+        At 0 all choices are alike.
+
+    Returns
+    -------
+    ndarray of shape (k,)
+        Sums to 1.
     """
     choice = ~np.isnan(scores)
     if not choice.any():

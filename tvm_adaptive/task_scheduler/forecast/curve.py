@@ -120,7 +120,11 @@ class CurveFamily:
     def basis(self, x: npt.ArrayLike, shape: npt.ArrayLike) -> FloatArray:
         """Return g(x; shape), positive and not decreasing in x, of shape (n,) or (s, n).
 
-        ``x``, of shape (n,), are trials, at least 1; ``shape`` has shape (p,) or (s, p).
+        Parameters
+        ----------
+        x : array_like of shape (n,)
+            Trials, at least 1.
+        shape : array_like of shape (p,) or (s, p)
         """
         shapes = np.asarray(shape, dtype=np.float64)
         columns = np.atleast_2d(shapes).T[:, :, None]
@@ -129,9 +133,14 @@ class CurveFamily:
         return np.asarray(g if shapes.ndim == 2 else g[0], dtype=np.float64)
 
     def evaluate(self, x: npt.ArrayLike, theta: npt.ArrayLike) -> FloatArray:
-        """Return f(x), of shape (n,) or (s, n), of trials ``x`` as in :meth:`basis`.
+        """Return f(x), of shape (n,) or (s, n).
 
-        ``theta``, of shape (1 + p,) or (s, 1 + p), is the amplitude, then the shape.
+        Parameters
+        ----------
+        x : array_like of shape (n,)
+            Trials, at least 1.
+        theta : array_like of shape (1 + p,) or (s, 1 + p)
+            Amplitude, then shape.
         """
         values = np.asarray(theta, dtype=np.float64)
         return np.asarray(values[..., :1] * self.basis(x, values[..., 1:]), dtype=np.float64)
@@ -147,9 +156,14 @@ class CurveFamily:
     ) -> tuple[FloatArray, FloatArray]:
         """Return the ranges of amplitudes; ``lower >= upper`` marks an impossible shape.
 
-        The curve has reached ``last``, the incumbent, at the last trial, where g is
-        ``basis_at_last``, of shape (s,). ``ceiling`` is the largest limit of the curve, or,
-        without a limit, value at the last trial.
+        Parameters
+        ----------
+        last : float
+            The incumbent: the curve has reached it at the last trial.
+        ceiling : float
+            The largest limit of the curve, or, without a limit, value at the last trial.
+        basis_at_last : array_like of shape (s,)
+            g at the last trial.
         """
         g = np.asarray(basis_at_last, dtype=np.float64)
         return last / g, np.full(g.shape, ceiling) if self.saturates else ceiling / g
