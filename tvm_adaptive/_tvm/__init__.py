@@ -112,6 +112,8 @@ _T = TypeVar("_T")
 SBlock: Any = getattr(s_tir, "SBlock", None) or tirx.SBlock
 SBlockRealize: Any = getattr(s_tir, "SBlockRealize", None) or tirx.SBlockRealize
 
+Constant: Any = type(relax.const(0.0))  # each version of TVM names it otherwise
+
 # A Python object that has passed through C++ comes back as a bare wrapper of the base
 # class. This table finds its Python side by the address of the C++ object, which owns the
 # Python side: an entry vanishes with the object.

@@ -246,7 +246,7 @@ def test_nothing_is_unpickled(record: str, model_file: Path, torch: Any, tmp_pat
 
 
 def test_weights_come_back_as_they_were(onnx: Any, onnx_models: Any, tmp_path: Path) -> None:
-    mod = relax_of_onnx(onnx_models["encoder"](onnx), {})
+    mod = relax_of_onnx(onnx_models["encoder"](onnx))
     save_module(mod, tmp_path)
     saved = json.loads((tmp_path / MODULE_FILE).read_text())
     assert len(saved["weights"]) > 10

@@ -11,7 +11,7 @@ from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models import Network, TIRWorkload, load_workload
 from tvm_adaptive.models.frontend.factory import is_factory, network_of_factory
 from tvm_adaptive.models.frontend.onnx_file import ONNX
-from tvm_adaptive.models.frontend.reader import Form, ModelReader, Numbers, Shapes
+from tvm_adaptive.models.frontend.reader import Form, ModelReader, Numbers
 from tvm_adaptive.models.frontend.sample import (
     Sample,
     numbers_of,
@@ -19,6 +19,7 @@ from tvm_adaptive.models.frontend.sample import (
     shapes_of_sample,
     with_sample,
 )
+from tvm_adaptive.models.frontend.shapes import Shapes
 from tvm_adaptive.models.frontend.torch_program import PROGRAM
 
 _NO_MODULE = "is no module that tvm.ir.save_json wrote with this version of TVM"

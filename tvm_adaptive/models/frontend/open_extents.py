@@ -8,6 +8,8 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
+from tvm_adaptive.models.network import shape_text
+
 # An open extent without a name; it belongs to its input and its place.
 NAMELESS = "?"
 
@@ -28,7 +30,7 @@ _MAX_CHANNELS = 4
 _BATCH_STEP = 3
 _MAX_PROPOSALS = 64
 
-_Key = tuple[str, int]
+Key = tuple[str, int]  # of an open extent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,11 +47,26 @@ class InputShape:
         return self.extents is None or any(isinstance(each, str) for each in self.extents)
 
     @property
+    def numbers(self) -> tuple[int, ...]:
+        """The extents that are numbers: all of them where none is open."""
+        return tuple(each for each in self.extents or () if isinstance(each, int))
+
+    @property
     def text(self) -> str:
-        """Return the shape in words: ``batchx3x?x?``."""
+        """The shape in words: ``batchx3x?x?``."""
         if self.extents is None:
             return "of any rank"
-        return "x".join(map(str, self.extents)) or "a single value"
+        return shape_text(self.extents) or "a single value"
+
+    def with_values(self, values: Mapping[Key, int]) -> InputShape:
+        """Return the shape with the open extents that have a value."""
+        if self.extents is None:
+            return self
+        found = (
+            values.get(key_of(self.name, place, each), each) if isinstance(each, str) else each
+            for place, each in enumerate(self.extents)
+        )
+        return InputShape(self.name, tuple(found))
 
 
 def open_message(
@@ -60,7 +77,7 @@ def open_message(
     listed = "; ".join(f"{each.name} is {each.text}" for each in found)
     nameless = any(NAMELESS in (each.extents or ()) for each in found)
     options = " ".join(
-        f"--input-shape {shlex.quote(f'{name}={shape_of(extents)}')}"
+        f"--input-shape {shlex.quote(f'{name}={shape_text(extents)}')}"
         for name, extents in proposal.items()
     )
     command = f"tvm-adaptive tune {shlex.quote(source)} {options}"
@@ -71,19 +88,14 @@ def open_message(
     )
 
 
-def shape_of(extents: Sequence[int]) -> str:
-    """Return a shape as the command line takes it."""
-    return "x".join(map(str, extents))
-
-
 def proposals(inputs: Sequence[InputShape]) -> Iterator[dict[str, tuple[int, ...]]]:
     """Yield shapes for the inputs that are open, the likeliest first.
 
     Extents of the same name are the same number. A batch is 1; images have sizes that
     published models take.
     """
-    choices: dict[tuple[_Key, ...], Sequence[tuple[int, ...]]] = {}
-    taken: set[_Key] = set()
+    choices: dict[tuple[Key, ...], Sequence[tuple[int, ...]]] = {}
+    taken: set[Key] = set()
     for each in inputs:
         for keys, values in _choices_of(each):
             if not taken.intersection(keys):
@@ -99,29 +111,21 @@ def proposals(inputs: Sequence[InputShape]) -> Iterator[dict[str, tuple[int, ...
 
     ranked = sorted(itertools.islice(indices, 100_000), key=unlikeliness)
     for chosen in ranked[:_MAX_PROPOSALS]:
-        values_of: dict[_Key, int] = {}
+        values_of: dict[Key, int] = {}
         for keys, index in zip(groups, chosen, strict=True):
             values_of.update(zip(keys, choices[keys][index], strict=True))
-        yield {each.name: _closed(each, values_of) for each in inputs if each.is_open}
+        opens = [each.with_values(values_of) for each in inputs if each.is_open]
+        yield {each.name: (1,) if each.extents is None else each.numbers for each in opens}
 
 
-def key_of(name: str, place: int, extent: str) -> _Key:
+def key_of(name: str, place: int, extent: str) -> Key:
     """Return what tells an open extent from others: its name, or its input and place."""
     return (name, place) if extent == NAMELESS else (extent, -1)
 
 
-def _closed(shape: InputShape, values: Mapping[_Key, int]) -> tuple[int, ...]:
-    if shape.extents is None:
-        return (1,)
-    return tuple(
-        extent if isinstance(extent, int) else values[key_of(shape.name, place, extent)]
-        for place, extent in enumerate(shape.extents)
-    )
-
-
 def _choices_of(
     shape: InputShape,
-) -> Iterator[tuple[tuple[_Key, ...], Sequence[tuple[int, ...]]]]:
+) -> Iterator[tuple[tuple[Key, ...], Sequence[tuple[int, ...]]]]:
     """Yield groups of open extents with the values that they may have together."""
     extents = shape.extents or ()
     height, width, channels = _image_places(extents)

@@ -11,8 +11,8 @@ from typing import Any
 
 from tvm_adaptive._tvm import IRModule
 from tvm_adaptive.errors import InvalidOptionError, as_invalid_option, summary_line
-from tvm_adaptive.models.frontend.reader import Array, Form, Inference, Shapes
-from tvm_adaptive.models.frontend.shapes import network_of_imported
+from tvm_adaptive.models.frontend.reader import Array, Form, Inference
+from tvm_adaptive.models.frontend.shapes import Shapes, network_of_imported
 from tvm_adaptive.models.frontend.torch_flat import FlatModel, flat_module, flat_program, quiet
 from tvm_adaptive.models.frontend.torch_import import relax_of_torch
 from tvm_adaptive.models.frontend.torch_shapes import with_fixed_shapes
