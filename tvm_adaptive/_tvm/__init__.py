@@ -341,6 +341,23 @@ def result_type_of(function: relax.Function) -> Any:
     return function.ret_ty if hasattr(function, "ret_ty") else function.ret_struct_info
 
 
+def with_body(function: relax.Function, body: Any, params: Any = None) -> relax.Function:
+    """Return a Relax function with another body, and other parameters if given."""
+    attributes = (result_type_of(function), function.is_pure, function.attrs)
+    return relax.Function(function.params if params is None else params, body, *attributes)
+
+
+def with_main(mod: IRModule, main: relax.Function) -> IRModule:
+    """Return a module with another function ``main``."""
+    return IRModule({**dict(mod.functions), mod.get_global_var("main"): main}, attrs=mod.attrs)
+
+
+def bindings_of(function: relax.Function) -> Iterator[Any]:
+    """Yield the bindings of a Relax function in their order."""
+    for block in function.body.blocks:
+        yield from block.bindings
+
+
 def buffer_of(region: Any) -> Any:
     """Return the buffer of a block's region, which TVM 0.26 names otherwise."""
     return region.source if hasattr(region, "source") else region.buffer

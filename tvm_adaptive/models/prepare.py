@@ -17,9 +17,9 @@ from tvm_adaptive._tvm import (
     ExtractedTask,
     IRModule,
     PassContext,
-    PrimFunc,
     Sequential,
     Target,
+    bindings_of,
     extract_tasks,
     has_blocks,
     relax,
@@ -96,17 +96,13 @@ def prepare(
 
 def extract(prepared: Prepared, target: Target) -> list[ExtractedTask]:
     """Return the distinct functions of a prepared network as tuning tasks."""
-    # Functions without blocks have no schedules.
-    tasks: list[ExtractedTask] = [
-        task for task in extract_tasks(prepared.mod, target) if has_blocks(_function_of(task))
-    ]
+    found: list[ExtractedTask] = []
+    for task in extract_tasks(prepared.mod, target):
+        (function,) = task.dispatched[0].functions.values()
+        if has_blocks(function):  # others have no schedules
+            found.append(task)
     # The order of a hash table would change with every process.
-    return sorted(tasks, key=lambda task: str(task.task_name))
-
-
-def _function_of(task: ExtractedTask) -> PrimFunc:
-    (function,) = task.dispatched[0].functions.values()
-    return function
+    return sorted(found, key=lambda task: str(task.task_name))
 
 
 def call_counts(mod: IRModule) -> Counter[str]:
@@ -125,12 +121,11 @@ def output_counts(mod: IRModule) -> dict[str, int]:
 def _calls(mod: IRModule) -> Iterator[relax.Call]:
     for function in mod.functions.values():
         if isinstance(function, relax.Function):
-            for block in function.body.blocks:
-                for binding in block.bindings:
-                    call: Any = getattr(binding, "value", None)
-                    is_call = isinstance(call, relax.Call)
-                    if is_call and getattr(call.op, "name", "") == "relax.call_tir":
-                        yield call
+            for binding in bindings_of(function):
+                call: Any = getattr(binding, "value", None)
+                is_call = isinstance(call, relax.Call)
+                if is_call and getattr(call.op, "name", "") == "relax.call_tir":
+                    yield call
 
 
 def is_gpu(target: Target) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tvm_adaptive._tvm import data_of_constant, handle, relax
+from tvm_adaptive._tvm import Constant, bindings_of, data_of_constant, handle, relax
 from tvm_adaptive.values.ranges import (
     ANY,
     COMPARISONS,
@@ -42,7 +42,7 @@ _LEAST_STEPS = 3
 # Indices up to it fit into what is no table; all numbers below are exact.
 _MOST = 2.0**31
 # Larger constants are weights, in which ranges say nothing.
-_MAX_CONSTANT = 1 << 22
+_MAXConstant = 1 << 22
 _MASK_NAME = re.compile(r".*masks?_?\d*", re.IGNORECASE)
 _LENGTH_NAME = re.compile(r".*(len|lens|lengths?)_?\d*", re.IGNORECASE)
 
@@ -104,10 +104,9 @@ class _Flow:
         self.steps: list[_Step] = []
         self._leaves: dict[int, Any] = {}  # constants and numbers
         self._known: dict[int, _Ranges] = {}  # of those that were asked for
-        for block in main.body.blocks:
-            for binding in block.bindings:
-                source = self._key(binding.value)
-                self.steps.append(_Step("same", binding, (source,), handle(binding.var)))
+        for binding in bindings_of(main):
+            source = self._key(binding.value)
+            self.steps.append(_Step("same", binding, (source,), handle(binding.var)))
         result = main.body.body
         parts = result.fields if isinstance(result, relax.Tuple) else [result]
         self.outputs = [self._key(each) for each in parts]
@@ -265,9 +264,9 @@ def _shape_of(expr: Any) -> list[int] | None:
 
 
 def _range_of_leaf(expr: Any) -> Range:
-    if isinstance(expr, _CONSTANT):
+    if isinstance(expr, Constant):
         value = data_of_constant(expr)
-        if not 0 < math.prod(int(extent) for extent in value.shape) <= _MAX_CONSTANT:
+        if not 0 < math.prod(int(extent) for extent in value.shape) <= _MAXConstant:
             return ANY
         array = value.numpy()
         return range_of(float(array.min()), float(array.max()))
@@ -276,9 +275,6 @@ def _range_of_leaf(expr: Any) -> Range:
     except (AttributeError, TypeError):  # a shape, a text
         return ANY
     return range_of(number, number)
-
-
-_CONSTANT = type(relax.const(0.0))
 
 
 def _result(step: _Step, ranges: Callable[[int], _Ranges]) -> _Ranges:

@@ -17,9 +17,10 @@ from tvm_adaptive._tvm import (
     mutator,
     relax,
     relax_transform,
-    result_type_of,
     save_json,
     tensor,
+    with_body,
+    with_main,
 )
 
 MODULE_FILE = "module.json"
@@ -37,17 +38,14 @@ def save_module(mod: IRModule, folder: Path) -> None:
         prefix += "_"
     lifting = _Lifting(mod, prefix)
     body = lifting.visit_expr(main.body)
-    weights = []
+    weights = {}
     with open(folder / WEIGHTS_FILE, "wb") as file:
         for variable, value in lifting.lifted:
             array = np.ascontiguousarray(value.numpy())
-            place = {"dtype": array.dtype.name, "shape": array.shape, "offset_bytes": file.tell()}
-            weights.append({"name": str(variable.name), **place})
+            weights[str(variable.name)] = (array.dtype.name, array.shape, file.tell())
             file.write(array.view(np.uint8).data)  # bfloat16 has no buffer of its own
     parameters = [*main.params, *(variable for variable, _ in lifting.lifted)]
-    bare = relax.Function(parameters, body, result_type_of(main), main.is_pure, main.attrs)
-    functions = {**dict(mod.functions.items()), mod.get_global_var("main"): bare}
-    text = str(save_json(IRModule(functions, attrs=mod.attrs)))
+    text = str(save_json(with_main(mod, with_body(main, body, parameters))))
     (folder / MODULE_FILE).write_text(json.dumps({"module": text, "weights": weights}))
 
 
@@ -56,10 +54,9 @@ def load_module(folder: Path) -> IRModule:
     saved = json.loads((folder / MODULE_FILE).read_text())
     mod = load_json(saved["module"])
     values = {}
-    for each in saved["weights"]:
-        offset, shape = each["offset_bytes"], tuple(each["shape"])
-        array = np.memmap(folder / WEIGHTS_FILE, each["dtype"], "r", offset, shape)
-        values[each["name"]] = tensor(array)
+    for name, (dtype, shape, offset_bytes) in saved["weights"].items():
+        array = np.memmap(folder / WEIGHTS_FILE, dtype, "r", offset_bytes, tuple(shape))
+        values[name] = tensor(array)
     return relax_transform.BindParams("main", values)(mod) if values else mod
 
 

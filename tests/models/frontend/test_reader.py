@@ -264,7 +264,7 @@ def test_weights_of_any_type_come_back(dtype: str, tmp_path: Path) -> None:
     mod = builder.get()
     save_module(mod, tmp_path)
     saved = json.loads((tmp_path / MODULE_FILE).read_text())
-    assert [each["dtype"] for each in saved["weights"]] == [dtype]
+    assert [kind for kind, _, _ in saved["weights"].values()] == [dtype]
     assert structural_hash(load_module(tmp_path)) == structural_hash(mod)
 
 

@@ -60,7 +60,7 @@ def dtype_of(value: Expr) -> str:
 
 def cast(builder: Any, value: Expr, dtype: str) -> Expr:
     """Return an expression in a type."""
-    value = builder.emit(value) if value.ty is None else value
+    value = value if hasattr(value.ty, "dtype") else builder.emit(value)
     return value if dtype_of(value) == dtype else builder.emit(relax.op.astype(value, dtype))
 
 
