@@ -8,19 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_adaptive._tvm import (
-    Constant,
-    IRModule,
-    Sequential,
-    bindings_of,
-    data_of_constant,
-    handle,
-    relax,
-    relax_transform,
-    tensor,
-    with_body,
-    with_main,
-)
+from tvm_adaptive import _tvm
+from tvm_adaptive._tvm import Constant, IRModule, Sequential, handle, relax, relax_transform
 
 Array = npt.NDArray[Any]
 
@@ -54,7 +43,7 @@ class _Constants:
         self.left: list[Any] = []  # bindings that are not computed yet, in their order
         self._left: set[int] = set()  # handles of their variables
         self.has_calls = False  # whether operations are among them
-        for binding in bindings_of(mod["main"]):
+        for binding in _tvm.bindings_of(mod["main"]):
             if isinstance(binding, relax.VarBinding):
                 self._visit(binding)
 
@@ -90,13 +79,13 @@ class _Constants:
         for argument in value.args:
             known = self.values.get(handle(argument), argument)
             if isinstance(known, Constant):
-                arguments.append(data_of_constant(known).numpy())
+                arguments.append(_tvm.data_of_constant(known).numpy())
             elif isinstance(getattr(known, "value", None), float):
                 arguments.append(np.asarray(known.value, str(known.ty.dtype)))
             elif not isinstance(known, relax.ShapeExpr):
                 return None
         found = _folded(value, name, arguments)
-        return None if found is None else relax.const(tensor(found))
+        return None if found is None else relax.const(_tvm.tensor(found))
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -123,8 +112,8 @@ def _compiled(mod: IRModule, constants: _Constants) -> dict[int, Any]:
             variables = [binding.var for binding in constants.left]
             outputs = builder.emit_output(relax.Tuple(variables))
         builder.emit_func_output(outputs)
-    folded = relax_transform.FoldConstant()(with_main(mod, builder.get()["main"]))["main"]
-    bound = {handle(binding.var): binding.value for binding in bindings_of(folded)}
+    folded = relax_transform.FoldConstant()(_tvm.with_main(mod, builder.get()["main"]))["main"]
+    bound = {handle(binding.var): binding.value for binding in _tvm.bindings_of(folded)}
     results = {}
     fields = bound[handle(folded.body.body)].fields
     for binding, field in zip(constants.left, fields, strict=True):
@@ -140,7 +129,7 @@ def _with_arguments(mod: IRModule, constants: _Constants) -> Iterator[Any]:
     """Yield the bindings that are left, and those of the constants that they use."""
     used = {handle(leaf) for binding in constants.left for leaf in _leaves(binding.value)}
     left = {handle(binding.var) for binding in constants.left}
-    for binding in bindings_of(mod["main"]):
+    for binding in _tvm.bindings_of(mod["main"]):
         key = handle(binding.var)
         if key in left:
             yield binding
@@ -160,7 +149,7 @@ def _with_values(mod: IRModule, values: dict[int, Any]) -> IRModule:
     main = mod["main"]
     blocks = [type(block)(list(map(bound, block.bindings))) for block in main.body.blocks]
     body = relax.SeqExpr(blocks, main.body.body)
-    return relax_transform.Normalize()(with_main(mod, with_body(main, body)))
+    return relax_transform.Normalize()(_tvm.with_main(mod, _tvm.with_body(main, body)))
 
 
 def _ints(values: Any) -> Any:

@@ -8,20 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tvm_adaptive._tvm import (
-    IRModule,
-    PyExprMutator,
-    Tensor,
-    data_of_constant,
-    load_json,
-    mutator,
-    relax,
-    relax_transform,
-    save_json,
-    tensor,
-    with_body,
-    with_main,
-)
+from tvm_adaptive import _tvm
+from tvm_adaptive._tvm import IRModule, Tensor, relax
 
 MODULE_FILE = "module.json"
 WEIGHTS_FILE = "weights.bin"
@@ -45,23 +33,23 @@ def save_module(mod: IRModule, folder: Path) -> None:
             weights[str(variable.name)] = (array.dtype.name, array.shape, file.tell())
             file.write(array.view(np.uint8).data)  # bfloat16 has no buffer of its own
     parameters = [*main.params, *(variable for variable, _ in lifting.lifted)]
-    text = str(save_json(with_main(mod, with_body(main, body, parameters))))
+    text = str(_tvm.save_json(_tvm.with_main(mod, _tvm.with_body(main, body, parameters))))
     (folder / MODULE_FILE).write_text(json.dumps({"module": text, "weights": weights}))
 
 
 def load_module(folder: Path) -> IRModule:
     """Read a module that :func:`save_module` wrote."""
     saved = json.loads((folder / MODULE_FILE).read_text())
-    mod = load_json(saved["module"])
+    mod = _tvm.load_json(saved["module"])
     values = {}
     for name, (dtype, shape, offset_bytes) in saved["weights"].items():
         array = np.memmap(folder / WEIGHTS_FILE, dtype, "r", offset_bytes, tuple(shape))
-        values[name] = tensor(array)
-    return relax_transform.BindParams("main", values)(mod) if values else mod
+        values[name] = _tvm.tensor(array)
+    return _tvm.relax_transform.BindParams("main", values)(mod) if values else mod
 
 
-@mutator
-class _Lifting(PyExprMutator):  # type: ignore[misc]
+@_tvm.mutator
+class _Lifting(_tvm.PyExprMutator):  # type: ignore[misc]
     """Put a variable in the place of each large constant."""
 
     def __init__(self, mod: IRModule, prefix: str) -> None:
@@ -71,7 +59,7 @@ class _Lifting(PyExprMutator):  # type: ignore[misc]
 
     def visit_generic_const_(self, op: Any) -> Any:
         """Visit a constant, as TVM 0.27 calls it."""
-        value = data_of_constant(op)
+        value = _tvm.data_of_constant(op)
         if not isinstance(value, Tensor) or _n_bytes(value) < _MIN_BYTES:
             return op
         variable = relax.Var(f"{self.prefix}{len(self.lifted)}", op.ty)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.metadata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -107,18 +105,10 @@ def open_session(path: Path, inputs: Sequence[Array], n_threads: int | None) -> 
     )
 
 
-def _framework() -> str:
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return f"ONNX Runtime {importlib.metadata.version('onnxruntime')}"
-    return "ONNX Runtime"
-
-
 ONNX = Form(
     read_onnx,
     _MISFIT,
-    "onnx",
-    "'tvm-adaptive[onnx]'",
-    _framework,
+    *("onnx", "'tvm-adaptive[onnx]'", ("ONNX Runtime", "onnxruntime")),
     open_session,
     takes_numbers=True,
     beside=True,

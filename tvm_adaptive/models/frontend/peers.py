@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import importlib.util
 import statistics
 import time
@@ -18,7 +17,13 @@ import numpy as np
 
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.frontend.onnx_file import open_session
-from tvm_adaptive.models.frontend.reader import Array, Inference, Opener, limit_memory
+from tvm_adaptive.models.frontend.reader import (
+    Array,
+    Inference,
+    Opener,
+    framework_version,
+    limit_memory,
+)
 from tvm_adaptive.models.frontend.torch_program import load_program, open_program
 from tvm_adaptive.models.run import NETWORK_REPEAT_MS
 from tvm_adaptive.workers.scratch import ScratchFolder
@@ -43,10 +48,7 @@ class Peer:
     @property
     def framework(self) -> str:
         """Name and version."""
-        try:
-            return f"{self.title} {importlib.metadata.version(self.package)}"
-        except importlib.metadata.PackageNotFoundError:
-            return self.title
+        return framework_version(self.title, self.package)
 
 
 def open_exported(path: Path, inputs: Sequence[Array], n_threads: int | None) -> Inference:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib.metadata
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -57,6 +58,13 @@ class Inference(NamedTuple):
 Opener: TypeAlias = Callable[[Path, Sequence[Array], int | None], Inference]
 
 
+def framework_version(title: str, package: str) -> str:
+    """Return the name of a framework, with its version if its package is installed."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return f"{title} {importlib.metadata.version(package)}"
+    return title
+
+
 @dataclasses.dataclass(frozen=True)
 class Form:
     """A kind of model file; its functions run in a worker."""
@@ -67,8 +75,8 @@ class Form:
     misfit: str  # what to say of a file that is of another kind or damaged: ``"is no ... "``
     package: str = ""  # that reads it, if any, and what pip calls it
     install: str = ""
-    # Name and version of the framework that computes the original outputs; runs in the tuner.
-    framework: Callable[[], str] | None = None
+    # The framework that computes the original outputs, and its package.
+    framework: tuple[str, str] | None = None
     open: Opener | None = None  # in that framework
     takes_numbers: bool = False  # ``read`` has a keyword ``numbers``: inputs that decide branches
     beside: bool = False  # whether weights may be in other files of the same folder
@@ -127,7 +135,7 @@ class ModelReader:
             return None
         run = functools.partial(self._run, form, path, limits)
         return Original(
-            *(form.framework(), run, self.close),
+            *(framework_version(*form.framework), run, self.close),
             file=lambda _folder: path,
             memory_bytes=limits.memory_bytes,
         )

@@ -7,16 +7,10 @@ from typing import Any, TypeAlias
 
 from tvm_adaptive._tvm import IRModule, bind_symbols
 from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.models import network
 from tvm_adaptive.models.frontend import open_extents
 from tvm_adaptive.models.frontend.open_extents import InputShape
-from tvm_adaptive.models.network import (
-    Network,
-    Original,
-    extents_of,
-    main_of,
-    network_of_relax,
-    shape_text,
-)
+from tvm_adaptive.models.network import Network, Original, shape_text
 
 Shapes: TypeAlias = Mapping[str, Sequence[int]]
 
@@ -63,17 +57,19 @@ def network_of_imported(
         # What is given already belongs to the command, too.
         proposal = {**given, **next(open_extents.proposals(chosen))}
         raise InvalidOptionError(open_extents.open_message(source or name, chosen, proposal))
-    return network_of_relax(name, fixed, weights, original)
+    return network.network_of_relax(name, fixed, weights, original)
 
 
 def _declared(mod: IRModule, weights: Mapping[str, Any]) -> dict[str, InputShape]:
     """Return the shapes of the inputs of ``main``."""
     found = {}
-    for variable in main_of(mod).params:
+    for variable in network.main_of(mod).params:
         key = str(variable.name)
         if key not in weights:
             shape = getattr(variable.ty, "shape", None)
-            found[key] = InputShape(key, None if shape is None else tuple(extents_of(shape)))
+            found[key] = InputShape(
+                key, None if shape is None else tuple(network.extents_of(shape))
+            )
     return found
 
 

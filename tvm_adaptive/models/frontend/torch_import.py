@@ -7,6 +7,7 @@ which traces the module. If all fail, one message tells why each did.
 from __future__ import annotations
 
 import collections
+import functools
 import importlib.util
 import logging
 import string
@@ -39,14 +40,12 @@ def relax_of_torch(source: str, model: FlatModel, unexported: str = "") -> IRMod
     ``unexported`` says why the model is no program of ``torch.export``.
     """
     ways: dict[str, Callable[[FlatModel], IRModule]] = {
-        "TVM's importer": _by_program,
-        "torch.onnx.export": _by_onnx,
-        "its older exporter (dynamo=False)": _by_trace,
+        **({"TVM's importer": _by_program} if model.program is not None else {}),
+        "torch.onnx.export": functools.partial(_by_onnx, dynamo=True),
+        "its older exporter (dynamo=False)": functools.partial(_by_onnx, dynamo=False),
     }
     reasons = [f"torch.export: {unexported}"] if unexported else []
     for name, convert in ways.items():
-        if model.program is None and convert is _by_program:
-            continue
         try:
             with quiet():
                 mod = convert(model)
@@ -162,20 +161,13 @@ def _dtype_of(tensor: Any) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _by_onnx(model: FlatModel) -> IRModule:
-    return _exported(model, model.program or model.module, dynamo=True)
-
-
-def _by_trace(model: FlatModel) -> IRModule:
-    return _exported(model, model.module, dynamo=False)
-
-
-def _exported(model: FlatModel, exported: Any, *, dynamo: bool) -> IRModule:
+def _by_onnx(model: FlatModel, *, dynamo: bool) -> IRModule:
     import torch
 
     for package in ("onnx", "onnxscript") if dynamo else ("onnx",):
         if importlib.util.find_spec(package) is None:
             raise InvalidOptionError(f"it needs {package}: pip install 'tvm-adaptive[torch]'")
+    exported = (model.program if dynamo else None) or model.module
     with ScratchFolder("onnx") as folder, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         path = folder / "net.onnx"
