@@ -88,10 +88,7 @@ def content_of(model: Any) -> str:
 
 
 def check_same_model(before: Mapping[str, Any], now: ModelSource, work_dir: Path) -> bool:
-    """Return whether a resumed run's model is known to be that of its first session.
-
-    Raises OtherModelError when it is known to be another one.
-    """
+    """Say if a resumed run's model is known to be the same; raise OtherModelError if it is not."""
     kind, _, digest = str(before.get("content") or "").rpartition(":")
     kind_now, _, digest_now = now.content.rpartition(":")
     shapes = before.get("input_shapes", now.input_shapes)

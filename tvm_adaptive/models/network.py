@@ -219,5 +219,5 @@ def extents_of(shape: Any) -> list[int | str]:
 
 
 def shape_text(extents: Sequence[int | str]) -> str:
-    """Return a shape as the command line takes it: ``1x3x224x224``."""
-    return "x".join(str(extent) for extent in extents)
+    """Return a shape as the command line takes it, ``1x3x224x224``, or in words."""
+    return "x".join(map(str, extents)) or "a single value"

@@ -70,10 +70,22 @@ def load(
         When there is no such model, its file is damaged, its framework is not installed,
         TVM cannot express it, or a shape stays dynamic; the message says what to do.
     """
-    shapes = dict(input_shapes or {})
-    if inputs is not None:
-        return _load_with(what, shapes, inputs, reader)
-    return _load(what, shapes, {}, reader)
+    shapes: Shapes = dict(input_shapes or {})
+    if inputs is None:
+        return _load(what, shapes, {}, reader)
+    source = "inputs" if isinstance(inputs, Mapping) else str(inputs)
+    arrays = sample.read_sample(inputs)
+    if Path(what).suffix in FORMATS or is_factory(what):  # others have fixed shapes
+        shapes = sample.shapes_of_sample(arrays, shapes, source)
+    found = _load(what, shapes, sample.numbers_of(arrays), reader)
+    if not isinstance(found, Network):
+        raise InvalidOptionError(f"{what} is an operator; it takes no inputs of your own.")
+    try:
+        return sample.with_sample(found, arrays, source)
+    except InvalidOptionError:
+        if found.original is not None:
+            found.original.close()
+        raise
 
 
 def _load(
@@ -93,23 +105,6 @@ def _load(
             f"{error} A model of your own is a file that ends in {', '.join(FORMATS)}, or "
             "package.module:factory."
         ) from error
-
-
-def _load_with(what: str, shapes: Shapes, inputs: Sample, reader: ModelReader | None) -> Network:
-    """Load a network and give it the user's inputs."""
-    source = "inputs" if isinstance(inputs, Mapping) else str(inputs)
-    arrays = sample.read_sample(inputs)
-    if Path(what).suffix in FORMATS or is_factory(what):  # others have fixed shapes
-        shapes = sample.shapes_of_sample(arrays, shapes, source)
-    found = _load(what, shapes, sample.numbers_of(arrays), reader)
-    if not isinstance(found, Network):
-        raise InvalidOptionError(f"{what} is an operator; it takes no inputs of your own.")
-    try:
-        return sample.with_sample(found, arrays, source)
-    except InvalidOptionError:
-        if found.original is not None:
-            found.original.close()
-        raise
 
 
 def _read(path: Path, shapes: Shapes, numbers: Numbers, reader: ModelReader | None) -> Network:

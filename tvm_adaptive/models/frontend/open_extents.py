@@ -56,7 +56,7 @@ class InputShape:
         """The shape in words: ``batchx3x?x?``."""
         if self.extents is None:
             return "of any rank"
-        return shape_text(self.extents) or "a single value"
+        return shape_text(self.extents)
 
     def with_values(self, values: Mapping[Key, int]) -> InputShape:
         """Return the shape with the open extents that have a value."""
@@ -89,11 +89,7 @@ def open_message(
 
 
 def proposals(inputs: Sequence[InputShape]) -> Iterator[dict[str, tuple[int, ...]]]:
-    """Yield shapes for the inputs that are open, the likeliest first.
-
-    Extents of the same name are the same number. A batch is 1; images have sizes that
-    published models take.
-    """
+    """Yield shapes for the inputs that are open, the likeliest first."""
     choices: dict[tuple[Key, ...], Sequence[tuple[int, ...]]] = {}
     taken: set[Key] = set()
     for each in inputs:

@@ -16,14 +16,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.models.frontend import reader
 from tvm_adaptive.models.frontend.onnx_file import open_session
-from tvm_adaptive.models.frontend.reader import (
-    Array,
-    Inference,
-    Opener,
-    framework_version,
-    limit_memory,
-)
+from tvm_adaptive.models.frontend.reader import Array, Inference, Opener
 from tvm_adaptive.models.frontend.torch_program import load_program, open_program
 from tvm_adaptive.models.run import NETWORK_REPEAT_MS
 from tvm_adaptive.workers.scratch import ScratchFolder
@@ -48,7 +43,7 @@ class Peer:
     @property
     def framework(self) -> str:
         """Name and version."""
-        return framework_version(self.title, self.package)
+        return reader.framework_version(self.title, self.package)
 
 
 def open_exported(path: Path, inputs: Sequence[Array], n_threads: int | None) -> Inference:
@@ -117,17 +112,14 @@ def open_peer(
 ) -> list[Array]:
     """Open a model file in a framework, for ``time_peer``; return the outputs."""
     if memory_bytes is not None:
-        limit_memory(memory_bytes)
+        reader.limit_memory(memory_bytes)
     inference = PEERS[name].open[path.suffix](path, inputs, n_threads)
     _Opened.inference = inference
     return inference.outputs(inference.run())
 
 
 def time_peer(seconds: float) -> float:
-    """Return the median seconds per inference of repeats that last ``seconds`` in all.
-
-    The repeats are as long as those of the tuned library.
-    """
+    """Return the median seconds per inference of repeats, as long as the tuned library's."""
     assert _Opened.inference is not None, "open_peer comes first"
     run = _Opened.inference.run
     # A slow inference is warm after its first run.

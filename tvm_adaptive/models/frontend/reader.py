@@ -92,10 +92,7 @@ class Limits:
 
 
 class ModelReader:
-    """A worker that reads model files, and runs them in their own frameworks.
-
-    It starts when it is first needed, and again after a file that ended it.
-    """
+    """A worker, started when needed, that reads model files and runs them in their frameworks."""
 
     def __init__(self) -> None:
         self._pool = WorkerPool(1, env=READER_ENV, modules=(__name__,))

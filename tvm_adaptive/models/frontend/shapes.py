@@ -42,10 +42,7 @@ def network_of_imported(
     original: Original | None = None,
     source: str | None = None,
 ) -> Network:
-    """Return an imported module as a network, its inputs fixed to shapes.
-
-    ``source`` is what the command line calls it.
-    """
+    """Return a module, which the command line calls ``source``, with inputs fixed to shapes."""
     weights = params or {}
     given, values = matched(_declared(mod, weights), shapes, name)
     symbols = {symbol: value for (symbol, _), value in values.items()}

@@ -35,10 +35,7 @@ _DATA_DEPENDENT = "might cause the trace to be incorrect"
 
 
 def relax_of_torch(source: str, model: FlatModel, unexported: str = "") -> IRModule:
-    """Translate a model; raise InvalidOptionError with what stands in the way of each way.
-
-    ``unexported`` says why the model is no program of ``torch.export``.
-    """
+    """Translate a model; raise InvalidOptionError with what stands in the way of each way."""
     ways: dict[str, Callable[[FlatModel], IRModule]] = {
         **({"TVM's importer": _by_program} if model.program is not None else {}),
         "torch.onnx.export": functools.partial(_by_onnx, dynamo=True),
@@ -77,10 +74,7 @@ def _by_program(model: FlatModel) -> IRModule:
 
 
 def _core_program(program: Any) -> Any:
-    """Return a program of PyTorch's core operators, from the user's tensors to their results.
-
-    What it writes to buffers and inputs, what it only checks, and what is no tensor is dropped.
-    """
+    """Return a program of core operators that only computes the user's results, of tensors."""
     from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 
     core = program.run_decompositions()
@@ -206,10 +200,9 @@ def _has_other_shape(found: Any, tensor: Any) -> bool:
 
 
 def _mismatch(found: Any, tensor: Any) -> str:
-    shapes = ["unknown" if found.shape is None else shape_text(extents_of(found.shape))]
-    shapes.append(shape_text(list(tensor.shape)))
-    shape, expected = (each or "a single value" for each in shapes)
-    return f"is {found.dtype} {shape}, but {_dtype_of(tensor)} {expected} in PyTorch"
+    shape = "unknown" if found.shape is None else shape_text(extents_of(found.shape))
+    expected = f"{_dtype_of(tensor)} {shape_text(list(tensor.shape))}"
+    return f"is {found.dtype} {shape}, but {expected} in PyTorch"
 
 
 def _reason_of(error: BaseException) -> str:
