@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm_adaptive._tvm import IRModule, relax, relax_patterns, te, topi
@@ -64,17 +65,10 @@ def _transposed_convolution(builder: Any, call: Any) -> Any:
     data, kernel = call.args
     data = _moved(builder, data, layouts[0], "NHWC")
     kernel = _moved(builder, kernel, layouts[1], "HWIO")
-    result = builder.emit_te(
-        _conv2d_transpose_nhwc,
-        data,
-        kernel,
-        strides=_ints(attrs.strides),
-        padding=_ints(attrs.padding),
-        output_padding=_ints(attrs.output_padding),
-        dilation=_ints(attrs.dilation),
-        groups=int(attrs.groups),
-        primfunc_name_hint="conv2d_transpose",
-    )
+    names = ("strides", "padding", "output_padding", "dilation")
+    numbers = {name: [int(each) for each in getattr(attrs, name)] for name in names}
+    compute = functools.partial(_conv2d_transpose_nhwc, **numbers, groups=int(attrs.groups))
+    result = builder.emit_te(compute, data, kernel, primfunc_name_hint="conv2d_transpose")
     return _moved(builder, result, "NHWC", layouts[2])
 
 
@@ -92,10 +86,10 @@ def _conv2d_transpose_nhwc(
     data: Any,
     kernel: Any,
     *,
-    strides: tuple[int, ...],
-    padding: tuple[int, ...],
-    output_padding: tuple[int, ...],
-    dilation: tuple[int, ...],
+    strides: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    dilation: Sequence[int],
     groups: int,
 ) -> Any:
     """Return a convolution of data with zeros between its elements; the kernel is mirrored."""
@@ -129,10 +123,6 @@ def _conv2d_transpose_nhwc(
         return te.sum(value * kernel[mirrored[0], mirrored[1], channel, out], axis=[rh, rw, rc])
 
     return te.compute((n, height, width, c_out * groups), element, name="conv2d_transpose_nhwc")
-
-
-def _ints(values: Any) -> tuple[int, ...]:
-    return tuple(int(value) for value in values)
 
 
 def _for_float32(

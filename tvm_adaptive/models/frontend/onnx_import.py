@@ -29,10 +29,6 @@ _CONTROL_REASON = (
 )
 
 
-class _UnknownTypeError(Exception):
-    """The result of an operator that cannot be converted has no known type."""
-
-
 def relax_of_graph(path: Path, model: Any) -> IRModule:
     """Translate a graph with fixed shapes; raise InvalidOptionError with all that is missing."""
     converters = _converters()
@@ -126,14 +122,11 @@ class _Conversion:
         return guarded
 
     def _placeholder(self, builder: Any, node: Any) -> Any:
-        """Return something of the type of a node's results, so that the rest can be checked."""
+        """Return something of a node's type, to check the rest; KeyError if it is not known."""
         if self._types is None:
             self._types = _inferred_types(self._model)
-        results = []
-        for name in filter(None, node.output):
-            if name not in self._types:
-                raise _UnknownTypeError(onnx_graph.name_of(node))
-            results.append(builder.normalize(relax.op.zeros(*self._types[name])))
+        types = [self._types[name] for name in node.output if name]
+        results = [builder.normalize(relax.op.zeros(*each)) for each in types]
         return results[0] if len(results) == 1 else relax.Tuple(results)
 
 

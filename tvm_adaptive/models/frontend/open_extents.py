@@ -13,19 +13,25 @@ from tvm_adaptive.models.network import shape_text
 # An open extent without a name; it belongs to its input and its place.
 NAMELESS = "?"
 
-_BATCH = re.compile(r"(n|b|bs|bsz|(.*[^a-z])?batch([^a-z].*)?|batch_?size.*|num_?(images|samples))")
-_CHANNELS = re.compile(r"(c|(.*[^a-z])?channels?([^a-z].*)?)")
-_HEIGHT = re.compile(r"(h|(.*[^a-z])?(height|rows)([^a-z].*)?)")
-_WIDTH = re.compile(r"(w|(.*[^a-z])?(width|cols|columns)([^a-z].*)?)")
-_LENGTH = re.compile(r".*(seq|length|len|token|time|frame|sample|words|chunk).*")
-
 # What published models take: classifiers, detectors, lines of text.
 _SIZES = ((224, 224), (320, 320), (640, 640), (48, 320), (48, 192), (32, 320), (256, 256), (64, 64))
+_HEIGHTS, _WIDTHS = (tuple(dict.fromkeys(each)) for each in zip(*_SIZES, strict=True))
 # Words, frames of sound at 16 kHz, spectrograms.
 _LENGTHS = (16, 128, 512, 576, 1, 80, 160, 256, 1024, 16000)
 _OTHERS = (1, 16, 128, 512, 576, 64, 80, 160, 224, 256)
 _CHANNEL_COUNTS = (3, 1)
 _MAX_CHANNELS = 4
+
+_BATCH = re.compile(r"(n|b|bs|bsz|(.*[^a-z])?batch([^a-z].*)?|batch_?size.*|num_?(images|samples))")
+_CHANNELS = re.compile(r"(c|(.*[^a-z])?channels?([^a-z].*)?)")
+# By names of extents; the first that fits counts.
+_LIKELY: dict[re.Pattern[str], tuple[int, ...]] = {
+    _BATCH: (1,),
+    _CHANNELS: _CHANNEL_COUNTS,
+    re.compile(r"(h|(.*[^a-z])?(height|rows)([^a-z].*)?)"): _HEIGHTS,
+    re.compile(r"(w|(.*[^a-z])?(width|cols|columns)([^a-z].*)?)"): _WIDTHS,
+    re.compile(r".*(seq|length|len|token|time|frame|sample|words|chunk).*"): _LENGTHS,
+}
 # Another length is likelier than a batch of several.
 _BATCH_STEP = 3
 _MAX_PROPOSALS = 64
@@ -140,7 +146,7 @@ def _choices_of(
         if place == channels:
             values = _CHANNEL_COUNTS
         elif place in (height, width):
-            values = tuple(dict.fromkeys(size[place == width] for size in _SIZES))
+            values = _WIDTHS if place == width else _HEIGHTS
         yield (key,), [(value,) for value in values]
 
 
@@ -159,14 +165,10 @@ def _image_places(extents: Sequence[int | str]) -> tuple[int, int, int]:
 
 def _values_of(name: str, place: int, rank: int) -> Sequence[int]:
     """Return likely values of an open extent."""
-    if _BATCH.fullmatch(name) and (place == 0 or len(name) > 1):
-        return (1,)
-    if _CHANNELS.fullmatch(name):
-        return _CHANNEL_COUNTS
-    if _HEIGHT.fullmatch(name) or _WIDTH.fullmatch(name):
-        return tuple(dict.fromkeys(size[bool(_WIDTH.fullmatch(name))] for size in _SIZES))
-    if _LENGTH.fullmatch(name):
-        return _LENGTHS
+    for pattern, values in _LIKELY.items():
+        # A single letter names a batch only in the first place.
+        if pattern.fullmatch(name) and (pattern is not _BATCH or place == 0 or len(name) > 1):
+            return values
     if place == 0 and rank > 1:
         # Almost always the batch, whatever an exporter calls it.
         return (1,) if rank > 2 else (1, *_OTHERS[1:])

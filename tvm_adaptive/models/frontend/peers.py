@@ -36,11 +36,6 @@ class Peer:
     open: Mapping[str, Opener]  # by the ending of the model's file
 
     @property
-    def is_installed(self) -> bool:
-        """Whether Python finds it."""
-        return importlib.util.find_spec(self.package) is not None
-
-    @property
     def framework(self) -> str:
         """Name and version."""
         return reader.framework_version(self.title, self.package)
@@ -97,7 +92,8 @@ def peer_names(text: str) -> list[str]:
 
 def check_installed(names: Sequence[str]) -> None:
     """Raise InvalidOptionError if the package of a peer is missing."""
-    if missing := [PEERS[name].package for name in names if not PEERS[name].is_installed]:
+    packages = [PEERS[name].package for name in names]
+    if missing := [each for each in packages if importlib.util.find_spec(each) is None]:
         raise InvalidOptionError(
             f"The peers need packages that are not installed: pip install {' '.join(missing)}."
         )
