@@ -151,9 +151,10 @@ def _written_out(node: Any, prefix: str, graph: Any, model: Any) -> list[Any] | 
     for output, value in zip(node.output, carried, strict=False):
         if output:
             result.append(helper.make_node("Identity", [value], [output]))
-    axis, axes = [_add(graph, f"{prefix}_axis", np.zeros(1, "int64"))], {}
-    if opset_of(model) < _AXES_AS_INPUT:
-        axis, axes = [], {"axes": [0]}
+    axis: list[str] = []
+    axes: dict[str, Any] = {"axes": [0]}
+    if opset_of(model) >= _AXES_AS_INPUT:
+        axis, axes = [_add(graph, f"{prefix}_axis", np.zeros(1, "int64"))], {}
     for output, values in zip(node.output[n_carried:], zip(*scanned, strict=True), strict=False):
         rows = [f"{value}_row_{output}" for value in values]
         for value, row in zip(values, rows, strict=True):

@@ -9,13 +9,8 @@ import numpy.typing as npt
 
 from tvm_adaptive._tvm import relax
 from tvm_adaptive._tvm.onnx_frontend import OnnxNode
-from tvm_adaptive.models.frontend.converters.values import (
-    Expr,
-    constant,
-    dtype_of,
-    known_number,
-    shape_of,
-)
+from tvm_adaptive.models.frontend.converters import values
+from tvm_adaptive.models.frontend.converters.values import Expr, constant, dtype_of, shape_of
 
 # The matrix of a longer one has more than 256 MB.
 _MAX_LENGTH = 4096
@@ -31,12 +26,12 @@ def convert_dft(node: OnnxNode) -> Expr:
         raise ValueError("an inverse transform of one side is not supported")
     axis = node.number("axis", 1)
     if node.opset >= 20:
-        axis = -2 if place_of_axis is None else known_number(place_of_axis, "axis")
+        axis = -2 if place_of_axis is None else values.known_number(place_of_axis, "axis")
     axis %= rank
     order = [place for place in range(rank - 1) if place != axis] + [axis, rank - 1]
     x = emit(op.permute_dims(x, order)) if order != list(range(rank)) else x
     if length is not None:
-        x = _resized(node.builder, x, known_number(length, "dft_length"))
+        x = _resized(node.builder, x, values.known_number(length, "dft_length"))
     *rest, n, parts = shape_of(x)
     matrix = dft_matrix(n, parts, is_inverse=is_inverse, is_onesided=is_onesided)
     flat = emit(op.reshape(x, [*rest, n * parts]))
@@ -54,10 +49,14 @@ def convert_stft(node: OnnxNode) -> Expr:
     if len(shape) == 3 and shape[2] == 2:
         raise ValueError("complex signals are not supported")
     signal = emit(op.reshape(signal, shape[:2]))
-    step = known_number(frame_step, "frame_step")
+    step = values.known_number(frame_step, "frame_step")
     if frame_length is None and window is None:
         raise ValueError("neither a window nor a frame_length is given")
-    n = shape_of(window)[0] if frame_length is None else known_number(frame_length, "frame_length")
+    n = (
+        shape_of(window)[0]
+        if frame_length is None
+        else values.known_number(frame_length, "frame_length")
+    )
     n_frames = 1 + (shape[1] - n) // step
     places = np.arange(n_frames)[:, None] * step + np.arange(n)
     frames = emit(op.take(signal, constant(places.reshape(-1), "int64"), axis=1))

@@ -11,14 +11,8 @@ import numpy as np
 
 from tvm_adaptive._tvm import relax
 from tvm_adaptive._tvm.onnx_frontend import OnnxNode
-from tvm_adaptive.models.frontend.converters.values import (
-    Array,
-    Expr,
-    constant,
-    dtype_of,
-    known,
-    shape_of,
-)
+from tvm_adaptive.models.frontend.converters import values
+from tvm_adaptive.models.frontend.converters.values import Array, Expr, constant, dtype_of, shape_of
 
 # Coordinates in which TVM's function for images agrees with ONNX's definition.
 _SAME = ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric")
@@ -62,10 +56,10 @@ def convert_resize(node: OnnxNode) -> Expr:
     )
     if node.opset < 11:
         mode = dataclasses.replace(mode, coordinates="asymmetric", rounding="floor")
-        given: list[Array | None] = [None, known(node.inputs[1], "scales"), None]
+        given: list[Array | None] = [None, values.known(node.inputs[1], "scales"), None]
     else:
         pairs = zip(node.inputs[1:4], ("roi", "scales", "sizes"), strict=True)
-        given = [None if value is None else known(value, name) for value, name in pairs]
+        given = [None if value is None else values.known(value, name) for value, name in pairs]
     axes = axes_of(node, *given)
     if node.opset >= 11 and "axes" not in attributes and _is_image(x, axes, mode):
         return node.by_tvm(operator="Resize")
@@ -76,7 +70,7 @@ def convert_upsample(node: OnnxNode) -> Expr:
     """Convert Upsample, the Resize of old models."""
     scales = node.attributes.get("scales")
     if scales is None:
-        scales = known(node.inputs[1], "scales")
+        scales = values.known(node.inputs[1], "scales")
     rest = {"mode": node.text("mode", "nearest")}
     inputs = [node.inputs[0], constant(scales, "float32")]
     return convert_resize(dataclasses.replace(node, inputs=inputs, attributes=rest, opset=10))
