@@ -68,7 +68,9 @@ class _Converter:
 
     def get_converter(self, opset: int) -> Callable[..., Any]:
         """Return the function that converts operators of a version."""
-        return lambda *given: self._convert(OnnxNode(self._operator, *given, opset=opset))
+        return lambda builder, inputs, attributes, scope: self._convert(
+            OnnxNode(self._operator, builder, inputs, attributes, scope, opset)
+        )
 
 
 def relax_of_onnx(model: Any, converters: dict[str, OnnxConverter] | None = None) -> IRModule:

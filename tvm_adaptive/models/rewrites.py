@@ -51,7 +51,9 @@ def legalizations(*, vector_math: bool) -> dict[str, Callable[[Any, Any], Any]]:
     4e-7, some three units in the last place. Other types stay as they are. One property is
     lost: ``erf`` of NaN is 1 (its GELU is still NaN).
     """
-    found = {"relax.nn.conv2d_transpose": _transposed_convolution}
+    found: dict[str, Callable[[Any, Any], Any]] = {
+        "relax.nn.conv2d_transpose": _transposed_convolution
+    }
     if vector_math:
         found |= {f"relax.{name}": _for_float32(name, *how) for name, how in _VECTORS.items()}
     return found
