@@ -112,6 +112,8 @@ _T = TypeVar("_T")
 SBlock: Any = getattr(s_tir, "SBlock", None) or tirx.SBlock
 SBlockRealize: Any = getattr(s_tir, "SBlockRealize", None) or tirx.SBlockRealize
 
+Constant: Any = type(relax.const(0.0))  # each version of TVM names it otherwise
+
 # A Python object that has passed through C++ comes back as a bare wrapper of the base
 # class. This table finds its Python side by the address of the C++ object, which owns the
 # Python side: an entry vanishes with the object.
@@ -324,6 +326,23 @@ def data_of_constant(constant: Any) -> Any:
 def result_type_of(function: relax.Function) -> Any:
     """Return the type of a function's result, which TVM 0.26 names otherwise."""
     return function.ret_ty if hasattr(function, "ret_ty") else function.ret_struct_info
+
+
+def with_body(function: relax.Function, body: Any, params: Any = None) -> relax.Function:
+    """Return a Relax function with another body, and other parameters if given."""
+    attributes = (result_type_of(function), function.is_pure, function.attrs)
+    return relax.Function(function.params if params is None else params, body, *attributes)
+
+
+def with_main(mod: IRModule, main: relax.Function) -> IRModule:
+    """Return a module with another function ``main``."""
+    return IRModule({**dict(mod.functions), mod.get_global_var("main"): main}, attrs=mod.attrs)
+
+
+def bindings_of(function: relax.Function) -> Iterator[Any]:
+    """Yield the bindings of a Relax function in their order."""
+    for block in function.body.blocks:
+        yield from block.bindings
 
 
 def buffer_of(region: Any) -> Any:
