@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.stats import spread_of_samples
-from tvm_adaptive.tuning.noise import NOISY_SPREAD, time_fixed_kernel
+from tvm_adaptive.tuning.doctor import NOISY_SPREAD, time_fixed_kernel
 
 _PACKAGES = ("apache-tvm", "apache-tvm-ffi", "tvm-adaptive", "numpy", "scikit-learn", "xgboost-cpu")
 

@@ -17,7 +17,7 @@ from tvm_adaptive.models.frontend import reader
 from tvm_adaptive.runner import local
 from tvm_adaptive.tuning import session
 from tvm_adaptive.workers import pool
-from tvm_adaptive.workers.fork_server import ForkServer, new_fork_server
+from tvm_adaptive.workers.fork_server import ForkServer
 
 # What the workers of runs, builders, runners and readers import.
 MODULES = (*session._WORKER_MODULES, *local._WORKER_MODULES, reader.__name__)
@@ -65,9 +65,9 @@ def _one_fork_server(_commands_without_torch: Path) -> Iterator[None]:
     first = _surroundings()
     kept = {first: _KeptServer(MODULES)}
 
-    def new_server(modules: Sequence[str]) -> ForkServer | None:
+    def new_server(modules: Sequence[str]) -> ForkServer:
         if not set(modules) <= set(MODULES):
-            return new_fork_server(modules)
+            return ForkServer(modules)
         here = _surroundings()
         if here not in kept:  # tests of a file often have a folder in common
             for other in set(kept) - {first}:
@@ -76,9 +76,8 @@ def _one_fork_server(_commands_without_torch: Path) -> Iterator[None]:
         return kept[here]
 
     with pytest.MonkeyPatch.context() as patch:
-        if new_fork_server(()) is not None:
-            for module in (session, pool):
-                patch.setattr(module, "new_fork_server", new_server)
+        for module in (session, pool):
+            patch.setattr(module, "ForkServer", new_server)
         yield
     for server in kept.values():
         ForkServer.close(server)

@@ -41,7 +41,6 @@ ADAPTERS = {
     "database/store_callback.py",
     "measure_callback/commit.py",
     "measure_callback/recorder.py",
-    "runner/futures.py",
     "runner/local.py",
     "runner/measure.py",
     "runner/playoff/finalist.py",

@@ -52,9 +52,9 @@ from tvm_adaptive.measure_callback.journal import Journal
 from tvm_adaptive.models import load_workload
 from tvm_adaptive.report.history import RunHistory
 from tvm_adaptive.search_strategy.schedules import knobs_of
-from tvm_adaptive.task_scheduler.arm_table import ArmTable
 from tvm_adaptive.task_scheduler.arms import Arm
 from tvm_adaptive.task_scheduler.policy import DynaTunePolicy
+from tvm_adaptive.task_scheduler.slot_queue import ArmTable
 from tvm_adaptive.tuning.prior_trials import restore
 from tvm_adaptive.tuning.target import resolve_target
 from tvm_adaptive.tuning.warm_start import RUN_STORE

@@ -22,13 +22,13 @@ from tvm.runtime import load_module
 from tvm.s_tir.meta_schedule.runner.utils import alloc_argument_common, run_evaluator_common
 
 from benchmarks.micro.runner import REFERENCE, WORKLOADS, random_candidates
+from tvm_adaptive.runner.evaluator import RACED, Race
 from tvm_adaptive.runner.measure import (
     RANDOM_FILL,
     MeasureOptions,
     give_threads_cores,
     measure_module,
 )
-from tvm_adaptive.runner.racing import RACED, Race
 from tvm_adaptive.runner.stopping import make_rule
 from tvm_adaptive.tuning.target import n_cores_of, resolve_target
 from tvm_adaptive.workers.cores import thread_env

@@ -8,7 +8,7 @@ import numpy as np
 
 from tvm_adaptive.task_scheduler.arms import Arm, Decision, best_so_far
 from tvm_adaptive.task_scheduler.index import argmax
-from tvm_adaptive.task_scheduler.warmup import WarmUp
+from tvm_adaptive.task_scheduler.stages import WarmUp
 from tvm_adaptive.testing.recording import Recording, TaskRecording
 from tvm_adaptive.testing.replay import draw
 from tvm_adaptive.values.trial import FloatArray

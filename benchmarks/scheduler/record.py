@@ -31,7 +31,7 @@ import tvm_adaptive
 from tvm_adaptive.cli.arguments import parse_duration
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import read_journal
-from tvm_adaptive.task_scheduler.retire import STUCK_TRIALS
+from tvm_adaptive.task_scheduler.stages import STUCK_TRIALS
 from tvm_adaptive.testing.recording import Recording, TaskRecording, save_recording
 from tvm_adaptive.tuning.config import DEFAULT, TuneConfig
 

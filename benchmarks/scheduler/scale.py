@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.scheduler.varied import varied_arms
-from tvm_adaptive.task_scheduler.arm_table import ArmTable
 from tvm_adaptive.task_scheduler.policy import DEFAULT, DynaTunePolicy
+from tvm_adaptive.task_scheduler.slot_queue import ArmTable
 from tvm_adaptive.testing.synthetic import SyntheticArm
 from tvm_adaptive.values.trial import FloatArray
 

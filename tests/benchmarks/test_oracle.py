@@ -7,7 +7,7 @@ import pytest
 from benchmarks.scheduler.metrics import mean_latency_ms
 from benchmarks.scheduler.oracle import OraclePolicy, future, steepest_rate
 from tvm_adaptive.task_scheduler.arms import Decision
-from tvm_adaptive.task_scheduler.warmup import WarmUp
+from tvm_adaptive.task_scheduler.stages import WarmUp
 from tvm_adaptive.testing.recording import Recording, TaskRecording
 from tvm_adaptive.testing.replay import replay
 from tvm_adaptive.testing.synthetic import SyntheticArm, record_arms

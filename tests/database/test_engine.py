@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from tests.database.conftest import drop_all
 from tests.database.test_store import task, trial
 from tvm_adaptive.database import engine as engines
-from tvm_adaptive.database import upgrade
+from tvm_adaptive.database import schema
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.errors import StoreError
 
@@ -62,7 +62,7 @@ def test_a_table_that_another_session_has_locked_is_an_error_soon(server: str) -
 def test_one_who_never_ends_making_the_tables_is_not_waited_for(server: str) -> None:
     other = sa.create_engine(server)
     with other.connect() as session:
-        session.execute(sa.select(sa.func.pg_advisory_xact_lock(upgrade._CREATE_LOCK)))
+        session.execute(sa.select(sa.func.pg_advisory_xact_lock(schema._CREATE_LOCK)))
         with pytest.raises(StoreError, match="lock timeout"):
             RecordStore(server)
         session.rollback()

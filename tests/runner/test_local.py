@@ -20,13 +20,12 @@ import pytest
 import tvm
 from tvm import te
 from tvm.s_tir.meta_schedule.arg_info import TensorInfo
-from tvm.s_tir.meta_schedule.runner import Runner, RunnerInput
+from tvm.s_tir.meta_schedule.runner import Runner, RunnerInput, RunnerResult
 from tvm.support.tar import tar
 
 from tvm_adaptive.errors import InvalidOptionError, is_machine_failure, is_out_of_time
 from tvm_adaptive.measure_callback.journal import Journal, read_journal
-from tvm_adaptive.runner.futures import FinishedFuture, PendingFuture
-from tvm_adaptive.runner.local import AdaptiveRunner
+from tvm_adaptive.runner.local import AdaptiveRunner, MeasurementFuture
 from tvm_adaptive.values.trial import Timing
 from tvm_adaptive.values.trial_log import TrialLog
 
@@ -435,12 +434,14 @@ def test_a_candidate_that_hangs_while_there_is_time_is_to_blame(make_runner):
 
 @pytest.mark.parametrize("left_sec", [0.05, 0.0, -3.0])
 def test_nobody_waits_for_a_device_longer_than_there_is_time(left_sec):
-    result = PendingFuture(Future(), lambda: left_sec).result()
+    result = MeasurementFuture(Future(), lambda: left_sec).result()
     assert is_out_of_time(result.error_msg)
 
 
 def test_a_result_is_waited_for_where_there_is_no_limit():
     for time_left in (None, lambda: float("inf")):
         answer = Future()
-        threading.Timer(0.05, answer.set_result, [FinishedFuture(2.0, None)]).start()
-        assert [float(sec) for sec in PendingFuture(answer, time_left).result().run_secs] == [2.0]
+        threading.Timer(0.05, answer.set_result, [RunnerResult([2.0], None)]).start()
+        assert [float(sec) for sec in MeasurementFuture(answer, time_left).result().run_secs] == [
+            2.0
+        ]

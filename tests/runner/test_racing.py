@@ -9,8 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tvm_adaptive.runner.evaluator import WARM_UP_SEC, evaluate
-from tvm_adaptive.runner.racing import BEHIND_FACTOR, HOPELESS_FACTOR, Race
+from tvm_adaptive.runner.evaluator import (
+    BEHIND_FACTOR,
+    HOPELESS_FACTOR,
+    WARM_UP_SEC,
+    Race,
+    evaluate,
+)
 from tvm_adaptive.runner.stopping import make_rule
 
 

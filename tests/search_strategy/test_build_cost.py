@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tvm_adaptive.search_strategy.build_cost import OTHER_SEC, BuildCost
 from tvm_adaptive.search_strategy.knobs import Choice, KnobSpace, Point, Tile
+from tvm_adaptive.search_strategy.surrogate_search import OTHER_SEC, BuildCost
 
 SPACE = KnobSpace([[Tile(256, 4), Choice((0.25,) * 4)]])
 

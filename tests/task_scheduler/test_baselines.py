@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import numpy as np
@@ -67,7 +68,8 @@ def test_patience_retires(make, rng):
     policy = make(patience_trials=200)
     decision = policy.choose([stuck, fresh], rng)
     assert (decision.arm, decision.retired) == (1, (0,))
-    assert policy.choose([stuck, fresh], rng).retired == ()
+    finished = dataclasses.replace(stuck, finished=True)
+    assert policy.choose([finished, fresh], rng).retired == ()
 
 
 @pytest.mark.parametrize("make", MAKERS)

@@ -14,7 +14,7 @@ from tvm_adaptive.task_scheduler.policy import (
     DynaTunePolicy,
     PolicyOptions,
 )
-from tvm_adaptive.task_scheduler.warmup import WarmUp
+from tvm_adaptive.task_scheduler.stages import WarmUp
 
 NAN = math.nan
 
@@ -142,7 +142,8 @@ def test_one_given_up_is_not_asked_again(rng):
     tuner = policy({1: 2.0})
     hopeless = arm([NAN] * 64, n_slots=5)
     assert tuner.choose([hopeless, arm([1.0])], rng).retired == (0,)
-    again = tuner.choose([hopeless, arm([1.0])], rng)
+    # Who carries out decisions finishes what they retire.
+    again = tuner.choose([dataclasses.replace(hopeless, finished=True), arm([1.0])], rng)
     assert (again.arm, again.retired) == (1, ())
     assert np.isnan(again.scores[0])
 

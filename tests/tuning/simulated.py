@@ -6,6 +6,7 @@ Search, cost model and task scheduler are the real ones.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from tvm_adaptive._tvm import (
     BuilderInput,
@@ -13,10 +14,11 @@ from tvm_adaptive._tvm import (
     PyBuilder,
     PyRunner,
     RunnerInput,
+    RunnerResult,
     derived_object,
     module_key,
 )
-from tvm_adaptive.runner.futures import FinishedFuture
+from tvm_adaptive.runner.local import MeasurementFuture
 from tvm_adaptive.values.trial_log import TrialLog
 
 
@@ -72,11 +74,15 @@ class SimulatedRunner(PyRunner):  # type: ignore[misc]
         self._latency_sec_of = latency_sec_of
         self._trial_sec = trial_sec
 
-    def run(self, runner_inputs: list[RunnerInput]) -> list[FinishedFuture]:
+    def run(self, runner_inputs: list[RunnerInput]) -> list[MeasurementFuture]:
         """Return the time of each artifact of a :class:`SimulatedBuilder`."""
         self._clock.seconds += self._trial_sec * len(runner_inputs)
         found = [self._latency_sec_of(int(str(each.artifact_path))) for each in runner_inputs]
-        return [
-            FinishedFuture(seconds, None if seconds is not None else "made to fail")
-            for seconds in found
-        ]
+        return [_measured(seconds) for seconds in found]
+
+
+def _measured(seconds: float | None) -> MeasurementFuture:
+    answer: Future[RunnerResult] = Future()
+    failed = RunnerResult(None, "made to fail")
+    answer.set_result(failed if seconds is None else RunnerResult([seconds], None))
+    return MeasurementFuture(answer)

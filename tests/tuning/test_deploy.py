@@ -24,8 +24,7 @@ from tvm_adaptive.measure_callback.history import read_history
 from tvm_adaptive.measure_callback.journal import read_journal
 from tvm_adaptive.models import run_exported
 from tvm_adaptive.tuning.config import FinishConfig, SearchConfig
-from tvm_adaptive.tuning.deploy import APPLY_FILE, apply
-from tvm_adaptive.tuning.loader_examples import Argument, cpp_example
+from tvm_adaptive.tuning.deploy import APPLY_FILE, apply, cpp_example
 from tvm_adaptive.tuning.target import resolve_target
 
 QUICK = TuneConfig(
@@ -154,7 +153,7 @@ def test_the_example_in_cpp_compiles_and_runs(run, tmp_path, monkeypatch):
 
 
 def test_the_example_in_cpp_takes_several_inputs():
-    text = cpp_example("net.so", [Argument("a", (1, 2), "int64"), Argument("b", (), "float32")])
+    text = cpp_example("net.so", [("a", (1, 2), "int64"), ("b", (), "float32")])
     assert 'Zeros({1, 2}, "int64"),\n      Zeros({}, "float32"));' in text
     assert "$" not in text.replace("$(", "").replace("$tvm", "")
 

@@ -30,11 +30,11 @@ from tvm_adaptive.errors import OUT_OF_TIME, OutOfTimeError, WorkerDiedError
 from tvm_adaptive.measure_callback import read_journal
 from tvm_adaptive.models import Network, extract, prepare, run_exported, transformer
 from tvm_adaptive.models.frontend import load
-from tvm_adaptive.tuning import network_check, operator_check, peers, source_of_difference
+from tvm_adaptive.tuning import library_check, network_check, peers
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.config import DEFAULT
+from tvm_adaptive.tuning.library_check import OperatorCheck
 from tvm_adaptive.tuning.network_check import NetworkCheck
-from tvm_adaptive.tuning.operator_check import OperatorCheck
 from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.session import RunOptions, Session, open_session
 from tvm_adaptive.workers.pool import Outcome
@@ -243,7 +243,7 @@ def test_a_function_that_cannot_be_compiled_any_more_costs_the_comparison(
         copy_record(make_record(tasks[0].dispatched[0], session.target, 1e-3), database)
         with OperatorCheck(session, tasks) as check:
             check.measure_untuned()
-            monkeypatch.setattr(operator_check, "schedule_tir", fail)
+            monkeypatch.setattr(library_check, "schedule_tir", fail)
             assert check.measure_tuned(database) is None
     assert (check.n_tuned, check.libraries) == (0, {})
     assert check.coverage == "0 of 1 functions tuned"
@@ -390,7 +390,8 @@ def test_the_search_for_a_function_costs_no_more_than_its_part_of_the_message(
 ) -> None:
     session = make_session(budget=Budget(left_sec, Clock()))
     prepared = prepare(network, session.target)
-    builds = (("untuned.so", "net.so"), [], "cpu")
-    found = source_of_difference.source_of_difference(session, pool, prepared, builds, set())
+    with NetworkCheck(session, network, prepared) as check:
+        check._pool.map = pool.map  # type: ignore[method-assign]
+        found = check.source_of_difference(Path("net.so"))
     assert text in found
     assert pool.limits_sec == ([] if left_sec < 1 else [left_sec])

@@ -21,13 +21,11 @@ from tvm_adaptive.database.engine import transaction
 from tvm_adaptive.database.location import (
     NO_STORE,
     USER_STORE,
-    open_store,
-    redacted_name,
     user_store,
 )
 from tvm_adaptive.database.metaschedule import task_of, trial_of
 from tvm_adaptive.database.records import StoredTask, StoredTrial, pack_features
-from tvm_adaptive.database.store import RecordStore
+from tvm_adaptive.database.store import RecordStore, open_store, redacted_name
 from tvm_adaptive.errors import StoreError
 from tvm_adaptive.search_strategy.knobs import KnobSpace, Tile
 from tvm_adaptive.search_strategy.transfer import TransferPool, transfer_record_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tvm_adaptive.database.url import displayed, url_of
+from tvm_adaptive.database.location import displayed, url_of
 from tvm_adaptive.tuning import warm_start
 from tvm_adaptive.tuning.prior_trials import WarmStart
 

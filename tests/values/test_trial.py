@@ -56,7 +56,7 @@ def test_exploration_accepts_both_ends(epsilon: float) -> None:
 
 def test_timing_goes_to_the_journal_whole() -> None:
     timing = Timing(1e-3, 1e-5, 300, 6, "precise", 0.4)
-    fields = timing.as_fields()
+    fields = dataclasses.asdict(timing)
     assert set(fields) == {field.name for field in dataclasses.fields(Timing)}
     assert json.loads(json.dumps(fields)) == fields
 

@@ -18,7 +18,7 @@ import pytest
 
 from tvm_adaptive.errors import MachineError
 from tvm_adaptive.workers.cores import usable_physical_cores
-from tvm_adaptive.workers.fork_server import ForkServer, new_fork_server
+from tvm_adaptive.workers.fork_server import ForkServer
 from tvm_adaptive.workers.main import HEADER, kill_worker
 from tvm_adaptive.workers.pool import WorkerPool
 from tvm_adaptive.workers.process import Worker
@@ -27,7 +27,6 @@ from tvm_adaptive.workers.process import Worker
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 TIMEOUT_SEC = 60.0
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
 
 
 @pytest.fixture
@@ -308,7 +307,7 @@ def test_answers_may_come_in_any_order(make_server, fake):
 
 def test_no_news_is_no_end(make_server):
     server = make_server()
-    worker, process = Worker(server=server), None
+    worker, process = Worker(server), None
     try:
         worker.send(os.getppid, ())
         while (answer := worker.receive()) is None:
@@ -348,9 +347,8 @@ def test_no_signal_to_what_is_no_worker(pid, monkeypatch):
     assert sent == []
 
 
-@pytest.mark.parametrize("is_forked", [True, False])
-def test_a_worker_that_has_ended_is_not_signalled_again(make_server, monkeypatch, is_forked):
-    worker = Worker(server=make_server() if is_forked else None)
+def test_a_worker_that_has_ended_is_not_signalled_again(make_server, monkeypatch):
+    worker = Worker(make_server())
     worker.send(os._exit, (0,))
     while not worker.has_ended():
         time.sleep(0.01)
@@ -443,8 +441,3 @@ def test_a_server_that_cannot_start_is_an_error_of_each_task(make_server, monkey
     outcome = run(make_server(), os.getpid)
     assert isinstance(outcome.error, MachineError)
     assert "could not be started" in str(outcome.error)
-
-
-def test_none_where_forking_is_not_safe(monkeypatch):
-    monkeypatch.setattr("tvm_adaptive.workers.fork_server._IS_AVAILABLE", False)
-    assert new_fork_server(["fractions"]) is None

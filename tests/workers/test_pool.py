@@ -92,15 +92,13 @@ def server():
     server.close()
 
 
-@pytest.fixture(params=["program", "forked"])
-def make_pool(request, server):
+@pytest.fixture
+def make_pool(server):
     pools = []
-    used = server if request.param == "forked" else None
 
     def make(max_workers=1, **options):
-        if used is not None:
-            used.start()
-        pools.append(WorkerPool(max_workers, server=used, **options))
+        server.start()
+        pools.append(WorkerPool(max_workers, server=server, **options))
         return pools[-1]
 
     yield make
@@ -524,24 +522,23 @@ def test_no_descriptor_is_left_open(make_pool):
     assert open_files() == before
 
 
-def test_killing_twice_is_harmless():
-    worker = Worker()
-    pid = worker._process.pid
+def test_killing_twice_is_harmless(server):
+    worker = Worker(server)
+    while (pid := worker._process.pid) is None:
+        time.sleep(0.01)
     worker.kill()
     worker.kill()
     assert gone(pid)
 
 
 @pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGTERM])
-@pytest.mark.parametrize("server", ["None", "ForkServer()"])
-def test_no_orphan_after_the_parent_dies(sig, server):
+def test_no_orphan_after_the_parent_dies(sig):
     program = f"""
         import os, runpy, time
         # The whole package takes seconds.
         runpy.run_path({worker_main.__file__!r})["defer_package"]("tvm_adaptive")
-        from tvm_adaptive.workers.fork_server import ForkServer
         from tvm_adaptive.workers.pool import WorkerPool
-        pool = WorkerPool(1, server={server})
+        pool = WorkerPool(1)
         print(pool.map(os.getpid, [()], 60.0)[0].value, flush=True)
         pool.map(time.sleep, [(1000,)], 2000.0)
     """

@@ -112,6 +112,8 @@ _T = TypeVar("_T")
 SBlock: Any = getattr(s_tir, "SBlock", None) or tirx.SBlock
 SBlockRealize: Any = getattr(s_tir, "SBlockRealize", None) or tirx.SBlockRealize
 
+Constant: Any = type(relax.const(0.0))  # each version of TVM names it otherwise
+
 # A Python object that has passed through C++ comes back as a bare wrapper of the base
 # class. This table finds its Python side by the address of the C++ object, which owns the
 # Python side: an entry vanishes with the object.
@@ -147,34 +149,26 @@ def python_side(obj: Any) -> Any | None:
     return _python_sides.get(handle(obj))
 
 
+def _hooks_of(kind: Any) -> Callable[[Any], Any]:
+    """Return a function that finds the hooks of a kind in an object; None in a stock object."""
+
+    def find(obj: Any) -> Any:
+        found = python_side(obj)
+        return found if isinstance(found, kind) else None
+
+    return find
+
+
+model_hooks: Callable[[Any], ModelHooks | None] = _hooks_of(ModelHooks)
+runner_hooks: Callable[[Any], RunnerHooks | None] = _hooks_of(RunnerHooks)
+scheduler_hooks: Callable[[Any], SchedulerHooks | None] = _hooks_of(SchedulerHooks)
+database_hooks: Callable[[Any], DatabaseHooks | None] = _hooks_of(DatabaseHooks)
+
+
 def search_hooks(strategy: Any) -> SearchHooks:
     """Return a search strategy's hooks for schedulers; without effect for a stock strategy."""
-    found = python_side(strategy)
-    return found if isinstance(found, SearchHooks) else NoSearchHooks()
-
-
-def model_hooks(cost_model: Any) -> ModelHooks | None:
-    """Return a cost model's hooks for searches and warm starts; None for a stock model."""
-    found = python_side(cost_model)
-    return found if isinstance(found, ModelHooks) else None
-
-
-def runner_hooks(runner: Any) -> RunnerHooks | None:
-    """Return a runner's hooks for task schedulers; None for a stock runner."""
-    found = python_side(runner)
-    return found if isinstance(found, RunnerHooks) else None
-
-
-def scheduler_hooks(task_scheduler: Any) -> SchedulerHooks | None:
-    """Return a task scheduler's hooks for warm starts; None for a stock scheduler."""
-    found = python_side(task_scheduler)
-    return found if isinstance(found, SchedulerHooks) else None
-
-
-def database_hooks(database: Any) -> DatabaseHooks | None:
-    """Return a database's hooks for large runs; None for a stock database."""
-    found = python_side(database)
-    return found if isinstance(found, DatabaseHooks) else None
+    found: SearchHooks | None = _hooks_of(SearchHooks)(strategy)
+    return NoSearchHooks() if found is None else found
 
 
 def exported(name: str) -> Callable[..., Any]:
@@ -222,11 +216,6 @@ def te_workload(name: str) -> IRModule:
     from tvm.s_tir.meta_schedule.testing import te_workload as workloads
 
     return IRModule({"main": workloads.create_te_workload(name, 0)})
-
-
-def bind_symbols(mod: IRModule, values: dict[str, int]) -> IRModule:
-    """Give symbols in the shapes of ``main`` their values."""
-    return relax_transform.BindSymbolicVars(values, "main")(mod)
 
 
 def parallel_product(size: int) -> IRModule:
@@ -342,6 +331,23 @@ def data_of_constant(constant: Any) -> Any:
 def result_type_of(function: relax.Function) -> Any:
     """Return the type of a function's result, which TVM 0.26 names otherwise."""
     return function.ret_ty if hasattr(function, "ret_ty") else function.ret_struct_info
+
+
+def with_body(function: relax.Function, body: Any, params: Any = None) -> relax.Function:
+    """Return a Relax function with another body, and other parameters if given."""
+    attributes = (result_type_of(function), function.is_pure, function.attrs)
+    return relax.Function(function.params if params is None else params, body, *attributes)
+
+
+def with_main(mod: IRModule, main: relax.Function) -> IRModule:
+    """Return a module with another function ``main``."""
+    return IRModule({**dict(mod.functions), mod.get_global_var("main"): main}, attrs=mod.attrs)
+
+
+def bindings_of(function: relax.Function) -> Iterator[Any]:
+    """Yield the bindings of a Relax function in their order."""
+    for block in function.body.blocks:
+        yield from block.bindings
 
 
 def buffer_of(region: Any) -> Any:

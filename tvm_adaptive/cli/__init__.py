@@ -14,9 +14,9 @@ import psutil
 
 import tvm_adaptive
 from tvm_adaptive.cli import apply, db, doctor, report, show, tune
-from tvm_adaptive.cli.codes import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK
-from tvm_adaptive.cli.console import flush_or_drop, unless_closed
+from tvm_adaptive.cli.console import EXIT_BAD_INPUT, EXIT_OK, flush_or_drop, unless_closed
 from tvm_adaptive.errors import AdaptiveError
+from tvm_adaptive.tuning.interrupts import EXIT_INTERRUPTED
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,7 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = _parser().parse_args(arguments)
         # A program's budget includes its start: importing TVM takes seconds.
-        options.spent_sec = 0.0 if arguments is not None else _age_sec()
+        age_sec = max(0.0, time.time() - psutil.Process().create_time())
+        options.spent_sec = 0.0 if arguments is not None else age_sec
         return _run(options)
     finally:
         flush_or_drop()
@@ -43,11 +44,6 @@ def _run(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:  # before a run handles signals
         return EXIT_INTERRUPTED
     return code
-
-
-def _age_sec() -> float:
-    """Return the seconds since this process was started."""
-    return max(0.0, time.time() - float(psutil.Process().create_time()))
 
 
 class _Parser(argparse.ArgumentParser):

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_adaptive.cli.arguments import WHAT_HELP, add_farm_options, add_model_options, with_farm
-from tvm_adaptive.cli.codes import EXIT_BAD_RESULT, EXIT_OK
-from tvm_adaptive.cli.console import PlainConsole, unless_closed
+from tvm_adaptive.cli.console import EXIT_BAD_RESULT, EXIT_OK, PlainConsole, unless_closed
 from tvm_adaptive.cli.display import Display
 from tvm_adaptive.models.frontend import slug
 from tvm_adaptive.report.comparison import comparison_lines, peer_lines

@@ -1,4 +1,4 @@
-"""Output to a pipe or terminal that may be closed before all is written (``| head``)."""
+"""Exit codes, and output to a pipe or terminal that may be closed before all is written."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import errno
 import os
 import sys
 from collections.abc import Iterator
-from typing import TextIO
 
 from rich.console import Console
+
+EXIT_OK = 0
+EXIT_BAD_RESULT = 1
+EXIT_BAD_INPUT = 2
 
 # Of a pipe without a reader, and of a terminal that was closed.
 _CLOSED = (errno.EPIPE, errno.EIO)
@@ -43,11 +46,7 @@ def flush_or_drop() -> None:
         try:
             stream.flush()
         except OSError:
-            _drop(stream)
-
-
-def _drop(stream: TextIO) -> None:
-    with contextlib.suppress(OSError, ValueError):
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, stream.fileno())
-        os.close(null)
+            with contextlib.suppress(OSError, ValueError):
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, stream.fileno())
+                os.close(null)

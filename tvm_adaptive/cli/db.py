@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tvm_adaptive.cli.arguments import parse_count
-from tvm_adaptive.cli.codes import EXIT_OK
+from tvm_adaptive.cli.console import EXIT_OK
 from tvm_adaptive.database import maintenance
 
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from tvm_adaptive.cli.codes import EXIT_BAD_RESULT, EXIT_OK
+from tvm_adaptive.cli.console import EXIT_BAD_RESULT, EXIT_OK
 
 _MARKS = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}
 

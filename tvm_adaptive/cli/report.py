@@ -7,7 +7,7 @@ import webbrowser
 from pathlib import Path
 from typing import Any
 
-from tvm_adaptive.cli.codes import EXIT_OK
+from tvm_adaptive.cli.console import EXIT_OK
 
 
 def run(options: argparse.Namespace) -> int:

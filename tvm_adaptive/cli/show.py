@@ -11,8 +11,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from tvm_adaptive.cli.codes import EXIT_OK
-from tvm_adaptive.cli.console import PlainConsole
+from tvm_adaptive.cli.console import EXIT_OK, PlainConsole
 from tvm_adaptive.report.comparison import comparison_lines, peer_lines
 
 

@@ -18,8 +18,7 @@ from tvm_adaptive.cli.arguments import (
     parse_latency,
     with_farm,
 )
-from tvm_adaptive.cli.codes import EXIT_BAD_RESULT, EXIT_INTERRUPTED, EXIT_OK
-from tvm_adaptive.cli.console import PlainConsole, unless_closed
+from tvm_adaptive.cli.console import EXIT_BAD_RESULT, EXIT_OK, PlainConsole, unless_closed
 from tvm_adaptive.cli.display import Display
 from tvm_adaptive.cli.summary import print_report
 from tvm_adaptive.errors import InvalidOptionError
@@ -27,6 +26,7 @@ from tvm_adaptive.models.frontend import slug
 from tvm_adaptive.tuning import registry
 from tvm_adaptive.tuning.config import TuneConfig, preset, replaced
 from tvm_adaptive.tuning.config_file import read_config, write_config
+from tvm_adaptive.tuning.interrupts import EXIT_INTERRUPTED
 from tvm_adaptive.tuning.outcome import TuneReport
 from tvm_adaptive.tuning.resume import resume
 
@@ -51,46 +51,40 @@ def run(options: argparse.Namespace) -> int:
     check_resume(options)
     # The report goes to standard output, progress to standard error.
     with Display(PlainConsole(stderr=True), quiet=options.quiet) as display:
-        report = _resume(options, display) if options.resume else _tune(options, display)
+        report = _report(options, display)
     with unless_closed():
         print_report(report, PlainConsole(file=sys.stdout))
     return exit_code(report)
 
 
-def _tune(options: argparse.Namespace, display: Display) -> TuneReport:
+def _report(options: argparse.Namespace, display: Display) -> TuneReport:
+    """Begin a run, or resume one."""
+    shared: dict[str, Any] = {
+        "trials": options.trials,
+        "until_ms": options.until_latency,
+        "observer": display,
+        "allow_other_machine": options.allow_other_machine,
+        "spent_sec": options.spent_sec,
+    }
+    if options.resume:
+        return resume(options.resume, budget_sec=options.budget, store=options.store, **shared)
     config = config_of(options)
     if options.what is None:
         raise InvalidOptionError("Say what to tune; see tvm-adaptive tune --help.")
     budget_sec = options.budget
     if budget_sec is None and options.trials is None:
         budget_sec = _DEFAULT_BUDGET_SEC
+    now = time.strftime("%Y%m%d-%H%M%S")
     return tune(
         options.what,
-        work_dir=options.work_dir or default_work_dir(options.what),
+        work_dir=options.work_dir or f"runs/{slug(Path(options.what).name)}-{now}",
         target=options.target,
         budget_sec=budget_sec,
-        trials=options.trials,
-        until_ms=options.until_latency,
         seed=options.seed,
         config=config,
-        observer=display,
         input_shapes=dict(options.input_shape),
         inputs=options.inputs,
-        allow_other_machine=options.allow_other_machine,
-        spent_sec=options.spent_sec,
-    )
-
-
-def _resume(options: argparse.Namespace, display: Display) -> TuneReport:
-    return resume(
-        options.resume,
-        budget_sec=options.budget,
-        trials=options.trials,
-        until_ms=options.until_latency,
-        store=options.store,
-        observer=display,
-        allow_other_machine=options.allow_other_machine,
-        spent_sec=options.spent_sec,
+        **shared,
     )
 
 
@@ -126,11 +120,6 @@ def config_of(options: argparse.Namespace) -> TuneConfig:
         measure=replaced(base.measure, devices=options.devices),
         **{name: getattr(options, name) for name in _CONFIG_OPTIONS},
     )
-
-
-def default_work_dir(what: str) -> str:
-    """Return a new run's directory below ``runs``."""
-    return f"runs/{slug(Path(what).name)}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def exit_code(report: TuneReport) -> int:

@@ -1,26 +1,35 @@
-"""Locations of record stores: the user's own, a path, a URL, or a URL in a variable."""
+"""Locations of record stores: the user's own, a path, a URL, or a URL in a variable.
+
+In names and messages they are shown without their secrets.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
-from collections.abc import Iterator
+import re
 from pathlib import Path
+from urllib.parse import quote, quote_plus
 
-from tvm_adaptive.database.store import RecordStore
+import sqlalchemy as sa
+from sqlalchemy.engine import URL, make_url
+
 from tvm_adaptive.errors import StoreError
-from tvm_adaptive.workers.environment import Environment
-
-logger = logging.getLogger(__name__)
 
 # File name of a run's own store in its work directory.
 RUN_STORE = "records.db"
 USER_STORE = "user"
 NO_STORE = "none"
-_FROM_ENVIRONMENT = "env:"
+FROM_ENVIRONMENT = "env:"
 # Below the home directory, where Linux programs keep data.
 _USER_PATH = Path(".local", "share", "tvm_adaptive", "records.db")
+# Stands for a secret in names and messages.
+HIDDEN = "***"
+_BACKENDS = ("sqlite", "postgresql")
+# libpq takes options from a URL's query, too: password, sslpassword, passfile,
+# oauth_client_secret and whatever later versions name alike.
+_SECRET = re.compile("pass|pwd|secret|token|credential", re.IGNORECASE)
+# A shorter secret is part of common words, and hiding those would hide nothing else.
+_MIN_SCRUBBED_CHARS = 3
 
 
 def user_store() -> Path:
@@ -33,31 +42,13 @@ def user_store() -> Path:
         ) from error
 
 
-@contextlib.contextmanager
-def open_store(name: str, environment: Environment | None = None) -> Iterator[RecordStore | None]:
-    """Open the store that a configuration names; None for no store, or a broken user store."""
-    if name == NO_STORE:
-        yield None
-        return
-    try:
-        store = RecordStore(resolve_url(name), environment)
-    except StoreError as error:
-        if name != USER_STORE:
-            raise
-        logger.warning("%s The run continues without it.", error)
-        yield None
-        return
-    with store:
-        yield store
-
-
 def resolve_url(name: str) -> str:
     """Return the path or URL of a store's name, which may be in an environment variable."""
     if name == USER_STORE:
         return str(user_store())
-    if not name.startswith(_FROM_ENVIRONMENT):
+    if not name.startswith(FROM_ENVIRONMENT):
         return name
-    variable = name[len(_FROM_ENVIRONMENT) :]
+    variable = name[len(FROM_ENVIRONMENT) :]
     url = os.environ.get(variable)
     if not url:
         raise StoreError(
@@ -67,8 +58,57 @@ def resolve_url(name: str) -> str:
     return url
 
 
-def redacted_name(name: str, store: RecordStore | None) -> str:
-    """Return a store's name for a journal, never with a password."""
-    if store is None:
-        return NO_STORE
-    return name if name.startswith(_FROM_ENVIRONMENT) else store.name
+def url_of(url: str | Path) -> URL:
+    """Parse the path or URL of a store."""
+    if isinstance(url, Path) or "://" not in url:
+        return URL.create("sqlite", database=str(url))
+    try:
+        parsed = make_url(url)
+        backend = parsed.get_backend_name()
+        # Part of a password with @ or / would become host or database, and be shown.
+        if url.count("@") > (parsed.username is not None):
+            raise ValueError("more than one @")
+    except (sa.exc.SQLAlchemyError, ValueError):
+        # Neither the text nor the parser's message, which quotes it: they may hold a password.
+        raise StoreError(
+            "The record store's URL cannot be read; write a path, or for example "
+            "postgresql+psycopg://user:secret@host/name, with @, : and / in a password as "
+            "%40, %3A and %2F."
+        ) from None
+    if backend not in _BACKENDS:
+        raise StoreError(
+            f"A record store can be {' or '.join(_BACKENDS)}, but the URL begins with {backend}."
+        )
+    return parsed
+
+
+def displayed(url: URL) -> str:
+    """Return a store's name for messages and journals, without the secrets of its URL."""
+    if url.get_backend_name() == "sqlite" and not url.query:
+        return str(url.database)
+    # SQLAlchemy hides the password, but would write the stars of the query as %2A.
+    text = url.set(query={}).render_as_string(hide_password=True)
+    query = "&".join(
+        f"{quote_plus(key)}={HIDDEN if _SECRET.search(key) else quote_plus(value)}"
+        for key, value in _query_of(url)
+    )
+    return f"{text}?{query}" if query else text
+
+
+def scrubbed(text: str, url: URL) -> str:
+    """Return a database's message without the secrets of a URL."""
+    secrets = [value for key, value in _query_of(url) if _SECRET.search(key)]
+    secrets += [str(url.password)] if url.password else []
+    forms = {form for each in secrets for form in (each, quote(each, safe=""), quote_plus(each))}
+    for form in sorted(forms, key=len, reverse=True):
+        if len(form) >= _MIN_SCRUBBED_CHARS:
+            text = text.replace(form, HIDDEN)
+    return text
+
+
+def _query_of(url: URL) -> list[tuple[str, str]]:
+    return [
+        (key, each)
+        for key, value in url.query.items()
+        for each in ([value] if isinstance(value, str) else value)
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 import time
@@ -45,27 +46,22 @@ def _n_trials(pending: _Pending) -> int:
     return len(pending.trials if isinstance(pending, _Batch) else pending)
 
 
+@dataclasses.dataclass(eq=False)
 class PendingWrites:
     """Writes batches to a store in their order, and retries after failures, ever less often.
 
     A batch may be written twice if the store fails between writing and acknowledging it.
     """
 
-    def __init__(
-        self,
-        store: RecordStore,
-        journal: JournalWriter,
-        clock: Any = time,  # or a double of that module
-        spill: RecordStore | None = None,
-    ) -> None:
-        self._store = store
-        self._journal = journal
-        self._clock = clock
-        self._spill = spill
+    store: RecordStore
+    journal: JournalWriter
+    clock: Any = time  # or a double of that module
+    spill: RecordStore | None = None
+
+    def __post_init__(self) -> None:
         self._waiting: deque[_Pending] = deque()
-        self._n_dropped = 0
-        self._n_failures = 0
-        self._next_sec = clock.monotonic()
+        self._n_dropped = self._n_failures = 0
+        self._next_sec = self.clock.monotonic()
 
     @property
     def n_missing(self) -> int:
@@ -83,8 +79,8 @@ class PendingWrites:
         """Queue a batch and write the queue when a try is due; return whether it is empty."""
         if trials:  # without any, pending batches are still written
             self._waiting.append(_Batch(task, trials))
-        if self._clock.monotonic() >= self._next_sec:
-            self._write(self._clock.monotonic() + _CATCH_UP_SEC)
+        if self.clock.monotonic() >= self._next_sec:
+            self._write(self.clock.monotonic() + _CATCH_UP_SEC)
         if trials and self._waiting and is_spilled:
             self._release_last()
         while self.n_in_memory > MAX_WAITING_TRIALS:
@@ -95,38 +91,38 @@ class PendingWrites:
 
     def flush(self, limit_sec: float) -> None:
         """Write the queue, with several tries if need be."""
-        end_sec = self._clock.monotonic() + limit_sec
-        while not self._write(end_sec) and self._clock.monotonic() + FIRST_PAUSE_SEC < end_sec:
-            self._clock.sleep(FIRST_PAUSE_SEC)
+        end_sec = self.clock.monotonic() + limit_sec
+        while not self._write(end_sec) and self.clock.monotonic() + FIRST_PAUSE_SEC < end_sec:
+            self.clock.sleep(FIRST_PAUSE_SEC)
 
     def _write(self, end_sec: float) -> bool:
         """Write the queue until a deadline; return False after a failure."""
-        start_sec = self._clock.monotonic()
+        start_sec = self.clock.monotonic()
         try:
             while self._waiting:
                 self._write_first()
                 if self._n_failures:
-                    self._journal.write("store-back", n_waiting=self.n_missing)
+                    self.journal.write("store-back", n_waiting=self.n_missing)
                 self._n_failures = 0
-                if self._clock.monotonic() >= end_sec:
+                if self.clock.monotonic() >= end_sec:
                     break
         except StoreError as error:
-            self._fail(error, self._clock.monotonic() - start_sec)
+            self._fail(error, self.clock.monotonic() - start_sec)
             return False
         return True
 
     def _write_first(self) -> None:
         first = self._waiting[0]
         if isinstance(first, _Batch):
-            self._store.add(first.task, first.trials)
+            self.store.add(first.task, first.trials)
             self._waiting.popleft()
             return
-        assert self._spill is not None
-        found = self._spill.after(first.start - 1, _PAGE_TRIALS)
+        assert self.spill is not None
+        found = self.spill.after(first.start - 1, _PAGE_TRIALS)
         rows = [row for row in found if row[0] < first.stop]
         for task, group in itertools.groupby(rows, key=lambda row: row[1]):
             batch = list(group)
-            self._store.add(task, [trial for _, _, trial in batch])
+            self.store.add(task, [trial for _, _, trial in batch])
             # If the next batch fails, this one is not written again.
             self._waiting[0] = range(batch[-1][0] + 1, first.stop)
         if not rows or not self._waiting[0]:
@@ -136,15 +132,15 @@ class PendingWrites:
         growing_sec = FIRST_PAUSE_SEC * 2.0 ** min(self._n_failures, 16)
         pause_sec = min(MAX_PAUSE_SEC, max(growing_sec, _PAUSE_PER_TRY * took_sec))
         self._n_failures += 1
-        self._next_sec = self._clock.monotonic() + pause_sec
+        self._next_sec = self.clock.monotonic() + pause_sec
         logger.warning("%s The next try is in %.0f s.", error, pause_sec)
-        self._journal.write("error", where="store", message=str(error), n_waiting=self.n_missing)
+        self.journal.write("error", where="store", message=str(error), n_waiting=self.n_missing)
 
     def _release_last(self) -> None:
         """Replace the last batch in memory by its rows in the spill store."""
-        assert self._spill is not None
+        assert self.spill is not None
         try:
-            stop = self._spill.last_id() + 1
+            stop = self.spill.last_id() + 1
         except StoreError:  # the batch stays in memory
             return
         start = stop - _n_trials(self._waiting.pop())

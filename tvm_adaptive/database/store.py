@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 import math
 import sqlite3
 import threading
@@ -25,11 +26,20 @@ from tvm_adaptive.database.engine import (
     engine_of,
     transaction,
 )
+from tvm_adaptive.database.location import (
+    FROM_ENVIRONMENT,
+    NO_STORE,
+    USER_STORE,
+    displayed,
+    resolve_url,
+    scrubbed,
+    url_of,
+)
 from tvm_adaptive.database.records import StoredTask, StoredTrial, TaskStats, task_of_row
-from tvm_adaptive.database.upgrade import prepare
-from tvm_adaptive.database.url import displayed, scrubbed, url_of
 from tvm_adaptive.errors import StoreError
 from tvm_adaptive.workers.environment import UNKNOWN, Environment
+
+logger = logging.getLogger(__name__)
 
 # The latest time that a calendar can show.
 _LAST_UNIX_SEC = 1e11
@@ -66,7 +76,7 @@ class RecordStore:
         self._lock = threading.Lock()
         self._valid = tables.ValidRows()
         with self._guard("open"):
-            prepare(self._engine, self.name)
+            schema.prepare(self._engine, self.name)
 
     def at(self, environment: Environment | None) -> RecordStore:
         """Return the same store for a user who measures in an environment.
@@ -155,11 +165,12 @@ class RecordStore:
             trials.c.seconds.is_(None) | tables.is_timed(trials),
             *tables.is_from(trials, self.environment),
         )
+        bad = set(self._valid.bad(trials))
         with self._reading() as connection:
             return [
                 math.nan if seconds is None else float(seconds)
                 for row_id, seconds in connection.execute(query.order_by(trials.c.id))
-                if not self._valid.is_bad(trials, row_id)
+                if row_id not in bad
             ]
 
     def finals(self, task: StoredTask, *, elsewhere: bool = False) -> list[StoredTrial]:
@@ -328,3 +339,28 @@ class RecordStore:
             raise StoreError(
                 f"Could not {action} the record store {self.name}: {reason}. {advice_on(reason)}"
             ) from error
+
+
+@contextlib.contextmanager
+def open_store(name: str, environment: Environment | None = None) -> Iterator[RecordStore | None]:
+    """Open the store that a configuration names; None for no store, or a broken user store."""
+    if name == NO_STORE:
+        yield None
+        return
+    try:
+        store = RecordStore(resolve_url(name), environment)
+    except StoreError as error:
+        if name != USER_STORE:
+            raise
+        logger.warning("%s The run continues without it.", error)
+        yield None
+        return
+    with store:
+        yield store
+
+
+def redacted_name(name: str, store: RecordStore | None) -> str:
+    """Return a store's name for a journal, never with a password."""
+    if store is None:
+        return NO_STORE
+    return name if name.startswith(FROM_ENVIRONMENT) else store.name

@@ -43,10 +43,6 @@ class ValidRows:
         """Invalid rows found so far."""
         return sum(len(ids) for ids in self._bad.values())
 
-    def is_bad(self, table: sa.Table, row_id: int) -> bool:
-        """Return whether a row is known to be invalid."""
-        return row_id in self._bad[table.name]
-
     def bad(self, table: sa.Table) -> list[int]:
         """Return the ids of a table's rows that are known to be invalid."""
         return sorted(self._bad[table.name])

@@ -14,22 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tvm_adaptive._tvm import (
-    Database,
-    IRModule,
-    Module,
-    PassContext,
-    PrimFunc,
-    Sequential,
-    Target,
-    build_network,
-    build_tir,
-    has_blocks,
-    is_scheduled,
-    load_json,
-    relax_transform,
-    schedule_for_gpu,
-)
+from tvm_adaptive import _tvm
+from tvm_adaptive._tvm import Database, IRModule, PassContext, PrimFunc, Sequential, Target
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.prefetch import follow_hints
 from tvm_adaptive.models.prepare import Prepared, call_counts, is_gpu
@@ -97,7 +83,7 @@ def schedule_network(
     return mod, coverage
 
 
-def compile_tir(mod: IRModule, target: Target, database: Database | None = None) -> Module:
+def compile_tir(mod: IRModule, target: Target, database: Database | None = None) -> _tvm.Module:
     """Compile an operator with its best schedule, or without one."""
     return _build_tir(schedule_tir(mod, target, database), target)
 
@@ -119,14 +105,14 @@ def export(compiled: Compiled, path: str | os.PathLike[str]) -> None:
 
 def export_module(folder: str, target_json: str, path: str) -> None:
     """Compile a network that :func:`~tvm_adaptive.models.weights.save_module` wrote."""
-    target: Target = load_json(target_json)
+    target: Target = _tvm.load_json(target_json)
     with _silent_stderr():
         _build_network(load_module(Path(folder)), target).export_library(path)
 
 
 def export_function(mod_json: str, target_json: str, path: str) -> None:
     """Compile a tensor function that has its schedule."""
-    _build_tir(load_json(mod_json), load_json(target_json)).export_library(path)
+    _build_tir(_tvm.load_json(mod_json), _tvm.load_json(target_json)).export_library(path)
 
 
 def device_kind(target: Target) -> str:
@@ -136,7 +122,7 @@ def device_kind(target: Target) -> str:
 
 def _build_network(mod: IRModule, target: Target) -> Any:
     """Compile what :func:`schedule_network` returns."""
-    t = relax_transform
+    t = _tvm.relax_transform
     # Computes, once, the layouts of weights that schedules have chosen.
     pack = [
         t.SplitLayoutRewritePreproc(),  # refuses functions without blocks
@@ -161,8 +147,8 @@ def _build_network(mod: IRModule, target: Target) -> Any:
     with target, PassContext(opt_level=3):
         mod = follow_hints(_without_blockless(mod, Sequential(pack)))
         if is_gpu(target):
-            mod = schedule_for_gpu(mod)
-        return build_network(Sequential(lower)(mod), target, _untuned_target(target))
+            mod = _tvm.schedule_for_gpu(mod)
+        return _tvm.build_network(Sequential(lower)(mod), target, _untuned_target(target))
 
 
 def _untuned_target(target: Target) -> Target:
@@ -177,19 +163,19 @@ def _without_blockless(mod: IRModule, passes: Any) -> IRModule:
     apart = {
         variable: function
         for variable, function in mod.functions.items()
-        if isinstance(function, PrimFunc) and not has_blocks(function)
+        if isinstance(function, PrimFunc) and not _tvm.has_blocks(function)
     }
     rest = {key: each for key, each in mod.functions.items() if key not in apart}
     result = passes(IRModule(rest, attrs=mod.attrs))
     return IRModule({**dict(result.functions.items()), **apart}, attrs=result.attrs)
 
 
-def _build_tir(mod: IRModule, target: Target) -> Module:
+def _build_tir(mod: IRModule, target: Target) -> _tvm.Module:
     """Compile what :func:`schedule_tir` returns."""
     with target, PassContext(opt_level=3):
         if is_gpu(target):
-            mod = schedule_for_gpu(mod)
-        return build_tir(follow_hints(mod), target=target)
+            mod = _tvm.schedule_for_gpu(mod)
+        return _tvm.build_tir(follow_hints(mod), target=target)
 
 
 def _apply(
@@ -224,11 +210,13 @@ def _apply(
 
 def _apply_one(single: IRModule) -> PrimFunc | None:
     """Return the function of a module with its schedule, None if it has no record."""
-    applied = relax_transform.MetaScheduleApplyDatabase()(single)
+    applied = _tvm.relax_transform.MetaScheduleApplyDatabase()(single)
     (function,) = applied.functions.values()
-    if not is_scheduled(function):
+    if not _tvm.is_scheduled(function):
         return None
-    relax_transform.SplitLayoutRewritePreproc()(applied)  # fails here, not for the whole network
+    _tvm.relax_transform.SplitLayoutRewritePreproc()(
+        applied
+    )  # fails here, not for the whole network
     return function
 
 

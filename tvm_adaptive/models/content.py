@@ -12,7 +12,7 @@ import hashlib
 import importlib.util
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from tvm_adaptive._tvm import TVM_VERSION, structure_key
 from tvm_adaptive.errors import OtherModelError
 from tvm_adaptive.models import Network
 from tvm_adaptive.models.frontend import FORMATS, Sample
+from tvm_adaptive.models.frontend.onnx_graph import external_files
 
 logger = logging.getLogger(__name__)
 
@@ -87,10 +88,7 @@ def content_of(model: Any) -> str:
 
 
 def check_same_model(before: Mapping[str, Any], now: ModelSource, work_dir: Path) -> bool:
-    """Return whether a resumed run's model is known to be that of its first session.
-
-    Raises OtherModelError when it is known to be another one.
-    """
+    """Say if a resumed run's model is known to be the same; raise OtherModelError if it is not."""
     kind, _, digest = str(before.get("content") or "").rpartition(":")
     kind_now, _, digest_now = now.content.rpartition(":")
     shapes = before.get("input_shapes", now.input_shapes)
@@ -130,22 +128,5 @@ def _external_files(path: Path) -> list[Path]:
         return []
     import onnx
 
-    graph = onnx.load(str(path), load_external_data=False).graph
-    names = {
-        entry.value
-        for tensor in _tensors(graph)
-        for entry in tensor.external_data
-        if entry.key == "location"
-    }
-    return [path.parent / name for name in sorted(names)]
-
-
-def _tensors(graph: Any) -> Iterator[Any]:
-    """Yield the weights of an ONNX graph and its subgraphs."""
-    yield from graph.initializer
-    for node in graph.node:
-        for attribute in node.attribute:
-            yield from (attribute.t, *attribute.tensors)
-            for inner in (attribute.g, *attribute.graphs):
-                if inner.node or inner.initializer:
-                    yield from _tensors(inner)
+    names = external_files(onnx.load(str(path), load_external_data=False))
+    return [path.parent / name for name in names]

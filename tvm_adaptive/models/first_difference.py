@@ -32,17 +32,13 @@ class FirstDifference(NamedTuple):
 
 
 def first_difference(
-    paths: tuple[str, str],
+    paths: tuple[str, str],  # of the reference, and of the other build
     inputs: Sequence[Array],
     device_kind: str,
     n_outputs: Mapping[str, int],
     rtol: float,
 ) -> FirstDifference | None:
-    """Return the first call whose outputs differ between two builds of a network.
-
-    The first of the ``paths`` is the reference. ``n_outputs`` has the functions that
-    both builds call, in the same order.
-    """
+    """Return the first call whose outputs differ; ``n_outputs`` has what both builds call."""
     start = 0
     while True:
         reference = _Kept(n_outputs, start)

@@ -8,20 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_adaptive._tvm import (
-    IRModule,
-    Sequential,
-    data_of_constant,
-    handle,
-    relax,
-    relax_transform,
-    result_type_of,
-    tensor,
-)
+from tvm_adaptive import _tvm
+from tvm_adaptive._tvm import Constant, IRModule, Sequential, handle, relax, relax_transform
 
 Array = npt.NDArray[Any]
-
-_CONSTANT = type(relax.const(0.0))  # each version of TVM names it otherwise
 
 
 def fold(mod: IRModule) -> IRModule:
@@ -53,13 +43,13 @@ class _Constants:
         self.left: list[Any] = []  # bindings that are not computed yet, in their order
         self._left: set[int] = set()  # handles of their variables
         self.has_calls = False  # whether operations are among them
-        for binding in _bindings(mod["main"]):
+        for binding in _tvm.bindings_of(mod["main"]):
             if isinstance(binding, relax.VarBinding):
                 self._visit(binding)
 
     def _visit(self, binding: Any) -> None:
         key, value = handle(binding.var), binding.value
-        if not isinstance(value, _CONSTANT):
+        if not isinstance(value, Constant):
             if not all(self._is_constant(each) for each in _leaves(value)):
                 return
             value = self._computed(value)
@@ -76,7 +66,7 @@ class _Constants:
         if isinstance(leaf, relax.ShapeExpr):
             return all(hasattr(extent, "value") for extent in leaf.values)
         # Tensors, numbers and texts; functions.
-        return hasattr(leaf, "value") or isinstance(leaf, (_CONSTANT, relax.GlobalVar))
+        return hasattr(leaf, "value") or isinstance(leaf, (Constant, relax.GlobalVar))
 
     def _computed(self, value: Any) -> Any | None:
         """Return the value of a binding as a constant; None where that is left to TVM."""
@@ -88,19 +78,14 @@ class _Constants:
         arguments = []
         for argument in value.args:
             known = self.values.get(handle(argument), argument)
-            if isinstance(known, _CONSTANT):
-                arguments.append(data_of_constant(known).numpy())
+            if isinstance(known, Constant):
+                arguments.append(_tvm.data_of_constant(known).numpy())
             elif isinstance(getattr(known, "value", None), float):
                 arguments.append(np.asarray(known.value, str(known.ty.dtype)))
             elif not isinstance(known, relax.ShapeExpr):
                 return None
         found = _folded(value, name, arguments)
-        return None if found is None else relax.const(tensor(found))
-
-
-def _bindings(function: relax.Function) -> Iterator[Any]:
-    for block in function.body.blocks:
-        yield from block.bindings
+        return None if found is None else relax.const(_tvm.tensor(found))
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -127,17 +112,15 @@ def _compiled(mod: IRModule, constants: _Constants) -> dict[int, Any]:
             variables = [binding.var for binding in constants.left]
             outputs = builder.emit_output(relax.Tuple(variables))
         builder.emit_func_output(outputs)
-    functions = dict(mod.functions.items())
-    functions[mod.get_global_var("main")] = builder.get()["main"]
-    folded = relax_transform.FoldConstant()(IRModule(functions))["main"]
-    bound = {handle(binding.var): binding.value for binding in _bindings(folded)}
+    folded = relax_transform.FoldConstant()(_tvm.with_main(mod, builder.get()["main"]))["main"]
+    bound = {handle(binding.var): binding.value for binding in _tvm.bindings_of(folded)}
     results = {}
     fields = bound[handle(folded.body.body)].fields
     for binding, field in zip(constants.left, fields, strict=True):
         value = bound.get(handle(field), field)
         parts: Sequence[Any] = value.fields if isinstance(value, relax.Tuple) else [value]
         is_new = isinstance(binding.value, relax.Call)
-        if is_new and all(isinstance(part, _CONSTANT) for part in parts):
+        if is_new and all(isinstance(part, Constant) for part in parts):
             results[handle(binding.var)] = value
     return results
 
@@ -146,7 +129,7 @@ def _with_arguments(mod: IRModule, constants: _Constants) -> Iterator[Any]:
     """Yield the bindings that are left, and those of the constants that they use."""
     used = {handle(leaf) for binding in constants.left for leaf in _leaves(binding.value)}
     left = {handle(binding.var) for binding in constants.left}
-    for binding in _bindings(mod["main"]):
+    for binding in _tvm.bindings_of(mod["main"]):
         key = handle(binding.var)
         if key in left:
             yield binding
@@ -158,22 +141,15 @@ def _with_values(mod: IRModule, values: dict[int, Any]) -> IRModule:
     """Return a module whose ``main`` binds variables, by their handles, to values."""
     if not values:
         return mod
+
+    def bound(binding: Any) -> Any:
+        value = values.get(handle(binding.var))
+        return binding if value is None else relax.VarBinding(binding.var, value)
+
     main = mod["main"]
-    blocks = [
-        type(block)(
-            [
-                relax.VarBinding(binding.var, values[handle(binding.var)])
-                if handle(binding.var) in values
-                else binding
-                for binding in block.bindings
-            ]
-        )
-        for block in main.body.blocks
-    ]
+    blocks = [type(block)(list(map(bound, block.bindings))) for block in main.body.blocks]
     body = relax.SeqExpr(blocks, main.body.body)
-    bound = relax.Function(main.params, body, result_type_of(main), main.is_pure, main.attrs)
-    functions = {**dict(mod.functions.items()), mod.get_global_var("main"): bound}
-    return relax_transform.Normalize()(IRModule(functions, attrs=mod.attrs))
+    return relax_transform.Normalize()(_tvm.with_main(mod, _tvm.with_body(main, body)))
 
 
 def _ints(values: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_adaptive._tvm import IRModule, nn, relax, tensor
+from tvm_adaptive._tvm import IRModule, nn, relax, tensor, with_main
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.value_ranges import input_ranges, output_scales
 from tvm_adaptive.values.agreement import outputs_problem
@@ -186,8 +186,7 @@ def network_of_relax(
 
 def with_output_names(mod: IRModule, names: Sequence[str]) -> IRModule:
     """Return an imported module that knows the names of its outputs."""
-    named = main_of(mod).with_attr(_OUTPUT_NAMES, list(names))
-    return IRModule({**dict(mod.functions), mod.get_global_var("main"): named}, attrs=mod.attrs)
+    return with_main(mod, main_of(mod).with_attr(_OUTPUT_NAMES, list(names)))
 
 
 def main_of(mod: IRModule) -> relax.Function:
@@ -220,5 +219,5 @@ def extents_of(shape: Any) -> list[int | str]:
 
 
 def shape_text(extents: Sequence[int | str]) -> str:
-    """Return a shape as the command line takes it: ``1x3x224x224``."""
-    return "x".join(str(extent) for extent in extents)
+    """Return a shape as the command line takes it, ``1x3x224x224``, or in words."""
+    return "x".join(map(str, extents)) or "a single value"

@@ -13,27 +13,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from tvm_adaptive._tvm import (
-    ExtractedTask,
-    IRModule,
-    PassContext,
-    PrimFunc,
-    Sequential,
-    Target,
-    extract_tasks,
-    has_blocks,
-    relax,
-    relax_backend,
-    relax_transform,
-)
+from tvm_adaptive import _tvm
+from tvm_adaptive._tvm import IRModule, PassContext, Sequential, Target, relax
 from tvm_adaptive.errors import InvalidOptionError, check_choices, summary_line
 from tvm_adaptive.models.folding import fold
 from tvm_adaptive.models.network import Network
-from tvm_adaptive.models.rewrites import (
-    split_clips,
-    transposed_legalizations,
-    vector_legalizations,
-)
+from tvm_adaptive.models.rewrites import legalizations, split_clips
 
 logger = logging.getLogger(__name__)
 
@@ -70,10 +55,8 @@ def prepare(
     check_choices("layout", layout, LAYOUTS)
     on_gpu = is_gpu(target)
     chosen = ("keep" if on_gpu else "NHWC") if layout == "auto" else layout
-    if prepack is None:
-        prepack = not on_gpu
-    if vector_math is None:
-        vector_math = not on_gpu
+    prepack = not on_gpu if prepack is None else prepack
+    vector_math = not on_gpu if vector_math is None else vector_math
     if prepack and on_gpu:
         raise InvalidOptionError(
             f"prepack must be False for target {target.kind.name}: weights are packed for "
@@ -81,7 +64,7 @@ def prepare(
         )
     mod = network.mod
     if network.params:
-        mod = relax_transform.BindParams("main", network.params)(mod)
+        mod = _tvm.relax_transform.BindParams("main", network.params)(mod)
     lower = functools.partial(_lower, mod, target, prepack=prepack, vector_math=vector_math)
     try:
         return Prepared(network.name, lower(chosen), chosen, prepack)
@@ -94,19 +77,15 @@ def prepare(
     return Prepared(network.name, lower("keep"), "keep", prepack)
 
 
-def extract(prepared: Prepared, target: Target) -> list[ExtractedTask]:
+def extract(prepared: Prepared, target: Target) -> list[_tvm.ExtractedTask]:
     """Return the distinct functions of a prepared network as tuning tasks."""
-    # Functions without blocks have no schedules.
-    tasks: list[ExtractedTask] = [
-        task for task in extract_tasks(prepared.mod, target) if has_blocks(_function_of(task))
-    ]
+    found: list[_tvm.ExtractedTask] = []
+    for task in _tvm.extract_tasks(prepared.mod, target):
+        (function,) = task.dispatched[0].functions.values()
+        if _tvm.has_blocks(function):  # others have no schedules
+            found.append(task)
     # The order of a hash table would change with every process.
-    return sorted(tasks, key=lambda task: str(task.task_name))
-
-
-def _function_of(task: ExtractedTask) -> PrimFunc:
-    (function,) = task.dispatched[0].functions.values()
-    return function
+    return sorted(found, key=lambda task: str(task.task_name))
 
 
 def call_counts(mod: IRModule) -> Counter[str]:
@@ -125,12 +104,11 @@ def output_counts(mod: IRModule) -> dict[str, int]:
 def _calls(mod: IRModule) -> Iterator[relax.Call]:
     for function in mod.functions.values():
         if isinstance(function, relax.Function):
-            for block in function.body.blocks:
-                for binding in block.bindings:
-                    call: Any = getattr(binding, "value", None)
-                    is_call = isinstance(call, relax.Call)
-                    if is_call and getattr(call.op, "name", "") == "relax.call_tir":
-                        yield call
+            for binding in _tvm.bindings_of(function):
+                call: Any = getattr(binding, "value", None)
+                is_call = isinstance(call, relax.Call)
+                if is_call and getattr(call.op, "name", "") == "relax.call_tir":
+                    yield call
 
 
 def is_gpu(target: Target) -> bool:
@@ -141,14 +119,13 @@ def is_gpu(target: Target) -> bool:
 def _lower(
     mod: IRModule, target: Target, layout: str, *, prepack: bool, vector_math: bool
 ) -> IRModule:
-    t = relax_transform
-    legalizations = transposed_legalizations() | (vector_legalizations() if vector_math else {})
+    t = _tvm.relax_transform
     decompose = [t.FoldBatchnormToConv2D(), t.DecomposeOpsForInference(), t.CanonicalizeBindings()]
     convert = [t.ConvertLayout(_CHANNELS_LAST), t.Normalize(), t.CanonicalizeBindings()]
     lower = [
-        relax_backend.DispatchSampling(),
-        relax_backend.DispatchSortScan(),
-        t.LegalizeOps(legalizations),
+        _tvm.relax_backend.DispatchSampling(),
+        _tvm.relax_backend.DispatchSortScan(),
+        t.LegalizeOps(legalizations(vector_math=vector_math)),
         t.AnnotateTIROpPattern(),
         t.FoldConstant(),  # what took several steps
         t.DeadCodeElimination(),

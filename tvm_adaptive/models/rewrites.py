@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm_adaptive._tvm import IRModule, relax, relax_patterns, te, topi
@@ -38,34 +39,24 @@ def _split_clip(call: Any, _matches: Any) -> Any:
     return x if math.isinf(high) else relax.op.minimum(x, relax.const(high, dtype))
 
 
-def vector_legalizations() -> dict[str, Callable[[Any, Any], Any]]:
-    """Return legalizations of transcendental functions that a CPU computes in vectors.
+def legalizations(*, vector_math: bool) -> dict[str, Callable[[Any, Any], Any]]:
+    """Return legalizations of our own, for ``relax.transform.LegalizeOps``.
 
-    For ``customize_legalize_map`` of ``relax.transform.LegalizeOps``. LLVM turns each element
-    of ``exp`` or ``erf`` into a call of the C library, whatever the schedule, which makes a
-    GELU ten times slower. TVM's polynomials for float32 consist of additions, multiplications
-    and shifts; their relative error is below 4e-7, some three units in the last place. Other
-    types stay as they are. One property is lost: ``erf`` of NaN is 1 (its GELU is still NaN).
+    TVM's layout conversion makes transposed convolutions with channels last where a neighbour
+    has them, but TVM itself lowers those with channels first alone.
+
+    Vector mathematics: LLVM turns each element of ``exp`` or ``erf`` into a call of the C
+    library, whatever the schedule, which makes a GELU ten times slower. TVM's polynomials for
+    float32 consist of additions, multiplications and shifts; their relative error is below
+    4e-7, some three units in the last place. Other types stay as they are. One property is
+    lost: ``erf`` of NaN is 1 (its GELU is still NaN).
     """
-    return {
-        "relax.exp": _for_float32("exp", topi.fast_exp),
-        "relax.erf": _for_float32("erf", topi.fast_erf),
-        "relax.tanh": _for_float32("tanh", topi.fast_tanh),
-        "relax.sigmoid": _for_float32("sigmoid", _sigmoid),
-        "relax.nn.silu": _for_float32("silu", lambda x: x * _sigmoid(x)),
-        "relax.nn.gelu": _for_float32("gelu", _gelu),
-        "relax.nn.gelu_tanh": _for_float32("gelu_tanh", _gelu_tanh),
-        "relax.nn.softmax": _for_float32("softmax", topi.nn.fast_softmax, "axis"),
+    found: dict[str, Callable[[Any, Any], Any]] = {
+        "relax.nn.conv2d_transpose": _transposed_convolution
     }
-
-
-def transposed_legalizations() -> dict[str, Callable[[Any, Any], Any]]:
-    """Return legalizations of transposed convolutions with channels last.
-
-    TVM's layout conversion makes them where a neighbour has channels last, but TVM itself
-    lowers those with channels first alone.
-    """
-    return {"relax.nn.conv2d_transpose": _transposed_convolution}
+    if vector_math:
+        found |= {f"relax.{name}": _for_float32(name, *how) for name, how in _VECTORS.items()}
+    return found
 
 
 def _transposed_convolution(builder: Any, call: Any) -> Any:
@@ -76,17 +67,10 @@ def _transposed_convolution(builder: Any, call: Any) -> Any:
     data, kernel = call.args
     data = _moved(builder, data, layouts[0], "NHWC")
     kernel = _moved(builder, kernel, layouts[1], "HWIO")
-    result = builder.emit_te(
-        _conv2d_transpose_nhwc,
-        data,
-        kernel,
-        strides=_ints(attrs.strides),
-        padding=_ints(attrs.padding),
-        output_padding=_ints(attrs.output_padding),
-        dilation=_ints(attrs.dilation),
-        groups=int(attrs.groups),
-        primfunc_name_hint="conv2d_transpose",
-    )
+    names = ("strides", "padding", "output_padding", "dilation")
+    numbers = {name: [int(each) for each in getattr(attrs, name)] for name in names}
+    compute = functools.partial(_conv2d_transpose_nhwc, **numbers, groups=int(attrs.groups))
+    result = builder.emit_te(compute, data, kernel, primfunc_name_hint="conv2d_transpose")
     return _moved(builder, result, "NHWC", layouts[2])
 
 
@@ -104,10 +88,10 @@ def _conv2d_transpose_nhwc(
     data: Any,
     kernel: Any,
     *,
-    strides: tuple[int, ...],
-    padding: tuple[int, ...],
-    output_padding: tuple[int, ...],
-    dilation: tuple[int, ...],
+    strides: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    dilation: Sequence[int],
     groups: int,
 ) -> Any:
     """Return a convolution of data with zeros between its elements; the kernel is mirrored."""
@@ -143,14 +127,11 @@ def _conv2d_transpose_nhwc(
     return te.compute((n, height, width, c_out * groups), element, name="conv2d_transpose_nhwc")
 
 
-def _ints(values: Any) -> tuple[int, ...]:
-    return tuple(int(value) for value in values)
-
-
 def _for_float32(
-    name: str, function: Callable[..., Any], *attributes: str
+    operator: str, function: Callable[..., Any], *attributes: str
 ) -> Callable[[Any, Any], Any]:
     """Return a legalization that falls back to TVM's own for other types."""
+    name = operator.removeprefix("nn.")
 
     def legalize(builder: Any, call: Any) -> Any:
         (x,) = call.args
@@ -174,3 +155,16 @@ def _gelu_tanh(x: Any) -> Any:
     # Hendrycks and Gimpel, Gaussian Error Linear Units, 2016, section 2.
     inner = math.sqrt(2 / math.pi) * (x * (1.0 + 0.044715 * x * x))
     return x * (0.5 + 0.5 * topi.fast_tanh(inner))
+
+
+# Functions by their operators, with the attributes that they take.
+_VECTORS: dict[str, tuple[Any, ...]] = {
+    "exp": (topi.fast_exp,),
+    "erf": (topi.fast_erf,),
+    "tanh": (topi.fast_tanh,),
+    "sigmoid": (_sigmoid,),
+    "nn.silu": (lambda x: x * _sigmoid(x),),
+    "nn.gelu": (_gelu,),
+    "nn.gelu_tanh": (_gelu_tanh,),
+    "nn.softmax": (topi.nn.fast_softmax, "axis"),
+}

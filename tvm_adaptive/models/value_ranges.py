@@ -14,21 +14,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tvm_adaptive._tvm import data_of_constant, handle, relax
-from tvm_adaptive.values.ranges import (
-    ANY,
-    COMPARISONS,
-    OF_TRUTHS,
-    ONE,
-    OPERATORS,
-    ZERO,
-    ZERO_OR_ONE,
-    Range,
-    hull,
-    multiply,
-    not_equal,
-    range_of,
-)
+from tvm_adaptive._tvm import Constant, bindings_of, data_of_constant, handle, relax
+from tvm_adaptive.values import ranges as arithmetic
+from tvm_adaptive.values.ranges import ANY, ONE, ZERO, ZERO_OR_ONE, Range
 
 _Ranges: TypeAlias = Sequence[Range]  # of one tensor, or of the fields of a tuple
 _Values: TypeAlias = dict[int, _Ranges]
@@ -42,7 +30,7 @@ _LEAST_STEPS = 3
 # Indices up to it fit into what is no table; all numbers below are exact.
 _MOST = 2.0**31
 # Larger constants are weights, in which ranges say nothing.
-_MAX_CONSTANT = 1 << 22
+_MAXConstant = 1 << 22
 _MASK_NAME = re.compile(r".*masks?_?\d*", re.IGNORECASE)
 _LENGTH_NAME = re.compile(r".*(len|lens|lengths?)_?\d*", re.IGNORECASE)
 
@@ -104,10 +92,9 @@ class _Flow:
         self.steps: list[_Step] = []
         self._leaves: dict[int, Any] = {}  # constants and numbers
         self._known: dict[int, _Ranges] = {}  # of those that were asked for
-        for block in main.body.blocks:
-            for binding in block.bindings:
-                source = self._key(binding.value)
-                self.steps.append(_Step("same", binding, (source,), handle(binding.var)))
+        for binding in bindings_of(main):
+            source = self._key(binding.value)
+            self.steps.append(_Step("same", binding, (source,), handle(binding.var)))
         result = main.body.body
         parts = result.fields if isinstance(result, relax.Tuple) else [result]
         self.outputs = [self._key(each) for each in parts]
@@ -217,7 +204,7 @@ class _Use:
                 is_ours = key in self._reached and index.is_known
                 if is_ours and not (index.low >= 0 and index.high < extent):
                     return False
-            if step.name in COMPARISONS:
+            if step.name in arithmetic.COMPARISONS:
                 compared += self._compared(step, values)
         if len({room for _, room in compared if room.low == room.high}) < _LEAST_STEPS:
             compared = [each for each in compared if each[1].low < each[1].high]
@@ -265,20 +252,17 @@ def _shape_of(expr: Any) -> list[int] | None:
 
 
 def _range_of_leaf(expr: Any) -> Range:
-    if isinstance(expr, _CONSTANT):
+    if isinstance(expr, Constant):
         value = data_of_constant(expr)
-        if not 0 < math.prod(int(extent) for extent in value.shape) <= _MAX_CONSTANT:
+        if not 0 < math.prod(int(extent) for extent in value.shape) <= _MAXConstant:
             return ANY
         array = value.numpy()
-        return range_of(float(array.min()), float(array.max()))
+        return arithmetic.range_of(float(array.min()), float(array.max()))
     try:
         number = float(expr.value)
     except (AttributeError, TypeError):  # a shape, a text
         return ANY
-    return range_of(number, number)
-
-
-_CONSTANT = type(relax.const(0.0))
+    return arithmetic.range_of(number, number)
 
 
 def _result(step: _Step, ranges: Callable[[int], _Ranges]) -> _Ranges:
@@ -297,19 +281,19 @@ def _result(step: _Step, ranges: Callable[[int], _Ranges]) -> _Ranges:
 
 def _result_of_call(step: _Step, arguments: list[Range], tuples: list[_Ranges]) -> Range:
     is_truth = str(getattr(getattr(step.expr, "ty", None), "dtype", "")) == "bool"
-    if not arguments or (step.name in OF_TRUTHS and not is_truth):
+    if not arguments or (step.name in arithmetic.OF_TRUTHS and not is_truth):
         return ANY
     if step.name in ("concat", "stack"):
-        return hull(*tuples[0])
+        return arithmetic.hull(*tuples[0])
     if step.name in ("sum", "cumsum"):
-        return multiply(arguments[0], Range(1.0, _n_added(step.expr)))
+        return arithmetic.multiply(arguments[0], Range(1.0, _n_added(step.expr)))
     if step.name == "astype":
-        return not_equal(arguments[0], ZERO) if is_truth else arguments[0]
-    return OPERATORS[step.name](*arguments)
+        return arithmetic.not_equal(arguments[0], ZERO) if is_truth else arguments[0]
+    return arithmetic.OPERATORS[step.name](*arguments)
 
 
 _FOLLOWED = {
-    *OPERATORS,
+    *arithmetic.OPERATORS,
     *("same", "tuple", "field", "split", "concat", "stack", "sum", "cumsum", "astype"),
 }
 

@@ -8,19 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tvm_adaptive._tvm import (
-    IRModule,
-    PyExprMutator,
-    Tensor,
-    data_of_constant,
-    load_json,
-    mutator,
-    relax,
-    relax_transform,
-    result_type_of,
-    save_json,
-    tensor,
-)
+from tvm_adaptive import _tvm
+from tvm_adaptive._tvm import IRModule, Tensor, relax
 
 MODULE_FILE = "module.json"
 WEIGHTS_FILE = "weights.bin"
@@ -37,34 +26,30 @@ def save_module(mod: IRModule, folder: Path) -> None:
         prefix += "_"
     lifting = _Lifting(mod, prefix)
     body = lifting.visit_expr(main.body)
-    weights = []
+    weights = {}
     with open(folder / WEIGHTS_FILE, "wb") as file:
         for variable, value in lifting.lifted:
             array = np.ascontiguousarray(value.numpy())
-            place = {"dtype": array.dtype.name, "shape": array.shape, "offset_bytes": file.tell()}
-            weights.append({"name": str(variable.name), **place})
+            weights[str(variable.name)] = (array.dtype.name, array.shape, file.tell())
             file.write(array.view(np.uint8).data)  # bfloat16 has no buffer of its own
     parameters = [*main.params, *(variable for variable, _ in lifting.lifted)]
-    bare = relax.Function(parameters, body, result_type_of(main), main.is_pure, main.attrs)
-    functions = {**dict(mod.functions.items()), mod.get_global_var("main"): bare}
-    text = str(save_json(IRModule(functions, attrs=mod.attrs)))
+    text = str(_tvm.save_json(_tvm.with_main(mod, _tvm.with_body(main, body, parameters))))
     (folder / MODULE_FILE).write_text(json.dumps({"module": text, "weights": weights}))
 
 
 def load_module(folder: Path) -> IRModule:
     """Read a module that :func:`save_module` wrote."""
     saved = json.loads((folder / MODULE_FILE).read_text())
-    mod = load_json(saved["module"])
+    mod = _tvm.load_json(saved["module"])
     values = {}
-    for each in saved["weights"]:
-        offset, shape = each["offset_bytes"], tuple(each["shape"])
-        array = np.memmap(folder / WEIGHTS_FILE, each["dtype"], "r", offset, shape)
-        values[each["name"]] = tensor(array)
-    return relax_transform.BindParams("main", values)(mod) if values else mod
+    for name, (dtype, shape, offset_bytes) in saved["weights"].items():
+        array = np.memmap(folder / WEIGHTS_FILE, dtype, "r", offset_bytes, tuple(shape))
+        values[name] = _tvm.tensor(array)
+    return _tvm.relax_transform.BindParams("main", values)(mod) if values else mod
 
 
-@mutator
-class _Lifting(PyExprMutator):  # type: ignore[misc]
+@_tvm.mutator
+class _Lifting(_tvm.PyExprMutator):  # type: ignore[misc]
     """Put a variable in the place of each large constant."""
 
     def __init__(self, mod: IRModule, prefix: str) -> None:
@@ -74,7 +59,7 @@ class _Lifting(PyExprMutator):  # type: ignore[misc]
 
     def visit_generic_const_(self, op: Any) -> Any:
         """Visit a constant, as TVM 0.27 calls it."""
-        value = data_of_constant(op)
+        value = _tvm.data_of_constant(op)
         if not isinstance(value, Tensor) or _n_bytes(value) < _MIN_BYTES:
             return op
         variable = relax.Var(f"{self.prefix}{len(self.lifted)}", op.ty)

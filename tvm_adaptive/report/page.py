@@ -193,12 +193,11 @@ def _tasks(history: RunHistory) -> str:
 
 def _devices(history: RunHistory) -> str:
     """Return the table of a farm's devices; nothing for a run on one machine."""
-    n_timings, n_errors = Counter[str](), Counter[str]()
+    counters = n_timings, n_errors, n_faults, n_rests = [Counter[str]() for _ in range(4)]
     for event in history.timings:
         if event.get("board"):
             n_timings[str(event["board"])] += 1
             n_errors[str(event["board"])] += event.get("error") is not None
-    n_faults, n_rests = Counter[str](), Counter[str]()
     speeds: dict[str, float] = {}
     for event in history.boards:
         address = str(event.get("address"))
@@ -211,7 +210,6 @@ def _devices(history: RunHistory) -> str:
     addresses = sorted({*n_timings, *n_faults})
     if not addresses:
         return ""
-    counters = (n_timings, n_errors, n_faults, n_rests)
     rows = [
         [each, *(str(n[each]) for n in counters), _number(speeds.get(each, math.nan))]
         for each in addresses

@@ -5,6 +5,7 @@ Timer and clock are arguments, so that nothing here needs TVM or a device.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +13,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tvm_adaptive.errors import AdaptiveError
-from tvm_adaptive.runner.racing import RACED, Race
 from tvm_adaptive.runner.stopping import StoppingRule, looks
 from tvm_adaptive.runner.summary import summarize
 from tvm_adaptive.values.trial import FloatArray, Timing
@@ -36,11 +36,38 @@ SLOW_RUN_SEC = 0.1
 MISJUDGED_FACTOR = 4.0
 # The loop count of TVM's timer is a C int.
 MAX_RUNS_PER_BATCH = 2**31 - 1
-
+RACED = "raced"
+# One run is enough to see it.
+HOPELESS_FACTOR = 3.0
+# Two measurements of one kernel, a minute apart, may differ by 15 to 20 % on a virtual
+# machine, and the incumbent is the luckiest of all.
+BEHIND_FACTOR = 1.25
 
 # ``timer(number, repeat)`` returns ``repeat`` means of ``number`` runs each, in seconds; a call
 # may pay one run of warm-up that does not count.
 Timer = Callable[[int, int], Sequence[float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Race:
+    """A race against the fastest known candidate of the task; who clearly loses, stops early.
+
+    The host of a virtual machine can slow a kernel down, never speed it up. So the fastest
+    micro-batch bounds a kernel's time better than an interval around the mean. A better
+    candidate is lost only if all its micro-batches were disturbed, which would spoil a full
+    measurement as well. Racing: Maron and Moore, "Hoeffding Races", NeurIPS 1993; the bound
+    by the minimum: Chen and Revels, "Robust benchmarking in noisy environments", 2016.
+    """
+
+    incumbent_sec: float  # of one run
+
+    def is_hopeless(self, run_sec: float) -> bool:
+        """Say whether to stop after one run, or one micro-batch, of a warm kernel."""
+        return run_sec >= HOPELESS_FACTOR * self.incumbent_sec
+
+    def is_behind(self, batch_means_sec: FloatArray) -> bool:
+        """Say whether to stop after micro-batches, shape (i,), seconds."""
+        return float(batch_means_sec.min()) >= BEHIND_FACTOR * self.incumbent_sec
 
 
 def evaluate(

@@ -1,4 +1,7 @@
-"""A runner for this machine that measures each candidate only as long as needed."""
+"""A runner for this machine that measures each candidate only as long as needed.
+
+What it shares with the runner for remote devices comes first.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,17 @@ import dataclasses
 import functools
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
-from tvm_adaptive._tvm import PyRunner, RunnerInput, derived_object
+from tvm_adaptive._tvm import PyRunner, PyRunnerFuture, RunnerInput, RunnerResult, derived_object
 from tvm_adaptive.errors import (
     MACHINE_FAILURE,
+    OUT_OF_TIME,
     InvalidOptionError,
     MachineError,
     WorkerError,
@@ -24,14 +31,12 @@ from tvm_adaptive.errors import (
     summary_line,
 )
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
-from tvm_adaptive.runner.futures import FinishedFuture, PendingFuture
 from tvm_adaptive.runner.measure import (
     MeasureFunction,
     MeasureOptions,
     measure_artifact,
     use_device,
 )
-from tvm_adaptive.runner.racing import Race
 from tvm_adaptive.runner.stopping import StoppingRule, make_rule
 from tvm_adaptive.values.trial import Timing
 from tvm_adaptive.values.trial_log import Incumbent, TrialLog
@@ -48,8 +53,157 @@ _RETRY_PAUSE_SEC = 2.0
 _WORKER_MODULES = ("tvm_adaptive.runner.measure",)
 
 
+@dataclasses.dataclass
+class Candidate:
+    """A candidate in the queue, and what happened to it so far."""
+
+    runner_input: RunnerInput
+    best: Incumbent | None  # of its batch
+    is_retry: bool = False  # after the machine lacked resources
+    lost_on: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # (device, error)
+    # devices that measured it and then turned out to be unusable
+    rejected_on: list[str] = dataclasses.field(default_factory=list)
+
+    def measure_args(self) -> tuple[str, str, Sequence[Any]]:
+        """Return the picklable first three arguments of a :data:`MeasureFunction`."""
+        given = self.runner_input
+        args_info = tuple(info.as_json() for info in given.args_info)
+        return str(given.artifact_path), str(given.device_type), args_info
+
+
+CandidateJob = Job[Candidate, RunnerResult]
+
+
 @derived_object
-class AdaptiveRunner(PyRunner):  # type: ignore[misc]
+class MeasurementFuture(PyRunnerFuture):  # type: ignore[misc]
+    """A candidate that is queued, being measured or measured; MetaSchedule waits on it."""
+
+    def __init__(
+        self, answer: Future[RunnerResult], time_left: Callable[[], float] | None = None
+    ) -> None:
+        super().__init__()
+        self._answer = answer
+        self._time_left = time_left
+
+    def done(self) -> bool:
+        """Say whether the candidate is measured."""
+        return self._answer.done()
+
+    def result(self) -> RunnerResult:
+        """Wait for exactly one robust time or an error; an error once no time is left."""
+        left_sec = math.inf if self._time_left is None else max(0.0, self._time_left())
+        try:
+            # The longest wait of a lock stands for no limit.
+            return self._answer.result(min(left_sec, threading.TIMEOUT_MAX))
+        except FutureTimeoutError:
+            return RunnerResult(None, OUT_OF_TIME)
+        # An exception would end MetaSchedule's loop, which calls this.
+        except BaseException as error:
+            return RunnerResult(None, f"the candidate could not be measured: {error!r}")
+
+
+class QueueingRunner(PyRunner):  # type: ignore[misc]
+    """Queues candidates, and turns outcomes of measurements into results and journal events."""
+
+    _wait_left: Callable[[], float] | None = None  # the longest wait for a result
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        *,
+        overlap: bool,
+        trial_log: TrialLog | None,
+        race: bool,
+        journal: JournalWriter | None,
+    ) -> None:
+        super().__init__()
+        self._pool = pool
+        self.overlap = overlap
+        self._trial_log = trial_log
+        self._incumbent = trial_log.incumbent if trial_log is not None and race else None
+        self._journal: JournalWriter = journal or NullJournal()
+        self._dispatcher: Dispatcher[Candidate, RunnerResult] = Dispatcher(
+            pool, self._plan, self._give_up, overlap=overlap, may_end=self._may_end
+        )
+
+    def run(self, runner_inputs: list[RunnerInput]) -> list[MeasurementFuture]:
+        """Measure a batch, in its order; never raises for a candidate's failure."""
+        # A copy for this batch: by the time that it is measured, a search may have set another.
+        best = copy.copy(self._incumbent)
+        answers = self._dispatcher.submit([Candidate(each, best) for each in runner_inputs])
+        return [MeasurementFuture(answer, self._wait_left) for answer in answers]
+
+    def close(self) -> None:
+        """End the workers; a later :meth:`run` starts new ones."""
+        self._dispatcher.close()
+
+    def _plan(self) -> Plan:
+        """Measure queued candidates in a worker."""
+        raise NotImplementedError
+
+    def _give_up(self, job: CandidateJob, reason: str) -> RunnerResult:
+        raise NotImplementedError
+
+    def _may_end(self) -> bool:
+        """Say whether busy workers may be killed when nothing is left to do."""
+        return True
+
+    def _timed(self, job: CandidateJob, timing: Any, **where: Any) -> RunnerResult:
+        """Return the result of a measurement, offer its time, write its event."""
+        index, best = job.index, job.task.best
+        if not isinstance(timing, Timing):
+            message = f"Error: expected the measuring function's Timing, got {timing!r}"
+            return self._fail(index, message, **where)
+        if not (math.isfinite(timing.mean_sec) and timing.mean_sec > 0):
+            message = f"Error: measured {timing.mean_sec} s, which is no time"
+            return self._fail(index, message, **where)
+        if best is not None and timing.mean_sec < best.floor_sec:
+            message = (
+                f"Error: measured {timing.mean_sec:.3g} s, faster than the operations of the "
+                f"task can be done ({best.floor_sec:.3g} s): the kernel does not do them"
+            )
+            return self._fail(index, message, **where)
+        self._write("timing", index=index, error=None, **dataclasses.asdict(timing), **where)
+        if self._trial_log is not None:
+            artifact = str(job.task.runner_input.artifact_path)
+            self._trial_log.note_timing(artifact, timing.mean_sec, timing.stderr_sec)
+        if best is not None:
+            best.offer(float(timing.mean_sec))
+        return RunnerResult([float(timing.mean_sec)], None)
+
+    def _failed(self, index: int, error: Exception, **where: Any) -> RunnerResult:
+        """Return the error result of a candidate without a time."""
+        if isinstance(error, WorkerError):
+            cause = "Timeout" if isinstance(error, WorkerTimeoutError) else "Error"
+            origin = MACHINE_FAILURE if isinstance(error, MachineError) else ""
+            text, short = f"{cause}: {error}", origin + summary_line(error)
+            return self._fail(index, text, short, origin=origin, **where)
+        # A defect of this package; C++ called us: an exception would end the whole run.
+        name = type(self).__name__
+        logger.error("%s could not measure candidate %d", name, index, exc_info=error)
+        self._write("error", where=f"{name}.run", error=repr(error))
+        origin = MACHINE_FAILURE if machine_failure(error) else ""
+        return self._fail(index, f"could not measure: {error!r}", origin=origin)
+
+    def _fail(
+        self, index: int, message: str, short: str | None = None, *, origin: str = "", **where: Any
+    ) -> RunnerResult:
+        """Return an error result; the journal gets ``short`` if given, else the message."""
+        name = type(self).__name__
+        logger.debug("%s, candidate %d: %s", name, index, message)
+        self._write("timing", index=index, error=short or origin + message, **where)
+        return RunnerResult(None, f"{origin}{name}: {message}")
+
+    def _write(self, event: str, **fields: Any) -> None:
+        """Write to the journal; never raises."""
+        try:
+            self._journal.write(event, **fields)
+        except Exception:  # a full disk must not cost a measurement
+            logger.exception("%s could not write to the journal", type(self).__name__)
+
+
+@derived_object
+class AdaptiveRunner(QueueingRunner):
     """Measure candidates on this machine; ``runner="adaptive"``.
 
     Candidates are measured one after the other in a separate worker process, so that
@@ -128,9 +282,13 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
         server: ForkServer | None = None,
         journal: JournalWriter | None = None,
     ) -> None:
-        super().__init__()
-        self._time_left = time_left
         check_positive("timeout_sec", timeout_sec)
+        check_at_least("max_uses", max_uses, 1)
+        if not devices or min(devices) < 0 or len(set(devices)) < len(devices):
+            raise InvalidOptionError(
+                f"devices must be different numbers from 0 on but got {list(devices)}; (0, 1) "
+                "are the first two."
+            )
         self.timeout_sec = timeout_sec
         self.options = MeasureOptions(
             rule=make_rule(rule) if isinstance(rule, str) else rule,
@@ -138,42 +296,19 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
             max_sec=max_sec,
             cpu_cache_flush=cpu_cache_flush,
         )
-        if not devices or min(devices) < 0 or len(set(devices)) < len(devices):
-            raise InvalidOptionError(
-                f"devices must be different numbers from 0 on but got {list(devices)}; (0, 1) "
-                "are the first two."
-            )
-        self.devices = tuple(devices)
-        check_at_least("max_uses", max_uses, 1)
+        self.n_devices = len(devices)
         self._measure = measure
-        self._incumbent = trial_log.incumbent if trial_log is not None and race else None
-        self._log = TimingLog("AdaptiveRunner", journal, trial_log)
-        self._pool = WorkerPool(
-            len(self.devices),
-            setups=[functools.partial(use_device, index) for index in self.devices],
+        self._time_left = time_left
+        pool = WorkerPool(
+            len(devices),
+            setups=[functools.partial(use_device, index) for index in devices],
             max_uses=max_uses,
             server=server,
             modules=_WORKER_MODULES,
             replace_after_error=True,
             env=thread_env(n_threads),
         )
-        self.overlap = overlap
-        self._dispatcher: Dispatcher[Candidate, FinishedFuture] = Dispatcher(
-            self._pool, self._plan, self._give_up, overlap=overlap
-        )
-
-    @property
-    def n_devices(self) -> int:
-        """Devices that measure at the same time."""
-        return len(self.devices)
-
-    def run(self, runner_inputs: list[RunnerInput]) -> list[FinishedFuture] | list[PendingFuture]:
-        """Measure a batch, in its order; never raises for a candidate's failure."""
-        return submit_batch(self._dispatcher, runner_inputs, self._incumbent, overlap=self.overlap)
-
-    def close(self) -> None:
-        """End the workers; a later :meth:`run` starts new ones."""
-        self._dispatcher.close()
+        super().__init__(pool, overlap=overlap, trial_log=trial_log, race=race, journal=journal)
 
     def _plan(self) -> Plan:
         """Measure the next candidate; it gets an answer in any case."""
@@ -183,130 +318,19 @@ class AdaptiveRunner(PyRunner):  # type: ignore[misc]
         try:
             if job.task.is_retry:
                 yield Step("pausing", time.sleep, (_RETRY_PAUSE_SEC,), START_TIMEOUT_SEC)
-            options = with_race(self.options, job.task.best)
-            args = (*measure_args(job.task.runner_input), options)
+            args = (*job.task.measure_args(), self.options.against(job.task.best))
             step = Step("running", self._measure, args, self.timeout_sec)
             timing = yield from in_time(step, self._time_left)
-            answer = self._log.timed(job, timing)
-        except WorkerError as error:
+            answer = self._timed(job, timing)
+        except Exception as error:
             if isinstance(error, MachineError) and not job.task.is_retry:
                 logger.warning("candidate %d is measured once more: %s", job.index, error)
                 job.task.is_retry = True
                 self._dispatcher.put_back(job)
                 return
-            answer = self._log.failed(job.index, error)
-        except Exception as error:  # a defect of this package
-            answer = self._log.internal_error(job.index, error)
+            answer = self._failed(job.index, error)
         self._dispatcher.settle(job, answer)
 
-    def _give_up(self, job: Job[Candidate, FinishedFuture], reason: str) -> FinishedFuture:
+    def _give_up(self, job: CandidateJob, reason: str) -> RunnerResult:
         message = f"Error: could not measure: {reason}"
-        return self._log.fail(job.index, message, origin=MACHINE_FAILURE)
-
-
-@dataclasses.dataclass
-class Candidate:
-    """A candidate in the queue, and what happened to it so far."""
-
-    runner_input: RunnerInput
-    best: Incumbent | None  # of its batch
-    is_retry: bool = False  # after the machine lacked resources
-    lost_on: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # (device, error)
-    # devices that measured it and then turned out to be unusable
-    rejected_on: list[str] = dataclasses.field(default_factory=list)
-
-
-class TimingLog:
-    """Turns outcomes of measurements into results and writes their journal events."""
-
-    def __init__(
-        self, name: str, journal: JournalWriter | None, trial_log: TrialLog | None
-    ) -> None:
-        self._name = name
-        self._trial_log = trial_log
-        self._journal: JournalWriter = journal or NullJournal()
-
-    def timed(
-        self, job: Job[Candidate, FinishedFuture], timing: Any, **where: Any
-    ) -> FinishedFuture:
-        """Return the result of a measurement, offer its time, write its event."""
-        index, best = job.index, job.task.best
-        if not isinstance(timing, Timing):
-            message = f"Error: expected the measuring function's Timing, got {timing!r}"
-            return self.fail(index, message, **where)
-        if not (math.isfinite(timing.mean_sec) and timing.mean_sec > 0):
-            message = f"Error: measured {timing.mean_sec} s, which is no time"
-            return self.fail(index, message, **where)
-        if best is not None and timing.mean_sec < best.floor_sec:
-            message = (
-                f"Error: measured {timing.mean_sec:.3g} s, faster than the operations of the "
-                f"task can be done ({best.floor_sec:.3g} s): the kernel does not do them"
-            )
-            return self.fail(index, message, **where)
-        self.write("timing", index=index, error=None, **timing.as_fields(), **where)
-        if self._trial_log is not None:
-            artifact = str(job.task.runner_input.artifact_path)
-            self._trial_log.note_timing(artifact, timing.mean_sec, timing.stderr_sec)
-        if best is not None:
-            best.offer(float(timing.mean_sec))
-        return FinishedFuture(float(timing.mean_sec), None)
-
-    def failed(self, index: int, error: WorkerError, **where: Any) -> FinishedFuture:
-        """Return the error result of a candidate without a time."""
-        cause = "Timeout" if isinstance(error, WorkerTimeoutError) else "Error"
-        origin = MACHINE_FAILURE if isinstance(error, MachineError) else ""
-        text, short = f"{cause}: {error}", origin + summary_line(error)
-        return self.fail(index, text, short, origin=origin, **where)
-
-    def internal_error(self, index: int, error: Exception) -> FinishedFuture:
-        """Return the error result of a candidate that met a defect of this package."""
-        # C++ called us: an exception would end the whole run.
-        logger.error("%s could not measure candidate %d", self._name, index, exc_info=error)
-        self.write("error", where=f"{self._name}.run", error=repr(error))
-        origin = MACHINE_FAILURE if machine_failure(error) else ""
-        return self.fail(index, f"could not measure: {error!r}", origin=origin)
-
-    def fail(
-        self, index: int, message: str, short: str | None = None, *, origin: str = "", **where: Any
-    ) -> FinishedFuture:
-        """Return an error result; the journal gets ``short`` if given, else the message."""
-        logger.debug("%s, candidate %d: %s", self._name, index, message)
-        self.write("timing", index=index, error=short or origin + message, **where)
-        return FinishedFuture(None, f"{origin}{self._name}: {message}")
-
-    def write(self, event: str, **fields: Any) -> None:
-        """Write to the journal; never raises."""
-        try:
-            self._journal.write(event, **fields)
-        except Exception:  # a full disk must not cost a measurement
-            logger.exception("%s could not write to the journal", self._name)
-
-
-def submit_batch(
-    dispatcher: Dispatcher[Candidate, FinishedFuture],
-    runner_inputs: Sequence[RunnerInput],
-    incumbent: Incumbent | None,
-    *,
-    overlap: bool,
-    time_left: Callable[[], float] | None = None,
-) -> list[FinishedFuture] | list[PendingFuture]:
-    """Queue a batch and return its futures; without ``overlap``, once it is measured."""
-    # A copy for this batch: by the time that it is measured, a search may have set another.
-    best = copy.copy(incumbent)
-    answers = dispatcher.submit([Candidate(each, best) for each in runner_inputs])
-    if overlap:
-        return [PendingFuture(answer, time_left) for answer in answers]
-    return [answer.result() for answer in answers]
-
-
-def with_race(options: MeasureOptions, incumbent: Incumbent | None) -> MeasureOptions:
-    """Return the options with a race against the incumbent, if there is one."""
-    if incumbent is None or incumbent.seconds is None:
-        return options
-    return dataclasses.replace(options, race=Race(incumbent.seconds))
-
-
-def measure_args(runner_input: RunnerInput) -> tuple[str, str, Sequence[Any]]:
-    """Return the picklable first three arguments of a :data:`MeasureFunction`."""
-    args_info = tuple(info.as_json() for info in runner_input.args_info)
-    return str(runner_input.artifact_path), str(runner_input.device_type), args_info
+        return self._fail(job.index, message, origin=MACHINE_FAILURE)

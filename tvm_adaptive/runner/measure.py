@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from tvm_adaptive._tvm import alloc_argument_common, device, load_module, start_thread_pool, tvm
+from tvm_adaptive._tvm import alloc_argument_common, start_thread_pool
 from tvm_adaptive.errors import check_at_least, check_positive
-from tvm_adaptive.runner.evaluator import Timer, evaluate
-from tvm_adaptive.runner.racing import Race
+from tvm_adaptive.runner.evaluator import Race, Timer, evaluate
 from tvm_adaptive.runner.stopping import StoppingRule
 from tvm_adaptive.values.agreement import numpy_dtype, random_array
 from tvm_adaptive.values.trial import Timing
+from tvm_adaptive.values.trial_log import Incumbent
+from tvm_adaptive.workers import device_session
 from tvm_adaptive.workers.cores import take_free_core
 
 RANDOM_FILL = "tvm.contrib.random.random_fill_for_measure"
@@ -40,6 +41,12 @@ class MeasureOptions:
         check_positive("max_sec", self.max_sec)
         check_at_least("device_index", self.device_index, 0)
 
+    def against(self, incumbent: Incumbent | None) -> MeasureOptions:
+        """Return the options with a race against the incumbent, if there is one."""
+        if incumbent is None or incumbent.seconds is None:
+            return self
+        return dataclasses.replace(self, race=Race(incumbent.seconds))
+
 
 # (artifact_path, device_type, args_info as JSON objects, options) -> Timing
 MeasureFunction = Callable[[str, str, Sequence[Any], MeasureOptions], Timing]
@@ -59,13 +66,13 @@ def use_device(index: int) -> None:
 def measure_artifact(
     artifact_path: str, device_type: str, args_info: Sequence[Any], options: MeasureOptions
 ) -> Timing:
-    """Measure a built candidate on this machine."""
-    if device_type == "cpu":
+    """Measure a built candidate on this worker's device, of this machine or leased."""
+    if device_type == "cpu" and not device_session.is_elsewhere():
         give_threads_cores()
-    module = load_module(artifact_path)
+    module = device_session.load(artifact_path)
     index = options.device_index if _Worker.device_index is None else _Worker.device_index
-    dev = device(device_type, index)
-    fill = tvm.get_global_func(RANDOM_FILL)
+    dev = device_session.place(device_type, index)
+    fill = device_session.function(RANDOM_FILL)
     return measure_module(module, dev, fill, args_info, options)
 
 

@@ -33,17 +33,11 @@ from tvm_adaptive.errors import (
 from tvm_adaptive.runner.summary import summarize
 from tvm_adaptive.values.trial import FloatArray, StopDecision
 
-# AdaTune, section 4.1: n = 500 runs in micro-batches of B = 50, so at most ten.
-PAPER_RUNS_PER_BATCH = 50
-PAPER_MAX_BATCHES = 10
-PAPER_MAX_CV = 0.1
 # With one value the deviation is zero: the paper's Algorithm 1 taken literally would
 # always stop there.
 MIN_BATCHES = 3
 # With five or more values AdaTune's released code drops the smallest and the largest.
 CV_TRIM_ABOVE = 4
-# Four doublings of three: at 2 ms each, what stock's 100 ms minimum would have spent.
-PRECISION_MAX_BATCHES = 48
 
 
 class StoppingRule(Protocol):
@@ -91,10 +85,11 @@ class PaperRule:
         Default 50.
     """
 
-    max_cv: float = PAPER_MAX_CV
+    max_cv: float = 0.1
     min_batches: int = MIN_BATCHES
-    max_batches: int = PAPER_MAX_BATCHES
-    runs_per_batch: int = PAPER_RUNS_PER_BATCH
+    # AdaTune, section 4.1: n = 500 runs in micro-batches of B = 50, so at most ten.
+    max_batches: int = 10
+    runs_per_batch: int = 50
 
     def __post_init__(self) -> None:
         check_at_least("min_batches", self.min_batches, 2)
@@ -156,7 +151,8 @@ class PrecisionRule:
     relative_half_width: float = 0.03
     confidence: float = 0.9
     min_batches: int = MIN_BATCHES
-    max_batches: int = PRECISION_MAX_BATCHES
+    # Four doublings of three: at 2 ms each, what stock's 100 ms minimum would have spent.
+    max_batches: int = 48
     runs_per_batch = None  # as many as fill the duration of a micro-batch
 
     def __post_init__(self) -> None:

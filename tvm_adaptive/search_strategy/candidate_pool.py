@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from tvm_adaptive._tvm import Schedule, TuneContext
-from tvm_adaptive.search_strategy.build_cost import BuildCost
 from tvm_adaptive.search_strategy.knobs import OPEN, Point
 from tvm_adaptive.search_strategy.picking import DIVERSITY_RATIO, IndexArray, pick, pick_best
 from tvm_adaptive.search_strategy.schedules import candidate_of, key_of
 from tvm_adaptive.search_strategy.sketches import Sketches
-from tvm_adaptive.search_strategy.surrogate_search import Pool
+from tvm_adaptive.search_strategy.surrogate_search import BuildCost, Pool
 from tvm_adaptive.values.hooks import ModelHooks
 from tvm_adaptive.values.trial import FloatArray, Prediction
 from tvm_adaptive.values.trial_log import TrialLog

@@ -13,7 +13,7 @@ import itertools
 import json
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,20 +27,6 @@ OPEN = -(10**6)
 # Chance of each further change in a variation: a single changed knob keeps most of what was
 # good, and cannot leave a valley.
 _MORE_CHANGES = 0.4
-
-
-class Knob(Protocol):
-    """One decision of a sketch; it takes ``width`` places of a vector."""
-
-    @property
-    def width(self) -> int:
-        """Places in a vector."""
-
-    def draw(self, rng: np.random.Generator) -> Vector:
-        """Return a random decision."""
-
-    def vary(self, decision: Vector, rng: np.random.Generator) -> Vector:
-        """Return another decision near a given one; the same if there is no other."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,6 +110,11 @@ class Undrawn:
         """Return an open decision, which the compiler draws anew."""
         del decision, rng
         return (OPEN,) * self.width
+
+
+# One decision of a sketch, which takes ``width`` places of a vector: ``draw`` returns a random
+# one, ``vary`` another one near it, or the same if there is no other.
+Knob = Tile | Choice | Undrawn
 
 
 @dataclasses.dataclass(frozen=True)

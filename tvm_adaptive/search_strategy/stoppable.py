@@ -7,11 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from tvm_adaptive._tvm import (
-    Database,
     MeasureCandidate,
     PySearchStrategy,
     RunnerResult,
-    Schedule,
     TuneContext,
     derived_object,
     search_hooks,
@@ -33,16 +31,9 @@ class DelegatingSearch(PySearchStrategy):  # type: ignore[misc]
     def _initialize_with_tune_context(self, context: TuneContext) -> None:
         self.inner._initialize_with_tune_context(context)
 
-    def pre_tuning(
-        self,
-        max_trials: int,
-        num_trials_per_iter: int,
-        design_spaces: list[Schedule],
-        database: Database | None = None,
-        cost_model: Any = None,
-    ) -> None:
+    def pre_tuning(self, *args: Any, **options: Any) -> None:
         """Start the inner strategy."""
-        self.inner.pre_tuning(max_trials, num_trials_per_iter, design_spaces, database, cost_model)
+        self.inner.pre_tuning(*args, **options)
 
     def post_tuning(self) -> None:
         """End the inner strategy."""

@@ -112,7 +112,7 @@ class Decision:
     unit : str
         Of the scores, e.g. ``"ms/s"``; empty without one.
     retired : tuple of int
-        Arms that get no further slot.
+        Arms that get no further slot: they are finished at the next decision.
     until_success : bool
         Whether the slot may end sooner, with its first batch that has a success: enough
         for a warm-up, and to verify the best of earlier runs.

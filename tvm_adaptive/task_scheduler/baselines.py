@@ -9,8 +9,7 @@ import numpy as np
 
 from tvm_adaptive.task_scheduler.arms import Arm, Decision
 from tvm_adaptive.task_scheduler.index import argmax
-from tvm_adaptive.task_scheduler.retire import Retirement, is_spent
-from tvm_adaptive.task_scheduler.warmup import WarmUp
+from tvm_adaptive.task_scheduler.stages import WarmUp, is_spent
 from tvm_adaptive.values.trial import FloatArray
 
 # Among the live arms: (arms, live, rng) -> arm.
@@ -28,15 +27,13 @@ class BaselinePolicy:
     def __init__(self, rule: Rule, *, patience_trials: int | None = None) -> None:
         self._rule = rule
         self._patience_trials = patience_trials
-        self._retirement = Retirement()
 
     def choose(self, arms: Sequence[Arm], rng: np.random.Generator) -> Decision:
         """Choose the arm of the next slot; see :class:`~.arms.Policy`."""
-        live = self._retirement.live(arms)
-        retired = self._retirement.add(
-            k for k in live if is_spent(arms[k], _FULL_BATCHES, self._patience_trials)
-        )
-        live = self._retirement.live(arms)
+        live = [k for k, arm in enumerate(arms) if not arm.finished]
+        patience = self._patience_trials
+        retired = tuple(k for k in live if is_spent(arms[k], _FULL_BATCHES, patience))
+        live = [k for k in live if k not in retired]
         if not live:
             return Decision(None, "nothing-left", retired=retired)
         cold = _FULL_BATCHES.next_arm(arms, live)

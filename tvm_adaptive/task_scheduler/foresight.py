@@ -8,6 +8,7 @@ updated model, and only where its recent predictions ranked what was measured.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -21,23 +22,16 @@ MIN_ACCURACY = 0.3
 _NOT_MAIN = ("warm-up", "starved", "explore", "foresee")
 
 
+@dataclasses.dataclass(eq=False)
 class Foresight:
     """Adds a foresee slot after each main slot of another policy."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        families: Sequence[str],
-        promise_of: Callable[[int], Promise | None],
-        *,
-        slot_trials: int,
-        share: float,
-    ) -> None:
-        self.policy = policy
-        self.families = list(families)
-        self.promise_of = promise_of
-        self.n_trials = max(1, round(share * slot_trials))
-        self._played: int | None = None
+    policy: Policy
+    families: Sequence[str]  # of each arm
+    promise_of: Callable[[int], Promise | None]
+    slot_trials: int
+    share: float  # of these, for a foresee slot
+    _played: int | None = dataclasses.field(default=None, init=False)
 
     def choose(self, arms: Sequence[Arm], rng: np.random.Generator) -> Decision:
         """Choose the arm of the next slot; see :class:`~.arms.Policy`."""
@@ -63,4 +57,5 @@ class Foresight:
         gains_ms[~np.isfinite(gains_ms)] = np.nan
         if not np.nanmax(gains_ms, initial=0.0) > 0.0:
             return None
-        return Decision(int(np.nanargmax(gains_ms)), "foresee", self.n_trials, gains_ms, "ms")
+        n_trials = max(1, round(self.share * self.slot_trials))
+        return Decision(int(np.nanargmax(gains_ms)), "foresee", n_trials, gains_ms, "ms")

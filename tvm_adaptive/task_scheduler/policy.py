@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tvm_adaptive.errors import check_at_least, check_choices, check_positive, check_share
-from tvm_adaptive.task_scheduler import index, retire
+from tvm_adaptive.task_scheduler import index, stages
 from tvm_adaptive.task_scheduler.arms import Arm, Decision
 from tvm_adaptive.task_scheduler.forecast.belief import METHODS, forecast
 from tvm_adaptive.task_scheduler.forecast.curve import CurveFamily, curve_family
 from tvm_adaptive.task_scheduler.forecast.result import Forecast, ThroughputHistory
 from tvm_adaptive.task_scheduler.index import EPSILON
-from tvm_adaptive.task_scheduler.warmup import WarmUp
+from tvm_adaptive.task_scheduler.stages import WarmUp
 from tvm_adaptive.values.trial import FloatArray
 
 INDICES = ("gain-per-sec", "ucb", "bayes-ucb", "ei", "epsilon-greedy", "softmax")
@@ -114,20 +114,16 @@ class DynaTunePolicy:
         self.options = options
         self._forecast = forecaster or self._own_forecast
         self._outlooks: dict[int, _Outlook] = {}
-        self._retirement = retire.Retirement()
-        self._waiting = retire.Waiting()
+        self._waiting = stages.Waiting()
         self._initial_ms: float | None = None
 
     def choose(self, arms: Sequence[Arm], rng: np.random.Generator) -> Decision:
         """Choose the arm of the next slot; see :class:`~.arms.Policy`."""
         self._waiting.observe(arms)
-        warm_up, retirement = self.options.warm_up, self._retirement
-        retired = retirement.add(
-            k
-            for k in retirement.live(arms)
-            if retire.is_spent(arms[k], warm_up, self.options.patience_trials)
-        )
-        live = retirement.live(arms)
+        warm_up, patience = self.options.warm_up, self.options.patience_trials
+        live = [k for k, arm in enumerate(arms) if not arm.finished]
+        retired = tuple(k for k in live if stages.is_spent(arms[k], warm_up, patience))
+        live = [k for k in live if k not in retired]
         cold = warm_up.next_arm(arms, live)
         if cold is not None:
             trials = warm_up.trials_of(arms, cold)
@@ -135,13 +131,13 @@ class DynaTunePolicy:
             few = trials is not None
             return Decision(cold, "warm-up", n_trials=trials, retired=retired, until_success=few)
         self._update_outlooks(arms, live, rng)
-        total_ms, share = retire.end_to_end_ms(arms), self.options.retire_share
-        retired += retirement.add(
+        total_ms, share = stages.end_to_end_ms(arms), self.options.retire_share
+        retired += tuple(
             k
             for k in live
-            if retire.not_worth_a_slot(arms[k], self._outlooks[k].gain_ms, total_ms, share)
+            if stages.not_worth_a_slot(arms[k], self._outlooks[k].gain_ms, total_ms, share)
         )
-        live = retirement.live(arms)
+        live = [k for k in live if k not in retired]
         if not live:
             return Decision(None, "nothing-left", retired=retired)
         scores = self._scores(arms, live)
@@ -158,7 +154,7 @@ class DynaTunePolicy:
     ) -> None:
         """Forecast the arms that were played, or whose peers have become much better."""
         if self._initial_ms is None:
-            self._initial_ms = retire.end_to_end_ms(arms)
+            self._initial_ms = stages.end_to_end_ms(arms)
         peer_gflops = max(map(best_gflops, arms), default=0.0)
         for k in live:
             known = self._outlooks.get(k)

@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping
-from typing import Protocol, runtime_checkable
 
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.task_scheduler import baselines
@@ -23,14 +22,6 @@ _BASELINES: Mapping[str, Callable[..., Policy]] = {
 # The default's forecast and warm-up under another action function.
 _INDICES = ("epsilon-greedy", "softmax")
 POLICIES = (*PRESETS, *_BASELINES, "gradient", *_INDICES)
-
-
-@runtime_checkable
-class Resettable(Protocol):
-    """A policy that can be used for another run."""
-
-    def reset(self) -> None:
-        """Forget the last run."""
 
 
 def check_policy_name(name: str) -> None:
@@ -71,8 +62,9 @@ def make_policy(
 
 def fresh_copy(policy: Policy) -> Policy:
     """Return a user's policy in the state for a new run: reset if it can be, else copied."""
-    if isinstance(policy, Resettable):
-        policy.reset()
+    reset = getattr(policy, "reset", None)
+    if reset is not None:
+        reset()
         return policy
     try:
         return copy.deepcopy(policy)

@@ -24,13 +24,18 @@ from tvm_adaptive._tvm import (
 from tvm_adaptive.errors import check_at_least, check_share
 from tvm_adaptive.measure_callback.history import TaskHistory
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
-from tvm_adaptive.task_scheduler.arm_table import ArmTable
 from tvm_adaptive.task_scheduler.arms import Arm, Policy, PriorTrials
 from tvm_adaptive.task_scheduler.foresight import Foresight
 from tvm_adaptive.task_scheduler.presets import check_policy_name, fresh_copy, make_policy
-from tvm_adaptive.task_scheduler.slot_queue import RunLimits, Slot, SlotLength, SlotQueue
+from tvm_adaptive.task_scheduler.slot_queue import (
+    ArmTable,
+    RunLimits,
+    Slot,
+    SlotLength,
+    SlotQueue,
+)
 from tvm_adaptive.values.hooks import SearchHooks
-from tvm_adaptive.values.trial import Promise, Trial
+from tvm_adaptive.values.trial import Trial
 
 logger = logging.getLogger(__name__)
 
@@ -221,9 +226,11 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         arm_table = ArmTable(names, weights, [float(record.flop) for record in self._records])
         for index, name in enumerate(names):
             if name in self._prior:
-                arm_table.set_prior(index, self._prior[name])
+                arm_table.change(index, prior=self._prior[name])
             if name in self._earlier:
-                arm_table.restore(index, self._earlier[name])
+                played = self._earlier[name]
+                arm_table.add_trials(index, played.latencies_ms)
+                arm_table.change(index, n_slots=played.n_slots, spent_sec=played.spent_sec)
         return arm_table
 
     def _new_policy(self) -> Policy:
@@ -242,11 +249,12 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
             return policy
         families = [anchor_of(record.ctx.mod) for record in self._records]
         return Foresight(
-            policy, families, self._promise, slot_trials=slot_trials, share=self.foresee_share
+            policy,
+            families,
+            lambda index: self._hooks(index).promise(),
+            slot_trials=slot_trials,
+            share=self.foresee_share,
         )
-
-    def _promise(self, index: int) -> Promise | None:
-        return self._hooks(index).promise()
 
     def _hooks(self, index: int) -> SearchHooks:
         return search_hooks(self._records[index].ctx.search_strategy)
@@ -378,21 +386,12 @@ class CallbackGuard(PyMeasureCallback):  # type: ignore[misc]
         self.callbacks = list(callbacks)
         self.scheduler = scheduler
 
-    def apply(
-        self,
-        task_scheduler: Any,
-        task_id: int,
-        measure_candidates: Any,
-        builder_results: Any,
-        runner_results: Any,
-    ) -> None:
-        """Pass one batch on."""
-        self.scheduler.results_in(int(task_id), list(runner_results))
+    def apply(self, task_scheduler: Any, task_id: int, *batch: Any) -> None:
+        """Pass one batch on: candidates, builder results, and runner results."""
+        self.scheduler.results_in(int(task_id), list(batch[-1]))
         for callback in self.callbacks:
             try:
-                callback.apply(
-                    task_scheduler, task_id, measure_candidates, builder_results, runner_results
-                )
+                callback.apply(task_scheduler, task_id, *batch)
             except Exception as error:
                 # MetaSchedule would end the run without counting the batch.
                 kind = type(getattr(callback, "_inst", callback)).__name__

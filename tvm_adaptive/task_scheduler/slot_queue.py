@@ -1,4 +1,4 @@
-"""The slots of a run: decided on, being played, being measured, and when there are no more."""
+"""The arms and slots of a run: decided on, played, measured, and when there are no more."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import dataclasses
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from tvm_adaptive.errors import check_at_least, check_positive, check_share
+from tvm_adaptive.errors import InvalidOptionError, check_at_least, check_positive, check_share
 from tvm_adaptive.measure_callback.journal import JournalWriter
-from tvm_adaptive.task_scheduler.arm_table import ArmTable, check_decision
 from tvm_adaptive.task_scheduler.arms import Arm, Decision, Policy
 
 logger = logging.getLogger(__name__)
@@ -21,6 +20,55 @@ logger = logging.getLogger(__name__)
 # Twice what TVM's own search allows itself: a strategy that returns empty batches without
 # end would never use up a trial, and its task would never finish.
 MAX_EMPTY_ROUNDS = 10
+
+
+class ArmTable:
+    """One :class:`Arm` per task, replaced whenever something is measured or charged."""
+
+    def __init__(
+        self, names: Sequence[str], weights: Sequence[float], flops: Sequence[float]
+    ) -> None:
+        self._arms = [
+            Arm(str(name), float(weight), max(1.0, float(flop)), np.empty(0), 0, 0.0)
+            for name, weight, flop in zip(names, weights, flops, strict=True)
+        ]
+
+    @property
+    def arms(self) -> tuple[Arm, ...]:
+        """All arms, in the order of the tasks."""
+        return tuple(self._arms)
+
+    @property
+    def live(self) -> list[int]:
+        """Indices of the arms that can still be played."""
+        return [index for index, arm in enumerate(self._arms) if not arm.finished]
+
+    @property
+    def weighted_ms(self) -> float:
+        """Milliseconds of the network, without arms that finished without a valid result."""
+        counted = [arm for arm in self._arms if not (arm.finished and math.isinf(arm.best_ms))]
+        return math.fsum(arm.weight * arm.best_ms for arm in counted) if counted else math.inf
+
+    def change(self, index: int, **changes: object) -> None:
+        """Replace fields of an arm."""
+        self._arms[index] = dataclasses.replace(self._arms[index], **changes)  # type: ignore[arg-type]
+
+    def open_slot(self, index: int) -> None:
+        """Count a slot that begins."""
+        self.change(index, n_slots=self._arms[index].n_slots + 1)
+
+    def charge(self, index: int, seconds: float) -> None:
+        """Add wall-clock seconds to what an arm has cost."""
+        self.change(index, spent_sec=self._arms[index].spent_sec + seconds)
+
+    def add_trials(self, index: int, latencies_ms: Iterable[float]) -> None:
+        """Append trials in the order measured; ``nan`` for one that failed."""
+        added = np.fromiter(latencies_ms, dtype=np.float64)
+        self.change(index, latencies_ms=np.concatenate([self._arms[index].latencies_ms, added]))
+
+    def finish(self, index: int) -> None:
+        """Exclude an arm from all further decisions."""
+        self.change(index, finished=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,28 +148,20 @@ class Slot:
         return self.n_rounds >= length.rounds
 
 
+@dataclasses.dataclass(eq=False)
 class SlotQueue:
     """The slots of one run: opens them by the policy's decisions, charges and closes them."""
 
-    def __init__(
-        self,
-        arm_table: ArmTable,
-        policy: Policy,
-        rng: np.random.Generator,
-        *,
-        limits: RunLimits,
-        journal: JournalWriter,
-        clock: Callable[[], float],
-        terminate: Callable[[int], None],
-    ) -> None:
-        self.arm_table = arm_table
-        self.policy = policy
-        self.rng = rng
-        self.limits = limits
-        self.journal = journal
-        self.clock = clock
-        self._terminate = terminate  # ends a task for MetaSchedule
-        self.start_sec = self.charged_sec = clock()  # seconds are charged up to the second
+    arm_table: ArmTable
+    policy: Policy
+    rng: np.random.Generator
+    limits: RunLimits
+    journal: JournalWriter
+    clock: Callable[[], float]
+    terminate: Callable[[int], None]  # ends a task for MetaSchedule
+
+    def __post_init__(self) -> None:
+        self.start_sec = self.charged_sec = self.clock()  # seconds are charged up to the second
         self.current: Slot | None = None
         # decided on, the oldest first: their first batches are being searched elsewhere
         self.ahead: list[Slot] = []
@@ -203,7 +243,7 @@ class SlotQueue:
 
     def finish(self, index: int) -> None:
         """Exclude an arm from all further slots."""
-        self._terminate(index)
+        self.terminate(index)
         self.arm_table.finish(index)
 
     def is_budget_spent(self) -> bool:
@@ -231,6 +271,26 @@ def least_played(arms: Sequence[Arm]) -> int:
     """Return the first of the unfinished arms with the fewest slots."""
     live = [index for index, arm in enumerate(arms) if not arm.finished]
     return min(live, key=lambda index: arms[index].n_slots)
+
+
+def check_decision(decision: Decision, arms: Sequence[Arm]) -> None:
+    """Raise unless a policy's decision can be carried out."""
+    for index in (*decision.retired, *([] if decision.arm is None else [decision.arm])):
+        if not 0 <= index < len(arms):
+            raise InvalidOptionError(
+                f"The policy named arm {index}; there are arms 0 to {len(arms) - 1}."
+            )
+    if decision.arm is not None and (
+        arms[decision.arm].finished or decision.arm in decision.retired
+    ):
+        raise InvalidOptionError(
+            f"The policy chose arm {decision.arm} ({arms[decision.arm].name}), which is "
+            "finished; a policy must choose among the others or end the run with None."
+        )
+    if decision.n_trials is not None and decision.n_trials < 1:
+        raise InvalidOptionError(
+            f"The policy asked for {decision.n_trials} trials; ask for at least 1, or None."
+        )
 
 
 def decision_fields(decision: Decision, arms: Sequence[Arm]) -> dict[str, Any]:

@@ -9,14 +9,15 @@ Each check raises AssertionError with the rule and what the policy did.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.task_scheduler.arm_table import check_decision
 from tvm_adaptive.task_scheduler.arms import Arm, Decision, Policy
+from tvm_adaptive.task_scheduler.slot_queue import check_decision
 from tvm_adaptive.testing.recording import Recording
 from tvm_adaptive.testing.replay import ReplayRun, replay
 from tvm_adaptive.testing.synthetic import SyntheticArm, record_arms
@@ -49,7 +50,8 @@ class PolicyReport:
 
 def check_policy(make_policy: MakePolicy, *, seed: int = 0) -> PolicyReport:
     """Run all checks."""
-    check_choices(make_policy, seed)
+    # Live arms, well-formed decisions, and histories that are left alone.
+    _replayed(make_policy, _arms_alike(failing=0.2), seed)
     check_single_arm(make_policy, seed)
     check_failing_arms(make_policy, seed)
     check_nothing_left(make_policy, seed)
@@ -62,29 +64,21 @@ def check_policy(make_policy: MakePolicy, *, seed: int = 0) -> PolicyReport:
     )
 
 
-def check_choices(make_policy: MakePolicy, seed: int) -> None:
-    """Require live arms, well-formed decisions, and histories that are left alone."""
-    _replayed(make_policy, _arms_alike(failing=0.2), seed)
-
-
 def check_single_arm(make_policy: MakePolicy, seed: int) -> None:
     """Tune a network of one task."""
-    recording = record_arms((_ARM,), n_trials=_N_TRIALS, batch=_BATCH, seed=seed)
-    run = _replayed(make_policy, recording, seed)
+    run = _replayed(make_policy, _recorded(_ARM, seed=seed), seed)
     assert len(run.choices) > 0, "with one arm, the policy ended the run without playing it"
 
 
 def check_failing_arms(make_policy: MakePolicy, seed: int) -> None:
     """Require that arms that always fail stop neither the run nor other arms."""
     broken = dataclasses.replace(_ARM, name="broken", failing=1.0, flop=1e12)
-    recording = record_arms((broken, _ARM), n_trials=_N_TRIALS, batch=_BATCH, seed=seed)
-    run = _replayed(make_policy, recording, seed)
+    run = _replayed(make_policy, _recorded(broken, _ARM, seed=seed), seed)
     assert 1 in run.choices[:_STALL_SLOTS], (
         f"an arm that always fails kept the policy from the other one for {_STALL_SLOTS} slots"
     )
     assert run.latency_ms[-1] < run.latency_ms[0], "the arm that can be tuned was not"
-    every = record_arms((broken,), n_trials=_N_TRIALS, batch=_BATCH, seed=seed)
-    _replayed(make_policy, every, seed)
+    _replayed(make_policy, _recorded(broken, seed=seed), seed)
 
 
 def check_nothing_left(make_policy: MakePolicy, seed: int) -> None:
@@ -158,10 +152,10 @@ def _replayed(make_policy: MakePolicy, recording: Recording, seed: int) -> Repla
 
 
 def _arms_alike(failing: float = 0.0) -> Recording:
-    arms = tuple(
-        dataclasses.replace(
-            _ARM, name=f"arm{k}", start_ms=4.0 + k, flop=1e9 * (1 + k), failing=failing
-        )
-        for k in range(_N_ARMS)
-    )
-    return record_arms(arms, n_trials=_N_TRIALS, batch=_BATCH)
+    arm = functools.partial(dataclasses.replace, _ARM, failing=failing)
+    arms = [arm(name=f"arm{k}", start_ms=4.0 + k, flop=1e9 * (1 + k)) for k in range(_N_ARMS)]
+    return _recorded(*arms, seed=0)
+
+
+def _recorded(*arms: SyntheticArm, seed: int) -> Recording:
+    return record_arms(arms, n_trials=_N_TRIALS, batch=_BATCH, seed=seed)

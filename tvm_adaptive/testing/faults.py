@@ -16,15 +16,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tvm_adaptive._tvm import (
-    IRModule,
-    Module,
-    Target,
-    Tensor,
-    structural_hash,
-    with_swapped_arguments,
-    without_bodies,
-)
+from tvm_adaptive import _tvm
+from tvm_adaptive._tvm import IRModule, Module, Target, Tensor
 from tvm_adaptive.builder.compile import build_candidate
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.runner.measure import MeasureOptions, measure_artifact
@@ -82,15 +75,15 @@ def build_with_fault(
     faults: Faults, mod: IRModule, target: Target, params: dict[str, Tensor] | None
 ) -> Module:
     """Build a module, or carry out its fault."""
-    fault = faults.of(structural_hash(mod))
+    fault = faults.of(_tvm.structural_hash(mod))
     if fault == "compile_crash":
         os.abort()
     if fault == "compile_hang":
         hang()
     if fault == "wrong":
-        mod = without_bodies(mod)
+        mod = _tvm.without_bodies(mod)
     if fault == "swapped":
-        mod = with_swapped_arguments(mod)
+        mod = _tvm.with_swapped_arguments(mod)
     return build_candidate(mod, target, params)
 
 

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from tvm_adaptive.errors import InvalidOptionError, check_positive
-from tvm_adaptive.task_scheduler.arm_table import ArmTable, check_decision
 from tvm_adaptive.task_scheduler.arms import Decision, Policy
+from tvm_adaptive.task_scheduler.slot_queue import ArmTable, check_decision
 from tvm_adaptive.testing.recording import Recording, TaskRecording
 from tvm_adaptive.values.trial import FloatArray
 

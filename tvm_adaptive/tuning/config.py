@@ -276,13 +276,7 @@ class TuneConfig:
         return {name: getattr(self, name) for name in ("layout", "prepack", "vector_math")}
 
     def replace(self, **changes: Any) -> TuneConfig:
-        """Return a copy with some attributes changed; None keeps an attribute.
-
-        Raises
-        ------
-        InvalidOptionError
-            When an attribute does not exist.
-        """
+        """Return a copy with attributes changed; None keeps one, InvalidOptionError if unknown."""
         known = {field.name for field in dataclasses.fields(self)}
         if unknown := sorted(set(changes) - known):
             raise InvalidOptionError(
@@ -322,13 +316,7 @@ PRESETS: dict[str, TuneConfig] = {"default": DEFAULT, "paper": PAPER}
 
 
 def preset(name: str) -> TuneConfig:
-    """Return a preset by name.
-
-    Raises
-    ------
-    InvalidOptionError
-        When there is none of that name.
-    """
+    """Return a preset by name; raise InvalidOptionError if there is none of that name."""
     if name not in PRESETS:
         raise InvalidOptionError(f"Unknown preset {name!r}; possible are {', '.join(PRESETS)}.")
     return PRESETS[name]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.tuning.config import TuneConfig, preset
+from tvm_adaptive.tuning.config import DEFAULT, TuneConfig, preset
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -26,6 +26,8 @@ else:
     import tomli as tomllib
 
 _NONE = "none"
+
+_Stage = typing.TypeVar("_Stage", bound=Any)
 
 
 def read_config(path: Path) -> TuneConfig:
@@ -46,12 +48,12 @@ def parse_config(text: str, name: str = "the configuration") -> TuneConfig:
     base_name = given.pop("preset", "default")
     if not isinstance(base_name, str):
         raise InvalidOptionError(f"{name}: preset must be a name but got {base_name!r}.")
-    return typing.cast(TuneConfig, _changed(preset(base_name), given, name, ""))
+    return _changed(preset(base_name), given, name)
 
 
 def config_of_fields(fields: dict[str, Any], name: str) -> TuneConfig:
     """Return the configuration of nested mappings, as in a journal."""
-    return typing.cast(TuneConfig, _changed(preset("default"), fields, name, ""))
+    return _changed(DEFAULT, fields, name)
 
 
 def write_config(config: TuneConfig) -> str:
@@ -63,7 +65,7 @@ def write_config(config: TuneConfig) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _changed(stage: Any, given: dict[str, Any], name: str, prefix: str) -> Any:
+def _changed(stage: _Stage, given: dict[str, Any], name: str, prefix: str = "") -> _Stage:
     """Return a dataclass with some of its fields changed, each checked by its type."""
     hints = typing.get_type_hints(type(stage))
     changes = {}

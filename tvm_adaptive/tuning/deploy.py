@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tvm_adaptive._tvm import FFI_VERSION, TVM_VERSION, ExtractedTask, args_info_of
-from tvm_adaptive.database.location import open_store
+from tvm_adaptive.database.store import open_store
 from tvm_adaptive.errors import InvalidOptionError, WorkerError, check_choices
 from tvm_adaptive.measure_callback.journal import JOURNAL_FILE, finite
 from tvm_adaptive.models import Network, TIRWorkload
@@ -20,19 +21,19 @@ from tvm_adaptive.models.frontend import Sample, load
 from tvm_adaptive.models.prepare import LAYOUTS
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.config import DEFAULT, TuneConfig
-from tvm_adaptive.tuning.end_to_end import tasks_and_check
 from tvm_adaptive.tuning.finalists import Finalists, finalists_of_run, finalists_of_store
 from tvm_adaptive.tuning.finals import checked_database
-from tvm_adaptive.tuning.loader_examples import Argument, cpp_example, python_example
+from tvm_adaptive.tuning.network_check import tasks_and_check
 from tvm_adaptive.tuning.observer import Observer
 from tvm_adaptive.tuning.outcome import Comparison
+from tvm_adaptive.tuning.resume import read_settings
 from tvm_adaptive.tuning.run_lock import owned
-from tvm_adaptive.tuning.run_settings import read_settings
 from tvm_adaptive.tuning.session import RunContext, check_disk_space, interrupts_of, open_services
 from tvm_adaptive.tuning.target import TargetLike, describe_target, farm_of, resolve_target
 from tvm_adaptive.workers.environment import Environment
 
 SUMMARY_FILE = "summary.json"
+_TEMPLATES = Path(__file__).with_name("templates")
 # The events of compiling and checking. Not a run's journal: nothing was tuned here.
 APPLY_FILE = "apply.jsonl"
 
@@ -104,13 +105,13 @@ def apply(
             raise InvalidOptionError(
                 f"Target, shapes and inputs are those of the run {what}; omit them."
             )
-        settings = read_settings(run)
-        what, target = settings.options.what, settings.options.target
-        input_shapes, inputs = settings.input_shapes, settings.inputs
+        options, _ = read_settings(run)
+        what, target = options.what, options.target
+        input_shapes, inputs = options.input_shapes, options.inputs
         other_farm = {}
         if config.measure.tracker is not None:
             other_farm = {"runner": config.runner, "measure": config.measure}
-        config = settings.options.config.replace(**other_farm)
+        config = options.config.replace(**other_farm)
     model = load(what, input_shapes or {}, inputs=inputs)
     with _opened(out_dir, config, target, observer) as context:
         fields = {"what": what, "run": None if run is None else str(run)}
@@ -132,15 +133,7 @@ def _opened(
     check_disk_space(out_dir)
     with owned(out_dir) as owner, open_services(out_dir / APPLY_FILE, observer) as services:
         context = RunContext(
-            journal=services.journal,
-            observer=services.observer,
-            server=services.server,
-            config=config,
-            target=resolved,
-            work_dir=services.journal.path.parent,
-            seed=0,
-            budget=Budget(),
-            farm=farm,
+            **services, config=config, target=resolved, seed=0, budget=Budget(), farm=farm
         )
         with interrupts_of(context, owner):
             try:
@@ -209,28 +202,46 @@ def _compiled(
 def _write_examples(
     context: RunContext, model: Network | TIRWorkload, library: Path
 ) -> tuple[Path, ...]:
-    """Write programs that load a library; return their paths."""
+    """Write programs that load a library and run it once, with TVM's runtime alone."""
     device = device_kind(context.target)
     if isinstance(model, Network):
         kind = "network"
         arguments = [
-            Argument(name, shape, model.input_dtypes[name])
-            for name, shape in model.input_shapes.items()
+            (name, shape, model.input_dtypes[name]) for name, shape in model.input_shapes.items()
         ]
     else:
         kind = "function"
         arguments = [
-            Argument(f"buffer_{place}", tuple(int(n) for n in info.shape), str(info.dtype))
+            (f"buffer_{place}", tuple(int(n) for n in info.shape), str(info.dtype))
             for place, info in enumerate(args_info_of(model.mod))
         ]
-    # A library runs with the version that made it.
-    pins = f"apache-tvm=={TVM_VERSION} apache-tvm-ffi=={FFI_VERSION}"
-    texts = {"example.py": python_example(kind, library.name, arguments, device=device, pins=pins)}
+    values = {
+        "library": library.name,
+        "arguments": "\n".join(f"    {argument!r}," for argument in arguments),
+        "device": device,
+        # A library runs with the version that made it.
+        "pins": f"apache-tvm=={TVM_VERSION} apache-tvm-ffi=={FFI_VERSION}",
+    }
+    texts = {"example.py": _filled(f"{kind}.py", values)}
     if (kind, device) == ("network", "cpu"):
         texts["example.cc"] = cpp_example(library.name, arguments)
     for name, text in texts.items():
         (context.work_dir / name).write_text(text, encoding="utf-8")
     return tuple(context.work_dir / name for name in texts)
+
+
+def cpp_example(library: str, arguments: Sequence[tuple[str, Sequence[int], str]]) -> str:
+    """Return a C++ program that runs a network on the CPU, by its inputs' shapes and dtypes."""
+    lines = [
+        f'      Zeros({{{", ".join(str(extent) for extent in shape)}}}, "{dtype}")'
+        for _, shape, dtype in arguments
+    ]
+    return _filled("network.cc", {"library": library, "arguments": ",\n".join(lines)})
+
+
+def _filled(name: str, values: Mapping[str, str]) -> str:
+    text = (_TEMPLATES / f"{name}.template").read_text(encoding="utf-8")
+    return string.Template(text).substitute(values)
 
 
 def _write_summary(applied: Applied) -> None:

@@ -8,14 +8,19 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from tvm_adaptive._tvm import FFI_VERSION, TVM_VERSION
-from tvm_adaptive.database.location import USER_STORE, open_store, user_store
+import numpy as np
+
+from tvm_adaptive._tvm import FFI_VERSION, TVM_VERSION, device, parallel_product, tensor
+from tvm_adaptive.database.location import USER_STORE, user_store
+from tvm_adaptive.database.store import open_store
 from tvm_adaptive.errors import AdaptiveError
-from tvm_adaptive.tuning.noise import NOISY_SPREAD, spread_of, time_fixed_kernel
+from tvm_adaptive.models import compile_tir
+from tvm_adaptive.runner.measure import give_threads_cores
 from tvm_adaptive.tuning.target import resolve_target
 from tvm_adaptive.workers.containers import available_memory, cpu_limit, memory_limit
 from tvm_adaptive.workers.cores import describe_quota, thread_env, usable_physical_cores
@@ -33,6 +38,12 @@ _LEAST_DISK_GB = 1.0
 _LEAST_MEMORY_GB = 3.0
 # LLVM's names for a processor that it does not know.
 _NAMELESS_CPUS = ("", "generic", "x86-64", "i686")
+# If nine of ten timings of one kernel differ by more than this, smaller differences between
+# candidates are noise, too.
+NOISY_SPREAD = 0.1
+# Long against the timer and the scheduler's tick, short against disturbances of seconds.
+_SAMPLE_MS = 20
+_SIZE = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,7 +195,8 @@ def check_noise() -> CheckResult:
 
 def noise_result(samples_ms: Sequence[float]) -> CheckResult:
     """Return the result for timings of one kernel."""
-    spread = spread_of(list(samples_ms))
+    low, high = np.quantile(samples_ms, [0.1, 0.9])
+    spread = float(high / low - 1.0)
     text = f"nine of ten timings of one kernel within {spread:.1%}"
     if spread <= NOISY_SPREAD:
         return CheckResult("noise", "ok", text)
@@ -193,6 +205,25 @@ def noise_result(samples_ms: Sequence[float]) -> CheckResult:
         "can distinguish candidates that differ by less."
     )
     return CheckResult("noise", "warning", text, fix)
+
+
+def time_fixed_kernel(seconds: float) -> list[float]:
+    """Return milliseconds of one matrix product, a sample per 20 ms; for a separate process."""
+    # All cores take part, as in tuned kernels: their disturbances count.
+    module = compile_tir(parallel_product(_SIZE), resolve_target("cpu"))
+    cpu = device("cpu", 0)
+    rng = np.random.default_rng(0)
+    args = [tensor(rng.random((_SIZE, _SIZE), np.float32), cpu) for _ in range(3)]
+    give_threads_cores()
+    evaluator = module.time_evaluator(
+        module.entry_name, cpu, number=1, repeat=1, min_repeat_ms=_SAMPLE_MS
+    )
+    evaluator(*args)
+    samples: list[float] = []
+    end = time.monotonic() + seconds
+    while time.monotonic() < end or not samples:
+        samples.append(float(evaluator(*args).mean) * 1e3)
+    return samples
 
 
 def is_fit(results: Sequence[CheckResult]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,8 +30,7 @@ class Best(NamedTuple):
     is_checked: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class ShownTask:
+class ShownTask(NamedTuple):
     """A task of a run."""
 
     name: str
@@ -43,35 +41,38 @@ class ShownTask:
 
 def shown_tasks(work_dir: Path) -> list[ShownTask]:
     """Return the tasks of a run in their order, also of one in progress or killed."""
-    tasks: list[tuple[str, ShownTask]] = []
-
-    def take(event: dict[str, Any]) -> None:
-        if event["event"] == "tasks":
-            tasks[:] = [
-                (
-                    task["workload_key"],
-                    ShownTask(task["name"], task["family"], float(task["weight"]), Best()),
-                )
-                for task in event["tasks"]
-            ]
-
-    follow(journal_of(work_dir), take)
+    tasks = _last_event(work_dir, "tasks").get("tasks")
     if not tasks:
         raise InvalidOptionError(f"{work_dir}: the run had not begun its search; continue it.")
     best = _best_records(work_dir)
-    return [dataclasses.replace(task, best=best.get(key, Best())) for key, task in tasks]
+    return [
+        ShownTask(
+            task["name"],
+            task["family"],
+            float(task["weight"]),
+            best.get(task["workload_key"], Best()),
+        )
+        for task in tasks
+    ]
 
 
 def shown_comparison(work_dir: Path) -> Comparison | None:
     """Return what the tuned network was last compared with; None before that."""
-    found: list[Comparison] = []
+    event = _last_event(work_dir, "comparison")
+    return Comparison.from_fields(event) if event else None
+
+
+def _last_event(work_dir: Path, kind: str) -> dict[str, Any]:
+    """Return the last event of a kind in a run's journal; an empty one without it."""
+    found: dict[str, Any] = {}
 
     def take(event: dict[str, Any]) -> None:
-        if event["event"] == "comparison":
-            found[:] = [Comparison.from_fields(event)]
+        nonlocal found
+        if event["event"] == kind:
+            found = event
 
     follow(journal_of(work_dir), take)
-    return found[0] if found else None
+    return found
 
 
 def best_schedule(work_dir: Path, task_name: str | None = None) -> tuple[str, str]:

@@ -116,14 +116,10 @@ def _watch(
             if request == 1:
                 interrupt()
                 logger.warning("%s: stopping after this round; once more ends at once", name)
-            elif request == 2 and _is_interactive():
+            elif request == 2 and (hasattr(sys, "ps1") or sys.flags.interactive):
                 logger.warning("%s: stopping after this round; restart Python to end now", name)
             elif request == 2:
                 end(name)
-
-
-def _is_interactive() -> bool:
-    return hasattr(sys, "ps1") or bool(sys.flags.interactive)
 
 
 def _end_display(name: str, restore_screen: Callable[[], None]) -> None:

@@ -1,17 +1,26 @@
-"""What the checks of networks and of single functions share: workers, time, and findings."""
+"""What the checks of networks and of single functions share, and the check of single functions.
+
+Both compile and run in worker processes, so that a crash or a hang does not end the run.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tvm_adaptive._tvm import Database, ExtractedTask, args_info_of, save_json
 from tvm_adaptive.errors import OUT_OF_TIME, OutOfTimeError, WorkerTimeoutError, summary_line
+from tvm_adaptive.models import largest_difference
+from tvm_adaptive.models.compile import device_kind, export_function, schedule_tir
+from tvm_adaptive.models.run import try_function
 from tvm_adaptive.runner.rpc.leased_worker import LeasingPool
+from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.session import RunContext
 from tvm_adaptive.tuning.target import n_cores_of
+from tvm_adaptive.values.agreement import outputs_problem
 from tvm_adaptive.workers.cores import thread_env
 from tvm_adaptive.workers.device_session import save_linked
 from tvm_adaptive.workers.pool import WorkerPool
@@ -20,7 +29,7 @@ if TYPE_CHECKING:  # in typing from Python 3.11 on
     from typing_extensions import Self
 
 # Untuned networks are slow: a few inferences of ten seconds each have to fit.
-_RUN_TIMEOUT_SEC = 120.0
+RUN_TIMEOUT_SEC = 120.0
 # With less, starting a worker and loading a library would be cut short as often as not.
 LEAST_RUN_SEC = 1.0
 # Compiling tuned functions takes longer than untuned ones: they are unrolled.
@@ -95,14 +104,11 @@ class LibraryCheck:
         task: tuple[Any, ...],
         path: Path,
         most_sec: float = math.inf,
-        late: Callable[[float], None] | None = None,
+        late: Callable[[float], None] | None = None,  # reports that ``most_sec`` have passed
     ) -> Any:
-        """Run a library in the worker; None after an error, which is reported.
-
-        ``late`` reports that ``most_sec`` have passed; without it the budget was too short.
-        """
-        limit_sec = min(_RUN_TIMEOUT_SEC, most_sec, self._context.budget.left_sec)
-        if limit_sec < min(LEAST_RUN_SEC, _RUN_TIMEOUT_SEC):
+        """Run a library in the worker; None after an error, which is reported."""
+        limit_sec = min(RUN_TIMEOUT_SEC, most_sec, self._context.budget.left_sec)
+        if limit_sec < LEAST_RUN_SEC:
             self._report_shortfall(f"no time was left to run {path.name}")
             return None
         (outcome,) = self._pool.map(function, [task], limit_sec)
@@ -111,7 +117,7 @@ class LibraryCheck:
             return outcome.value
         if isinstance(outcome.error, WorkerTimeoutError) and late is not None:
             late(limit_sec)
-        elif isinstance(outcome.error, WorkerTimeoutError) and limit_sec < _RUN_TIMEOUT_SEC:
+        elif isinstance(outcome.error, WorkerTimeoutError) and limit_sec < RUN_TIMEOUT_SEC:
             self._report_shortfall(f"{path.name} was stopped after the {limit_sec:.0f} s left")
         else:
             self._report_failure(path, outcome.error)
@@ -161,3 +167,101 @@ class LibraryCheck:
                 return path
             path.unlink()
         return library
+
+
+class OperatorCheck(LibraryCheck):
+    """Compile, run and time single functions before and after their search."""
+
+    def __init__(self, context: RunContext, tasks: Sequence[ExtractedTask]) -> None:
+        super().__init__(context)
+        self._tasks = tasks
+        self._before: list[Measurement | None] = []
+
+    def measure_untuned(self) -> None:
+        """Run every function without tuning: the reference for speed and outputs."""
+        budget = self._context.budget
+        with self._context.stage("untuned"):
+            least_left_sec = (1.0 - UNTUNED_SHARE) * budget.left_sec
+            for task in self._tasks:
+                if budget.left_sec <= least_left_sec < math.inf:
+                    self._report_shortfall(f"no time was left to time {task.task_name} untuned")
+                    self._before.append(None)
+                    continue
+                path = self._compile(task, None)
+                # A function's first run is worth a little more than its share.
+                most_sec = max(budget.left_sec - least_left_sec, LEAST_RUN_SEC)
+                self._before.append(None if path is None else self._measure(task, path, most_sec))
+        known = [each.latency_sec for each in self._before if each is not None]
+        if len(known) == len(self._tasks):
+            self._context.journal.write("untuned", seconds=sum(known))
+            self._context.observer.note(f"untuned: {sum(known) * 1e3:.3f} ms")
+
+    def measure_tuned(self, database: Database) -> Comparison | None:
+        """Compile with a database, compare with the untuned functions."""
+        if self._context.budget.interrupted:
+            return None
+        # All libraries before any comparison: they are what the user wants.
+        with self._context.stage("compile"):
+            paths = [self._compile(task, database) for task in self._tasks]
+        compiled = list(zip(self._tasks, paths, strict=True))
+        with self._context.stage("compare"):
+            after = [None if path is None else self._measure(task, path) for task, path in compiled]
+            for task, path in compiled:
+                if path is not None:
+                    self.libraries[str(task.task_name)] = self._linked(path)
+        self.n_tuned = sum(
+            path is not None and database.has_workload(task.dispatched[0])
+            for task, path in compiled
+        )
+        self.coverage = f"{self.n_tuned} of {len(self._tasks)} functions tuned"
+        return self._compare(self._before, after)
+
+    def _compile(self, task: ExtractedTask, database: Database | None) -> Path | None:
+        """Compile a function; return None, and report why, if there is no library."""
+        target = self._context.target
+        # Two names: a worker that has loaded a library would find the old one under it.
+        state = ".untuned" if database is None else ""
+        path = self._context.work_dir / f"{task.task_name}{state}{self._suffix}"
+        try:
+            mod = schedule_tir(task.dispatched[0], target, database)
+            self._compile_tuned(export_function, (save_json(mod), save_json(target), str(path)))
+        except Exception as error:
+            self._report_uncompiled(path, error, "")
+            return None
+        return path
+
+    def _measure(
+        self, task: ExtractedTask, path: Path, most_sec: float = math.inf
+    ) -> Measurement | None:
+        mod = task.dispatched[0]
+        args = [(tuple(int(n) for n in arg.shape), str(arg.dtype)) for arg in args_info_of(mod)]
+        job = (str(path), args, device_kind(self._context.target), self._context.seed)
+        found = self._run(try_function, job, path, most_sec)
+        return None if found is None else Measurement(*found)
+
+    def _compare(
+        self, before: Sequence[Measurement | None], after: Sequence[Measurement | None]
+    ) -> Comparison | None:
+        """Compare what was measured; None if a measurement is missing."""
+        pairs = [
+            (old, new)
+            for old, new in zip(before, after, strict=True)
+            if old is not None and new is not None
+        ]
+        if len(pairs) < len(before):
+            return None
+        differences = [largest_difference(new.outputs, old.outputs) for old, new in pairs]
+        rtol = self._context.config.finish.rtol
+        found = (outputs_problem(new.outputs, old.outputs, rtol) for old, new in pairs)
+        named = zip(self._tasks, found, strict=True)
+        problem = next((f"{task.task_name}: {text}" for task, text in named if text), "")
+        comparison = Comparison(
+            before_sec=sum(old.latency_sec for old, _ in pairs),
+            after_sec=sum(new.latency_sec for _, new in pairs),
+            max_abs=max(difference.max_abs for difference in differences),
+            max_rel=max(difference.max_rel for difference in differences),
+            agree=not problem,
+            problem=problem,
+        )
+        self._context.journal.write("comparison", **dataclasses.asdict(comparison))
+        return comparison

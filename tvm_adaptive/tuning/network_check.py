@@ -1,7 +1,4 @@
-"""The check of a network: outputs and latency beside its framework, or beside the untuned one.
-
-All of them run in worker processes, so that a crash or a hang of one does not end the run.
-"""
+"""The check of a network: outputs and latency beside its framework, or beside the untuned one."""
 
 from __future__ import annotations
 
@@ -14,30 +11,48 @@ import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from tvm_adaptive._tvm import Database, save_json
+from tvm_adaptive._tvm import (
+    Database,
+    ExtractedTask,
+    functions_as_tasks,
+    normalize_mod,
+    save_json,
+    workload_key,
+)
 from tvm_adaptive.errors import ImportMismatchError, as_invalid_option, summary_line
 from tvm_adaptive.models import (
     Coverage,
     Network,
     Prepared,
+    TIRWorkload,
     compile_network,
     export,
+    extract,
     largest_difference,
+    prepare,
     run_exported,
     try_exported,
 )
 from tvm_adaptive.models.compile import device_kind, export_module, schedule_network
+from tvm_adaptive.models.first_difference import first_difference
 from tvm_adaptive.models.frontend import peer_names
 from tvm_adaptive.models.network import Original
+from tvm_adaptive.models.prepare import output_counts
 from tvm_adaptive.models.run import time_exported
 from tvm_adaptive.models.weights import save_module
-from tvm_adaptive.tuning.library_check import UNTUNED_SHARE, LibraryCheck, Measurement
+from tvm_adaptive.tuning.library_check import (
+    LEAST_RUN_SEC,
+    RUN_TIMEOUT_SEC,
+    UNTUNED_SHARE,
+    LibraryCheck,
+    Measurement,
+    OperatorCheck,
+)
 from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.peers import Rivals, rivals_reserve_sec
 from tvm_adaptive.tuning.session import RunContext
-from tvm_adaptive.tuning.source_of_difference import source_of_difference
 from tvm_adaptive.values.agreement import outputs_problem
 from tvm_adaptive.workers.scratch import ScratchFolder
 
@@ -73,8 +88,8 @@ class NetworkCheck(LibraryCheck):
         # Kept until there is a tuned one: a run always ends with a library.
         self._untuned = context.work_dir / f"untuned{self._suffix}"
         has_file = network.original is not None and network.original.file is not None
-        is_here = context.farm is None and self._device_kind == "cpu"
-        self._has_rivals = has_file and is_here
+        self._is_here = context.farm is None and self._device_kind == "cpu"
+        self._has_rivals = has_file and self._is_here
         if context.config.peers and not self._has_rivals:
             context.observer.note(
                 "peers are left out: they run ONNX and PyTorch models on this machine's CPU"
@@ -97,10 +112,7 @@ class NetworkCheck(LibraryCheck):
         return self.least_reserve_sec + _TUNED_NETWORK_MARGIN * self._compile_sec
 
     def measure_untuned(self) -> None:
-        """Compile the network without tuning, and check that it was imported correctly.
-
-        Without a framework it is also timed: then it is the reference.
-        """
+        """Compile the network untuned and check its import; without a framework, time it, too."""
         context = self._context
         with context.stage("untuned"):
             start_sec = time.perf_counter()
@@ -137,8 +149,7 @@ class NetworkCheck(LibraryCheck):
         """Run the untuned network; time it if it is the reference."""
         share = _IMPORT_CHECK_SHARE if self._has_reference else UNTUNED_SHARE
         most_sec, late = share * self._context.budget.left_sec, None
-        is_here = self._context.farm is None and self._device_kind == "cpu"
-        if self._has_reference or (is_here and most_sec > _SLOW_RUN_SEC):
+        if self._has_reference or (self._is_here and most_sec > _SLOW_RUN_SEC):
             most_sec = min(most_sec, _SLOW_RUN_SEC)
             late = self._report_slow
         run = functools.partial(try_exported, min_seconds=0.0 if self._has_reference else 0.5)
@@ -245,12 +256,33 @@ class NetworkCheck(LibraryCheck):
             return ""
         if not self._untuned.is_file():
             return f"{problem}; no function is tuned"
-        paths = str(self._untuned), str(path)
-        builds = (paths, self._inputs, self._device_kind)
-        source = source_of_difference(
-            self._context, self._pool, self._prepared, builds, self._tuned
-        )
-        return f"{problem}; {source}"
+        return f"{problem}; {self.source_of_difference(path)}"
+
+    def source_of_difference(self, path: Path) -> str:
+        """Compare the functions of both builds one by one, as far as time allows."""
+        context, prepared = self._context, self._prepared
+        if context.farm is not None:
+            return "on a farm, functions are not compared one by one"
+        limit_sec = min(RUN_TIMEOUT_SEC, context.budget.left_sec)
+        if limit_sec < LEAST_RUN_SEC:
+            return "no time was left to compare the functions one by one"
+        builds = ((str(self._untuned), str(path)), self._inputs, self._device_kind)
+        job = (*builds, output_counts(prepared.mod), context.config.finish.rtol)
+        (outcome,) = self._pool.map(first_difference, [job], limit_sec)
+        if outcome.error is not None:
+            context.journal.write("error", where="first difference", message=str(outcome.error))
+            return f"the functions could not be compared one by one: {summary_line(outcome.error)}"
+        if outcome.value is None:
+            return "no function alone differs: small differences add up"
+        name, problem = outcome.value
+        kind = f"task {self._task_of(name)}" if name in self._tuned else "not tuned"
+        return f"the first function whose outputs differ is {name} ({kind}): {problem}"
+
+    def _task_of(self, function: str) -> str:
+        """Return the name of a function's task, which equal functions share."""
+        key = workload_key(normalize_mod(self._prepared.mod[function]))
+        tasks = extract(self._prepared, self._context.target)
+        return {workload_key(task.dispatched[0]): str(task.task_name) for task in tasks}[key]
 
     def _problem_beside_framework(
         self, outputs: Sequence[Any], expected: Sequence[Any]
@@ -284,3 +316,19 @@ class NetworkCheck(LibraryCheck):
         self.coverage = coverage.summary()
         self._tuned = set(coverage.tuned)
         self.n_tuned = len(coverage.tuned)
+
+
+Check: TypeAlias = NetworkCheck | OperatorCheck
+
+
+def tasks_and_check(
+    context: RunContext, model: Network | TIRWorkload
+) -> tuple[Sequence[ExtractedTask], Check]:
+    """Return the tasks of a model and its check, which is to be closed."""
+    if isinstance(model, Network):
+        with context.stage("prepare"), as_invalid_option(f"TVM cannot prepare {model.name}"):
+            prepared = prepare(model, context.target, **context.config.preparation)
+            tasks = extract(prepared, context.target)
+        return tasks, NetworkCheck(context, model, prepared)
+    tasks = functions_as_tasks(model.mod, context.target)
+    return tasks, OperatorCheck(context, tasks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from tvm_adaptive.measure_callback.progress import RunProgress
@@ -38,22 +39,10 @@ class GuardedObserver:
 
     def __init__(self, observer: Observer | None) -> None:
         self._observer: Any = observer
-
-    def stage(self, name: str) -> None:
-        """Pass on the start of a stage."""
-        self._call("stage", name)
-
-    def round(self, progress: RunProgress, budget: Budget) -> None:
-        """Pass on the results of a round."""
-        self._call("round", progress, budget)
-
-    def note(self, text: str) -> None:
-        """Pass on a line for the user."""
-        self._call("note", text)
-
-    def event(self, event: dict[str, Any]) -> None:
-        """Pass on an event of the journal."""
-        self._call("event", event)
+        self.stage: Callable[[str], None] = partial(self._call, "stage")
+        self.round: Callable[[RunProgress, Budget], None] = partial(self._call, "round")
+        self.note: Callable[[str], None] = partial(self._call, "note")
+        self.event: Callable[[dict[str, Any]], None] = partial(self._call, "event")
 
     def close(self) -> None:
         """Let the observer restore the screen, and drop it."""

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from tvm_adaptive._tvm import TuneContext, anchor_of, json_database, record_as_json, workload_key
 from tvm_adaptive.database.repair import RECORD_FILE, repair_database
-from tvm_adaptive.errors import OtherMachineError, summary_line
-from tvm_adaptive.measure_callback.history import differences
+from tvm_adaptive.errors import summary_line
 from tvm_adaptive.search_strategy.transfer import (
     KEPT_PER_TASK,
     TransferPool,
@@ -24,7 +23,6 @@ from tvm_adaptive.search_strategy.transfer import (
     transfer_record_of,
 )
 from tvm_adaptive.values.trial import median_sec
-from tvm_adaptive.workers.environment import Environment
 
 logger = logging.getLogger(__name__)
 
@@ -32,15 +30,6 @@ _FOLDER = "other-machine-"
 # Files with times: MetaSchedule's database, the run's own store with SQLite's files beside it,
 # the play-offs' verdicts, and the database of their winners.
 _TIMED = ("database_*.json*", "records.db*", "verdicts*", "final")
-
-
-def check_environment(before: Environment, now: Environment, work_dir: Path) -> None:
-    """Raise if times were measured in another environment."""
-    if found := differences(before, now):
-        raise OtherMachineError(
-            f"The times in {work_dir} were taken elsewhere ({'; '.join(found)}); choose another "
-            "--work-dir, or measure its best records anew with --allow-other-machine."
-        )
 
 
 def set_aside(work_dir: Path) -> Path | None:

@@ -73,13 +73,7 @@ class PeerTiming:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> PeerTiming:
-        """Return what a journal holds, in which None stands for infinity.
-
-        Raises
-        ------
-        KeyError, TypeError, ValueError
-            When the fields are another version's.
-        """
+        """Return what a journal holds; KeyError, TypeError or ValueError of another version's."""
         secs = {name: tuple(map(float, fields[name])) for name in ("secs", "tuned_secs")}
         if not secs["secs"] or len(secs["secs"]) != len(secs["tuned_secs"]):
             raise ValueError("a framework has no rounds, or other rounds than the library")
@@ -120,13 +114,7 @@ class Comparison:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Comparison:
-        """Return what a journal holds, in which None stands for infinity.
-
-        Raises
-        ------
-        KeyError, TypeError, ValueError
-            When the fields are another version's.
-        """
+        """Return what a journal holds; KeyError, TypeError or ValueError of another version's."""
         known = {field.name for field in dataclasses.fields(cls)}
         values = _finite({name: value for name, value in fields.items() if name in known})
         peers = tuple(PeerTiming.from_fields(peer) for peer in values.get("peers") or ())
@@ -195,13 +183,7 @@ class TuneReport:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> TuneReport:
-        """Return the report of a journal's fields, in which None stands for infinity.
-
-        Raises
-        ------
-        KeyError, TypeError, ValueError
-            When the fields are another version's.
-        """
+        """Return what a journal holds; KeyError, TypeError or ValueError of another version's."""
         known = {field.name for field in dataclasses.fields(cls)}
         values = {name: value for name, value in fields.items() if name in known}
         for name in ("work_dir", "database_dir", "library"):
@@ -213,7 +195,7 @@ class TuneReport:
 
 
 def _finite(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fields with infinity for seconds and differences that are None."""
+    """Return a journal's fields with infinity for seconds and differences that are None."""
     return {
         name: math.inf if value is None and name.endswith(("_sec", "max_abs", "max_rel")) else value
         for name, value in fields.items()

@@ -15,8 +15,7 @@ from tvm_adaptive.search_strategy.stoppable import StoppableSearch
 from tvm_adaptive.search_strategy.transfer import TransferPool
 from tvm_adaptive.tuning import registry
 from tvm_adaptive.tuning.config import TuneConfig
-from tvm_adaptive.tuning.lanes.process_lanes import ProcessLanes
-from tvm_adaptive.tuning.lanes.ray_lanes import RayLanes
+from tvm_adaptive.tuning.lanes.lanes import ProcessLanes, RayLanes
 from tvm_adaptive.tuning.lanes.request import Lanes
 from tvm_adaptive.tuning.lanes.search import ArtifactCache, CachedArtifactBuilder, LaneSearch
 from tvm_adaptive.tuning.session import RunContext, Session
@@ -74,8 +73,14 @@ def make_parts(session: Session) -> Parts:
     if lanes is not None:
         build = _build_options(session, session.work_dir)
         cache = ArtifactCache(build.pop("artifact_dir"))
-        time_left = _search_time_left(session)
-        strategy = LaneSearch(strategy, lanes, cache, build, session.journal, time_left=time_left)
+        strategy = LaneSearch(
+            strategy,
+            lanes,
+            cache,
+            build,
+            session.journal,
+            time_left=lambda: session.budget.search_left_sec,
+        )
         builder = CachedArtifactBuilder(cache, builder)
     return Parts(
         cost_model=cost_model,
@@ -156,14 +161,11 @@ def _runner(session: Session, trial_log: TrialLog) -> Any:
     if overlap is None:
         overlap = name not in _LOCAL_RUNNERS or is_gpu(session.target)
     ours = {
+        **_shared(session, trial_log),
         "rule": measure.rule,
         "timeout_sec": measure.timeout_sec,
         "overlap": overlap,
-        "server": session.server,
-        "trial_log": trial_log,
         "race": measure.race,
-        "time_left": _search_time_left(session),
-        "journal": session.journal,
     }
     if name == "adaptive":
         ours |= {"n_threads": n_cores_of(session.target), "devices": measure.device_indices}
@@ -176,11 +178,8 @@ def _builder(session: Session, trial_log: TrialLog) -> Any:
     measure, n_cores = session.config.measure, n_cores_of(session.target)
     ours = {
         **_build_options(session, session.work_dir),
-        "server": session.server,
-        "time_left": _search_time_left(session),
+        **_shared(session, trial_log),
         "link": session.config.runner in _LOCAL_RUNNERS,
-        "trial_log": trial_log,
-        "journal": session.journal,
     }
     stock: dict[str, Any] = {"timeout_sec": measure.build_timeout_sec + STOCK_START_SEC}
     if n_cores is not None:
@@ -210,5 +209,11 @@ def _build_options(context: RunContext, folder: Path) -> dict[str, Any]:
     }
 
 
-def _search_time_left(session: Session) -> Callable[[], float]:
-    return lambda: session.budget.search_left_sec
+def _shared(session: Session, trial_log: TrialLog) -> dict[str, Any]:
+    """Return the options that our runner and our builder share."""
+    return {
+        "server": session.server,
+        "time_left": lambda: session.budget.search_left_sec,
+        "trial_log": trial_log,
+        "journal": session.journal,
+    }

@@ -67,10 +67,7 @@ class _Rival:
 
 
 class Rivals:
-    """The frameworks that a run compares its library with, the model's own first.
-
-    Without an original that is a file there are none.
-    """
+    """The frameworks that a run compares its library with: the model's own, and others."""
 
     def __init__(
         self,
@@ -96,13 +93,12 @@ class Rivals:
         self._stack.close()
 
     def time(
-        self, outputs: Sequence[Any], time_tuned: Callable[[float], float | None]
+        self,
+        outputs: Sequence[Any],  # the library's
+        # From a turn's seconds to seconds per inference; None after a failure, which it reports.
+        time_tuned: Callable[[float], float | None],
     ) -> list[float]:
-        """Time the tuned library and the frameworks in turns; return the library's seconds.
-
-        ``outputs`` are the library's. ``time_tuned`` is called with the seconds of a turn; it
-        returns seconds per inference, or None after a failure that it has reported.
-        """
+        """Time the tuned library and the frameworks in turns; return the library's seconds."""
         self._open()
         budget = self._context.budget
         seconds = min(_ROUNDS_SHARE * budget.left_sec, _MOST_ROUNDS_SEC)
@@ -173,8 +169,7 @@ class Rivals:
     ) -> PeerTiming:
         difference = largest_difference(outputs, rival.outputs)
         problem = self._problem(outputs, rival.outputs)
-        agree = problem is None
-        if not agree:
+        if problem is not None:
             self._context.observer.note(f"{rival.framework} computes something else: {problem}")
         secs = (tuple(rival.secs), tuple(tuned_secs))
         return PeerTiming(

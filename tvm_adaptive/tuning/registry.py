@@ -37,18 +37,10 @@ Constructor = Callable[..., Any]
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """One replaceable part of MetaSchedule, and the names that we add to it.
+    """One replaceable part of MetaSchedule, and the names that we add to it."""
 
-    Attributes
-    ----------
-    base : type
-        TVM's class whose ``create`` takes a name.
-    constructors : dict of str to callable
-        Called with the keywords that ``create`` got.
-    """
-
-    base: type
-    constructors: dict[str, Constructor]
+    base: type  # TVM's class whose ``create`` takes a name
+    constructors: dict[str, Constructor]  # called with the keywords that ``create`` got
 
 
 def _forest(
@@ -127,22 +119,7 @@ def check_names(config: TuneConfig) -> None:
 
 
 def create(part: str, name: str, **options: Any) -> Any:
-    """Construct one of our parts by name.
-
-    Parameters
-    ----------
-    part : str
-        ``"cost_model"``, ``"strategy"``, ``"runner"``, ``"builder"`` or
-        ``"task_scheduler"``.
-    name : str
-    **options : Any
-        Passed to the constructor.
-
-    Raises
-    ------
-    KeyError
-        When the name is not ours.
-    """
+    """Construct one of our parts by its key in ``PARTS`` and its name; KeyError if not ours."""
     return PARTS[part].constructors[name](**options)
 
 

@@ -1,21 +1,33 @@
-"""Continue a run from its directory alone: its journal has its settings."""
+"""Continue a run from its directory alone: its journal has its settings, and what it did."""
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
 
-from tvm_adaptive.database.url import HIDDEN
+from tvm_adaptive.database.location import HIDDEN, NO_STORE
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.measure_callback.history import History, differences
+from tvm_adaptive.measure_callback.history import History, differences, read_history
 from tvm_adaptive.measure_callback.journal import JOURNAL_FILE
+from tvm_adaptive.tuning.config_file import config_of_fields
 from tvm_adaptive.tuning.observer import GuardedObserver, Observer
 from tvm_adaptive.tuning.outcome import TuneReport
 from tvm_adaptive.tuning.run_lock import owned
-from tvm_adaptive.tuning.run_settings import RunSettings, read_settings
+from tvm_adaptive.tuning.session import RunOptions
 from tvm_adaptive.tuning.target import farm_of, resolve_target
 from tvm_adaptive.tuning.tune import run_named
 from tvm_adaptive.workers.environment import Environment
+
+# The fields of a run's first events, and their types.
+_RUN: dict[str, tuple[type, ...]] = {
+    "target": (dict, str),
+    "config": (dict,),
+    "seed": (int,),
+    "budget_sec": (float, int, type(None)),
+    "trials": (int, type(None)),
+    "until_ms": (float, int, type(None)),
+}
+_MODEL: dict[str, tuple[type, ...]] = {"what": (str,), "input_shapes": (dict,)}
 
 
 def resume(
@@ -65,15 +77,14 @@ def resume(
     if not (folder / JOURNAL_FILE).is_file():
         raise InvalidOptionError(f"There is no run in {work_dir}.")
     with owned(folder) as owner:
-        settings = read_settings(folder)
-        before, history = settings.options, settings.history
+        before, history = read_settings(folder)
         options = dataclasses.replace(
             before,
             budget_sec=budget_sec or before.budget_sec,
             trials=trials or before.trials,
             until_ms=until_ms or before.until_ms,
         )
-        if history.report is not None and options == before and _is_from_here(settings):
+        if history.report is not None and options == before and _is_from_here(before, history):
             GuardedObserver(observer).note(
                 "the run has come to its end; give it more --budget or --trials"
             )
@@ -92,13 +103,51 @@ def resume(
             allow_other_machine=allow_other_machine,
             spent_sec=spent_sec,
         )
-        return run_named(options, settings.input_shapes, settings.inputs, owner)
+        return run_named(options, owner)
 
 
-def _is_from_here(settings: RunSettings) -> bool:
+def read_settings(work_dir: Path) -> tuple[RunOptions, History]:
+    """Return a run's last options, with the journal's name of the store, and what it did."""
+    path = work_dir / JOURNAL_FILE
+    history = read_history(path)
+    if not history.run:
+        raise InvalidOptionError(f"There is no run in {work_dir}.")
+    if history.model is None or history.model.get("what") is None:
+        raise InvalidOptionError(
+            f"The run in {work_dir} was given its model in Python: resume it there with "
+            "resume=True, or compile it there with tvm_adaptive.models.compile_network."
+        )
+    run, model = history.run, history.model
+    odd = [
+        name
+        for event, kinds in ((run, _RUN), (model, _MODEL))
+        for name, kind in kinds.items()
+        if not isinstance(event.get(name, ...), kind)
+    ]
+    if odd:
+        raise InvalidOptionError(
+            f"The journal in {work_dir} lacks settings of the run, or has them in another form "
+            f"than this version ({', '.join(odd)}); start again in another directory, the store "
+            "knows its records."
+        )
+    fields = {**run["config"], "store": str(run["config"].get("store") or NO_STORE)}
+    inputs = model.get("inputs")
+    options = RunOptions(
+        what=model["what"],
+        work_dir=work_dir,
+        input_shapes=model["input_shapes"],
+        inputs=inputs if isinstance(inputs, str) else None,
+        config=config_of_fields(fields, str(path)),
+        resume=True,
+        **{name: run[name] for name in _RUN if name != "config"},
+    )
+    return options, history
+
+
+def _is_from_here(options: RunOptions, history: History) -> bool:
     """Return True unless the run's times are known to be another machine's."""
-    target, farm = resolve_target(settings.options.target), farm_of(settings.options.config)
-    return not differences(settings.history.environment, Environment.current(target, farm))
+    target, farm = resolve_target(options.target), farm_of(options.config)
+    return not differences(history.environment, Environment.current(target, farm))
 
 
 def _report_of(history: History, work_dir: str | Path) -> TuneReport:

@@ -8,13 +8,12 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
 from tvm_adaptive._tvm import RPCConfig, Target
-from tvm_adaptive.database.location import open_store, redacted_name
-from tvm_adaptive.database.store import RecordStore
+from tvm_adaptive.database.store import RecordStore, open_store, redacted_name
 from tvm_adaptive.errors import (
     InvalidOptionError,
     OtherMachineError,
@@ -22,22 +21,22 @@ from tvm_adaptive.errors import (
     check_choices,
     check_positive,
 )
-from tvm_adaptive.measure_callback.history import History, read_history
+from tvm_adaptive.measure_callback.history import History, differences, read_history
 from tvm_adaptive.measure_callback.journal import JOURNAL_FILE, Journal
 from tvm_adaptive.measure_callback.progress import RunProgress
 from tvm_adaptive.models.content import ModelSource, check_same_model
-from tvm_adaptive.models.frontend import peer_names
+from tvm_adaptive.models.frontend import Sample, peer_names
 from tvm_adaptive.models.prepare import LAYOUTS
 from tvm_adaptive.tuning import registry
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.config import DEFAULT, TuneConfig
 from tvm_adaptive.tuning.interrupts import interruptible
 from tvm_adaptive.tuning.observer import GuardedObserver, Observer
-from tvm_adaptive.tuning.other_machine import check_environment, set_aside
+from tvm_adaptive.tuning.other_machine import set_aside
 from tvm_adaptive.tuning.run_lock import Ownership, owned
 from tvm_adaptive.tuning.target import TargetLike, farm_of, resolve_target
 from tvm_adaptive.workers.environment import Environment
-from tvm_adaptive.workers.fork_server import ForkServer, new_fork_server
+from tvm_adaptive.workers.fork_server import ForkServer
 
 # A batch's libraries are some megabytes, its records some kilobytes; other programs write, too.
 LEAST_FREE_BYTES = 32 << 20
@@ -70,6 +69,8 @@ class RunOptions:
 
     what: str  # the model's name in the journal
     work_dir: str | Path
+    input_shapes: Mapping[str, Sequence[int]] | None = None
+    inputs: Sample | None = None
     target: TargetLike = None
     budget_sec: float | None = None
     trials: int | None = None
@@ -94,20 +95,12 @@ class RunOptions:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RunServices:
-    """Where events, notes and records go, and what forks the workers."""
+class RunContext:
+    """What compiling, checking and timing a model needs, in a run and in ``apply``."""
 
     journal: Journal
     observer: GuardedObserver
-    server: ForkServer | None = None  # None where processes cannot be forked
-    # The records of earlier runs; this run's trials are added to it.
-    store: RecordStore | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RunContext(RunServices):
-    """What compiling, checking and timing a model needs, in a run and in ``apply``."""
-
+    server: ForkServer | None = None  # None for one of each part's own
     config: TuneConfig
     target: Target
     work_dir: Path
@@ -145,6 +138,8 @@ class Session(RunContext):
 
     options: RunOptions
     run_id: str = ""  # different for every attempt
+    # The records of earlier runs; this run's trials are added to it.
+    store: RecordStore | None = None
     # What earlier attempts did; empty for a run that is not resumed.
     history: History = dataclasses.field(default_factory=History)
     # Tasks of which an earlier run has proven a record.
@@ -213,13 +208,10 @@ def open_session(
         path = work_dir / JOURNAL_FILE
         services = stack.enter_context(open_services(path, options.observer))
         session = Session(
-            journal=services.journal,
-            observer=services.observer,
-            server=services.server,
+            **services,
             store=store,
             config=config,
             target=target,
-            work_dir=services.journal.path.parent,
             seed=time.time_ns() % 2**31 if options.seed is None else options.seed,
             budget=budget,
             farm=farm,
@@ -238,8 +230,8 @@ def open_session(
 
 
 @contextlib.contextmanager
-def open_services(path: Path, observer: Observer | None) -> Iterator[RunServices]:
-    """Open a journal, and start the fork server, which imports its modules meanwhile."""
+def open_services(path: Path, observer: Observer | None) -> Iterator[dict[str, Any]]:
+    """Open a journal, and start the fork server; yield the fields of a context with them."""
     guarded = GuardedObserver(observer)
     try:
         journal = Journal(path.parent.resolve() / path.name, guarded.event)
@@ -250,12 +242,11 @@ def open_services(path: Path, observer: Observer | None) -> Iterator[RunServices
         ) from error
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.closing(journal))
-        server = new_fork_server(_WORKER_MODULES)
-        if server is not None:
-            stack.enter_context(contextlib.closing(server))
-            with contextlib.suppress(OSError):  # it is tried again when a worker is needed
-                server.start()
-        yield RunServices(journal=journal, observer=guarded, server=server)
+        server = stack.enter_context(contextlib.closing(ForkServer(_WORKER_MODULES)))
+        with contextlib.suppress(OSError):  # it is tried again when a worker is needed
+            server.start()  # it imports its modules meanwhile
+        folder = journal.path.parent
+        yield {"journal": journal, "observer": guarded, "server": server, "work_dir": folder}
 
 
 def interrupts_of(context: RunContext, owner: Ownership) -> contextlib.AbstractContextManager[None]:
@@ -286,11 +277,12 @@ def _earlier_attempts(
     """Return what earlier attempts did, for a resumed run, and notes for the user."""
     work_dir, notes = Path(options.work_dir), []
     history = read_history(work_dir / JOURNAL_FILE)
-    try:
-        check_environment(history.environment, environment, work_dir)
-    except OtherMachineError:
+    if found := differences(history.environment, environment):
         if not options.allow_other_machine:
-            raise
+            raise OtherMachineError(
+                f"The times in {work_dir} were taken elsewhere ({'; '.join(found)}); choose "
+                "another --work-dir, or measure its best records anew with --allow-other-machine."
+            )
         folder = set_aside(work_dir)
         history.forget_times()
         if folder is not None:

@@ -24,7 +24,8 @@ def resolve_target(spec: TargetLike) -> Target:
     """Return the target of a user's specification."""
     name = spec.strip() if isinstance(spec, str) else spec
     if name is None or name in ("cpu", "auto"):
-        return _this_cpu()
+        processor = str(llvm_get_system_cpu())
+        return Target({"kind": "llvm", "mcpu": processor, "num-cores": usable_physical_cores()})
     if name == "cuda":
         return _first_gpu()
     target = spec if isinstance(spec, Target) else _parse(spec)
@@ -75,11 +76,6 @@ def rpc_config_of(measure: MeasureConfig) -> RPCConfig:
     )
 
 
-def _this_cpu() -> Target:
-    n_cores = usable_physical_cores()
-    return Target({"kind": "llvm", "mcpu": str(llvm_get_system_cpu()), "num-cores": n_cores})
-
-
 def _first_gpu() -> Target:
     if not device("cuda", 0).exist:
         raise InvalidOptionError(
@@ -94,14 +90,13 @@ def _first_gpu() -> Target:
 
 def _parse(spec: Any) -> Target:
     config = _as_config(spec)
-    if isinstance(config, dict):
-        kinds = sorted(str(kind) for kind in Target.list_kinds())
-        if config.get("kind") not in kinds and "tag" not in config:
-            raise InvalidOptionError(
-                f"target kind must be one of {', '.join(kinds)} but got "
-                f'{config.get("kind")!r}. On this machine, write target="cpu"; '
-                f"otherwise e.g. {_EXAMPLE}."
-            )
+    kinds = sorted(str(kind) for kind in Target.list_kinds())
+    if isinstance(config, dict) and config.get("kind") not in kinds and "tag" not in config:
+        raise InvalidOptionError(
+            f"target kind must be one of {', '.join(kinds)} but got "
+            f'{config.get("kind")!r}. On this machine, write target="cpu"; '
+            f"otherwise e.g. {_EXAMPLE}."
+        )
     try:
         return Target(config)
     except (ValueError, TypeError, RuntimeError) as error:

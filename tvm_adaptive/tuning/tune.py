@@ -38,11 +38,9 @@ from tvm_adaptive.models.frontend import (
 from tvm_adaptive.runner.rpc.leased_worker import check_farm
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.config import DEFAULT, TuneConfig
-from tvm_adaptive.tuning.end_to_end import tasks_and_check
 from tvm_adaptive.tuning.finals import decide
-from tvm_adaptive.tuning.network_check import NetworkCheck
+from tvm_adaptive.tuning.network_check import Check, tasks_and_check
 from tvm_adaptive.tuning.observer import Observer
-from tvm_adaptive.tuning.operator_check import OperatorCheck
 from tvm_adaptive.tuning.outcome import TuneReport
 from tvm_adaptive.tuning.parts import Parts, make_parts
 from tvm_adaptive.tuning.run_lock import Ownership
@@ -141,6 +139,8 @@ def tune(
     options = RunOptions(
         what=what,
         work_dir=work_dir,
+        input_shapes=input_shapes,
+        inputs=inputs,
         target=target,
         budget_sec=budget_sec,
         trials=trials,
@@ -152,7 +152,7 @@ def tune(
         allow_other_machine=allow_other_machine,
         spent_sec=spent_sec,
     )
-    return run_named(options, input_shapes, inputs)
+    return run_named(options)
 
 
 def tune_relax(
@@ -165,7 +165,7 @@ def tune_relax(
     name: str = "network",
     **options: Unpack[CommonOptions],
 ) -> TuneReport:
-    """Tune a network given as a Relax module.
+    """Tune a network given as a Relax module; returns what :func:`tune` does.
 
     Parameters
     ----------
@@ -181,10 +181,6 @@ def tune_relax(
     **options
         ``target``, ``budget_sec``, ``trials``, ``until_ms``, ``seed``, ``config``,
         ``observer``, ``resume`` and ``allow_other_machine``, as in :func:`tune`.
-
-    Returns
-    -------
-    TuneReport
 
     Raises
     ------
@@ -212,7 +208,7 @@ def tune_tir(
     name: str = "functions",
     **options: Unpack[CommonOptions],
 ) -> TuneReport:
-    """Tune every tensor function of a module.
+    """Tune every tensor function of a module; returns and raises what :func:`tune` does.
 
     Parameters
     ----------
@@ -223,31 +219,18 @@ def tune_tir(
         For the journal.
     **options
         As in :func:`tune_relax`.
-
-    Returns
-    -------
-    TuneReport
-
-    Raises
-    ------
-    InvalidOptionError
-        As :func:`tune`.
     """
     run_options = RunOptions(what=name, work_dir=work_dir, **options)
     return _run(run_options, lambda: (TIRWorkload(name, mod), python_source(mod)))
 
 
-def run_named(
-    options: RunOptions,
-    input_shapes: Mapping[str, Sequence[int]] | None,
-    inputs: Sample | None,
-    owner: Ownership | None = None,
-) -> TuneReport:
+def run_named(options: RunOptions, owner: Ownership | None = None) -> TuneReport:
     """Tune what ``options.what`` names; ``owner`` has the directory already."""
 
     def load_model() -> tuple[Network | TIRWorkload, ModelSource]:
-        model = load(options.what, input_shapes, inputs=inputs)
-        return model, named_source(options.what, model, input_shapes, inputs)
+        what, shapes, inputs = options.what, options.input_shapes, options.inputs
+        model = load(what, shapes, inputs=inputs)
+        return model, named_source(what, model, shapes, inputs)
 
     return _run(options, load_model, owner)
 
@@ -272,7 +255,7 @@ def _run(
 
 
 def _tune_tasks(
-    session: Session, what: str, tasks: Sequence[ExtractedTask], check: NetworkCheck | OperatorCheck
+    session: Session, what: str, tasks: Sequence[ExtractedTask], check: Check
 ) -> TuneReport:
     if note := limits_note(n_cores_of(session.target) or usable_physical_cores()):
         session.observer.note(note)

@@ -145,7 +145,7 @@ def outputs_problem(
 
 def largest_difference(outputs: Sequence[Array], reference: Sequence[Array]) -> Difference:
     """Compare outputs element by element."""
-    if not _have_same_shapes(outputs, reference):
+    if [each.shape for each in outputs] != [each.shape for each in reference]:
         return Difference(math.inf, math.inf)
     max_abs = max_rel = 0.0
     for output, expected in zip(outputs, reference, strict=True):
@@ -213,10 +213,6 @@ def _wrong_integers(
         excused = (distance <= 1) & (not is_boolean)
         n_most = rounded_share * wrong.size
     return wrong if wrong.sum() > n_most else wrong & ~excused
-
-
-def _have_same_shapes(outputs: Sequence[Array], reference: Sequence[Array]) -> bool:
-    return [output.shape for output in outputs] == [expected.shape for expected in reference]
 
 
 def _floor(expected: Array, rtol: float) -> float:

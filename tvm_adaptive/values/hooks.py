@@ -22,33 +22,23 @@ class SearchHooks(Protocol):
 
     def promise(self) -> Promise | None:
         """Return the model's forecast for the task's next candidates; None if there is none."""
-
-    def limit_next_batch(self, n_trials: int | None) -> None:
-        """Let the next batch, and only that, have at most ``n_trials``; None for a full one."""
-
-    def prefetch(self) -> None:
-        """Begin the next batch in another process, where the search has one."""
-
-    def is_ready(self) -> bool:
-        """Say whether the next batch is available at once."""
-
-
-class NoSearchHooks:
-    """The hooks of a search strategy that has none: they do nothing."""
-
-    def promise(self) -> Promise | None:
-        """Forecast nothing."""
         return None
 
     def limit_next_batch(self, n_trials: int | None) -> None:
-        """Leave the batch as it is."""
+        """Let the next batch, and only that, have at most ``n_trials``; None for a full one."""
+        del n_trials
 
     def prefetch(self) -> None:
-        """Begin nothing: the batch is searched in this process, when it is needed."""
+        """Begin the next batch in another process, where the search has one."""
+        return
 
     def is_ready(self) -> bool:
-        """Return False: no batch is searched ahead."""
+        """Say whether the next batch is available at once."""
         return False
+
+
+class NoSearchHooks(SearchHooks):
+    """The hooks of a search strategy that has none: they do nothing."""
 
 
 @runtime_checkable

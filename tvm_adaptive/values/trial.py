@@ -109,10 +109,6 @@ class Timing:
     reason: str  # why measuring stopped, from the rule's :class:`StopDecision`
     elapsed_sec: float  # wall-clock seconds spent measuring, warm-up included
 
-    def as_fields(self) -> dict[str, Any]:
-        """Return the fields as a JSON-ready mapping, for the journal."""
-        return dataclasses.asdict(self)
-
 
 @dataclasses.dataclass(frozen=True)
 class Exploration:

@@ -28,11 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from tvm_adaptive.errors import MachineError
-from tvm_adaptive.workers.main import MAX_MESSAGE_BYTES, is_unreaped, kill_worker
+from tvm_adaptive.workers.main import MAX_MESSAGE_BYTES
 
-# Forking a process that holds an initialised device or threads of its own is unsafe; this
-# one holds neither. Only Linux also ends the workers when their parent dies.
-_IS_AVAILABLE = sys.platform == "linux"
 # A fork waits for the imports, which take seconds, and tens of seconds where the machine
 # swaps or many runs start at once. A server that needs longer hangs; a long limit is safer,
 # because all its workers end with it.
@@ -48,46 +45,20 @@ _BOOTSTRAP = (
 )
 
 
-def start_program(
-    role: str, descriptors: Sequence[int], env: dict[str, str] | None
-) -> subprocess.Popen[bytes]:
-    """Start ``main.py`` in a process group of its own."""
-    numbers = [str(number) for number in (*descriptors, os.getpid())]
+def start_program(control: int) -> subprocess.Popen[bytes]:
+    """Start ``main.py`` in a process group of its own, with a socket to control it."""
     # By its path, not as a module: that would import the whole package, which costs
     # seconds. The child finds modules where the parent does, whatever its directory.
+    numbers = [str(control), str(os.getpid())]
     return subprocess.Popen(
-        [sys.executable, "-c", _BOOTSTRAP, str(_PROGRAM), role, *numbers, "\n".join(sys.path)],
-        pass_fds=tuple(descriptors),
-        env={**os.environ, **(env or {})},
+        [sys.executable, "-c", _BOOTSTRAP, str(_PROGRAM), *numbers, "\n".join(sys.path)],
+        pass_fds=(control,),
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # workers do not need numpy's threads
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-
-
-class Program:
-    """A worker that was started as a program of its own.
-
-    It stays unreaped until its process group has been killed: until then the system gives
-    its process id, which is also its group's, to no other process.
-    """
-
-    def __init__(self, descriptors: Sequence[int], env: dict[str, str] | None) -> None:
-        self._popen = start_program("worker", descriptors, env)
-        self.pid = self._popen.pid
-        self.started_sec = time.monotonic()
-
-    def poll(self) -> int | None:
-        """Return the exit code, negative for a signal; None while the worker runs."""
-        if self._popen.returncode is None and is_unreaped(self.pid):
-            kill_worker(self.pid)
-        return self._popen.poll()
-
-    def kill(self) -> None:
-        """Send SIGKILL to the worker's group unless the worker has ended."""
-        if self.poll() is None:
-            kill_worker(self.pid)
 
 
 class ForkedProcess:
@@ -172,11 +143,6 @@ class ForkServer:
             return self._connection
 
 
-def new_fork_server(modules: Sequence[str]) -> ForkServer | None:
-    """Return a server to be started; None where forking is unsafe."""
-    return ForkServer(modules) if _IS_AVAILABLE else None
-
-
 class _Connection:
     """A running server, the socket to it, and the thread that reads its messages."""
 
@@ -249,9 +215,7 @@ class _Connection:
     def _run(self, theirs: socket.socket, started: Future[None]) -> None:
         try:
             with theirs:
-                # Forking loses numpy's threads, which workers do not need.
-                env = {"OPENBLAS_NUM_THREADS": "1"}
-                process = start_program("server", (theirs.fileno(),), env)
+                process = start_program(theirs.fileno())
         except BaseException as error:
             self._socket.close()
             started.set_exception(error)

@@ -1,4 +1,4 @@
-"""The program of a worker process, and of the server that forks workers."""
+"""The program of the server that forks workers, and of these."""
 
 from __future__ import annotations
 
@@ -38,16 +38,15 @@ _OOM_SCORE_SERVER = 900
 
 def main(arguments: Sequence[str]) -> int:
     """Serve until the parent closes the connection."""
-    role, *numbers = arguments
-    *descriptors, parent = (int(number) for number in numbers)
+    control, parent = (int(number) for number in arguments)
     # Only the parent handles Ctrl-C: it decides whether the running task ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if not _die_with(parent):
         return 1
     defer_package("tvm_adaptive")
     importlib.import_module("tvm_adaptive.errors")  # now, not when memory has run out
-    _offer_to_oom_killer(_OOM_SCORE_SERVER if role == "server" else _OOM_SCORE_WORKER)
-    return serve(*descriptors) if role == "server" else work(*descriptors)
+    _offer_to_oom_killer(_OOM_SCORE_SERVER)
+    return serve(control)
 
 
 def work(reads: int, writes: int) -> int:
@@ -111,8 +110,6 @@ def serve(control: int) -> int:
 
 def is_unreaped(pid: int) -> bool:
     """Say whether a child process has ended and still has its process id."""
-    if not hasattr(os, "waitid"):
-        return False
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:  # it is reaped already
@@ -168,9 +165,8 @@ def _answer(payload: bytes) -> tuple[bool, Any, str]:
 
 def _die_with(parent: int) -> bool:
     """Let the system kill this process when its parent dies; False if it has already."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    return sys.platform != "linux" or os.getppid() == parent
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    return os.getppid() == parent
 
 
 def _import_all(modules: Sequence[str]) -> None:

@@ -2,12 +2,8 @@
 
 The parent keeps the deadlines, because a kernel that holds the interpreter outlives any
 timer in its own process. A worker leads its own process group, so that killing the group
-also kills what the worker has started; the worker dies with its parent
-(``PR_SET_PDEATHSIG`` on Linux, end-of-file on its pipe elsewhere). The parent never blocks
-on a worker: it writes and reads only what the pipes take at once.
-
-Start and use a :class:`WorkerPool` from one thread: Linux sends the death signal when
-the *thread* that started the child ends.
+also kills what the worker has started. The parent never blocks on a worker: it writes and
+reads only what the pipes take at once. Only one thread at a time may use a pool.
 """
 
 from __future__ import annotations
@@ -31,7 +27,7 @@ from tvm_adaptive.errors import (
     WorkerTimeoutError,
     machine_failure,
 )
-from tvm_adaptive.workers.fork_server import ForkServer, new_fork_server
+from tvm_adaptive.workers.fork_server import ForkServer
 from tvm_adaptive.workers.process import Worker
 
 # A worker that has not imported its modules by then never will: the slowest known import
@@ -207,9 +203,9 @@ class WorkerPool:
         self._max_uses = max_uses
         self._replace_after_error = replace_after_error
         self._env = env
-        # Without a server the pool has its own if it gets the modules that workers import.
-        self._own_server = new_fork_server(modules) if modules and server is None else None
-        self._server = server or self._own_server
+        # Without a server the pool has its own, which imports the modules.
+        self._owns_server = server is None
+        self._server = server or ForkServer(modules)
         self._start_patience_sec = start_patience_sec
         self._uses: dict[Worker, int] = {}
         self._setup_indices: dict[Worker, int] = {}
@@ -264,8 +260,8 @@ class WorkerPool:
             worker.begin_kill()
         while self._idle:
             self._discard(self._idle.pop())
-        if self._own_server is not None:
-            self._own_server.close()
+        if self._owns_server:
+            self._server.close()
 
     def __del__(self) -> None:
         # At the end of the interpreter parts of it may be gone; the workers see the end
@@ -295,7 +291,7 @@ class WorkerPool:
         worker = self._idle_worker()
         if worker is None:
             try:
-                worker = Worker(env=self._env, server=self._server)
+                worker = Worker(self._server, self._env)
             except OSError as error:
                 self._wait_for_worker(job, error, stream)
                 return

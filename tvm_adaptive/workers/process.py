@@ -14,7 +14,7 @@ import cloudpickle
 
 from tvm_adaptive.errors import MachineError, WorkerDiedError, WorkerTaskError
 from tvm_adaptive.workers.containers import OomKills
-from tvm_adaptive.workers.fork_server import ForkedProcess, ForkServer, Program
+from tvm_adaptive.workers.fork_server import ForkServer
 from tvm_adaptive.workers.main import HEADER
 
 # A killed process is gone within milliseconds unless the kernel holds it (a hung device
@@ -27,15 +27,12 @@ _READ_BYTES = 1 << 20
 class Worker:
     """One child process that runs one function at a time."""
 
-    def __init__(self, env: dict[str, str] | None = None, server: ForkServer | None = None) -> None:
+    def __init__(self, server: ForkServer, env: dict[str, str] | None = None) -> None:
         with contextlib.ExitStack() as on_failure:
             child_reads, self._to_child = _pipe(on_failure)
             self._from_child, child_writes = _pipe(on_failure)
             os.set_blocking(self._to_child, False)
-            descriptors = (child_reads, child_writes)
-            self._process: Program | ForkedProcess = (
-                Program(descriptors, env) if server is None else server.fork(descriptors, env)
-            )
+            self._process = server.fork((child_reads, child_writes), env)
             on_failure.pop_all()
         os.close(child_reads)
         os.close(child_writes)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tvm_adaptive.cli import main
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.frontend import load
-from tvm_adaptive.tuning.run_settings import read_settings
+from tvm_adaptive.tuning.resume import read_settings
 
 ARCHITECTURES = ["resnet", "mobilenet", "encoder"]
 
@@ -122,4 +122,4 @@ def test_the_command_tunes_a_file(onnx, tmp_path, capsys):
     assert "outputs       agree with ONNX Runtime" in printed.out
     assert re.search(r"(faster than|slower than|as fast as) ONNX Runtime .* ms, was", printed.out)
     assert (tmp_path / "run" / "convolution.so").exists()
-    assert read_settings(tmp_path / "run").inputs == str(tmp_path / "sample.npz")
+    assert read_settings(tmp_path / "run")[0].inputs == str(tmp_path / "sample.npz")

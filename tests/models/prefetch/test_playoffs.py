@@ -33,7 +33,7 @@ def builder() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[WorkerPool]:
-    pool = finalist_pool(1, pools.new_fork_server(("tvm_adaptive.runner.playoff.worker",)))
+    pool = finalist_pool(1, pools.ForkServer(("tvm_adaptive.runner.playoff.worker",)))
     yield pool
     pool.close()
 

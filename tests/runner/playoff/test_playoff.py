@@ -122,7 +122,7 @@ def builder() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[WorkerPool]:
-    server = pools.new_fork_server(("tvm_adaptive.runner.playoff.worker",))
+    server = pools.ForkServer(("tvm_adaptive.runner.playoff.worker",))
     pool = finalist_pool(server=server)
     yield pool
     pool.close()

@@ -183,7 +183,7 @@ def end_server() -> None:
 def test_tasks_run_on_the_same_device(make_farm: Any) -> None:
     farm = make_farm(2, restarts=True)
     farm.connect(n_devices=2).close()
-    pool = LeasingPool(farm.config, server=pools.new_fork_server(("tvm_adaptive.runner.measure",)))
+    pool = LeasingPool(farm.config, server=pools.ForkServer(("tvm_adaptive.runner.measure",)))
     assert pool.map(where, [()] * 3, 10.0)[0].value is True
     address = pool.address
     (outcome,) = pool.map(fail, [()], 10.0)

@@ -83,7 +83,7 @@ def gone(tmp_path: Path) -> Path:
 def pool(gone: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LeasingPool]:
     monkeypatch.setattr(leased_worker, "queue_for_device", offer_device)
     monkeypatch.setattr(leased_worker, "open_session", connect)
-    server = pools.new_fork_server(("tvm_adaptive.runner.rpc.lease",))
+    server = pools.ForkServer(("tvm_adaptive.runner.rpc.lease",))
     config = RPCConfig(str(gone), 1, "board", 1, 5)
     with contextlib.closing(LeasingPool(config, server=server)) as pool:
         yield pool

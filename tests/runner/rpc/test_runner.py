@@ -41,14 +41,14 @@ def results(runner, inputs):
 
 
 def hang_or_measure(artifact_path, device_type, args_info, options):
-    from tvm_adaptive.runner.rpc import lease
+    from tvm_adaptive.runner.measure import measure_artifact
 
     if artifact_path == "hang":
         ctypes.PyDLL(None).sleep(1000)
     if artifact_path == "slow":
         time.sleep(3.0)
         return Timing(1.0, 0.0, 1, 1, "precise", 3.0)
-    return lease.measure_remote(artifact_path, device_type, args_info, options)
+    return measure_artifact(artifact_path, device_type, args_info, options)
 
 
 def test_a_batch_gets_one_time_each(make_runner, matmul, tmp_path):

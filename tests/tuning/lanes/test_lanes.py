@@ -24,7 +24,7 @@ from tvm_adaptive.errors import InvalidOptionError, LaneError
 from tvm_adaptive.measure_callback import read_journal
 from tvm_adaptive.search_strategy.schedules import key_of
 from tvm_adaptive.tuning.config import FinishConfig, MeasureConfig, SearchConfig
-from tvm_adaptive.tuning.lanes.process_lanes import MAX_TRIES, ProcessLanes
+from tvm_adaptive.tuning.lanes.lanes import MAX_TRIES, ProcessLanes
 from tvm_adaptive.tuning.lanes.request import Built
 from tvm_adaptive.tuning.lanes.search import ArtifactCache, CachedArtifactBuilder
 from tvm_adaptive.workers.fork_server import ForkServer

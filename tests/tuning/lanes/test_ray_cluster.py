@@ -15,7 +15,7 @@ from tvm_adaptive._tvm import IRModule, te_workload
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback import read_journal
 from tvm_adaptive.tuning.config import FinishConfig, SearchConfig
-from tvm_adaptive.tuning.lanes.ray_lanes import RayLanes
+from tvm_adaptive.tuning.lanes.lanes import RayLanes
 
 ray = pytest.importorskip("ray")
 

@@ -9,16 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from tvm_adaptive._tvm import nn
-from tvm_adaptive.models.builtin.layers import (
-    GAIN_AFTER_RELU,
-    Array,
-    check_multiple,
-    check_sizes,
-    draw_bias,
-    draw_weight,
-    flatten,
-    global_average_pool,
-)
+from tvm_adaptive.models.builtin import layers
+from tvm_adaptive.models.builtin.layers import GAIN_AFTER_RELU, Array, draw_weight
 from tvm_adaptive.models.network import Network, network_of_module
 
 # Table 2: expansion, output channels in units of 8, blocks, stride of the first block.
@@ -81,15 +73,17 @@ class MobileNetV2(nn.Module):  # type: ignore[misc]
         x = nn.op.relu6(self.stem(image))
         for block in self.blocks:
             x = block(x)
-        return self.classifier(flatten(global_average_pool(nn.op.relu6(self.head(x)))))
+        return self.classifier(
+            layers.flatten(layers.global_average_pool(nn.op.relu6(self.head(x))))
+        )
 
 
 def mobilenet_v2(
     *, batch: int = 1, image_size: int = 224, width: int = 32, classes: int = 1000, seed: int = 0
 ) -> Network:
     """Build MobileNet-V2 with random weights, in NCHW and float32."""
-    check_sizes(batch=batch, image_size=image_size, width=width, classes=classes)
-    check_multiple("width", width, STEM_UNITS)
+    layers.check_sizes(batch=batch, image_size=image_size, width=width, classes=classes)
+    layers.check_multiple("width", width, STEM_UNITS)
     module = MobileNetV2(width // STEM_UNITS, classes)
     shapes = {"image": (batch, 3, image_size, image_size)}
     return network_of_module("mobilenet_v2", module, shapes, draw_parameter, seed)
@@ -98,7 +92,7 @@ def mobilenet_v2(
 def draw_parameter(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Array:
     """Draw one weight or bias; the gain depends on the layer, which the dotted name gives."""
     if len(shape) == 1:
-        return draw_bias(rng, shape)
+        return layers.draw_bias(rng, shape)
     kind = name.split(".")[-2]
     if kind == "depthwise":
         return draw_weight(rng, shape, _DEPTHWISE_GAIN, centred=False)

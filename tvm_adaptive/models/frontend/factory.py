@@ -23,8 +23,7 @@ from typing import Any
 
 from tvm_adaptive._tvm import IRModule
 from tvm_adaptive.errors import InvalidOptionError, as_invalid_option
-from tvm_adaptive.models.frontend.reader import Shapes
-from tvm_adaptive.models.frontend.shapes import by_name, network_of_imported
+from tvm_adaptive.models.frontend.shapes import Shapes, by_name, network_of_imported
 from tvm_adaptive.models.frontend.torch_program import network_of_module
 from tvm_adaptive.models.network import Network
 

@@ -9,16 +9,12 @@ from pathlib import Path
 from tvm_adaptive._tvm import IRModule, load_json
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models import Network, TIRWorkload, load_workload
+from tvm_adaptive.models.frontend import sample
 from tvm_adaptive.models.frontend.factory import is_factory, network_of_factory
 from tvm_adaptive.models.frontend.onnx_file import ONNX
-from tvm_adaptive.models.frontend.reader import Form, ModelReader, Numbers, Shapes
-from tvm_adaptive.models.frontend.sample import (
-    Sample,
-    numbers_of,
-    read_sample,
-    shapes_of_sample,
-    with_sample,
-)
+from tvm_adaptive.models.frontend.reader import Form, ModelReader, Numbers
+from tvm_adaptive.models.frontend.sample import Sample
+from tvm_adaptive.models.frontend.shapes import Shapes
 from tvm_adaptive.models.frontend.torch_program import PROGRAM
 
 _NO_MODULE = "is no module that tvm.ir.save_json wrote with this version of TVM"
@@ -74,10 +70,22 @@ def load(
         When there is no such model, its file is damaged, its framework is not installed,
         TVM cannot express it, or a shape stays dynamic; the message says what to do.
     """
-    shapes = dict(input_shapes or {})
-    if inputs is not None:
-        return _load_with(what, shapes, inputs, reader)
-    return _load(what, shapes, {}, reader)
+    shapes: Shapes = dict(input_shapes or {})
+    if inputs is None:
+        return _load(what, shapes, {}, reader)
+    source = "inputs" if isinstance(inputs, Mapping) else str(inputs)
+    arrays = sample.read_sample(inputs)
+    if Path(what).suffix in FORMATS or is_factory(what):  # others have fixed shapes
+        shapes = sample.shapes_of_sample(arrays, shapes, source)
+    found = _load(what, shapes, sample.numbers_of(arrays), reader)
+    if not isinstance(found, Network):
+        raise InvalidOptionError(f"{what} is an operator; it takes no inputs of your own.")
+    try:
+        return sample.with_sample(found, arrays, source)
+    except InvalidOptionError:
+        if found.original is not None:
+            found.original.close()
+        raise
 
 
 def _load(
@@ -97,23 +105,6 @@ def _load(
             f"{error} A model of your own is a file that ends in {', '.join(FORMATS)}, or "
             "package.module:factory."
         ) from error
-
-
-def _load_with(what: str, shapes: Shapes, inputs: Sample, reader: ModelReader | None) -> Network:
-    """Load a network and give it the user's inputs."""
-    source = "inputs" if isinstance(inputs, Mapping) else str(inputs)
-    arrays = read_sample(inputs)
-    if Path(what).suffix in FORMATS or is_factory(what):  # others have fixed shapes
-        shapes = shapes_of_sample(arrays, shapes, source)
-    found = _load(what, shapes, numbers_of(arrays), reader)
-    if not isinstance(found, Network):
-        raise InvalidOptionError(f"{what} is an operator; it takes no inputs of your own.")
-    try:
-        return with_sample(found, arrays, source)
-    except InvalidOptionError:
-        if found.original is not None:
-            found.original.close()
-        raise
 
 
 def _read(path: Path, shapes: Shapes, numbers: Numbers, reader: ModelReader | None) -> Network:

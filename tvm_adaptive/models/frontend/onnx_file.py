@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.metadata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,19 +10,11 @@ import numpy as np
 
 from tvm_adaptive._tvm import IRModule
 from tvm_adaptive.errors import InvalidOptionError, as_invalid_option, summary_line
-from tvm_adaptive.models.frontend import onnx_graph
-from tvm_adaptive.models.frontend.onnx_control import (
-    compared_numbers,
-    decided,
-    is_controlled,
-    merged,
-    taken,
-    unrolled,
-)
+from tvm_adaptive.models.frontend import onnx_control, onnx_graph
 from tvm_adaptive.models.frontend.onnx_import import expanded, relax_of_graph
-from tvm_adaptive.models.frontend.open_extents import InputShape, key_of, open_message
-from tvm_adaptive.models.frontend.reader import Array, Form, Inference, Numbers, Shapes
-from tvm_adaptive.models.frontend.shapes import by_name, match
+from tvm_adaptive.models.frontend.open_extents import InputShape, open_message
+from tvm_adaptive.models.frontend.reader import Array, Form, Inference, Numbers
+from tvm_adaptive.models.frontend.shapes import Shapes, matched
 
 _MISFIT = "is no ONNX model, or a damaged one"
 
@@ -34,15 +24,15 @@ def read_onnx(path: Path, shapes: Shapes, numbers: Numbers | None = None) -> IRM
     model = _load(path)
     _check_versions(path, model)
     inputs = onnx_graph.declared_inputs(model.graph)
-    given = _close(path, model, by_name(shapes, list(inputs), str(path)))
-    onnx_graph.set_shapes(model, given)
+    onnx_graph.set_shapes(model, _close(path, model, inputs, shapes))
     with as_invalid_option(f"{path} {_MISFIT}"):
-        model = expanded(onnx_graph.inline_functions(model))
-        if is_controlled(model):
-            model = taken(decided(model, numbers or {}))
+        model = expanded(model)
+        if onnx_control.is_controlled(model):
+            model = onnx_control.taken(onnx_control.decided(model, numbers or {}))
         model = onnx_graph.fold(model, path.parent)
-        if is_controlled(model):
-            model = onnx_graph.fold(merged(unrolled(model)), path.parent)
+        if onnx_control.is_controlled(model):
+            written = onnx_control.merged(onnx_control.unrolled(model))
+            model = onnx_graph.fold(written, path.parent)
     return relax_of_graph(path, model)
 
 
@@ -56,10 +46,8 @@ def _load(path: Path) -> Any:
         raise InvalidOptionError(f"{path} {_MISFIT}: {summary_line(error)}") from error
     if not model.graph.node:  # to protobuf, an empty file is an empty model
         raise InvalidOptionError(f"{path} {_MISFIT}: it does nothing.")
-    missing = [
-        name for name in onnx_graph.external_files(model) if not (path.parent / name).is_file()
-    ]
-    if missing:
+    files = onnx_graph.external_files(model)
+    if missing := [name for name in files if not (path.parent / name).is_file()]:
         raise InvalidOptionError(
             f"{path} {_MISFIT}: its weights in {', '.join(missing)} are not beside it."
         )
@@ -79,32 +67,15 @@ def _check_versions(path: Path, model: Any) -> None:
 
 
 def _close(
-    path: Path, model: Any, given: Mapping[str, tuple[int, ...]]
+    path: Path, model: Any, inputs: Mapping[str, InputShape], shapes: Shapes
 ) -> dict[str, tuple[int, ...]]:
     """Return the shapes of all inputs; raise InvalidOptionError if one stays open."""
-    inputs = onnx_graph.declared_inputs(model.graph)
-    values: dict[tuple[str, int], int] = {}
-    for key, extents in given.items():
-        match(inputs[key], extents, values)
+    given, values = matched(inputs, shapes, str(path))
     # A name has one value, in every input.
-    known = {
-        key: InputShape(
-            key,
-            shape.extents
-            and tuple(
-                values.get(key_of(key, place, each), each) if isinstance(each, str) else each
-                for place, each in enumerate(shape.extents)
-            ),
-        )
-        for key, shape in inputs.items()
-        if key not in given
-    }
-    still_open = [shape for shape in known.values() if shape.is_open]
-    closed = {**given, **{key: onnx_graph.closed_extents(shape) for key, shape in known.items()}}
-    if still_open:
-        for shape in still_open:
-            del closed[shape.name]
-        numbers = compared_numbers(model)
+    rest = [each.with_values(values) for key, each in inputs.items() if key not in given]
+    closed = given | {each.name: each.numbers for each in rest if not each.is_open}
+    if still_open := [each for each in rest if each.is_open]:
+        numbers = onnx_control.compared_numbers(model)
         proposal = onnx_graph.working_proposal(path, still_open, closed, numbers)
         named = {key: each for key, each in proposal.items() if inputs[key].is_open}
         raise InvalidOptionError(open_message(str(path), still_open, named))
@@ -134,18 +105,10 @@ def open_session(path: Path, inputs: Sequence[Array], n_threads: int | None) -> 
     )
 
 
-def _framework() -> str:
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return f"ONNX Runtime {importlib.metadata.version('onnxruntime')}"
-    return "ONNX Runtime"
-
-
 ONNX = Form(
     read_onnx,
     _MISFIT,
-    "onnx",
-    "'tvm-adaptive[onnx]'",
-    _framework,
+    *("onnx", "'tvm-adaptive[onnx]'", ("ONNX Runtime", "onnxruntime")),
     open_session,
     takes_numbers=True,
     beside=True,

@@ -8,8 +8,8 @@ weights of more than 2 GB by their files, and it computes the reference outputs 
 
 from __future__ import annotations
 
+import collections
 import contextlib
-import dataclasses
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,23 +39,6 @@ _EXTERNAL_BYTES = 1024
 _NOT_WANTED = ("MatMulAddFusion",)
 
 
-@dataclasses.dataclass(frozen=True)
-class Missing:
-    """An operator of a graph that cannot be imported."""
-
-    operator: str
-    count: int
-    first: str  # name of the first node, or of its output
-    opset: int
-    reason: str = ""
-
-    @property
-    def text(self) -> str:
-        """Return one entry of the message."""
-        nodes = f"{self.count} node{'s' if self.count > 1 else ''}, first {self.first!r}"
-        return f"{self.operator} ({nodes}, opset {self.opset}{self.reason and ': '}{self.reason})"
-
-
 def declared_inputs(graph: Any) -> dict[str, InputShape]:
     """Return the declared shapes of a graph's inputs, without those that have a weight."""
     weights = {each.name for each in graph.initializer}
@@ -83,23 +66,15 @@ def _extent(extent: Any) -> int | str:
     return str(extent.dim_param).strip() or NAMELESS
 
 
-def closed_extents(shape: InputShape) -> tuple[int, ...]:
-    """Return the extents of a shape that are numbers: all of them where none is open."""
-    return tuple(each for each in shape.extents or () if isinstance(each, int))
-
-
 def external_files(model: Any) -> list[str]:
     """Return the files in which a model keeps weights, relative to its own folder."""
-    graphs = [model.graph, *(inner for node in nodes_of(model.graph) for inner in _inner(node))]
-    return sorted(
-        {
-            entry.value
-            for graph in graphs
-            for tensor in graph.initializer
-            for entry in tensor.external_data
-            if entry.key == "location"
-        }
-    )
+    nodes = list(nodes_of(model.graph))
+    graphs = [model.graph, *(inner for node in nodes for inner in inner_graphs(node))]
+    tensors = [weight for graph in graphs for weight in graph.initializer]
+    for attribute in (each for node in nodes for each in node.attribute):
+        tensors += [attribute.t, *attribute.tensors]
+    entries = [entry for tensor in tensors for entry in tensor.external_data]
+    return sorted({entry.value for entry in entries if entry.key == "location"})
 
 
 def set_shapes(model: Any, shapes: Mapping[str, Sequence[int]]) -> None:
@@ -135,22 +110,21 @@ def nodes_of(graph: Any) -> Iterator[Any]:
     """Yield the nodes of a graph and its subgraphs."""
     for node in graph.node:
         yield node
-        for inner in _inner(node):
+        for inner in inner_graphs(node):
             yield from nodes_of(inner)
 
 
-def _inner(node: Any) -> Iterator[Any]:
+def inner_graphs(node: Any) -> Iterator[Any]:
+    """Yield the subgraphs of a node."""
     for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs):
-            if graph.node or graph.initializer:
-                yield graph
+        yield from ([attribute.g] if attribute.HasField("g") else attribute.graphs)
 
 
-def inline_functions(model: Any) -> Any:
-    """Replace calls of the model's own functions by their bodies."""
-    from onnx import inliner
+def weight_types(graph: Any) -> list[Any]:
+    """Return the types of a graph's weights, as it declares those of other values."""
+    from onnx.helper import make_tensor_value_info as declare
 
-    return inliner.inline_local_functions(model) if model.functions else model
+    return [declare(each.name, each.data_type, each.dims) for each in graph.initializer]
 
 
 def expand_operators(model: Any, operators: Sequence[str]) -> Any:
@@ -165,9 +139,7 @@ def expand_operators(model: Any, operators: Sequence[str]) -> Any:
         # Some definitions depend on the types of inputs.
         typed = onnx.shape_inference.infer_shapes(model)
         _set_defaults(typed, operators)
-        for weight in typed.graph.initializer:
-            info = onnx.helper.make_tensor_value_info(weight.name, weight.data_type, weight.dims)
-            typed.graph.value_info.append(info)
+        typed.graph.value_info.extend(weight_types(typed.graph))
         return inliner.inline_selected_functions(typed, chosen, inline_schema_functions=True)
     except Exception as error:  # onnx before 1.20 has no such argument; its own, of any kind
         logger.info("ONNX does not expand %s: %s", ", ".join(operators), summary_line(error))
@@ -196,26 +168,19 @@ def _set_defaults(model: Any, operators: Sequence[str]) -> None:
             node.attribute.extend(each for each in defaults if each.name and each.name not in given)
 
 
-def count_missing(model: Any, nodes: Sequence[Any], reasons: Sequence[str] = ()) -> list[Missing]:
-    """Count nodes that cannot be imported, by their operators."""
-    found: dict[str, Missing] = {}
-    for place, node in enumerate(nodes):
-        operator = operator_of(node)
-        known = found.get(operator)
-        if known is None:
-            reason = reasons[place] if reasons else ""
-            opset = opset_of(model, node.domain)
-            found[operator] = Missing(operator, 1, name_of(node), opset, reason)
-        else:
-            found[operator] = dataclasses.replace(known, count=known.count + 1)
-    return [found[operator] for operator in sorted(found)]
-
-
-def missing_message(path: Path, missing: Sequence[Missing]) -> str:
-    """Return one line about all operators that stand in the way."""
-    listed = "; ".join(each.text for each in missing)
+def missing_message(path: Path, model: Any, missing: Sequence[tuple[Any, str]]) -> str:
+    """Return one line about all nodes that stand in the way, each with the reason if known."""
+    counts = collections.Counter(operator_of(node) for node, _ in missing)
+    firsts = {operator_of(node): (node, reason) for node, reason in reversed(missing)}
+    listed = []
+    for operator, n in sorted(counts.items()):
+        node, reason = firsts[operator]
+        nodes = f"{n} node{'s' if n > 1 else ''}, first {name_of(node)!r}"
+        opset = f"opset {opset_of(model, node.domain)}"
+        listed.append(f"{operator} ({nodes}, {opset}{reason and ': '}{reason})")
     return (
-        f"TVM cannot import {path}: {listed}. Replace them in the model, or export it without them."
+        f"TVM cannot import {path}: {'; '.join(listed)}. Replace them in the model, or export it "
+        "without them."
     )
 
 

@@ -8,10 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from tvm_adaptive._tvm import IRModule, relax
-from tvm_adaptive._tvm.onnx_frontend import OnnxConverter, onnx_converters, relax_of_onnx
+from tvm_adaptive._tvm.onnx_frontend import (
+    OnnxConverter,
+    OnnxNode,
+    onnx_converters,
+    relax_of_onnx,
+)
 from tvm_adaptive.errors import InvalidOptionError, as_invalid_option, summary_line
 from tvm_adaptive.models.frontend import onnx_graph
-from tvm_adaptive.models.frontend.converters import NOT_STANDARD, OWN, WRONG
+from tvm_adaptive.models.frontend.converters import NOT_STANDARD, OWN
 from tvm_adaptive.models.frontend.converters.values import numpy_type_of
 from tvm_adaptive.models.network import with_output_names
 
@@ -24,29 +29,31 @@ _CONTROL_REASON = (
 )
 
 
-class _UnknownTypeError(Exception):
-    """The result of an operator that cannot be converted has no known type."""
-
-
 def relax_of_graph(path: Path, model: Any) -> IRModule:
     """Translate a graph with fixed shapes; raise InvalidOptionError with all that is missing."""
     converters = _converters()
-    nodes = list(onnx_graph.nodes_of(model.graph))
-    if unknown := [node for node in nodes if not _is_known(node, converters)]:
-        reasons = [_CONTROL_REASON if each.op_type in _CONTROL else "" for each in unknown]
-        missing = onnx_graph.count_missing(model, unknown, reasons)
-        raise InvalidOptionError(onnx_graph.missing_message(path, missing))
-    conversion = _Conversion(model)
-    with as_invalid_option(f"TVM cannot import {path}"):
-        mod = conversion.run(converters)
-    if conversion.failed or mod is None:
-        missing = onnx_graph.count_missing(model, conversion.failed, conversion.reasons)
-        raise InvalidOptionError(onnx_graph.missing_message(path, missing))
+    missing = [
+        (node, _CONTROL_REASON if node.op_type in _CONTROL else "")
+        for node in onnx_graph.nodes_of(model.graph)
+        if not _is_known(node, converters)
+    ]
+    mod = None
+    if not missing:
+        conversion = _Conversion(model)
+        with as_invalid_option(f"TVM cannot import {path}"):
+            mod = conversion.run(converters)
+        missing = conversion.failed
+    if missing or mod is None:
+        raise InvalidOptionError(onnx_graph.missing_message(path, model, missing))
     return with_output_names(mod, [output.name for output in model.graph.output])
 
 
 def expanded(model: Any) -> Any:
-    """Replace operators without a converter by what ONNX's specification defines them to be."""
+    """Replace the model's own functions, and operators without a converter, by what they do."""
+    from onnx import inliner
+
+    if model.functions:
+        model = inliner.inline_local_functions(model)
     converters = _converters()
     without = {
         node.op_type
@@ -57,8 +64,7 @@ def expanded(model: Any) -> Any:
 
 
 def _converters() -> dict[str, OnnxConverter]:
-    stock = {name: convert for name, convert in onnx_converters().items() if name not in WRONG}
-    return stock | OWN
+    return onnx_converters() | OWN
 
 
 def _is_known(node: Any, converters: dict[str, OnnxConverter]) -> bool:
@@ -76,8 +82,7 @@ class _Conversion:
         self._model = model
         self._types: dict[str, tuple[tuple[int, ...], str]] | None = None
         self._nodes: dict[str, Any] = {}
-        self.failed: list[Any] = []
-        self.reasons: list[str] = []
+        self.failed: list[tuple[Any, str]] = []  # nodes, and why
 
     def run(self, converters: dict[str, OnnxConverter]) -> IRModule | None:
         """Return the translated model; None if that ended at an operator that failed."""
@@ -91,7 +96,7 @@ class _Conversion:
             self._nodes[node.name] = original
         guarded = {name: self._guard(convert) for name, convert in converters.items()}
         try:
-            return relax_of_onnx(self._model, {}, guarded)
+            return relax_of_onnx(self._model, guarded)
         except Exception as error:
             if not self.failed:
                 raise
@@ -99,12 +104,11 @@ class _Conversion:
             return None
 
     def _guard(self, convert: OnnxConverter) -> OnnxConverter:
-        def guarded(
-            builder: Any, inputs: Any, attributes: dict[str, Any], scope: Any, opset: int
-        ) -> Any:
-            node = self._nodes[attributes["tvm_custom"]["name"]]
+        def guarded(given: OnnxNode) -> Any:
+            node = self._nodes[given.attributes["tvm_custom"]["name"]]
+            builder = given.builder
             try:
-                result = convert(builder, inputs, attributes, scope, opset)
+                result = convert(given)
                 result = builder.normalize(result) if isinstance(result, relax.Expr) else result
                 _check_outputs(node, result)
                 return result
@@ -112,23 +116,17 @@ class _Conversion:
                 raise
             except Exception as error:  # TVM's own, of any kind
                 logger.info("%s: %s", onnx_graph.name_of(node), error)
-                self.failed.append(node)
-                self.reasons.append(summary_line(error))
+                self.failed.append((node, summary_line(error)))
                 return self._placeholder(builder, node)
 
         return guarded
 
     def _placeholder(self, builder: Any, node: Any) -> Any:
-        """Return something of the type of a node's results, so that the rest can be checked."""
+        """Return something of a node's type, to check the rest; KeyError if it is not known."""
         if self._types is None:
             self._types = _inferred_types(self._model)
-        found = [self._types.get(name) for name in node.output if name]
-        results = []
-        for each in found:
-            if each is None:
-                raise _UnknownTypeError(onnx_graph.name_of(node))
-            shape, dtype = each
-            results.append(builder.normalize(relax.op.zeros(shape, dtype)))
+        types = [self._types[name] for name in node.output if name]
+        results = [builder.normalize(relax.op.zeros(*each)) for each in types]
         return results[0] if len(results) == 1 else relax.Tuple(results)
 
 

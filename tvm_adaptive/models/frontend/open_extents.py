@@ -8,27 +8,35 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
+from tvm_adaptive.models.network import shape_text
+
 # An open extent without a name; it belongs to its input and its place.
 NAMELESS = "?"
 
-_BATCH = re.compile(r"(n|b|bs|bsz|(.*[^a-z])?batch([^a-z].*)?|batch_?size.*|num_?(images|samples))")
-_CHANNELS = re.compile(r"(c|(.*[^a-z])?channels?([^a-z].*)?)")
-_HEIGHT = re.compile(r"(h|(.*[^a-z])?(height|rows)([^a-z].*)?)")
-_WIDTH = re.compile(r"(w|(.*[^a-z])?(width|cols|columns)([^a-z].*)?)")
-_LENGTH = re.compile(r".*(seq|length|len|token|time|frame|sample|words|chunk).*")
-
 # What published models take: classifiers, detectors, lines of text.
 _SIZES = ((224, 224), (320, 320), (640, 640), (48, 320), (48, 192), (32, 320), (256, 256), (64, 64))
+_HEIGHTS, _WIDTHS = (tuple(dict.fromkeys(each)) for each in zip(*_SIZES, strict=True))
 # Words, frames of sound at 16 kHz, spectrograms.
 _LENGTHS = (16, 128, 512, 576, 1, 80, 160, 256, 1024, 16000)
 _OTHERS = (1, 16, 128, 512, 576, 64, 80, 160, 224, 256)
 _CHANNEL_COUNTS = (3, 1)
 _MAX_CHANNELS = 4
+
+_BATCH = re.compile(r"(n|b|bs|bsz|(.*[^a-z])?batch([^a-z].*)?|batch_?size.*|num_?(images|samples))")
+_CHANNELS = re.compile(r"(c|(.*[^a-z])?channels?([^a-z].*)?)")
+# By names of extents; the first that fits counts.
+_LIKELY: dict[re.Pattern[str], tuple[int, ...]] = {
+    _BATCH: (1,),
+    _CHANNELS: _CHANNEL_COUNTS,
+    re.compile(r"(h|(.*[^a-z])?(height|rows)([^a-z].*)?)"): _HEIGHTS,
+    re.compile(r"(w|(.*[^a-z])?(width|cols|columns)([^a-z].*)?)"): _WIDTHS,
+    re.compile(r".*(seq|length|len|token|time|frame|sample|words|chunk).*"): _LENGTHS,
+}
 # Another length is likelier than a batch of several.
 _BATCH_STEP = 3
 _MAX_PROPOSALS = 64
 
-_Key = tuple[str, int]
+Key = tuple[str, int]  # of an open extent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,11 +53,26 @@ class InputShape:
         return self.extents is None or any(isinstance(each, str) for each in self.extents)
 
     @property
+    def numbers(self) -> tuple[int, ...]:
+        """The extents that are numbers: all of them where none is open."""
+        return tuple(each for each in self.extents or () if isinstance(each, int))
+
+    @property
     def text(self) -> str:
-        """Return the shape in words: ``batchx3x?x?``."""
+        """The shape in words: ``batchx3x?x?``."""
         if self.extents is None:
             return "of any rank"
-        return "x".join(map(str, self.extents)) or "a single value"
+        return shape_text(self.extents)
+
+    def with_values(self, values: Mapping[Key, int]) -> InputShape:
+        """Return the shape with the open extents that have a value."""
+        if self.extents is None:
+            return self
+        found = (
+            values.get(key_of(self.name, place, each), each) if isinstance(each, str) else each
+            for place, each in enumerate(self.extents)
+        )
+        return InputShape(self.name, tuple(found))
 
 
 def open_message(
@@ -60,7 +83,7 @@ def open_message(
     listed = "; ".join(f"{each.name} is {each.text}" for each in found)
     nameless = any(NAMELESS in (each.extents or ()) for each in found)
     options = " ".join(
-        f"--input-shape {shlex.quote(f'{name}={shape_of(extents)}')}"
+        f"--input-shape {shlex.quote(f'{name}={shape_text(extents)}')}"
         for name, extents in proposal.items()
     )
     command = f"tvm-adaptive tune {shlex.quote(source)} {options}"
@@ -71,19 +94,10 @@ def open_message(
     )
 
 
-def shape_of(extents: Sequence[int]) -> str:
-    """Return a shape as the command line takes it."""
-    return "x".join(map(str, extents))
-
-
 def proposals(inputs: Sequence[InputShape]) -> Iterator[dict[str, tuple[int, ...]]]:
-    """Yield shapes for the inputs that are open, the likeliest first.
-
-    Extents of the same name are the same number. A batch is 1; images have sizes that
-    published models take.
-    """
-    choices: dict[tuple[_Key, ...], Sequence[tuple[int, ...]]] = {}
-    taken: set[_Key] = set()
+    """Yield shapes for the inputs that are open, the likeliest first."""
+    choices: dict[tuple[Key, ...], Sequence[tuple[int, ...]]] = {}
+    taken: set[Key] = set()
     for each in inputs:
         for keys, values in _choices_of(each):
             if not taken.intersection(keys):
@@ -99,29 +113,21 @@ def proposals(inputs: Sequence[InputShape]) -> Iterator[dict[str, tuple[int, ...
 
     ranked = sorted(itertools.islice(indices, 100_000), key=unlikeliness)
     for chosen in ranked[:_MAX_PROPOSALS]:
-        values_of: dict[_Key, int] = {}
+        values_of: dict[Key, int] = {}
         for keys, index in zip(groups, chosen, strict=True):
             values_of.update(zip(keys, choices[keys][index], strict=True))
-        yield {each.name: _closed(each, values_of) for each in inputs if each.is_open}
+        opens = [each.with_values(values_of) for each in inputs if each.is_open]
+        yield {each.name: (1,) if each.extents is None else each.numbers for each in opens}
 
 
-def key_of(name: str, place: int, extent: str) -> _Key:
+def key_of(name: str, place: int, extent: str) -> Key:
     """Return what tells an open extent from others: its name, or its input and place."""
     return (name, place) if extent == NAMELESS else (extent, -1)
 
 
-def _closed(shape: InputShape, values: Mapping[_Key, int]) -> tuple[int, ...]:
-    if shape.extents is None:
-        return (1,)
-    return tuple(
-        extent if isinstance(extent, int) else values[key_of(shape.name, place, extent)]
-        for place, extent in enumerate(shape.extents)
-    )
-
-
 def _choices_of(
     shape: InputShape,
-) -> Iterator[tuple[tuple[_Key, ...], Sequence[tuple[int, ...]]]]:
+) -> Iterator[tuple[tuple[Key, ...], Sequence[tuple[int, ...]]]]:
     """Yield groups of open extents with the values that they may have together."""
     extents = shape.extents or ()
     height, width, channels = _image_places(extents)
@@ -140,7 +146,7 @@ def _choices_of(
         if place == channels:
             values = _CHANNEL_COUNTS
         elif place in (height, width):
-            values = tuple(dict.fromkeys(size[place == width] for size in _SIZES))
+            values = _WIDTHS if place == width else _HEIGHTS
         yield (key,), [(value,) for value in values]
 
 
@@ -159,14 +165,10 @@ def _image_places(extents: Sequence[int | str]) -> tuple[int, int, int]:
 
 def _values_of(name: str, place: int, rank: int) -> Sequence[int]:
     """Return likely values of an open extent."""
-    if _BATCH.fullmatch(name) and (place == 0 or len(name) > 1):
-        return (1,)
-    if _CHANNELS.fullmatch(name):
-        return _CHANNEL_COUNTS
-    if _HEIGHT.fullmatch(name) or _WIDTH.fullmatch(name):
-        return tuple(dict.fromkeys(size[bool(_WIDTH.fullmatch(name))] for size in _SIZES))
-    if _LENGTH.fullmatch(name):
-        return _LENGTHS
+    for pattern, values in _LIKELY.items():
+        # A single letter names a batch only in the first place.
+        if pattern.fullmatch(name) and (pattern is not _BATCH or place == 0 or len(name) > 1):
+            return values
     if place == 0 and rank > 1:
         # Almost always the batch, whatever an exporter calls it.
         return (1,) if rank > 2 else (1, *_OTHERS[1:])

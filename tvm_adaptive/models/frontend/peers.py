@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import importlib.util
 import statistics
 import time
@@ -17,8 +16,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.models.frontend import reader
 from tvm_adaptive.models.frontend.onnx_file import open_session
-from tvm_adaptive.models.frontend.reader import Array, Inference, Opener, limit_memory
+from tvm_adaptive.models.frontend.reader import Array, Inference, Opener
 from tvm_adaptive.models.frontend.torch_program import load_program, open_program
 from tvm_adaptive.models.run import NETWORK_REPEAT_MS
 from tvm_adaptive.workers.scratch import ScratchFolder
@@ -36,17 +36,9 @@ class Peer:
     open: Mapping[str, Opener]  # by the ending of the model's file
 
     @property
-    def is_installed(self) -> bool:
-        """Whether Python finds it."""
-        return importlib.util.find_spec(self.package) is not None
-
-    @property
     def framework(self) -> str:
         """Name and version."""
-        try:
-            return f"{self.title} {importlib.metadata.version(self.package)}"
-        except importlib.metadata.PackageNotFoundError:
-            return self.title
+        return reader.framework_version(self.title, self.package)
 
 
 def open_exported(path: Path, inputs: Sequence[Array], n_threads: int | None) -> Inference:
@@ -100,7 +92,8 @@ def peer_names(text: str) -> list[str]:
 
 def check_installed(names: Sequence[str]) -> None:
     """Raise InvalidOptionError if the package of a peer is missing."""
-    if missing := [PEERS[name].package for name in names if not PEERS[name].is_installed]:
+    packages = [PEERS[name].package for name in names]
+    if missing := [each for each in packages if importlib.util.find_spec(each) is None]:
         raise InvalidOptionError(
             f"The peers need packages that are not installed: pip install {' '.join(missing)}."
         )
@@ -115,17 +108,14 @@ def open_peer(
 ) -> list[Array]:
     """Open a model file in a framework, for ``time_peer``; return the outputs."""
     if memory_bytes is not None:
-        limit_memory(memory_bytes)
+        reader.limit_memory(memory_bytes)
     inference = PEERS[name].open[path.suffix](path, inputs, n_threads)
     _Opened.inference = inference
     return inference.outputs(inference.run())
 
 
 def time_peer(seconds: float) -> float:
-    """Return the median seconds per inference of repeats that last ``seconds`` in all.
-
-    The repeats are as long as those of the tuned library.
-    """
+    """Return the median seconds per inference of repeats, as long as the tuned library's."""
     assert _Opened.inference is not None, "open_peer comes first"
     run = _Opened.inference.run
     # A slow inference is warm after its first run.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib.metadata
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,13 +21,12 @@ import psutil
 from tvm_adaptive._tvm import IRModule, check_well_formed
 from tvm_adaptive.errors import InvalidOptionError, WorkerTaskError, as_invalid_option, summary_line
 from tvm_adaptive.models.folding import fold
-from tvm_adaptive.models.frontend.shapes import network_of_imported
+from tvm_adaptive.models.frontend.shapes import Shapes, network_of_imported
 from tvm_adaptive.models.network import Network, Original, network_of_relax
 from tvm_adaptive.models.weights import load_module, save_module
 from tvm_adaptive.workers.pool import WorkerPool
 from tvm_adaptive.workers.scratch import ScratchFolder
 
-Shapes: TypeAlias = Mapping[str, Sequence[int]]
 Numbers: TypeAlias = Mapping[str, int]
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -58,6 +58,13 @@ class Inference(NamedTuple):
 Opener: TypeAlias = Callable[[Path, Sequence[Array], int | None], Inference]
 
 
+def framework_version(title: str, package: str) -> str:
+    """Return the name of a framework, with its version if its package is installed."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return f"{title} {importlib.metadata.version(package)}"
+    return title
+
+
 @dataclasses.dataclass(frozen=True)
 class Form:
     """A kind of model file; its functions run in a worker."""
@@ -68,8 +75,8 @@ class Form:
     misfit: str  # what to say of a file that is of another kind or damaged: ``"is no ... "``
     package: str = ""  # that reads it, if any, and what pip calls it
     install: str = ""
-    # Name and version of the framework that computes the original outputs; runs in the tuner.
-    framework: Callable[[], str] | None = None
+    # The framework that computes the original outputs, and its package.
+    framework: tuple[str, str] | None = None
     open: Opener | None = None  # in that framework
     takes_numbers: bool = False  # ``read`` has a keyword ``numbers``: inputs that decide branches
     beside: bool = False  # whether weights may be in other files of the same folder
@@ -85,10 +92,7 @@ class Limits:
 
 
 class ModelReader:
-    """A worker that reads model files, and runs them in their own frameworks.
-
-    It starts when it is first needed, and again after a file that ended it.
-    """
+    """A worker, started when needed, that reads model files and runs them in their frameworks."""
 
     def __init__(self) -> None:
         self._pool = WorkerPool(1, env=READER_ENV, modules=(__name__,))
@@ -128,7 +132,7 @@ class ModelReader:
             return None
         run = functools.partial(self._run, form, path, limits)
         return Original(
-            *(form.framework(), run, self.close),
+            *(framework_version(*form.framework), run, self.close),
             file=lambda _folder: path,
             memory_bytes=limits.memory_bytes,
         )

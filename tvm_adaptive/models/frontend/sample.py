@@ -66,13 +66,10 @@ def numbers_of(arrays: Arrays) -> dict[str, int]:
 def with_sample(network: Network, arrays: Arrays, source: str) -> Network:
     """Return a network whose checks and timings use a sample."""
     wanted = network.input_shapes
-    if missing := [
-        f"{name} ({network.input_dtypes[name]}, {shape_text(wanted[name]) or 'a single value'})"
-        for name in wanted
-        if name not in arrays
-    ]:
+    if missing := [name for name in wanted if name not in arrays]:
+        kinds = [f"{n} ({network.input_dtypes[n]}, {shape_text(wanted[n])})" for n in missing]
         raise InvalidOptionError(
-            f"{source} lacks inputs of {network.name}: {', '.join(missing)}. Add an array for each."
+            f"{source} lacks inputs of {network.name}: {', '.join(kinds)}. Add an array for each."
         )
     if unknown := sorted(set(arrays) - set(wanted)):
         raise InvalidOptionError(
@@ -83,8 +80,8 @@ def with_sample(network: Network, arrays: Arrays, source: str) -> Network:
         found, dtype = arrays[name], network.input_dtypes[name]
         if tuple(found.shape) != shape:
             raise InvalidOptionError(
-                f"{name} in {source} has the shape {shape_text(found.shape) or 'of a value'}, but "
-                f"the input of {network.name} has {shape_text(shape) or 'a single value'}."
+                f"{name} in {source} has the shape {shape_text(found.shape)}, but the input of "
+                f"{network.name} has {shape_text(shape)}."
             )
         if str(found.dtype) != dtype:
             raise InvalidOptionError(

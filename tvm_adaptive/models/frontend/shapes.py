@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
-from tvm_adaptive._tvm import IRModule, bind_symbols
+from tvm_adaptive._tvm import IRModule, relax_transform
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.models.frontend.open_extents import (
-    InputShape,
-    key_of,
-    open_message,
-    proposals,
-    shape_of,
-)
-from tvm_adaptive.models.network import (
-    Network,
-    Original,
-    extents_of,
-    main_of,
-    network_of_relax,
-)
+from tvm_adaptive.models import network
+from tvm_adaptive.models.frontend import open_extents
+from tvm_adaptive.models.frontend.open_extents import InputShape
+from tvm_adaptive.models.network import Network, Original, shape_text
+
+Shapes: TypeAlias = Mapping[str, Sequence[int]]
 
 
-def by_name(
-    shapes: Mapping[str, Sequence[int]], names: Sequence[str], source: str
-) -> dict[str, tuple[int, ...]]:
+def by_name(shapes: Shapes, names: Sequence[str], source: str) -> dict[str, tuple[int, ...]]:
     """Check that shapes belong to inputs; the name ``""`` means the only input."""
     found: dict[str, tuple[int, ...]] = {}
     for given, extents in shapes.items():
@@ -37,7 +27,7 @@ def by_name(
             )
         if any(extent < 1 for extent in extents):
             raise InvalidOptionError(
-                f"The shape of {name} must be positive, not {shape_of(extents)}."
+                f"The shape of {name} must be positive, not {shape_text(extents)}."
             )
         found[name] = tuple(int(extent) for extent in extents)
     return found
@@ -46,46 +36,61 @@ def by_name(
 def network_of_imported(
     name: str,
     mod: IRModule,
-    shapes: Mapping[str, Sequence[int]],
+    shapes: Shapes,
     *,
     params: dict[str, Any] | None = None,
     original: Original | None = None,
     source: str | None = None,
 ) -> Network:
-    """Return an imported module as a network, its inputs fixed to shapes.
-
-    ``source`` is what the command line calls it.
-    """
+    """Return a module, which the command line calls ``source``, with inputs fixed to shapes."""
     weights = params or {}
-    declared = _declared(mod, weights)
-    given = by_name(shapes, list(declared), name)
-    values: dict[tuple[str, int], int] = {}
-    for key, extents in given.items():
-        match(declared[key], extents, values)
+    given, values = matched(_declared(mod, weights), shapes, name)
     symbols = {symbol: value for (symbol, _), value in values.items()}
-    fixed = bind_symbols(mod, symbols) if symbols else mod
+    fixed = relax_transform.BindSymbolicVars(symbols, "main")(mod) if symbols else mod
     still_open = [each for each in _declared(fixed, weights).values() if each.is_open]
     # An expression of other extents has a value once those have; it is no choice of its own.
     chosen = [each for each in still_open if "(" not in each.text and each.extents is not None]
     if chosen:
-        proposal = next(proposals(chosen))
         # What is given already belongs to the command, too.
-        raise InvalidOptionError(open_message(source or name, chosen, {**given, **proposal}))
-    return network_of_relax(name, fixed, weights, original)
+        proposal = {**given, **next(open_extents.proposals(chosen))}
+        raise InvalidOptionError(open_extents.open_message(source or name, chosen, proposal))
+    return network.network_of_relax(name, fixed, weights, original)
 
 
 def _declared(mod: IRModule, weights: Mapping[str, Any]) -> dict[str, InputShape]:
     """Return the shapes of the inputs of ``main``."""
     found = {}
-    for variable in main_of(mod).params:
+    for variable in network.main_of(mod).params:
         key = str(variable.name)
         if key not in weights:
             shape = getattr(variable.ty, "shape", None)
-            found[key] = InputShape(key, None if shape is None else tuple(extents_of(shape)))
+            found[key] = InputShape(
+                key, None if shape is None else tuple(network.extents_of(shape))
+            )
     return found
 
 
-def match(shape: InputShape, given: Sequence[int], values: dict[tuple[str, int], int]) -> None:
+def matched(
+    declared: Mapping[str, InputShape], shapes: Shapes, source: str, *, expressions: bool = False
+) -> tuple[dict[str, tuple[int, ...]], dict[open_extents.Key, int]]:
+    """Check given shapes against declared ones; return them by input, and open extents' values.
+
+    Extents that are ``expressions`` of others are refused, or left to the caller.
+    """
+    values: dict[open_extents.Key, int] = {}
+    given = by_name(shapes, list(declared), source)
+    for key, shape in given.items():
+        _match(declared[key], shape, values, expressions=expressions)
+    return given, values
+
+
+def _match(
+    shape: InputShape,
+    given: Sequence[int],
+    values: dict[open_extents.Key, int],
+    *,
+    expressions: bool,
+) -> None:
     """Check a given shape against a declared one; add the values of open extents."""
     key, extents = shape.name, shape.extents
     if extents is None:
@@ -97,12 +102,14 @@ def match(shape: InputShape, given: Sequence[int], values: dict[tuple[str, int],
         )
     for place, (extent, value) in enumerate(zip(extents, given, strict=True)):
         if isinstance(extent, str) and extent.startswith("("):
+            if expressions:
+                continue
             raise InvalidOptionError(
                 f"The extent {extent} of input {key} depends on others; give a shape for those."
             )
         known = extent
         if isinstance(extent, str):
-            known = values.setdefault(key_of(key, place, extent), value)
+            known = values.setdefault(open_extents.key_of(key, place, extent), value)
         if known != value:
             raise InvalidOptionError(
                 f"Input {key} has the shape {shape.text}, where {known} is not {value}."

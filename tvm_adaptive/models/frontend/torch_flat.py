@@ -123,8 +123,12 @@ def flat_module(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     flat = _flattened(module, spec, leaves)
     copies = [each.clone() if isinstance(each, torch.Tensor) else each for each in leaves]
     args, kwargs = pytree.tree_unflatten(copies, spec)
-    with torch.no_grad(), _same_state(flat):
-        found = pytree.tree_leaves(module(*args, **kwargs))
+    state = _State(flat)
+    try:
+        with torch.no_grad():
+            found = pytree.tree_leaves(module(*args, **kwargs))
+    finally:
+        state.restore()
     results = tuple(each for each in found if isinstance(each, torch.Tensor))
     kinds = {type(each).__name__ for each in found if not isinstance(each, (torch.Tensor, *_PLAIN))}
     if kinds:
@@ -206,16 +210,6 @@ class _State:
                 for each in self._kept
                 if each[0][each[1]] is not each[2] or not torch.equal(each[2], each[3])
             ]
-
-
-@contextlib.contextmanager
-def _same_state(module: Any) -> Iterator[None]:
-    """Give buffers their values back, so that each inference starts from the same state."""
-    state = _State(module)
-    try:
-        yield
-    finally:
-        state.restore()
 
 
 def _tensor_of(value: Array) -> Any:

@@ -7,6 +7,7 @@ which traces the module. If all fail, one message tells why each did.
 from __future__ import annotations
 
 import collections
+import functools
 import importlib.util
 import logging
 import string
@@ -34,19 +35,14 @@ _DATA_DEPENDENT = "might cause the trace to be incorrect"
 
 
 def relax_of_torch(source: str, model: FlatModel, unexported: str = "") -> IRModule:
-    """Translate a model; raise InvalidOptionError with what stands in the way of each way.
-
-    ``unexported`` says why the model is no program of ``torch.export``.
-    """
+    """Translate a model; raise InvalidOptionError with what stands in the way of each way."""
     ways: dict[str, Callable[[FlatModel], IRModule]] = {
-        "TVM's importer": _by_program,
-        "torch.onnx.export": _by_onnx,
-        "its older exporter (dynamo=False)": _by_trace,
+        **({"TVM's importer": _by_program} if model.program is not None else {}),
+        "torch.onnx.export": functools.partial(_by_onnx, dynamo=True),
+        "its older exporter (dynamo=False)": functools.partial(_by_onnx, dynamo=False),
     }
     reasons = [f"torch.export: {unexported}"] if unexported else []
     for name, convert in ways.items():
-        if model.program is None and convert is _by_program:
-            continue
         try:
             with quiet():
                 mod = convert(model)
@@ -78,10 +74,7 @@ def _by_program(model: FlatModel) -> IRModule:
 
 
 def _core_program(program: Any) -> Any:
-    """Return a program of PyTorch's core operators, from the user's tensors to their results.
-
-    What it writes to buffers and inputs, what it only checks, and what is no tensor is dropped.
-    """
+    """Return a program of core operators that only computes the user's results, of tensors."""
     from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 
     core = program.run_decompositions()
@@ -162,20 +155,13 @@ def _dtype_of(tensor: Any) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _by_onnx(model: FlatModel) -> IRModule:
-    return _exported(model, model.program or model.module, dynamo=True)
-
-
-def _by_trace(model: FlatModel) -> IRModule:
-    return _exported(model, model.module, dynamo=False)
-
-
-def _exported(model: FlatModel, exported: Any, *, dynamo: bool) -> IRModule:
+def _by_onnx(model: FlatModel, *, dynamo: bool) -> IRModule:
     import torch
 
     for package in ("onnx", "onnxscript") if dynamo else ("onnx",):
         if importlib.util.find_spec(package) is None:
             raise InvalidOptionError(f"it needs {package}: pip install 'tvm-adaptive[torch]'")
+    exported = (model.program if dynamo else None) or model.module
     with ScratchFolder("onnx") as folder, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         path = folder / "net.onnx"
@@ -214,10 +200,9 @@ def _has_other_shape(found: Any, tensor: Any) -> bool:
 
 
 def _mismatch(found: Any, tensor: Any) -> str:
-    shapes = ["unknown" if found.shape is None else shape_text(extents_of(found.shape))]
-    shapes.append(shape_text(list(tensor.shape)))
-    shape, expected = (each or "a single value" for each in shapes)
-    return f"is {found.dtype} {shape}, but {_dtype_of(tensor)} {expected} in PyTorch"
+    shape = "unknown" if found.shape is None else shape_text(extents_of(found.shape))
+    expected = f"{_dtype_of(tensor)} {shape_text(list(tensor.shape))}"
+    return f"is {found.dtype} {shape}, but {expected} in PyTorch"
 
 
 def _reason_of(error: BaseException) -> str:

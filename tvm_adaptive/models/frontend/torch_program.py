@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Any
 
 from tvm_adaptive._tvm import IRModule
 from tvm_adaptive.errors import InvalidOptionError, as_invalid_option, summary_line
-from tvm_adaptive.models.frontend.reader import Array, Form, Inference, Shapes
-from tvm_adaptive.models.frontend.shapes import network_of_imported
+from tvm_adaptive.models.frontend.reader import Array, Form, Inference, framework_version
+from tvm_adaptive.models.frontend.shapes import Shapes, network_of_imported
 from tvm_adaptive.models.frontend.torch_flat import FlatModel, flat_module, flat_program, quiet
 from tvm_adaptive.models.frontend.torch_import import relax_of_torch
 from tvm_adaptive.models.frontend.torch_shapes import with_fixed_shapes
@@ -136,7 +135,7 @@ def _network(
 ) -> Network:
     mod = relax_of_torch(source, flat, unexported)
     file = None if flat.program is None else functools.partial(_save_program, flat.program)
-    original = Original(_framework(), flat.run, file=file)
+    original = Original(framework_version(*_FRAMEWORK), flat.run, file=file)
     return network_of_imported(name, mod, shapes, original=original, source=source)
 
 
@@ -157,8 +156,5 @@ def _save_program(program: Any, folder: Path) -> Path:
     return path
 
 
-def _framework() -> str:
-    return f"PyTorch {importlib.metadata.version('torch')}"
-
-
-PROGRAM = Form(read_program, _MISFIT, "torch", "'tvm-adaptive[torch]'", _framework, open_program)
+_FRAMEWORK = ("PyTorch", "torch")
+PROGRAM = Form(read_program, _MISFIT, "torch", "'tvm-adaptive[torch]'", _FRAMEWORK, open_program)

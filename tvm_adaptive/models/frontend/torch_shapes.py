@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from tvm_adaptive.errors import InvalidOptionError, as_invalid_option
-from tvm_adaptive.models.frontend.open_extents import InputShape, open_message, shape_of
-from tvm_adaptive.models.frontend.reader import Shapes
-from tvm_adaptive.models.frontend.shapes import by_name, match
+from tvm_adaptive.models.frontend.open_extents import InputShape, open_message
+from tvm_adaptive.models.frontend.shapes import Shapes, matched
 from tvm_adaptive.models.frontend.torch_flat import leaves_of, quiet
+from tvm_adaptive.models.network import shape_text
 
 _Extents = tuple[Any, ...]  # numbers, and PyTorch's expressions
 _OPEN = -1
@@ -30,28 +30,29 @@ def with_fixed_shapes(program: Any, shapes: Shapes, source: str) -> Any:
             f"{source} leaves numbers open: {', '.join(numbers)}. Export it with numbers fixed."
         )
     declared = {name: tuple(map(_expression, each.shape)) for name, each in tensors.items()}
-    given = by_name(shapes, list(declared), source)
-    symbols = _symbols(declared, given)
+    known = {name: _shape(name, extents) for name, extents in declared.items()}
+    given, values = matched(known, shapes, source, expressions=True)
+    symbols = {symbol: value for (symbol, _), value in values.items()}
     closed = {name: _closed(extents, symbols) for name, extents in declared.items()}
     for name, shape in given.items():
         if _OPEN not in closed[name] and closed[name] != shape:
             raise InvalidOptionError(
-                f"Input {name} has the shape {_shape(name, declared[name]).text}, which is "
-                f"{shape_of(closed[name])} with the other shapes given, not {shape_of(shape)}."
+                f"Input {name} has the shape {known[name].text}, which is "
+                f"{shape_text(closed[name])} with the other shapes given, not {shape_text(shape)}."
             )
-    still_open = [_shape(name, declared[name]) for name, each in closed.items() if _OPEN in each]
+    still_open = [known[name] for name, each in closed.items() if _OPEN in each]
     if still_open:
         proposal = _proposal(program, declared, symbols)
         named = {each.name: proposal[each.name] for each in still_open}
         raise InvalidOptionError(open_message(source, still_open, {**given, **named}))
-    if all(_is_number(each) for extents in declared.values() for each in extents):
+    if not any(each.is_open for each in known.values()):
         return program
     examples = [
         torch.zeros(closed[name], dtype=leaf.dtype) if name in tensors else leaf
         for name, leaf in leaves.items()
     ]
     args, kwargs = torch.utils._pytree.tree_unflatten(examples, program.call_spec.in_spec)
-    fixed = ", ".join(f"{name} {shape_of(each)}" for name, each in closed.items())
+    fixed = ", ".join(f"{name} {shape_text(each)}" for name, each in closed.items())
     with as_invalid_option(f"{source} does not take the shapes {fixed}"), quiet():
         return torch.export.export(program.module(), args, kwargs)
 
@@ -73,22 +74,6 @@ def _shape(name: str, extents: _Extents) -> InputShape:
         return str(extent) if extent.is_symbol else f"({extent})"
 
     return InputShape(name, tuple(map(text, extents)))
-
-
-def _symbols(
-    declared: Mapping[str, _Extents], given: Mapping[str, tuple[int, ...]]
-) -> dict[str, int]:
-    """Return the values of symbols that the given shapes say."""
-    values: dict[tuple[str, int], int] = {}
-    for name, shape in given.items():
-        known = _shape(name, declared[name])
-        # Expressions are checked when their symbols have values.
-        extents = known.extents or ()
-        if len(extents) == len(shape):
-            pairs = zip(extents, shape, strict=True)
-            extents = tuple(n if str(each).startswith("(") else each for each, n in pairs)
-        match(InputShape(name, extents), shape, values)
-    return {symbol: value for (symbol, _), value in values.items()}
 
 
 def _closed(extents: _Extents, symbols: Mapping[str, int]) -> tuple[int, ...]:

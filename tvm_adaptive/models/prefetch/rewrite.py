@@ -8,39 +8,10 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tvm_adaptive._tvm import (
-    BufferLoad,
-    Evaluate,
-    For,
-    ForKind,
-    IntImm,
-    IRModule,
-    PrimFunc,
-    RemoveWeightLayoutRewriteBlock,
-    SBlock,
-    SBlockRealize,
-    SeqStmt,
-    TuningRecord,
-    Var,
-    address_of,
-    call_intrin,
-    handle,
-)
-from tvm_adaptive.models.prefetch.reading import (
-    Bursts,
-    Reading,
-    Visits,
-    bursts_of,
-    dtype_of,
-    integer,
-    item_bytes,
-    parameter_buffers,
-    reading_of,
-    shape_of,
-    sites_of,
-    substitute,
-    visits_of,
-)
+from tvm_adaptive import _tvm
+from tvm_adaptive._tvm import For, ForKind, IRModule, PrimFunc, SBlockRealize, SeqStmt, Var
+from tvm_adaptive.models.prefetch import reading as panels
+from tvm_adaptive.models.prefetch.reading import Bursts, Reading, Visits, integer
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +37,7 @@ _MAX_STEPS = 4096
 _TO_READ, _SECOND_CACHE, _DATA = 0, 2, 1
 
 
-def hinted(record: TuningRecord, weights: tuple[int, ...]) -> list[TuningRecord]:
+def hinted(record: _tvm.TuningRecord, weights: tuple[int, ...]) -> list[_tvm.TuningRecord]:
     """Return forms of a record that prefetch their weights.
 
     Only timings can show which is the fastest, one of them or the record itself.
@@ -95,7 +66,9 @@ def hinted(record: TuningRecord, weights: tuple[int, ...]) -> list[TuningRecord]
         if follow_hints(packed) is not packed:
             forms.append(form)
     return [
-        TuningRecord(form.trace, record.workload, record.run_secs, record.target, record.args_info)
+        _tvm.TuningRecord(
+            form.trace, record.workload, record.run_secs, record.target, record.args_info
+        )
         for form in forms
     ]
 
@@ -131,7 +104,7 @@ def follow_hints(mod: IRModule) -> IRModule:
 
 def _packed(mod: IRModule) -> IRModule:
     """Return a module that takes its weights in the layout that its schedule wants."""
-    return RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(mod)
+    return _tvm.RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(mod)
 
 
 def _readers(mod: IRModule, weights: tuple[int, ...]) -> Iterator[tuple[str, str, int]]:
@@ -139,15 +112,15 @@ def _readers(mod: IRModule, weights: tuple[int, ...]) -> Iterator[tuple[str, str
     for variable, function in mod.functions.items():
         if not isinstance(function, PrimFunc):
             continue
-        buffers = parameter_buffers(function)
+        buffers = panels.parameter_buffers(function)
         large = [
             number
             for number in weights
             if buffers[number] is not None
-            and math.prod(shape_of(buffers[number])) * item_bytes(buffers[number])
+            and math.prod(panels.shape_of(buffers[number])) * panels.item_bytes(buffers[number])
             >= _MIN_WEIGHT_BYTES
         ]
-        for site in sites_of(function):
+        for site in panels.sites_of(function):
             if not site.reduction_axes():
                 continue
             read = [number for number in large if site.index_of(buffers[number])]
@@ -171,7 +144,7 @@ class _Prefetch:
 
     def added_to(self, loop: Any) -> Any:
         """Return a statement that does what a loop does, and prefetches."""
-        part = Var("part", dtype_of(loop.loop_var))
+        part = Var("part", panels.dtype_of(loop.loop_var))
         length = int(loop.extent) // self.bursts.n_parts
         rest = _loop(loop, loop.body, part * length, length)
         body = SeqStmt([self._burst(part), rest])
@@ -190,15 +163,15 @@ class _Prefetch:
         burst = _linear([*rounds, (part, bursts.n_parts)])
         visit = step % visits.period // visits.n_panels
         ahead = step + visits.period - visit * visits.n_panels  # the same panel, next group
-        line = Var("line", dtype_of(part))
+        line = Var("line", panels.dtype_of(part))
         lines = (visit * bursts.n_bursts + burst) * bursts.n_lines + line
-        place = self._offset(ahead) + lines * (_LINE_BYTES // item_bytes(self.buffer))
+        place = self._offset(ahead) + lines * (_LINE_BYTES // panels.item_bytes(self.buffer))
         kind = ForKind.UNROLLED if bursts.n_lines <= _MAX_UNROLLED else ForKind.SERIAL
-        zero = IntImm(dtype_of(place), 0)
+        zero = _tvm.IntImm(panels.dtype_of(place), 0)
         indices = [zero] * (len(self.reading.shape) - 1) + [place]
-        address = address_of(BufferLoad(self.buffer, indices))
-        numbers = [IntImm("int32", each) for each in (_TO_READ, _SECOND_CACHE, _DATA)]
-        body = Evaluate(call_intrin("void", "tirx.prefetch", address, *numbers))
+        address = _tvm.address_of(_tvm.BufferLoad(self.buffer, indices))
+        numbers = [_tvm.IntImm("int32", each) for each in (_TO_READ, _SECOND_CACHE, _DATA)]
+        body = _tvm.Evaluate(_tvm.call_intrin("void", "tirx.prefetch", address, *numbers))
         return For(line, integer(part, 0), integer(part, bursts.n_lines), kind, body)
 
     def _offset(self, step: Any) -> Any:
@@ -209,35 +182,35 @@ class _Prefetch:
             values[i] = step % self.reading.extents[i]
             step = step // self.reading.extents[i]
         values[0] = step
-        places = substitute(self.reading.index, tuple(zip(variables, values, strict=True)))
+        places = panels.substitute(self.reading.index, tuple(zip(variables, values, strict=True)))
         return _linear(list(zip(places, self.reading.shape, strict=True)))
 
 
 def _prefetches_of(function: PrimFunc) -> dict[int, _Prefetch]:
     """Return the prefetches that a function's hints request, by their loops."""
     prefetches = {}
-    for site in sites_of(function):
+    for site in panels.sites_of(function):
         hint = site.block.annotations.get(HINT)
         if hint is None:
             continue
         number, at_once = (int(part) for part in str(hint).split(":"))
-        buffer = parameter_buffers(function)[number]
-        reading = reading_of(site, buffer)
+        buffer = panels.parameter_buffers(function)[number]
+        reading = panels.reading_of(site, buffer)
         prefetch = None if reading is None else _prefetch_of(reading, buffer, at_once)
         if prefetch is not None:
-            prefetches[handle(prefetch.loop.loop_var)] = prefetch
+            prefetches[_tvm.handle(prefetch.loop.loop_var)] = prefetch
     return prefetches
 
 
 def _prefetch_of(reading: Reading, buffer: Any, at_once: int) -> _Prefetch | None:
     """Return what to prefetch, None where that would not help."""
     steps = range(min(reading.n_steps, _MAX_STEPS))
-    visits = visits_of(reading.offset_at(step) for step in steps)
-    n_bytes = reading.n_elements * item_bytes(buffer)
+    visits = panels.visits_of(reading.offset_at(step) for step in steps)
+    n_bytes = reading.n_elements * panels.item_bytes(buffer)
     if visits is None or visits.n_panels * n_bytes > _MAX_GROUP_BYTES:
         return None
     extents = [reading.extents[i] for i in reading.reduction]
-    bursts = bursts_of(extents, math.ceil(n_bytes / _LINE_BYTES), visits.n_visits, at_once)
+    bursts = panels.bursts_of(extents, math.ceil(n_bytes / _LINE_BYTES), visits.n_visits, at_once)
     prefetch = _Prefetch(buffer, reading, visits, bursts)
     return prefetch if int(prefetch.loop.kind) == int(ForKind.SERIAL) else None
 
@@ -245,13 +218,13 @@ def _prefetch_of(reading: Reading, buffer: Any, at_once: int) -> _Prefetch | Non
 def _rewritten(statement: Any, prefetches: dict[int, _Prefetch]) -> Any:
     if isinstance(statement, For):
         loop = _loop(statement, _rewritten(statement.body, prefetches))
-        prefetch = prefetches.get(handle(statement.loop_var))
+        prefetch = prefetches.get(_tvm.handle(statement.loop_var))
         return loop if prefetch is None else prefetch.added_to(loop)
     if isinstance(statement, SeqStmt):
         return SeqStmt([_rewritten(each, prefetches) for each in statement.seq])
     if isinstance(statement, SBlockRealize):
         block = statement.block
-        rewritten = SBlock(
+        rewritten = _tvm.SBlock(
             block.iter_vars,
             block.reads,
             block.writes,

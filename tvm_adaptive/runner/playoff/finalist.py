@@ -16,8 +16,6 @@ REFERENCE_TIMEOUT_SEC = 120.0
 # Reasons to disqualify a record; others come from the check or the timing.
 SAME = "the same schedule as a better record"
 BUILD_FAILED = "build: "
-# Until its results were compared, no record can win.
-NOT_CHECKED = "not checked"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,7 +47,8 @@ class Finalist:
     playoff_sec: float = math.nan  # its time in the play-off, seconds; NaN if it was not timed
     stderr_sec: float = math.nan  # standard error of ``playoff_sec``
     disqualified: str = ""  # why it cannot win; empty if it can
-    unchecked: str = NOT_CHECKED  # why its results were not compared; empty if they were
+    # why its results were not compared; empty if they were, and only then can it win
+    unchecked: str = "not checked"
     prefetches: bool = False  # see :mod:`tvm_adaptive.models.prefetch`
 
     @property

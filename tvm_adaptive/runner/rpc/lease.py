@@ -12,13 +12,12 @@ import socket
 import struct
 import time
 import traceback
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 from tvm_adaptive._tvm import RPCConfig, rpc_base, rpc_connect
 from tvm_adaptive.errors import AdaptiveError
-from tvm_adaptive.runner.measure import RANDOM_FILL, MeasureOptions, measure_module
-from tvm_adaptive.values.trial import Timing
+from tvm_adaptive.runner.measure import RANDOM_FILL
 from tvm_adaptive.workers import device_session
 
 # Interval between two looks at the tracker while waiting for a device or a server.
@@ -107,16 +106,6 @@ def release() -> None:
     """Give the device back, if there is one."""
     device_session.move_to(None)
     _Lease.offer = None
-
-
-def measure_remote(
-    artifact_path: str, device_type: str, args_info: Sequence[Any], options: MeasureOptions
-) -> Timing:
-    """Measure a built candidate on this worker's device."""
-    module = device_session.load(artifact_path)
-    dev = device_session.place(device_type, options.device_index)
-    fill = device_session.function(RANDOM_FILL)
-    return measure_module(module, dev, fill, args_info, options)
 
 
 def measure_leased(measure: Callable[..., Any], *args: Any) -> Any:

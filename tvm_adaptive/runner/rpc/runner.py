@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
-from tvm_adaptive._tvm import PyRunner, RPCConfig, RunnerInput, derived_object
+from tvm_adaptive._tvm import RPCConfig, RunnerResult, derived_object
 from tvm_adaptive.errors import (
     InvalidOptionError,
     WorkerDiedError,
@@ -21,17 +21,15 @@ from tvm_adaptive.errors import (
     summary_line,
 )
 from tvm_adaptive.measure_callback.journal import JournalWriter
-from tvm_adaptive.runner.futures import FinishedFuture, PendingFuture
-from tvm_adaptive.runner.local import Candidate, TimingLog, measure_args, submit_batch, with_race
-from tvm_adaptive.runner.measure import MeasureFunction, MeasureOptions
-from tvm_adaptive.runner.racing import RACED
+from tvm_adaptive.runner.evaluator import RACED
+from tvm_adaptive.runner.local import CandidateJob, QueueingRunner
+from tvm_adaptive.runner.measure import MeasureFunction, MeasureOptions, measure_artifact
 from tvm_adaptive.runner.rpc import lease
 from tvm_adaptive.runner.rpc.device_pool import BoardRules, DevicePool
 from tvm_adaptive.runner.rpc.leased_worker import devices_of, no_device, short_step
 from tvm_adaptive.runner.stopping import StoppingRule, make_rule
 from tvm_adaptive.values.trial import Timing
 from tvm_adaptive.values.trial_log import Incumbent, TrialLog
-from tvm_adaptive.workers.dispatcher import Dispatcher, Job
 from tvm_adaptive.workers.fork_server import ForkServer
 from tvm_adaptive.workers.pool import Plan, Step, WorkerPool
 from tvm_adaptive.workers.scratch import ScratchFolder
@@ -49,11 +47,9 @@ MAX_REJECTIONS = 5
 MAX_REFERENCE_FAILURES = 3
 _WORKER_MODULES = ("tvm_adaptive.runner.rpc.lease",)
 
-_CandidateJob = Job[Candidate, FinishedFuture]
-
 
 @derived_object
-class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
+class AdaptiveRPCRunner(QueueingRunner):
     """Measure candidates on remote devices; ``runner="adaptive-rpc"``.
 
     Every wait is limited: a tracker that does not answer, a key without a server, a server
@@ -113,7 +109,7 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         device_index: int = 0,
         cpu_cache_flush: bool = False,
         max_workers: int | None = None,
-        measure: MeasureFunction = lease.measure_remote,
+        measure: MeasureFunction = measure_artifact,
         boards: BoardRules | None = None,
         trial_log: TrialLog | None = None,
         race: bool = True,
@@ -122,7 +118,6 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         server: ForkServer | None = None,
         journal: JournalWriter | None = None,
     ) -> None:
-        super().__init__()
         self.rpc_config = complete_config(rpc_config)
         if timeout_sec is None:
             timeout_sec = float(self.rpc_config.session_timeout_sec)
@@ -139,12 +134,9 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         )
         check_at_least("max_workers", max_workers, 1)
         self.max_workers = max_workers
-        self.overlap = overlap
-        self._time_left = time_left
+        self._wait_left = time_left
         self._measure = measure
-        self._incumbent = trial_log.incumbent if trial_log is not None and race else None
-        self._log = TimingLog("AdaptiveRPCRunner", journal, trial_log)
-        self._devices = DevicePool(boards or BoardRules(), self._log.write)
+        self._devices = DevicePool(boards or BoardRules(), self._write)
         self._reference: tuple[Any, ...] | None = None
         self._n_references = 0
         self._n_reference_failures = 0
@@ -152,10 +144,8 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         self._scratch = ScratchFolder("rpc")
         self._n_sessions = 0  # workers that connect to a device or hold one
         self._n_measuring = 0  # those of them that take candidates
-        self._pool = WorkerPool(1, server=server, modules=_WORKER_MODULES, replace_after_error=True)
-        self._dispatcher: Dispatcher[Candidate, FinishedFuture] = Dispatcher(
-            self._pool, self._plan, self._give_up, overlap=overlap, may_end=self._may_end
-        )
+        pool = WorkerPool(1, server=server, modules=_WORKER_MODULES, replace_after_error=True)
+        super().__init__(pool, overlap=overlap, trial_log=trial_log, race=race, journal=journal)
         self._set_present(devices_of(self._pool, self.rpc_config))
 
     @property
@@ -163,21 +153,11 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         """Devices that are used at the same time, as far as is known."""
         return self._pool.max_workers
 
-    def run(self, runner_inputs: list[RunnerInput]) -> list[FinishedFuture] | list[PendingFuture]:
-        """Measure a batch, as :meth:`tvm_adaptive.AdaptiveRunner.run` does."""
-        return submit_batch(
-            self._dispatcher,
-            runner_inputs,
-            self._incumbent,
-            overlap=self.overlap,
-            time_left=self._time_left,
-        )
-
     def close(self) -> None:
         """End the workers, give the devices back, and write the ``"boards"`` event."""
         if self._scratch.path.exists():  # not closed yet
-            self._log.write("boards", boards=self._devices.as_fields())
-        self._dispatcher.close()
+            self._write("boards", boards=self._devices.as_fields())
+        super().close()
         self._scratch.remove()
 
     def _plan(self) -> Plan:
@@ -229,18 +209,18 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
         finally:
             self._n_measuring -= 1
 
-    def _measure_on(self, address: str, job: _CandidateJob) -> Generator[Step, Any, bool]:
+    def _measure_on(self, address: str, job: CandidateJob) -> Generator[Step, Any, bool]:
         """Measure one candidate, or queue it again; return whether the device is usable."""
-        best = job.task.best
         try:
-            task = measure_args(job.task.runner_input)
-            args = (self._measure, *task, with_race(self.options, self._best_on(address, best)))
+            task = job.task.measure_args()
+            options = self.options.against(self._best_on(address, job.task.best))
+            args = (self._measure, *task, options)
             timing = yield Step("running", lease.measure_leased, args, self.timeout_sec)
             if isinstance(timing, lease.FailedMeasurement):
                 if not timing.is_device_alive:
                     raise WorkerDiedError(timing.traceback)
                 failure = WorkerTaskError(timing.traceback)
-                self._dispatcher.settle(job, self._log.failed(job.index, failure, board=address))
+                self._dispatcher.settle(job, self._failed(job.index, failure, board=address))
                 return False
             if isinstance(timing, Timing):
                 self._keep_reference(address, task, timing)
@@ -252,24 +232,24 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
             self._move(address, job, error)
             return False
         except Exception as error:  # a defect of this package
-            self._dispatcher.settle(job, self._log.internal_error(job.index, error))
+            self._dispatcher.settle(job, self._failed(job.index, error))
             return False
         self._devices.note_success(address)
         self._last_success_sec = time.monotonic()
         for suspect, reason in job.task.lost_on:  # not the candidate's fault, as is known now
             self._devices.note_fault(suspect, reason)
-        self._dispatcher.settle(job, self._log.timed(job, timing, board=address))
+        self._dispatcher.settle(job, self._timed(job, timing, board=address))
         return True
 
-    def _move(self, address: str, job: _CandidateJob, error: WorkerError) -> None:
+    def _move(self, address: str, job: CandidateJob, error: WorkerError) -> None:
         """Queue a candidate again whose device was lost, or give it up after another."""
         if len(job.task.lost_on) < MAX_MOVES:
             job.task.lost_on.append((address, summary_line(error)))
             self._dispatcher.put_back(job)
         else:
-            self._dispatcher.settle(job, self._log.failed(job.index, error, board=address))
+            self._dispatcher.settle(job, self._failed(job.index, error, board=address))
 
-    def _reject_timing(self, address: str, job: _CandidateJob) -> None:
+    def _reject_timing(self, address: str, job: CandidateJob) -> None:
         """Queue a candidate again that an unusable device has measured, or give it up."""
         job.task.rejected_on.append(address)
         if len(job.task.rejected_on) < MAX_REJECTIONS:
@@ -344,8 +324,8 @@ class AdaptiveRPCRunner(PyRunner):  # type: ignore[misc]
             return None
         return Incumbent(best.seconds / self._devices.speed(address), best.floor_sec)
 
-    def _give_up(self, job: _CandidateJob, reason: str) -> FinishedFuture:
-        return self._log.fail(job.index, reason)
+    def _give_up(self, job: CandidateJob, reason: str) -> RunnerResult:
+        return self._fail(job.index, reason)
 
     def _may_end(self) -> bool:
         """Say whether workers may be killed: TVM's server may not survive it in a session."""

@@ -7,298 +7,216 @@ from typing import Any
 import numpy as np
 
 from tvm_adaptive._tvm import relax
-from tvm_adaptive._tvm.onnx_frontend import OnnxConverter, onnx_converters
-from tvm_adaptive.models.frontend.converters.values import (
-    array_of,
-    check_type,
-    constant,
-    dtype_of,
-    known,
-    numpy_type_of,
-    shape_of,
-)
-
-Expr = Any
+from tvm_adaptive._tvm.onnx_frontend import OnnxConverter, OnnxNode, as_text
+from tvm_adaptive.models.frontend.converters import values
+from tvm_adaptive.models.frontend.converters.values import Expr, cast, constant, dtype_of, shape_of
 
 
-def convert_constant(
-    builder: Any, inputs: Any, attributes: dict[str, Any], scope: Any, opset: int
-) -> Expr:
+def convert_constant(node: OnnxNode) -> Expr:
     """Convert a Constant, with its value in any attribute."""
-    for name, dtype in (
-        ("value_float", "float32"),
-        ("value_floats", "float32"),
-        ("value_int", "int64"),
-        ("value_ints", "int64"),
-    ):
-        if name in attributes:
-            return constant(attributes[name], dtype)
-    return onnx_converters()["Constant"](builder, inputs, attributes, scope, opset)
+    for kind, dtype in (("float", "float32"), ("int", "int64")):
+        for name in (f"value_{kind}", f"value_{kind}s"):
+            if name in node.attributes:
+                return constant(node.attributes[name], dtype)
+    return node.by_tvm()
 
 
-def convert_cast(
-    builder: Any, inputs: Any, attributes: dict[str, Any], scope: Any, opset: int
-) -> Expr:
+def convert_cast(node: OnnxNode) -> Expr:
     """Convert Cast between types that have numbers in numpy."""
-    check_type(dtype_of(inputs[0]))
-    check_type(numpy_type_of(attributes["to"]))
-    return onnx_converters()["Cast"](builder, inputs, attributes, scope, opset)
+    values.check_type(dtype_of(node.inputs[0]))
+    values.check_type(values.numpy_type_of(node.attributes["to"]))
+    return node.by_tvm()
 
 
-def refused(operator: str, attribute: str, value: Any) -> OnnxConverter:
+def refused(attribute: str, value: Any) -> OnnxConverter:
     """Return TVM's converter without a value of an attribute that it takes for another one."""
 
-    def convert(
-        builder: Any, inputs: Any, attributes: dict[str, Any], scope: Any, opset: int
-    ) -> Expr:
-        if attributes.get(attribute) == value:
-            shown = value.decode() if isinstance(value, bytes) else value
-            raise ValueError(f"{attribute} {shown} is not supported")
-        return onnx_converters()[operator](builder, inputs, attributes, scope, opset)
+    def convert(node: OnnxNode) -> Expr:
+        if node.attributes.get(attribute) == value:
+            raise ValueError(f"{attribute} {as_text(value)} is not supported")
+        return node.by_tvm()
 
     return convert
 
 
-def of_two(name: str) -> OnnxConverter:
-    """Return TVM's converter of Add, Sub, Mul or Div, for which a single number has no axes.
+def convert_arithmetic(node: OnnxNode) -> Expr:
+    """Convert Add, Sub, Mul or Div, for which a single number has no axes.
 
     A constant of the shape 1 beside an image would end the conversion of its layout.
     """
-
-    def convert(
-        builder: Any, inputs: Any, attributes: dict[str, Any], scope: Any, opset: int
-    ) -> Expr:
-        pair = list(inputs)
-        for place, other in ((0, 1), (1, 0)):
-            value = array_of(pair[place])
-            if value is None or value.size != 1:
-                continue
-            if 0 < value.ndim <= len(shape_of(pair[other])):
-                pair[place] = constant(value.reshape(()), dtype_of(pair[place]))
-        return onnx_converters()[name](builder, pair, attributes, scope, opset)
-
-    return convert
+    pair = list(node.inputs)
+    for place, other in ((0, 1), (1, 0)):
+        value = values.array_of(pair[place])
+        is_single = value is not None and value.size == 1
+        if value is not None and is_single and 0 < value.ndim <= len(shape_of(pair[other])):
+            pair[place] = constant(value.reshape(()), dtype_of(pair[place]))
+    return node.by_tvm(inputs=pair)
 
 
-def of_many(name: str) -> OnnxConverter:
-    """Return a converter of Sum, Mean, Max or Min that goes from one input to the next.
+def convert_of_many(node: OnnxNode) -> Expr:
+    """Convert Sum, Mean, Max or Min, going from one input to the next.
 
     TVM's own joins the inputs to one tensor, which costs a copy and the layout of images.
     """
-
-    def convert(
-        builder: Any, inputs: Any, _attributes: dict[str, Any], _scope: Any, _opset: int
-    ) -> Expr:
-        op = relax.op
-        functions = {"Sum": op.add, "Mean": op.add, "Max": op.maximum, "Min": op.minimum}
-        total, *rest = list(inputs)
-        for each in rest:
-            total = builder.emit(functions[name](total, each))
-        if name != "Mean":
-            return total
-        return op.divide(total, constant(len(rest) + 1, dtype_of(total)))
-
-    return convert
-
-
-def convert_clip(
-    builder: Any, inputs: Any, attributes: dict[str, Any], _scope: Any, opset: int
-) -> Expr:
-    """Convert Clip to operators through which the layout of images passes."""
     op = relax.op
-    x = inputs[0]
+    function = {"Max": op.maximum, "Min": op.minimum}.get(node.operator, op.add)
+    total, *rest = list(node.inputs)
+    for each in rest:
+        total = node.builder.emit(function(total, each))
+    if node.operator != "Mean":
+        return total
+    return op.divide(total, constant(len(rest) + 1, dtype_of(total)))
+
+
+def convert_clip(node: OnnxNode) -> Expr:
+    """Convert Clip to operators through which the layout of images passes."""
+    op, emit = relax.op, node.builder.emit
+    x, *given = node.inputs[0:3]
     dtype = dtype_of(x)
-    given = list(inputs)[1:3]
-    if opset < 11:
-        given = [
-            constant(attributes[name], dtype) if name in attributes else None
-            for name in ("min", "max")
-        ]
+    if node.opset < 11:
+        found = [node.attributes.get(name) for name in ("min", "max")]
+        given = [None if value is None else constant(value, dtype) for value in found]
     functions = ((op.maximum, -np.inf), (op.minimum, np.inf))
-    for bound, (function, nothing) in zip(given, functions, strict=False):
+    for bound, (function, nothing) in zip(given, functions, strict=True):
         if bound is None:
             continue
-        value = array_of(bound)
+        value = values.array_of(bound)
         if value is None:
             if "float" in dtype:  # not a number is no bound
                 bound = op.where(op.isnan(bound), constant(nothing, dtype), bound)  # noqa: PLW2901
-            x = builder.emit(function(x, bound))
+            x = emit(function(x, bound))
         elif not (value.dtype.kind == "f" and (np.isnan(value).any() or value == nothing)):
-            x = builder.emit(function(x, constant(value.reshape(()), dtype)))
+            x = emit(function(x, constant(value.reshape(()), dtype)))
     return x
 
 
-def convert_dropout(
-    builder: Any, inputs: Any, attributes: dict[str, Any], _scope: Any, _opset: int
-) -> Expr:
+def convert_dropout(node: OnnxNode) -> Expr:
     """Convert a Dropout outside of training."""
-    if inputs[2] is not None and known(inputs[2], "training_mode").any():
+    x, _, training = node.inputs[0:3]
+    if training is not None and values.known(training, "training_mode").any():
         raise ValueError("training_mode is not supported; export the model for inference")
-    if attributes["tvm_custom"]["num_outputs"] == 1:
-        return inputs[0]
-    ones = constant(np.ones(shape_of(inputs[0])), "bool")
-    return relax.Tuple([inputs[0], builder.emit(ones)])
+    if node.attributes["tvm_custom"]["num_outputs"] == 1:
+        return x
+    return relax.Tuple([x, node.builder.emit(constant(np.ones(shape_of(x)), "bool"))])
 
 
-def convert_is_inf(
-    builder: Any, inputs: Any, attributes: dict[str, Any], _scope: Any, _opset: int
-) -> Expr:
+def convert_is_inf(node: OnnxNode) -> Expr:
     """Convert IsInf, of one sign or both."""
-    (x,) = inputs
-    dtype = dtype_of(x)
-    signs = [
-        sign
-        for sign, name in ((1, "detect_positive"), (-1, "detect_negative"))
-        if attributes.get(name, 1)
-    ]
+    (x,) = node.inputs
+    names = {1: "detect_positive", -1: "detect_negative"}
+    signs = [sign for sign, name in names.items() if node.number(name, 1)]
     if not signs:
         return constant(np.zeros(shape_of(x)), "bool")
     if len(signs) == 2:
         return relax.op.isinf(x)
-    return builder.emit(relax.op.equal(x, constant(signs[0] * np.inf, dtype)))
+    return relax.op.equal(x, constant(signs[0] * np.inf, dtype_of(x)))
 
 
-def convert_pow(
-    builder: Any, inputs: Any, _attributes: dict[str, Any], _scope: Any, _opset: int
-) -> Expr:
+def convert_pow(node: OnnxNode) -> Expr:
     """Convert Pow of any types: the result is of the first one's."""
-    x, y = inputs
-    dtype = dtype_of(x)
+    dtype = dtype_of(node.inputs[0])
     # TVM's power is of floats; integers of 32 bits need the wider ones.
-    computed = dtype
-    if "float" not in dtype:
-        computed = "float64"
-    x, y = (
-        each if dtype_of(each) == computed else builder.emit(relax.op.astype(each, computed))
-        for each in (x, y)
-    )
-    result = builder.emit(relax.op.power(x, y))
-    return result if computed == dtype else relax.op.astype(relax.op.round(result), dtype)
+    computed = dtype if "float" in dtype else "float64"
+    x, y = (cast(node.builder, each, computed) for each in node.inputs)
+    result = relax.op.power(x, y)
+    return result if computed == dtype else cast(node.builder, relax.op.round(result), dtype)
 
 
-def convert_swish(
-    _builder: Any, inputs: Any, attributes: dict[str, Any], _scope: Any, _opset: int
-) -> Expr:
+def convert_swish(node: OnnxNode) -> Expr:
     """Convert Swish."""
-    (x,) = inputs
-    alpha = constant(attributes.get("alpha", 1.0), dtype_of(x))
+    (x,) = node.inputs
+    alpha = constant(node.attributes.get("alpha", 1.0), dtype_of(x))
     return relax.op.multiply(x, relax.op.sigmoid(relax.op.multiply(x, alpha)))
 
 
-def convert_one_hot(
-    builder: Any, inputs: Any, attributes: dict[str, Any], _scope: Any, _opset: int
-) -> Expr:
+def convert_one_hot(node: OnnxNode) -> Expr:
     """Convert OneHot; an index out of range makes no element hot."""
-    op = relax.op
-    indices, values = inputs[0], inputs[2]
-    depth = int(known(inputs[1], "depth").reshape(-1)[0])
+    op, emit = relax.op, node.builder.emit
+    indices, n, off_on = node.inputs[0:3]
+    depth = values.known_number(n, "depth")
     rank = len(shape_of(indices)) + 1
-    axis = int(attributes.get("axis", -1)) % rank
-    if dtype_of(indices) != "int64":
-        indices = builder.emit(op.astype(indices, "int64"))
-    zero, extent = constant(0, "int64"), constant(depth, "int64")
-    indices = op.where(op.less(indices, zero), op.add(indices, extent), indices)
-    indices = builder.emit(op.expand_dims(builder.emit(indices), [axis]))
+    axis = node.number("axis", -1) % rank
+    indices = values.from_start(node.builder, indices, depth)
+    indices = emit(op.expand_dims(indices, [axis]))
     shape = [depth if place == axis else 1 for place in range(rank)]
     places = constant(np.arange(depth).reshape(shape), "int64")
-    off, on = (builder.emit(op.strided_slice(values, [0], [n], [n + 1])) for n in (0, 1))
+    off, on = (emit(op.strided_slice(off_on, [0], [n], [n + 1])) for n in (0, 1))
     return op.where(op.equal(indices, places), on, off)
 
 
-def convert_lp_normalization(
-    builder: Any, inputs: Any, attributes: dict[str, Any], _scope: Any, _opset: int
-) -> Expr:
+def convert_lp_normalization(node: OnnxNode) -> Expr:
     """Convert LpNormalization; what is zero stays zero."""
     op = relax.op
-    (x,) = inputs
-    axis = int(attributes.get("axis", -1))
-    if int(attributes.get("p", 2)) == 1:
+    (x,) = node.inputs
+    axis = node.number("axis", -1)
+    if node.number("p", 2) == 1:
         norm = op.sum(op.abs(x), axis, keepdims=True)
     else:
         norm = op.sqrt(op.sum(op.multiply(x, x), axis, keepdims=True))
-    norm = builder.emit(norm)
+    norm = node.builder.emit(norm)
     zero, one = (constant(value, dtype_of(x)) for value in (0, 1))
     return op.divide(x, op.where(op.equal(norm, zero), one, norm))
 
 
-def convert_eye_like(
-    _builder: Any, inputs: Any, attributes: dict[str, Any], _scope: Any, _opset: int
-) -> Expr:
+def convert_eye_like(node: OnnxNode) -> Expr:
     """Convert EyeLike: a constant of the input's shape."""
-    dtype = dtype_of(inputs[0])
-    if attributes.get("dtype"):
-        dtype = numpy_type_of(attributes["dtype"])
-    rows, columns = shape_of(inputs[0])
-    return constant(np.eye(rows, columns, int(attributes.get("k", 0))), dtype)
+    kind = node.number("dtype")
+    dtype = values.numpy_type_of(kind) if kind else dtype_of(node.inputs[0])
+    rows, columns = shape_of(node.inputs[0])
+    return constant(np.eye(rows, columns, node.number("k")), dtype)
 
 
-def convert_layer_normalization(
-    builder: Any, inputs: Any, attributes: dict[str, Any], scope: Any, opset: int
-) -> Expr:
+def convert_layer_normalization(node: OnnxNode) -> Expr:
     """Convert LayerNormalization, with its mean and deviation where they are used."""
-    n_outputs = attributes["tvm_custom"]["num_outputs"]
-    x, scale, bias = inputs[0], inputs[1], inputs[2]
+    n_outputs = node.attributes["tvm_custom"]["num_outputs"]
+    x, scale, bias = node.inputs[0:3]
     if n_outputs == 1 and dtype_of(x) == "float32" and bias is not None:
-        return onnx_converters()["LayerNormalization"](builder, inputs, attributes, scope, opset)
-    op = relax.op
-    rank = len(shape_of(x))
-    axes = list(range(int(attributes.get("axis", -1)) % rank, rank))
-    wide = x if dtype_of(x) == "float32" else builder.emit(op.astype(x, "float32"))
-    mean = builder.emit(op.mean(wide, axes, keepdims=True))
-    centred = builder.emit(op.subtract(wide, mean))
-    variance = op.mean(op.multiply(centred, centred), axes, keepdims=True)
-    epsilon = constant(attributes.get("epsilon", 1e-5), "float32")
-    deviation = builder.emit(op.rsqrt(op.add(variance, epsilon)))
-    normal = builder.emit(op.multiply(centred, deviation))
-    if dtype_of(x) != "float32":
-        normal = builder.emit(op.astype(normal, dtype_of(x)))
-    result = op.multiply(normal, scale)
-    result = builder.emit(result if bias is None else op.add(result, bias))
+        return node.by_tvm()
+    normal, mean, deviation = _normalized(node, x, _last_axes(node, x))
+    result = relax.op.multiply(normal, scale)
+    result = node.builder.emit(result if bias is None else relax.op.add(result, bias))
     return relax.Tuple([result, mean, deviation][:n_outputs]) if n_outputs > 1 else result
 
 
-def convert_rms_normalization(
-    builder: Any, inputs: Any, attributes: dict[str, Any], _scope: Any, _opset: int
-) -> Expr:
+def convert_rms_normalization(node: OnnxNode) -> Expr:
     """Convert RMSNormalization over any number of axes."""
-    op = relax.op
-    x, scale = inputs[0], inputs[1]
-    rank = len(shape_of(x))
-    axes = list(range(int(attributes.get("axis", -1)) % rank, rank))
-    wide = x if dtype_of(x) == "float32" else builder.emit(op.astype(x, "float32"))
-    square = op.mean(op.multiply(wide, wide), axes, keepdims=True)
-    epsilon = constant(attributes.get("epsilon", 1e-5), "float32")
-    normal = builder.emit(op.multiply(wide, op.rsqrt(op.add(square, epsilon))))
-    if dtype_of(x) != "float32":
-        normal = builder.emit(op.astype(normal, dtype_of(x)))
-    return op.multiply(normal, scale)
+    x, scale = node.inputs[0:2]
+    normal, _, _ = _normalized(node, x, _last_axes(node, x), is_centred=False)
+    return relax.op.multiply(normal, scale)
 
 
-def convert_group_normalization(
-    builder: Any, inputs: Any, attributes: dict[str, Any], _scope: Any, opset: int
-) -> Expr:
+def convert_group_normalization(node: OnnxNode) -> Expr:
     """Convert GroupNormalization of any type, with weights for groups or for channels."""
-    op = relax.op
-    x, scale, bias = inputs[0], inputs[1], inputs[2]
-    shape, groups = shape_of(x), int(attributes["num_groups"])
-    if shape_of(scale)[0] == groups != shape[1] or opset < 21:
+    op, emit = relax.op, node.builder.emit
+    x, *weights = node.inputs[0:3]
+    shape, groups = shape_of(x), node.number("num_groups")
+    n_weights = shape_of(weights[0])[0]
+    if n_weights == groups != shape[1] or node.opset < 21:
         # Before version 21, the weights are those of groups.
-        scale, bias = (
-            builder.emit(op.repeat(each, shape[1] // shape_of(each)[0], 0))
-            for each in (scale, bias)
-        )
-    grouped = [shape[0], groups, -1]
-    wide = builder.emit(op.reshape(x, grouped))
-    if dtype_of(x) != "float32":
-        wide = builder.emit(op.astype(wide, "float32"))
-    mean = builder.emit(op.mean(wide, [2], keepdims=True))
-    centred = builder.emit(op.subtract(wide, mean))
-    variance = op.mean(op.multiply(centred, centred), [2], keepdims=True)
-    epsilon = constant(attributes.get("epsilon", 1e-5), "float32")
-    normal = builder.emit(op.multiply(centred, op.rsqrt(op.add(variance, epsilon))))
-    if dtype_of(x) != "float32":
-        normal = builder.emit(op.astype(normal, dtype_of(x)))
-    normal = builder.emit(op.reshape(normal, shape))
+        weights = [emit(op.repeat(each, shape[1] // n_weights, 0)) for each in weights]
+    normal, _, _ = _normalized(node, emit(op.reshape(x, [shape[0], groups, -1])), [2])
     channels = [1, shape[1]] + [1] * (len(shape) - 2)
-    scale, bias = (builder.emit(op.reshape(each, channels)) for each in (scale, bias))
-    return op.add(op.multiply(normal, scale), bias)
+    scale, bias = (emit(op.reshape(each, channels)) for each in weights)
+    return op.add(op.multiply(emit(op.reshape(normal, shape)), scale), bias)
+
+
+def _last_axes(node: OnnxNode, x: Expr) -> list[int]:
+    rank = len(shape_of(x))
+    return list(range(node.number("axis", -1) % rank, rank))
+
+
+def _normalized(
+    node: OnnxNode, x: Expr, axes: list[int], *, is_centred: bool = True
+) -> tuple[Expr, Expr, Expr]:
+    """Return what is normalised in float32, its mean, and one by its deviation."""
+    op, emit = relax.op, node.builder.emit
+    wide = cast(node.builder, x, "float32")
+    mean = None
+    if is_centred:
+        mean = emit(op.mean(wide, axes, keepdims=True))
+        wide = emit(op.subtract(wide, mean))
+    variance = op.mean(op.multiply(wide, wide), axes, keepdims=True)
+    epsilon = constant(node.attributes.get("epsilon", 1e-5), "float32")
+    deviation = emit(op.rsqrt(op.add(variance, epsilon)))
+    normal = emit(op.multiply(wide, deviation))
+    return cast(node.builder, normal, dtype_of(x)), mean, deviation

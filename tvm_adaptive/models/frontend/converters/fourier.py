@@ -8,76 +8,64 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_adaptive._tvm import relax
-from tvm_adaptive.models.frontend.converters.values import (
-    constant,
-    dtype_of,
-    known,
-    shape_of,
-)
-
-Expr = Any
+from tvm_adaptive._tvm.onnx_frontend import OnnxNode
+from tvm_adaptive.models.frontend.converters import values
+from tvm_adaptive.models.frontend.converters.values import Expr, constant, dtype_of, shape_of
 
 # The matrix of a longer one has more than 256 MB.
 _MAX_LENGTH = 4096
 
 
-def convert_dft(
-    builder: Any, inputs: Any, attributes: dict[str, Any], _scope: Any, opset: int
-) -> Expr:
+def convert_dft(node: OnnxNode) -> Expr:
     """Convert DFT, forwards or inverse."""
-    op = relax.op
-    x = inputs[0]
+    op, emit = relax.op, node.builder.emit
+    x, length, place_of_axis = node.inputs[0:3]
     rank = len(shape_of(x))
-    is_inverse = bool(attributes.get("inverse", 0))
-    is_onesided = bool(attributes.get("onesided", 0))
+    is_inverse, is_onesided = bool(node.number("inverse")), bool(node.number("onesided"))
     if is_inverse and is_onesided:
         raise ValueError("an inverse transform of one side is not supported")
-    if opset >= 20:
-        axis = -2 if inputs[2] is None else int(known(inputs[2], "axis").reshape(-1)[0])
-    else:
-        axis = int(attributes.get("axis", 1))
+    axis = node.number("axis", 1)
+    if node.opset >= 20:
+        axis = -2 if place_of_axis is None else values.known_number(place_of_axis, "axis")
     axis %= rank
     order = [place for place in range(rank - 1) if place != axis] + [axis, rank - 1]
-    x = builder.emit(op.permute_dims(x, order)) if order != list(range(rank)) else x
-    n = shape_of(x)[-2]
-    if inputs[1] is not None:
-        n = int(known(inputs[1], "dft_length").reshape(-1)[0])
-        x = _resized(builder, x, n)
-    *rest, _, parts = shape_of(x)
+    x = emit(op.permute_dims(x, order)) if order != list(range(rank)) else x
+    if length is not None:
+        x = _resized(node.builder, x, values.known_number(length, "dft_length"))
+    *rest, n, parts = shape_of(x)
     matrix = dft_matrix(n, parts, is_inverse=is_inverse, is_onesided=is_onesided)
-    flat = builder.emit(op.reshape(x, [*rest, n * parts]))
-    result = builder.emit(op.matmul(flat, constant(matrix, dtype_of(x))))
-    result = builder.emit(op.reshape(result, [*rest, matrix.shape[1] // 2, 2]))
+    flat = emit(op.reshape(x, [*rest, n * parts]))
+    result = emit(op.matmul(flat, constant(matrix, dtype_of(x))))
+    result = emit(op.reshape(result, [*rest, matrix.shape[1] // 2, 2]))
     back = [int(place) for place in np.argsort(order)]
     return op.permute_dims(result, back) if back != list(range(rank)) else result
 
 
-def convert_stft(
-    builder: Any, inputs: Any, attributes: dict[str, Any], _scope: Any, _opset: int
-) -> Expr:
+def convert_stft(node: OnnxNode) -> Expr:
     """Convert STFT of a real signal."""
-    op = relax.op
-    signal, window = inputs[0], inputs[2]
+    op, emit = relax.op, node.builder.emit
+    signal, frame_step, window, frame_length = node.inputs[0:4]
     shape = shape_of(signal)
     if len(shape) == 3 and shape[2] == 2:
         raise ValueError("complex signals are not supported")
-    signal = builder.emit(op.reshape(signal, shape[:2]))
-    step = int(known(inputs[1], "frame_step").reshape(-1)[0])
-    if inputs[3] is not None:
-        n = int(known(inputs[3], "frame_length").reshape(-1)[0])
-    elif window is not None:
-        n = shape_of(window)[0]
-    else:
+    signal = emit(op.reshape(signal, shape[:2]))
+    step = values.known_number(frame_step, "frame_step")
+    if frame_length is None and window is None:
         raise ValueError("neither a window nor a frame_length is given")
+    n = (
+        shape_of(window)[0]
+        if frame_length is None
+        else values.known_number(frame_length, "frame_length")
+    )
     n_frames = 1 + (shape[1] - n) // step
     places = np.arange(n_frames)[:, None] * step + np.arange(n)
-    frames = builder.emit(op.take(signal, constant(places.reshape(-1), "int64"), axis=1))
-    frames = builder.emit(op.reshape(frames, [shape[0], n_frames, n]))
+    frames = emit(op.take(signal, constant(places.reshape(-1), "int64"), axis=1))
+    frames = emit(op.reshape(frames, [shape[0], n_frames, n]))
     if window is not None:
-        frames = builder.emit(op.multiply(frames, window))
-    is_onesided = bool(attributes.get("onesided", 1))
+        frames = emit(op.multiply(frames, window))
+    is_onesided = bool(node.number("onesided", 1))
     matrix = dft_matrix(n, 1, is_inverse=False, is_onesided=is_onesided)
-    result = builder.emit(op.matmul(frames, constant(matrix, dtype_of(signal))))
+    result = emit(op.matmul(frames, constant(matrix, dtype_of(signal))))
     return op.reshape(result, [shape[0], n_frames, matrix.shape[1] // 2, 2])
 
 

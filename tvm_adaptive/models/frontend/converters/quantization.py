@@ -7,109 +7,74 @@ from typing import Any
 import numpy as np
 
 from tvm_adaptive._tvm import relax
-from tvm_adaptive._tvm.onnx_frontend import onnx_converters
-from tvm_adaptive.models.frontend.converters.values import (
-    check_type,
-    constant,
-    dtype_of,
-    numpy_type_of,
-    shape_of,
-)
-
-Expr = Any
+from tvm_adaptive._tvm.onnx_frontend import OnnxNode
+from tvm_adaptive.models.frontend.converters import values
+from tvm_adaptive.models.frontend.converters.values import Expr, constant, dtype_of, shape_of
 
 
-def convert_quantize(
-    builder: Any, inputs: Any, attributes: dict[str, Any], _scope: Any, _opset: int
-) -> Expr:
+def convert_quantize(node: OnnxNode) -> Expr:
     """Convert QuantizeLinear."""
-    x, scale, zero = inputs[0], inputs[1], inputs[2]
-    dtype = "uint8" if zero is None else dtype_of(zero)
-    if attributes.get("output_dtype"):
-        dtype = numpy_type_of(attributes["output_dtype"])
-    axis, block = int(attributes.get("axis", 1)), int(attributes.get("block_size", 0))
-    scale = _spread(builder, scale, x, axis, block)
-    zero = None if zero is None else _spread(builder, zero, x, axis, block)
-    return _quantized(builder, relax.op.divide(_float(x), _float(scale)), zero, dtype)
+    x, scale, zero = _spread_inputs(node)
+    dtype = _output_type(node, "uint8" if zero is None else dtype_of(zero))
+    scaled = relax.op.divide(_float(node, x), _float(node, scale))
+    return _quantized(node, scaled, zero, dtype)
 
 
-def convert_dequantize(
-    builder: Any, inputs: Any, attributes: dict[str, Any], _scope: Any, _opset: int
-) -> Expr:
+def convert_dequantize(node: OnnxNode) -> Expr:
     """Convert DequantizeLinear."""
-    x, scale, zero = inputs[0], inputs[1], inputs[2]
-    check_type(dtype_of(x))
-    dtype = dtype_of(scale)
-    if attributes.get("output_dtype"):
-        dtype = numpy_type_of(attributes["output_dtype"])
-    axis, block = int(attributes.get("axis", 1)), int(attributes.get("block_size", 0))
-    scale = _spread(builder, scale, x, axis, block)
-    zero = None if zero is None else _spread(builder, zero, x, axis, block)
-    product = relax.op.multiply(_centred(x, zero), _float(scale))
-    return _cast(builder, product, dtype)
+    x, scale, zero = _spread_inputs(node)
+    values.check_type(dtype_of(x))
+    product = relax.op.multiply(_centred(node, x, zero), _float(node, scale))
+    return values.cast(node.builder, product, _output_type(node, dtype_of(scale)))
 
 
-def convert_qlinear_matmul(
-    builder: Any, inputs: Any, _attributes: dict[str, Any], _scope: Any, _opset: int
-) -> Expr:
+def convert_qlinear_matmul(node: OnnxNode) -> Expr:
     """Convert QLinearMatMul."""
-    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = (inputs[n] for n in range(8))
+    op, emit = relax.op, node.builder.emit
+    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = node.inputs[0:8]
     # Values of rows of the first matrix, and of columns of the second.
-    a = _centred(a, _column(builder, a_zero))
-    b = _centred(b, b_zero)
-    product = builder.emit(relax.op.matmul(a, b))
-    scale = relax.op.multiply(_float(_column(builder, a_scale)), _float(b_scale))
-    scaled = relax.op.divide(
-        relax.op.multiply(product, builder.emit(scale)), _float(_column(builder, y_scale))
-    )
-    return _quantized(builder, scaled, _column(builder, y_zero), dtype_of(y_zero))
+    a = _centred(node, a, _column(node, a_zero))
+    product = emit(op.matmul(a, _centred(node, b, b_zero)))
+    scale = emit(op.multiply(_float(node, _column(node, a_scale)), _float(node, b_scale)))
+    scaled = op.divide(op.multiply(product, scale), _float(node, _column(node, y_scale)))
+    return _quantized(node, scaled, _column(node, y_zero), dtype_of(y_zero))
 
 
-def convert_qlinear_conv(
-    builder: Any, inputs: Any, attributes: dict[str, Any], scope: Any, opset: int
-) -> Expr:
+def convert_qlinear_conv(node: OnnxNode) -> Expr:
     """Convert QLinearConv."""
-    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias = (inputs[n] for n in range(9))
-    product = _convolved(builder, x, x_zero, w, w_zero, attributes, scope, opset)
+    op, emit = relax.op, node.builder.emit
+    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias = node.inputs[0:9]
+    product = _convolved(node, x, x_zero, w, w_zero)
     channels = [1, -1] + [1] * (len(shape_of(x)) - 2)
     if bias is not None:
-        product = relax.op.add(product, relax.op.reshape(builder.emit(_float(bias)), channels))
-    scale = relax.op.divide(relax.op.multiply(_float(x_scale), _float(w_scale)), _float(y_scale))
-    scale = builder.emit(scale)
+        product = op.add(product, op.reshape(_float(node, bias), channels))
+    scale = op.multiply(_float(node, x_scale), _float(node, w_scale))
+    scale = emit(op.divide(scale, _float(node, y_scale)))
     if shape_of(scale):
-        scale = builder.emit(relax.op.reshape(scale, channels))
-    return _quantized(builder, relax.op.multiply(product, scale), y_zero, dtype_of(y_zero))
+        scale = emit(op.reshape(scale, channels))
+    return _quantized(node, op.multiply(product, scale), y_zero, dtype_of(y_zero))
 
 
-def convert_conv_integer(
-    builder: Any, inputs: Any, attributes: dict[str, Any], scope: Any, opset: int
-) -> Expr:
+def convert_conv_integer(node: OnnxNode) -> Expr:
     """Convert ConvInteger."""
-    x, w, x_zero, w_zero = (inputs[n] for n in range(4))
-    product = _convolved(builder, x, x_zero, w, w_zero, attributes, scope, opset)
-    return _cast(builder, product, "int32")
+    x, w, x_zero, w_zero = node.inputs[0:4]
+    return values.cast(node.builder, _convolved(node, x, x_zero, w, w_zero), "int32")
 
 
-def _convolved(  # noqa: PLR0917
-    builder: Any,
-    x: Expr,
-    x_zero: Expr | None,
-    w: Expr,
-    w_zero: Expr | None,
-    attributes: dict[str, Any],
-    scope: Any,
-    opset: int,
-) -> Expr:
-    x = builder.emit(_centred(x, x_zero))
+def _convolved(node: OnnxNode, x: Expr, x_zero: Any, w: Expr, w_zero: Any) -> Expr:
+    emit = node.builder.emit
     if w_zero is not None and shape_of(w_zero):
-        shape = [-1] + [1] * (len(shape_of(w)) - 1)
-        w_zero = builder.emit(relax.op.reshape(w_zero, shape))
-    w = builder.emit(_centred(w, w_zero))
-    convert = onnx_converters()["Conv"]
-    return builder.emit(convert(builder, [x, w, None], dict(attributes), scope, opset))
+        w_zero = emit(relax.op.reshape(w_zero, [-1] + [1] * (len(shape_of(w)) - 1)))
+    inputs = [emit(_centred(node, x, x_zero)), emit(_centred(node, w, w_zero))]
+    return emit(node.by_tvm(operator="Conv", inputs=inputs, attributes=dict(node.attributes)))
 
 
-def _quantized(builder: Any, scaled: Expr, zero: Expr | None, dtype: str) -> Expr:
+def _output_type(node: OnnxNode, default: str) -> str:
+    kind = node.number("output_dtype")
+    return values.numpy_type_of(kind) if kind else default
+
+
+def _quantized(node: OnnxNode, scaled: Expr, zero: Expr | None, dtype: str) -> Expr:
     """Round to the nearest even integer, add the zero point, and saturate."""
     op = relax.op
     if not np.issubdtype(np.dtype(dtype), np.integer):
@@ -117,42 +82,46 @@ def _quantized(builder: Any, scaled: Expr, zero: Expr | None, dtype: str) -> Exp
     limits = np.iinfo(dtype)
     rounded = op.round(scaled)
     if zero is not None:
-        rounded = op.add(rounded, _float(zero))
+        rounded = op.add(rounded, _float(node, zero))
     limited = op.maximum(rounded, constant(limits.min, "float32"))
     limited = op.minimum(limited, constant(limits.max, "float32"))
-    return _cast(builder, limited, dtype)
+    return values.cast(node.builder, limited, dtype)
 
 
-def _centred(x: Expr, zero: Expr | None) -> Expr:
-    return _float(x) if zero is None else relax.op.subtract(_float(x), _float(zero))
+def _centred(node: OnnxNode, x: Expr, zero: Expr | None) -> Expr:
+    return (
+        _float(node, x) if zero is None else relax.op.subtract(_float(node, x), _float(node, zero))
+    )
 
 
-def _float(x: Expr) -> Expr:
-    return x if x.ty is not None and dtype_of(x) == "float32" else relax.op.astype(x, "float32")
+def _float(node: OnnxNode, x: Expr) -> Expr:
+    return values.cast(node.builder, x, "float32")
 
 
-def _cast(builder: Any, x: Expr, dtype: str) -> Expr:
-    found = builder.emit(x)
-    return found if dtype_of(found) == dtype else relax.op.astype(found, dtype)
-
-
-def _column(builder: Any, value: Expr) -> Expr:
+def _column(node: OnnxNode, value: Expr) -> Expr:
     """Return values of rows as a column."""
     n = shape_of(value)
-    return builder.emit(relax.op.reshape(value, [*n, 1])) if len(n) == 1 and n[0] > 1 else value
+    if len(n) != 1 or n[0] == 1:
+        return value
+    return node.builder.emit(relax.op.reshape(value, [*n, 1]))
 
 
-def _spread(builder: Any, value: Expr, x: Expr, axis: int, block: int) -> Expr:
-    """Return scales or zero points in a shape that fits the data."""
-    shape, rank = shape_of(value), len(shape_of(x))
+def _spread_inputs(node: OnnxNode) -> tuple[Expr, Expr, Expr | None]:
+    """Return data, and its scale and zero point in shapes that fit it."""
+    x, scale, zero = node.inputs[0:3]
+    return x, _spread(node, scale, x), None if zero is None else _spread(node, zero, x)
+
+
+def _spread(node: OnnxNode, value: Expr, x: Expr) -> Expr:
+    op, emit = relax.op, node.builder.emit
+    shape, extents = shape_of(value), shape_of(x)
+    rank, block = len(extents), node.number("block_size")
+    axis = node.number("axis", 1) % rank if rank else 0
     if len(shape) == rank and block:
-        wide = builder.emit(relax.op.repeat(value, block, axis % rank))
-        n = shape_of(x)[axis % rank]
-        return builder.emit(relax.op.strided_slice(wide, [axis % rank], [0], [n]))
+        wide = emit(op.repeat(value, block, axis))
+        return emit(op.strided_slice(wide, [axis], [0], [extents[axis]]))
     if len(shape) != 1 or rank < 2:
         return value
     if shape[0] == 1:
-        return builder.emit(relax.op.reshape(value, []))
-    return builder.emit(
-        relax.op.reshape(value, [-1 if place == axis % rank else 1 for place in range(rank)])
-    )
+        return emit(op.reshape(value, []))
+    return emit(op.reshape(value, [-1 if place == axis else 1 for place in range(rank)]))

@@ -8,20 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tvm_adaptive._tvm import relax
-from tvm_adaptive._tvm.onnx_frontend import onnx_converters
-from tvm_adaptive.models.frontend.converters.values import (
-    constant,
-    dtype_of,
-    known,
-    shape_of,
-    text_of,
-)
-
-Expr = Any
-Array = npt.NDArray[Any]
+from tvm_adaptive._tvm.onnx_frontend import OnnxNode
+from tvm_adaptive.models.frontend.converters import values
+from tvm_adaptive.models.frontend.converters.values import Array, Expr, constant, dtype_of, shape_of
 
 # Coordinates in which TVM's function for images agrees with ONNX's definition.
 _SAME = ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric")
@@ -51,43 +42,38 @@ class Mode:
     extrapolation: float = 0.0
 
 
-def convert_resize(
-    builder: Any, inputs: Any, attributes: dict[str, Any], scope: Any, opset: int
-) -> Expr:
+def convert_resize(node: OnnxNode) -> Expr:
     """Convert Resize of any rank, mode and axes."""
-    x = inputs[0]
+    x, attributes = node.inputs[0], node.attributes
     mode = Mode(
-        text_of(attributes, "mode", "nearest"),
-        text_of(attributes, "coordinate_transformation_mode", "half_pixel"),
-        text_of(attributes, "nearest_mode", "round_prefer_floor"),
+        node.text("mode", "nearest"),
+        node.text("coordinate_transformation_mode", "half_pixel"),
+        node.text("nearest_mode", "round_prefer_floor"),
         float(attributes.get("cubic_coeff_a", -0.75)),
-        bool(attributes.get("exclude_outside", 0)),
-        bool(attributes.get("antialias", 0)),
+        bool(node.number("exclude_outside")),
+        bool(node.number("antialias")),
         float(attributes.get("extrapolation_value", 0.0)),
     )
-    if opset < 11:
+    if node.opset < 11:
         mode = dataclasses.replace(mode, coordinates="asymmetric", rounding="floor")
-        given: list[Array | None] = [None, known(inputs[1], "scales"), None]
+        given: list[Array | None] = [None, values.known(node.inputs[1], "scales"), None]
     else:
-        names = ((1, "roi"), (2, "scales"), (3, "sizes"))
-        given = [None if inputs[n] is None else known(inputs[n], name) for n, name in names]
-    roi, scales, sizes = given
-    axes = axes_of(shape_of(x), scales, sizes, roi, attributes)
-    if opset >= 11 and "axes" not in attributes and _is_image(x, axes, mode):
-        return onnx_converters()["Resize"](builder, inputs, attributes, scope, opset)
-    return resized(builder, x, axes, mode)
+        pairs = zip(node.inputs[1:4], ("roi", "scales", "sizes"), strict=True)
+        given = [None if value is None else values.known(value, name) for value, name in pairs]
+    axes = axes_of(node, *given)
+    if node.opset >= 11 and "axes" not in attributes and _is_image(x, axes, mode):
+        return node.by_tvm(operator="Resize")
+    return resized(node.builder, x, axes, mode)
 
 
-def convert_upsample(
-    builder: Any, inputs: Any, attributes: dict[str, Any], scope: Any, _opset: int
-) -> Expr:
+def convert_upsample(node: OnnxNode) -> Expr:
     """Convert Upsample, the Resize of old models."""
-    scales = attributes.get("scales")
+    scales = node.attributes.get("scales")
     if scales is None:
-        scales = known(inputs[1], "scales")
-    rest = {"mode": attributes.get("mode", b"nearest")}
-    given = [inputs[0], constant(np.asarray(scales), "float32")]
-    return convert_resize(builder, given, rest, scope, 10)
+        scales = values.known(node.inputs[1], "scales")
+    rest = {"mode": node.text("mode", "nearest")}
+    inputs = [node.inputs[0], constant(scales, "float32")]
+    return convert_resize(dataclasses.replace(node, inputs=inputs, attributes=rest, opset=10))
 
 
 def _is_image(x: Expr, axes: Sequence[Axis], mode: Mode) -> bool:
@@ -101,30 +87,26 @@ def _is_image(x: Expr, axes: Sequence[Axis], mode: Mode) -> bool:
 
 
 def axes_of(
-    shape: Sequence[int],
-    scales: Array | None,
-    sizes: Array | None,
-    roi: Array | None,
-    attributes: dict[str, Any],
+    node: OnnxNode, roi: Array | None, scales: Array | None, sizes: Array | None
 ) -> list[Axis]:
     """Return how each axis is resized."""
+    shape = shape_of(node.inputs[0])
     rank = len(shape)
-    chosen = [int(axis) % rank for axis in attributes.get("axes", range(rank))]
+    chosen = [int(axis) % rank for axis in node.attributes.get("axes", range(rank))]
     found = [Axis(n, n, 1.0) for n in shape]
     regions = np.zeros(0) if roi is None else roi.reshape(-1)
     if sizes is not None and sizes.size:
         wanted = [int(n) for n in sizes]
         ratios = [n / shape[axis] for n, axis in zip(wanted, chosen, strict=True)]
-        policy = text_of(attributes, "keep_aspect_ratio_policy", "stretch")
+        policy = node.text("keep_aspect_ratio_policy", "stretch")
         if policy != "stretch":
             ratio = min(ratios) if policy == "not_larger" else max(ratios)
             ratios = [ratio] * len(chosen)
             wanted = [math.floor(ratio * shape[axis] + 0.5) for axis in chosen]
     elif scales is not None and scales.size:
         ratios = [float(each) for each in scales]
-        wanted = [
-            math.floor(shape[axis] * ratio) for axis, ratio in zip(chosen, ratios, strict=True)
-        ]
+        pairs = zip(chosen, ratios, strict=True)
+        wanted = [math.floor(shape[axis] * ratio) for axis, ratio in pairs]
     else:
         raise ValueError("neither scales nor sizes are given")
     for place, axis in enumerate(chosen):

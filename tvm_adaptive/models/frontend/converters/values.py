@@ -9,26 +9,31 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_adaptive._tvm import data_of_constant, relax, tensor
+from tvm_adaptive._tvm import Constant, data_of_constant, relax, tensor
 
+Array = npt.NDArray[Any]
 Expr = Any
 
-_CONSTANT = type(relax.const(0.0))
 # A function that joins or splits more would have a branch or a buffer for each.
 _MAX_PARTS = 32
 
 
-def array_of(value: Expr) -> npt.NDArray[Any] | None:
+def array_of(value: Expr) -> Array | None:
     """Return the values of a constant; None for anything else."""
-    return np.asarray(data_of_constant(value).numpy()) if isinstance(value, _CONSTANT) else None
+    return np.asarray(data_of_constant(value).numpy()) if isinstance(value, Constant) else None
 
 
-def known(value: Expr, what: str) -> npt.NDArray[Any]:
+def known(value: Expr, what: str) -> Array:
     """Return the values of a constant; raise ValueError for anything else."""
     found = array_of(value)
     if found is None:
         raise ValueError(f"{what} must be constant, but depends on the model's inputs")
     return found
+
+
+def known_number(value: Expr, what: str) -> int:
+    """Return the only integer of a constant; raise ValueError for anything else."""
+    return int(known(value, what).reshape(-1)[0])
 
 
 def constant(value: Any, dtype: str) -> Expr:
@@ -53,16 +58,16 @@ def dtype_of(value: Expr) -> str:
     return str(value.ty.dtype)
 
 
+def cast(builder: Any, value: Expr, dtype: str) -> Expr:
+    """Return an expression in a type."""
+    value = value if hasattr(value.ty, "dtype") else builder.emit(value)
+    return value if dtype_of(value) == dtype else builder.emit(relax.op.astype(value, dtype))
+
+
 def check_type(dtype: str) -> None:
     """Raise ValueError for types of a byte or less in which TVM rounds in another way."""
     if dtype.startswith(("float8", "float4", "int4", "uint4", "int2", "uint2")):
         raise ValueError(f"the type {dtype} is not supported")
-
-
-def text_of(attributes: dict[str, Any], name: str, default: str) -> str:
-    """Return an attribute that is a text."""
-    value = attributes.get(name, default)
-    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def transposed(builder: Any, value: Expr) -> Expr:
@@ -71,6 +76,14 @@ def transposed(builder: Any, value: Expr) -> Expr:
     if found is not None:
         return constant(found.T, dtype_of(value))
     return builder.emit(relax.op.permute_dims(value, [1, 0]))
+
+
+def from_start(builder: Any, indices: Expr, extent: int) -> Expr:
+    """Return indices of int64 that count from the start, of some that count from the end."""
+    op = relax.op
+    indices = cast(builder, indices, "int64")
+    zero, n = constant(0, "int64"), constant(extent, "int64")
+    return builder.emit(op.where(op.less(indices, zero), op.add(indices, n), indices))
 
 
 def split_evenly(builder: Any, value: Expr, n: int, axis: int) -> list[Expr]:
@@ -100,12 +113,10 @@ def concatenated(builder: Any, values: Sequence[Expr], axis: int) -> Expr:
     if len(values) == 1:
         return values[0]
     if len(values) > _MAX_PARTS:
-        joined = [
-            builder.emit(concatenated(builder, values[start : start + _MAX_PARTS], axis))
-            for start in range(0, len(values), _MAX_PARTS)
-        ]
-        return concatenated(builder, joined, axis)
-    return relax.op.concat(list(values), axis)
+        starts = range(0, len(values), _MAX_PARTS)
+        parts = [concatenated(builder, values[n : n + _MAX_PARTS], axis) for n in starts]
+        return concatenated(builder, parts, axis)
+    return builder.emit(relax.op.concat(list(values), axis))
 
 
 def numpy_type_of(kind: Any) -> str:

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from tests.database.conftest import drop_all
 from tvm_adaptive.cli import main
-from tvm_adaptive.database import schema, upgrade
+from tvm_adaptive.database import schema
 from tvm_adaptive.database.records import StoredTrial
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.errors import StoreError
@@ -154,12 +154,12 @@ def test_several_that_open_an_old_store_at_once_upgrade_it_once(old: str) -> Non
 
 def test_a_step_that_fails_has_not_begun(old: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def half(connection: sa.Connection) -> None:
-        upgrade._add_environments(connection)
+        schema._add_environments(connection)
         raise sa.exc.OperationalError("the rest", {}, Exception("the disk is full"))
 
     before = described_raw(old)
     with monkeypatch.context() as patched:
-        patched.setattr(upgrade, "STEPS", {"1": half})
+        patched.setattr(schema, "STEPS", {"1": half})
         with pytest.raises(StoreError, match=r"disk is full.*Make room"):
             RecordStore(old)
     assert described_raw(old) == before
@@ -179,7 +179,7 @@ def described_raw(url: str) -> dict[str, list[str]]:
 
 
 def test_each_format_has_a_step_to_the_next() -> None:
-    assert list(upgrade.STEPS) == [str(number) for number in range(1, schema.FORMAT_VERSION)]
+    assert list(schema.STEPS) == [str(number) for number in range(1, schema.FORMAT_VERSION)]
     assert list(_FOLDER.glob("schema_v*.sql"))
     kept = {int(re.findall(r"v(\d+)", path.name)[0]) for path in _FOLDER.glob("schema_v*.sql")}
     assert kept == set(range(1, schema.FORMAT_VERSION))

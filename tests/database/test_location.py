@@ -11,8 +11,8 @@ from sqlalchemy.engine import make_url
 
 from tests.database.conftest import drop_all
 from tvm_adaptive import TuneConfig, tune
+from tvm_adaptive.database.location import displayed, scrubbed, url_of
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.database.url import displayed, scrubbed, url_of
 from tvm_adaptive.errors import StoreError
 from tvm_adaptive.measure_callback import read_journal
 from tvm_adaptive.tuning.config import FinishConfig, SearchConfig

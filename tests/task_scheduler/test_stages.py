@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 
 from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.task_scheduler import stages
 from tvm_adaptive.task_scheduler.arms import Arm, PriorTrials
-from tvm_adaptive.task_scheduler.warmup import WarmUp, is_trivial
+from tvm_adaptive.task_scheduler.stages import WarmUp, is_trivial
+
+NAN = math.nan
 
 
 def arm(latencies=(), *, weight=1.0, flop=1e9, n_slots=0, is_proven=False):
@@ -63,3 +66,57 @@ def test_who_never_succeeds_is_given_up(latencies, n_slots, hopeless):
 def test_bad_options_are_refused(name):
     with pytest.raises(InvalidOptionError, match=f"{name} must be at least 1.*got 0"):
         WarmUp(**{name: 0})
+
+
+def test_end_to_end_is_the_weighted_sum_of_those_that_have_a_result():
+    arms = [arm([3.0, 2.0], weight=2.0), arm([NAN]), arm([5.0]), arm()]
+    assert stages.end_to_end_ms(arms) == pytest.approx(9.0)
+    assert stages.end_to_end_ms([]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("latencies", "n_trials"),
+    [([], 0), ([NAN, NAN], 2), ([2.0], 0), ([2.0, 3.0, NAN], 2), ([NAN, 3.0, 2.0, 2.0], 1)],
+)
+def test_patience_counts_from_the_incumbent(latencies, n_trials):
+    assert stages.trials_since_improvement(arm(latencies)) == n_trials
+    if np.isfinite(latencies).any():
+        assert stages.is_spent(arm(latencies), WarmUp(), n_trials + 1) is False
+        assert stages.is_spent(arm(latencies), WarmUp(), n_trials) is True
+        assert stages.is_spent(arm(latencies), WarmUp(), None) is False
+
+
+@pytest.mark.parametrize(
+    ("latencies", "gain_ms", "share", "retired"),
+    [
+        ([5.0] + [6.0] * 64, 0.0009, 1e-4, True),
+        ([5.0] + [6.0] * 64, 0.0011, 1e-4, False),
+        ([5.0] + [6.0] * 64, 0.0, 0.0, False),
+        # It has improved only just now.
+        ([5.0] + [6.0] * 63, 0.0, 1e-4, False),
+        # All of it is less than what could be seen.
+        ([0.0009], 0.0008, 1e-9, True),
+        ([0.0009], 0.0, 0.0, False),
+        ([0.0011], 0.0, 1e-4, False),
+    ],
+)
+def test_who_has_nothing_left_to_gain_is_retired(latencies, gain_ms, share, retired):
+    assert stages.not_worth_a_slot(arm(latencies), gain_ms, 10.0, share) is retired
+
+
+def test_waiting_is_counted_in_slots_of_the_others():
+    waiting = stages.Waiting()
+    waiting.observe([arm(n_slots=1), arm(n_slots=1), arm(n_slots=1)])
+    waiting.observe([arm(n_slots=1), arm(n_slots=3), arm(n_slots=1)])
+    waiting.observe([arm(n_slots=1), arm(n_slots=3), arm(n_slots=2)])
+    assert waiting.longest([0, 1, 2]) == (0, 3)
+    assert waiting.longest([1, 2]) == (1, 1)
+
+
+def test_a_new_run_starts_counting_anew():
+    waiting = stages.Waiting()
+    waiting.observe([arm(n_slots=9), arm(n_slots=1)])
+    waiting.observe([arm(n_slots=0), arm(n_slots=0)])
+    assert waiting.longest([0, 1])[1] == 0
+    waiting.observe([arm(), arm(), arm()])
+    assert waiting.longest([0, 1, 2])[1] == 0
