@@ -90,7 +90,7 @@ def test_the_best_point_fills_vectors_and_registers():
         (point, *_) = analytical_points(space, processor, 4, np.random.default_rng(0))
         found = tiling_of(space, point)
         assert found.columns[0] % lanes == 0
-        assert n_registers / 3 <= found.rows[0] * found.columns[0] / lanes < n_registers
+        assert n_registers / 4 <= found.rows[0] * found.columns[0] / lanes < n_registers
         assert found.spatial[0, :, 0].prod() % 2 == 0
 
 

@@ -87,7 +87,8 @@ def test_the_first_trials_are_screened_and_not_evolved(make_task):
     assert [len(task.round()) for _ in range(4)] == [16, 16, 8, 16]
     rounds = journal.of("round")
     assert [event["reason"] for event in rounds] == ["untrained", "initial", "initial", "posterior"]
-    assert [event["n_random"] for event in rounds[:3]] == [16, 8, 4]
+    assert [event["n_random"] for event in rounds[:3]] == [8, 8, 4]
+    assert [event["n_analytical"] for event in rounds] == [8, 0, 0, 0]
     assert [event["is_evolved"] for event in rounds] == [False, False, False, True]
 
 

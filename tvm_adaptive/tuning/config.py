@@ -38,6 +38,9 @@ class SearchConfig:
     seeds : bool, default True
         Whether a task's first trials are the best of the tasks of its family, fitted to
         its own extents. See :mod:`tvm_adaptive.search_strategy.transfer`.
+    n_analytical : int, default 8
+        Candidates that a model of the processor prefers, which the rest of these trials are
+        taken from; 0 takes random ones. See :mod:`tvm_adaptive.search_strategy.analytical`.
     """
 
     n_trials_per_round: int = 16
@@ -49,12 +52,14 @@ class SearchConfig:
     lanes: int = 1
     ray: str | None = None
     seeds: bool = True
+    n_analytical: int = 8
 
     def __post_init__(self) -> None:
         check_at_least("n_trials_per_round", self.n_trials_per_round, 1)
         check_at_least("population_size", self.population_size, 1)
         check_at_least("genetic_num_iters", self.genetic_num_iters, 0)
         check_at_least("lanes", self.lanes, 1)
+        check_at_least("n_analytical", self.n_analytical, 0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -301,6 +306,7 @@ PAPER = TuneConfig(
         genetic_num_iters=4,
         diversity="none",
         seeds=False,
+        n_analytical=0,
     ),
     model=ModelConfig(n_trees=10, std="between-tree", target="throughput"),
     measure=MeasureConfig(
