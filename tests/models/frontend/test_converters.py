@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -137,19 +138,21 @@ def test_pads_that_are_computed_from_shapes(onnx, check):
     check(nodes, {"x": ("FLOAT", [2, 5])}, weights)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "attributes"),
-    [
+def test_resizes(onnx, check):
+    cases = [
         ([1, 2, 8, 6], {"mode": "nearest", "coordinate_transformation_mode": "asymmetric"}),
         ([1, 2, 3, 2], {"mode": "linear"}),
         ([1, 2, 5, 7], {"mode": "cubic", "exclude_outside": 1}),
         ([1, 2, 2, 2], {"mode": "linear", "antialias": 1}),
         ([1, 3, 4, 3], {"mode": "nearest", "nearest_mode": "floor"}),
-    ],
-)
-def test_resizes(sizes, attributes, onnx, check):
-    node = onnx.helper.make_node("Resize", ["x", "", "", "s"], ["y"], **attributes)
-    check([node], {"x": ("FLOAT", [1, 2, 4, 3])}, {"s": np.array(sizes)}, opset=18)
+    ]
+    nodes = [
+        onnx.helper.make_node("Resize", ["x", "", "", f"s{place}"], [f"y{place}"], **attributes)
+        for place, (_, attributes) in enumerate(cases)
+    ]
+    sizes = {f"s{place}": np.array(extents) for place, (extents, _) in enumerate(cases)}
+    outputs = [f"y{place}" for place in range(len(cases))]
+    check(nodes, {"x": ("FLOAT", [1, 2, 4, 3])}, sizes, outputs, opset=18)
 
 
 def test_quantised_models_are_computed_in_float(onnx, check):
@@ -172,30 +175,32 @@ def test_quantised_models_are_computed_in_float(onnx, check):
     check(nodes, {"x": ("FLOAT", [1, 3, 5, 5])}, weights)
 
 
-@pytest.mark.parametrize(
-    ("operator", "weights", "attributes"),
-    [
-        ("TopK", {"k": np.array([3])}, {"axis": 1, "sorted": 1, "outputs": 2}),
-        ("ScatterElements", {"i": np.array([[1, -1]]), "u": drawn(1, 2)}, {"axis": 1}),
-        ("ReverseSequence", {"n": np.array([1, 3, 2, 6])}, {"batch_axis": 0, "time_axis": 1}),
-        ("LpNormalization", {}, {"p": 1, "axis": 0}),
-        ("Pow", {"e": np.int64(3)}, {}),
-        ("HardSwish", {}, {}),
-        ("Mish", {}, {"opset": 18}),
-        ("Celu", {}, {"alpha": 0.7}),
-        ("CumSum", {"a": np.int64(1)}, {"reverse": 1, "exclusive": 1}),
-        ("STFT", {"n": np.int64(2), "w": drawn(4)}, {"onesided": 1}),
-        ("Clip", {"low": np.float32(-0.5), "high": np.float32("nan")}, {}),
-        ("Clip", {"low": np.float32(-0.5), "high": np.float32(0.25)}, {}),
-        ("Einsum", {"w": drawn(6, 3)}, {"equation": "ij,jk->ki"}),
-    ],
-)
-def test_single_operators(operator, weights, attributes, onnx, check):
-    how = dict(attributes)
-    outputs = ["y", "y2"][: how.pop("outputs", 1)]
-    opset = how.pop("opset", 17)
-    node = onnx.helper.make_node(operator, ["x", *weights], outputs, **how)
-    check([node], {"x": ("FLOAT", [4, 6])}, weights, outputs, opset)
+SINGLE_OPERATORS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("TopK", {"k": np.array([3])}, {"axis": 1, "sorted": 1}),
+    ("ScatterElements", {"i": np.array([[1, -1]]), "u": drawn(1, 2)}, {"axis": 1}),
+    ("ReverseSequence", {"n": np.array([1, 3, 2, 6])}, {"batch_axis": 0, "time_axis": 1}),
+    ("LpNormalization", {}, {"p": 1, "axis": 0}),
+    ("Pow", {"e": np.int64(3)}, {}),
+    ("HardSwish", {}, {}),
+    ("Mish", {}, {}),
+    ("Celu", {}, {"alpha": 0.7}),
+    ("CumSum", {"a": np.int64(1)}, {"reverse": 1, "exclusive": 1}),
+    ("STFT", {"n": np.int64(2), "w": drawn(4)}, {"onesided": 1}),
+    ("Clip", {"low": np.float32(-0.5), "high": np.float32("nan")}, {}),
+    ("Clip", {"low": np.float32(-0.5), "high": np.float32(0.25)}, {}),
+    ("Einsum", {"w": drawn(6, 3)}, {"equation": "ij,jk->ki"}),
+]
+
+
+def test_single_operators(onnx, check):
+    nodes, weights, outputs = [], {}, []
+    for place, (operator, own, attributes) in enumerate(SINGLE_OPERATORS):
+        names = {name: f"{name}{place}" for name in own}
+        weights |= {names[name]: value for name, value in own.items()}
+        results = [f"y{place}", f"z{place}"][: 2 if operator == "TopK" else 1]
+        outputs += results
+        nodes.append(onnx.helper.make_node(operator, ["x", *names.values()], results, **attributes))
+    check(nodes, {"x": ("FLOAT", [4, 6])}, weights, outputs, opset=18)
 
 
 @pytest.mark.parametrize(

@@ -292,6 +292,70 @@ def test_folding_leaves_no_arithmetic_on_shapes(onnx, onnx_models, tmp_path):
     assert not {"Shape", "Constant"} & {node.op_type for node in folded.graph.node}
 
 
+def test_inputs_that_are_no_tensors_of_numbers_are_named(onnx):
+    make, kinds = onnx.helper, onnx.TensorProto
+    node = make.make_node("Identity", ["x"], ["y"])
+    model = model_of(onnx, [node], {"x": [2, None], "w": [3]}, {"w": np.ones(3, "float32")})
+    (declared,) = onnx_graph.declared_inputs(model.graph).values()  # a weight is no input
+    assert onnx_graph.closed_extents(declared) == (2,)
+    several = make.make_tensor_sequence_value_info("list", kinds.FLOAT, [2])
+    texts = make.make_tensor_value_info("words", kinds.STRING, [2])
+    for info, text in ((several, "list is a sequence"), (texts, "words holds texts")):
+        del model.graph.input[:]
+        model.graph.input.append(info)
+        with pytest.raises(InvalidOptionError, match=text):
+            onnx_graph.declared_inputs(model.graph)
+
+
+def test_weights_that_old_files_list_as_inputs_become_constants(onnx):
+    node = onnx.helper.make_node("Mul", ["x", "w"], ["y"])
+    model = model_of(onnx, [node], {"x": ["n", 3], "w": [3]}, {"w": np.ones(3, "float32")})
+    model.ir_version = 3
+    onnx_graph.set_shapes(model, {"x": (2, 3)})
+    assert [each.name for each in model.graph.input] == ["x"]
+    assert model.ir_version >= 4
+    assert onnx_graph.closed_extents(onnx_graph.declared_inputs(model.graph)["x"]) == (2, 3)
+
+
+def test_weights_in_other_files_are_found_in_branches_too(onnx):
+    far = onnx.numpy_helper.from_array(np.ones(3, "float32"), "w")
+    onnx.external_data_helper.set_external_data(far, "branch.bin")
+    taken = branch(onnx, "Exp")
+    taken.initializer.append(far)
+    node = onnx.helper.make_node("If", ["go"], ["y"], then_branch=taken, else_branch=taken)
+    assert onnx_graph.external_files(model_of(onnx, [node], {"x": [3]})) == ["branch.bin"]
+
+
+def test_a_proposed_shape_runs(onnx, tmp_path):
+    pytest.importorskip("onnxruntime")
+    nodes = [onnx.helper.make_node("Reshape", ["x", "s"], ["r"]),
+             onnx.helper.make_node("MatMul", ["r", "m"], ["y"])]  # fmt: skip
+    weights = {"s": np.array([1, -1]), "m": np.ones((3 * 64 * 64, 2), "float32")}
+    model = model_of(onnx, nodes, {"x": ["n", 3, None, None]}, weights)
+    inputs = list(onnx_graph.declared_inputs(model.graph).values())
+    found = onnx_graph.working_proposal(save(onnx, model, tmp_path), inputs, {}, {})
+    assert found == {"x": (1, 3, 64, 64)}
+
+
+def test_what_onnx_runtime_cannot_fold_comes_back_with_its_weights(onnx, tmp_path):
+    nodes = [onnx.helper.make_node("Bend", ["x", "w"], ["y"], domain="my.own")]
+    model = model_of(onnx, nodes, {"x": [3]}, {"w": np.ones(512, "float32")})
+    model.opset_import.append(onnx.helper.make_opsetid("my.own", 1))
+    options = {"save_as_external_data": True, "size_threshold": 0, "location": "net.bin"}
+    path = save(onnx, model, tmp_path, **options)
+    found = onnx_graph.fold(onnx.load(str(path), load_external_data=False), tmp_path)
+    assert [node.op_type for node in found.graph.node] == ["Bend"]
+    assert onnx.numpy_helper.to_array(found.graph.initializer[0]).sum() == 512
+
+
+def test_a_definition_takes_the_place_of_an_operator_with_its_defaults(onnx):
+    node = onnx.helper.make_node("HannWindow", ["n"], ["y"])
+    model = model_of(onnx, [node], {}, {"n": np.array(8)})
+    found = onnx_graph.expand_operators(model, ["HannWindow"])
+    assert "HannWindow" not in [each.op_type for each in found.graph.node]
+    assert onnx_graph.expand_operators(model, []) is model
+
+
 def ocr_models() -> list[Path]:
     found = importlib.util.find_spec("rapidocr_onnxruntime")
     folder = Path(found.origin).parent / "models" if found and found.origin else Path("none")

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+helper = pytest.importorskip("onnx").helper
+make = helper.make_node
+
+
+def drawn(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype("float32")
+
+
+def test_operators_of_which_tvm_knows_a_part(compare):
+    inputs = {
+        "x": drawn(2, 4, 3),
+        "half": drawn(2, 4, 3, seed=1).astype("float16"),
+        "n": np.array([[3, -2, 0], [1, 5, -1]]),
+        "low": np.array(np.nan, "float32"),
+        "most": np.array(2),
+    }
+    weights = {
+        "inf": np.array([[np.inf, -np.inf, 1.0]], "float32"),
+        "zeros": np.zeros((1, 4, 3), "float32"),
+        "two": np.int64(2),
+        "depth": np.int64(4),
+        "values": np.array([-1, 7]),
+        "one_of_one": np.array([[[3.0]]], "float32"),
+        "scale": drawn(3, seed=2),
+        "scale16": drawn(3, seed=2).astype("float16"),
+        "groups": drawn(4, seed=3),
+        "bias": drawn(4, seed=4),
+    }
+    nodes = [
+        make("Constant", [], ["float"], value_float=0.5),
+        make("Constant", [], ["int"], value_int=3),
+        make("Constant", [], ["ints"], value_ints=[1, 2, 3]),
+        make("Mul", ["x", "float"], ["halved"]),
+        make("Add", ["n", "ints"], ["added"]),
+        make("Pow", ["n", "int"], ["cubes"]),
+        make("Sub", ["one_of_one", "x"], ["less"]),
+        make("Clip", ["x", "low"], ["unclipped"]),
+        make("Clip", ["n", "", "most"], ["at_most"]),
+        make("Mul", ["x", "inf"], ["infinite"]),
+        make("IsInf", ["infinite"], ["both_signs"]),
+        make("IsInf", ["infinite"], ["above"], detect_negative=0),
+        make("IsInf", ["infinite"], ["neither"], detect_negative=0, detect_positive=0),
+        make("OneHot", ["n", "depth", "values"], ["hot"], axis=1),
+        make("Mul", ["x", "zeros"], ["nothing"]),
+        make("LpNormalization", ["nothing"], ["still_nothing"], axis=1),
+        make("LpNormalization", ["x"], ["unit"]),
+        make("EyeLike", ["n"], ["eye"], dtype=helper.TensorProto.DOUBLE, k=-1),
+        make("LayerNormalization", ["half", "scale16"], ["narrow"], epsilon=1e-3),
+        make("LayerNormalization", ["x", "scale"], ["unbiased", "mean"]),
+        make("GroupNormalization", ["x", "groups", "bias"], ["grouped"], num_groups=2),
+        make("Min", ["x", "less", "halved"], ["least"]),
+    ]
+    compare(nodes, inputs, weights, opset=21)
+
+
+def test_before_version_11_the_bounds_of_a_clip_are_attributes(compare):
+    nodes = [make("Clip", ["x"], ["y"], min=-0.25), make("Clip", ["x"], ["z"], max=0.5)]
+    compare(nodes, {"x": drawn(4, 4)}, {}, opset=10)
+
+
+@pytest.mark.parametrize(
+    ("node", "weights", "text"),
+    [
+        (make("Dropout", ["x", "", "yes"], ["y"]), {"yes": np.array(True)}, "for inference"),
+        (
+            make("BatchNormalization", ["x", "s", "s", "s", "s"], ["y"], training_mode=1),
+            {"s": np.ones(4, "float32")},
+            "training_mode 1 is not supported",
+        ),
+        (make("SpaceToDepth", ["x"], ["y"], blocksize=2, mode="CRD"), {}, "mode CRD is not"),
+        (make("Cast", ["x"], ["y"], to=helper.TensorProto.INT4), {}, "type int4 is not supported"),
+        (make("OneHot", ["x", "x", "x"], ["y"]), {}, "depth must be constant"),
+    ],
+)
+def test_what_cannot_be_converted_says_why(node, weights, text, refusal):
+    assert text in refusal([node], {"x": drawn(1, 4, 2, 2)}, weights, opset=21)

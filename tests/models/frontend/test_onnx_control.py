@@ -1,0 +1,198 @@
+"""Graphs without loops and branches compute what they did, by ONNX's own reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tvm_adaptive.models.frontend.onnx_control import (
+    compared_numbers,
+    decided,
+    is_controlled,
+    merged,
+    taken,
+    unrolled,
+)
+
+onnx = pytest.importorskip("onnx")
+reference = pytest.importorskip("onnx.reference")
+make, kinds = onnx.helper, onnx.TensorProto
+node = make.make_node
+X = np.array([0.5, -1.5, 2.0], "float32")
+
+
+def info(name, kind=kinds.FLOAT, shape=None):
+    return make.make_tensor_value_info(name, kind, shape)
+
+
+def model_of(nodes, weights=None, *, inputs=(), outputs=("y",), opset=17):
+    tensors = [onnx.numpy_helper.from_array(np.asarray(v), k) for k, v in (weights or {}).items()]
+    inputs = [info("x", shape=[3]), *inputs]
+    graph = make.make_graph(nodes, "net", inputs, [info(each) for each in outputs], tensors)
+    return make.make_model(graph, opset_imports=[make.make_opsetid("", opset)])
+
+
+def copy_of(model):
+    return onnx.ModelProto.FromString(model.SerializeToString())
+
+
+def computed(model, **feeds):
+    return reference.ReferenceEvaluator(model).run(None, {"x": X, **feeds})
+
+
+def operators(model):
+    return [each.op_type for each in model.graph.node]
+
+
+def loop(count="n", go="", *, stays="go", opset=17, extra=()):
+    """Multiply ``x`` by two and a weight of the body at each step; what was is also put out."""
+    body = make.make_graph(
+        [
+            node("Mul", ["state", "factor"], ["scaled"], name="scale"),
+            node("Identity", ["state"], ["was"]),
+            *extra,
+        ],
+        "body",
+        [info("i", kinds.INT64, []), info("go", kinds.BOOL, []), info("state", shape=[3])],
+        [info(stays, kinds.BOOL, []), info("scaled", shape=[3]), info("was", shape=[3])],
+        [onnx.numpy_helper.from_array(np.float32(2), "factor")],
+    )
+    nodes = [node("Loop", [count, go, "x"], ["y", "all"], body=body)]
+    return model_of(nodes, {"n": np.array(3)}, outputs=("y", "all"), opset=opset)
+
+
+@pytest.mark.parametrize("opset", [11, 17])
+def test_a_loop_of_a_known_count_is_written_out(opset):
+    model = loop(opset=opset)
+    found = unrolled(copy_of(model))
+    assert not is_controlled(found)
+    assert operators(found).count("Mul") == 3
+    last, rows = computed(found)
+    assert np.array_equal(last, 8 * X)
+    assert np.array_equal(rows, [X, 2 * X, 4 * X])
+
+
+@pytest.mark.parametrize(
+    ("count", "go", "stays", "extra"),
+    [
+        ("unknown", "", "go", ()),  # how often
+        ("", "", "go", ()),  # for ever
+        ("n", "unknown", "go", ()),
+        ("n", "never", "go", ()),
+        ("none", "", "go", ()),
+        ("many", "", "go", ()),
+        ("n", "", "ends", (node("Not", ["go"], ["ends"]),)),
+        ("n", "", "ends", (node("Constant", [], ["ends"],
+            value=onnx.numpy_helper.from_array(np.array(False))),)),
+    ],
+)  # fmt: skip
+def test_other_loops_stay(count, go, stays, extra):
+    model = loop(count, go, stays=stays, extra=extra)
+    for name, value in (("never", False), ("none", 0), ("many", 20_000)):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(value), name))
+    assert operators(unrolled(model)) == ["Loop"]
+
+
+def test_a_body_may_set_its_condition_to_true_and_use_it_in_branches():
+    true = node("Constant", [], ["on"], value=onnx.numpy_helper.from_array(np.array(True)))
+    outer = branch("then", node("Add", ["scaled", "scaled"], ["b"]))
+    inner = node("If", ["go"], ["unused"], then_branch=outer, else_branch=outer)
+    found = unrolled(loop(stays="on", extra=(true, inner)))
+    assert not {"Loop"} & set(operators(found))
+    assert np.array_equal(computed(found)[0], 8 * X)
+    # What the branches take from the step is that of their own step.
+    read = [each.attribute[0].g.node[0].input[0] for each in found.graph.node
+            if each.op_type == "If"]  # fmt: skip
+    assert len(set(read)) == 3
+
+
+def branch(name, *nodes, weights=None):
+    tensors = [onnx.numpy_helper.from_array(np.asarray(v), k) for k, v in (weights or {}).items()]
+    return make.make_graph(list(nodes), name, [], [info("b")], tensors)
+
+
+def choice(condition, **more):
+    """Double ``x`` or add ten to it; both branches use the name ``w`` for their weight."""
+    nodes = [
+        *more.pop("before", ()),
+        node(
+            "If", [condition], ["y"],
+            then_branch=branch("twice", node("Mul", ["x", "w"], ["b"]),
+                               weights={"w": np.float32(2)}),
+            else_branch=branch("more", more.pop("other", node("Add", ["x", "w"], ["b"])),
+                               weights={"w": np.float32(10)}),
+        ),
+    ]  # fmt: skip
+    return model_of(nodes, **more)
+
+
+@pytest.mark.parametrize(("value", "expected"), [(3, 2 * X), (5, X + 10)])
+def test_a_branch_is_taken_whose_condition_is_computed_from_constants(value, expected):
+    before = [node("Less", ["size", "limit"], ["is_small"])]
+    weights = {"size": np.array(value), "limit": np.array(4)}
+    found = taken(choice("is_small", before=before, weights=weights))
+    assert not is_controlled(found)
+    assert np.array_equal(computed(found)[0], expected)
+
+
+def test_branches_on_inputs_and_on_weights_in_other_files_are_not_taken():
+    before = [node("ReduceSum", ["x"], ["s"], keepdims=0), node("Less", ["s", "zero"], ["is"])]
+    of_data = choice("is", before=before, weights={"zero": np.float32(0)})
+    assert operators(taken(of_data)) == ["ReduceSum", "Less", "If"]
+    far = choice("is", weights={"is": np.array(True)})
+    far.graph.initializer[0].data_location = kinds.EXTERNAL
+    assert operators(taken(far)) == ["If"]
+    unknown = choice("is", before=[node("Bend", ["zero"], ["is"], domain="my.own")],
+                     weights={"zero": np.float32(0)})  # fmt: skip
+    assert operators(taken(unknown)) == ["Bend", "If"]
+
+
+def test_branches_inside_of_branches_are_taken():
+    inner = node(
+        "If", ["yes"], ["b"],
+        then_branch=branch("inner", node("Neg", ["x"], ["b"])),
+        else_branch=branch("other", node("Exp", ["x"], ["b"])),
+    )  # fmt: skip
+    found = taken(choice("no", other=inner, weights={"yes": np.array(True), "no": np.array(False)}))
+    assert not is_controlled(found)
+    assert np.array_equal(computed(found)[0], -X)
+
+
+@pytest.mark.parametrize("is_large", [True, False])
+def test_branches_of_one_shape_are_merged(is_large):
+    nodes = [node("ReduceSum", ["x"], ["s"], keepdims=0), node("Greater", ["s", "limit"], ["is"])]
+    limit = {"limit": np.float32(0 if is_large else 2)}
+    found = merged(choice("is", before=nodes, weights=limit))
+    assert not is_controlled(found)
+    assert np.array_equal(computed(found)[0], 2 * X if is_large else X + 10)
+
+
+def test_branches_of_other_shapes_stay():
+    go = info("go", kinds.BOOL, [])
+    found = merged(choice("go", inputs=[go], other=node("ReduceSum", ["x"], ["b"], keepdims=0)))
+    assert operators(found) == ["If"]
+
+
+def test_a_number_decides_what_depends_on_it():
+    rate = info("rate", kinds.INT64, [1])
+    before = [
+        node("Squeeze", ["rate"], ["one"]),
+        node("Equal", ["wide", "one"], ["is_wide"]),
+    ]
+    model = choice("is_wide", before=before, inputs=[rate], weights={"wide": np.array(16)})
+    assert compared_numbers(model) == {"rate": [16]}
+    for value, expected in ((16, 2 * X), (8, X + 10)):
+        found = taken(decided(model, {"rate": value}))
+        assert not is_controlled(found)
+        assert [each.name for each in found.graph.input] == ["x", "rate"]
+        assert np.array_equal(computed(found, rate=np.array([99]))[0], expected)
+    # A number of floats is data; it decides nothing.
+    assert decided(model, {"x": 3}) == model
+
+
+def test_a_graph_that_is_a_circle_compares_nothing():
+    nodes = [node("Identity", ["a"], ["b"]), node("Identity", ["b"], ["a"]),
+             node("Equal", ["a", "two"], ["is"])]  # fmt: skip
+    model = model_of(nodes, {"two": np.array(2)}, outputs=("is",))
+    assert compared_numbers(model) == {}
+    assert taken(choice("is", before=nodes, weights={"two": np.array(2)})).graph.node

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from tvm_adaptive.errors import OtherMachineError
+from tvm_adaptive.search_strategy.transfer import TransferPool
+from tvm_adaptive.tuning.other_machine import (
+    check_environment,
+    seed_from_set_aside,
+    set_aside,
+)
+from tvm_adaptive.workers.environment import Environment
+
+HERE = Environment("EPYC, 2 cores", "0.27.0", "0.1.14")
+TIMED = ("database_workload.json", "database_tuning_record.json", "records.db", "records.db-wal")
+
+
+def test_times_are_continued_where_they_were_taken_or_that_is_not_known(tmp_path):
+    for before in (HERE, Environment(), Environment(tvm="0.27.0")):
+        check_environment(before, HERE, tmp_path)
+    elsewhere = Environment("Xeon, 8 cores", "0.26.0", "0.1.14")
+    with pytest.raises(OtherMachineError, match="--allow-other-machine") as caught:
+        check_environment(elsewhere, HERE, tmp_path)
+    text = str(caught.value)
+    assert "device Xeon, 8 cores, here EPYC, 2 cores; TVM 0.26.0, here 0.27.0" in text
+    assert "tvm-ffi" not in text
+
+
+def test_files_with_times_are_set_aside_and_nothing_is_lost(tmp_path):
+    for attempt in (1, 2):
+        for name in TIMED:
+            (tmp_path / name).write_text(f"{name} {attempt}")
+        (tmp_path / "final").mkdir()
+        (tmp_path / "final" / "record").write_text(str(attempt))
+        (tmp_path / "journal.jsonl").write_text("events")
+        folder = set_aside(tmp_path)
+        assert folder == tmp_path / f"other-machine-{attempt}"
+        assert {path.name for path in folder.iterdir()} == {*TIMED, "final"}
+        assert not any((tmp_path / name).exists() for name in (*TIMED, "final"))
+        assert (tmp_path / "journal.jsonl").exists()
+    for attempt in (1, 2):
+        kept = tmp_path / f"other-machine-{attempt}"
+        assert (kept / "final" / "record").read_text() == str(attempt)
+        assert (kept / TIMED[0]).read_text() == f"{TIMED[0]} {attempt}"
+    assert set_aside(tmp_path) is None
+
+
+def test_a_database_that_cannot_be_read_seeds_nothing(tmp_path, caplog):
+    empty, odd = tmp_path / "other-machine-1", tmp_path / "other-machine-2"
+    empty.mkdir()
+    odd.mkdir()
+    (odd / "database_workload.json").write_text('["hash", "no module"]\n')
+    (odd / "database_tuning_record.json").write_text('[0, [["odd"], [1.0], {}, []]]\n')
+    with caplog.at_level(logging.WARNING):
+        assert seed_from_set_aside(tmp_path, [], TransferPool()) == []
+    assert str(odd) in caplog.text
+    assert str(empty) not in caplog.text
