@@ -13,7 +13,7 @@ from tvm_adaptive._tvm import (
     PyExprMutator,
     Tensor,
     data_of_constant,
-    load_json,
+    load_own_json,
     mutator,
     relax,
     relax_transform,
@@ -54,7 +54,7 @@ def save_module(mod: IRModule, folder: Path) -> None:
 def load_module(folder: Path) -> IRModule:
     """Read a module that :func:`save_module` wrote."""
     saved = json.loads((folder / MODULE_FILE).read_text())
-    mod = load_json(saved["module"])
+    mod = load_own_json(saved["module"])
     values = {}
     for each in saved["weights"]:
         offset, shape = each["offset_bytes"], tuple(each["shape"])
