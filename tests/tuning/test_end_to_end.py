@@ -123,6 +123,25 @@ def test_the_untuned_network_is_compiled_beside_other_work(
     assert {path.name for path in tmp_path.iterdir()} == {"journal.jsonl", "untuned.so"}
 
 
+@pytest.mark.parametrize("case", ["interrupted", "closed"])
+def test_a_run_that_ends_stops_the_compilation_of_the_untuned_network(
+    tmp_path: Path, network: Network, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    monkeypatch.setattr(network_check, "export_module", hang)
+    budget = Budget()
+    with session_in(tmp_path, budget) as session:
+        prepared, database = tuned(network, session)
+        with NetworkCheck(session, network, prepared) as check:
+            check.begin_untuned()
+            if case == "interrupted":
+                budget.interrupt()
+                check.measure_untuned()
+                assert check.measure_tuned(database) is None
+        assert check._compiling is not None
+        assert check._compiling.result() is None
+    assert {path.name for path in tmp_path.iterdir()} == {"journal.jsonl"}
+
+
 @pytest.mark.parametrize("case", ["refuses", "dies"])
 def test_an_untuned_network_that_cannot_be_compiled_ends_the_run(
     tmp_path: Path, network: Network, monkeypatch: pytest.MonkeyPatch, case: str

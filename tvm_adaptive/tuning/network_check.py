@@ -13,7 +13,7 @@ import os
 import statistics
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ from tvm_adaptive.tuning.peers import Rivals, rivals_reserve_sec
 from tvm_adaptive.tuning.session import RunContext
 from tvm_adaptive.tuning.source_of_difference import source_of_difference
 from tvm_adaptive.values.agreement import outputs_problem
-from tvm_adaptive.workers.pool import Outcome, WorkerPool
+from tvm_adaptive.workers.pool import Outcome, Step, WorkerPool
 from tvm_adaptive.workers.scratch import ScratchFolder
 
 # Nobody runs an untuned network that takes longer; with loading it.
@@ -75,7 +75,8 @@ class NetworkCheck(LibraryCheck):
         self._before: Measurement | None = None  # untuned
         self._expected: list[Any] | None = None  # the framework's outputs
         self._original_sec = 0.0
-        self._compiling: Future[Outcome] | None = None  # the untuned network
+        self._compiling: Future[Outcome | None] | None = None  # the untuned network
+        self._is_closed = False
         self._compile_sec = 0.0  # of the untuned functions, without writing the weights
         # Kept until there is a tuned one: a run always ends with a library.
         self._untuned = context.work_dir / f"untuned{self._suffix}"
@@ -115,12 +116,23 @@ class NetworkCheck(LibraryCheck):
         self._compiling = thread.submit(self._compile_untuned, folder)
         thread.shutdown(wait=False)  # it ends with the compilation
 
-    def _compile_untuned(self, folder: ScratchFolder) -> Outcome:
-        """Compile in a worker of its own, which one thread uses and ends."""
+    def _compile_untuned(self, folder: ScratchFolder) -> Outcome | None:
+        """Compile in a worker of its own, which one thread uses and ends; None if stopped."""
         task = (str(folder.path), save_json(self._context.target), str(self._untuned))
+        step = Step("compiling", export_module, task, math.inf)
+
+        def is_over() -> bool:
+            return self._is_closed or self._context.budget.interrupted
+
         with folder, contextlib.closing(WorkerPool(1, server=self._context.server)) as pool:
-            (outcome,) = pool.map(export_module, [task], math.inf)
-            return outcome
+            outcomes = dict(pool.stream([pool.plan_of(step)], is_over=is_over))
+            return outcomes.get(0)
+
+    def __exit__(self, *exception: object) -> None:
+        self._is_closed = True
+        if self._compiling is not None:  # before the fork server is closed
+            wait([self._compiling])
+        super().__exit__(*exception)
 
     def measure_untuned(self) -> None:
         """Compile the network without tuning, and check that it was imported correctly.
@@ -135,6 +147,8 @@ class NetworkCheck(LibraryCheck):
             if self._original is not None and context.budget.left_sec > 0:
                 self._ask_original(self._original)
             outcome = self._compiling.result()
+            if outcome is None:
+                return
             if isinstance(outcome.error, MachineError):
                 raise outcome.error
             if outcome.error is not None:
