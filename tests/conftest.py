@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from tvm_adaptive._tvm.intrinsics import backends_for, only_intrinsics
-from tvm_adaptive.models.frontend import reader
 from tvm_adaptive.runner import local
 from tvm_adaptive.tuning import session
 from tvm_adaptive.workers import pool
+from tvm_adaptive.workers.early_start import RUN_MODULES
 from tvm_adaptive.workers.fork_server import ForkServer
 
 # What the workers of runs, builders, runners and readers import.
-MODULES = (*session._WORKER_MODULES, *local._WORKER_MODULES, reader.__name__)
+MODULES = (*RUN_MODULES, *local._WORKER_MODULES)
 
 
 @pytest.fixture

@@ -26,7 +26,12 @@ from tvm_adaptive._tvm import (
     without_bodies,
 )
 from tvm_adaptive._tvm import te_workload as operator
-from tvm_adaptive.errors import OUT_OF_TIME, OutOfTimeError, WorkerDiedError
+from tvm_adaptive.errors import (
+    OUT_OF_TIME,
+    InvalidOptionError,
+    OutOfTimeError,
+    WorkerDiedError,
+)
 from tvm_adaptive.measure_callback import read_journal
 from tvm_adaptive.models import Network, extract, prepare, run_exported, transformer
 from tvm_adaptive.models.frontend import load
@@ -59,6 +64,10 @@ def hang(*_args: Any) -> None:
 
 def die(*_args: Any) -> None:
     os._exit(5)
+
+
+def refuse(*_args: Any) -> None:
+    raise RuntimeError("no such instruction")
 
 
 @contextlib.contextmanager
@@ -98,6 +107,53 @@ def tuned(network: Network, session: Session) -> tuple[Any, Database]:
 def shorts(folder: Path) -> list[str]:
     events = read_journal(folder / "journal.jsonl")
     return [event["what"] for event in events if event["event"] == "short"]
+
+
+def test_the_untuned_network_is_compiled_beside_other_work(
+    tmp_path: Path, network: Network
+) -> None:
+    with session_in(tmp_path, Budget()) as session:
+        prepared, _ = tuned(network, session)
+        with NetworkCheck(session, network, prepared) as check:
+            check.begin_untuned()
+            assert check._before is None
+            check.measure_untuned()
+            assert check._before is not None
+            assert 0.0 < check._compile_sec < check._build_sec
+    assert {path.name for path in tmp_path.iterdir()} == {"journal.jsonl", "untuned.so"}
+
+
+@pytest.mark.parametrize("case", ["interrupted", "closed"])
+def test_a_run_that_ends_stops_the_compilation_of_the_untuned_network(
+    tmp_path: Path, network: Network, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    monkeypatch.setattr(network_check, "export_module", hang)
+    budget = Budget()
+    with session_in(tmp_path, budget) as session:
+        prepared, database = tuned(network, session)
+        with NetworkCheck(session, network, prepared) as check:
+            check.begin_untuned()
+            if case == "interrupted":
+                budget.interrupt()
+                check.measure_untuned()
+                assert check.measure_tuned(database) is None
+        assert check._compiling is not None
+        assert check._compiling.result() is None
+    assert {path.name for path in tmp_path.iterdir()} == {"journal.jsonl"}
+
+
+@pytest.mark.parametrize("case", ["refuses", "dies"])
+def test_an_untuned_network_that_cannot_be_compiled_ends_the_run(
+    tmp_path: Path, network: Network, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    monkeypatch.setattr(network_check, "export_module", refuse if case == "refuses" else die)
+    with session_in(tmp_path, Budget()) as session:
+        prepared, _ = tuned(network, session)
+        with NetworkCheck(session, network, prepared) as check:
+            check.begin_untuned()
+            with pytest.raises(InvalidOptionError, match=f"TVM cannot compile {network.name}: "):
+                check.measure_untuned()
+    assert {path.name for path in tmp_path.iterdir()} == {"journal.jsonl"}
 
 
 @pytest.mark.parametrize("case", ["compiler-hangs", "compiler-dies", "no-time", "in-time"])
@@ -343,12 +399,12 @@ def test_a_disagreement_names_the_place_and_the_function(
         return IRModule({**dict(mod.functions), variable: idle[name]}, attrs=mod.attrs), coverage
 
     schedule_network = network_check.schedule_network
-    monkeypatch.setattr(network_check, "schedule_network", with_fault)
     with session_in(tmp_path, Budget()) as session:
         prepared, database = tuned(network, session)
         task_name = extract(prepared, session.target)[0].task_name
         with NetworkCheck(session, network, prepared) as check:
             check.measure_untuned()
+            monkeypatch.setattr(network_check, "schedule_network", with_fault)
             # What was in memory before must not be what is expected.
             assert check._before is not None
             check._before.outputs[0][0, 3, 5] += 100.0

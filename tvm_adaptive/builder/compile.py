@@ -19,7 +19,7 @@ from tvm_adaptive._tvm import (
     build_tir,
     create_shared,
     import_tensor_intrinsics,
-    load_json,
+    load_own_json,
     load_param_dict,
     tar,
 )
@@ -50,7 +50,7 @@ class CompileTask:
 
 def compile_candidate(task: CompileTask) -> str:
     """Compile and export a module in a worker; return the artifact's path."""
-    mod, target = load_json(task.mod_json), load_json(task.target_json)
+    mod, target = load_own_json(task.mod_json), load_own_json(task.target_json)
     params = None if task.params is None else load_param_dict(task.params)
     build = task.build_function or build_candidate
     try:

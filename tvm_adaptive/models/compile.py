@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -103,16 +104,24 @@ def export(compiled: Compiled, path: str | os.PathLike[str]) -> None:
         compiled.executable.export_library(name)
 
 
-def export_module(folder: str, target_json: str, path: str) -> None:
-    """Compile a network that :func:`~tvm_adaptive.models.weights.save_module` wrote."""
-    target: Target = _tvm.load_json(target_json)
+def export_module(folder: str, target_json: str, path: str) -> float:
+    """Compile a network that :func:`~tvm_adaptive.models.weights.save_module` wrote.
+
+    Returns the seconds of compiling, without those of writing the library.
+    """
+    mod, target = load_module(Path(folder)), _tvm.load_own_json(target_json)
     with _silent_stderr():
-        _build_network(load_module(Path(folder)), target).export_library(path)
+        start_sec = time.perf_counter()
+        executable = _build_network(mod, target)
+        compile_sec = time.perf_counter() - start_sec
+        executable.export_library(path)
+    return compile_sec
 
 
 def export_function(mod_json: str, target_json: str, path: str) -> None:
     """Compile a tensor function that has its schedule."""
-    _build_tir(_tvm.load_json(mod_json), _tvm.load_json(target_json)).export_library(path)
+    mod, target = _tvm.load_own_json(mod_json), _tvm.load_own_json(target_json)
+    _build_tir(mod, target).export_library(path)
 
 
 def device_kind(target: Target) -> str:

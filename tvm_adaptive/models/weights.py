@@ -40,7 +40,7 @@ def save_module(mod: IRModule, folder: Path) -> None:
 def load_module(folder: Path) -> IRModule:
     """Read a module that :func:`save_module` wrote."""
     saved = json.loads((folder / MODULE_FILE).read_text())
-    mod = _tvm.load_json(saved["module"])
+    mod = _tvm.load_own_json(saved["module"])
     values = {}
     for name, (dtype, shape, offset_bytes) in saved["weights"].items():
         array = np.memmap(folder / WEIGHTS_FILE, dtype, "r", offset_bytes, tuple(shape))

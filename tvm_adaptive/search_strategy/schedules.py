@@ -24,7 +24,7 @@ from tvm_adaptive._tvm import (
     estimate_tir_flops,
     handle,
     has_feature,
-    load_json,
+    load_own_json,
     module_key,
     save_json,
 )
@@ -86,9 +86,10 @@ def measured_schedules(
     database: Database, mod: IRModule, n_threads: int = 1
 ) -> Iterator[tuple[float, Schedule]]:
     """Replay the records that a database holds of a workload, a few at a time."""
-    mods = [mod] if n_threads == 1 else copies_of(mod, n_threads)
+    mods = [mod] if n_threads == 1 else []
     records = _records_of(database, mod)
     while some := list(itertools.islice(records, _REPLAYED_AT_ONCE * n_threads)):
+        mods = mods or copies_of(mod, n_threads)
         for record, schedule in zip(some, in_threads(_replay, mods, some), strict=True):
             if schedule is not None:
                 yield median_sec(record.run_secs), schedule
@@ -96,7 +97,7 @@ def measured_schedules(
 
 def copies_of(mod: IRModule, n: int) -> list[IRModule]:
     """Copy a module for threads: schedules copy it on write, which only one may do at a time."""
-    return [load_json(save_json(mod)) for _ in range(n)]
+    return [load_own_json(save_json(mod)) for _ in range(n)]
 
 
 def in_threads(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tvm_adaptive._tvm import Schedule, Trace, TuneContext
+from tvm_adaptive._tvm import IRModule, Schedule, Trace, TuneContext
 from tvm_adaptive.search_strategy.knobs import (
     OPEN,
     KnobSpace,
@@ -35,7 +36,7 @@ class Sketches:
         self._traces = [space.trace.simplified(True) for space in design_spaces]
         self._decided = [[i for i in t.insts if i in t.decisions] for t in self._traces]
         self._postprocs = list(context.space_generator.postprocs or ())
-        self._mods = copies_of(context.mod, max(1, int(context.num_threads)))
+        self._context = context
         names = [_name_of(trace) for trace in self._traces]
         self._by_name = {name: i for i, name in enumerate(names)}
         self.space = KnobSpace(
@@ -60,6 +61,11 @@ class Sketches:
         """Return the point of a schedule, e.g. of a database; None for one of another sketch."""
         sketch = self._by_name.get(_name_of(schedule.trace))
         return None if sketch is None else self._point(sketch, schedule)
+
+    @functools.cached_property
+    def _mods(self) -> list[IRModule]:
+        """One copy of the task for each thread, made when a task of many has its first slot."""
+        return copies_of(self._context.mod, max(1, int(self._context.num_threads)))
 
     def _replay(self, mod: Any, seeded: tuple[Point, int]) -> tuple[Point, Schedule] | None:
         point, seed = seeded

@@ -98,6 +98,9 @@ class LibraryCheck:
         """Seconds to reserve if nothing is tuned: the untuned code is compiled once more."""
         return _UNTUNED_MARGIN * self._build_sec + self._later_run_sec
 
+    def begin_untuned(self) -> None:
+        """Start in a worker what ``measure_untuned`` waits for, where anything can be."""
+
     def _run(
         self,
         function: Callable[..., Any],
@@ -123,7 +126,7 @@ class LibraryCheck:
             self._report_failure(path, outcome.error)
         return None
 
-    def _compile_tuned(self, export: Callable[..., None], task: tuple[Any, ...]) -> None:
+    def _compile_tuned(self, export: Callable[..., Any], task: tuple[Any, ...]) -> None:
         """Compile in a worker, as long as the budget lasts."""
         self._check_time()
         limit_sec = self._context.budget.left_sec

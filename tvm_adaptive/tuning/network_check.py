@@ -10,6 +10,7 @@ import os
 import statistics
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -21,14 +22,18 @@ from tvm_adaptive._tvm import (
     save_json,
     workload_key,
 )
-from tvm_adaptive.errors import ImportMismatchError, as_invalid_option, summary_line
+from tvm_adaptive.errors import (
+    ImportMismatchError,
+    InvalidOptionError,
+    MachineError,
+    as_invalid_option,
+    summary_line,
+)
 from tvm_adaptive.models import (
     Coverage,
     Network,
     Prepared,
     TIRWorkload,
-    compile_network,
-    export,
     extract,
     largest_difference,
     prepare,
@@ -54,6 +59,7 @@ from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.peers import Rivals, rivals_reserve_sec
 from tvm_adaptive.tuning.session import RunContext
 from tvm_adaptive.values.agreement import outputs_problem
+from tvm_adaptive.workers.pool import Outcome, Step, WorkerPool
 from tvm_adaptive.workers.scratch import ScratchFolder
 
 # Nobody runs an untuned network that takes longer; with loading it.
@@ -84,6 +90,8 @@ class NetworkCheck(LibraryCheck):
         self._before: Measurement | None = None  # untuned
         self._expected: list[Any] | None = None  # the framework's outputs
         self._original_sec = 0.0
+        self._compiling: Future[Outcome | None] | None = None  # the untuned network
+        self._is_closed = False
         self._compile_sec = 0.0  # of the untuned functions, without writing the weights
         # Kept until there is a tuned one: a run always ends with a library.
         self._untuned = context.work_dir / f"untuned{self._suffix}"
@@ -111,19 +119,54 @@ class NetworkCheck(LibraryCheck):
         """Seconds to reserve for ``measure_tuned`` if everything is tuned."""
         return self.least_reserve_sec + _TUNED_NETWORK_MARGIN * self._compile_sec
 
+    def begin_untuned(self) -> None:
+        """Start to compile the network without tuning; ``measure_untuned`` waits for it."""
+        context = self._context
+        with as_invalid_option(f"TVM cannot compile {self._prepared.name}"):
+            mod, coverage = schedule_network(self._prepared, None, context.target)
+            folder = ScratchFolder("network", context.work_dir)
+            save_module(mod, folder.path)
+        self._set_coverage(coverage)
+        thread = ThreadPoolExecutor(1, "untuned")
+        self._compiling = thread.submit(self._compile_untuned, folder)
+        thread.shutdown(wait=False)  # it ends with the compilation
+
+    def _compile_untuned(self, folder: ScratchFolder) -> Outcome | None:
+        """Compile in a worker of its own, which one thread uses and ends; None if stopped."""
+        task = (str(folder.path), save_json(self._context.target), str(self._untuned))
+        step = Step("compiling", export_module, task, math.inf)
+
+        def is_over() -> bool:
+            return self._is_closed or self._context.budget.interrupted
+
+        with folder, contextlib.closing(WorkerPool(1, server=self._context.server)) as pool:
+            outcomes = dict(pool.stream([pool.plan_of(step)], is_over=is_over))
+            return outcomes.get(0)
+
+    def __exit__(self, *exception: object) -> None:
+        self._is_closed = True
+        if self._compiling is not None:  # before the fork server is closed
+            wait([self._compiling])
+        super().__exit__(*exception)
+
     def measure_untuned(self) -> None:
         """Compile the network untuned and check its import; without a framework, time it, too."""
         context = self._context
+        if self._compiling is None:
+            self.begin_untuned()
+        assert self._compiling is not None
         with context.stage("untuned"):
-            start_sec = time.perf_counter()
-            with as_invalid_option(f"TVM cannot compile {self._prepared.name}"):
-                compiled = compile_network(self._prepared, None, context.target)
-            self._compile_sec = time.perf_counter() - start_sec
-            export(compiled, self._untuned)
-            self._build_sec = time.perf_counter() - start_sec
-            self._set_coverage(compiled.coverage)
             if self._original is not None and context.budget.left_sec > 0:
                 self._ask_original(self._original)
+            outcome = self._compiling.result()
+            if outcome is None:
+                return
+            if isinstance(outcome.error, MachineError):
+                raise outcome.error
+            if outcome.error is not None:
+                reason = summary_line(outcome.error)
+                raise InvalidOptionError(f"TVM cannot compile {self._prepared.name}: {reason}")
+            self._compile_sec, self._build_sec = outcome.value, outcome.elapsed_sec
             self._before = self._measure_untuned()
         if self._before is None:
             return

@@ -35,18 +35,12 @@ from tvm_adaptive.tuning.observer import GuardedObserver, Observer
 from tvm_adaptive.tuning.other_machine import set_aside
 from tvm_adaptive.tuning.run_lock import Ownership, owned
 from tvm_adaptive.tuning.target import TargetLike, farm_of, resolve_target
+from tvm_adaptive.workers.early_start import RUN_MODULES, early_server
 from tvm_adaptive.workers.environment import Environment
 from tvm_adaptive.workers.fork_server import ForkServer
 
 # A batch's libraries are some megabytes, its records some kilobytes; other programs write, too.
 LEAST_FREE_BYTES = 32 << 20
-# The modules of the functions that workers run, by stage: untuned, search, play-off, compare.
-_WORKER_MODULES = (
-    "tvm_adaptive.models",
-    "tvm_adaptive.builder.compile",
-    "tvm_adaptive.runner.rpc.lease",
-    "tvm_adaptive.runner.playoff.worker",
-)
 
 
 class CommonOptions(TypedDict, total=False):
@@ -192,6 +186,7 @@ def open_session(
     budget: Budget | None = None,  # counts from the start of the call
     model: ModelSource | None = None,
     owner: Ownership | None = None,  # has the directory already
+    server: ForkServer | None = None,  # runs already
 ) -> Iterator[Session]:
     """Own the directory, open store and journal, catch interrupts while inside."""
     config, work_dir = options.config, Path(options.work_dir)
@@ -206,7 +201,7 @@ def open_session(
         budget.spent_sec += history.spent_sec
         store = stack.enter_context(open_store(config.store, environment))
         path = work_dir / JOURNAL_FILE
-        services = stack.enter_context(open_services(path, options.observer))
+        services = stack.enter_context(open_services(path, options.observer, server))
         session = Session(
             **services,
             store=store,
@@ -230,8 +225,19 @@ def open_session(
 
 
 @contextlib.contextmanager
-def open_services(path: Path, observer: Observer | None) -> Iterator[dict[str, Any]]:
-    """Open a journal, and start the fork server; yield the fields of a context with them."""
+def worker_server() -> Iterator[ForkServer]:
+    """Start what forks workers, unless the command has; it imports their modules meanwhile."""
+    with contextlib.closing(early_server() or ForkServer(RUN_MODULES)) as server:
+        with contextlib.suppress(OSError):  # it is tried again when a worker is needed
+            server.start()
+        yield server
+
+
+@contextlib.contextmanager
+def open_services(
+    path: Path, observer: Observer | None, server: ForkServer | None = None
+) -> Iterator[dict[str, Any]]:
+    """Open a journal, and start the fork server unless it is given; yield a context's fields."""
     guarded = GuardedObserver(observer)
     try:
         journal = Journal(path.parent.resolve() / path.name, guarded.event)
@@ -242,9 +248,7 @@ def open_services(path: Path, observer: Observer | None) -> Iterator[dict[str, A
         ) from error
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.closing(journal))
-        server = stack.enter_context(contextlib.closing(ForkServer(_WORKER_MODULES)))
-        with contextlib.suppress(OSError):  # it is tried again when a worker is needed
-            server.start()  # it imports its modules meanwhile
+        server = server or stack.enter_context(worker_server())
         folder = journal.path.parent
         yield {"journal": journal, "observer": guarded, "server": server, "work_dir": folder}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from tvm_adaptive.measure_callback.recorder import Recorder
 from tvm_adaptive.models import Network, TIRWorkload
 from tvm_adaptive.models.content import ModelSource, named_source, python_source
 from tvm_adaptive.models.frontend import (
+    ModelReader,
     Sample,
     check_installed,
     load,
@@ -44,10 +45,17 @@ from tvm_adaptive.tuning.observer import Observer
 from tvm_adaptive.tuning.outcome import TuneReport
 from tvm_adaptive.tuning.parts import Parts, make_parts
 from tvm_adaptive.tuning.run_lock import Ownership
-from tvm_adaptive.tuning.session import CommonOptions, RunOptions, Session, open_session
+from tvm_adaptive.tuning.session import (
+    CommonOptions,
+    RunOptions,
+    Session,
+    open_session,
+    worker_server,
+)
 from tvm_adaptive.tuning.target import TargetLike, describe_target, n_cores_of
 from tvm_adaptive.tuning.warm_start import warm_started
 from tvm_adaptive.workers.cores import limits_note, usable_physical_cores
+from tvm_adaptive.workers.fork_server import ForkServer
 
 if TYPE_CHECKING:  # in typing from Python 3.11 on
     from typing_extensions import Unpack
@@ -188,7 +196,7 @@ def tune_relax(
         As :func:`tune`; also for a module without ``main``, or whose shapes stay dynamic.
     """
 
-    def load_network() -> tuple[Network, ModelSource]:
+    def load_network(_: ForkServer | None) -> tuple[Network, ModelSource]:
         shapes: Mapping[str, Sequence[int]] = dict(input_shapes or {})
         arrays = None if inputs is None else read_sample(inputs)
         if arrays is not None:
@@ -221,29 +229,39 @@ def tune_tir(
         As in :func:`tune_relax`.
     """
     run_options = RunOptions(what=name, work_dir=work_dir, **options)
-    return _run(run_options, lambda: (TIRWorkload(name, mod), python_source(mod)))
+    return _run(run_options, lambda _: (TIRWorkload(name, mod), python_source(mod)))
 
 
 def run_named(options: RunOptions, owner: Ownership | None = None) -> TuneReport:
     """Tune what ``options.what`` names; ``owner`` has the directory already."""
 
-    def load_model() -> tuple[Network | TIRWorkload, ModelSource]:
+    def load_model(server: ForkServer | None) -> tuple[Network | TIRWorkload, ModelSource]:
         what, shapes, inputs = options.what, options.input_shapes, options.inputs
-        model = load(what, shapes, inputs=inputs)
-        return model, named_source(what, model, shapes, inputs)
+        with ExitStack() as stack:
+            reader = ModelReader(server)
+            stack.callback(reader.close)
+            model = load(what, shapes, inputs=inputs, reader=reader)
+            source = named_source(what, model, shapes, inputs)
+            if isinstance(model, Network) and model.original is not None:
+                stack.pop_all()  # the original closes it
+            return model, source
 
     return _run(options, load_model, owner)
 
 
 def _run(
     options: RunOptions,
-    load_model: Callable[[], tuple[Network | TIRWorkload, ModelSource]],
+    load_model: Callable[[ForkServer | None], tuple[Network | TIRWorkload, ModelSource]],
     owner: Ownership | None = None,
 ) -> TuneReport:
     budget = Budget(options.budget_sec, spent_sec=options.spent_sec)
     check_installed(peer_names(options.config.peers))
-    model, source = load_model()
-    with open_session(options, budget=budget, model=source, owner=owner) as session:
+    with ExitStack() as stack:
+        server = stack.enter_context(worker_server())
+        model, source = load_model(server)
+        session = stack.enter_context(
+            open_session(options, budget=budget, model=source, owner=owner, server=server)
+        )
         check_farm(session.farm, session.server)
         tasks, check = tasks_and_check(session, model)
         what = model.name if isinstance(model, Network) else options.what
@@ -259,14 +277,19 @@ def _tune_tasks(
 ) -> TuneReport:
     if note := limits_note(n_cores_of(session.target) or usable_physical_cores()):
         session.observer.note(note)
-    check.measure_untuned()
-    session.budget.plan_reserve(
-        session.config.finish,
-        len(tasks),
-        later_sec=check.reserve_sec,
-        least_later_sec=check.least_reserve_sec,
-    )
-    progress = _search(session, tasks)
+    check.begin_untuned()
+    repair_database(session.work_dir)
+    with closing(make_parts(session)) as parts:
+        with session.stage("prepare"):  # beside the compilation of the untuned network
+            contexts = contexts_of(tasks, str(session.work_dir), parts.strategy, session.seed)
+        check.measure_untuned()
+        session.budget.plan_reserve(
+            session.config.finish,
+            len(tasks),
+            later_sec=check.reserve_sec,
+            least_later_sec=check.least_reserve_sec,
+        )
+        progress = _search(session, tasks, contexts, parts)
     database, outcomes = decide(session, tasks, progress)
     comparison = check.measure_tuned(database)
     report = TuneReport(
@@ -289,9 +312,13 @@ def _tune_tasks(
     return report
 
 
-def _search(session: Session, tasks: Sequence[ExtractedTask]) -> RunProgress:
+def _search(
+    session: Session,
+    tasks: Sequence[ExtractedTask],
+    contexts: Sequence[TuneContext],
+    parts: Parts,
+) -> RunProgress:
     """Run MetaSchedule's loop with our parts until budget, trials or spaces are used up."""
-    repair_database(session.work_dir)
     history = session.history
     progress = history.progress([(str(each.task_name), float(int(each.weight))) for each in tasks])
     session.update_reserve(progress)
@@ -304,8 +331,7 @@ def _search(session: Session, tasks: Sequence[ExtractedTask]) -> RunProgress:
     if session.budget.should_stop() or n_left <= 0:
         session.observer.note("no search: the budget does not reach beyond the first steps")
         return progress
-    with session.stage("search"), closing(make_parts(session)) as parts:
-        contexts = contexts_of(tasks, str(session.work_dir), parts.strategy, session.seed)
+    with session.stage("search"):
         described = [
             {
                 "name": str(context.task_name),

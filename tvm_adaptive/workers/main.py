@@ -150,6 +150,31 @@ def defer_package(name: str) -> None:
     sys.modules[name] = package
 
 
+class _Hiding:
+    """A finder that finds no package of a name, wherever it is installed."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> None:
+        if name == self._name:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+@contextlib.contextmanager
+def hidden(name: str) -> Iterator[None]:
+    """Let imports inside find no package of a name, unless it is imported already.
+
+    An entry None in ``sys.modules`` would do so, too; SciPy takes it for an imported module.
+    """
+    finder: Any = _Hiding(name)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
 def _answer(payload: bytes) -> tuple[bool, Any, str]:
     """Return whether the function returned, its value or traceback, the machine's failure."""
     try:
@@ -170,15 +195,11 @@ def _die_with(parent: int) -> bool:
 
 
 def _import_all(modules: Sequence[str]) -> None:
-    # TVM would import PyTorch for a second; no worker uses it.
-    without_torch = "torch" not in sys.modules
-    if without_torch:
-        sys.modules["torch"] = None  # type: ignore[assignment]  # Python's own convention
-    for name in modules:
-        with contextlib.suppress(Exception):  # the worker that needs it raises again
-            importlib.import_module(name)
-    if without_torch:
-        del sys.modules["torch"]
+    # TVM would import PyTorch, for seconds; those workers that use it import it themselves.
+    with hidden("torch"):
+        for name in modules:
+            with contextlib.suppress(Exception):  # the worker that needs it raises again
+                importlib.import_module(name)
     # These objects stay: a collection in a worker would only copy their memory.
     gc.collect()
     gc.freeze()

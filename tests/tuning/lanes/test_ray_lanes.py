@@ -11,7 +11,7 @@ import pytest
 
 from tvm_adaptive.errors import InvalidOptionError, LaneError
 from tvm_adaptive.tuning.lanes.fill import fill
-from tvm_adaptive.tuning.lanes.ray_lanes import RayLanes
+from tvm_adaptive.tuning.lanes.lanes import RayLanes
 
 
 class FakeRay:

@@ -13,7 +13,7 @@ from tvm_adaptive.models.frontend.peers import (
     peer_names,
     time_peer,
 )
-from tvm_adaptive.models.frontend.reader import READER_ENV
+from tvm_adaptive.models.frontend.reader import READER_ENV, ModelReader
 from tvm_adaptive.models.frontend.sample import Sample, read_sample, shapes_of_sample, with_sample
 from tvm_adaptive.models.frontend.shapes import network_of_imported
 
@@ -22,6 +22,7 @@ __all__ = [
     "OWN_PEERS",
     "PEERS",
     "READER_ENV",
+    "ModelReader",
     "Sample",
     "check_installed",
     "load",

@@ -24,6 +24,7 @@ from tvm_adaptive.models.folding import fold
 from tvm_adaptive.models.frontend.shapes import Shapes, network_of_imported
 from tvm_adaptive.models.network import Network, Original, network_of_relax
 from tvm_adaptive.models.weights import load_module, save_module
+from tvm_adaptive.workers.fork_server import ForkServer
 from tvm_adaptive.workers.pool import WorkerPool
 from tvm_adaptive.workers.scratch import ScratchFolder
 
@@ -94,8 +95,8 @@ class Limits:
 class ModelReader:
     """A worker, started when needed, that reads model files and runs them in their frameworks."""
 
-    def __init__(self) -> None:
-        self._pool = WorkerPool(1, env=READER_ENV, modules=(__name__,))
+    def __init__(self, server: ForkServer | None = None) -> None:
+        self._pool = WorkerPool(1, env=READER_ENV, server=server, modules=(__name__,))
 
     def read(
         self, form: Form, path: Path, name: str, shapes: Shapes, numbers: Numbers | None = None

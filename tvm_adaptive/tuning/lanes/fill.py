@@ -14,7 +14,7 @@ from tvm_adaptive._tvm import (
     BuilderInput,
     ExtractedTask,
     contexts_of,
-    load_json,
+    load_own_json,
     memory_database,
     python_side,
 )
@@ -72,7 +72,7 @@ class OpenTask:
     def __init__(self, spec: TaskSpec) -> None:
         self.journal = EventList()
         self.model = RFEICostModel(seed=spec.seed)
-        mod, self.target = load_json(spec.mod_json), load_json(spec.target_json)
+        mod, self.target = load_own_json(spec.mod_json), load_own_json(spec.target_json)
         task = ExtractedTask(spec.name, mod, self.target, [mod], 1)
         # For MetaSchedule's log of the task, which nobody reads.
         self._folder = ScratchFolder("lane")
