@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -171,14 +171,25 @@ class Dataset:
         rows, y = zip(*parts, strict=True)
         return np.concatenate(rows), np.concatenate(y)
 
-    def training_weights(self, noise: float, target: TargetKind = "log") -> FloatArray:
-        """Return how much each sample of :meth:`training_set` counts, 1 without timing error."""
-        parts = [_errors(task, target) for _, task in self if math.isfinite(task.best_sec)]
-        if not parts:
+    def training_weights(
+        self, noise: float, target: TargetKind = "log", shares: Mapping[str, float] | None = None
+    ) -> FloatArray:
+        """Return how much each sample of :meth:`training_set` counts, 1 without timing error.
+
+        Samples of the tasks in ``shares`` count so much less.
+        """
+        learned = [
+            (key, _errors(task, target)) for key, task in self if math.isfinite(task.best_sec)
+        ]
+        if not learned:
             return np.zeros(0)
         # The inverse of the sum of the variances of the model and of the timer.
         variance = noise**2
-        return np.asarray(variance / (variance + np.concatenate(parts) ** 2))
+        weights = variance / (variance + np.concatenate([part for _, part in learned]) ** 2)
+        if shares:
+            parts = [np.full(len(part), shares.get(key, 1.0)) for key, part in learned]
+            weights = weights * np.concatenate(parts)
+        return np.asarray(weights)
 
     def validity_set(self) -> tuple[Rows, FloatArray]:
         """Return all samples with 1.0 for a success and 0.0 for a failure."""

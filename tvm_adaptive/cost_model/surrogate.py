@@ -38,6 +38,10 @@ _REFIT_GROWTH = 0.05
 _N_RECENT = 5
 # Marks tasks of earlier runs; keys of tasks are hexadecimal digits.
 _BEFORE = "before:"
+# Marks tasks that another machine measured.
+_ELSEWHERE = "elsewhere:"
+# Samples of this machine, after which one of another machine counts half.
+_HALF_AFTER = 64
 # Fewer failures, or fewer successes, do not show which candidates fail.
 _MIN_OF_EACH_CLASS = 4
 # Only an average is wanted of this forest, no spread.
@@ -132,6 +136,7 @@ class Surrogate:
         self._fit_bests: dict[str, float] = {}
         self._n_fitted = 0
         self._n_before = 0  # samples of earlier runs
+        self._n_elsewhere = 0  # of them, samples of another machine
         self._qualities: deque[float] = deque(maxlen=_N_RECENT)
 
     @property
@@ -149,13 +154,18 @@ class Surrogate:
         self.dataset = dataset
         self._forest = self._validity = None
         self._fit_bests = {}
-        self._n_fitted = self._n_before = 0
+        self._n_fitted = self._n_before = self._n_elsewhere = 0
 
-    def preload(self, dataset: Dataset) -> None:
-        """Add samples of earlier runs, as tasks of their own, each with its own best."""
+    def preload(self, dataset: Dataset, *, fading: bool = False) -> None:
+        """Add samples of earlier runs, as tasks of their own, each with its own best.
+
+        Those of another machine are ``fading``: they count less the more this one measures.
+        """
         for key, task in dataset:
-            self.dataset.add(f"{_BEFORE}{key}", task.rows, task.seconds, task.errors)
+            name = f"{_ELSEWHERE if fading else _BEFORE}{key}"
+            self.dataset.add(name, task.rows, task.seconds, task.errors)
             self._n_before += len(task.seconds)
+            self._n_elsewhere += len(task.seconds) if fading else 0
 
     def add(
         self, key: str, rows: Rows, seconds: FloatArray, errors: FloatArray | None = None
@@ -176,7 +186,9 @@ class Surrogate:
         if not len(y):
             return None
         noise = _FIRST_NOISE if self._forest is None else self._forest.oob_rms
-        weights = self.dataset.training_weights(max(noise, _MIN_STD), self.options.target)
+        weights = self.dataset.training_weights(
+            max(noise, _MIN_STD), self.options.target, self._shares()
+        )
         self._forest = self._new_forest(self.options.n_trees).fit(rows, y, self.seed, weights)
         self._fit_bests = self.dataset.best_secs()
         self._validity = self._fit_validity()
@@ -262,6 +274,14 @@ class Surrogate:
             std=self.options.std,
             n_jobs=self.options.n_jobs,
         )
+
+    def _shares(self) -> dict[str, float]:
+        """Return how much samples of another machine count, by task."""
+        if not self._n_elsewhere:
+            return {}
+        n_here = self.dataset.n_added - self._n_elsewhere
+        share = _HALF_AFTER / (_HALF_AFTER + n_here)
+        return {key: share for key, _ in self.dataset if key.startswith(_ELSEWHERE)}
 
     def _fit_validity(self) -> Forest | None:
         n_failures = self.dataset.n_failures
