@@ -56,8 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     options.out.mkdir(parents=True, exist_ok=True)
     if options.pack is None:
-        tune_all(options)
-        return 0
+        return 0 if tune_all(options) else 1
     target = target_of(options)
     command = f"python -m benchmarks.starter --threads {options.threads} --mcpu {options.mcpu}"
     print(pack(options.out, options.out / STORE, target, options.pack, command))
@@ -72,18 +71,17 @@ def target_of(options: argparse.Namespace) -> dict[str, Any]:
     return {"kind": "llvm", "mcpu": mcpu, "num-cores": options.threads}
 
 
-def tune_all(options: argparse.Namespace) -> None:
-    """Tune each workload that is not finished, until the budget is spent."""
+def tune_all(options: argparse.Namespace) -> bool:
+    """Tune each workload that is not finished until the budget is spent; say if all are."""
     start_sec = time.monotonic()
     env = {**os.environ, **thread_env(options.threads)}
     for number, workload in enumerate(WORKLOADS):
         done = done_file(options.out, workload.name)
         if done.exists():
             continue
-        spent_sec = time.monotonic() - start_sec
-        if options.budget is not None and spent_sec + options.seconds_per_workload > options.budget:
+        if options.budget is not None and time.monotonic() - start_sec > options.budget:
             print(f"the budget ends here: {number} of {len(WORKLOADS)}", flush=True)
-            return
+            return False
         command = [sys.executable, "-m", "benchmarks.starter", str(options.out)]
         for name in ("threads", "mcpu", "trials", "seconds_per_workload"):
             command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
@@ -96,6 +94,7 @@ def tune_all(options: argparse.Namespace) -> None:
             f"{number + 1}/{len(WORKLOADS)} {workload.name}: {problem or f'{took_sec:.0f} s'}",
             flush=True,
         )
+    return True
 
 
 def run_process(command: Sequence[str], env: dict[str, str], options: argparse.Namespace) -> str:

@@ -178,17 +178,16 @@ class Dataset:
 
         Samples of the tasks in ``shares`` count so much less.
         """
-        learned = [
-            (key, _errors(task, target)) for key, task in self if math.isfinite(task.best_sec)
-        ]
-        if not learned:
+        learned = [(key, task) for key, task in self if math.isfinite(task.best_sec)]
+        parts = [_errors(task, target) for _, task in learned]
+        if not parts:
             return np.zeros(0)
         # The inverse of the sum of the variances of the model and of the timer.
         variance = noise**2
-        weights = variance / (variance + np.concatenate([part for _, part in learned]) ** 2)
+        weights = variance / (variance + np.concatenate(parts) ** 2)
         if shares:
-            parts = [np.full(len(part), shares.get(key, 1.0)) for key, part in learned]
-            weights = weights * np.concatenate(parts)
+            scales = [shares.get(key, 1.0) for key, _ in learned]
+            weights = weights * np.repeat(scales, [len(part) for part in parts])
         return np.asarray(weights)
 
     def validity_set(self) -> tuple[Rows, FloatArray]:
