@@ -109,6 +109,14 @@ def test_weights_fit_the_training_set(target):
     assert y[weights.argmin()] == pytest.approx({"log": -math.log(4), "throughput": 0.25}[target])
 
 
+def test_tasks_of_a_smaller_share_count_less():
+    dataset = Dataset()
+    for key in ("here", "there"):
+        dataset.add(key, np.zeros((3, 2), np.float32), np.array([1.0, math.nan, 2.0]))
+    weights = dataset.training_weights(0.3, "log", {"there": 0.25})
+    assert weights.tolist() == [1.0, 1.0, 0.25, 0.25]
+
+
 def test_no_samples_no_weights():
     assert Dataset().training_weights(0.3).shape == (0,)
 
