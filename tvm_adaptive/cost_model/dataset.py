@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -144,6 +144,20 @@ class Dataset:
             if len(task.seconds) > most:
                 self._tasks[key] = task.thinned(most)
 
+    def with_share(self, share: float, is_shared: Callable[[str], bool]) -> Dataset:
+        """Return the samples with a random share of those of some tasks.
+
+        A smaller share is a part of a larger one. The best sample of a task stays with any
+        other, as all targets are relative to it.
+        """
+        found = Dataset(self.capacity)
+        for key, task in self:
+            kept = task.lots < (share if is_shared(key) else 1.0)
+            if kept.any():
+                kept |= task.seconds == task.best_sec
+                found._tasks[key] = TaskSamples(*(array[kept] for array in task.arrays))
+        return found
+
     def bests(self) -> Dataset:
         """Return the fastest sample of every task that has a success."""
         found = Dataset()
@@ -171,24 +185,14 @@ class Dataset:
         rows, y = zip(*parts, strict=True)
         return np.concatenate(rows), np.concatenate(y)
 
-    def training_weights(
-        self, noise: float, target: TargetKind = "log", shares: Mapping[str, float] | None = None
-    ) -> FloatArray:
-        """Return how much each sample of :meth:`training_set` counts, 1 without timing error.
-
-        Samples of the tasks in ``shares`` count so much less.
-        """
-        learned = [(key, task) for key, task in self if math.isfinite(task.best_sec)]
-        parts = [_errors(task, target) for _, task in learned]
+    def training_weights(self, noise: float, target: TargetKind = "log") -> FloatArray:
+        """Return how much each sample of :meth:`training_set` counts, 1 without timing error."""
+        parts = [_errors(task, target) for _, task in self if math.isfinite(task.best_sec)]
         if not parts:
             return np.zeros(0)
         # The inverse of the sum of the variances of the model and of the timer.
         variance = noise**2
-        weights = variance / (variance + np.concatenate(parts) ** 2)
-        if shares:
-            scales = [shares.get(key, 1.0) for key, _ in learned]
-            weights = weights * np.repeat(scales, [len(part) for part in parts])
-        return np.asarray(weights)
+        return np.asarray(variance / (variance + np.concatenate(parts) ** 2))
 
     def validity_set(self) -> tuple[Rows, FloatArray]:
         """Return all samples with 1.0 for a success and 0.0 for a failure."""

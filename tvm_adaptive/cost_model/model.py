@@ -207,8 +207,8 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
         ----------
         dataset : Dataset
         fading : bool, default False
-            Whether another machine measured: such samples count less with every sample of
-            this one.
+            Whether another machine measured: of such samples, fewer are learned the more
+            this one measures.
         """
         if dataset.width == self.n_features:
             self._surrogate.preload(dataset, fading=fading)

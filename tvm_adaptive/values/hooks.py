@@ -81,7 +81,7 @@ class ModelHooks(Protocol):
         """Return the rank correlation of the last forecasts with what was measured."""
 
     def preload(self, dataset: Any, *, fading: bool = False) -> None:
-        """Learn what earlier runs measured; on another machine, with a weight that fades."""
+        """Learn what earlier runs measured; what another machine did fades."""
 
     def restore(
         self, context: Any, rows: Rows, seconds: FloatArray, errors: FloatArray | None = None
