@@ -31,7 +31,7 @@ from tvm_adaptive.database.starter_file import (
 )
 from tvm_adaptive.search_strategy.knobs import KnobSpace
 from tvm_adaptive.search_strategy.transfer import Seed, TransferPool, transfer_record_of
-from tvm_adaptive.tuning import warm_start
+from tvm_adaptive.tuning import starter, warm_start
 from tvm_adaptive.tuning.config import DEFAULT, PAPER, TuneConfig
 from tvm_adaptive.tuning.starter import (
     StarterFile,
@@ -179,6 +179,21 @@ def test_the_same_task_is_first_but_never_trusted(
     assert first is not None
     assert seeds[0] == Seed(seeds[0].point, is_own=False)
     assert seeds[0].point.vector == first.vector
+
+
+def test_reductions_are_related_whatever_their_operand_is_called(
+    tmp_path: Path, mod: IRModule, context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = dataclasses.replace(starter_task(mod, "0" * 16), family="x0_var_sum")
+    file = StarterFile(write(tmp_path, [task]), is_alike=True)
+    monkeypatch.setattr(starter, "anchor_of", lambda _: "add4_var_sum")
+    pool, found = TransferPool(), transfer_record_of([task.records[0][0]], 1.0)
+    assert found is not None
+    start = start_from(file, [context], pool, None)
+    assert start is not None
+    assert start.n_tasks == 1
+    space = KnobSpace([found.knobs], [found.sketch])
+    assert pool.ask("add4_var_sum", "mine", space, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize(("is_alike", "tvm"), [(False, str(TVM_VERSION)), (True, "0.99.0")])

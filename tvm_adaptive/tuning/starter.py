@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 # The best first; LLVM's name of the feature that each begins with.
 INSTRUCTION_SETS = {"avx512": "avx512f", "avx2": "avx2"}
+# Names of reductions' blocks begin with the operand's, another one in each network.
+_OPERAND = re.compile(r"^\w+_(?=(?:red|red_temp\w*|var_sum)$)")
 _FILE = re.compile(r"(avx2|avx512)-([1-9]\d{0,3})\.json\.xz")
 
 
@@ -120,8 +122,12 @@ def start_from(
     """Give starter records to the transfer pool and the model; None for an unreadable file."""
     names = {workload_key_of(each.mod): str(each.task_name) for each in contexts}
     anchors = [anchor_of(each.mod) for each in contexts]
+    # By what the families of starter records are compared with.
+    families: dict[str, set[str]] = {}
+    for anchor in anchors:
+        families.setdefault(_without_operand(anchor), set()).add(anchor)
     try:
-        header, tasks = read_starter(file.path, set(anchors).__contains__)
+        header, tasks = read_starter(file.path, lambda name: _without_operand(name) in families)
     except StoreError as error:
         logger.warning("%s The run begins without them.", error)
         return None
@@ -131,13 +137,14 @@ def start_from(
             # None for a record that this version cannot read.
             records = [each for each in found if each is not None]
             name = names.get(task.workload_key, f"{file.name}:{task.workload_key}")
-            transfer_pool.hint(task.family, name, records)
+            for family in families[_without_operand(task.family)]:
+                transfer_pool.hint(family, name, records)
     samples = Dataset()
     if model is not None and file.is_alike and _release(header.tvm) == _release(TVM_VERSION):
         samples = _samples(tasks, model.n_features)
         model.preload(samples, fading=True)
-    families = {task.family for task in tasks}
-    n_tasks = sum(anchor in families for anchor in anchors)
+    known = {_without_operand(task.family) for task in tasks}
+    n_tasks = sum(_without_operand(anchor) in known for anchor in anchors)
     return StarterStart(file.name, n_tasks, len(tasks), len(samples))
 
 
@@ -148,6 +155,11 @@ def _samples(tasks: Sequence[StarterTask], width: int | None) -> Dataset:
         if len(task.seconds) and task.rows.shape[1] == wanted:
             samples.add(task.workload_key, task.rows, np.asarray(task.seconds))
     return samples
+
+
+def _without_operand(family: str) -> str:
+    """Return the part of a family's name that is the same in all networks."""
+    return _OPERAND.sub("", family)
 
 
 def _release(version: object) -> str:
