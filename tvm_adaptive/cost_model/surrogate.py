@@ -40,7 +40,9 @@ _N_RECENT = 5
 _BEFORE = "before:"
 # Marks tasks that another machine measured.
 _ELSEWHERE = "elsewhere:"
-# Samples of this machine, after which half of those of another machine are learned.
+# Samples of this machine, after which half of those of another machine are learned: from 64 of
+# an operator's own samples, a forest already ranks its candidates at 0.66 to 0.69
+# (`benchmarks/micro/pools`). `benchmarks/starter/fading.py` measures what the others add.
 _HALF_AFTER = 64
 # Fewer failures, or fewer successes, do not show which candidates fail.
 _MIN_OF_EACH_CLASS = 4
