@@ -20,7 +20,7 @@ from tvm_adaptive.tuning.inspect import shown_tasks
 from tvm_adaptive.tuning.resume import resume
 
 KINDS = ["journal", "run", "model", "tasks", "slot", "slot-end", "round", "build", "timing"]
-KINDS += ["forecast", "measured", "untuned", "stage", "comparison", "report", "recalled"]
+KINDS += ["forecast", "measured", "untuned", "stage", "comparison", "report", "recalled", "starter"]
 FIELDS = ["time_sec", "version", "task", "tasks", "weight", "flop", "latencies_ms", "seconds"]
 FIELDS += ["errors", "config", "what", "input_shapes", "interrupted", "weighted_ms", "stage"]
 values = st.recursive(

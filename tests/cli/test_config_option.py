@@ -21,9 +21,11 @@ def printed(arguments: list[str], capsys: Captured) -> str:
 def test_what_would_be_used_is_printed_as_a_file(capsys: Captured) -> None:
     assert parse_config(printed([], capsys)) == DEFAULT
     assert parse_config(printed(["--preset", "paper"], capsys)) == PAPER
-    given = ["te:GMM", "--cost-model", "xgb", "--no-prepack", "--no-vector-math"]
+    given = ["te:GMM", "--cost-model", "xgb", "--no-prepack", "--no-vector-math", "--no-starter"]
     changed = parse_config(printed(given, capsys))
-    assert changed == DEFAULT.replace(cost_model="xgb", prepack=False, vector_math=False)
+    assert changed == DEFAULT.replace(
+        cost_model="xgb", prepack=False, vector_math=False, starter=False
+    )
 
 
 def test_a_plateau_is_an_option_of_the_scheduler(capsys: Captured) -> None:

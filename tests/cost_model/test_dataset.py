@@ -109,6 +109,21 @@ def test_weights_fit_the_training_set(target):
     assert y[weights.argmin()] == pytest.approx({"log": -math.log(4), "throughput": 0.25}[target])
 
 
+def test_a_share_of_a_tasks_samples_has_its_best_and_grows_with_the_share():
+    dataset = Dataset()
+    dataset.add("here", *samples(50))
+    dataset.add("there", *samples(200, seed=1))
+    shares = [0.0, 0.1, 0.5, 1.0]
+    parts = [kept(dataset.with_share(share, "there".__eq__)) for share in shares]
+    assert all(part["here"] == list(range(50)) for part in parts)
+    there = [set(part.get("there", ())) for part in parts]
+    assert not there[0]
+    assert there[3] == set(range(200))
+    assert there[1] < there[2]
+    assert int(np.argmin(samples(200, seed=1)[1])) in there[1]
+    assert len(there[2]) == pytest.approx(100, abs=30)
+
+
 def test_no_samples_no_weights():
     assert Dataset().training_weights(0.3).shape == (0,)
 

@@ -239,3 +239,32 @@ def test_a_great_improvement_is_worth_a_dear_build():
     pair = rows[[order[0], order[-1]]]
     fast, slow = surrogate.scores("a", pair, np.array([3.0, 0.3]))
     assert fast > slow
+
+
+@pytest.mark.parametrize("n_own", [32, 200])
+def test_samples_of_another_machine_fade(n_own):
+    """There, what is slow here is fast."""
+    rows, seconds = candidates(200, seed=2)
+    elsewhere = Dataset()
+    elsewhere.add("a", rows, 1e-6 / seconds)
+    unseen, truth = candidates(100, seed=3)
+    agreements = []
+    for fading in (False, True):
+        surrogate = Surrogate(SurrogateOptions(n_trees=30, acquisition="mean"), seed=0)
+        surrogate.preload(elsewhere, fading=fading)
+        surrogate.add("a", *candidates(n_own))
+        surrogate.refit_if_due()
+        agreements.append(rank_correlation(surrogate.scores("a", unseen), -truth))
+    assert agreements[1] > agreements[0]
+
+
+def test_samples_of_another_machine_count_in_full_at_first():
+    elsewhere = Dataset()
+    elsewhere.add("b", *candidates(50, seed=2))
+    scores = []
+    for fading in (False, True):
+        surrogate = Surrogate(SurrogateOptions(), seed=0)
+        surrogate.preload(elsewhere, fading=fading)
+        surrogate.refit_if_due()
+        scores.append(surrogate.scores("a", candidates(20, seed=3)[0]))
+    np.testing.assert_array_equal(*scores)

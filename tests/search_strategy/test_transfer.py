@@ -163,3 +163,24 @@ def test_seeds_are_different(rng: np.random.Generator) -> None:
     transfer_pool.tell("matmul", "a", [finding(), finding()])
     transfer_pool.tell("matmul", "b", [finding()])
     assert len(transfer_pool.ask("matmul", "c", KnobSpace([LARGE]), rng)) == 1
+
+
+def test_hints_come_after_records_of_this_machine_that_are_as_near(
+    rng: np.random.Generator,
+) -> None:
+    hinted, earlier = (2, 4, 4, 2, *GOOD[4:]), (8, 1, 4, 2, *GOOD[4:])
+    pool = TransferPool()
+    pool.hint("family", "hinted", [finding(1.0, hinted)])
+    pool.remember("family", "earlier", [finding(2.0, earlier)])
+    pool.tell("family", "now", [finding(3.0)])
+    seeds = pool.ask("family", "mine", KnobSpace([SMALL]), rng)
+    assert [seed.point.vector for seed in seeds] == [earlier, GOOD, hinted]
+
+
+def test_a_hint_for_the_same_task_is_first_but_not_its_own(rng: np.random.Generator) -> None:
+    hinted = (2, 4, 4, 2, *GOOD[4:])
+    pool = TransferPool()
+    pool.tell("family", "now", [finding()])
+    pool.hint("family", "mine", [finding(1.0, hinted)])
+    seeds = pool.ask("family", "mine", KnobSpace([SMALL]), rng)
+    assert [(seed.point.vector, seed.is_own) for seed in seeds] == [(hinted, False), (GOOD, False)]

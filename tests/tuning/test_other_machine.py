@@ -2,12 +2,8 @@ from __future__ import annotations
 
 import logging
 
-import pytest
-
-from tvm_adaptive.errors import OtherMachineError
 from tvm_adaptive.search_strategy.transfer import TransferPool
 from tvm_adaptive.tuning.other_machine import (
-    check_environment,
     seed_from_set_aside,
     set_aside,
 )
@@ -15,17 +11,6 @@ from tvm_adaptive.workers.environment import Environment
 
 HERE = Environment("EPYC, 2 cores", "0.27.0", "0.1.14")
 TIMED = ("database_workload.json", "database_tuning_record.json", "records.db", "records.db-wal")
-
-
-def test_times_are_continued_where_they_were_taken_or_that_is_not_known(tmp_path):
-    for before in (HERE, Environment(), Environment(tvm="0.27.0")):
-        check_environment(before, HERE, tmp_path)
-    elsewhere = Environment("Xeon, 8 cores", "0.26.0", "0.1.14")
-    with pytest.raises(OtherMachineError, match="--allow-other-machine") as caught:
-        check_environment(elsewhere, HERE, tmp_path)
-    text = str(caught.value)
-    assert "device Xeon, 8 cores, here EPYC, 2 cores; TVM 0.26.0, here 0.27.0" in text
-    assert "tvm-ffi" not in text
 
 
 def test_files_with_times_are_set_aside_and_nothing_is_lost(tmp_path):

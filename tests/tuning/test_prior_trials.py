@@ -41,7 +41,8 @@ HERE = Environment("this processor, 2 cores", "0.27.0", "0.1.14")
 class Model:
     n_features: int | None = None
 
-    def preload(self, dataset: Dataset) -> None:
+    def preload(self, dataset: Dataset, *, fading: bool = False) -> None:
+        assert not fading
         self.dataset = dataset
 
 

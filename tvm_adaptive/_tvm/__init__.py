@@ -90,7 +90,7 @@ from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 from tvm.support.cc import create_shared
 from tvm.support.tar import tar
 from tvm.target import Target
-from tvm.target.codegen import llvm_get_system_cpu
+from tvm.target.codegen import llvm_get_system_cpu, target_has_features
 from tvm.tirx import (
     BufferLoad,
     Evaluate,
@@ -273,6 +273,11 @@ def anchor_of(mod: IRModule) -> str:
     """Return the name of a task's heaviest block, e.g. ``"conv2d_nhwc"``; "" without one."""
     block = tvm.s_tir.analysis.find_anchor_sblock(mod)
     return "" if block is None else str(block.name_hint)
+
+
+def has_cpu_feature(target: Target, feature: str) -> bool:
+    """Say whether LLVM may use a feature, such as ``"avx2"``, for a target of kind llvm."""
+    return bool(target_has_features(feature, target))
 
 
 def block_names(mod: IRModule) -> list[str]:

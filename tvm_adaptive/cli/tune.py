@@ -37,10 +37,10 @@ _PLATEAU_SLOTS = 40
 _NEW_RUN_OPTIONS = (
     *("what", "work_dir", "target", "seed", "preset", "config", "layout", "prepack"),
     *("vector_math", "input_shape", "inputs", "until_plateau", *registry.PARTS),
-    *("devices", "tracker", "tracker_key", "lanes", "ray", "peers"),
+    *("devices", "tracker", "tracker_key", "lanes", "ray", "starter", "peers"),
 )
 # Options of the same name in the configuration.
-_CONFIG_OPTIONS = (*registry.PARTS, "layout", "prepack", "vector_math", "store", "peers")
+_CONFIG_OPTIONS = (*registry.PARTS, "layout", "prepack", "vector_math", "store", "starter", "peers")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -212,6 +212,14 @@ def _add_parts(tune: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="where records are kept and found again: a path, a URL, env:NAME for a URL in "
         "an environment variable, or none (default: a file below your home directory)",
+    )
+    tune.add_argument(
+        "--no-starter",
+        dest="starter",
+        action="store_const",
+        const=False,
+        help="begin without the package's own records of common operators, which help where "
+        "the store has none yet",
     )
     tune.add_argument(
         "--peers",

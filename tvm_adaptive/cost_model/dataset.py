@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -143,6 +143,20 @@ class Dataset:
         for key, task in self:
             if len(task.seconds) > most:
                 self._tasks[key] = task.thinned(most)
+
+    def with_share(self, share: float, is_shared: Callable[[str], bool]) -> Dataset:
+        """Return the samples with a random share of those of some tasks.
+
+        A smaller share is a part of a larger one. The best sample of a task stays with any
+        other, as all targets are relative to it.
+        """
+        found = Dataset(self.capacity)
+        for key, task in self:
+            kept = task.lots < (share if is_shared(key) else 1.0)
+            if kept.any():
+                kept |= task.seconds == task.best_sec
+                found._tasks[key] = TaskSamples(*(array[kept] for array in task.arrays))
+        return found
 
     def bests(self) -> Dataset:
         """Return the fastest sample of every task that has a success."""

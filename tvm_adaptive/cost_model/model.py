@@ -198,13 +198,20 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
         dataset, _ = read_samples(Path(path))
         self._surrogate.replace_dataset(dataset)
 
-    def preload(self, dataset: Dataset) -> None:
+    def preload(self, dataset: Dataset, *, fading: bool = False) -> None:
         """Learn what earlier runs measured; their times are compared among themselves only.
 
         Samples whose features are not this model's are left out.
+
+        Parameters
+        ----------
+        dataset : Dataset
+        fading : bool, default False
+            Whether another machine measured: of such samples, fewer are learned the more
+            this one measures.
         """
         if dataset.width == self.n_features:
-            self._surrogate.preload(dataset)
+            self._surrogate.preload(dataset, fading=fading)
 
     def restore(
         self,

@@ -38,6 +38,12 @@ _REFIT_GROWTH = 0.05
 _N_RECENT = 5
 # Marks tasks of earlier runs; keys of tasks are hexadecimal digits.
 _BEFORE = "before:"
+# Marks tasks that another machine measured.
+_ELSEWHERE = "elsewhere:"
+# Samples of this machine, after which half of those of another machine are learned: from 64 of
+# an operator's own samples, a forest already ranks its candidates at 0.66 to 0.69
+# (`benchmarks/micro/pools`). `benchmarks/starter/fading.py` measures what the others add.
+_HALF_AFTER = 64
 # Fewer failures, or fewer successes, do not show which candidates fail.
 _MIN_OF_EACH_CLASS = 4
 # Only an average is wanted of this forest, no spread.
@@ -132,6 +138,7 @@ class Surrogate:
         self._fit_bests: dict[str, float] = {}
         self._n_fitted = 0
         self._n_before = 0  # samples of earlier runs
+        self._n_elsewhere = 0  # of them, samples of another machine
         self._qualities: deque[float] = deque(maxlen=_N_RECENT)
 
     @property
@@ -149,13 +156,19 @@ class Surrogate:
         self.dataset = dataset
         self._forest = self._validity = None
         self._fit_bests = {}
-        self._n_fitted = self._n_before = 0
+        self._n_fitted = self._n_before = self._n_elsewhere = 0
 
-    def preload(self, dataset: Dataset) -> None:
-        """Add samples of earlier runs, as tasks of their own, each with its own best."""
+    def preload(self, dataset: Dataset, *, fading: bool = False) -> None:
+        """Add samples of earlier runs, as tasks of their own, each with its own best.
+
+        Of those of another machine, which are ``fading``, fewer are learned the more this
+        one measures.
+        """
         for key, task in dataset:
-            self.dataset.add(f"{_BEFORE}{key}", task.rows, task.seconds, task.errors)
+            name = f"{_ELSEWHERE if fading else _BEFORE}{key}"
+            self.dataset.add(name, task.rows, task.seconds, task.errors)
             self._n_before += len(task.seconds)
+            self._n_elsewhere += len(task.seconds) if fading else 0
 
     def add(
         self, key: str, rows: Rows, seconds: FloatArray, errors: FloatArray | None = None
@@ -171,15 +184,16 @@ class Surrogate:
         if news == 0 or news < _REFIT_GROWTH * n_own:
             return None
         start_sec = time.perf_counter()
-        rows, y = self.dataset.training_set(self.options.target)
+        learned = self._learned()
+        rows, y = learned.training_set(self.options.target)
         self._n_fitted = self.dataset.n_added
         if not len(y):
             return None
         noise = _FIRST_NOISE if self._forest is None else self._forest.oob_rms
-        weights = self.dataset.training_weights(max(noise, _MIN_STD), self.options.target)
+        weights = learned.training_weights(max(noise, _MIN_STD), self.options.target)
         self._forest = self._new_forest(self.options.n_trees).fit(rows, y, self.seed, weights)
         self._fit_bests = self.dataset.best_secs()
-        self._validity = self._fit_validity()
+        self._validity = self._fit_validity(learned)
         return FitReport(
             n_samples=len(y),
             n_failures=self.dataset.n_failures,
@@ -263,13 +277,24 @@ class Surrogate:
             n_jobs=self.options.n_jobs,
         )
 
-    def _fit_validity(self) -> Forest | None:
-        n_failures = self.dataset.n_failures
-        n_successes = len(self.dataset) - n_failures
+    def _learned(self) -> Dataset:
+        """Return the samples to learn from: of another machine's, the fewer the more there are.
+
+        A smaller weight would change little: trees grow until each leaf has one sample.
+        """
+        if not self._n_elsewhere:
+            return self.dataset
+        n_here = self.dataset.n_added - self._n_elsewhere
+        share = _HALF_AFTER / (_HALF_AFTER + n_here)
+        return self.dataset.with_share(share, lambda key: key.startswith(_ELSEWHERE))
+
+    def _fit_validity(self, learned: Dataset) -> Forest | None:
+        n_failures = learned.n_failures
+        n_successes = len(learned) - n_failures
         # With target "throughput", failures are among the targets already.
         if self.options.target != "log" or min(n_failures, n_successes) < _MIN_OF_EACH_CLASS:
             return None
-        rows, labels = self.dataset.validity_set()
+        rows, labels = learned.validity_set()
         return self._new_forest(_N_VALIDITY_TREES).fit(rows, labels, self.seed)
 
     def _probability_valid(self, rows: Rows) -> FloatArray:

@@ -20,6 +20,8 @@ RUN_STORE = "records.db"
 USER_STORE = "user"
 NO_STORE = "none"
 FROM_ENVIRONMENT = "env:"
+# Starter records, part of the package.
+STARTER_FOLDER = Path(__file__).with_name("starter")
 # Below the home directory, where Linux programs keep data.
 _USER_PATH = Path(".local", "share", "tvm_adaptive", "records.db")
 # Stands for a secret in names and messages.

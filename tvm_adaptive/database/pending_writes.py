@@ -17,8 +17,7 @@ from tvm_adaptive.measure_callback.journal import JournalWriter
 
 logger = logging.getLogger(__name__)
 
-# A restarted server is back within seconds, a moved one within minutes; after that, a try
-# each five minutes costs nothing.
+# A restarted server is back within seconds, a moved one within minutes.
 FIRST_PAUSE_SEC = 2.0
 MAX_PAUSE_SEC = 300.0
 # Tries that wait for their time limit take at most a tenth of a run.

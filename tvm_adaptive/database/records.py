@@ -106,7 +106,7 @@ def task_of_row(row: Mapping[Any, Any]) -> StoredTask | None:
         if not isinstance(text, str) or len(text) > limit:
             return None
     task = StoredTask(**texts)
-    is_target = isinstance(_parsed(task.target), dict)
+    is_target = isinstance(parsed(task.target), dict)
     return task if is_target and task.workload.startswith("[") else None
 
 
@@ -122,7 +122,7 @@ def trial_of_row(row: Mapping[Any, Any]) -> StoredTrial | None:
         (seconds is None or _is_between(seconds, MIN_SEC, MAX_SEC))
         and (error is None or _is_between(error, 0.0, math.inf))
         and _is_between(unix_sec, -math.inf, math.inf)
-        and ("record" not in row or is_record(_parsed(record)))
+        and ("record" not in row or is_record(parsed(record)))
     ):
         return None
     fields = {field.name: row.get(field.name) for field in dataclasses.fields(Environment)}
@@ -177,8 +177,8 @@ def _is_between(value: Any, low: float, high: float) -> bool:
     return isinstance(value, int | float) and math.isfinite(value) and low <= value <= high
 
 
-def _parsed(text: str) -> Any:
-    """Return JSON's value; None for what is not JSON."""
+def parsed(text: str) -> Any:
+    """Return the value of a JSON text; None for another text."""
     if _DEEP in text:  # the parser needs long to find out
         return None
     try:

@@ -62,6 +62,7 @@ class TransferPool:
     def __init__(self) -> None:
         self._now: dict[str, dict[str, tuple[TransferRecord, ...]]] = {}
         self._before: dict[str, dict[str, tuple[TransferRecord, ...]]] = {}
+        self._hints: dict[str, dict[str, tuple[TransferRecord, ...]]] = {}
 
     def tell(self, family: str, task: str, records: Sequence[TransferRecord]) -> None:
         """Set a task's best records of this run."""
@@ -71,14 +72,21 @@ class TransferPool:
         """Set a task's records of an earlier run, whose times do not compare with this one's."""
         self._before.setdefault(family, {})[task] = tuple(records[:KEPT_PER_TASK])
 
+    def hint(self, family: str, task: str, records: Sequence[TransferRecord]) -> None:
+        """Set a task's records of another machine; even its own are no more than seeds."""
+        self._hints.setdefault(family, {})[task] = tuple(records[:KEPT_PER_TASK])
+
     def ask(self, family: str, task: str, space: KnobSpace, rng: np.random.Generator) -> list[Seed]:
         """Return the family's records as points of a task's own space, each point once."""
-        before = self._before.get(family, {})
+        before, hints = self._before.get(family, {}), self._hints.get(family, {})
         own = [(record, True) for record in before.get(task, ())]
-        others = {**before, **self._now.get(family, {})}
+        own += [(record, False) for record in hints.get(task, ())]
+        measured = {**before, **self._now.get(family, {})}
+        # Of records that are equally near, this machine's come first.
+        others = [*measured.items(), *hints.items()]
         ranked = sorted(
             (_extent_distance(records[0], space), number, records)
-            for number, records in enumerate(v for name, v in others.items() if name != task)
+            for number, records in enumerate(v for name, v in others if name != task)
             if records
         )
         # The best of each task, the nearest first, then the second best.

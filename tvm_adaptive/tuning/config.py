@@ -254,6 +254,9 @@ class TuneConfig:
         is a file below the home directory, ``"none"`` keeps and recalls nothing, anything
         else is a path or a database's URL; ``"env:NAME"`` takes the URL, which may hold a
         password, from an environment variable.
+    starter : bool, default True
+        Whether a run also begins with the package's own records of common operators; see
+        :mod:`tvm_adaptive.tuning.starter`. Not with ``store="none"``.
     peers : str, default ""
         Frameworks that are timed beside the tuned network, besides the model's own, with
         commas between: ``"ort"``, ``"openvino"``, ``"torch"``.
@@ -273,6 +276,7 @@ class TuneConfig:
     prepack: bool | None = None
     vector_math: bool | None = None
     store: str = "user"
+    starter: bool = True
     peers: str = ""
 
     @property
@@ -317,6 +321,7 @@ PAPER = TuneConfig(
     prepack=False,
     vector_math=False,
     store="none",
+    starter=False,
 )
 PRESETS: dict[str, TuneConfig] = {"default": DEFAULT, "paper": PAPER}
 

@@ -25,7 +25,7 @@ from tvm_adaptive._tvm import (
     python_side,
     scheduler_hooks,
 )
-from tvm_adaptive.database.location import RUN_STORE
+from tvm_adaptive.database.location import NO_STORE, RUN_STORE
 from tvm_adaptive.database.metaschedule import task_of, trial_of
 from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
@@ -38,6 +38,7 @@ from tvm_adaptive.tuning.other_machine import seed_from_set_aside
 from tvm_adaptive.tuning.parts import Parts
 from tvm_adaptive.tuning.prior_trials import find_prior_trials, restore
 from tvm_adaptive.tuning.session import Session
+from tvm_adaptive.tuning.starter import start_from, starter_file_of
 from tvm_adaptive.values.hooks import ModelHooks
 from tvm_adaptive.workers.environment import Environment
 
@@ -70,6 +71,8 @@ def warm_started(
                 session.journal.write("hinted", tasks=seeded)
         if shared is not None:
             _warm_start(session, shared, contexts, parts)
+        if session.config.starter and session.config.store != NO_STORE:
+            _start(session, contexts, parts)
         if own is None and shared is None:
             yield []
             return
@@ -214,6 +217,19 @@ def _warm_start(
         session.observer.note(
             f"{warm_start.n_known} of {len(contexts)} tasks were tuned before, "
             f"{warm_start.n_related} more have related tasks in {store.name}"
+        )
+
+
+def _start(session: Session, contexts: Sequence[TuneContext], parts: Parts) -> None:
+    """Give starter records to a run's parts, after what the store knows."""
+    file = starter_file_of(session.target)
+    if file is None:
+        return
+    start = start_from(file, contexts, parts.transfer_pool, model_hooks(parts.cost_model))
+    if start is not None and start.n_tasks:
+        session.journal.write("starter", **dataclasses.asdict(start))
+        session.observer.note(
+            f"{start.n_tasks} of {len(contexts)} tasks begin with starter records ({start.file})"
         )
 
 

@@ -70,8 +70,8 @@ class ModelHooks(Protocol):
     def accuracy_of(self, context: Any) -> float:
         """Return the rank correlation of the last forecasts with what was measured."""
 
-    def preload(self, dataset: Any) -> None:
-        """Learn what earlier runs measured."""
+    def preload(self, dataset: Any, *, fading: bool = False) -> None:
+        """Learn what earlier runs measured; what another machine did fades."""
 
     def restore(
         self, context: Any, rows: Rows, seconds: FloatArray, errors: FloatArray | None = None

@@ -1,0 +1,1 @@
+"""Tune a published list of small networks, and pack what was found as starter records."""

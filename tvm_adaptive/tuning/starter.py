@@ -1,0 +1,167 @@
+"""Starter records: what a run on x86-64 begins with where the store knows nothing yet.
+
+===================================  =====  =======
+file                                 seeds  samples
+===================================  =====  =======
+same instruction set and TVM         yes    yes
+AVX2's, for a target with AVX-512    yes    no: other kernels are fast there
+another release of TVM's             yes    no: features may have changed
+===================================  =====  =======
+
+Of the files of an instruction set, the one with the nearest number of threads is taken. All
+records count as those of relatives: they come from another machine, so that even one of the
+very same task is a seed like others, only the first. Nothing goes to the task scheduler: its
+forecasts continue the history of one machine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tvm_adaptive._tvm import TVM_VERSION, Target, TuneContext, anchor_of, has_cpu_feature
+from tvm_adaptive._tvm import workload_key as workload_key_of
+from tvm_adaptive.cost_model.dataset import Dataset
+from tvm_adaptive.database.location import STARTER_FOLDER
+from tvm_adaptive.database.starter_file import StarterTask, read_starter
+from tvm_adaptive.errors import StoreError
+from tvm_adaptive.search_strategy.transfer import TransferPool, transfer_record_of
+from tvm_adaptive.tuning.target import n_cores_of
+from tvm_adaptive.values.hooks import ModelHooks
+
+logger = logging.getLogger(__name__)
+
+# The best first; LLVM's name of the feature that each begins with.
+INSTRUCTION_SETS = {"avx512": "avx512f", "avx2": "avx2"}
+# Names of reductions' blocks begin with the operand's, another one in each network.
+_OPERAND = re.compile(r"^\w+_(?=(?:red|red_temp\w*|var_sum)$)")
+_FILE = re.compile(r"(avx2|avx512)-([1-9]\d{0,3})\.json\.xz")
+
+
+@dataclasses.dataclass(frozen=True)
+class StarterFile:
+    """A file of starter records that suits a target."""
+
+    path: Path
+    is_alike: bool  # whether it was measured with the target's instruction set
+
+    @property
+    def name(self) -> str:
+        """Name in journal and messages, as ``"avx2-2"``."""
+        return self.path.name.partition(".")[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class StarterStart:
+    """Counts of what starter records gave to a run."""
+
+    file: str
+    n_tasks: int  # of the run, with relatives among the starter records
+    n_related: int  # tasks of the file that are their relatives
+    n_samples: int  # for the model
+
+
+def instruction_set_of(target: Target) -> str:
+    """Return the instruction set that starter records are named by; "" for none of them."""
+    if target.kind.name != "llvm":
+        return ""
+    found = (name for name, key in INSTRUCTION_SETS.items() if has_cpu_feature(target, key))
+    return next(found, "")
+
+
+def choose(names: Sequence[str], instruction_set: str, n_threads: int) -> tuple[str, bool] | None:
+    """Return which of some files suits, and whether it is of the same instruction set.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Names of files; others than ``"avx2-2.json.xz"`` and its like are passed over.
+    instruction_set : str
+        As :func:`instruction_set_of` returns it.
+    n_threads : int
+        Threads of the kernels. The nearest number by ratio is taken, of two the smaller.
+
+    Returns
+    -------
+    tuple of str and bool, or None
+        None where no file suits.
+    """
+    # What is fast with AVX2 is a hint for AVX-512; the other way, registers would be missing.
+    fallbacks = {"avx512": ("avx512", "avx2"), "avx2": ("avx2",)}
+    for wanted in fallbacks.get(instruction_set, ()):
+        matches = [found for name in names if (found := _FILE.fullmatch(name)) is not None]
+        threads = {int(each[2]): each[0] for each in matches if each[1] == wanted}
+        if threads:
+            nearest = min(threads, key=lambda n: (abs(math.log(n / n_threads)), n))
+            return threads[nearest], wanted == instruction_set
+    return None
+
+
+def starter_file_of(target: Target, folder: Path = STARTER_FOLDER) -> StarterFile | None:
+    """Return the file of starter records that suits a target; None without one."""
+    instruction_set = instruction_set_of(target)
+    if not instruction_set or not folder.is_dir():
+        return None
+    names = sorted(path.name for path in folder.iterdir())
+    chosen = choose(names, instruction_set, n_cores_of(target) or 1)
+    return None if chosen is None else StarterFile(folder / chosen[0], chosen[1])
+
+
+def start_from(
+    file: StarterFile,
+    contexts: Sequence[TuneContext],
+    transfer_pool: TransferPool | None,
+    model: ModelHooks | None,
+) -> StarterStart | None:
+    """Give starter records to the transfer pool and the model; None for an unreadable file."""
+    names = {workload_key_of(each.mod): str(each.task_name) for each in contexts}
+    anchors = [anchor_of(each.mod) for each in contexts]
+    # By what the families of starter records are compared with.
+    families: dict[str, set[str]] = {}
+    for anchor in anchors:
+        families.setdefault(_without_operand(anchor), set()).add(anchor)
+    try:
+        header, tasks = read_starter(file.path, lambda name: _without_operand(name) in families)
+    except StoreError as error:
+        logger.warning("%s The run begins without them.", error)
+        return None
+    if transfer_pool is not None:
+        for task in tasks:
+            found = [transfer_record_of([trace], seconds) for trace, seconds in task.records]
+            # None for a record that this version cannot read.
+            records = [each for each in found if each is not None]
+            name = names.get(task.workload_key, f"{file.name}:{task.workload_key}")
+            for family in families[_without_operand(task.family)]:
+                transfer_pool.hint(family, name, records)
+    samples = Dataset()
+    if model is not None and file.is_alike and _release(header.tvm) == _release(TVM_VERSION):
+        samples = _samples(tasks, model.n_features)
+        model.preload(samples, fading=True)
+    known = {_without_operand(task.family) for task in tasks}
+    n_tasks = sum(_without_operand(anchor) in known for anchor in anchors)
+    return StarterStart(file.name, n_tasks, len(tasks), len(samples))
+
+
+def _samples(tasks: Sequence[StarterTask], width: int | None) -> Dataset:
+    samples = Dataset()
+    for task in tasks:
+        wanted = samples.width or width or task.rows.shape[1]
+        if len(task.seconds) and task.rows.shape[1] == wanted:
+            samples.add(task.workload_key, task.rows, np.asarray(task.seconds))
+    return samples
+
+
+def _without_operand(family: str) -> str:
+    """Return the part of a family's name that is the same in all networks."""
+    return _OPERAND.sub("", family)
+
+
+def _release(version: object) -> str:
+    """Return the release of a version: ``"0.27"`` of ``"0.27.0.post1"``."""
+    return ".".join(str(version).split(".")[:2])
