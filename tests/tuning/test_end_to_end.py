@@ -29,6 +29,7 @@ from tvm_adaptive._tvm import te_workload as operator
 from tvm_adaptive.errors import OUT_OF_TIME, OutOfTimeError, WorkerDiedError
 from tvm_adaptive.measure_callback import read_journal
 from tvm_adaptive.models import Network, extract, prepare, run_exported, transformer
+from tvm_adaptive.models.compare_calls import ComparedCalls
 from tvm_adaptive.models.frontend import load
 from tvm_adaptive.tuning import network_check, operator_check, peers, source_of_difference
 from tvm_adaptive.tuning.budget import Budget
@@ -380,9 +381,13 @@ class Answer:
     ("pool", "left_sec", "text"),
     [
         (Answer(), 0.5, "no time was left to compare the functions one by one"),
-        (Answer(), 20.0, "no function alone differs: small differences add up"),
+        (Answer(ComparedCalls()), 20.0, "no function alone differs: small differences add up"),
         (Answer(error=WorkerDiedError("it crashed")), 20.0, "one by one: it crashed"),
-        (Answer(("f", "output 0 is wrong")), 20.0, "differ is f (not tuned): output 0 is wrong"),
+        (
+            Answer(ComparedCalls(problems={"f": "output 0 is wrong", "g": "output 1 is wrong"})),
+            20.0,
+            "differ is f (not tuned): output 0 is wrong",
+        ),
     ],
 )
 def test_the_search_for_a_function_costs_no_more_than_its_part_of_the_message(

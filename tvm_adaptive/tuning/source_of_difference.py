@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Collection
 
 from tvm_adaptive._tvm import normalize_mod, workload_key
-from tvm_adaptive.errors import summary_line
+from tvm_adaptive.errors import OutOfTimeError, WorkerError, summary_line
 from tvm_adaptive.models import Prepared, extract
-from tvm_adaptive.models.first_difference import first_difference
 from tvm_adaptive.models.prepare import output_counts
+from tvm_adaptive.tuning.build_check import Builds, compare_builds
 from tvm_adaptive.tuning.session import RunContext
 from tvm_adaptive.workers.pool import WorkerPool
 
-# With less, loading two libraries would be cut short as often as not.
-_LEAST_SEC = 1.0
 # The untuned network is slow.
 _MOST_SEC = 120.0
-
-# The untuned and the tuned library, their inputs, and the kind of their device.
-Builds: TypeAlias = tuple[tuple[str, str], Sequence[Any], str]
 
 
 def source_of_difference(
@@ -32,17 +26,17 @@ def source_of_difference(
     """Compare the functions of two builds one by one, as far as time allows; return the finding."""
     if context.farm is not None:
         return "on a farm, functions are not compared one by one"
-    limit_sec = min(_MOST_SEC, context.budget.left_sec)
-    if limit_sec < _LEAST_SEC:
-        return "no time was left to compare the functions one by one"
-    job = (*builds, output_counts(prepared.mod), context.config.finish.rtol)
-    (outcome,) = pool.map(first_difference, [job], limit_sec)
-    if outcome.error is not None:
-        context.journal.write("error", where="first difference", message=str(outcome.error))
-        return f"the functions could not be compared one by one: {summary_line(outcome.error)}"
-    if outcome.value is None:
+    n_outputs, rtol = output_counts(prepared.mod), context.config.finish.rtol
+    try:
+        found = compare_builds(context, pool, builds, n_outputs, rtol, _MOST_SEC)
+    except OutOfTimeError as error:
+        return str(error)
+    except WorkerError as error:
+        context.journal.write("error", where="first difference", message=str(error))
+        return f"the functions could not be compared one by one: {summary_line(error)}"
+    if not found.problems:
         return "no function alone differs: small differences add up"
-    name, problem = outcome.value
+    name, problem = next(iter(found.problems.items()))
     kind = f"task {_task_of(name, prepared, context)}" if name in tuned else "not tuned"
     return f"the first function whose outputs differ is {name} ({kind}): {problem}"
 
