@@ -9,8 +9,8 @@ import pytest
 from tvm import te
 
 from tvm_adaptive._tvm import IRModule, PrimFunc, without_bodies
-from tvm_adaptive.models import compile_network, export
 from tvm_adaptive.models import compare_calls as compare_calls_file
+from tvm_adaptive.models import compile_network, export
 from tvm_adaptive.models.compare_calls import call_problem, compare_calls, wrong_everywhere
 from tvm_adaptive.models.prepare import call_counts, output_counts
 from tvm_adaptive.values.agreement import numpy_dtype

@@ -367,7 +367,9 @@ def test_what_there_is_no_time_to_check_stays_untuned(
     reserve(budget, 10.0)
     nothing: Any = None
     task: Any = SimpleNamespace(name="main", weight=1.0, n_trials=4, n_errors=0)
-    database, _ = finals.decide(make_session(budget=budget), [nothing], RunProgress([task]))
+    database, _ = finals.decide(
+        make_session(budget=budget), [nothing], RunProgress([task]), nothing
+    )
     assert [report.reason for report in seen] == [expected]
     assert len(database) == 0
     if expected == "played":

@@ -153,7 +153,7 @@ class _Watch:
         self._turns.pass_on(self.side)
         return answer
 
-    def begin(self, name: str, outputs: Sequence[Any]) -> bool:
+    def begin(self, _name: str, _outputs: Sequence[Any]) -> bool:
         """Look at the buffers of outputs before a call; return False to skip it."""
         return True
 

@@ -31,6 +31,7 @@ def compare_builds(
     pool: WorkerPool,
     builds: Builds,
     n_outputs: Mapping[str, int],
+    *,
     rtol: float | Mapping[str, float],
     most_sec: float,
 ) -> ComparedCalls:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tvm_adaptive._tvm import Database, IRModule
 from tvm_adaptive.errors import OUT_OF_TIME, OutOfTimeError, WorkerTimeoutError, summary_line
 from tvm_adaptive.runner.rpc.leased_worker import LeasingPool
 from tvm_adaptive.tuning.session import RunContext
@@ -88,6 +89,22 @@ class LibraryCheck:
     def least_reserve_sec(self) -> float:
         """Seconds to reserve if nothing is tuned: the untuned code is compiled once more."""
         return _UNTUNED_MARGIN * self._build_sec + self._later_run_sec
+
+    @property
+    def network_check_sec(self) -> float | None:
+        """Seconds of a check of all functions within the network; None if it is impossible."""
+        return None
+
+    def check_functions(self, _database: Database, mods: Sequence[IRModule]) -> list[str | None]:
+        """Compile with a database, and check functions within the network.
+
+        Returns
+        -------
+        list of str or None
+            Of each of ``mods``, which are not tuned: "" if its functions compute the same with
+            the database as without it, else why not; None if that could not be found out.
+        """
+        return [None] * len(mods)
 
     def _run(
         self,

@@ -28,7 +28,7 @@ def source_of_difference(
         return "on a farm, functions are not compared one by one"
     n_outputs, rtol = output_counts(prepared.mod), context.config.finish.rtol
     try:
-        found = compare_builds(context, pool, builds, n_outputs, rtol, _MOST_SEC)
+        found = compare_builds(context, pool, builds, n_outputs, rtol=rtol, most_sec=_MOST_SEC)
     except OutOfTimeError as error:
         return str(error)
     except WorkerError as error:

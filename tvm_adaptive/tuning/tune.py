@@ -44,7 +44,7 @@ from tvm_adaptive.tuning.network_check import NetworkCheck
 from tvm_adaptive.tuning.observer import Observer
 from tvm_adaptive.tuning.operator_check import OperatorCheck
 from tvm_adaptive.tuning.outcome import TuneReport
-from tvm_adaptive.tuning.parts import Parts, make_parts
+from tvm_adaptive.tuning.parts import Parts, build_sec_of, make_parts
 from tvm_adaptive.tuning.run_lock import Ownership
 from tvm_adaptive.tuning.session import CommonOptions, RunOptions, Session, open_session
 from tvm_adaptive.tuning.target import TargetLike, describe_target, n_cores_of
@@ -282,9 +282,10 @@ def _tune_tasks(
         len(tasks),
         later_sec=check.reserve_sec,
         least_later_sec=check.least_reserve_sec,
+        network_check_sec=check.network_check_sec,
     )
     progress = _search(session, tasks)
-    database, outcomes = decide(session, tasks, progress)
+    database, outcomes = decide(session, tasks, progress, check)
     comparison = check.measure_tuned(database)
     report = TuneReport(
         what=what,
@@ -367,7 +368,10 @@ def _tune_contexts(
                 RemoveBuildArtifact(),
                 # Before the recorder: a resumed run's cost model knows what the journal counts.
                 *store_callbacks,
-                Recorder(progress, session.round_done, session.journal),
+                Recorder(
+                    *(progress, session.round_done, session.journal),
+                    build_sec_of=build_sec_of(session, parts),
+                ),
             ],
             task_scheduler=parts.task_scheduler,
         )

@@ -51,6 +51,7 @@ class Finalist:
     disqualified: str = ""  # why it cannot win; empty if it can
     unchecked: str = NOT_CHECKED  # why its results were not compared; empty if they were
     prefetches: bool = False  # see :mod:`tvm_adaptive.models.prefetch`
+    in_network: bool = False  # checked within the network, and not in a play-off
 
     @property
     def is_sound(self) -> bool:
