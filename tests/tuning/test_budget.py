@@ -208,6 +208,7 @@ def with_network_check(seconds=100.0, left_sec=90.0, network_check_sec=3.0, **fi
         later_sec=50.0,
         least_later_sec=5.0,
         network_check_sec=network_check_sec,
+        untuned_sec=4.0,
     )
     return budget
 
@@ -219,13 +220,13 @@ def test_where_the_network_is_checked_only_worthy_playoffs_are_reserved():
     # A play-off of the first one may save 5 % of two thirds: 6.7 s of such a search.
     tasks = [(2e-3, 2e-3, 0.5), (1e-3, 2e-3, 0.7)]
     budget.update_reserve(network_of(tasks), (), 16)
-    after_sec = 5.0 + 1.3 * 1.2 + 3.0
+    after_sec = 5.0 - 4.0 + 1.3 * 1.2 + 3.0
     assert budget.reserve_sec == pytest.approx(after_sec + 1 / 15 / 0.3 * 30.0)
     budget.release_playoffs(1.0)
     assert budget.reserve_sec == pytest.approx(after_sec)
     # While a task has nothing, no play-off is worth its time.
     budget.update_reserve(network_of([*tasks, (math.inf, math.inf, math.nan)]), (), 16)
-    assert budget.reserve_sec == pytest.approx(after_sec)
+    assert budget.reserve_sec == pytest.approx(after_sec + 4.0 / 3)
 
 
 def test_playoffs_take_a_share_of_a_short_budget_at_the_most():

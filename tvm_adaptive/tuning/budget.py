@@ -41,6 +41,8 @@ class _Reserve:
     check_sec: float = 0.0  # play-offs that only check one record of each task
     # One comparison of all functions within the network; None if each task has a play-off.
     network_check_sec: float | None = None
+    # Of ``least_later_sec``, what compiling untuned functions takes.
+    untuned_sec: float = 0.0
 
     def after_playoffs_sec(self, tuned_share: float) -> float:
         return self.least_later_sec + tuned_share * (self.later_sec - self.least_later_sec)
@@ -136,6 +138,7 @@ class Budget:
         later_sec: float,
         least_later_sec: float,
         network_check_sec: float | None = None,
+        untuned_sec: float = 0.0,
     ) -> None:
         """Compute what the end of the run needs; for the seconds, see ``_Reserve``."""
         timing_sec = n_tasks * finish.max_task_sec
@@ -152,6 +155,7 @@ class Budget:
             playoff_sec=min(wanted_sec, most_sec),
             check_sec=min(n_tasks * LEAST_CHECK_SEC, most_sec),
             network_check_sec=network_check_sec if is_bounded else None,
+            untuned_sec=untuned_sec,
         )
 
     def update_reserve(
@@ -176,6 +180,7 @@ class Budget:
             each_sec = self.compile_sec / max(len(progress.tasks), 1)
             self._after_sec = (
                 reserve.least_later_sec
+                - share * reserve.untuned_sec
                 + tuned_compile_sec(progress, each_sec)
                 + reserve.network_check_sec
             )

@@ -283,6 +283,7 @@ def _tune_tasks(
         later_sec=check.reserve_sec,
         least_later_sec=check.least_reserve_sec,
         network_check_sec=check.network_check_sec,
+        untuned_sec=check.untuned_functions_sec,
     )
     progress = _search(session, tasks)
     database, outcomes = decide(session, tasks, progress, check)
