@@ -153,9 +153,10 @@ def _check_others(
         for index, mine in left.items()
         if reports[index].winner is None
     }
-    with session.stage("play-off"):
-        for index, report in _hold_playoffs(session, failed, recorder).items():
-            reports[index] = report.with_lost(reports[index].finalists)
+    if failed:
+        with session.stage("play-off"):
+            for index, report in _hold_playoffs(session, failed, recorder).items():
+                reports[index] = report.with_lost(reports[index].finalists)
 
 
 def _check_together(

@@ -40,6 +40,11 @@ class TaskOutcome:
     n_disqualified: int = 0
     in_network: bool = False
 
+    @property
+    def checked(self) -> str:
+        """Where the outputs were checked: ``"play-off"``, ``"network"``, or ``"no"``."""
+        return "play-off" if self.played_off else "network" if self.in_network else "no"
+
 
 @dataclasses.dataclass(frozen=True)
 class PeerTiming:
