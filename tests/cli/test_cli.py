@@ -125,7 +125,7 @@ def test_the_report_says_what_was_asked_for():
     assert "w/final" in text
     out = io.StringIO()
     print_report(make_report(), Console(file=out, width=120))
-    assert "yes, 1 out" in out.getvalue()
+    assert "play-off, 1 out" in out.getvalue()
     json.dumps(make_report().as_fields())
 
 

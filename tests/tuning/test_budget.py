@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
-from tvm_adaptive.tuning.budget import Budget, tuned_share
+from tvm_adaptive.tuning.budget import Budget, tuned_compile_sec, tuned_share
 from tvm_adaptive.tuning.config import FinishConfig
 
 
@@ -190,3 +190,66 @@ def test_a_gap_is_a_task_that_has_nothing_and_was_hardly_tried(best_sec, n_trial
     budget.plan_reserve(FinishConfig(), 2, later_sec=0.0, least_later_sec=0.0)
     budget.update_reserve(progress_of([1e-3, best_sec], n_trials), proven, 16)
     assert (budget.reserve_sec <= 1.0) == has_gap
+
+
+def network_of(tasks):
+    """Return a progress of tasks: their best and second best times, and the build's seconds."""
+    found = [
+        TaskProgress(str(i), 1.0, 4, best_sec=best, second_sec=second, build_sec=build)
+        for i, (best, second, build) in enumerate(tasks)
+    ]
+    return RunProgress(found)
+
+
+def with_network_check(seconds=100.0, left_sec=90.0, network_check_sec=3.0, **finish):
+    budget = budget_with(seconds, left_sec)
+    budget.plan_reserve(
+        *(FinishConfig(**finish), 2),
+        later_sec=50.0,
+        least_later_sec=5.0,
+        network_check_sec=network_check_sec,
+        untuned_sec=4.0,
+    )
+    return budget
+
+
+def test_where_the_network_is_checked_only_worthy_playoffs_are_reserved():
+    budget = with_network_check()
+    assert budget.checks_network
+    budget._clock.now += 30.0
+    # A play-off of the first one may save 5 % of two thirds: 6.7 s of such a search.
+    tasks = [(2e-3, 2e-3, 0.5), (1e-3, 2e-3, 0.7)]
+    budget.update_reserve(network_of(tasks), (), 16)
+    after_sec = 5.0 - 4.0 + 1.3 * 1.2 + 3.0
+    assert budget.reserve_sec == pytest.approx(after_sec + 1 / 15 / 0.3 * 30.0)
+    budget.release_playoffs(1.0)
+    assert budget.reserve_sec == pytest.approx(after_sec)
+    # While a task has nothing, no play-off is worth its time.
+    budget.update_reserve(network_of([*tasks, (math.inf, math.inf, math.nan)]), (), 16)
+    assert budget.reserve_sec == pytest.approx(after_sec + 4.0 / 3)
+
+
+def test_playoffs_take_a_share_of_a_short_budget_at_the_most():
+    budget = with_network_check()
+    budget._clock.now += 80.0
+    budget.update_reserve(network_of([(1e-3, 1e-3, 0.0)] * 6), (), 16)
+    assert budget.reserve_sec <= 5.0 + 3.0 + 10.0
+
+
+@pytest.mark.parametrize(
+    "changes", [{"network_check_sec": None}, {"within_network": False}, {"seconds": None}]
+)
+def test_without_a_check_within_the_network_all_playoffs_are_reserved(changes):
+    budget = with_network_check(**changes)
+    assert not budget.checks_network
+    budget.update_reserve(network_of([(1e-3, 1e-3, 0.5)] * 2), (), 16)
+    assert budget.reserve_sec > 50.0
+
+
+def test_compiling_a_network_takes_what_its_candidates_took():
+    known, unknown, open_one = (1e-3, 2e-3, 0.4), (1e-3, 2e-3, math.nan), (math.inf,) * 2
+    assert tuned_compile_sec(network_of([]), 9.0) == 0.0
+    assert tuned_compile_sec(network_of([(*open_one, 0.4)]), 9.0) == 0.0
+    assert tuned_compile_sec(network_of([unknown, unknown]), 9.0) == 18.0
+    assert tuned_compile_sec(network_of([known, known]), 9.0) == pytest.approx(1.3 * 0.8)
+    assert tuned_compile_sec(network_of([known, unknown]), 9.0) == pytest.approx(1.3 * 0.8)

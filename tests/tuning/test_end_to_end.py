@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,15 @@ from tests.tuning.observers import Notes
 from tvm_adaptive._tvm import (
     Database,
     IRModule,
+    Schedule,
+    Target,
+    TuningRecord,
+    Workload,
     copy_record,
     functions_as_tasks,
     memory_database,
     without_bodies,
+    workload_key,
 )
 from tvm_adaptive._tvm import te_workload as operator
 from tvm_adaptive.errors import (
@@ -34,15 +39,22 @@ from tvm_adaptive.errors import (
 )
 from tvm_adaptive.measure_callback import read_journal
 from tvm_adaptive.models import Network, extract, prepare, run_exported, transformer
+from tvm_adaptive.models.compare_calls import ComparedCalls
 from tvm_adaptive.models.frontend import load
-from tvm_adaptive.tuning import library_check, network_check, peers
+from tvm_adaptive.tuning import (
+    build_check,
+    library_check,
+    network_check,
+    peers,
+    source_of_difference,
+)
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.config import DEFAULT
 from tvm_adaptive.tuning.library_check import OperatorCheck
 from tvm_adaptive.tuning.network_check import NetworkCheck
 from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.session import RunOptions, Session, open_session
-from tvm_adaptive.workers.pool import Outcome
+from tvm_adaptive.workers.pool import Outcome, WorkerPool
 
 # Workers cannot import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -420,6 +432,155 @@ def test_a_disagreement_names_the_place_and_the_function(
     assert event["problem"] == comparison.problem
 
 
+@pytest.fixture
+def checked(tmp_path: Path, network: Network) -> Iterator[Any]:
+    """Return a function that checks all functions of a network, some of them changed."""
+
+    def check_with(
+        monkeypatch: pytest.MonkeyPatch, changes: dict[int, Any]
+    ) -> tuple[NetworkCheck, list[str | None], Database]:
+        database = memory_database()
+        tasks = extract(prepared, session.target)
+        for task in tasks:
+            copy_record(split_record(task.dispatched[0], session.target), database)
+        functions = check._functions
+        names = {functions[workload_key(tasks[i].dispatched[0])][0]: i for i in changes}
+
+        def with_faults(*args: Any, **options: Any) -> Any:
+            mod, coverage = schedule_network(*args, **options)
+            changed = {
+                variable: changes[names[name]](function, name) if name in names else function
+                for variable, function in mod.functions.items()
+                for name in [str(variable.name_hint)]
+            }
+            return IRModule(changed, attrs=mod.attrs), coverage
+
+        schedule_network = network_check.schedule_network
+        monkeypatch.setattr(network_check, "schedule_network", with_faults)
+        return check, check.check_functions(database, [t.dispatched[0] for t in tasks]), database
+
+    with session_in(tmp_path, Budget()) as session:
+        prepared = prepare(network, session.target, prepack=True)
+        with NetworkCheck(session, network, prepared) as check:
+            check.measure_untuned()
+            yield check_with
+
+
+def split_record(mod: IRModule, target: Target) -> TuningRecord:
+    """Return a record that splits a loop."""
+    schedule = Schedule(mod, seed=1)
+    block = schedule.get_child_blocks(schedule.get_sblock("root"))[-1]
+    schedule.split(schedule.get_loops(block)[0], [None, 1])
+    return TuningRecord(schedule.trace, Workload(mod), [1e-3], target)
+
+
+def idle(function: Any, name: str) -> Any:
+    (found,) = without_bodies(IRModule({name: function})).functions.values()
+    return found
+
+
+def test_all_functions_that_are_sound_are_checked_and_compiled_once(
+    tmp_path: Path, checked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check, verdicts, database = checked(monkeypatch, {})
+    assert verdicts == [""] * len(verdicts)
+    assert len(verdicts) > 5
+    # Not yet under the name of the result.
+    assert not check._path.exists()
+
+    def fail(*_args: Any) -> None:
+        raise AssertionError("it is compiled already")
+
+    monkeypatch.setattr(check, "_compile_tuned", fail)
+    comparison = check.measure_tuned(database)
+    assert comparison is not None
+    assert comparison.agree
+    assert list(tmp_path.glob("*.so")) == [check._path]
+    (event,) = events_of(tmp_path, "network-check")
+    assert (event["n_compared"], event["problems"]) == (event["n_functions"], {})
+
+
+def events_of(folder: Path, name: str) -> list[dict[str, Any]]:
+    return [each for each in read_journal(folder / "journal.jsonl") if each["event"] == name]
+
+
+def test_what_is_wrong_is_named_and_is_not_in_the_result(
+    tmp_path: Path, checked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check, verdicts, database = checked(monkeypatch, {2: idle, 4: idle})
+    assert [i for i, each in enumerate(verdicts) if each] == [2, 4]
+    assert None not in verdicts
+    assert "is not finite" in verdicts[2]
+    # Nothing is right for sure: compiled again, it is without the wrong ones.
+    monkeypatch.undo()
+    right = memory_database()
+    for record in database.get_all_tuning_records()[5:]:
+        copy_record(record, right)
+    comparison = check.measure_tuned(right)
+    assert comparison is not None
+    assert comparison.agree
+    assert check.n_tuned < len(verdicts)
+    assert list(tmp_path.glob("*.so")) == [check._path]
+
+
+def die_in(name: str) -> Any:
+    def compare(*_args: Any, skipped: Sequence[str], progress_file: str) -> ComparedCalls:
+        if name in skipped:
+            return ComparedCalls({"g": 1}, {"h": "output 0 is wrong"})
+        Path(progress_file).write_text(name)
+        os._exit(5)
+
+    return compare
+
+
+@pytest.mark.parametrize(
+    ("name", "problems"),
+    [("f", {"h": "output 0 is wrong", "f": "crash: the worker process ended: exit code 5"})],
+)
+def test_a_crash_is_the_problem_of_the_function_that_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, problems: dict[str, str]
+) -> None:
+    monkeypatch.setattr(build_check, "compare_calls", die_in(name))
+    with session_in(tmp_path, Budget()) as session, contextlib.closing(pool_of(session)) as pool:
+        builds = (("untuned.so", "net.so"), [], "cpu")
+        found = build_check.compare_builds(session, pool, builds, {}, rtol=1e-3, most_sec=60.0)
+        assert found == ComparedCalls({"g": 1}, problems)
+        monkeypatch.setattr(build_check, "compare_calls", die_in(""))
+        with pytest.raises(WorkerDiedError):  # nobody knows what it was
+            build_check.compare_builds(session, pool, builds, {}, rtol=1e-3, most_sec=60.0)
+
+
+def hang_in_f(*_args: Any, skipped: Sequence[str], progress_file: str) -> ComparedCalls:
+    if "f" in skipped:
+        return ComparedCalls()
+    Path(progress_file).write_text("f")
+    time.sleep(1000.0)
+    raise AssertionError
+
+
+@pytest.mark.parametrize("left_sec", [100.0, 1.5])
+def test_a_hang_is_told_from_the_end_of_the_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_sec: float
+) -> None:
+    monkeypatch.setattr(build_check, "compare_calls", hang_in_f)
+    budget = Budget(left_sec, Clock())
+    with session_in(tmp_path, budget) as session, contextlib.closing(pool_of(session)) as pool:
+        builds = (("untuned.so", "net.so"), [], "cpu")
+
+        def compare() -> ComparedCalls:
+            return build_check.compare_builds(session, pool, builds, {}, rtol=1e-3, most_sec=3.0)
+
+        if left_sec < 3.0:
+            with pytest.raises(OutOfTimeError, match="the time ended while"):
+                compare()
+        else:
+            assert compare().problems["f"].startswith("hang: ")
+
+
+def pool_of(session: Session) -> WorkerPool:
+    return WorkerPool(1, server=session.server)
+
+
 class Answer:
     """A pool that gives an answer."""
 
@@ -436,9 +597,13 @@ class Answer:
     ("pool", "left_sec", "text"),
     [
         (Answer(), 0.5, "no time was left to compare the functions one by one"),
-        (Answer(), 20.0, "no function alone differs: small differences add up"),
+        (Answer(ComparedCalls()), 20.0, "no function alone differs: small differences add up"),
         (Answer(error=WorkerDiedError("it crashed")), 20.0, "one by one: it crashed"),
-        (Answer(("f", "output 0 is wrong")), 20.0, "differ is f (not tuned): output 0 is wrong"),
+        (
+            Answer(ComparedCalls(problems={"f": "output 0 is wrong", "g": "output 1 is wrong"})),
+            20.0,
+            "differ is f (not tuned): output 0 is wrong",
+        ),
     ],
 )
 def test_the_search_for_a_function_costs_no_more_than_its_part_of_the_message(
@@ -446,8 +611,7 @@ def test_the_search_for_a_function_costs_no_more_than_its_part_of_the_message(
 ) -> None:
     session = make_session(budget=Budget(left_sec, Clock()))
     prepared = prepare(network, session.target)
-    with NetworkCheck(session, network, prepared) as check:
-        check._pool.map = pool.map  # type: ignore[method-assign]
-        found = check.source_of_difference(Path("net.so"))
+    builds = (("untuned.so", "net.so"), [], "cpu")
+    found = source_of_difference.source_of_difference(session, pool, prepared, builds, set())
     assert text in found
     assert pool.limits_sec == ([] if left_sec < 1 else [left_sec])

@@ -15,6 +15,7 @@ from tests.tuning.observers import Notes
 from tvm_adaptive._tvm import (
     TVM_VERSION,
     ExtractedTask,
+    IRModule,
     Target,
     TuningRecord,
     copy_record,
@@ -51,6 +52,7 @@ from tvm_adaptive.tuning.warm_start import VerdictRecorder
         ({}, (1.5e-3, "")),
         ({"unchecked": "no reference"}, None),
         ({"playoff_sec": math.nan}, None),
+        ({"playoff_sec": math.nan, "stderr_sec": math.nan, "in_network": True}, (1e-3, "")),
         ({"disqualified": "wrong result: 3 of 4", "playoff_sec": math.nan}, (None, "wrong result")),
         ({"disqualified": f"{BUILD_FAILED}timeout", "playoff_sec": math.nan}, None),
         ({"disqualified": SAME, "playoff_sec": math.nan}, None),
@@ -72,7 +74,8 @@ def test_only_what_was_learned_of_a_finalist_is_remembered(
     found = [(each.seconds, each.failure.partition(":")[0]) for each in finals]
     assert found == ([] if kept is None else [kept])
     assert all(each.run == "a" for each in finals)
-    assert [each.error for each in finals if each.seconds] == ([0.01] if kept and kept[0] else [])
+    errors = [each.error for each in finals if each.seconds]
+    assert errors == ([None if "in_network" in changes else 0.01] if kept and kept[0] else [])
 
 
 def report_of(record: TuningRecord, **changes: Any) -> FinalistReport:
@@ -367,7 +370,9 @@ def test_what_there_is_no_time_to_check_stays_untuned(
     reserve(budget, 10.0)
     nothing: Any = None
     task: Any = SimpleNamespace(name="main", weight=1.0, n_trials=4, n_errors=0)
-    database, _ = finals.decide(make_session(budget=budget), [nothing], RunProgress([task]))
+    database, _ = finals.decide(
+        make_session(budget=budget), [nothing], RunProgress([task]), nothing
+    )
     assert [report.reason for report in seen] == [expected]
     assert len(database) == 0
     if expected == "played":
@@ -380,3 +385,131 @@ def test_a_play_off_leaves_the_others_the_time_to_be_checked() -> None:
     hurried = finals.Turn(0.5, n_left=40, due_sec=39.0)
     assert hurried.limit_sec(20.0) == 5.0
     assert hurried.limit_sec(2.0) == 2.0
+
+
+class Check:
+    """A check within the network that gives scripted verdicts on the best records of tasks."""
+
+    def __init__(self, *verdicts: str | None) -> None:
+        self.verdicts = list(verdicts)
+        self.databases: list[list[float]] = []
+
+    def check_functions(self, database: Any, mods: Sequence[Any]) -> list[str | None]:
+        records = database.get_all_tuning_records()
+        self.databases.append(sorted(float(each.run_secs[0]) for each in records))
+        assert len(mods) == len(self.verdicts)
+        return self.verdicts
+
+
+def mods_of(n: int) -> list[IRModule]:
+    return [te_workload("GMM"), te_workload("C1D"), te_workload("NRM")][:n]
+
+
+def decided(
+    session: Any, monkeypatch: pytest.MonkeyPatch, check: Check, secs: Sequence[Sequence[float]]
+) -> tuple[list[TaskOutcome], list[float], list[str]]:
+    """Return outcomes, the final database's times, and the tasks that had play-offs."""
+    mine, played = [], []
+    for number, (mod, times) in enumerate(zip(mods_of(len(secs)), secs, strict=True)):
+        records = tuple(make_record(mod, TARGET, sec, i) for i, sec in enumerate(times, 1))
+        mine.append(Finalists(mod, str(number), records, times[0]))
+    monkeypatch.setattr(finals, "finalists_of", lambda *_args: mine)
+
+    def play_off(records: Any, *_args: Any, task_name: str, **_parts: Any) -> FinalistReport:
+        if not records:
+            return FinalistReport(task_name, (), "no-record", 0.0)
+        played.append(task_name)
+        sec = float(records[0].run_secs[0])
+        return FinalistReport(task_name, (Finalist(records[0], sec, sec, unchecked=""),), "won", 1)
+
+    monkeypatch.setattr(finals, "play_off", play_off)
+    progress = RunProgress([TaskProgress(each.name, 1.0, 4) for each in mine])
+    any_check: Any = check
+    _, outcomes = finals.decide(session, [], progress, any_check)
+    final = json_database(session.work_dir / "final").get_all_tuning_records()
+    return outcomes, sorted(float(each.run_secs[0]) for each in final), played
+
+
+def session_with_check(make_session: Any) -> Any:
+    budget = budget_with(500.0, 1000.0)
+    budget.plan_reserve(
+        DEFAULT.finish, 2, later_sec=20.0, least_later_sec=5.0, network_check_sec=3.0
+    )
+    return make_session(budget=budget, target=TARGET)
+
+
+def said_in(folder: Path) -> dict[str, list[str]]:
+    found = VerdictFile(folder, str(TVM_VERSION)).read().values()
+    return {each.record: each.failure for finals_of in found for each in finals_of}
+
+
+def test_what_hardly_matters_is_checked_within_the_network(
+    make_session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, check = session_with_check(make_session), Check("", "")
+    outcomes, final, played = decided(session, monkeypatch, check, [[2e-3, 4e-3], [1e-3, 3e-3]])
+    assert (final, played) == ([1e-3, 2e-3], [])
+    assert check.databases == [[1e-3, 2e-3]]
+    assert [(each.played_off, each.in_network, each.best_sec) for each in outcomes] == [
+        (False, True, 2e-3),
+        (False, True, 1e-3),
+    ]
+    assert list(said_in(session.work_dir).values()) == ["", ""]
+
+
+def test_a_playoff_that_is_worth_its_time_is_held_and_its_winner_in_the_network(
+    make_session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, check = session_with_check(make_session), Check("")
+    # Of the first one the two best are close; so much of a search has gone into it.
+    session.budget.spent_sec += 300.0
+    outcomes, final, played = decided(session, monkeypatch, check, [[2e-3, 2e-3], [1e-3, 3e-3]])
+    assert (final, played) == ([1e-3, 2e-3], ["0"])
+    assert check.databases == [[1e-3, 2e-3]]
+    assert [(each.played_off, each.in_network) for each in outcomes] == [
+        (True, False),
+        (False, True),
+    ]
+
+
+@pytest.mark.parametrize("verdict", ["wrong result: 3 of 4", "crash: SIGSEGV", "hang: timeout"])
+def test_what_fails_within_the_network_is_disqualified_and_the_next_one_plays(
+    make_session: Any, monkeypatch: pytest.MonkeyPatch, verdict: str
+) -> None:
+    session, check = session_with_check(make_session), Check("", verdict, "")
+    secs = [[2e-3, 4e-3], [1e-3, 3e-3], [5e-3]]
+    outcomes, final, played = decided(session, monkeypatch, check, secs)
+    assert (final, played) == ([2e-3, 3e-3, 5e-3], ["1"])
+    assert [(each.in_network, each.n_disqualified) for each in outcomes] == [
+        (True, 0),
+        (False, 1),
+        (True, 0),
+    ]
+    assert sorted(said_in(session.work_dir).values()) == sorted(["", "", "", verdict])
+
+
+def test_a_task_without_another_record_stays_untuned(
+    make_session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, check = session_with_check(make_session), Check("wrong result: 3 of 4")
+    outcomes, final, _ = decided(session, monkeypatch, check, [[2e-3]])
+    assert (final, outcomes[0].in_network, outcomes[0].played_off) == ([], False, False)
+
+
+def test_where_the_check_fails_every_task_plays(
+    make_session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, check = session_with_check(make_session), Check(None, None)
+    _, final, played = decided(session, monkeypatch, check, [[2e-3, 4e-3], [1e-3, 3e-3]])
+    assert (final, played) == ([1e-3, 2e-3], ["0", "1"])
+
+
+def test_an_interrupt_leaves_out_what_was_not_checked(
+    make_session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, check = session_with_check(make_session), Check()
+    session.budget.interrupt()
+    outcomes, final, played = decided(session, monkeypatch, check, [[2e-3, 4e-3], [1e-3, 3e-3]])
+    assert (final, played, check.databases) == ([], [], [])
+    assert not any(each.in_network or each.played_off for each in outcomes)
+    assert said_in(session.work_dir) == {}

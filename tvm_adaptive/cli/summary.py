@@ -66,7 +66,7 @@ def _task_table(report: TuneReport) -> Table:
         table.add_column(column, justify="right")
     for task in sorted(report.tasks, key=lambda task: -task.weight * _finite(task.best_sec)):
         best = f"{task.best_sec * 1e3:.4f}" if math.isfinite(task.best_sec) else "-"
-        checked = "yes" if task.played_off else "no"
+        checked = task.checked
         if task.n_disqualified:
             checked += f", {task.n_disqualified} out"
         table.add_row(

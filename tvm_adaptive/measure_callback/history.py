@@ -27,6 +27,7 @@ class TaskHistory:
     name: str = ""
     weight: float = 1.0  # calls per inference
     flop: float | None = None
+    build_sec: float = math.nan  # of the fastest trial; NaN if not known
 
     @property
     def best_ms(self) -> float:
@@ -37,6 +38,12 @@ class TaskHistory:
     def best_sec(self) -> float:
         """Seconds of the fastest trial; infinite before the first success."""
         return self.best_ms / 1e3
+
+    @property
+    def second_sec(self) -> float:
+        """Seconds of the second fastest trial; infinite before the second success."""
+        fastest = sorted(ms for ms in self.latencies_ms if math.isfinite(ms))
+        return fastest[1] / 1e3 if len(fastest) > 1 else math.inf
 
     @property
     def share_ms(self) -> float:
@@ -84,9 +91,9 @@ class History:
         found = []
         for name, weight in tasks:
             known = self.tasks.get(name, TaskHistory())
-            found.append(
-                TaskProgress(name, weight, len(known.latencies_ms), known.n_errors, known.best_sec)
-            )
+            secs = (known.best_sec, known.second_sec, known.build_sec)
+            n_trials = len(known.latencies_ms)
+            found.append(TaskProgress(name, weight, n_trials, known.n_errors, *secs))
         return RunProgress(found, Counter(self.errors))
 
     def add(self, event: dict[str, Any]) -> None:
@@ -115,6 +122,7 @@ class History:
             task.latencies_ms += latencies_ms
             task.weight = float(event.get("weight") or 1.0)
             task.flop = event.get("flop")
+            task.build_sec = math.nan if (sec := event.get("build_sec")) is None else float(sec)
             self.errors.update(event.get("errors") or {})
         elif kind == "slot-end":
             task = self._task(event)

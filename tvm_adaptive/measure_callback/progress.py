@@ -16,6 +16,8 @@ class TaskProgress:
     n_trials: int = 0
     n_errors: int = 0  # failed trials
     best_sec: float = math.inf  # fastest recorded time, infinite before the first success
+    second_sec: float = math.inf  # the second fastest
+    build_sec: float = math.nan  # seconds that building the fastest took; NaN if not known
 
 
 @dataclasses.dataclass

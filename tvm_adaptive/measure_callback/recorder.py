@@ -27,9 +27,11 @@ class Recorder(PyMeasureCallback):  # type: ignore[misc]
         progress: RunProgress,
         on_round: Callable[[RunProgress], None] | None = None,
         journal: JournalWriter | None = None,
+        build_sec_of: Callable[[Any], float] = lambda _candidate: math.nan,
     ) -> None:
         super().__init__()
         self.progress = progress
+        self._build_sec_of = build_sec_of  # seconds of one candidate's build
         self.on_round = on_round
         self.journal: JournalWriter = journal or NullJournal()
 
@@ -37,14 +39,15 @@ class Recorder(PyMeasureCallback):  # type: ignore[misc]
         self,
         task_scheduler: Any,
         task_id: int,
-        _measure_candidates: Any,
+        measure_candidates: Sequence[Any],
         builder_results: Sequence[Any],
         runner_results: Sequence[Any],
     ) -> None:
         """Record one round; an error here must not end the run."""
         try:
             flop = _flop_of(task_scheduler, task_id)
-            self._record(self.progress.tasks[task_id], flop, builder_results, runner_results)
+            task = self.progress.tasks[task_id]
+            self._record(task, flop, measure_candidates, builder_results, runner_results)
         except Exception as error:
             logger.exception("the record of a round is incomplete")
             self.journal.write("error", where="recorder", task_id=task_id, message=repr(error))
@@ -53,6 +56,7 @@ class Recorder(PyMeasureCallback):  # type: ignore[misc]
         self,
         task: TaskProgress,
         flop: float | None,
+        candidates: Sequence[Any],
         builder_results: Sequence[Any],
         runner_results: Sequence[Any],
     ) -> None:
@@ -60,7 +64,8 @@ class Recorder(PyMeasureCallback):  # type: ignore[misc]
         latencies_ms: list[float | None] = []
         errors: Counter[str] = Counter()
         n_machine_failures = 0
-        for built, run in zip(builder_results, runner_results, strict=True):
+        fastest = None
+        for candidate, built, run in zip(candidates, builder_results, runner_results, strict=True):
             trial = Trial.of(run, built)
             if trial.is_untried:
                 n_machine_failures += is_machine_failure(trial.failure)
@@ -72,7 +77,13 @@ class Recorder(PyMeasureCallback):  # type: ignore[misc]
                 latencies_ms.append(None)
                 continue
             latencies_ms.append(trial.seconds * 1e3)
-            task.best_sec = min(task.best_sec, trial.seconds)
+            if trial.seconds < task.best_sec:
+                task.best_sec, task.second_sec = trial.seconds, task.best_sec
+                fastest = candidate
+            else:
+                task.second_sec = min(task.second_sec, trial.seconds)
+        if fastest is not None:
+            task.build_sec = self._build_sec_of(fastest)
         self.progress.errors += errors
         self.progress.n_machine_failures += n_machine_failures
         self.progress.current = task.name
@@ -88,6 +99,7 @@ class Recorder(PyMeasureCallback):  # type: ignore[misc]
             n_machine_failures=n_machine_failures,
             errors=dict(errors),
             best_ms=task.best_sec * 1e3,
+            build_sec=task.build_sec,
             improved=task.best_sec < best_before,
             weighted_ms=self.progress.weighted_sec * 1e3,
             unix_sec=time.time(),

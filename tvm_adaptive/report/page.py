@@ -177,7 +177,7 @@ def _peers(history: RunHistory) -> str:
 
 def _tasks(history: RunHistory) -> str:
     checked = {
-        str(task["name"]): bool(task.get("played_off"))
+        str(task["name"]): bool(task.get("played_off") or task.get("in_network"))
         for task in (history.last_report or {}).get("tasks") or ()
     }
     words = {True: "yes", False: "no", None: "-"}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 
 from tvm_adaptive.measure_callback.progress import RunProgress
 from tvm_adaptive.tuning.config import FinishConfig
+from tvm_adaptive.tuning.stakes import PLAYOFF_SHARE, Stake, Worth, plausible_gain, worth_playing
 
 # The next round is expected to take as long as the longest of this many: one slow task
 # must not make every later estimate pessimistic.
@@ -19,11 +20,15 @@ PLAYOFF_CHECK_SEC = 1.5
 # The same for one finalist, the least that a task needs: 0.6 to 2.3 s for convolutions of
 # networks, half of that for small functions, on two cores.
 LEAST_CHECK_SEC = 1.0
+# Shorter timings of a play-off tell nothing apart.
+LEAST_TIMING_SEC = 0.2
 # Building one qualifier and timing it some five times: most of that is the build.
 _QUALIFIER_SEC = 0.3
 # The largest share of what a short run has left that play-offs get: without a search there
 # are no finalists.
 _MAX_SHARE = 0.5
+# Builds of one candidate differ by as much with what else the machine does.
+_COMPILE_MARGIN = 1.3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +39,10 @@ class _Reserve:
     least_later_sec: float = 0.0  # after the play-offs, if no task is tuned
     playoff_sec: float = 0.0  # all play-offs
     check_sec: float = 0.0  # play-offs that only check one record of each task
+    # One comparison of all functions within the network; None if each task has a play-off.
+    network_check_sec: float | None = None
+    # Of ``least_later_sec``, what compiling untuned functions takes.
+    untuned_sec: float = 0.0
 
     def after_playoffs_sec(self, tuned_share: float) -> float:
         return self.least_later_sec + tuned_share * (self.later_sec - self.least_later_sec)
@@ -57,6 +66,9 @@ class Budget:
         self.interrupted = False
         self.reached = False  # the user's goal
         self._reserve = _Reserve()
+        self._after_sec = 0.0  # of the reserve, what follows the play-offs
+        self._finish = FinishConfig()
+        self._plan_sec = self._start_sec
         self._round_secs: list[float] = []
         self._round_start_sec: float | None = None
         self._is_over = False
@@ -80,6 +92,16 @@ class Budget:
     def search_left_sec(self) -> float:
         """Seconds until the search has to end, never below 0."""
         return max(0.0, self.spare_sec)
+
+    @property
+    def searched_sec(self) -> float:
+        """Seconds since the search began, and those of earlier attempts."""
+        return self._clock() - self._plan_sec + self.spent_sec
+
+    @property
+    def checks_network(self) -> bool:
+        """Whether tasks may be checked within the network instead of in a play-off."""
+        return self._reserve.network_check_sec is not None
 
     def interrupt(self) -> None:
         """Request a clean stop, e.g. from a signal handler."""
@@ -109,7 +131,14 @@ class Budget:
         return self.interrupted or self.reached or self._is_over
 
     def plan_reserve(
-        self, finish: FinishConfig, n_tasks: int, *, later_sec: float, least_later_sec: float
+        self,
+        finish: FinishConfig,
+        n_tasks: int,
+        *,
+        later_sec: float,
+        least_later_sec: float,
+        network_check_sec: float | None = None,
+        untuned_sec: float = 0.0,
     ) -> None:
         """Compute what the end of the run needs; for the seconds, see ``_Reserve``."""
         timing_sec = n_tasks * finish.max_task_sec
@@ -117,11 +146,16 @@ class Budget:
             timing_sec = min(timing_sec, finish.max_share * self.seconds)
         wanted_sec = n_tasks * PLAYOFF_CHECK_SEC + timing_sec + self.qualifying_sec(finish)
         most_sec = _MAX_SHARE * max(0.0, self.left_sec - least_later_sec)
+        self._finish, self._plan_sec = finish, self._clock()
+        # Without a limit, time has no price.
+        is_bounded = self.seconds is not None and finish.within_network
         self._reserve = _Reserve(
             later_sec=later_sec,
             least_later_sec=least_later_sec,
             playoff_sec=min(wanted_sec, most_sec),
             check_sec=min(n_tasks * LEAST_CHECK_SEC, most_sec),
+            network_check_sec=network_check_sec if is_bounded else None,
+            untuned_sec=untuned_sec,
         )
 
     def update_reserve(
@@ -132,19 +166,54 @@ class Budget:
         Untuned, a function often takes a hundred times as long; play-offs gain a few
         percent. ``proven`` names the tasks of which an earlier run has proven a record.
         """
-        share = tuned_share(progress)
+        reserve, share = self._reserve, tuned_share(progress)
         has_gaps = any(
             math.isinf(task.best_sec)
             and task.n_trials < n_trials_per_round
             and task.name not in proven
             for task in progress.tasks
         )
-        playoff_sec = share * self._reserve.check_sec if has_gaps else self._reserve.playoff_sec
-        self.reserve_sec = self._reserve.after_playoffs_sec(share) + playoff_sec
+        if reserve.network_check_sec is None:
+            self._after_sec = reserve.after_playoffs_sec(share)
+            playoff_sec = share * reserve.check_sec if has_gaps else reserve.playoff_sec
+        else:
+            each_sec = self.compile_sec / max(len(progress.tasks), 1)
+            self._after_sec = (
+                reserve.least_later_sec
+                - share * reserve.untuned_sec
+                + tuned_compile_sec(progress, each_sec)
+                + reserve.network_check_sec
+            )
+            playoff_sec = 0.0 if has_gaps else self._worthy_playoffs_sec(progress)
+        self.reserve_sec = self._after_sec + playoff_sec
+
+    def _worthy_playoffs_sec(self, progress: RunProgress) -> float:
+        """Return the seconds of the play-offs that would be held now."""
+        stakes = [
+            Stake(task.weight * task.best_sec, plausible_gain((task.best_sec, task.second_sec)))
+            if math.isfinite(task.best_sec)
+            else Stake(0.0)
+            for task in progress.tasks
+        ]
+        allowance_sec = PLAYOFF_SHARE * (self.seconds or 0.0)
+        return min(allowance_sec, sum(each.most_sec for each in self.worthy(stakes, math.inf)))
+
+    def worthy(self, stakes: Sequence[Stake], spare_sec: float) -> list[Worth]:
+        """Return the play-offs that are worth their time, if so many seconds are left."""
+        most_sec = PLAYOFF_CHECK_SEC + self._finish.max_task_sec
+        found = worth_playing(
+            stakes,
+            searched_sec=self.searched_sec,
+            playoff_sec=PLAYOFF_CHECK_SEC + LEAST_TIMING_SEC,
+            allowance_sec=min(spare_sec, PLAYOFF_SHARE * (self.seconds or 0.0)),
+        )
+        return [Worth(each.index, min(each.most_sec, most_sec)) for each in found]
 
     def release_playoffs(self, tuned_share: float) -> None:
         """Reserve only what follows the play-offs if a share of the tasks is tuned."""
-        self.reserve_sec = self._reserve.after_playoffs_sec(tuned_share)
+        if not self.checks_network:
+            self._after_sec = self._reserve.after_playoffs_sec(tuned_share)
+        self.reserve_sec = self._after_sec
 
     @property
     def compile_sec(self) -> float:
@@ -161,3 +230,15 @@ def tuned_share(progress: RunProgress) -> float:
     """Return the share of the tasks that have a result."""
     n_tuned = sum(math.isfinite(task.best_sec) for task in progress.tasks)
     return n_tuned / max(len(progress.tasks), 1)
+
+
+def tuned_compile_sec(progress: RunProgress, default_sec: float) -> float:
+    """Return the seconds that compiling the best candidate of each task takes, in one process.
+
+    A task whose build was not timed takes as long as the others; ``default_sec`` if none was.
+    """
+    tuned = [task for task in progress.tasks if math.isfinite(task.best_sec)]
+    known = [task.build_sec for task in tuned if math.isfinite(task.build_sec)]
+    if not known:
+        return len(tuned) * default_sec
+    return _COMPILE_MARGIN * math.fsum(known) * len(tuned) / len(known)

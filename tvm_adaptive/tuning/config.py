@@ -211,6 +211,10 @@ class FinishConfig:
     prefetch : bool, default True
         Whether winners with large constant weights may prefetch them, if that is
         faster: up to 14 % for a kernel. See :mod:`tvm_adaptive.models.prefetch`.
+    within_network : bool, default True
+        Whether only tasks whose play-off is worth its time have one, in a network on this
+        machine's CPU with a budget in seconds; see :mod:`tvm_adaptive.tuning.stakes`. The
+        best records of the others are checked together, in one inference of the network.
     rtol : float, default 1e-3
         Largest relative difference of outputs, for float32; see ``values.agreement``.
     """
@@ -220,6 +224,7 @@ class FinishConfig:
     max_share: float = 0.05
     max_task_sec: float = 8.0
     prefetch: bool = True
+    within_network: bool = True
     rtol: float = 1e-3
 
     def __post_init__(self) -> None:
@@ -318,6 +323,7 @@ PAPER = TuneConfig(
     ),
     # The slot of DynaTune's released example.
     scheduler=SchedulerConfig(preset="paper", slot_sec=20.0),
+    finish=FinishConfig(within_network=False),
     prepack=False,
     vector_math=False,
     store="none",

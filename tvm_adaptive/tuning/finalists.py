@@ -29,12 +29,10 @@ from tvm_adaptive.runner.playoff.modules import mean_sec, sane_records
 from tvm_adaptive.runner.playoff.playoff import MAX_PLAYOFF_BATCHES
 from tvm_adaptive.tuning.config import DEFAULT, FinishConfig
 from tvm_adaptive.tuning.session import Session
+from tvm_adaptive.tuning.stakes import SELECTION_BIAS, Stake, plausible_gain
 
 logger = logging.getLogger(__name__)
 
-# The fastest of hundreds of timings is lucky by 2 to 7 %: only a record that seems to save
-# more than a tenth goes before one that was proven and checked.
-SELECTION_BIAS = 0.9
 # Records of a store without a verdict that are tried: hardly ever are more than one in ten
 # of the fastest wrong.
 _N_OF_STORE = 12
@@ -60,6 +58,23 @@ class Finalists:
     def is_due(self) -> bool:
         """Whether the task has records of which none is checked that would do."""
         return self.importance_sec > 0.0 and not self.is_proven
+
+    @property
+    def stake(self) -> Stake:
+        """What a play-off can change: nothing if no unchecked record seems better."""
+        if self.is_proven:
+            return Stake(self.importance_sec)
+        secs = [mean_sec(record) for record in self.records[:2]]
+        return Stake(self.importance_sec, plausible_gain(secs))
+
+    def without(self, others: Iterable[Finalist]) -> Finalists:
+        """Return the finalists without those of ``others`` that were disqualified."""
+        lost = {_key_of(each.record) for each in others if each.disqualified}
+        if not lost:
+            return self
+        records = tuple(each for each in self.records if _key_of(each) not in lost)
+        is_proven = self.proven is not None and _key_of(self.proven.record) not in lost
+        return dataclasses.replace(self, records=records, proven=self.proven if is_proven else None)
 
 
 @dataclasses.dataclass(frozen=True)

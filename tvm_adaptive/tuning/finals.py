@@ -5,14 +5,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from tvm_adaptive._tvm import Builder, Database, ExtractedTask, copy_record, memory_database
 from tvm_adaptive.database.metaschedule import trial_of
 from tvm_adaptive.database.verdicts import candidate_of
 from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
-from tvm_adaptive.runner.playoff.finalist import REFERENCE_TIMEOUT_SEC, Finalist, PlayoffOptions
+from tvm_adaptive.runner.playoff.finalist import (
+    NOT_CHECKED,
+    REFERENCE_TIMEOUT_SEC,
+    Finalist,
+    PlayoffOptions,
+    as_recorded,
+)
 from tvm_adaptive.runner.playoff.playoff import (
     FinalistReport,
     final_database,
@@ -20,8 +27,14 @@ from tvm_adaptive.runner.playoff.playoff import (
     play_off,
     without_playoff,
 )
-from tvm_adaptive.tuning.budget import LEAST_CHECK_SEC, PLAYOFF_CHECK_SEC, Budget
+from tvm_adaptive.tuning.budget import (
+    LEAST_CHECK_SEC,
+    LEAST_TIMING_SEC,
+    PLAYOFF_CHECK_SEC,
+    Budget,
+)
 from tvm_adaptive.tuning.finalists import Finalists, finalists_of
+from tvm_adaptive.tuning.library_check import LibraryCheck
 from tvm_adaptive.tuning.observer import Observer
 from tvm_adaptive.tuning.outcome import TaskOutcome
 from tvm_adaptive.tuning.parts import make_playoff_builder
@@ -31,8 +44,6 @@ from tvm_adaptive.tuning.warm_start import VerdictRecorder
 from tvm_adaptive.workers.pool import WorkerPool
 from tvm_adaptive.workers.scratch import ScratchFolder
 
-# Shorter timings of a play-off tell nothing apart.
-_LEAST_TIMING_SEC = 0.2
 # For a task that is deployed without a search: enough rounds to tell candidates apart that
 # differ by a few percent.
 _SHORT_TIMING_SEC = 1.0
@@ -41,6 +52,8 @@ _LEAST_LIMIT_SEC = 5.0
 # An untuned function may run so long also when the budget is spent: without it, nothing
 # of the task can be checked, and its search was useless.
 _LEAST_REFERENCE_SEC = 30.0
+# A play-off that ended like this has not found out whether a record of the task is sound.
+_UNDECIDED = ("not-held", "no-time", "no-reference", "error")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +63,7 @@ class Turn:
     share: float  # of the latency of all tasks
     n_left: int  # tasks whose play-offs have not been held, this one included
     due_sec: float  # to check and compile the later tasks that have no checked record
+    most_sec: float = math.inf  # in which a search would bring as much
 
     def limit_sec(self, spare_sec: float) -> float:
         """Return the seconds that the play-off may take, so that later tasks can be checked.
@@ -58,12 +72,14 @@ class Turn:
         come first: equal shares would be too short for any.
         """
         least_sec = min(spare_sec, _LEAST_LIMIT_SEC)
-        return max(spare_sec - self.due_sec, spare_sec / self.n_left, least_sec)
+        limit_sec = max(spare_sec - self.due_sec, spare_sec / self.n_left, least_sec)
+        return min(limit_sec, self.most_sec)
 
     def timing_sec(self, spare_sec: float, max_sec: float) -> float:
         """Return the seconds that the play-off's timings may take."""
         fair_sec = (spare_sec - self.n_left * PLAYOFF_CHECK_SEC) / self.n_left
-        return min(max_sec, max(_LEAST_TIMING_SEC, fair_sec))
+        most_sec = min(max_sec, self.most_sec - PLAYOFF_CHECK_SEC)
+        return min(most_sec, max(LEAST_TIMING_SEC, fair_sec))
 
     def is_hurried(self, spare_sec: float) -> bool:
         """Return True if a full play-off would leave too little to check later tasks."""
@@ -71,47 +87,125 @@ class Turn:
 
 
 def decide(
-    session: Session, tasks: Sequence[ExtractedTask], progress: RunProgress
+    session: Session,
+    tasks: Sequence[ExtractedTask],
+    progress: RunProgress,
+    check: LibraryCheck,
 ) -> tuple[Database, list[TaskOutcome]]:
-    """Hold the play-offs and write the final database, in which everything was checked.
+    """Check the best records and write the final database, in which everything was checked.
 
-    A task that the search did not reach has the finalists that earlier runs have proven.
-    What each play-off finds is written before the next one begins.
+    Tasks whose play-off is worth its time have one, the others are checked within the
+    network; without such a check, each has a play-off. A task that the search did not reach
+    has the finalists that earlier runs have proven. What is found of a task is written
+    before anything of it is used.
     """
-    finalists = finalists_of(session, tasks)
-    with session.stage("play-off"):
-        reports = _hold_playoffs(session, finalists)
-    database = final_database(session.work_dir, reports)
+    budget, finalists = session.budget, finalists_of(session, tasks)
+    reports = {
+        index: without_playoff(mine.records, mine.proven, mine.name)
+        for index, mine in enumerate(finalists)
+    }
+    held, most_secs = dict(enumerate(finalists)), dict[int, float]()
+    if budget.checks_network:
+        budget.release_playoffs(1.0)
+        worthy = budget.worthy([each.stake for each in finalists], budget.spare_sec)
+        most_secs = {each.index: each.most_sec for each in worthy}
+        held = {index: finalists[index] for index in most_secs}
+    with contextlib.closing(VerdictRecorder(session)) as recorder:
+        with session.stage("play-off"):
+            reports |= _hold_playoffs(session, held, recorder, most_secs)
+        if budget.checks_network and not budget.interrupted:
+            _check_others(session, check, finalists, reports, recorder)
+    in_order = [reports[index] for index in range(len(finalists))]
+    database = final_database(session.work_dir, in_order)
     outcomes = [
-        outcome_of(task, report) for task, report in zip(progress.tasks, reports, strict=True)
+        outcome_of(task, report) for task, report in zip(progress.tasks, in_order, strict=True)
     ]
     return database, outcomes
 
 
-def _hold_playoffs(session: Session, finalists: Sequence[Finalists]) -> list[FinalistReport]:
-    budget = session.budget
+def _check_others(
+    session: Session,
+    check: LibraryCheck,
+    finalists: Sequence[Finalists],
+    reports: dict[int, FinalistReport],
+    recorder: VerdictRecorder,
+) -> None:
+    """Check within the network what no play-off has, and hold those of what fails there.
+
+    A function that differs within the network may only round differently: a play-off finds
+    out which of its records do not.
+    """
+    left = {
+        index: mine.without(reports[index].finalists)
+        for index, mine in enumerate(finalists)
+        if mine.is_due and reports[index].reason in _UNDECIDED
+    }
+    left = {index: mine for index, mine in left.items() if mine.records}
+    if not left:
+        return
+    winners = [each.winner for index, each in reports.items() if index not in left]
+    for index, report in _check_together(check, left, winners).items():
+        recorder.add(report)
+        lost = [each for each in reports[index].finalists if each.disqualified]
+        reports[index] = report.with_lost(lost)
+    failed = {
+        index: mine.without(reports[index].finalists)
+        for index, mine in left.items()
+        if reports[index].winner is None
+    }
+    if failed:
+        with session.stage("play-off"):
+            for index, report in _hold_playoffs(session, failed, recorder).items():
+                reports[index] = report.with_lost(reports[index].finalists)
+
+
+def _check_together(
+    check: LibraryCheck, finalists: Mapping[int, Finalists], winners: Iterable[Finalist | None]
+) -> dict[int, FinalistReport]:
+    """Check the best records of tasks within the network, beside the winners of others."""
+    database = memory_database()
+    for winner in winners:
+        if winner is not None:
+            copy_record(winner.record, database, [winner.final_sec()])
+    for mine in finalists.values():
+        copy_record(mine.records[0], database)
+    verdicts = check.check_functions(database, [mine.mod for mine in finalists.values()])
+    found = {}
+    for (index, mine), verdict in zip(finalists.items(), verdicts, strict=True):
+        finalist = as_recorded(mine.records[0], NOT_CHECKED)
+        if verdict is not None:
+            finalist.unchecked, finalist.disqualified = "", verdict
+            finalist.in_network = not verdict
+        found[index] = FinalistReport(mine.name, (finalist,), "network", 0.0)
+    return found
+
+
+def _hold_playoffs(
+    session: Session,
+    finalists: Mapping[int, Finalists],
+    recorder: VerdictRecorder,
+    most_secs: Mapping[int, float] = MappingProxyType({}),
+) -> dict[int, FinalistReport]:
+    """Hold the play-offs of tasks; some have a limit of their own for their seconds."""
+    budget, reports = session.budget, dict[int, FinalistReport]()
+    if not finalists:
+        return reports
     # If the time does not suffice for all: first those without a checked record, and among
     # them the ones that matter most.
-    order = sorted(
-        range(len(finalists)), key=lambda i: (finalists[i].is_proven, -finalists[i].importance_sec)
-    )
-    total_sec = sum(each.importance_sec for each in finalists) or 1.0
+    order = sorted(finalists, key=lambda i: (finalists[i].is_proven, -finalists[i].importance_sec))
+    total_sec = sum(each.importance_sec for each in finalists.values()) or 1.0
     last_sec = PLAYOFF_CHECK_SEC
-    reports: dict[int, FinalistReport] = {}
-    with (
-        contextlib.closing(VerdictRecorder(session)) as recorder,
-        _builder_and_pool(session, session.work_dir, lambda: budget.spare_sec) as (builder, pool),
-    ):
+    with _builder_and_pool(session, session.work_dir, lambda: budget.spare_sec) as (builder, pool):
         for n_done, index in enumerate(order):
             mine, later = finalists[index], [finalists[i] for i in order[n_done + 1 :]]
             n_tuned = sum(report.winner is not None for report in reports.values())
             n_tuned += sum(each.proven is not None for each in later)
             budget.release_playoffs((1 + n_tuned) / len(order))
+            held = without_playoff(mine.records, mine.proven, mine.name)
             if budget.interrupted or (mine.is_proven and budget.spare_sec < last_sec):
-                reports[index] = without_playoff(mine.records, mine.proven, mine.name)
+                reports[index] = held
                 continue
             if mine.is_due and budget.spare_sec <= 0:  # nothing of it can be checked any more
-                held = without_playoff(mine.records, mine.proven, mine.name)
                 reports[index] = dataclasses.replace(held, reason="no-time")
                 continue
             turn = Turn(
@@ -119,12 +213,13 @@ def _hold_playoffs(session: Session, finalists: Sequence[Finalists]) -> list[Fin
                 n_left=len(order) - n_done,
                 due_sec=sum(each.is_due for each in later)
                 * (LEAST_CHECK_SEC + budget.compile_sec / len(order)),
+                most_sec=most_secs.get(index, math.inf),
             )
             held = hold_playoff(session, mine, turn, builder=builder, pool=pool)
             recorder.add(held)
             last_sec = held.elapsed_sec
             reports[index] = with_proven(held, mine, session.observer)
-    return [reports[index] for index in range(len(finalists))]
+    return reports
 
 
 def hold_playoff(
@@ -253,6 +348,7 @@ def outcome_of(task: TaskProgress, report: FinalistReport) -> TaskOutcome:
         n_trials=task.n_trials,
         n_errors=task.n_errors,
         best_sec=math.inf if first is None else first.final_sec(),
-        played_off=report.winner is not None,
+        played_off=report.winner is not None and not report.winner.in_network,
+        in_network=report.winner is not None and report.winner.in_network,
         n_disqualified=sum(bool(each.disqualified) for each in report.finalists),
     )

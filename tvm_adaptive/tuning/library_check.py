@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvm_adaptive._tvm import Database, ExtractedTask, args_info_of, save_json
+from tvm_adaptive._tvm import Database, ExtractedTask, IRModule, args_info_of, save_json
 from tvm_adaptive.errors import OUT_OF_TIME, OutOfTimeError, WorkerTimeoutError, summary_line
 from tvm_adaptive.models import largest_difference
 from tvm_adaptive.models.compile import device_kind, export_function, schedule_tir
@@ -37,6 +37,9 @@ _COMPILE_MARGIN = 2.5
 # Compiling untuned functions again takes the same time, plus what else the machine does,
 # plus the way to another process.
 _UNTUNED_MARGIN = 1.3
+# The share of compiling an untuned network that goes into its functions; the rest are passes,
+# weights and the linker. Of a network with 75 functions it is 15 of 17 s.
+_FUNCTIONS_SHARE = 0.85
 # The share of the remaining budget that may go into timing untuned code: the rest is for
 # the search and for what follows it.
 UNTUNED_SHARE = 0.2
@@ -100,6 +103,27 @@ class LibraryCheck:
 
     def begin_untuned(self) -> None:
         """Start in a worker what ``measure_untuned`` waits for, where anything can be."""
+
+    @property
+    def untuned_functions_sec(self) -> float:
+        """Of ``least_reserve_sec``, what the functions take that could be tuned."""
+        return _FUNCTIONS_SHARE * _UNTUNED_MARGIN * self._build_sec
+
+    @property
+    def network_check_sec(self) -> float | None:
+        """Seconds of a check of all functions within the network; None if it is impossible."""
+        return None
+
+    def check_functions(self, _database: Database, mods: Sequence[IRModule]) -> list[str | None]:
+        """Compile with a database, and check functions within the network.
+
+        Returns
+        -------
+        list of str or None
+            Of each of ``mods``, which are not tuned: "" if its functions compute the same with
+            the database as without it, else why not; None if that could not be found out.
+        """
+        return [None] * len(mods)
 
     def _run(
         self,

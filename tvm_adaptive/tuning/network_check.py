@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import json
 import math
 import os
 import statistics
@@ -17,8 +18,11 @@ from typing import Any, TypeAlias
 from tvm_adaptive._tvm import (
     Database,
     ExtractedTask,
+    IRModule,
+    TuningRecord,
     functions_as_tasks,
     normalize_mod,
+    record_as_json,
     save_json,
     workload_key,
 )
@@ -26,6 +30,7 @@ from tvm_adaptive.errors import (
     ImportMismatchError,
     InvalidOptionError,
     MachineError,
+    WorkerError,
     as_invalid_option,
     summary_line,
 )
@@ -40,16 +45,15 @@ from tvm_adaptive.models import (
     run_exported,
     try_exported,
 )
+from tvm_adaptive.models.compare_calls import ComparedCalls
 from tvm_adaptive.models.compile import device_kind, export_module, schedule_network
-from tvm_adaptive.models.first_difference import first_difference
 from tvm_adaptive.models.frontend import peer_names
 from tvm_adaptive.models.network import Original
 from tvm_adaptive.models.prepare import output_counts
 from tvm_adaptive.models.run import time_exported
 from tvm_adaptive.models.weights import save_module
+from tvm_adaptive.tuning.build_check import compare_builds, tolerances
 from tvm_adaptive.tuning.library_check import (
-    LEAST_RUN_SEC,
-    RUN_TIMEOUT_SEC,
     UNTUNED_SHARE,
     LibraryCheck,
     Measurement,
@@ -58,6 +62,7 @@ from tvm_adaptive.tuning.library_check import (
 from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.peers import Rivals, rivals_reserve_sec
 from tvm_adaptive.tuning.session import RunContext
+from tvm_adaptive.tuning.source_of_difference import source_of_difference
 from tvm_adaptive.values.agreement import outputs_problem
 from tvm_adaptive.workers.pool import Outcome, Step, WorkerPool
 from tvm_adaptive.workers.scratch import ScratchFolder
@@ -66,6 +71,12 @@ from tvm_adaptive.workers.scratch import ScratchFolder
 _SLOW_RUN_SEC = 10.0
 # Load the tuned network and run it once.
 _LOAD_SEC = 2.0
+# Two networks run in turns, and each output is compared: that takes as long again as the run.
+_CHECK_MARGIN = 2.0
+# A check that takes so many times as long, and at least these seconds, has met a function
+# that hangs.
+_HANG_MARGIN = 3.0
+_LEAST_HANG_SEC = 10.0
 # Compiling a tuned network, without writing the weights, takes 6 to 10 times as long as the
 # untuned one, plus what else the machine does.
 _TUNED_NETWORK_MARGIN = 12.0
@@ -93,6 +104,10 @@ class NetworkCheck(LibraryCheck):
         self._compiling: Future[Outcome | None] | None = None  # the untuned network
         self._is_closed = False
         self._compile_sec = 0.0  # of the untuned functions, without writing the weights
+        self._path = context.work_dir / f"{network.name}{self._suffix}"
+        # Under a name of its own until each function in it is checked.
+        self._unchecked = context.work_dir / f"unchecked{self._suffix}"
+        self._compiled: frozenset[str] = frozenset()  # the records in it
         # Kept until there is a tuned one: a run always ends with a library.
         self._untuned = context.work_dir / f"untuned{self._suffix}"
         has_file = network.original is not None and network.original.file is not None
@@ -118,6 +133,77 @@ class NetworkCheck(LibraryCheck):
     def reserve_sec(self) -> float:
         """Seconds to reserve for ``measure_tuned`` if everything is tuned."""
         return self.least_reserve_sec + _TUNED_NETWORK_MARGIN * self._compile_sec
+
+    @property
+    def network_check_sec(self) -> float | None:
+        """Seconds of a check of all functions within the network; None if it is impossible."""
+        is_here = self._context.farm is None and self._device_kind == "cpu"
+        if self._before is None or not is_here:
+            return None
+        run_sec = self._before.latency_sec
+        return _LOAD_SEC + _CHECK_MARGIN * (0.0 if math.isnan(run_sec) else run_sec)
+
+    def check_functions(self, database: Database, mods: Sequence[IRModule]) -> list[str | None]:
+        """Compile with a database, and check functions within the network.
+
+        Returns
+        -------
+        list of str or None
+            Of each of ``mods``, which are not tuned: "" if its functions compute the same with
+            the database as without it, else why not; None if that could not be found out.
+        """
+        with self._context.stage("compile"):
+            if not self._compile(database, self._unchecked):
+                return [None] * len(mods)
+            self._compiled = frozenset(map(_key_of, database.get_all_tuning_records()))
+        with self._context.stage("check"):
+            try:
+                found = self._compare_functions()
+            except WorkerError as error:
+                self._context.journal.write("error", where="network check", message=str(error))
+                return [None] * len(mods)
+        return [self._verdict(mod, found) for mod in mods]
+
+    def _compare_functions(self) -> ComparedCalls:
+        """Compare the functions of the untuned and of the tuned library."""
+        mod, rtol = self._prepared.mod, self._context.config.finish.rtol
+        n_outputs = output_counts(mod)
+        builds = (str(self._untuned), str(self._unchecked)), self._inputs, self._device_kind
+        start_sec = time.perf_counter()
+        found = compare_builds(
+            self._context,
+            self._pool,
+            builds,
+            n_outputs,
+            rtol=tolerances(mod, list(n_outputs), rtol),
+            most_sec=max(_LEAST_HANG_SEC, _HANG_MARGIN * (self.network_check_sec or 0.0)),
+        )
+        self._context.journal.write(
+            "network-check",
+            n_functions=len(n_outputs),
+            n_compared=len(found.n_compared),
+            problems=found.problems,
+            seconds=time.perf_counter() - start_sec,
+        )
+        return found
+
+    def _verdict(self, mod: IRModule, found: ComparedCalls) -> str | None:
+        """Return what was found of the functions of one task; as ``check_functions``."""
+        names = self._functions.get(workload_key(mod), ())
+        problems = [found.problems[name] for name in names if name in found.problems]
+        if problems:
+            return problems[0]
+        is_checked = all(name in found.n_compared and name in self._tuned for name in names)
+        return "" if names and is_checked else None
+
+    @functools.cached_property
+    def _functions(self) -> dict[str, list[str]]:
+        """The names of the functions of each task, by its workload's key."""
+        found: dict[str, list[str]] = {}
+        for name in output_counts(self._prepared.mod):
+            key = workload_key(normalize_mod(self._prepared.mod[name]))
+            found.setdefault(key, []).append(name)
+        return found
 
     def begin_untuned(self) -> None:
         """Start to compile the network without tuning; ``measure_untuned`` waits for it."""
@@ -236,11 +322,11 @@ class NetworkCheck(LibraryCheck):
         """Compile with a database; compare with the framework, or with the untuned network."""
         context = self._context
         if context.budget.interrupted:
-            self._untuned.unlink(missing_ok=True)
+            self._remove_others()
             return None
-        path = context.work_dir / f"{self._prepared.name}{self._suffix}"
+        path = self._path
         with context.stage("compile"):
-            is_compiled = self._compile(database, path)
+            is_compiled = self._is_compiled(database) or self._compile(database, path)
         with context.stage("compare"):
             if not is_compiled:
                 os.replace(self._untuned, path)
@@ -248,10 +334,23 @@ class NetworkCheck(LibraryCheck):
             is_comparable = is_compiled or (self._has_reference and self._before is not None)
             comparison = self._compare_tuned(path) if is_comparable else None
             self.library = self._linked(path)
-        self._untuned.unlink(missing_ok=True)
+        self._remove_others()
         if comparison is not None:
             context.journal.write("comparison", **dataclasses.asdict(comparison))
         return comparison
+
+    def _is_compiled(self, database: Database) -> bool:
+        """Take the library of the check if it was compiled with the same records."""
+        records = database.get_all_tuning_records()
+        is_same = bool(records) and self._compiled == frozenset(map(_key_of, records))
+        if is_same:
+            os.replace(self._unchecked, self._path)
+        return is_same
+
+    def _remove_others(self) -> None:
+        """Remove the libraries beside the result."""
+        for path in (self._untuned, self._unchecked):
+            path.unlink(missing_ok=True)
 
     def _compare_tuned(self, path: Path) -> Comparison | None:
         """Run the tuned network, and time it in turns with the frameworks."""
@@ -299,33 +398,12 @@ class NetworkCheck(LibraryCheck):
             return ""
         if not self._untuned.is_file():
             return f"{problem}; no function is tuned"
-        return f"{problem}; {self.source_of_difference(path)}"
-
-    def source_of_difference(self, path: Path) -> str:
-        """Compare the functions of both builds one by one, as far as time allows."""
-        context, prepared = self._context, self._prepared
-        if context.farm is not None:
-            return "on a farm, functions are not compared one by one"
-        limit_sec = min(RUN_TIMEOUT_SEC, context.budget.left_sec)
-        if limit_sec < LEAST_RUN_SEC:
-            return "no time was left to compare the functions one by one"
-        builds = ((str(self._untuned), str(path)), self._inputs, self._device_kind)
-        job = (*builds, output_counts(prepared.mod), context.config.finish.rtol)
-        (outcome,) = self._pool.map(first_difference, [job], limit_sec)
-        if outcome.error is not None:
-            context.journal.write("error", where="first difference", message=str(outcome.error))
-            return f"the functions could not be compared one by one: {summary_line(outcome.error)}"
-        if outcome.value is None:
-            return "no function alone differs: small differences add up"
-        name, problem = outcome.value
-        kind = f"task {self._task_of(name)}" if name in self._tuned else "not tuned"
-        return f"the first function whose outputs differ is {name} ({kind}): {problem}"
-
-    def _task_of(self, function: str) -> str:
-        """Return the name of a function's task, which equal functions share."""
-        key = workload_key(normalize_mod(self._prepared.mod[function]))
-        tasks = extract(self._prepared, self._context.target)
-        return {workload_key(task.dispatched[0]): str(task.task_name) for task in tasks}[key]
+        paths = str(self._untuned), str(path)
+        builds = (paths, self._inputs, self._device_kind)
+        source = source_of_difference(
+            self._context, self._pool, self._prepared, builds, self._tuned
+        )
+        return f"{problem}; {source}"
 
     def _problem_beside_framework(
         self, outputs: Sequence[Any], expected: Sequence[Any]
@@ -349,8 +427,9 @@ class NetworkCheck(LibraryCheck):
                 task = (str(folder), save_json(context.target), str(path))
                 self._compile_tuned(export_module, task)
         except Exception as error:
-            self._report_uncompiled(path, error, "; the library is the untuned one")
+            self._report_uncompiled(self._path, error, "; the library is the untuned one")
             return False
+        self.failure = ""
         self._set_coverage(coverage)
         context.journal.write("coverage", **dataclasses.asdict(coverage))
         return True
@@ -359,6 +438,12 @@ class NetworkCheck(LibraryCheck):
         self.coverage = coverage.summary()
         self._tuned = set(coverage.tuned)
         self.n_tuned = len(coverage.tuned)
+
+
+def _key_of(record: TuningRecord) -> str:
+    """Return a text that only records with the same schedule of the same function share."""
+    choices, _, *_ = record_as_json(record)
+    return json.dumps([workload_key(record.workload.mod), choices])
 
 
 Check: TypeAlias = NetworkCheck | OperatorCheck

@@ -22,8 +22,11 @@ class TaskOutcome:
         The winner's time: from its play-off if it was timed in one, else the fastest
         recorded; infinite when no trial succeeded.
     played_off : bool
-        Whether a play-off, of this run or of an earlier one, has checked the outputs of the
-        record with ``best_sec``. Otherwise the task stays untuned.
+        Whether a play-off of this run, or an earlier run, has checked the outputs of the
+        record with ``best_sec``.
+    in_network : bool
+        Whether they were checked within the network instead. If neither is true, the task
+        stays untuned.
     n_disqualified : int
         Finalists that computed something else than the untuned function, or crashed.
     """
@@ -35,6 +38,12 @@ class TaskOutcome:
     best_sec: float
     played_off: bool = False
     n_disqualified: int = 0
+    in_network: bool = False
+
+    @property
+    def checked(self) -> str:
+        """Where the outputs were checked: ``"play-off"``, ``"network"``, or ``"no"``."""
+        return "play-off" if self.played_off else "network" if self.in_network else "no"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tvm_adaptive._tvm import runner_hooks
+from tvm_adaptive._tvm import module_key, runner_hooks
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models import is_gpu
 from tvm_adaptive.search_strategy.stoppable import StoppableSearch
@@ -217,3 +218,14 @@ def _shared(session: Session, trial_log: TrialLog) -> dict[str, Any]:
         "trial_log": trial_log,
         "journal": session.journal,
     }
+
+
+def build_sec_of(session: Session, parts: Parts) -> Callable[[Any], float]:
+    """Return what tells the seconds of a candidate's build in one process; NaN if not known."""
+    n_workers = _build_options(session, session.work_dir)["max_workers"]
+
+    def find(candidate: Any) -> float:
+        share_sec = parts.trial_log.get(module_key(candidate.sch.mod)).build_sec
+        return math.nan if share_sec is None else n_workers * share_sec
+
+    return find

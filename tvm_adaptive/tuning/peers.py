@@ -43,7 +43,7 @@ _TURN_MARGIN = 2.0
 # The share of the remaining budget that rounds may take: what follows them is short.
 _ROUNDS_SHARE = 0.7
 # The share of a budget that is reserved for frameworks; a short one has fewer of them.
-_RESERVE_SHARE = 0.1
+_RESERVE_SHARE = 0.05
 # Slow networks need fewer rounds, as disturbances are a smaller part of an inference.
 _MOST_ROUNDS_SEC = 60.0
 # The share of the remaining budget that starting one framework may take.

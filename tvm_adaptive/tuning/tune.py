@@ -43,7 +43,7 @@ from tvm_adaptive.tuning.finals import decide
 from tvm_adaptive.tuning.network_check import Check, tasks_and_check
 from tvm_adaptive.tuning.observer import Observer
 from tvm_adaptive.tuning.outcome import TuneReport
-from tvm_adaptive.tuning.parts import Parts, make_parts
+from tvm_adaptive.tuning.parts import Parts, build_sec_of, make_parts
 from tvm_adaptive.tuning.run_lock import Ownership
 from tvm_adaptive.tuning.session import (
     CommonOptions,
@@ -288,9 +288,11 @@ def _tune_tasks(
             len(tasks),
             later_sec=check.reserve_sec,
             least_later_sec=check.least_reserve_sec,
+            network_check_sec=check.network_check_sec,
+            untuned_sec=check.untuned_functions_sec,
         )
         progress = _search(session, tasks, contexts, parts)
-    database, outcomes = decide(session, tasks, progress)
+    database, outcomes = decide(session, tasks, progress, check)
     comparison = check.measure_tuned(database)
     report = TuneReport(
         what=what,
@@ -376,7 +378,10 @@ def _tune_contexts(
                 RemoveBuildArtifact(),
                 # Before the recorder: a resumed run's cost model knows what the journal counts.
                 *store_callbacks,
-                Recorder(progress, session.round_done, session.journal),
+                Recorder(
+                    *(progress, session.round_done, session.journal),
+                    build_sec_of=build_sec_of(session, parts),
+                ),
             ],
             task_scheduler=parts.task_scheduler,
         )

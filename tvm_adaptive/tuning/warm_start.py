@@ -99,7 +99,7 @@ class VerdictRecorder:
         self._refused: list[tuple[StoredTask, list[StoredTrial]]] = []
 
     def add(self, report: FinalistReport) -> None:
-        """Write the verdicts of one play-off."""
+        """Write the verdicts on one task."""
         found = [_final_of(each, self._session.run_id) for each in report.finalists]
         finals = [each for each in found if each is not None]
         if not finals:
@@ -136,7 +136,8 @@ def _final_of(finalist: Finalist, run_id: str) -> StoredTrial | None:
     is_disqualified = bool(finalist.disqualified) and not finalist.disqualified.startswith(
         (SAME, BUILD_FAILED)
     )
-    if not (is_disqualified or (is_timed and finalist.is_sound)):
+    is_judged = is_timed or finalist.in_network
+    if not (is_disqualified or (is_judged and finalist.is_sound)):
         return None
     record = finalist.record
     seconds = [finalist.final_sec()]

@@ -16,6 +16,8 @@ REFERENCE_TIMEOUT_SEC = 120.0
 # Reasons to disqualify a record; others come from the check or the timing.
 SAME = "the same schedule as a better record"
 BUILD_FAILED = "build: "
+# Until its results were compared, no record can win.
+NOT_CHECKED = "not checked"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,8 +50,9 @@ class Finalist:
     stderr_sec: float = math.nan  # standard error of ``playoff_sec``
     disqualified: str = ""  # why it cannot win; empty if it can
     # why its results were not compared; empty if they were, and only then can it win
-    unchecked: str = "not checked"
+    unchecked: str = NOT_CHECKED
     prefetches: bool = False  # see :mod:`tvm_adaptive.models.prefetch`
+    in_network: bool = False  # checked within the network, and not in a play-off
 
     @property
     def is_sound(self) -> bool:

@@ -63,7 +63,8 @@ class FinalistReport:
     # the winner first, then the other qualified ones by time, then the disqualified
     finalists: tuple[Finalist, ...]
     # why the play-off ended (see :class:`~tvm_adaptive.runner.playoff.rounds.PlayoffResult`);
-    # "no-record" without a record, "not-held" without a play-off; "no-time" if the time ended
+    # "no-record" without a record, "not-held" without a play-off, "network" if it was checked
+    # within the network instead; "no-time" if the time ended
     # first, and only those checked by then are finalists; "no-reference" if the untuned
     # module could not run; "error" after any other failure
     reason: str
@@ -80,6 +81,11 @@ class FinalistReport:
         """Why no finalist could be checked; empty if one was."""
         first = self.finalists[0] if self.finalists else None
         return "" if first is None or first.disqualified else first.unchecked
+
+    def with_lost(self, others: Iterable[Finalist]) -> FinalistReport:
+        """Add finalists that were disqualified before the play-off."""
+        lost = tuple(each for each in others if each.disqualified)
+        return dataclasses.replace(self, finalists=(*self.finalists, *lost))
 
     def as_fields(self) -> dict[str, Any]:
         """Return the report for the journal."""

@@ -152,7 +152,7 @@ class Verifier:
                 self._call(run_neighbours, task_of_neighbours, timeout_sec)
                 outcome = self._call(check, task)
             if outcome.error is not None:
-                finalist.disqualified = _failure(outcome.error)
+                finalist.disqualified = failure_text(outcome.error)
                 continue
             finalist.unchecked = ""
             if outcome.value.problem is not None:
@@ -177,7 +177,7 @@ class Verifier:
             task = (entries[index].timed, self.options.seed, self.options.repeat_ms)
             outcome = self._call(time_once, task)
             if outcome.error is not None:
-                entries[index].finalist.disqualified = _failure(outcome.error)
+                entries[index].finalist.disqualified = failure_text(outcome.error)
                 return math.nan
             return float(outcome.value)
 
@@ -239,6 +239,7 @@ class Verifier:
         return outcome
 
 
-def _failure(error: WorkerError) -> str:
+def failure_text(error: WorkerError) -> str:
+    """Return the reason to disqualify a kernel that ended its worker."""
     kind = "hang" if isinstance(error, WorkerTimeoutError) else "crash"
     return f"{kind}: {summary_line(error)}"

@@ -1,0 +1,140 @@
+"""Which functions of two builds of a network compute something else."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from tvm import te
+
+from tvm_adaptive._tvm import IRModule, PrimFunc, without_bodies
+from tvm_adaptive.models import compare_calls as compare_calls_file
+from tvm_adaptive.models import compile_network, export
+from tvm_adaptive.models.compare_calls import call_problem, compare_calls, wrong_everywhere
+from tvm_adaptive.models.prepare import call_counts, output_counts
+from tvm_adaptive.values.agreement import numpy_dtype
+
+
+@pytest.fixture(scope="module")
+def builds(cases, tmp_path_factory):
+    """A small encoder without tuning, tuned with packed weights, and with one wrong function."""
+    case = cases["transformer"]
+    folder = tmp_path_factory.mktemp("builds")
+    mod = case.prepared["prepack"].mod
+    names = list(output_counts(mod))  # in the order of their first calls
+    idle = names[0]
+    wrong = next(name for name in names[len(names) // 2 :] if keeps_shape(mod[name]))
+    compiled = {
+        "untuned": case.untuned["prepack"],
+        "tuned": case.tuned["prepack"],
+        "wrong": built(case, changed(mod, wrong, doubled)),
+        "idle": built(case, changed(mod, idle, nothing)),
+        "both": built(case, changed(changed(mod, idle, nothing), wrong, doubled)),
+    }
+    for name, each in compiled.items():
+        export(each, folder / f"{name}.so")
+
+    def compare(name, rtol=1e-3, **options):
+        paths = (str(folder / "untuned.so"), str(folder / f"{name}.so"))
+        return compare_calls(paths, case.inputs, "cpu", output_counts(mod), rtol, **options)
+
+    return {"compare": compare, "wrong": wrong, "idle": idle, "calls": call_counts(mod)}
+
+
+def built(case, mod):
+    prepared = dataclasses.replace(case.prepared["prepack"], mod=mod)
+    return compile_network(prepared, None, case.target)
+
+
+def changed(mod, name, change):
+    functions = {
+        variable: change(function).with_attr("global_symbol", name)
+        if str(variable.name_hint) == name
+        else function
+        for variable, function in mod.functions.items()
+    }
+    return IRModule(functions, attrs=mod.attrs)
+
+
+def keeps_shape(function: PrimFunc) -> bool:
+    shapes = [list(map(int, each.ty.shape)) for each in function.params]
+    return shapes[0] == shapes[-1]
+
+
+def doubled(function: PrimFunc) -> PrimFunc:
+    """Return a function of the same arguments that doubles the first one."""
+    inputs = [
+        te.placeholder(tuple(map(int, each.ty.shape)), str(each.ty.dtype), f"x{place}")
+        for place, each in enumerate(function.params[:-1])
+    ]
+    result = te.compute(inputs[0].shape, lambda *place: inputs[0](*place) * 2, "twice")
+    return te.create_prim_func([*inputs, result])
+
+
+def nothing(function: PrimFunc) -> PrimFunc:
+    (idle,) = without_bodies(IRModule({"main": function})).functions.values()
+    return idle
+
+
+def test_builds_that_agree_have_no_problem_and_every_call_is_compared(builds, tmp_path):
+    found = builds["compare"]("tuned", progress_file=str(tmp_path / "progress"))
+    assert found.problems == {}
+    assert found.n_compared == builds["calls"]
+    assert (tmp_path / "progress").read_text() == ""  # nothing runs any more
+
+
+def test_a_wrong_function_does_not_make_others_wrong(builds):
+    found = builds["compare"]("wrong")
+    (problem,) = found.problems.items()
+    assert problem[0] == builds["wrong"]
+    assert "values are wrong, first at [0, 0" in problem[1]
+    assert set(found.n_compared) == set(builds["calls"])
+
+
+def test_a_function_that_writes_nothing_does_not_pass_by_old_numbers(builds):
+    found = builds["compare"]("idle")
+    assert list(found.problems) == [builds["idle"]]
+    assert "is not finite, first at [0, 0" in found.problems[builds["idle"]]
+
+
+def test_all_wrong_functions_are_found_at_once_in_the_order_of_their_calls(builds):
+    assert list(builds["compare"]("both").problems) == [builds["idle"], builds["wrong"]]
+
+
+def test_a_function_that_is_not_run_is_replaced_and_not_compared(builds):
+    found = builds["compare"]("both", skipped=[builds["idle"]])
+    assert list(found.problems) == [builds["wrong"]]
+    assert set(builds["calls"]) - set(found.n_compared) == {builds["idle"]}
+
+
+def test_a_failure_of_one_side_ends_both(builds):
+    with pytest.raises(KeyError):
+        builds["compare"]("tuned", rtol={})  # not a single function has a tolerance
+
+
+def test_builds_that_call_different_numbers_of_functions_are_no_builds_of_one_network():
+    turns = compare_calls_file._Turns()
+    turns.wait(0)
+    turns.pass_on(0)
+    turns.wait(1)
+    turns.end(0)
+    turns.pass_on(1)
+    with pytest.raises(ValueError, match="do not make the same calls"):
+        turns.wait(1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "uint8", "int64", "bool"])
+def test_what_a_kernel_leaves_as_it_was_is_wrong(dtype):
+    kind = numpy_dtype(dtype)
+    expected = np.arange(200).astype(kind)
+    if kind.kind == "f":
+        expected[3], expected[5] = np.nan, np.inf
+    left = wrong_everywhere(expected)
+    assert left.dtype == kind
+    assert not (left == expected).any()
+    assert call_problem([expected], [expected], 1e-3) is None
+    for place in range(expected.size):
+        found = expected.copy()
+        found[place] = left[place]
+        assert call_problem([found], [expected], 1e-3) is not None, place

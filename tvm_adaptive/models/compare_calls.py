@@ -1,0 +1,255 @@
+"""Compare two builds of a network call by call: which functions compute something else.
+
+Both run in one worker, in turns: a call of the reference, then the same call of the other
+build. Afterwards the other build gets the reference's outputs, so that each function is
+judged on the reference's inputs and one wrong function does not affect the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_adaptive._tvm import VirtualMachine, tensor
+from tvm_adaptive.values.agreement import ROUNDED_SHARE, disagreement, is_float, outputs_problem
+from tvm_adaptive.workers import device_session
+
+Array = npt.NDArray[Any]
+
+# What TVM adds to the name of a function whose schedule packs a weight.
+_PACKED = "_prepacked"
+# What an instrument returns to a virtual machine.
+_GO_ON, _SKIP = 0, 1
+# The two sides of the comparison.
+_REFERENCE, _OTHER = 0, 1
+
+
+@dataclasses.dataclass
+class ComparedCalls:
+    """What a comparison of two builds has found, by the names of functions."""
+
+    # How many calls were compared; those on inputs without a defined result are left out.
+    n_compared: dict[str, int] = dataclasses.field(default_factory=dict)
+    # Which value of the first wrong call differs, and by how much; in the order of the calls.
+    problems: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+def compare_calls(
+    paths: tuple[str, str],
+    inputs: Sequence[Array],
+    device_kind: str,
+    n_outputs: Mapping[str, int],
+    rtol: float | Mapping[str, float],
+    *,
+    skipped: Collection[str] = (),
+    progress_file: str | None = None,
+) -> ComparedCalls:
+    """Run two builds of a network in turns and compare the outputs of each call.
+
+    The first of the ``paths`` is the reference. ``n_outputs`` has the functions that
+    both builds call, in the same order. Those in ``skipped`` are not run in the other build.
+    While a function of the other build runs, its name is in the ``progress_file``, which
+    shows which one has crashed.
+    """
+    where = device_session.place(device_kind)
+    machines = [VirtualMachine(device_session.load_once(path), where) for path in paths]
+    turns = _Turns()
+    reference = _Reference(n_outputs, turns)
+    other = _Other(
+        *(n_outputs, turns, reference),
+        rtol=rtol,
+        skipped=frozenset(skipped),
+        progress=_Progress(progress_file),
+    )
+    failures: list[Exception] = []
+
+    def run(side: int, watch: Callable[..., int]) -> None:
+        with contextlib.ExitStack() as stack:
+            stack.callback(turns.end, side)
+            try:
+                machines[side].set_instrument(watch)
+                machines[side]["main"](*(tensor(value, device=where) for value in inputs))
+            except Exception as error:
+                failures.append(error)
+
+    thread = threading.Thread(target=run, args=(_REFERENCE, reference), daemon=True)
+    thread.start()
+    run(_OTHER, other)
+    thread.join()
+    if failures:  # the first is the cause: it ends the other side
+        raise failures[0]
+    return other.found
+
+
+class _Turns:
+    """Lets two threads work in turns, the reference first."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._whose = _REFERENCE
+        self._ended: set[int] = set()
+
+    def wait(self, side: int) -> None:
+        """Wait for the turn of a side; raise ValueError if the other side has ended before."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._whose == side or 1 - side in self._ended)
+            if self._whose != side:
+                raise ValueError("the builds do not make the same calls")
+
+    def pass_on(self, side: int) -> None:
+        """Give the turn to the other side."""
+        with self._changed:
+            self._whose = 1 - side
+            self._changed.notify_all()
+
+    def end(self, side: int) -> None:
+        """Note that a side makes no more calls."""
+        with self._changed:
+            self._ended.add(side)
+            self._changed.notify_all()
+
+
+class _Progress:
+    """The name of the function that runs, in a file that outlives this process."""
+
+    def __init__(self, path: str | None) -> None:
+        self._path = None if path is None else Path(path)
+
+    def write(self, name: str) -> None:
+        if self._path is not None:
+            self._path.write_text(name, encoding="utf-8")
+
+
+class _Watch:
+    """Sees the calls of a virtual machine's functions, each in its turn."""
+
+    side: int
+
+    def __init__(self, n_outputs: Mapping[str, int], turns: _Turns) -> None:
+        self._n_outputs = n_outputs
+        self._turns = turns
+
+    def __call__(self, _function: Any, name: str, is_before: bool, _result: Any, *args: Any) -> int:
+        """Look at the arguments of a call, of which the last ones are its outputs."""
+        name = name.removesuffix(_PACKED)
+        if name not in self._n_outputs:
+            return _GO_ON
+        outputs = args[-self._n_outputs[name] :]
+        answer = _GO_ON
+        if is_before:
+            self._turns.wait(self.side)
+            if self.begin(name, outputs):
+                return _GO_ON
+            answer = _SKIP  # there is no look after the call
+        else:
+            self.finish(name, outputs)
+        self._turns.pass_on(self.side)
+        return answer
+
+    def begin(self, _name: str, _outputs: Sequence[Any]) -> bool:
+        """Look at the buffers of outputs before a call; return False to skip it."""
+        return True
+
+    def finish(self, name: str, outputs: Sequence[Any]) -> None:
+        """Look at the outputs of a call."""
+        raise NotImplementedError
+
+
+class _Reference(_Watch):
+    """Keeps the outputs of the latest call."""
+
+    side = _REFERENCE
+    name = ""
+    outputs: Sequence[Array] = ()
+
+    def finish(self, name: str, outputs: Sequence[Any]) -> None:
+        """Keep the outputs."""
+        self.name, self.outputs = name, [np.array(each.numpy()) for each in outputs]
+
+
+class _Other(_Watch):
+    """Compares the outputs of each call with the reference's, and replaces them by those."""
+
+    side = _OTHER
+
+    def __init__(
+        self,
+        n_outputs: Mapping[str, int],
+        turns: _Turns,
+        reference: _Reference,
+        *,
+        rtol: float | Mapping[str, float],
+        skipped: frozenset[str],
+        progress: _Progress,
+    ) -> None:
+        super().__init__(n_outputs, turns)
+        self._reference = reference
+        self._rtol = rtol
+        self._skipped = skipped
+        self._progress = progress
+        self.found = ComparedCalls()
+
+    def begin(self, name: str, outputs: Sequence[Any]) -> bool:
+        """Fill the outputs with wrong values: a kernel that writes nothing has to show."""
+        if name != self._reference.name:
+            raise ValueError(f"a call is of {name}, not of {self._reference.name}")
+        is_run = name not in self._skipped
+        for each, expected in zip(outputs, self._reference.outputs, strict=True):
+            each.copyfrom(wrong_everywhere(expected) if is_run else expected)
+        if is_run:
+            self._progress.write(name)
+        return is_run
+
+    def finish(self, name: str, outputs: Sequence[Any]) -> None:
+        """Compare the outputs unless an earlier call of the function was wrong."""
+        self._progress.write("")
+        expected = self._reference.outputs
+        if name not in self.found.problems and not any(map(_is_undefined, expected)):
+            rtol = self._rtol if isinstance(self._rtol, float) else self._rtol[name]
+            arrays = [each.numpy() for each in outputs]
+            problem = call_problem(arrays, expected, rtol)
+            if problem is not None:
+                self.found.problems[name] = problem
+            self.found.n_compared[name] = self.found.n_compared.get(name, 0) + 1
+        for each, array in zip(outputs, expected, strict=True):
+            each.copyfrom(array)
+
+
+def wrong_everywhere(expected: Array) -> Array:
+    """Return an array of which every value is wrong, so that one that stays is noticed."""
+    if is_float(expected.dtype):
+        wrong = np.full_like(expected, np.nan)
+        wrong[_is_nan(expected)] = 0
+        return wrong
+    if expected.dtype == np.bool_:
+        return ~expected
+    # Not off by one, which may be rounding: every second bit of the lowest byte is another.
+    return expected ^ 0x55 if expected.dtype.kind in "iu" else np.zeros_like(expected)
+
+
+def call_problem(found: Sequence[Array], expected: Sequence[Array], rtol: float) -> str | None:
+    """Say which output of a call differs, and where; None if they agree.
+
+    Unlike the outputs of a network, those of a function may be infinite: a mask is.
+    """
+    if all(np.isfinite(each.astype(np.float64)).all() for each in expected):
+        return outputs_problem(found, expected, rtol)
+    names = [f"output {number}" for number in range(len(expected))]
+    return disagreement(expected, found, rtol=rtol, rounded_share=ROUNDED_SHARE, names=names)
+
+
+def _is_undefined(expected: Array) -> bool:
+    """Say whether more than half of a reference is NaN, which shows nothing."""
+    return is_float(expected.dtype) and 2 * int(_is_nan(expected).sum()) > expected.size
+
+
+def _is_nan(values: Array) -> Array:
+    """Return which values are NaN, also for types that only another package knows."""
+    return np.asarray(values != values)  # noqa: PLR0124

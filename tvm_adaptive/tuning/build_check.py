@@ -1,0 +1,87 @@
+"""Compare the functions of the tuned library with the untuned ones, in a worker with a deadline."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from tvm_adaptive._tvm import IRModule, normalize_mod
+from tvm_adaptive.errors import MachineError, OutOfTimeError, WorkerError, WorkerTimeoutError
+from tvm_adaptive.models.compare_calls import ComparedCalls, compare_calls
+from tvm_adaptive.runner.playoff.modules import buffers_of, reduction_length
+from tvm_adaptive.runner.playoff.verifier import failure_text
+from tvm_adaptive.tuning.session import RunContext
+from tvm_adaptive.values.agreement import tolerance
+from tvm_adaptive.workers.pool import WorkerPool
+from tvm_adaptive.workers.scratch import ScratchFolder
+
+# The untuned and the tuned library, their inputs, and the kind of their device.
+Builds: TypeAlias = tuple[tuple[str, str], Sequence[Any], str]
+
+# With less, loading two libraries would be cut short as often as not.
+LEAST_CHECK_SEC = 1.0
+# Each function that crashes costs one more run. Of thousands of candidates few crash, and a
+# library with more of them has another fault.
+_MOST_CRASHES = 3
+
+
+def compare_builds(
+    context: RunContext,
+    pool: WorkerPool,
+    builds: Builds,
+    n_outputs: Mapping[str, int],
+    *,
+    rtol: float | Mapping[str, float],
+    most_sec: float,
+) -> ComparedCalls:
+    """Compare two builds call by call; a crash or a hang is the problem of its function.
+
+    Raises
+    ------
+    OutOfTimeError
+        When the budget ends first.
+    WorkerError
+        When something else than a function of the tuned library failed.
+    """
+    failed: dict[str, str] = {}
+    with ScratchFolder("calls", context.work_dir) as folder:
+        path = folder / "function"
+        while True:
+            path.write_text("")
+            limit_sec = min(most_sec, context.budget.left_sec)
+            if limit_sec < min(LEAST_CHECK_SEC, most_sec):
+                raise OutOfTimeError("no time was left to compare the functions one by one")
+            compare = functools.partial(
+                compare_calls, skipped=tuple(failed), progress_file=str(path)
+            )
+            (outcome,) = pool.map(compare, [(*builds, n_outputs, rtol)], limit_sec)
+            if outcome.error is None:
+                found: ComparedCalls = outcome.value
+                return ComparedCalls(found.n_compared, {**found.problems, **failed})
+            name = path.read_text()
+            _raise_unless_its_own(outcome.error, name, limit_sec < most_sec)
+            if len(failed) == _MOST_CRASHES:
+                raise outcome.error
+            failed[name] = failure_text(outcome.error)
+
+
+def _raise_unless_its_own(error: WorkerError, name: str, is_short: bool) -> None:
+    """Raise an error that is not the failure of the function that ran."""
+    if isinstance(error, WorkerTimeoutError) and is_short:
+        raise OutOfTimeError("the time ended while functions were compared one by one") from error
+    if isinstance(error, MachineError) or not name:
+        raise error
+
+
+def tolerances(mod: IRModule, names: Sequence[str], rtol: float) -> dict[str, float]:
+    """Return the relative difference that is allowed of each function's outputs.
+
+    At least ``rtol``; more for short types, of which another order of additions rounds more.
+    """
+    found = {}
+    for name in names:
+        single = normalize_mod(mod[name])
+        dtypes = [dtype for dtype, _ in buffers_of(single)]
+        found[name] = max(rtol, tolerance(dtypes, reduction_length(single)))
+    return found
