@@ -45,8 +45,8 @@ class CandidatePool:
 
     def carry(self) -> dict[str, Any]:
         """Return the pool in plain values, all but the programs, for :meth:`resume`."""
-        builds = self.build_cost.carry()
-        return {"rng": self.rng, "pool": self.pool, "points": self.sent, "builds": builds}
+        state = {"rng": self.rng, "pool": self.pool, "points": self.sent}
+        return {**state, "builds": self.build_cost.carry()}
 
     def resume(self, carried: Mapping[str, Any]) -> None:
         """Continue from the state of another process's pool of the same task."""
@@ -117,8 +117,7 @@ class CandidatePool:
     def scores(self, among: IndexArray | None = None) -> FloatArray:
         """Return the cost model's acquisition of some of the pool, higher is better."""
         among = np.arange(len(self.pool)) if among is None else among
-        rows = self.pool.rows[among]
-        scores = self._model.scores_of(self._context, rows, self.build_secs(among))
+        scores = self._model.scores_of(self._context, self.pool.rows[among], self.build_secs(among))
         # Before any success of the run all candidates are alike.
         return self.rng.random(len(among)) if scores is None else np.asarray(scores)
 
@@ -145,8 +144,5 @@ class CandidatePool:
     ) -> dict[int, Schedule]:
         """Make the programs of points again, by their keys."""
         again = self.sketches.replay([point for _, point in points], rng)
-        return {
-            key: found[1]
-            for (key, _), found in zip(points, again, strict=True)
-            if found is not None and key_of(found[1]) == key
-        }
+        pairs = zip((key for key, _ in points), again, strict=True)
+        return {key: found[1] for key, found in pairs if found and key_of(found[1]) == key}
