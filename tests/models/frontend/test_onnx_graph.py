@@ -297,7 +297,7 @@ def test_inputs_that_are_no_tensors_of_numbers_are_named(onnx):
     node = make.make_node("Identity", ["x"], ["y"])
     model = model_of(onnx, [node], {"x": [2, None], "w": [3]}, {"w": np.ones(3, "float32")})
     (declared,) = onnx_graph.declared_inputs(model.graph).values()  # a weight is no input
-    assert onnx_graph.closed_extents(declared) == (2,)
+    assert declared.extents == (2, "?")
     several = make.make_tensor_sequence_value_info("list", kinds.FLOAT, [2])
     texts = make.make_tensor_value_info("words", kinds.STRING, [2])
     for info, text in ((several, "list is a sequence"), (texts, "words holds texts")):
@@ -314,7 +314,7 @@ def test_weights_that_old_files_list_as_inputs_become_constants(onnx):
     onnx_graph.set_shapes(model, {"x": (2, 3)})
     assert [each.name for each in model.graph.input] == ["x"]
     assert model.ir_version >= 4
-    assert onnx_graph.closed_extents(onnx_graph.declared_inputs(model.graph)["x"]) == (2, 3)
+    assert onnx_graph.declared_inputs(model.graph)["x"].extents == (2, 3)
 
 
 def test_weights_in_other_files_are_found_in_branches_too(onnx):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tvm_adaptive._tvm.onnx_frontend import OnnxNode
 from tvm_adaptive.models.frontend.converters import recurrent
 
 helper = pytest.importorskip("onnx").helper
@@ -54,7 +55,8 @@ ALPHAS, BETAS = [0.5, 0.25, 1.5], [0.125, 2.0]
 
 def test_activations_and_the_lists_of_their_constants(run_relax):
     given = {"activations": list(ACTIVATIONS), "activation_alpha": ALPHAS, "activation_beta": BETAS}
-    functions = recurrent._activations("RNN", given, len(ACTIVATIONS), "float32")
+    node = OnnxNode("RNN", None, [], given, None, 22)
+    functions = recurrent._activations(node, len(ACTIVATIONS), "float32")
     x = np.linspace(-3, 3, 25, dtype="float32")
     outputs = run_relax(lambda value: [function(value) for (function,) in functions], x)
     for found, (name, function) in zip(outputs, ACTIVATIONS.items(), strict=True):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tvm_adaptive._tvm.onnx_frontend import OnnxNode
 from tvm_adaptive.models.frontend.converters.resize import Axis, Mode, axes_of, taps
 
 onnx = pytest.importorskip("onnx")
@@ -29,6 +32,12 @@ MODES = {
         "extrapolation_value": 7.0,
     },
 }  # fmt: skip
+
+
+def resizing(shape, **attributes):
+    """Return a node that resizes a value of some shape."""
+    value = SimpleNamespace(ty=SimpleNamespace(shape=shape))
+    return OnnxNode("Resize", None, [value], attributes, None, 19)
 
 
 def mode_of(attributes):
@@ -73,7 +82,7 @@ def test_an_axis_is_resized_as_onnx_defines_it(name, n_out):
     given = {"sizes": np.array([n_out])}
     if name == "region":
         given["roi"] = np.array([-0.25, 0.75])
-    (axis,) = axes_of(x.shape, None, given["sizes"], given.get("roi"), {})
+    (axis,) = axes_of(resizing(x.shape), given.get("roi"), None, given["sizes"])
     found = applied(x, axis, mode_of(attributes))
     assert np.allclose(found, expected(x, attributes, **given), atol=1e-6)
 
@@ -97,19 +106,19 @@ def test_a_constant_stays_as_it_is(n_in, n_out, name):
     ("policy", "extents"), [("stretch", [8, 3]), ("not_larger", [6, 3]), ("not_smaller", [8, 4])]
 )
 def test_sizes_may_keep_the_ratio_of_the_axes(policy, extents):
-    how = {"axes": [1, -1], "keep_aspect_ratio_policy": policy.encode()}
-    found = axes_of([2, 4, 2], None, np.array([8, 3]), None, how)
+    node = resizing([2, 4, 2], axes=[1, -1], keep_aspect_ratio_policy=policy.encode())
+    found = axes_of(node, None, None, np.array([8, 3]))
     assert [axis.n_out for axis in found] == [2, *extents]
 
 
 def test_scales_round_down_and_other_axes_stay():
-    found = axes_of([2, 5, 7], np.array([0.5, 1.5]), None, None, {"axes": [1, 2]})
+    found = axes_of(resizing([2, 5, 7], axes=[1, 2]), None, np.array([0.5, 1.5]), None)
     assert found == [Axis(2, 2, 1.0), Axis(5, 2, 0.5), Axis(7, 10, 1.5)]
 
 
 def test_what_is_unknown_or_missing_is_named():
     with pytest.raises(ValueError, match="neither scales nor sizes"):
-        axes_of([4], np.zeros(0), np.zeros(0), None, {})
+        axes_of(resizing([4]), None, np.zeros(0), np.zeros(0))
     with pytest.raises(ValueError, match="nearest_mode odd is unknown"):
         taps(Axis(4, 8, 2.0), Mode(rounding="odd"))
     with pytest.raises(ValueError, match="coordinate_transformation_mode odd is unknown"):
