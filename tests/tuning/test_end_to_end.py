@@ -457,7 +457,9 @@ def checked(tmp_path: Path, network: Network) -> Iterator[Any]:
 
         schedule_network = network_check.schedule_network
         monkeypatch.setattr(network_check, "schedule_network", with_faults)
-        return check, check.check_functions(database, [t.dispatched[0] for t in tasks]), database
+        found = check.check_functions(database, [task.dispatched[0] for task in tasks])
+        assert all(0 < each.seconds < 60 for each in found if each.problem == "")
+        return check, [each.problem for each in found], database
 
     with session_in(tmp_path, Budget()) as session:
         prepared = prepare(network, session.target, prepack=True)

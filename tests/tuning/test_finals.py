@@ -17,6 +17,7 @@ from tvm_adaptive._tvm import (
     ExtractedTask,
     IRModule,
     Target,
+    TuneContext,
     TuningRecord,
     copy_record,
     functions_as_tasks,
@@ -42,6 +43,7 @@ from tvm_adaptive.tuning import finals
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.config import DEFAULT
 from tvm_adaptive.tuning.finalists import Finalists, finalists_of
+from tvm_adaptive.tuning.library_check import Verdict
 from tvm_adaptive.tuning.outcome import TaskOutcome
 from tvm_adaptive.tuning.warm_start import VerdictRecorder
 
@@ -371,7 +373,7 @@ def test_what_there_is_no_time_to_check_stays_untuned(
     nothing: Any = None
     task: Any = SimpleNamespace(name="main", weight=1.0, n_trials=4, n_errors=0)
     database, _ = finals.decide(
-        make_session(budget=budget), [nothing], RunProgress([task]), nothing
+        make_session(budget=budget), [nothing], [nothing], RunProgress([task]), nothing
     )
     assert [report.reason for report in seen] == [expected]
     assert len(database) == 0
@@ -394,15 +396,24 @@ class Check:
         self.verdicts = list(verdicts)
         self.databases: list[list[float]] = []
 
-    def check_functions(self, database: Any, mods: Sequence[Any]) -> list[str | None]:
+    def check_functions(self, database: Any, mods: Sequence[Any]) -> list[Verdict]:
         records = database.get_all_tuning_records()
         self.databases.append(sorted(float(each.run_secs[0]) for each in records))
         assert len(mods) == len(self.verdicts)
-        return self.verdicts
+        return [Verdict(problem, 0.5e-3) for problem in self.verdicts]
 
 
 def mods_of(n: int) -> list[IRModule]:
     return [te_workload("GMM"), te_workload("C1D"), te_workload("NRM")][:n]
+
+
+def contexts_of_mods(finalists: Sequence[Finalists]) -> list[TuneContext]:
+    return [
+        TuneContext(
+            each.mod, target=TARGET, space_generator="post-order-apply", task_name=each.name
+        )
+        for each in finalists
+    ]
 
 
 def decided(
@@ -412,7 +423,7 @@ def decided(
     mine, played = [], []
     for number, (mod, times) in enumerate(zip(mods_of(len(secs)), secs, strict=True)):
         records = tuple(make_record(mod, TARGET, sec, i) for i, sec in enumerate(times, 1))
-        mine.append(Finalists(mod, str(number), records, times[0]))
+        mine.append(Finalists(mod, str(number), records, times[0] if times else 0.0))
     monkeypatch.setattr(finals, "finalists_of", lambda *_args: mine)
 
     def play_off(records: Any, *_args: Any, task_name: str, **_parts: Any) -> FinalistReport:
@@ -423,9 +434,9 @@ def decided(
         return FinalistReport(task_name, (Finalist(records[0], sec, sec, unchecked=""),), "won", 1)
 
     monkeypatch.setattr(finals, "play_off", play_off)
-    progress = RunProgress([TaskProgress(each.name, 1.0, 4) for each in mine])
+    progress = RunProgress([TaskProgress(each.name, 1.0, 4 * bool(each.records)) for each in mine])
     any_check: Any = check
-    _, outcomes = finals.decide(session, [], progress, any_check)
+    _, outcomes = finals.decide(session, [], contexts_of_mods(mine), progress, any_check)
     final = json_database(session.work_dir / "final").get_all_tuning_records()
     return outcomes, sorted(float(each.run_secs[0]) for each in final), played
 
@@ -513,3 +524,32 @@ def test_an_interrupt_leaves_out_what_was_not_checked(
     assert (final, played, check.databases) == ([], [], [])
     assert not any(each.in_network or each.played_off for each in outcomes)
     assert said_in(session.work_dir) == {}
+
+
+def test_a_task_without_trials_runs_with_a_draft_that_was_checked(
+    make_session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, check, written = session_with_check(make_session), Check("", ""), []
+    monkeypatch.setattr(
+        session.journal, "write", lambda event, **fields: written.append((event, fields))
+    )
+    outcomes, final, played = decided(session, monkeypatch, check, [[2e-3], []])
+    # The draft has no time but that of its only call.
+    assert (final, played, check.databases) == ([0.5e-3, 2e-3], [], [[2e-3, 1.0]])
+    assert [(each.n_trials, each.in_network, each.best_sec) for each in outcomes] == [
+        (4, True, 2e-3),
+        (0, True, 0.5e-3),
+    ]
+    assert written.count(("drafted", {"n_tasks": 1, "n_without": 0})) == 1
+
+
+def test_a_draft_that_is_wrong_or_has_no_time_leaves_its_task_untuned(
+    make_session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, check = session_with_check(make_session), Check("", "output 0 is wrong")
+    outcomes, final, played = decided(session, monkeypatch, check, [[2e-3], []])
+    assert (final, played) == ([2e-3], [])
+    assert (outcomes[1].checked, outcomes[1].n_disqualified) == ("no", 1)
+    monkeypatch.setattr(session.budget, "reserve_drafts", lambda *_args: 0)
+    outcomes, final, _ = decided(session, monkeypatch, Check(""), [[2e-3], []])
+    assert (final, outcomes[1].checked, outcomes[1].best_sec) == ([2e-3], "no", math.inf)

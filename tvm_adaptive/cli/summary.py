@@ -48,6 +48,11 @@ def summary_lines(report: TuneReport) -> list[str]:
             f"not reached   {n_missed} of {len(report.tasks)} tasks, which stay untuned; "
             f"--resume {report.work_dir} with a larger budget reaches them"
         )
+    if n_drafted := sum(task.in_network and not task.n_trials for task in report.tasks):
+        lines.append(
+            f"drafted       {n_drafted} of {len(report.tasks)} tasks, which had no trial and run "
+            "with a schedule that suits the processor"
+        )
     lines.append(f"trials        {report.n_trials}, {report.n_errors} failed")
     most = sorted(report.errors.items(), key=lambda item: -item[1])[:_MAX_ERRORS]
     lines += [f"  {count} x {message}" for message, count in most]

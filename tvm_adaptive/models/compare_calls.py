@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,8 @@ class ComparedCalls:
     n_compared: dict[str, int] = dataclasses.field(default_factory=dict)
     # Which value of the first wrong call differs, and by how much; in the order of the calls.
     problems: dict[str, str] = dataclasses.field(default_factory=dict)
+    # Seconds of the fastest call in the other build: a rough time, of one or a few calls.
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 def compare_calls(
@@ -194,6 +198,7 @@ class _Other(_Watch):
         self._rtol = rtol
         self._skipped = skipped
         self._progress = progress
+        self._start_sec = 0.0
         self.found = ComparedCalls()
 
     def begin(self, name: str, outputs: Sequence[Any]) -> bool:
@@ -205,10 +210,13 @@ class _Other(_Watch):
             each.copyfrom(wrong_everywhere(expected) if is_run else expected)
         if is_run:
             self._progress.write(name)
+        self._start_sec = time.perf_counter()
         return is_run
 
     def finish(self, name: str, outputs: Sequence[Any]) -> None:
         """Compare the outputs unless an earlier call of the function was wrong."""
+        seconds = time.perf_counter() - self._start_sec
+        self.found.seconds[name] = min(seconds, self.found.seconds.get(name, math.inf))
         self._progress.write("")
         expected = self._reference.outputs
         if name not in self.found.problems and not any(map(_is_undefined, expected)):

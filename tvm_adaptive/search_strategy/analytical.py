@@ -42,9 +42,9 @@ _FAR_BYTES_PER_CYCLE = 8.0
 _CHUNK_CYCLES = 3000.0
 # Vector instructions in a row; more do not fit into the cache of decoded ones.
 _MOST_IN_A_ROW = 1024
-# Longer code takes seconds to build, which the first candidates must not: as many instructions
-# count as much as a tenth of the cycles.
-_LONG_CODE = 4096
+# Longer code takes seconds to build, which the first candidates must not: as many vector
+# instructions count as much as a tenth of the cycles.
+_LONG_CODE = 1024
 _ITEM_BYTES = 4
 # A padded input that is computed in full costs a pass; at most places within its user's loops
 # it is computed again and again, number by number.

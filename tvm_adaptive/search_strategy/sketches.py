@@ -10,7 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from tvm_adaptive._tvm import IRModule, Schedule, Trace, TuneContext
+from tvm_adaptive._tvm import (
+    IRModule,
+    Schedule,
+    Trace,
+    TuneContext,
+    TuningRecord,
+    Workload,
+    args_info_of,
+)
+from tvm_adaptive.search_strategy.analytical import analytical_points
 from tvm_adaptive.search_strategy.knobs import (
     OPEN,
     KnobSpace,
@@ -20,11 +29,13 @@ from tvm_adaptive.search_strategy.knobs import (
     sketch_name,
     slices_of,
 )
-from tvm_adaptive.search_strategy.schedules import copies_of, in_threads, knobs_of
+from tvm_adaptive.search_strategy.schedules import copies_of, in_threads, knobs_of, processor_of
 from tvm_adaptive.values.trace_json import without_flags
 
 logger = logging.getLogger(__name__)
 
+# Decisions may have no valid program: one of a few has.
+_N_TRIED = 4
 # Seeds of TVM's schedules are in [1, 2^31).
 _SEEDS = 2**31 - 1
 
@@ -95,6 +106,33 @@ class Sketches:
         n_knobs = len(self._decided[sketch])
         decisions = knobs_of(schedule)[:n_knobs]
         return Point(sketch, tuple(value for part in decisions for value in part))
+
+
+def draft_of(context: TuneContext, rng: np.random.Generator) -> TuningRecord | None:
+    """Return the candidate that suits the processor best, as a record without times.
+
+    None where the processor is not known, as of GPUs, or no candidate is valid.
+    """
+    processor = processor_of(context.target)
+    if processor is None:
+        return None
+    try:
+        spaces = context.space_generator.generate_design_space(context.mod)
+        sketches = Sketches(context, spaces)
+        points = analytical_points(sketches.space, processor, _N_TRIED, rng)
+        valid = (found[1] for found in sketches.replay(points, rng) if found is not None)
+        schedule = next(valid, None)
+    except Exception:
+        logger.warning("%s: no schedule could be drafted", context.task_name, exc_info=True)
+        return None
+    if schedule is None:
+        return None
+    return TuningRecord(
+        schedule.trace,
+        Workload(context.mod),
+        target=context.target,
+        args_info=args_info_of(context.mod),
+    )
 
 
 def _name_of(trace: Any) -> str:

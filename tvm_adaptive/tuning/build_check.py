@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -58,7 +59,7 @@ def compare_builds(
             (outcome,) = pool.map(compare, [(*builds, n_outputs, rtol)], limit_sec)
             if outcome.error is None:
                 found: ComparedCalls = outcome.value
-                return ComparedCalls(found.n_compared, {**found.problems, **failed})
+                return dataclasses.replace(found, problems={**found.problems, **failed})
             name = path.read_text()
             _raise_unless_its_own(outcome.error, name, limit_sec < most_sec)
             if len(failed) == _MOST_CRASHES:

@@ -57,7 +57,7 @@ class Finalists:
     @property
     def is_due(self) -> bool:
         """Whether the task has records of which none is checked that would do."""
-        return self.importance_sec > 0.0 and not self.is_proven
+        return bool(self.records) and not self.is_proven
 
     @property
     def stake(self) -> Stake:

@@ -9,7 +9,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from tvm_adaptive._tvm import Builder, Database, ExtractedTask, copy_record, memory_database
+import numpy as np
+
+from tvm_adaptive._tvm import (
+    Builder,
+    Database,
+    ExtractedTask,
+    TuneContext,
+    copy_record,
+    estimate_tir_flops,
+    memory_database,
+)
 from tvm_adaptive.database.metaschedule import trial_of
 from tvm_adaptive.database.verdicts import candidate_of
 from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
@@ -27,6 +37,7 @@ from tvm_adaptive.runner.playoff.playoff import (
     play_off,
     without_playoff,
 )
+from tvm_adaptive.search_strategy.sketches import draft_of
 from tvm_adaptive.tuning.budget import (
     LEAST_CHECK_SEC,
     LEAST_TIMING_SEC,
@@ -89,6 +100,7 @@ class Turn:
 def decide(
     session: Session,
     tasks: Sequence[ExtractedTask],
+    contexts: Sequence[TuneContext],
     progress: RunProgress,
     check: LibraryCheck,
 ) -> tuple[Database, list[TaskOutcome]]:
@@ -96,10 +108,12 @@ def decide(
 
     Tasks whose play-off is worth its time have one, the others are checked within the
     network; without such a check, each has a play-off. A task that the search did not reach
-    has the finalists that earlier runs have proven. What is found of a task is written
-    before anything of it is used.
+    has the finalists that earlier runs have proven, or a draft. What is found of a task is
+    written before anything of it is used.
     """
     budget, finalists = session.budget, finalists_of(session, tasks)
+    if budget.checks_network and not budget.interrupted:
+        _add_drafts(session, contexts, finalists, progress)
     reports = {
         index: without_playoff(mine.records, mine.proven, mine.name)
         for index, mine in enumerate(finalists)
@@ -121,6 +135,28 @@ def decide(
         outcome_of(task, report) for task, report in zip(progress.tasks, in_order, strict=True)
     ]
     return database, outcomes
+
+
+def _add_drafts(
+    session: Session,
+    contexts: Sequence[TuneContext],
+    finalists: list[Finalists],
+    progress: RunProgress,
+) -> None:
+    """Give tasks without any record a schedule that suits the processor, as time allows."""
+    gaps = [i for i, each in enumerate(finalists) if not each.records and each.proven is None]
+    if not gaps or not session.config.search.n_analytical:
+        return
+    # Untuned, functions of many operations take most of the time.
+    gaps.sort(key=lambda i: -progress.tasks[i].weight * float(estimate_tir_flops(contexts[i].mod)))
+    rng, n_drafted = np.random.default_rng(session.seed), 0
+    n_most = session.budget.reserve_drafts(progress, len(gaps))
+    for index in gaps[:n_most]:
+        draft = draft_of(contexts[index], rng)
+        if draft is not None:
+            finalists[index] = dataclasses.replace(finalists[index], records=(draft,))
+            n_drafted += 1
+    session.journal.write("drafted", n_tasks=n_drafted, n_without=len(gaps) - n_drafted)
 
 
 def _check_others(
@@ -168,14 +204,17 @@ def _check_together(
         if winner is not None:
             copy_record(winner.record, database, [winner.final_sec()])
     for mine in finalists.values():
-        copy_record(mine.records[0], database)
+        # A database gives out no record without times; a draft is the only one of its task.
+        copy_record(mine.records[0], database, None if mine.records[0].run_secs else [1.0])
     verdicts = check.check_functions(database, [mine.mod for mine in finalists.values()])
     found = {}
     for (index, mine), verdict in zip(finalists.items(), verdicts, strict=True):
         finalist = as_recorded(mine.records[0], NOT_CHECKED)
-        if verdict is not None:
-            finalist.unchecked, finalist.disqualified = "", verdict
-            finalist.in_network = not verdict
+        if not math.isfinite(finalist.recorded_sec):  # a draft
+            finalist.recorded_sec = verdict.seconds
+        if verdict.problem is not None:
+            finalist.unchecked, finalist.disqualified = "", verdict.problem
+            finalist.in_network = not verdict.problem
         found[index] = FinalistReport(mine.name, (finalist,), "network", 0.0)
     return found
 

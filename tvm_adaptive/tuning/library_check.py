@@ -53,6 +53,15 @@ class Measurement:
     latency_sec: float
 
 
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What a check within the network has found of a task's functions."""
+
+    # "" if they compute the same as untuned, else why not; None if it could not be found out.
+    problem: str | None = None
+    seconds: float = math.inf  # of one call, roughly
+
+
 class LibraryCheck:
     """What both checks share: workers to run and compile in, and their findings."""
 
@@ -114,16 +123,9 @@ class LibraryCheck:
         """Seconds of a check of all functions within the network; None if it is impossible."""
         return None
 
-    def check_functions(self, _database: Database, mods: Sequence[IRModule]) -> list[str | None]:
-        """Compile with a database, and check functions within the network.
-
-        Returns
-        -------
-        list of str or None
-            Of each of ``mods``, which are not tuned: "" if its functions compute the same with
-            the database as without it, else why not; None if that could not be found out.
-        """
-        return [None] * len(mods)
+    def check_functions(self, _database: Database, mods: Sequence[IRModule]) -> list[Verdict]:
+        """Compile with a database, and check the functions of ``mods``, which are not tuned."""
+        return [Verdict()] * len(mods)
 
     def _run(
         self,

@@ -58,6 +58,7 @@ from tvm_adaptive.tuning.library_check import (
     LibraryCheck,
     Measurement,
     OperatorCheck,
+    Verdict,
 )
 from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.peers import Rivals, rivals_reserve_sec
@@ -143,25 +144,18 @@ class NetworkCheck(LibraryCheck):
         run_sec = self._before.latency_sec
         return _LOAD_SEC + _CHECK_MARGIN * (0.0 if math.isnan(run_sec) else run_sec)
 
-    def check_functions(self, database: Database, mods: Sequence[IRModule]) -> list[str | None]:
-        """Compile with a database, and check functions within the network.
-
-        Returns
-        -------
-        list of str or None
-            Of each of ``mods``, which are not tuned: "" if its functions compute the same with
-            the database as without it, else why not; None if that could not be found out.
-        """
+    def check_functions(self, database: Database, mods: Sequence[IRModule]) -> list[Verdict]:
+        """Compile with a database, and check the functions of ``mods``, which are not tuned."""
         with self._context.stage("compile"):
             if not self._compile(database, self._unchecked):
-                return [None] * len(mods)
+                return [Verdict()] * len(mods)
             self._compiled = frozenset(map(_key_of, database.get_all_tuning_records()))
         with self._context.stage("check"):
             try:
                 found = self._compare_functions()
             except WorkerError as error:
                 self._context.journal.write("error", where="network check", message=str(error))
-                return [None] * len(mods)
+                return [Verdict()] * len(mods)
         return [self._verdict(mod, found) for mod in mods]
 
     def _compare_functions(self) -> ComparedCalls:
@@ -187,14 +181,16 @@ class NetworkCheck(LibraryCheck):
         )
         return found
 
-    def _verdict(self, mod: IRModule, found: ComparedCalls) -> str | None:
-        """Return what was found of the functions of one task; as ``check_functions``."""
-        names = self._functions.get(workload_key(mod), ())
+    def _verdict(self, mod: IRModule, found: ComparedCalls) -> Verdict:
+        """Return what was found of the functions of one task."""
+        names = self._functions.get(workload_key(mod), [])
         problems = [found.problems[name] for name in names if name in found.problems]
         if problems:
-            return problems[0]
+            return Verdict(problems[0])
         is_checked = all(name in found.n_compared and name in self._tuned for name in names)
-        return "" if names and is_checked else None
+        if not names or not is_checked:
+            return Verdict()
+        return Verdict("", min(found.seconds[name] for name in names))
 
     @functools.cached_property
     def _functions(self) -> dict[str, list[str]]:

@@ -292,7 +292,7 @@ def _tune_tasks(
             untuned_sec=check.untuned_functions_sec,
         )
         progress = _search(session, tasks, contexts, parts)
-    database, outcomes = decide(session, tasks, progress, check)
+    database, outcomes = decide(session, tasks, contexts, progress, check)
     comparison = check.measure_tuned(database)
     report = TuneReport(
         what=what,

@@ -36,9 +36,9 @@ def sane_records(
 
 
 def mean_sec(record: TuningRecord) -> float:
-    """Return the mean of a record's times in seconds, as databases do."""
-    seconds = [float(second) for second in record.run_secs]
-    return math.fsum(seconds) / len(seconds)
+    """Return the mean of a record's times in seconds, as databases do; infinite without times."""
+    seconds = [float(second) for second in record.run_secs or ()]
+    return math.fsum(seconds) / len(seconds) if seconds else math.inf
 
 
 def scheduled(record: TuningRecord) -> IRModule:
