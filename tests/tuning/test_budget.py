@@ -209,6 +209,7 @@ def with_network_check(seconds=100.0, left_sec=90.0, network_check_sec=3.0, **fi
         least_later_sec=5.0,
         network_check_sec=network_check_sec,
         untuned_sec=4.0,
+        drafts=False,
     )
     return budget
 
@@ -253,3 +254,20 @@ def test_compiling_a_network_takes_what_its_candidates_took():
     assert tuned_compile_sec(network_of([unknown, unknown]), 9.0) == 18.0
     assert tuned_compile_sec(network_of([known, known]), 9.0) == pytest.approx(1.3 * 0.8)
     assert tuned_compile_sec(network_of([known, unknown]), 9.0) == pytest.approx(1.3 * 0.8)
+
+
+def test_tasks_without_trials_keep_the_seconds_of_their_drafts() -> None:
+    clock = Clock()
+    budget = Budget(100.0, clock)
+    secs = {"later_sec": 50.0, "least_later_sec": 14.0, "untuned_sec": 10.0}
+    budget.plan_reserve(FinishConfig(), 10, network_check_sec=2.0, **secs)
+    progress = RunProgress([TaskProgress(str(i), 1.0) for i in range(10)])
+    budget.update_reserve(progress, (), 16)
+    # Untuned code, the check, and one and a half times the untuned functions for drafts.
+    assert budget.reserve_sec == pytest.approx(14.0 + 2.0 + 15.0)
+    clock.now = 100.0 - 16.0 - 6.5
+    assert budget.reserve_drafts(10) == 4  # of 1.5 s each
+    budget.plan_reserve(FinishConfig(), 10, network_check_sec=2.0, drafts=False, **secs)
+    budget.update_reserve(progress, (), 16)
+    assert budget.reserve_sec == pytest.approx(16.0)
+    assert budget.reserve_drafts(10) == 0

@@ -77,6 +77,17 @@ class Proposer(abc.ABC):
                 exploration = Exploration(0.0, "recalled")
                 return self._send(recalled, exploration, n_seeded=len(recalled), seconds=seconds)
         clock = [time.perf_counter()]
+        seeds, drafts = self._started(size) if cheap and not len(self.measured) else ([], [])
+        if 0 < size <= len(seeds) + len(drafts):  # random candidates would be made for nothing
+            seconds = (0.0, 0.0, time.perf_counter() - clock[0])
+            exploration = Exploration(0.0, "analytical")
+            return self._send(
+                seeds + drafts,
+                exploration,
+                n_seeded=len(seeds),
+                n_analytical=len(drafts),
+                seconds=seconds,
+            )
         n_samples = max(self.options.init_min_unmeasured, CHEAP_SAMPLES_PER_TRIAL * size)
         randoms = self._sample(n_samples if cheap else None)
         if randoms is None:
@@ -85,9 +96,7 @@ class Proposer(abc.ABC):
         clock.append(time.perf_counter())
         exploration = self._exploration(cheap=cheap)
         clock.append(time.perf_counter())
-        seeds = self._seeded(size) if cheap else []
-        drafts = [] if len(self.measured) else self._drafted(size - len(seeds))
-        seeds += drafts
+        seeds = (self._seeded(size) if cheap else []) + drafts
         explore = min(n_random(exploration.epsilon, size - len(seeds)), len(randoms))
         wanted = size - explore - len(seeds)
         exploit = seeds + (self._screened(wanted, seeds) if cheap else self._searched(wanted))
@@ -128,10 +137,10 @@ class Proposer(abc.ABC):
         del n
         return []
 
-    def _drafted(self, n: int) -> list[Schedule]:
-        """Return up to ``n`` candidates that suit the processor, before any was measured."""
+    def _started(self, n: int) -> tuple[list[Schedule], list[Schedule]]:
+        """Return a task's first candidates, ``n`` at most: seeds, and those for the processor."""
         del n
-        return []
+        return [], []
 
     @abc.abstractmethod
     def _screened(self, n: int, without: Sequence[Schedule]) -> list[Schedule]:

@@ -174,17 +174,21 @@ class SurrogateProposer(Proposer):
         seeds = [places[key] for key in self._seeds if key in places]
         return self.candidates.schedules(seeds[:n])
 
-    def _drafted(self, n: int) -> list[Schedule]:
+    def _started(self, n: int) -> tuple[list[Schedule], list[Schedule]]:
         processor = processor_of(self.context.target)
         if processor is None or not self.options.n_analytical:
-            return []
+            return [], []
         candidates, n_drafts = self.candidates, self.options.n_analytical
+        candidates.forget_programs()
+        self._add_seeds()
+        seeds = self._seeded(n)
         points = analytical_points(candidates.space, processor, n_drafts, self.rng)
         keys = set(candidates.add(points)) - set(self._seeds)
         drafts = [i for i, key in enumerate(candidates.pool.keys) if key in keys]
+        n_left = n - len(seeds)
         if self.model.is_trained:  # by tasks that are alike
-            drafts = candidates.best(np.array(drafts, dtype=np.intp), n)
-        return candidates.schedules(drafts[:n])
+            drafts = candidates.best(np.array(drafts, dtype=np.intp), n_left)
+        return seeds, candidates.schedules(drafts[:n_left])
 
     def _screened(self, n: int, without: Sequence[Schedule]) -> list[Schedule]:
         taken = {key_of(schedule) for schedule in without}

@@ -145,12 +145,12 @@ def _add_drafts(
 ) -> None:
     """Give tasks without any record a schedule that suits the processor, as time allows."""
     gaps = [i for i, each in enumerate(finalists) if not each.records and each.proven is None]
-    if not gaps or not session.config.search.n_analytical:
+    if not gaps:
         return
     # Untuned, functions of many operations take most of the time.
     gaps.sort(key=lambda i: -progress.tasks[i].weight * float(estimate_tir_flops(contexts[i].mod)))
     rng, n_drafted = np.random.default_rng(session.seed), 0
-    n_most = session.budget.reserve_drafts(progress, len(gaps))
+    n_most = session.budget.reserve_drafts(len(gaps))
     for index in gaps[:n_most]:
         draft = draft_of(contexts[index], rng)
         if draft is not None:

@@ -290,6 +290,7 @@ def _tune_tasks(
             least_later_sec=check.least_reserve_sec,
             network_check_sec=check.network_check_sec,
             untuned_sec=check.untuned_functions_sec,
+            drafts=session.config.search.n_analytical > 0,
         )
         progress = _search(session, tasks, contexts, parts)
     database, outcomes = decide(session, tasks, contexts, progress, check)
