@@ -3,11 +3,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from tvm_adaptive._tvm import save_json, structural_hash, te_workload
+from tvm_adaptive._tvm import (
+    Part,
+    copy_record,
+    ms,
+    save_json,
+    structural_hash,
+    te_workload,
+)
+from tvm_adaptive.models import compile as compile_
 from tvm_adaptive.models import (
     compile_network,
     extract,
+    parts,
     prepare,
     resnet18,
     run_exported,
@@ -24,7 +34,9 @@ from tvm_adaptive.models.weights import load_module, save_module
 from tvm_adaptive.tuning.target import resolve_target
 
 
-def test_a_network_compiled_elsewhere_is_the_same_network(tmp_path: Path) -> None:
+def test_a_network_compiled_elsewhere_is_the_same_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = resolve_target("cpu")
     network = resnet18(image_size=32, width=16, classes=10)
     prepared = prepare(network, target, prepack=None)
@@ -35,11 +47,47 @@ def test_a_network_compiled_elsewhere_is_the_same_network(tmp_path: Path) -> Non
     assert (tmp_path / "weights.bin").stat().st_size > (tmp_path / "module.json").stat().st_size
     assert structural_hash(load_module(tmp_path)) == structural_hash(mod)
     library = tmp_path / "net.so"
+    monkeypatch.setattr(compile_, "n_build_workers", lambda _: 1)
     export_module(str(tmp_path), save_json(target), str(library))
     inputs = network.random_inputs()
     (found,) = run_exported(library, inputs)
     (expected,) = run_network(compile_network(prepared, None, target), inputs)
     np.testing.assert_array_equal(found, expected)
+
+
+def test_processes_that_share_a_network_compile_the_same(
+    case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Some functions have a schedule, others not: they are compiled for different targets.
+    prepared, database = case.prepared["prepack"], ms.database.MemoryDatabase()
+    for record in case.databases["prepack"].get_all_tuning_records()[::2]:
+        copy_record(record, database)
+    mod, coverage = schedule_network(prepared, database, case.target)
+    assert coverage.tuned
+    assert coverage.fallback
+    (expected,) = run_network(compile_network(prepared, database, case.target), case.inputs)
+    monkeypatch.setattr(compile_, "n_build_workers", lambda _: 3)
+    for name in ("net.so", "net.tar"):
+        folder = tmp_path / f"module of {name}"
+        folder.mkdir()
+        save_module(mod, folder)
+        export_module(str(folder), save_json(case.target), str(tmp_path / name))
+        assert len(list(folder.glob("part*.o"))) > 3
+        (found,) = run_exported(tmp_path / name, case.inputs)
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_an_error_of_the_compiler_is_raised(
+    case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_part: Part, _path: str) -> None:
+        raise ValueError("it cannot be compiled")
+
+    save_module(schedule_network(case.prepared["NHWC"], None, case.target)[0], tmp_path)
+    monkeypatch.setattr(compile_, "n_build_workers", lambda _: 2)
+    monkeypatch.setattr(parts, "write_object", refuse)
+    with pytest.raises(ValueError, match="it cannot be compiled"):
+        export_module(str(tmp_path), save_json(case.target), str(tmp_path / "net.so"))
 
 
 def test_a_function_compiled_elsewhere_runs(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from tvm_adaptive._tvm.intrinsics import backends_for, only_intrinsics
 from tvm_adaptive._tvm.versions import check_versions, installed_version
@@ -39,6 +39,7 @@ from tvm.ir.utils import derived_object as _derived_object
 from tvm.relax import backend as relax_backend
 from tvm.relax import dpl as relax_patterns
 from tvm.relax import transform as relax_transform
+from tvm.relax import vm_build
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.relax.frontend import nn
 from tvm.rpc import base as rpc_base
@@ -108,6 +109,8 @@ from tvm_ffi import register_error, structural_hash
 from tvm_ffi.serialization import from_json_graph_str
 
 _T = TypeVar("_T")
+
+Part: TypeAlias = tuple[IRModule, Target]  # functions, and what they are compiled for
 
 # TVM 0.26 has them in tirx.
 SBlock: Any = getattr(s_tir, "SBlock", None) or tirx.SBlock
@@ -375,28 +378,41 @@ def is_scheduled(function: Any) -> bool:
     return bool(function.attrs and function.attrs.get("tirx.is_scheduled"))
 
 
-def build_network(mod: IRModule, target: Target, untuned: Target) -> Any:
-    """Compile a lowered network, functions without a schedule for a target of their own.
+def network_code(mod: IRModule, target: Target, untuned: Target) -> tuple[Any, list[Part]]:
+    """Compile a lowered network for the virtual machine; return that code and the functions.
 
-    These are compiled without checks of their arguments, which take half of the time: the
-    network checks its inputs itself.
+    Functions without a schedule have a target of their own.
     """
-    from tvm.relax import vm_build
-
     builder = relax.ExecBuilder()
     left = vm_build._vmcodegen(builder, mod, "bytecode")
+    parts: dict[bool, dict[Any, PrimFunc]] = {True: {}, False: {}}
     together = untuned.same_as(target)
-    tuned, others = (
-        IRModule(
-            {v: f for v, f in _tensor_functions(left) if (together or is_scheduled(f)) is each}
-        )
-        for each in (True, False)
-    )
-    with PassContext(opt_level=3, config={"tirx.disable_assert": True}):
-        if not tuned.functions:
-            return vm_build._vmlink(builder, untuned, others)
-        libraries = [tirx.build(others, target=untuned)] if others.functions else []
-    return vm_build._vmlink(builder, target, tuned, ext_libs=libraries)
+    for variable, function in _tensor_functions(left):
+        parts[together or is_scheduled(function)][variable] = function
+    targets = ((True, target), (False, untuned))
+    return builder, [(IRModule(parts[key]), each) for key, each in targets if parts[key]]
+
+
+def link_network(code: Any, parts: Sequence[Part]) -> Any:
+    """Compile a network's functions, and join them with its code."""
+    (mod, target), *others = parts or [(None, None)]
+    with _unchecked():
+        libraries = [tirx.build(*each) for each in others]
+        return vm_build._vmlink(code, target, mod, ext_libs=libraries)
+
+
+def write_object(part: Part, path: str) -> None:
+    """Compile some of a network's functions to an object file."""
+    with _unchecked():
+        tirx.build(*part).write_to_file(path)
+
+
+def _unchecked() -> PassContext:
+    """Compile without checks of arguments, which take half of the time.
+
+    The network checks its inputs itself.
+    """
+    return PassContext(opt_level=3, config={"tirx.disable_assert": True})
 
 
 def check_well_formed(mod: IRModule) -> None:

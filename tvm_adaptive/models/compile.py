@@ -18,15 +18,21 @@ from typing import Any
 from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import Database, IRModule, PassContext, PrimFunc, Sequential, Target
 from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.models.parts import write_objects
 from tvm_adaptive.models.prefetch import follow_hints
 from tvm_adaptive.models.prepare import Prepared, call_counts, is_gpu
 from tvm_adaptive.models.weights import load_module
+from tvm_adaptive.workers.cores import n_build_workers, usable_physical_cores
 
 logger = logging.getLogger(__name__)
 
 # LLVM's default of 3 unrolls the plain loops of functions without a schedule into thousands
 # of instructions in a row, which take minutes to compile: 88 s for DenseNet-121, at 2 a tenth.
 _UNTUNED_OPT_LEVEL = 2
+
+# An identifier of a library is a hash of all its weights, which takes longer than the rest of
+# linking; only debuggers use it.
+_LINKING = {"options": ["-Wl,--build-id=none"]}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +68,9 @@ class Compiled:
 def compile_network(prepared: Prepared, database: Database | None, target: Target) -> Compiled:
     """Compile a prepared network, by the same passes with and without a database."""
     mod, coverage = schedule_network(prepared, database, target)
-    return Compiled(_build_network(mod, target), coverage, device_kind(target))
+    with target, PassContext(opt_level=3):
+        executable = _tvm.link_network(*_network_code(mod, target))
+    return Compiled(executable, coverage, device_kind(target))
 
 
 def schedule_network(
@@ -107,14 +115,20 @@ def export(compiled: Compiled, path: str | os.PathLike[str]) -> None:
 def export_module(folder: str, target_json: str, path: str) -> float:
     """Compile a network that :func:`~tvm_adaptive.models.weights.save_module` wrote.
 
-    Returns the seconds of compiling, without those of writing the library.
+    Several processes compile its functions to object files in ``folder``, as many as cores
+    and memory allow. Returns the seconds of that, without those of writing the weights.
     """
     mod, target = load_module(Path(folder)), _tvm.load_own_json(target_json)
-    with _silent_stderr():
+    n_processes = n_build_workers(usable_physical_cores())
+    with _silent_stderr(), target, PassContext(opt_level=3):
         start_sec = time.perf_counter()
-        executable = _build_network(mod, target)
+        code, parts = _network_code(mod, target)
+        objects, rest = write_objects(parts, folder, n_processes)
+        executable = _tvm.link_network(code, rest)
         compile_sec = time.perf_counter() - start_sec
-        executable.export_library(path)
+        # In that folder, because a killed worker leaves its files.
+        own = {"addons": objects, "workspace_dir": folder}
+        executable.export_library(path, **own, **_LINKING if path.endswith(".so") else {})
     return compile_sec
 
 
@@ -129,8 +143,8 @@ def device_kind(target: Target) -> str:
     return "cpu" if target.kind.name in ("llvm", "c") else str(target.kind.name)
 
 
-def _build_network(mod: IRModule, target: Target) -> Any:
-    """Compile what :func:`schedule_network` returns."""
+def _network_code(mod: IRModule, target: Target) -> tuple[Any, list[_tvm.Part]]:
+    """Lower what :func:`schedule_network` returns, within the target; compile all but functions."""
     t = _tvm.relax_transform
     # Computes, once, the layouts of weights that schedules have chosen.
     pack = [
@@ -153,11 +167,10 @@ def _build_network(mod: IRModule, target: Target) -> Any:
         t.VMShapeLower(),
         t.AttachGlobalSymbol(),
     ]
-    with target, PassContext(opt_level=3):
-        mod = follow_hints(_without_blockless(mod, Sequential(pack)))
-        if is_gpu(target):
-            mod = _tvm.schedule_for_gpu(mod)
-        return _tvm.build_network(Sequential(lower)(mod), target, _untuned_target(target))
+    mod = follow_hints(_without_blockless(mod, Sequential(pack)))
+    if is_gpu(target):
+        mod = _tvm.schedule_for_gpu(mod)
+    return _tvm.network_code(Sequential(lower)(mod), target, _untuned_target(target))
 
 
 def _untuned_target(target: Target) -> Target:

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     control, parent = (int(number) for number in arguments)
     # Only the parent handles Ctrl-C: it decides whether the running task ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if not _die_with(parent):
+    if not die_with(parent):
         return 1
     defer_package("tvm_adaptive")
     importlib.import_module("tvm_adaptive.errors")  # now, not when memory has run out
@@ -188,7 +188,7 @@ def _answer(payload: bytes) -> tuple[bool, Any, str]:
         return False, traceback.format_exc(), machine_failure(error)
 
 
-def _die_with(parent: int) -> bool:
+def die_with(parent: int) -> bool:
     """Let the system kill this process when its parent dies; False if it has already."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     return os.getppid() == parent
@@ -224,7 +224,7 @@ def _fork(connection: socket.socket, number: int, descriptors: Sequence[int]) ->
 
 def _work_after_fork(server: int, descriptors: Sequence[int], env: dict[str, str]) -> int:
     os.setsid()  # killing its group must not kill the server's
-    if not _die_with(server):
+    if not die_with(server):
         return 1
     _offer_to_oom_killer(_OOM_SCORE_WORKER)
     os.environ.update(env)

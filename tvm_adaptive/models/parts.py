@@ -1,0 +1,98 @@
+"""Compile the functions of a network in several processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from tvm_adaptive._tvm import IRModule, Part, save_json, write_object
+from tvm_adaptive.workers.forks import MAX_JOBS, run_in_forks
+
+# With fewer shares one long one may be the last; with more, each costs its own set-up.
+_SHARES_PER_PROCESS = 8
+# In the text of a function that calls another one.
+_CALL = '"ir.GlobalVar"'
+
+
+def write_objects(
+    parts: Sequence[Part], folder: str, n_processes: int
+) -> tuple[list[str], list[Part]]:
+    """Compile functions of a network to object files, within the target.
+
+    Parameters
+    ----------
+    parts : sequence of Part
+        All functions of the network.
+    folder : str
+        Where the object files go; must exist.
+    n_processes : int
+        This process and its forks, at least 1.
+
+    Returns
+    -------
+    list of str
+        The paths of the object files.
+    list of Part
+        The functions that are in none of them: one, because TVM exports no network without a
+        library, or all of them where they cannot be divided.
+    """
+    if n_processes == 1 or any(target.kind.name != "llvm" for _, target in parts):
+        return [], list(parts)
+    alone = [(IRModule({v: f}), target) for mod, target in parts for v, f in mod.functions.items()]
+    texts = [save_json(f) for mod, _ in parts for f in mod.functions.values()]
+    # A function that calls another one is compiled together with it.
+    if not alone or any(_CALL in text for text in texts):
+        return [], list(parts)
+    *shared, least = sorted(range(len(alone)), key=lambda index: -len(texts[index]))
+    jobs = [
+        joined
+        for share in divide([len(texts[index]) for index in shared], n_processes)
+        for joined in _joined([alone[shared[index]] for index in share])
+    ]
+    paths = [os.path.join(folder, f"part{number}.o") for number in range(len(jobs))]
+    run_in_forks(lambda number: write_object(jobs[number], paths[number]), len(jobs), n_processes)
+    return paths, [alone[least]]
+
+
+def divide(works: Sequence[float], n_processes: int) -> list[list[int]]:
+    """Divide functions into shares, those with the most work first.
+
+    A text says little about the time that LLVM needs, so that no division is even: a process
+    takes the next share when it is free, and the largest functions have shares of their own.
+
+    Parameters
+    ----------
+    works : sequence of float
+        The estimated work of each function, in any unit.
+    n_processes : int
+        The processes that take the shares.
+
+    Returns
+    -------
+    list of list of int
+        The indices of the functions of each share.
+    """
+    # Each function may have its own target, and become two jobs of its share.
+    n_shares = min(_SHARES_PER_PROCESS * n_processes, MAX_JOBS // 2 - 1)
+    most = sum(works) / n_shares
+    shares: list[list[int]] = []
+    work_of_last = most
+    for index in sorted(range(len(works)), key=lambda index: -works[index]):
+        if work_of_last >= most:
+            shares.append([])
+            work_of_last = 0.0
+        shares[-1].append(index)
+        work_of_last += works[index]
+    return shares
+
+
+def _joined(parts: Sequence[Part]) -> list[Part]:
+    """Join the parts of each target, of which there are few."""
+    joined: list[Part] = []
+    for mod, target in parts:
+        same = next((other for other, of_other in joined if of_other.same_as(target)), None)
+        if same is None:
+            joined.append((IRModule(dict(mod.functions.items())), target))
+        else:
+            same.update(mod)
+    return joined
