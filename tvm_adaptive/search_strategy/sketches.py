@@ -121,8 +121,8 @@ def draft_of(context: TuneContext, rng: np.random.Generator) -> TuningRecord | N
         spaces = context.space_generator.generate_design_space(context.mod)
         sketches = Sketches(context, spaces)
         points = analytical_points(sketches.space, processor, _N_TRIED, rng)
-        valid = (found[1] for found in sketches.replay(points, rng) if found is not None)
-        schedule = next(valid, None)
+        found = (sketches.replay([point], rng)[0] for point in points)
+        schedule = next((each[1] for each in found if each is not None), None)
     except Exception:
         logger.warning("%s: no schedule could be drafted", context.task_name, exc_info=True)
         return None
