@@ -18,7 +18,6 @@ from tvm_adaptive._tvm import (
     TuningRecord,
     Workload,
     args_info_of,
-    record_as_json,
 )
 from tvm_adaptive.search_strategy.analytical import analytical_points
 from tvm_adaptive.search_strategy.knobs import (
@@ -129,9 +128,7 @@ def draft_of(context: TuneContext, rng: np.random.Generator) -> TuningRecord | N
     if schedule is None:
         return None
     workload, args_info = Workload(context.mod), args_info_of(context.mod)
-    record = TuningRecord(schedule.trace, workload, None, context.target, args_info)
-    # As databases give it out: numbers of a trace from a file are plain ones.
-    return TuningRecord.from_json(record_as_json(record), workload)
+    return TuningRecord(schedule.trace, workload, None, context.target, args_info)
 
 
 def _name_of(trace: Any) -> str:

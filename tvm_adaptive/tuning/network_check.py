@@ -65,6 +65,7 @@ from tvm_adaptive.tuning.peers import Rivals, rivals_reserve_sec
 from tvm_adaptive.tuning.session import RunContext
 from tvm_adaptive.tuning.source_of_difference import source_of_difference
 from tvm_adaptive.values.agreement import outputs_problem
+from tvm_adaptive.values.trace_json import without_flags
 from tvm_adaptive.workers.pool import Outcome, Step, WorkerPool
 from tvm_adaptive.workers.scratch import ScratchFolder
 
@@ -439,7 +440,7 @@ class NetworkCheck(LibraryCheck):
 def _key_of(record: TuningRecord) -> str:
     """Return a text that only records with the same schedule of the same function share."""
     choices, _, *_ = record_as_json(record)
-    return json.dumps([workload_key(record.workload.mod), choices])
+    return json.dumps([workload_key(record.workload.mod), without_flags(choices)])
 
 
 Check: TypeAlias = NetworkCheck | OperatorCheck
