@@ -138,3 +138,58 @@ def test_what_a_kernel_leaves_as_it_was_is_wrong(dtype):
         found = expected.copy()
         found[place] = left[place]
         assert call_problem([found], [expected], 1e-3) is not None, place
+
+
+class Buffer:
+    """A tensor on a device."""
+
+    def __init__(self):
+        self.array = np.zeros(3, "float32")
+
+    def numpy(self):
+        return self.array
+
+    def copyfrom(self, array):
+        self.array = np.array(array)
+
+
+class Machine:
+    """A virtual machine whose functions a and b add 1, the others nothing."""
+
+    def __init__(self, names):
+        self.names = names
+
+    def set_instrument(self, watch):
+        self.watch = watch
+
+    def __getitem__(self, _name):
+        return self.main
+
+    def main(self, *_inputs):
+        value = np.zeros(3, "float32")
+        for name in self.names:
+            buffer = Buffer()
+            if self.watch(None, name, True, None, buffer) == compare_calls_file._SKIP:
+                continue
+            buffer.copyfrom(value + (name in ("a", "b")))
+            self.watch(None, name, False, None, buffer)
+            value = buffer.numpy()
+
+
+@pytest.mark.parametrize(
+    ("calls", "n_compared"),
+    [
+        (["a", "b", "b"], {"a": 1, "b": 2, "view": 0}),  # the other build has no call for a view
+        (["a", "view", "b", "b"], {"a": 1, "b": 2, "view": 1}),
+        (["more", "a", "view", "b", "b"], {"a": 1, "b": 2, "view": 1}),
+        (["a", "view", "b"], {"a": 1, "view": 1}),  # which call is which is not known
+    ],
+)
+def test_only_what_both_builds_call_as_often_is_compared(monkeypatch, calls, n_compared):
+    machines = {"untuned": Machine(["a", "view", "b", "b"]), "tuned": Machine(calls)}
+    monkeypatch.setattr(compare_calls_file.device_session, "load_once", lambda path: path)
+    monkeypatch.setattr(compare_calls_file, "VirtualMachine", lambda path, _place: machines[path])
+    names = dict.fromkeys(["a", "b", "view", "more"], 1)
+    found = compare_calls(("untuned", "tuned"), [], "cpu", names, 1e-3)
+    assert found.n_compared == n_compared
+    assert found.problems == {}

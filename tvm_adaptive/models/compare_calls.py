@@ -12,6 +12,7 @@ import dataclasses
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,8 @@ _REFERENCE, _OTHER = 0, 1
 class ComparedCalls:
     """What a comparison of two builds has found, by the names of functions."""
 
-    # How many calls were compared; those on inputs without a defined result are left out.
+    # How many calls were compared; those on inputs without a defined result are left out. 0 of
+    # functions that the other build does not call: their callers compute the same without.
     n_compared: dict[str, int] = dataclasses.field(default_factory=dict)
     # Which value of the first wrong call differs, and by how much; in the order of the calls.
     problems: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -58,12 +60,16 @@ def compare_calls(
     """Run two builds of a network in turns and compare the outputs of each call.
 
     The first of the ``paths`` is the reference. ``n_outputs`` has the functions that
-    both builds call, in the same order. Those in ``skipped`` are not run in the other build.
-    While a function of the other build runs, its name is in the ``progress_file``, which
-    shows which one has crashed.
+    are compared if both builds call them as often, in the same order. Those in ``skipped``
+    are not run in the other build. While a function of the other build runs, its name is in
+    the ``progress_file``, which shows which one has crashed.
     """
     where = device_session.place(device_kind)
     machines = [VirtualMachine(device_session.load_once(path), where) for path in paths]
+    tensors = [tensor(value, device=where) for value in inputs]
+    calls = [_calls_of(machine, tensors, n_outputs) for machine in machines]
+    # A build makes views instead of calls of what it recognises as reshapes.
+    n_outputs = {name: n for name, n in n_outputs.items() if calls[0][name] == calls[1][name]}
     turns = _Turns()
     reference = _Reference(n_outputs, turns)
     other = _Other(
@@ -72,6 +78,7 @@ def compare_calls(
         skipped=frozenset(skipped),
         progress=_Progress(progress_file),
     )
+    other.found.n_compared.update(dict.fromkeys(calls[_REFERENCE].keys() - calls[_OTHER].keys(), 0))
     failures: list[Exception] = []
 
     def run(side: int, watch: Callable[..., int]) -> None:
@@ -79,7 +86,7 @@ def compare_calls(
             stack.callback(turns.end, side)
             try:
                 machines[side].set_instrument(watch)
-                machines[side]["main"](*(tensor(value, device=where) for value in inputs))
+                machines[side]["main"](*tensors)
             except Exception as error:
                 failures.append(error)
 
@@ -90,6 +97,24 @@ def compare_calls(
     if failures:  # the first is the cause: it ends the other side
         raise failures[0]
     return other.found
+
+
+def _calls_of(
+    machine: VirtualMachine, tensors: Sequence[Any], names: Collection[str]
+) -> Counter[str]:
+    """Count the calls of functions in an inference, of which none is run."""
+    found: Counter[str] = Counter()
+
+    def count(_function: Any, name: str, is_before: bool, *_rest: Any) -> int:
+        name = name.removesuffix(_PACKED)
+        if not is_before or name not in names:
+            return _GO_ON
+        found[name] += 1
+        return _SKIP
+
+    machine.set_instrument(count)
+    machine["main"](*tensors)
+    return found
 
 
 class _Turns:

@@ -191,7 +191,7 @@ class NetworkCheck(LibraryCheck):
         is_checked = all(name in found.n_compared and name in self._tuned for name in names)
         if not names or not is_checked:
             return Verdict()
-        return Verdict("", min(found.seconds[name] for name in names))
+        return Verdict("", min(found.seconds.get(name, 0.0) for name in names))
 
     @functools.cached_property
     def _functions(self) -> dict[str, list[str]]:
