@@ -298,6 +298,12 @@ def has_blocks(function: PrimFunc) -> bool:
     return bool(block_names(IRModule({"main": function})))
 
 
+def is_reshape(function: PrimFunc) -> bool:
+    """Say whether a function only reshapes its argument: a network then makes a view of it."""
+    is_block = isinstance(function.body, SBlockRealize)
+    return is_block and bool(relax.analysis.has_reshape_pattern(function))
+
+
 def args_info_of(mod: IRModule) -> list[ArgInfo]:
     """Return the arguments that a candidate's module takes when it is measured."""
     return list(ArgInfo.from_entry_func(mod, remove_preproc=True))

@@ -82,15 +82,17 @@ def extract(prepared: Prepared, target: Target) -> list[_tvm.ExtractedTask]:
     found: list[_tvm.ExtractedTask] = []
     for task in _tvm.extract_tasks(prepared.mod, target):
         (function,) = task.dispatched[0].functions.values()
-        if _tvm.has_blocks(function):  # others have no schedules
+        # Others have no schedules, or are views as long as they have none.
+        if _tvm.has_blocks(function) and not _tvm.is_reshape(function):
             found.append(task)
     # The order of a hash table would change with every process.
     return sorted(found, key=lambda task: str(task.task_name))
 
 
 def call_counts(mod: IRModule) -> Counter[str]:
-    """Count the calls of each tensor function in the Relax functions of a module."""
-    return Counter(str(call.args[0].name_hint) for call in _calls(mod))
+    """Count the calls of tensor functions in a module's Relax functions; views are none."""
+    names = Counter(str(call.args[0].name_hint) for call in _calls(mod))
+    return Counter({name: n for name, n in names.items() if not _tvm.is_reshape(mod[name])})
 
 
 def output_counts(mod: IRModule) -> dict[str, int]:

@@ -93,9 +93,16 @@ class Tilings:
 
 
 def analytical_points(
-    space: KnobSpace, processor: Processor, n: int, rng: np.random.Generator
+    space: KnobSpace,
+    processor: Processor,
+    n: int,
+    rng: np.random.Generator,
+    *,
+    max_unrolled: int = _UNROLLED[-1],
 ) -> list[Point]:
     """Return up to ``n`` points of different tilings, the most promising first.
+
+    Loops of more than ``max_unrolled`` steps are not written out.
 
     Sketches take turns: they differ in where results are collected, which the model does not
     know. Sketches that the model knows nothing of come last, the simplest first.
@@ -103,6 +110,7 @@ def analytical_points(
     queues: list[tuple[float, int, list[Point]]] = []
     for number, knobs in enumerate(space.sketches):
         vectors = _drawn(knobs, rng)
+        vectors = vectors[_unrolled(knobs, vectors) <= max_unrolled]
         tilings = tilings_of(knobs, vectors)
         # Of sketches without tilings, one that factors no reduction is as fast on a few threads.
         cost, order = float("inf"), np.arange(len(vectors))
@@ -168,18 +176,24 @@ def _bytes_of(rows: IntArray, columns: IntArray, depth: IntArray) -> IntArray:
 
 def tilings_of(knobs: Sequence[Knob], vectors: IntArray) -> Tilings | None:
     """Return the tilings of points, one per row; None where loops are not split as on CPUs."""
-    unrolled: IntArray = np.zeros(len(vectors), dtype=np.int64)
     parts: dict[int, list[IntArray]] = {_N_SPATIAL: [], _N_REDUCTION: []}
     for knob, where in zip(knobs, slices_of(knobs), strict=True):
         if isinstance(knob, Tile) and knob.n_parts in parts:
             parts[knob.n_parts].append(vectors[:, where])
-        elif isinstance(knob, Choice) and len(knob.weights) == len(_UNROLLED):
-            unrolled = np.array(_UNROLLED)[vectors[:, where.start]]
     if not parts[_N_SPATIAL]:
         return None
     none: IntArray = np.ones((len(vectors), 0, _N_REDUCTION), dtype=np.int64)
     reduction = np.stack(parts[_N_REDUCTION], axis=1) if parts[_N_REDUCTION] else none
-    return Tilings(np.stack(parts[_N_SPATIAL], axis=1), reduction, unrolled)
+    spatial = np.stack(parts[_N_SPATIAL], axis=1)
+    return Tilings(spatial, reduction, _unrolled(knobs, vectors))
+
+
+def _unrolled(knobs: Sequence[Knob], vectors: IntArray) -> IntArray:
+    """Return of each point how many steps a loop may have that is written out."""
+    for knob, where in zip(knobs, slices_of(knobs), strict=True):
+        if isinstance(knob, Choice) and len(knob.weights) == len(_UNROLLED):
+            return np.array(_UNROLLED)[vectors[:, where.start]]
+    return np.zeros(len(vectors), dtype=np.int64)
 
 
 def _drawn(knobs: Sequence[Knob], rng: np.random.Generator) -> IntArray:

@@ -34,6 +34,9 @@ from tvm_adaptive.values.trace_json import without_flags
 
 logger = logging.getLogger(__name__)
 
+# With up to 512 steps in a row, a function may take half a minute to compile, which nothing
+# has timed before it is compiled with all others.
+_MOST_UNROLLED = 64
 # Decisions may have no valid program: one of a few has.
 _N_TRIED = 4
 # Seeds of TVM's schedules are in [1, 2^31).
@@ -119,7 +122,9 @@ def draft_of(context: TuneContext, rng: np.random.Generator) -> TuningRecord | N
     try:
         spaces = context.space_generator.generate_design_space(context.mod)
         sketches = Sketches(context, spaces)
-        points = analytical_points(sketches.space, processor, _N_TRIED, rng)
+        points = analytical_points(
+            sketches.space, processor, _N_TRIED, rng, max_unrolled=_MOST_UNROLLED
+        )
         found = (sketches.replay([point], rng)[0] for point in points)
         schedule = next((each[1] for each in found if each is not None), None)
     except Exception:
