@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tvm_adaptive.errors import AdaptiveError, JournalError
@@ -60,6 +60,8 @@ def test_journals_of_bytes(content: bytes, folder: Path) -> None:
 
 @quick
 @given(lines=st.lists(values | events, max_size=6))
+@example(lines=[{"event": "tasks", "tasks": [None]}])
+@example(lines=[{"event": "comparison", "peers": 7}])
 def test_journals_of_json(lines: list[Any], folder: Path) -> None:
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (folder / "journal.jsonl").write_text(text)

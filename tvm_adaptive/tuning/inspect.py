@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from tvm_adaptive._tvm import TVM_VERSION, Schedule, TuningRecord, workload_key
 from tvm_adaptive.database.metaschedule import readable_database, record_of, trial_of
@@ -21,6 +22,8 @@ from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.session import journal_of
 from tvm_adaptive.values.trial import median_sec
 
+_Parsed = TypeVar("_Parsed")
+
 
 class Best(NamedTuple):
     """The best record of a task."""
@@ -36,43 +39,42 @@ class ShownTask(NamedTuple):
     name: str
     family: str
     weight: float  # calls per inference
-    best: Best
+    best: Best = Best()
 
 
 def shown_tasks(work_dir: Path) -> list[ShownTask]:
     """Return the tasks of a run in their order, also of one in progress or killed."""
-    tasks = _last_event(work_dir, "tasks").get("tasks")
+
+    def parse(event: dict[str, Any]) -> list[tuple[str, ShownTask]]:
+        return [
+            (task["workload_key"], ShownTask(task["name"], task["family"], float(task["weight"])))
+            for task in event["tasks"]
+        ]
+
+    tasks = _last_event(work_dir, "tasks", parse)
     if not tasks:
         raise InvalidOptionError(f"{work_dir}: the run had not begun its search; continue it.")
     best = _best_records(work_dir)
-    return [
-        ShownTask(
-            task["name"],
-            task["family"],
-            float(task["weight"]),
-            best.get(task["workload_key"], Best()),
-        )
-        for task in tasks
-    ]
+    return [task._replace(best=best.get(key, Best())) for key, task in tasks]
 
 
 def shown_comparison(work_dir: Path) -> Comparison | None:
     """Return what the tuned network was last compared with; None before that."""
-    event = _last_event(work_dir, "comparison")
-    return Comparison.from_fields(event) if event else None
+    return _last_event(work_dir, "comparison", Comparison.from_fields)
 
 
-def _last_event(work_dir: Path, kind: str) -> dict[str, Any]:
-    """Return the last event of a kind in a run's journal; an empty one without it."""
-    found: dict[str, Any] = {}
+def _last_event(
+    work_dir: Path, kind: str, parse: Callable[[dict[str, Any]], _Parsed]
+) -> _Parsed | None:
+    """Return the last event of a kind in a run's journal, parsed; None without one."""
+    found: list[_Parsed] = []
 
-    def take(event: dict[str, Any]) -> None:
-        nonlocal found
+    def take(event: dict[str, Any]) -> None:  # an event that cannot be parsed is named
         if event["event"] == kind:
-            found = event
+            found[:] = [parse(event)]
 
     follow(journal_of(work_dir), take)
-    return found
+    return found[0] if found else None
 
 
 def best_schedule(work_dir: Path, task_name: str | None = None) -> tuple[str, str]:
