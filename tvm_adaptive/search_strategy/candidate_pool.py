@@ -45,8 +45,8 @@ class CandidatePool:
 
     def carry(self) -> dict[str, Any]:
         """Return the pool in plain values, all but the programs, for :meth:`resume`."""
-        state = {"rng": self.rng, "pool": self.pool, "points": self.sent}
-        return {**state, "builds": self.build_cost.carry()}
+        builds = self.build_cost.carry()
+        return {"rng": self.rng, "pool": self.pool, "points": self.sent, "builds": builds}
 
     def resume(self, carried: Mapping[str, Any]) -> None:
         """Continue from the state of another process's pool of the same task."""

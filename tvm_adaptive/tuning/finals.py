@@ -63,7 +63,7 @@ _LEAST_LIMIT_SEC = 5.0
 # An untuned function may run so long also when the budget is spent: without it, nothing
 # of the task can be checked, and its search was useless.
 _LEAST_REFERENCE_SEC = 30.0
-# A play-off that ended like this has not found out whether a record of the task is sound.
+# A play-off that ended like this does not say whether a record of the task is sound.
 _UNDECIDED = ("not-held", "no-time", "no-reference", "error")
 
 

@@ -57,7 +57,7 @@ class Measurement:
 class Verdict:
     """What a check within the network has found of a task's functions."""
 
-    # "" if they compute the same as untuned, else why not; None if it could not be found out.
+    # "" if they compute the same as untuned, else why not; None if that is not known.
     problem: str | None = None
     seconds: float = math.inf  # of one call, roughly
 
