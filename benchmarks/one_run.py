@@ -44,8 +44,8 @@ def main(folder: Path) -> int:
                 budget_sec=spec.budget_sec,
                 trials=spec.trials,
                 seed=spec.seed,
-                # Cold: what another run found must not help.
-                config=config_of(method).replace(store="none"),
+                # Cold: what another run found must not help. Equal times are compared.
+                config=config_of(method).replace(store="none", use_all=True),
             )
             if report.interrupted:
                 return 130

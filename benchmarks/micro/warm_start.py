@@ -161,7 +161,7 @@ def tune_once(spec: dict[str, Any]) -> None:
         work_dir=spec["out"],
         budget_sec=spec["budget_sec"],
         seed=spec["seed"],
-        config=DEFAULT.replace(store=spec["store"]),
+        config=DEFAULT.replace(store=spec["store"], use_all=True),
     )
 
 

@@ -73,6 +73,7 @@ def main() -> None:
 def config_of(patience: int, batch: int) -> TuneConfig:
     return DEFAULT.replace(
         task_scheduler="adaptive-round-robin",
+        use_all=True,
         search=dataclasses.replace(DEFAULT.search, n_trials_per_round=batch),
         scheduler=dataclasses.replace(DEFAULT.scheduler, patience_trials=patience),
         # The play-off's winner is of no interest here.

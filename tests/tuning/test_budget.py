@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
 from tvm_adaptive.tuning.budget import Budget, tuned_compile_sec, tuned_share
-from tvm_adaptive.tuning.config import FinishConfig
+from tvm_adaptive.tuning.config import DEFAULT, FinishConfig
 
 
 class Clock:
@@ -86,9 +86,36 @@ def test_overshoot_is_at_most_one_round(rounds, seconds):
 def test_a_goal_that_is_reached_ends_the_search():
     budget = Budget(None)
     assert not budget.should_stop()
-    budget.reached = True
+    assert budget.stopped == ""
+    budget.stop_reason = "the goal is reached"
     assert budget.should_stop()
     assert not budget.interrupted
+
+
+def test_a_search_that_ended_early_says_when_and_why():
+    clock = Clock()
+    budget = Budget(600.0, clock)
+    budget.stop_reason = "nothing left"
+    clock.now += 212.0
+    assert budget.stopped == "stopped after 212 of 600 s: nothing left"
+    assert Budget(None, clock).stopped == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "use_all", "n_rounds"), [(1e3, False, 14), (1e3, True, 30), (None, False, 30)]
+)
+def test_a_search_within_a_budget_ends_on_a_plateau(make_session, seconds, use_all, n_rounds):
+    clock = Clock()
+    budget = Budget(seconds, clock)
+    session = make_session(DEFAULT.replace(use_all=use_all), budget=budget)
+    progress = RunProgress([TaskProgress("a", 1.0, best_sec=1e-3)])
+    made = 0
+    while made < 30 and not budget.should_stop():
+        clock.now += 1.0
+        session.round_done(progress)
+        made += 1
+    assert made == n_rounds
+    assert ("nothing left above 0.5 %" in budget.stop_reason) == (n_rounds == 14)
 
 
 def test_what_has_ended_does_not_begin_again():

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tvm_adaptive.tuning.stakes import (
     SELECTION_BIAS,
     VISIBLE_SHARE,
+    Plateau,
     Stake,
     Worth,
     plausible_gain,
@@ -100,3 +101,38 @@ def test_what_is_not_played_costs_more_than_it_saves_or_is_invisible(
     # In another unit of time for the network, the same ones.
     scaled = [Stake(unit * each.importance_sec, each.gain) for each in stakes]
     assert {each.index for each in play(scaled, searched_sec)} == played
+
+
+def first_plateau(latencies: list[float], n_tasks: int = 1) -> int | None:
+    """Return the round after which a search of one round a second is on a plateau."""
+    plateau = Plateau()
+    for number, network_sec in enumerate(latencies, start=1):
+        plateau.add(float(number), network_sec)
+        if plateau.is_reached(n_tasks):
+            return number
+    return None
+
+
+def test_a_search_that_saves_nothing_is_on_a_plateau_when_its_seconds_have_doubled() -> None:
+    climb = [1.0 / number for number in range(1, 21)]
+    assert first_plateau([*climb, *[climb[-1]] * 40]) == 41
+    # The same search with an infinite sum until each task has a result.
+    assert first_plateau([*[math.inf] * 19, *[climb[-1]] * 40]) == 41
+
+
+@given(st.integers(1, 5))
+def test_a_plateau_lasts_some_rounds_of_each_task(n_tasks: int) -> None:
+    # The round at half of the seconds counts to the second half.
+    assert first_plateau([1.0] * 100, n_tasks) == 16 * n_tasks - 2
+
+
+def test_a_visible_saving_goes_on() -> None:
+    """Each doubling saves three percent, as long as it lasts."""
+    climb = [number**-0.044 for number in range(1, 400)]
+    assert first_plateau(climb) is None
+    slow = [number**-0.005 for number in range(1, 400)]
+    assert first_plateau(slow) == 14
+
+
+def test_without_a_result_of_each_task_there_is_no_plateau() -> None:
+    assert first_plateau([math.inf] * 50) is None

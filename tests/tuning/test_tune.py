@@ -305,3 +305,4 @@ def test_the_search_ends_when_the_goal_is_reached(tmp_path):
     assert 1 <= report.tasks[0].n_trials <= 8
     assert report.tasks[0].played_off
     assert not report.interrupted
+    assert "the goal is reached" in report.stopped

@@ -61,6 +61,8 @@ def summary_lines(report: TuneReport) -> list[str]:
     lines.append(f"database      {report.database_dir}")
     if report.library is not None:
         lines.append(f"library       {report.library}")
+    if report.stopped:
+        lines.append(f"{report.stopped}; --use-all searches to the end")
     return lines
 
 

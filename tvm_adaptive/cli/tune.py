@@ -37,10 +37,13 @@ _PLATEAU_SLOTS = 40
 _NEW_RUN_OPTIONS = (
     *("what", "work_dir", "target", "seed", "preset", "config", "layout", "prepack"),
     *("vector_math", "input_shape", "inputs", "until_plateau", *registry.PARTS),
-    *("devices", "tracker", "tracker_key", "lanes", "ray", "starter", "peers"),
+    *("devices", "tracker", "tracker_key", "lanes", "ray", "starter", "use_all", "peers"),
 )
 # Options of the same name in the configuration.
-_CONFIG_OPTIONS = (*registry.PARTS, "layout", "prepack", "vector_math", "store", "starter", "peers")
+_CONFIG_OPTIONS = (
+    *registry.PARTS,
+    *("layout", "prepack", "vector_math", "store", "starter", "use_all", "peers"),
+)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -174,6 +177,13 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         const=_PLATEAU_SLOTS,
         metavar="SLOTS",
         help=f"end when so many slots in a row ({_PLATEAU_SLOTS} by default) saved next to nothing",
+    )
+    tune.add_argument(
+        "--use-all",
+        action="store_const",
+        const=True,
+        help="search until the budget is spent, also when the second half of the search has "
+        "saved nothing that can be seen",
     )
     _add_parts(tune)
     tune.set_defaults(run=run)

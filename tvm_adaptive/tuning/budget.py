@@ -9,7 +9,14 @@ from collections.abc import Callable, Container, Sequence
 
 from tvm_adaptive.measure_callback.progress import RunProgress
 from tvm_adaptive.tuning.config import FinishConfig
-from tvm_adaptive.tuning.stakes import PLAYOFF_SHARE, Stake, Worth, plausible_gain, worth_playing
+from tvm_adaptive.tuning.stakes import (
+    PLAYOFF_SHARE,
+    Plateau,
+    Stake,
+    Worth,
+    plausible_gain,
+    worth_playing,
+)
 
 # The next round is expected to take as long as the longest of this many: one slow task
 # must not make every later estimate pessimistic.
@@ -68,7 +75,8 @@ class Budget:
         self.seconds = seconds
         self.reserve_sec = 0.0
         self.interrupted = False
-        self.reached = False  # the user's goal
+        self.stop_reason = ""  # why the search ended before its seconds were spent
+        self.plateau = Plateau()
         self._reserve = _Reserve()
         self._after_sec = 0.0  # of the reserve, what follows the play-offs
         self._finish = FinishConfig()
@@ -111,6 +119,14 @@ class Budget:
         """Request a clean stop, e.g. from a signal handler."""
         self.interrupted = True
 
+    @property
+    def stopped(self) -> str:
+        """When and why the search ended before its seconds were spent; "" if it did not."""
+        if not self.stop_reason:
+            return ""
+        of = "" if self.seconds is None else f" of {self.seconds:.0f}"
+        return f"stopped after {self.elapsed_sec:.0f}{of} s: {self.stop_reason}"
+
     def round_started(self) -> None:
         """Note that a round begins; the one before has ended."""
         now = self._clock()
@@ -126,13 +142,13 @@ class Budget:
     def should_stop(self) -> bool:
         """Return True if no further round should begin.
 
-        True after an interrupt, when the goal is reached, and when what is left after the
-        next round would not cover the reserve. Once true it stays so: MetaSchedule does not
-        ask again for tasks that were refused.
+        True after an interrupt, when the search has a reason to stop, and when what is left
+        after the next round would not cover the reserve. Once true it stays so: MetaSchedule
+        does not ask again for tasks that were refused.
         """
         if self.left_sec < self.reserve_sec + self.next_round_sec:
             self._is_over = True
-        return self.interrupted or self.reached or self._is_over
+        return self.interrupted or bool(self.stop_reason) or self._is_over
 
     def plan_reserve(
         self,

@@ -262,6 +262,9 @@ class TuneConfig:
     starter : bool, default True
         Whether a run also begins with the package's own records of common operators; see
         :mod:`tvm_adaptive.tuning.starter`. Not with ``store="none"``.
+    use_all : bool, default False
+        Whether the search uses the budget in any case. Otherwise it also ends when its second
+        half has saved less than can be seen; see :class:`~tvm_adaptive.tuning.stakes.Plateau`.
     peers : str, default ""
         Frameworks that are timed beside the tuned network, besides the model's own, with
         commas between: ``"ort"``, ``"openvino"``, ``"torch"``.
@@ -282,6 +285,7 @@ class TuneConfig:
     vector_math: bool | None = None
     store: str = "user"
     starter: bool = True
+    use_all: bool = False
     peers: str = ""
 
     @property
@@ -328,6 +332,7 @@ PAPER = TuneConfig(
     vector_math=False,
     store="none",
     starter=False,
+    use_all=True,
 )
 PRESETS: dict[str, TuneConfig] = {"default": DEFAULT, "paper": PAPER}
 

@@ -156,6 +156,8 @@ class TuneReport:
     shortfall : str
         What the budget was too short for, or why there is no comparison, in words; empty
         otherwise.
+    stopped : str
+        When and why the search ended before its budget was spent, in words; empty otherwise.
     """
 
     what: str
@@ -172,6 +174,7 @@ class TuneReport:
     elapsed_sec: float
     interrupted: bool
     shortfall: str = ""
+    stopped: str = ""
 
     @property
     def n_trials(self) -> int:

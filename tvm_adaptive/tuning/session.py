@@ -34,6 +34,7 @@ from tvm_adaptive.tuning.interrupts import interruptible
 from tvm_adaptive.tuning.observer import GuardedObserver, Observer
 from tvm_adaptive.tuning.other_machine import set_aside
 from tvm_adaptive.tuning.run_lock import Ownership, owned
+from tvm_adaptive.tuning.stakes import VISIBLE_SHARE
 from tvm_adaptive.tuning.target import TargetLike, farm_of, resolve_target
 from tvm_adaptive.workers.early_start import RUN_MODULES, early_server
 from tvm_adaptive.workers.environment import Environment
@@ -140,10 +141,11 @@ class Session(RunContext):
     proven: set[str] = dataclasses.field(default_factory=set)
 
     def round_done(self, progress: RunProgress) -> None:
-        """Pass a round's result to the observer, update the reserve, check the goal."""
+        """Pass a round's result to the observer, update the reserve, see if it is enough."""
         self.observer.round(progress, self.budget)
         self.update_reserve(progress)
         self.check_goal(progress)
+        self._check_plateau(progress)
 
     def update_reserve(self, progress: RunProgress) -> None:
         """Reserve what the end of the run needs."""
@@ -153,9 +155,22 @@ class Session(RunContext):
         """End the search if the sum of the tasks is as fast as the user wants."""
         until_ms = self.options.until_ms
         if until_ms is not None and progress.weighted_sec * 1e3 <= until_ms:
-            if not self.budget.reached:
-                self.observer.note(f"{progress.weighted_sec * 1e3:.3f} ms: the goal is reached")
-            self.budget.reached = True
+            self._stop(f"{progress.weighted_sec * 1e3:.3f} ms: the goal is reached")
+
+    def _check_plateau(self, progress: RunProgress) -> None:
+        """End the search if it saves nothing visible any more, unless all seconds are wanted."""
+        budget = self.budget
+        if budget.seconds is None or self.config.use_all:
+            return
+        budget.plateau.add(budget.searched_sec, progress.weighted_sec)
+        if budget.plateau.is_reached(len(progress.tasks)):
+            self._stop(f"nothing left above {VISIBLE_SHARE * 100:g} %")
+
+    def _stop(self, reason: str) -> None:
+        """End the search for a reason, once; the rest of the run follows."""
+        if not self.budget.stop_reason:
+            self.observer.note(reason)
+            self.budget.stop_reason = reason
 
     def machine_failed(self, reason: str) -> None:
         """End the run like an interrupt: what the machine cannot do now, it may do later."""

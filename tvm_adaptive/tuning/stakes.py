@@ -1,4 +1,4 @@
-"""What a play-off can still change, against what its seconds bring elsewhere.
+"""What a play-off or a longer search can still change, against what its seconds cost.
 
 The currency is the share of the network's latency. Pure mathematics.
 """
@@ -19,6 +19,40 @@ VISIBLE_SHARE = 0.005
 _SEARCH_GAIN = 0.15
 # The largest share of a budget that goes into play-offs.
 PLAYOFF_SHARE = 0.1
+# Rounds of each task, on average, that a plateau lasts at least: after fewer, a search often
+# goes on to gain 5 to 80 %. Of 24 recorded runs of 30 s to 28 min, six ended early with 8; five
+# lost nothing, one (18 %) would have found a better schedule eight minutes later.
+_PLATEAU_ROUNDS = 8
+
+
+class Plateau:
+    """Sees when a search has stopped to save anything visible."""
+
+    def __init__(self) -> None:
+        self._points: list[tuple[float, float]] = []  # seconds of the search, of the network
+        self._n_before = 0  # points before half of the seconds
+
+    def add(self, searched_sec: float, network_sec: float) -> None:
+        """Note the network's latency after a round; infinite ones are not counted."""
+        if math.isfinite(network_sec):
+            self._points.append((searched_sec, network_sec))
+
+    def is_reached(self, n_tasks: int) -> bool:
+        """Say whether the second half of the search saved too little to be seen.
+
+        A search gains about as much whenever its seconds double, so that one which has just
+        gained nothing by doubling is not expected to gain by what is left of a budget.
+        """
+        if not self._points:
+            return False
+        searched_sec, network_sec = self._points[-1]
+        while self._points[self._n_before][0] < searched_sec / 2:
+            self._n_before += 1
+        if self._n_before == 0:
+            return False
+        before_sec = self._points[self._n_before - 1][1]
+        lasts = len(self._points) - self._n_before >= _PLATEAU_ROUNDS * n_tasks
+        return lasts and before_sec - network_sec <= VISIBLE_SHARE * before_sec
 
 
 @dataclasses.dataclass(frozen=True)

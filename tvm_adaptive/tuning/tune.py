@@ -310,6 +310,7 @@ def _tune_tasks(
         elapsed_sec=session.budget.elapsed_sec,
         interrupted=session.budget.interrupted,
         shortfall=check.shortfall,
+        stopped=session.budget.stopped,
     )
     session.journal.write("report", **report.as_fields())
     return report
