@@ -18,6 +18,7 @@ from typing import Any
 from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import Database, IRModule, PassContext, PrimFunc, Sequential, Target
 from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.models.packing import pack
 from tvm_adaptive.models.parts import write_objects
 from tvm_adaptive.models.prefetch import follow_hints
 from tvm_adaptive.models.prepare import Prepared, call_counts, is_gpu
@@ -146,13 +147,6 @@ def device_kind(target: Target) -> str:
 def _network_code(mod: IRModule, target: Target) -> tuple[Any, list[_tvm.Part]]:
     """Lower what :func:`schedule_network` returns, within the target; compile all but functions."""
     t = _tvm.relax_transform
-    # Computes, once, the layouts of weights that schedules have chosen.
-    pack = [
-        t.SplitLayoutRewritePreproc(),  # refuses functions without blocks
-        t.FoldConstant(),
-        t.CanonicalizeBindings(),  # a function that packs two arguments returns a tuple
-        t.DeadCodeElimination(),
-    ]
     # From calls of tensor functions to the virtual machine's code.
     lower = [
         t.RewriteDataflowReshape(),
@@ -167,7 +161,7 @@ def _network_code(mod: IRModule, target: Target) -> tuple[Any, list[_tvm.Part]]:
         t.VMShapeLower(),
         t.AttachGlobalSymbol(),
     ]
-    mod = follow_hints(_without_blockless(mod, Sequential(pack)))
+    mod = follow_hints(_without_blockless(mod, pack))
     if is_gpu(target):
         mod = _tvm.schedule_for_gpu(mod)
     return _tvm.network_code(Sequential(lower)(mod), target, _untuned_target(target))
@@ -180,15 +174,15 @@ def _untuned_target(target: Target) -> Target:
     return Target({**target.export(), "opt-level": _UNTUNED_OPT_LEVEL})
 
 
-def _without_blockless(mod: IRModule, passes: Any) -> IRModule:
-    """Apply passes to a module without its functions that have no blocks."""
+def _without_blockless(mod: IRModule, change: Callable[[IRModule], IRModule]) -> IRModule:
+    """Change a module without its functions that have no blocks, which splitting refuses."""
     apart = {
         variable: function
         for variable, function in mod.functions.items()
         if isinstance(function, PrimFunc) and not _tvm.has_blocks(function)
     }
     rest = {key: each for key, each in mod.functions.items() if key not in apart}
-    result = passes(IRModule(rest, attrs=mod.attrs))
+    result = change(IRModule(rest, attrs=mod.attrs))
     return IRModule({**dict(result.functions.items()), **apart}, attrs=result.attrs)
 
 

@@ -28,7 +28,7 @@ def fold(mod: IRModule) -> IRModule:
     while has_tuples:
         found = _Constants(mod)
         compiled = _compiled(mod, found) if found.has_calls else {}
-        mod = _with_values(mod, found.values | compiled)
+        mod = with_values(mod, found.values | compiled)
         mod = Sequential([t.CanonicalizeBindings(), t.DeadCodeElimination()])(mod)
         # Operations on a field are computed once the field is known, in another turn.
         has_tuples = any(isinstance(value, relax.Tuple) for value in compiled.values())
@@ -137,7 +137,7 @@ def _with_arguments(mod: IRModule, constants: _Constants) -> Iterator[Any]:
             yield relax.VarBinding(binding.var, constants.values[key])
 
 
-def _with_values(mod: IRModule, values: dict[int, Any]) -> IRModule:
+def with_values(mod: IRModule, values: dict[int, Any]) -> IRModule:
     """Return a module whose ``main`` binds variables, by their handles, to values."""
     if not values:
         return mod
