@@ -373,7 +373,12 @@ def test_what_there_is_no_time_to_check_stays_untuned(
     nothing: Any = None
     task: Any = SimpleNamespace(name="main", weight=1.0, n_trials=4, n_errors=0)
     database, _ = finals.decide(
-        make_session(budget=budget), [nothing], [nothing], RunProgress([task]), nothing
+        make_session(budget=budget),
+        [nothing],
+        [nothing],
+        RunProgress([task]),
+        nothing,
+        transfer_pool=None,
     )
     assert [report.reason for report in seen] == [expected]
     assert len(database) == 0
@@ -436,7 +441,9 @@ def decided(
     monkeypatch.setattr(finals, "play_off", play_off)
     progress = RunProgress([TaskProgress(each.name, 1.0, 4 * bool(each.records)) for each in mine])
     any_check: Any = check
-    _, outcomes = finals.decide(session, [], contexts_of_mods(mine), progress, any_check)
+    _, outcomes = finals.decide(
+        session, [], contexts_of_mods(mine), progress, any_check, transfer_pool=None
+    )
     final = json_database(session.work_dir / "final").get_all_tuning_records()
     return outcomes, sorted(float(each.run_secs[0]) for each in final), played
 

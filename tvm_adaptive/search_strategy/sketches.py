@@ -17,6 +17,7 @@ from tvm_adaptive._tvm import (
     TuneContext,
     TuningRecord,
     Workload,
+    anchor_of,
     args_info_of,
 )
 from tvm_adaptive.search_strategy.analytical import analytical_points
@@ -30,6 +31,7 @@ from tvm_adaptive.search_strategy.knobs import (
     slices_of,
 )
 from tvm_adaptive.search_strategy.schedules import copies_of, in_threads, knobs_of, processor_of
+from tvm_adaptive.search_strategy.transfer import TransferPool
 from tvm_adaptive.values.trace_json import without_flags
 
 logger = logging.getLogger(__name__)
@@ -68,8 +70,10 @@ class Sketches:
         self, points: Sequence[Point], rng: np.random.Generator
     ) -> list[tuple[Point, Schedule] | None]:
         """Make the programs of points: apply their decisions, then the postprocessors."""
-        seeds = rng.integers(1, _SEEDS, size=len(points)).tolist()
-        return in_threads(self._replay, self._mods, list(zip(points, seeds, strict=True)))
+        seeded = list(zip(points, rng.integers(1, _SEEDS, len(points)).tolist(), strict=True))
+        # One point needs no copies, which take as long as its program.
+        mods = self._mods if len(seeded) > 1 else [self._context.mod]
+        return in_threads(self._replay, mods, seeded)
 
     def point_of(self, schedule: Schedule) -> Point | None:
         """Return the point of a schedule, e.g. of a database; None for one of another sketch."""
@@ -111,24 +115,26 @@ class Sketches:
         return Point(sketch, tuple(value for part in decisions for value in part))
 
 
-def draft_of(context: TuneContext, rng: np.random.Generator) -> TuningRecord | None:
-    """Return the candidate that suits the processor best, as a record without times.
+def draft_of(
+    context: TuneContext, transfer_pool: TransferPool, rng: np.random.Generator
+) -> TuningRecord | None:
+    """Return the best of a task's nearest relative, or else what suits the processor best.
 
-    None where the processor is not known, as of GPUs, or no candidate is valid.
+    A record without times; None where the processor is not known, or nothing is valid.
     """
-    processor = processor_of(context.target)
+    processor, name = processor_of(context.target), str(context.task_name)
     if processor is None:
         return None
     try:
-        spaces = context.space_generator.generate_design_space(context.mod)
-        sketches = Sketches(context, spaces)
-        points = analytical_points(
+        sketches = Sketches(context, context.space_generator.generate_design_space(context.mod))
+        seeds = transfer_pool.ask(anchor_of(context.mod), name, sketches.space, rng)[:_N_TRIED]
+        points = [seed.point for seed in seeds] or analytical_points(
             sketches.space, processor, _N_TRIED, rng, max_unrolled=_MOST_UNROLLED
         )
         found = (sketches.replay([point], rng)[0] for point in points)
         schedule = next((each[1] for each in found if each is not None), None)
     except Exception:
-        logger.warning("%s: no schedule could be drafted", context.task_name, exc_info=True)
+        logger.warning("%s: no schedule could be drafted", name, exc_info=True)
         return None
     if schedule is None:
         return None

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
 
@@ -38,6 +39,7 @@ from tvm_adaptive.runner.playoff.playoff import (
     without_playoff,
 )
 from tvm_adaptive.search_strategy.sketches import draft_of
+from tvm_adaptive.search_strategy.transfer import TransferPool
 from tvm_adaptive.tuning.budget import (
     LEAST_CHECK_SEC,
     LEAST_TIMING_SEC,
@@ -103,6 +105,8 @@ def decide(
     contexts: Sequence[TuneContext],
     progress: RunProgress,
     check: LibraryCheck,
+    *,
+    transfer_pool: TransferPool | None,
 ) -> tuple[Database, list[TaskOutcome]]:
     """Check the best records and write the final database, in which everything was checked.
 
@@ -113,7 +117,7 @@ def decide(
     """
     budget, finalists = session.budget, finalists_of(session, tasks)
     if budget.checks_network and not budget.interrupted:
-        _add_drafts(session, contexts, finalists, progress)
+        _add_drafts(session, contexts, finalists, progress, transfer_pool or TransferPool())
     reports = {
         index: without_playoff(mine.records, mine.proven, mine.name)
         for index, mine in enumerate(finalists)
@@ -142,21 +146,24 @@ def _add_drafts(
     contexts: Sequence[TuneContext],
     finalists: list[Finalists],
     progress: RunProgress,
+    transfer_pool: TransferPool,
 ) -> None:
-    """Give tasks without any record a schedule that suits the processor, as time allows."""
+    """Give tasks without any record a promising schedule, as time allows."""
     gaps = [i for i, each in enumerate(finalists) if not each.records and each.proven is None]
     if not gaps:
         return
     # Untuned, functions of many operations take most of the time.
     gaps.sort(key=lambda i: -progress.tasks[i].weight * float(estimate_tir_flops(contexts[i].mod)))
-    rng, n_drafted = np.random.default_rng(session.seed), 0
-    n_most = session.budget.reserve_drafts(len(gaps))
-    for index in gaps[:n_most]:
-        draft = draft_of(contexts[index], rng)
-        if draft is not None:
-            finalists[index] = dataclasses.replace(finalists[index], records=(draft,))
-            n_drafted += 1
-    session.journal.write("drafted", n_tasks=n_drafted, n_without=len(gaps) - n_drafted)
+    gaps_in_time = gaps[: session.budget.reserve_drafts(len(gaps))]
+    rngs = np.random.default_rng(session.seed).spawn(len(gaps_in_time))
+    with ThreadPoolExecutor(n_cores_of(session.target) or 1) as threads:
+        drafts = threads.map(
+            lambda index, rng: draft_of(contexts[index], transfer_pool, rng), gaps_in_time, rngs
+        )
+        found = {i: each for i, each in zip(gaps_in_time, drafts, strict=True) if each is not None}
+    for index, draft in found.items():
+        finalists[index] = dataclasses.replace(finalists[index], records=(draft,))
+    session.journal.write("drafted", n_tasks=len(found), n_without=len(gaps) - len(found))
 
 
 def _check_others(

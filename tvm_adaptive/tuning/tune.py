@@ -293,7 +293,9 @@ def _tune_tasks(
             drafts=session.config.search.n_analytical > 0,
         )
         progress = _search(session, tasks, contexts, parts)
-    database, outcomes = decide(session, tasks, contexts, progress, check)
+    database, outcomes = decide(
+        *(session, tasks, contexts, progress, check), transfer_pool=parts.transfer_pool
+    )
     comparison = check.measure_tuned(database)
     report = TuneReport(
         what=what,
@@ -334,7 +336,8 @@ def _search(
     n_left = (session.options.trials or _UNLIMITED) - history.n_trials
     if session.budget.should_stop() or n_left <= 0:
         session.observer.note("no search: the budget does not reach beyond the first steps")
-        return progress
+        with warm_started(session, contexts, parts):  # the tasks' drafts begin with it
+            return progress
     with session.stage("search"):
         described = [
             {
