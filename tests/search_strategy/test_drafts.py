@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import pytest
 from tvm.s_tir.meta_schedule.testing.te_workload import create_te_workload
 
 from tvm_adaptive._tvm import IRModule, Schedule, Target, anchor_of, ms
 from tvm_adaptive.search_strategy.schedules import knobs_of
-from tvm_adaptive.search_strategy.sketches import Sketches, draft_of
+from tvm_adaptive.search_strategy.sketches import Sketches
+from tvm_adaptive.search_strategy.surrogate_proposer import draft_of
 from tvm_adaptive.search_strategy.transfer import TransferPool, TransferRecord
 
 NO_RECORDS = TransferPool()
@@ -23,11 +25,11 @@ def replayed(context: Any, trace: Any) -> Schedule:
 
 def test_without_relatives_it_is_a_schedule_for_the_processor(make_context: Any) -> None:
     context = make_context("GMM", num_threads=2)
-    draft = draft_of(context, NO_RECORDS, np.random.default_rng(0))
+    draft = draft_of(context, np.random.default_rng(0), NO_RECORDS, None)
     assert draft is not None
     assert draft.run_secs is None
     assert "T.parallel" in replayed(context, draft.trace).mod.script()
-    again = draft_of(context, NO_RECORDS, np.random.default_rng(0))
+    again = draft_of(context, np.random.default_rng(0), NO_RECORDS, None)
     assert again is not None
     assert str(again.trace) == str(draft.trace)
 
@@ -42,7 +44,7 @@ def test_the_best_of_a_relative_goes_before(make_context: Any) -> None:
     record = TransferRecord(names[point.sketch], knobs[point.sketch], point.vector, 1e-3)
     pool = TransferPool()
     pool.tell(anchor_of(context.mod), "relative", [record])
-    draft = draft_of(context, pool, np.random.default_rng(0))
+    draft = draft_of(context, np.random.default_rng(0), pool, None)
     assert draft is not None
     assert knobs_of(replayed(context, draft.trace))[:-1] == knobs_of(schedule)[:-1]
 
@@ -50,4 +52,31 @@ def test_the_best_of_a_relative_goes_before(make_context: Any) -> None:
 def test_a_processor_that_is_not_known_has_no_drafts() -> None:
     mod = IRModule({"main": create_te_workload("GMM", 0)})
     context: Any = ms.TuneContext(mod, target=Target("llvm"), task_name="gmm")
-    assert draft_of(context, NO_RECORDS, np.random.default_rng(0)) is None
+    assert draft_of(context, np.random.default_rng(0), NO_RECORDS, None) is None
+
+
+class Preference:
+    """A trained model that prefers the first candidates, or the last."""
+
+    is_trained = True
+    n_features = 1
+
+    def __init__(self, sign: float) -> None:
+        self.sign = sign
+
+    def describe(self, _context: Any, candidates: list[Any]) -> Any:
+        return np.arange(len(candidates), dtype=np.float32)[:, None]
+
+    def scores_of(self, _context: Any, rows: Any, _cost_sec: Any = None) -> Any:
+        return np.exp(self.sign * rows[:, 0].astype(np.float64))
+
+
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_a_model_that_knows_something_decides(make_context: Any, sign: float) -> None:
+    context, model = make_context("GMM", num_threads=2), cast("Any", Preference(sign))
+    first = draft_of(context, np.random.default_rng(0), NO_RECORDS, None)
+    draft = draft_of(context, np.random.default_rng(0), NO_RECORDS, model)
+    assert first is not None
+    assert draft is not None
+    decisions = [knobs_of(replayed(context, each.trace)) for each in (first, draft)]
+    assert (decisions[0] == decisions[1]) == (sign < 0)

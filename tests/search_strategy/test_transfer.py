@@ -151,6 +151,17 @@ def test_the_nearest_relative_is_asked_first_and_all_of_them_before_any_second_b
     assert [seed.point.vector[10] for seed in seeds] == [2, 0, 3, 1]
 
 
+def test_what_a_new_task_found_is_for_its_equals_only(rng: np.random.Generator) -> None:
+    pool = TransferPool()
+    pool.tell("matmul", "a", [finding()], is_new=True)
+    assert [seed.point.vector for seed in pool.ask("matmul", "b", KnobSpace([SMALL]), rng)] == [
+        GOOD
+    ]
+    assert pool.ask("matmul", "b", KnobSpace([LARGE]), rng) == []
+    pool.tell("matmul", "a", [finding()])
+    assert len(pool.ask("matmul", "b", KnobSpace([LARGE]), rng)) == 1
+
+
 def test_only_the_best_of_a_task_travel(rng: np.random.Generator) -> None:
     transfer_pool = TransferPool()
     space = KnobSpace([SMALL])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,6 +40,8 @@ from tvm_adaptive.runner.playoff.finalist import (
     as_recorded,
 )
 from tvm_adaptive.runner.playoff.playoff import FinalistReport
+from tvm_adaptive.search_strategy.surrogate_proposer import draft_of
+from tvm_adaptive.search_strategy.transfer import TransferPool
 from tvm_adaptive.tuning import finals
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.config import DEFAULT
@@ -46,6 +49,8 @@ from tvm_adaptive.tuning.finalists import Finalists, finalists_of
 from tvm_adaptive.tuning.library_check import Verdict
 from tvm_adaptive.tuning.outcome import TaskOutcome
 from tvm_adaptive.tuning.warm_start import VerdictRecorder
+
+draft = functools.partial(draft_of, transfer_pool=TransferPool(), model=None)
 
 
 @pytest.mark.parametrize(
@@ -442,7 +447,7 @@ def decided(
     progress = RunProgress([TaskProgress(each.name, 1.0, 4 * bool(each.records)) for each in mine])
     any_check: Any = check
     _, outcomes = finals.decide(
-        session, [], contexts_of_mods(mine), progress, any_check, transfer_pool=None
+        session, [], contexts_of_mods(mine), progress, any_check, draft=draft
     )
     final = json_database(session.work_dir / "final").get_all_tuning_records()
     return outcomes, sorted(float(each.run_secs[0]) for each in final), played

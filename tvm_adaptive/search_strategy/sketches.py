@@ -15,12 +15,7 @@ from tvm_adaptive._tvm import (
     Schedule,
     Trace,
     TuneContext,
-    TuningRecord,
-    Workload,
-    anchor_of,
-    args_info_of,
 )
-from tvm_adaptive.search_strategy.analytical import analytical_points
 from tvm_adaptive.search_strategy.knobs import (
     OPEN,
     KnobSpace,
@@ -30,17 +25,11 @@ from tvm_adaptive.search_strategy.knobs import (
     sketch_name,
     slices_of,
 )
-from tvm_adaptive.search_strategy.schedules import copies_of, in_threads, knobs_of, processor_of
-from tvm_adaptive.search_strategy.transfer import TransferPool
+from tvm_adaptive.search_strategy.schedules import copies_of, in_threads, knobs_of
 from tvm_adaptive.values.trace_json import without_flags
 
 logger = logging.getLogger(__name__)
 
-# With up to 512 steps in a row, a function may take half a minute to compile, which nothing
-# has timed before it is compiled with all others.
-_MOST_UNROLLED = 64
-# Decisions may have no valid program: one of a few has.
-_N_TRIED = 4
 # Seeds of TVM's schedules are in [1, 2^31).
 _SEEDS = 2**31 - 1
 
@@ -113,33 +102,6 @@ class Sketches:
         n_knobs = len(self._decided[sketch])
         decisions = knobs_of(schedule)[:n_knobs]
         return Point(sketch, tuple(value for part in decisions for value in part))
-
-
-def draft_of(
-    context: TuneContext, transfer_pool: TransferPool, rng: np.random.Generator
-) -> TuningRecord | None:
-    """Return the best of a task's nearest relative, or else what suits the processor best.
-
-    A record without times; None where the processor is not known, or nothing is valid.
-    """
-    processor, name = processor_of(context.target), str(context.task_name)
-    if processor is None:
-        return None
-    try:
-        sketches = Sketches(context, context.space_generator.generate_design_space(context.mod))
-        seeds = transfer_pool.ask(anchor_of(context.mod), name, sketches.space, rng)[:_N_TRIED]
-        points = [seed.point for seed in seeds] or analytical_points(
-            sketches.space, processor, _N_TRIED, rng, max_unrolled=_MOST_UNROLLED
-        )
-        found = (sketches.replay([point], rng)[0] for point in points)
-        schedule = next((each[1] for each in found if each is not None), None)
-    except Exception:
-        logger.warning("%s: no schedule could be drafted", name, exc_info=True)
-        return None
-    if schedule is None:
-        return None
-    workload, args_info = Workload(context.mod), args_info_of(context.mod)
-    return TuningRecord(schedule.trace, workload, None, context.target, args_info)
 
 
 def _name_of(trace: Any) -> str:

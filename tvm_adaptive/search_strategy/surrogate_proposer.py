@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tvm_adaptive._tvm import Database, Schedule, anchor_of
+from tvm_adaptive._tvm import (
+    Database,
+    Schedule,
+    TuneContext,
+    TuningRecord,
+    Workload,
+    anchor_of,
+    args_info_of,
+)
 from tvm_adaptive.search_strategy.analytical import analytical_points
 from tvm_adaptive.search_strategy.candidate_pool import CandidatePool
 from tvm_adaptive.search_strategy.exploration import expected_gain
@@ -18,6 +27,7 @@ from tvm_adaptive.search_strategy.knobs import Point
 from tvm_adaptive.search_strategy.picking import IndexArray
 from tvm_adaptive.search_strategy.proposer import Proposer
 from tvm_adaptive.search_strategy.schedules import key_of, measured_schedules, processor_of
+from tvm_adaptive.search_strategy.sketches import Sketches
 from tvm_adaptive.search_strategy.surrogate_search import (
     NEAR_RATIO,
     SurrogateSearchOptions,
@@ -26,8 +36,11 @@ from tvm_adaptive.search_strategy.surrogate_search import (
     within,
 )
 from tvm_adaptive.search_strategy.transfer import KEPT_PER_TASK, TransferPool, TransferRecord
+from tvm_adaptive.values.hooks import ModelHooks
 from tvm_adaptive.values.trial import Prediction, Promise
 from tvm_adaptive.values.trial_log import TrialLog
+
+logger = logging.getLogger(__name__)
 
 # Measured candidates that the search starts from, beside the best of the pool.
 N_ELITES = 16
@@ -37,6 +50,12 @@ MIN_TO_TELL = 16
 # Seeds whose programs a round makes, some 10 ms each.
 SEEDS_PER_ROUND = 8
 _SEARCH = SurrogateSearchOptions()
+# A draft is the best of so many seeds and candidates for the processor each, 20 ms each.
+_N_DRAFT_SEEDS = 3
+_N_DRAFT_POINTS = 6
+# With up to 512 steps in a row, a function may take half a minute to compile, which nothing
+# has timed before a draft is compiled with all others.
+_MOST_UNROLLED = 64
 
 
 @dataclasses.dataclass(eq=False)
@@ -244,6 +263,47 @@ class SurrogateProposer(Proposer):
         del self._elites[N_ELITES:]
 
     def _share_elites(self) -> None:
-        if len(self.measured) >= MIN_TO_TELL:
-            name = str(self.context.task_name)
-            self.transfer_pool.tell(self.family, name, self.elite_records())
+        name, is_new = str(self.context.task_name), len(self.measured) < MIN_TO_TELL
+        if self._elites:
+            self.transfer_pool.tell(self.family, name, self.elite_records(), is_new=is_new)
+
+
+def draft_of(
+    context: TuneContext,
+    rng: np.random.Generator,
+    transfer_pool: TransferPool,
+    model: ModelHooks | None,
+) -> TuningRecord | None:
+    """Return the most promising candidate of a task without trials, as a record without times.
+
+    Candidates are the best of its relatives and those that suit the processor; where the
+    model knows nothing, the nearest relative's comes first. None where the processor is not
+    known, as of GPUs, or no candidate is valid.
+    """
+    processor, name = processor_of(context.target), str(context.task_name)
+    if processor is None:
+        return None
+    try:
+        spaces = context.space_generator.generate_design_space(context.mod)
+        sketches = Sketches(context, spaces)
+        space, family = sketches.space, anchor_of(context.mod)
+        seeds = transfer_pool.ask(family, name, space, rng)[:_N_DRAFT_SEEDS]
+        points = [seed.point for seed in seeds]
+        points += analytical_points(
+            space, processor, _N_DRAFT_POINTS, rng, max_unrolled=_MOST_UNROLLED
+        )
+        if model is not None and model.is_trained:
+            candidates = CandidatePool(context, spaces, model, "none", rng)
+            candidates.add(points)
+            best = candidates.best(np.arange(len(candidates.pool)), 1)
+            schedule = next(iter(candidates.schedules(best)), None)
+        else:
+            found = (sketches.replay([point], rng)[0] for point in points)
+            schedule = next((each[1] for each in found if each is not None), None)
+    except Exception:
+        logger.warning("%s: no schedule could be drafted", name, exc_info=True)
+        return None
+    if schedule is None:
+        return None
+    workload, args_info = Workload(context.mod), args_info_of(context.mod)
+    return TuningRecord(schedule.trace, workload, None, context.target, args_info)

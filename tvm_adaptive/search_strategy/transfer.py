@@ -63,10 +63,18 @@ class TransferPool:
         self._now: dict[str, dict[str, tuple[TransferRecord, ...]]] = {}
         self._before: dict[str, dict[str, tuple[TransferRecord, ...]]] = {}
         self._hints: dict[str, dict[str, tuple[TransferRecord, ...]]] = {}
+        self._new: set[tuple[str, str]] = set()  # family and task
 
-    def tell(self, family: str, task: str, records: Sequence[TransferRecord]) -> None:
-        """Set a task's best records of this run."""
+    def tell(
+        self, family: str, task: str, records: Sequence[TransferRecord], *, is_new: bool = False
+    ) -> None:
+        """Set a task's best records of this run; a new task's are for its equals only.
+
+        Equals have the same extents and another epilogue. For other relatives, the best of a
+        few trials is chance.
+        """
         self._now.setdefault(family, {})[task] = tuple(records[:KEPT_PER_TASK])
+        (self._new.add if is_new else self._new.discard)((family, task))
 
     def remember(self, family: str, task: str, records: Sequence[TransferRecord]) -> None:
         """Set a task's records of an earlier run, whose times do not compare with this one's."""
@@ -81,16 +89,23 @@ class TransferPool:
         before, hints = self._before.get(family, {}), self._hints.get(family, {})
         own = [(record, True) for record in before.get(task, ())]
         own += [(record, False) for record in hints.get(task, ())]
-        measured = {**before, **self._now.get(family, {})}
+        now = self._now.get(family, {})
+        new = {name for name in now if (family, name) in self._new and name not in before}
+        settled = {name: each for name, each in now.items() if (family, name) not in self._new}
+        measured = {**before, **settled, **{name: now[name] for name in new}}
         # Of records that are equally near, this machine's come first.
         others = [*measured.items(), *hints.items()]
         ranked = sorted(
-            (_extent_distance(records[0], space), number, records)
-            for number, records in enumerate(v for name, v in others if name != task)
-            if records
+            (_extent_distance(records[0], space), number, records, name in new)
+            for number, (name, records) in enumerate(others)
+            if records and name != task
         )
         # The best of each task, the nearest first, then the second best.
-        columns = [records for distance, _, records in ranked if math.isfinite(distance)]
+        columns = [
+            records
+            for distance, _, records, is_new in ranked
+            if math.isfinite(distance) and (distance == 0.0 or not is_new)
+        ]
         by_rank = itertools.chain.from_iterable(itertools.zip_longest(*columns))
         seeds: dict[Point, Seed] = {}
         for record, is_own in [*own, *((each, False) for each in by_rank if each is not None)]:

@@ -51,8 +51,7 @@ class _Reserve:
     check_sec: float = 0.0  # play-offs that only check one record of each task
     # One comparison of all functions within the network; None if each task has a play-off.
     network_check_sec: float | None = None
-    # Of ``least_later_sec``, what compiling untuned functions takes.
-    untuned_sec: float = 0.0
+    n_compilers: int = 1  # processes that compile a network
     draft_sec: float = 0.0  # to draft and compile a task without trials, instead of untuned code
 
     def after_playoffs_sec(self, tuned_share: float) -> float:
@@ -159,9 +158,13 @@ class Budget:
         least_later_sec: float,
         network_check_sec: float | None = None,
         untuned_sec: float = 0.0,
+        n_compilers: int = 1,
         drafts: bool = True,
     ) -> None:
-        """Compute what the end of the run needs; for the seconds, see ``_Reserve``."""
+        """Compute what the end of the run needs; for the seconds, see ``_Reserve``.
+
+        ``untuned_sec`` is what compiling untuned functions takes; of it follows what drafts do.
+        """
         timing_sec = n_tasks * finish.max_task_sec
         if self.seconds is not None:
             timing_sec = min(timing_sec, finish.max_share * self.seconds)
@@ -176,7 +179,7 @@ class Budget:
             playoff_sec=min(wanted_sec, most_sec),
             check_sec=min(n_tasks * LEAST_CHECK_SEC, most_sec),
             network_check_sec=network_check_sec if is_bounded else None,
-            untuned_sec=untuned_sec,
+            n_compilers=n_compilers,
             draft_sec=drafts * (_DRAFT_FACTOR - 1.0) * untuned_sec / max(n_tasks, 1),
         )
 
@@ -200,10 +203,11 @@ class Budget:
             playoff_sec = share * reserve.check_sec if has_gaps else reserve.playoff_sec
         else:
             each_sec = self.compile_sec / max(len(progress.tasks), 1)
+            # Reading, packing and linking a network take about as long as the code of its
+            # untuned functions, which stays in the reserve for that.
             self._after_sec = (
                 reserve.least_later_sec
-                - share * reserve.untuned_sec
-                + tuned_compile_sec(progress, each_sec)
+                + tuned_compile_sec(progress, each_sec) / reserve.n_compilers
                 + reserve.network_check_sec
             )
             # A task without trials is drafted.

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeAlias
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from tvm_adaptive._tvm import (
     Database,
     ExtractedTask,
     TuneContext,
+    TuningRecord,
     copy_record,
     estimate_tir_flops,
     memory_database,
@@ -38,8 +40,6 @@ from tvm_adaptive.runner.playoff.playoff import (
     play_off,
     without_playoff,
 )
-from tvm_adaptive.search_strategy.sketches import draft_of
-from tvm_adaptive.search_strategy.transfer import TransferPool
 from tvm_adaptive.tuning.budget import (
     LEAST_CHECK_SEC,
     LEAST_TIMING_SEC,
@@ -67,6 +67,10 @@ _LEAST_LIMIT_SEC = 5.0
 _LEAST_REFERENCE_SEC = 30.0
 # A play-off that ended like this does not say whether a record of the task is sound.
 _UNDECIDED = ("not-held", "no-time", "no-reference", "error")
+
+
+# A schedule for a task without trials; None where there is none.
+Draft: TypeAlias = Callable[[TuneContext, np.random.Generator], TuningRecord | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +110,7 @@ def decide(
     progress: RunProgress,
     check: LibraryCheck,
     *,
-    transfer_pool: TransferPool | None,
+    draft: Draft,
 ) -> tuple[Database, list[TaskOutcome]]:
     """Check the best records and write the final database, in which everything was checked.
 
@@ -117,7 +121,7 @@ def decide(
     """
     budget, finalists = session.budget, finalists_of(session, tasks)
     if budget.checks_network and not budget.interrupted:
-        _add_drafts(session, contexts, finalists, progress, transfer_pool or TransferPool())
+        _add_drafts(session, contexts, finalists, progress, draft)
     reports = {
         index: without_playoff(mine.records, mine.proven, mine.name)
         for index, mine in enumerate(finalists)
@@ -146,7 +150,7 @@ def _add_drafts(
     contexts: Sequence[TuneContext],
     finalists: list[Finalists],
     progress: RunProgress,
-    transfer_pool: TransferPool,
+    draft: Draft,
 ) -> None:
     """Give tasks without any record a promising schedule, as time allows."""
     gaps = [i for i, each in enumerate(finalists) if not each.records and each.proven is None]
@@ -157,12 +161,10 @@ def _add_drafts(
     gaps_in_time = gaps[: session.budget.reserve_drafts(len(gaps))]
     rngs = np.random.default_rng(session.seed).spawn(len(gaps_in_time))
     with ThreadPoolExecutor(n_cores_of(session.target) or 1) as threads:
-        drafts = threads.map(
-            lambda index, rng: draft_of(contexts[index], transfer_pool, rng), gaps_in_time, rngs
-        )
+        drafts = threads.map(draft, (contexts[index] for index in gaps_in_time), rngs)
         found = {i: each for i, each in zip(gaps_in_time, drafts, strict=True) if each is not None}
-    for index, draft in found.items():
-        finalists[index] = dataclasses.replace(finalists[index], records=(draft,))
+    for index, record in found.items():
+        finalists[index] = dataclasses.replace(finalists[index], records=(record,))
     session.journal.write("drafted", n_tasks=len(found), n_without=len(gaps) - len(found))
 
 

@@ -9,10 +9,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tvm_adaptive._tvm import module_key, runner_hooks
+import numpy as np
+
+from tvm_adaptive._tvm import (
+    TuneContext,
+    TuningRecord,
+    model_hooks,
+    module_key,
+    runner_hooks,
+)
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models import is_gpu
 from tvm_adaptive.search_strategy.stoppable import StoppableSearch
+from tvm_adaptive.search_strategy.surrogate_proposer import draft_of
 from tvm_adaptive.search_strategy.transfer import TransferPool
 from tvm_adaptive.tuning import registry
 from tvm_adaptive.tuning.config import TuneConfig
@@ -45,6 +54,11 @@ class Parts:
     transfer_pool: TransferPool | None  # None if the tasks' searches share no records
     trial_log: TrialLog  # shared by the parts that are ours
     closeable: tuple[Any, ...] = ()  # those that may have worker processes
+
+    def draft(self, context: TuneContext, rng: np.random.Generator) -> TuningRecord | None:
+        """Return a schedule for a task without trials; None where there is none."""
+        pool, model = self.transfer_pool or TransferPool(), model_hooks(self.cost_model)
+        return draft_of(context, rng, pool, model)
 
     def close(self) -> None:
         """End the worker processes of lanes, builder and runner; stock's have none to end."""

@@ -54,7 +54,7 @@ from tvm_adaptive.tuning.session import (
 )
 from tvm_adaptive.tuning.target import TargetLike, describe_target, n_cores_of
 from tvm_adaptive.tuning.warm_start import warm_started
-from tvm_adaptive.workers.cores import limits_note, usable_physical_cores
+from tvm_adaptive.workers.cores import limits_note, n_build_workers, usable_physical_cores
 from tvm_adaptive.workers.fork_server import ForkServer
 
 if TYPE_CHECKING:  # in typing from Python 3.11 on
@@ -290,12 +290,11 @@ def _tune_tasks(
             least_later_sec=check.least_reserve_sec,
             network_check_sec=check.network_check_sec,
             untuned_sec=check.untuned_functions_sec,
+            n_compilers=n_build_workers(usable_physical_cores()),
             drafts=session.config.search.n_analytical > 0,
         )
         progress = _search(session, tasks, contexts, parts)
-    database, outcomes = decide(
-        *(session, tasks, contexts, progress, check), transfer_pool=parts.transfer_pool
-    )
+    database, outcomes = decide(*(session, tasks, contexts, progress, check), draft=parts.draft)
     comparison = check.measure_tuned(database)
     report = TuneReport(
         what=what,
