@@ -94,10 +94,11 @@ class TransferPool:
         settled = {name: each for name, each in now.items() if (family, name) not in self._new}
         measured = {**before, **settled, **{name: now[name] for name in new}}
         # Of records that are equally near, this machine's come first.
-        others = [*measured.items(), *hints.items()]
+        others = [(name, records, name in new) for name, records in measured.items()]
+        others += [(name, records, False) for name, records in hints.items()]
         ranked = sorted(
-            (_extent_distance(records[0], space), number, records, name in new)
-            for number, (name, records) in enumerate(others)
+            (_extent_distance(records[0], space), number, records, is_new)
+            for number, (name, records, is_new) in enumerate(others)
             if records and name != task
         )
         # The best of each task, the nearest first, then the second best.
