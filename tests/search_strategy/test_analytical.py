@@ -47,6 +47,12 @@ def test_a_register_tile_is_faster_than_one_that_spills_or_waits():
     assert best < cycles_of(depth=1)  # sums are stored after each step
 
 
+def test_a_row_of_24_takes_the_registers_of_32():
+    # 4 x 24: sixteen registers of sums, and none is left for the operands.
+    assert cycles_of(rows=4, columns=24) > 2.0 * cycles_of(rows=4, columns=16)
+    assert cycles_of(rows=2, columns=24) < 1.5 * cycles_of(rows=4, columns=16)
+
+
 def test_work_is_divided_among_threads():
     assert cycles_of(chunks=1) > 1.5 * cycles_of(chunks=2)
     assert cycles_of(chunks=2, m=576) < cycles_of(chunks=3, m=576)  # one thread has two of three

@@ -24,6 +24,7 @@ from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.config import FinishConfig, SearchConfig
 from tvm_adaptive.tuning.outcome import TuneReport
 from tvm_adaptive.tuning.resume import resume
+from tvm_adaptive.tuning.session import RunOptions
 
 QUICK = TuneConfig(
     search=SearchConfig(n_trials_per_round=4, population_size=64, genetic_num_iters=1),
@@ -72,13 +73,23 @@ def test_a_run_goes_on_where_it_ended(tmp_path: Path) -> None:
     assert reported["seed"] != of_kind(before, "run")[0]["seed"]
 
 
-def test_a_finished_run_measures_nothing_and_says_so(tmp_path: Path) -> None:
+def test_a_finished_run_measures_nothing_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = tune("te:GMM", work_dir=tmp_path, trials=4, seed=3, config=QUICK)
     observer = Notes()
     again = resume(tmp_path, observer=observer)
     assert len(attempts(tmp_path)) == 1
     assert "has come to its end" in observer.notes[0]
     assert again == first
+    # A search that ended on a plateau goes on where that is wanted.
+    given: list[RunOptions] = []
+    monkeypatch.setattr(
+        "tvm_adaptive.tuning.resume.run_named",
+        lambda options, _owner: given.append(options) or first,
+    )
+    resume(tmp_path, use_all=True)
+    assert [each.config.use_all for each in given] == [True]
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ _PLATEAU_SLOTS = 40
 _NEW_RUN_OPTIONS = (
     *("what", "work_dir", "target", "seed", "preset", "config", "layout", "prepack"),
     *("vector_math", "input_shape", "inputs", "until_plateau", *registry.PARTS),
-    *("devices", "tracker", "tracker_key", "lanes", "ray", "starter", "use_all", "peers"),
+    *("devices", "tracker", "tracker_key", "lanes", "ray", "starter", "peers"),
 )
 # Options of the same name in the configuration.
 _CONFIG_OPTIONS = (
@@ -70,7 +70,13 @@ def _report(options: argparse.Namespace, display: Display) -> TuneReport:
         "spent_sec": options.spent_sec,
     }
     if options.resume:
-        return resume(options.resume, budget_sec=options.budget, store=options.store, **shared)
+        return resume(
+            options.resume,
+            budget_sec=options.budget,
+            use_all=options.use_all,
+            store=options.store,
+            **shared,
+        )
     config = config_of(options)
     if options.what is None:
         raise InvalidOptionError("Say what to tune; see tvm-adaptive tune --help.")

@@ -36,6 +36,7 @@ def resume(
     budget_sec: float | None = None,
     trials: int | None = None,
     until_ms: float | None = None,
+    use_all: bool | None = None,
     store: str | None = None,
     observer: Observer | None = None,
     allow_other_machine: bool = False,
@@ -52,6 +53,9 @@ def resume(
     budget_sec, trials, until_ms
         Bounds that replace the run's, counted from its beginning: of a run that spent 200
         of 600 s, 400 are left. None keeps the run's own.
+    use_all : bool or None, default None
+        Whether a search that has ended before its budget goes on; see
+        :class:`~tvm_adaptive.tuning.config.TuneConfig`. None keeps the run's own.
     store : str or None, default None
         The record store; needed again if its URL holds a password, which no journal keeps.
     observer, allow_other_machine, spent_sec
@@ -83,6 +87,7 @@ def resume(
             budget_sec=budget_sec or before.budget_sec,
             trials=trials or before.trials,
             until_ms=until_ms or before.until_ms,
+            config=before.config.replace(use_all=use_all),
         )
         if history.report is not None and options == before and _is_from_here(before, history):
             GuardedObserver(observer).note(
@@ -98,7 +103,7 @@ def resume(
             options,
             # The same seed would draw the candidates again that are measured already.
             seed=(before.seed or 0) + history.n_attempts,
-            config=before.config.replace(store=store),
+            config=options.config.replace(store=store),
             observer=observer,
             allow_other_machine=allow_other_machine,
             spent_sec=spent_sec,
