@@ -62,7 +62,7 @@ def summary_lines(report: TuneReport) -> list[str]:
     if report.library is not None:
         lines.append(f"library       {report.library}")
     if report.stopped:
-        lines.append(f"{report.stopped}; --use-all searches to the end")
+        lines.append(report.stopped)
     return lines
 
 

@@ -31,6 +31,7 @@ from tvm_adaptive._tvm import (
     relax_transform,
     tirx,
 )
+from tvm_adaptive.errors import AdaptiveError
 from tvm_adaptive.models.folding import with_values
 
 Array = npt.NDArray[Any]
@@ -44,7 +45,7 @@ _INDEX_OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
 }
 
 
-class OtherCodeError(Exception):
+class OtherCodeError(AdaptiveError):
     """A function does more than move elements."""
 
 

@@ -164,7 +164,7 @@ class Session(RunContext):
             return
         budget.plateau.add(budget.searched_sec, progress.weighted_sec)
         if budget.plateau.is_reached(len(progress.tasks)):
-            self._stop(f"nothing left above {VISIBLE_SHARE * 100:g} %")
+            self._stop(f"nothing left above {VISIBLE_SHARE * 100:g} % (--use-all goes on)")
 
     def _stop(self, reason: str) -> None:
         """End the search for a reason, once; the rest of the run follows."""
