@@ -160,6 +160,7 @@ def under_a_terminal(command: list[str], columns: int = 100) -> str:
     return b"".join(chunks).decode(errors="replace")
 
 
+@pytest.mark.slow
 def test_under_a_terminal_the_screen_is_live(tmp_path: Path) -> None:
     config = tmp_path / "quick.toml"
     config.write_text(

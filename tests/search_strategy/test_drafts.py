@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-import pytest
 from tvm.s_tir.meta_schedule.testing.te_workload import create_te_workload
 
 from tvm_adaptive._tvm import IRModule, Schedule, Target, anchor_of, ms
@@ -25,16 +24,16 @@ def replayed(context: Any, trace: Any) -> Schedule:
 
 def test_without_relatives_it_is_a_schedule_for_the_processor(make_context: Any) -> None:
     context = make_context("GMM", num_threads=2)
-    draft = draft_of(context, np.random.default_rng(0), NO_RECORDS, None)
+    draft = draft_of(context, np.random.default_rng(0), NO_RECORDS)
     assert draft is not None
     assert draft.run_secs is None
     assert "T.parallel" in replayed(context, draft.trace).mod.script()
-    again = draft_of(context, np.random.default_rng(0), NO_RECORDS, None)
+    again = draft_of(context, np.random.default_rng(0), NO_RECORDS)
     assert again is not None
     assert str(again.trace) == str(draft.trace)
 
 
-def test_the_best_of_a_relative_goes_before(make_context: Any) -> None:
+def test_the_best_of_an_equal_task_goes_before(make_context: Any) -> None:
     context = make_context("GMM", num_threads=2)
     sketches = Sketches(context, context.generate_design_space())
     rng = np.random.default_rng(7)
@@ -44,7 +43,7 @@ def test_the_best_of_a_relative_goes_before(make_context: Any) -> None:
     record = TransferRecord(names[point.sketch], knobs[point.sketch], point.vector, 1e-3)
     pool = TransferPool()
     pool.tell(anchor_of(context.mod), "relative", [record])
-    draft = draft_of(context, np.random.default_rng(0), pool, None)
+    draft = draft_of(context, np.random.default_rng(0), pool)
     assert draft is not None
     assert knobs_of(replayed(context, draft.trace))[:-1] == knobs_of(schedule)[:-1]
 
@@ -52,31 +51,18 @@ def test_the_best_of_a_relative_goes_before(make_context: Any) -> None:
 def test_a_processor_that_is_not_known_has_no_drafts() -> None:
     mod = IRModule({"main": create_te_workload("GMM", 0)})
     context: Any = ms.TuneContext(mod, target=Target("llvm"), task_name="gmm")
-    assert draft_of(context, np.random.default_rng(0), NO_RECORDS, None) is None
+    assert draft_of(context, np.random.default_rng(0), NO_RECORDS) is None
 
 
-class Preference:
-    """A trained model that prefers the first candidates, or the last."""
-
-    is_trained = True
-    n_features = 1
-
-    def __init__(self, sign: float) -> None:
-        self.sign = sign
-
-    def describe(self, _context: Any, candidates: list[Any]) -> Any:
-        return np.arange(len(candidates), dtype=np.float32)[:, None]
-
-    def scores_of(self, _context: Any, rows: Any, _cost_sec: Any = None) -> Any:
-        return np.exp(self.sign * rows[:, 0].astype(np.float64))
-
-
-@pytest.mark.parametrize("sign", [-1.0, 1.0])
-def test_a_model_that_knows_something_decides(make_context: Any, sign: float) -> None:
-    context, model = make_context("GMM", num_threads=2), cast("Any", Preference(sign))
-    first = draft_of(context, np.random.default_rng(0), NO_RECORDS, None)
-    draft = draft_of(context, np.random.default_rng(0), NO_RECORDS, model)
-    assert first is not None
-    assert draft is not None
-    decisions = [knobs_of(replayed(context, each.trace)) for each in (first, draft)]
-    assert (decisions[0] == decisions[1]) == (sign < 0)
+def test_a_record_of_another_machine_does_not(make_context: Any) -> None:
+    context = make_context("GMM", num_threads=2)
+    sketches = Sketches(context, context.generate_design_space())
+    point = sketches.space.draw(np.random.default_rng(7))
+    names, knobs = sketches.space.names, sketches.space.sketches
+    record = TransferRecord(names[point.sketch], knobs[point.sketch], point.vector, 1e-3)
+    pool = TransferPool()
+    pool.hint(anchor_of(context.mod), "relative", [record])
+    drafts = [draft_of(context, np.random.default_rng(0), each) for each in (pool, NO_RECORDS)]
+    assert all(drafts)
+    decisions = [knobs_of(replayed(context, each.trace)) for each in drafts if each is not None]
+    assert decisions[0] == decisions[1]

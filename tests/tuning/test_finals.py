@@ -50,7 +50,7 @@ from tvm_adaptive.tuning.library_check import Verdict
 from tvm_adaptive.tuning.outcome import TaskOutcome
 from tvm_adaptive.tuning.warm_start import VerdictRecorder
 
-draft = functools.partial(draft_of, transfer_pool=TransferPool(), model=None)
+draft = functools.partial(draft_of, transfer_pool=TransferPool())
 
 
 @pytest.mark.parametrize(
@@ -383,7 +383,7 @@ def test_what_there_is_no_time_to_check_stays_untuned(
         [nothing],
         RunProgress([task]),
         nothing,
-        transfer_pool=None,
+        draft=draft,
     )
     assert [report.reason for report in seen] == [expected]
     assert len(database) == 0

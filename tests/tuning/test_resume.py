@@ -124,6 +124,7 @@ def resaid(work_dir: Path, kind: str, **fields: object) -> None:
     path.write_text("".join(json.dumps(event) + "\n" for event in events))
 
 
+@pytest.mark.slow
 def test_another_machines_run_is_refused_and_measured_anew_where_allowed(tmp_path: Path) -> None:
     tune("te:GMM", work_dir=tmp_path, trials=8, seed=3, config=QUICK)
     before = recorded_programs(tmp_path)

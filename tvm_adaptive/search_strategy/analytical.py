@@ -148,14 +148,17 @@ def forecast_cycles(tilings: Tilings, processor: Processor) -> FloatArray:
     in_loop = np.where(rows > np.maximum(tilings.unrolled, 1), n_sums, _LOOP_CYCLES)
     length = n_sums * np.where(is_written_out, depth, 1)
     decoding = np.where(length > _MOST_IN_A_ROW, n_sums / _PER_CYCLE, 0.0)
-    step += np.where(is_written_out, decoding, in_loop)
+    # A reduction that goes on in the next loop has that loop's cycles.
+    step += np.where(is_written_out, decoding + _LOOP_CYCLES / depth, in_loop)
     n_steps = _product(tilings.spatial, (1, 2)) * _product(tilings.reduction, (1, 2))
-    n_tiles = n_steps / (rows * columns * depth)
-    per_tile = depth * step + n_sums + _LOOP_CYCLES + _waiting_cycles(tilings, processor)
+    # Without loops between the reduction's two, sums stay in registers through both.
+    n_inner = _product(tilings.spatial[:, :, 2])
+    held = np.where(n_inner == 1, _product(tilings.reduction, (1, 2)), depth)
+    n_tiles = n_steps / (rows * columns * held)
+    per_tile = held * step + n_sums + _LOOP_CYCLES + _waiting_cycles(tilings, processor)
     n_chunks = _product(tilings.spatial[:, :, 0])
     n_turns = np.ceil(n_chunks / processor.n_threads)
     cycles = n_tiles * per_tile * n_turns / n_chunks + n_turns * _CHUNK_CYCLES
-    n_inner = _product(tilings.spatial[:, :, 2])
     with_block = rows * depth * n_inner <= tilings.unrolled  # the loops around a tile, too
     length *= np.where(with_block, n_inner, 1)
     return np.asarray(cycles * (1 + 0.1 * length / _LONG_CODE))
@@ -203,12 +206,20 @@ def _unrolled(knobs: Sequence[Knob], vectors: IntArray) -> IntArray:
 
 
 def _drawn(knobs: Sequence[Knob], rng: np.random.Generator) -> IntArray:
-    """Return random points; what the compiler would compute at a random place is in full."""
+    """Return random points; what the compiler would compute at a random place is in full.
+
+    Half of them have no loops between the two parts of a reduction, which few random ones lack.
+    """
     columns: list[IntArray] = [np.zeros((_N_POINTS, 0), dtype=np.int64)]
     for knob in knobs:
         decisions = np.array([knob.draw(rng) for _ in range(_N_DECISIONS)], dtype=np.int64)
         columns.append(decisions[rng.integers(_N_DECISIONS, size=_N_POINTS)])
     vectors = np.concatenate(columns, axis=1)
+    half = vectors[::2]
+    for knob, where in zip(knobs, slices_of(knobs), strict=True):
+        if isinstance(knob, Tile) and knob.n_parts == _N_SPATIAL:
+            half[:, where.start + 1] *= half[:, where.start + 2]
+            half[:, where.start + 2] = 1
     return np.where(vectors == OPEN, _AT_ROOT, vectors)
 
 

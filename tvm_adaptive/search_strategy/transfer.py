@@ -54,6 +54,7 @@ class Seed:
 
     point: Point
     is_own: bool = False  # whether the record is of this very task, by an earlier run
+    is_equals: bool = False  # whether it is of a task with the same extents, on this machine
 
 
 class TransferPool:
@@ -89,31 +90,49 @@ class TransferPool:
         before, hints = self._before.get(family, {}), self._hints.get(family, {})
         own = [(record, True) for record in before.get(task, ())]
         own += [(record, False) for record in hints.get(task, ())]
-        now = self._now.get(family, {})
-        new = {name for name in now if (family, name) in self._new and name not in before}
-        settled = {name: each for name, each in now.items() if (family, name) not in self._new}
-        measured = {**before, **settled, **{name: now[name] for name in new}}
-        # Of records that are equally near, this machine's come first.
-        others = [(name, records, name in new) for name, records in measured.items()]
-        others += [(name, records, False) for name, records in hints.items()]
-        ranked = sorted(
-            (_extent_distance(records[0], space), number, records, is_new)
-            for number, (name, records, is_new) in enumerate(others)
-            if records and name != task
-        )
-        # The best of each task, the nearest first, then the second best.
-        columns = [
-            records
-            for distance, _, records, is_new in ranked
-            if math.isfinite(distance) and (distance == 0.0 or not is_new)
-        ]
-        by_rank = itertools.chain.from_iterable(itertools.zip_longest(*columns))
         seeds: dict[Point, Seed] = {}
-        for record, is_own in [*own, *((each, False) for each in by_rank if each is not None)]:
+        for record, is_own in own:
             point = fit(record, space, rng)
             if point is not None:
                 seeds.setdefault(point, Seed(point, is_own))
+        now = self._now.get(family, {})
+        new = {name for name in now if (family, name) in self._new and name not in before}
+        settled = {name: now[name] for name in now if (family, name) not in self._new}
+        here = {**before, **settled}
+        groups = [(here, True, False), ({name: now[name] for name in new}, True, True)]
+        relatives = [
+            _Relative(_extent_distance(records[0], space), is_here, is_new, records)
+            for group, is_here, is_new in [*groups, (hints, False, False)]
+            for name, records in group.items()
+            if records and name != task
+        ]
+        # Of those that are equally near, this machine's come first.
+        ranked = sorted((each for each in relatives if each.is_useful), key=lambda r: r.distance)
+        # The best of each task, the nearest first, then the second best.
+        for row in itertools.zip_longest(*(relative.records for relative in ranked)):
+            for record, relative in zip(row, ranked, strict=True):
+                point = None if record is None else fit(record, space, rng)
+                if point is not None:
+                    seeds.setdefault(point, Seed(point, is_equals=relative.is_equal))
         return list(seeds.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Relative:
+    """The records of another task of the family."""
+
+    distance: float  # of its extents
+    is_here: bool  # measured on this machine
+    is_new: bool  # by a few trials of this run
+    records: tuple[TransferRecord, ...]
+
+    @property
+    def is_equal(self) -> bool:
+        return self.distance == 0.0 and self.is_here
+
+    @property
+    def is_useful(self) -> bool:
+        return math.isfinite(self.distance) and (self.is_equal or not self.is_new)
 
 
 def transfer_record_of(record: Any, seconds: float) -> TransferRecord | None:

@@ -14,7 +14,6 @@ import numpy as np
 from tvm_adaptive._tvm import (
     TuneContext,
     TuningRecord,
-    model_hooks,
     module_key,
     runner_hooks,
 )
@@ -57,8 +56,7 @@ class Parts:
 
     def draft(self, context: TuneContext, rng: np.random.Generator) -> TuningRecord | None:
         """Return a schedule for a task without trials; None where there is none."""
-        pool, model = self.transfer_pool or TransferPool(), model_hooks(self.cost_model)
-        return draft_of(context, rng, pool, model)
+        return draft_of(context, rng, self.transfer_pool or TransferPool())
 
     def close(self) -> None:
         """End the worker processes of lanes, builder and runner; stock's have none to end."""

@@ -335,8 +335,7 @@ def _search(
     n_left = (session.options.trials or _UNLIMITED) - history.n_trials
     if session.budget.should_stop() or n_left <= 0:
         session.observer.note("no search: the budget does not reach beyond the first steps")
-        with warm_started(session, contexts, parts):  # the tasks' drafts begin with it
-            return progress
+        return progress
     with session.stage("search"):
         described = [
             {

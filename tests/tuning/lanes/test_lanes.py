@@ -41,6 +41,7 @@ def lanes() -> Any:
         yield lanes
 
 
+@pytest.mark.slow
 def test_a_round_elsewhere_brings_what_it_would_have_brought_here(
     lanes: ProcessLanes, make_task: Any
 ) -> None:
