@@ -35,8 +35,8 @@ _QUALIFIER_SEC = 0.3
 # are no finalists.
 _MAX_SHARE = 0.5
 # Drafting a schedule and compiling its function takes so many times as long as compiling the
-# function untuned: 0.25 s against 0.08 s for each of 75 functions of a detector, on two cores.
-_DRAFT_FACTOR = 4.0
+# function untuned: 0.17 s against 0.07 s for each of 75 functions of a detector, on two cores.
+_DRAFT_FACTOR = 2.5
 # Builds of one candidate differ by as much with what else the machine does.
 _COMPILE_MARGIN = 1.3
 
