@@ -53,9 +53,6 @@ _SEARCH = SurrogateSearchOptions()
 _SEEDS_AMONG_FIRST = 4
 # Decisions may have no valid program: one of a few has.
 _N_TRIED = 4
-# With up to 512 steps in a row, a function may take half a minute to compile, which nothing
-# has timed before a draft is compiled with all others.
-_MOST_UNROLLED = 64
 
 
 @dataclasses.dataclass(eq=False)
@@ -289,9 +286,7 @@ def draft_of(
         sketches = Sketches(context, context.space_generator.generate_design_space(context.mod))
         seeds = transfer_pool.ask(anchor_of(context.mod), name, sketches.space, rng)
         points = [seed.point for seed in seeds if seed.is_equals][:1]
-        points += analytical_points(
-            sketches.space, processor, _N_TRIED, rng, max_unrolled=_MOST_UNROLLED
-        )
+        points += analytical_points(sketches.space, processor, _N_TRIED, rng)
         found = (sketches.replay([point], rng)[0] for point in points)
         schedule = next((each[1] for each in found if each is not None), None)
     except Exception:
