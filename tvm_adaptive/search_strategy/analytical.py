@@ -29,10 +29,12 @@ _UNROLLED = (0, 16, 64, 512)
 # Written out, 512 steps take seconds to compile, up to half a minute. In 59 of 70 recorded
 # tasks, the best with at most 64 was within 2 % of the best of all.
 _MOST_UNROLLED = 64
-# Decisions that are drawn for each knob, 20 microseconds each, and points made of them, some
+# Decisions that are drawn of each kind of knob, 20 microseconds each, and points made of them, some
 # 200 nanoseconds each: a tile that fits the registers is one of some fifty of each loop.
 _N_DECISIONS = 64
 _N_POINTS = 8192
+# Of the best points, those are told apart by their tiles; among as many are some hundred tiles.
+_N_COMPARED = 512
 # Multiply-adds that start in a cycle, and the cycles until a sum can be added to again.
 _PER_CYCLE = 2.0
 _LATENCY_CYCLES = 4.0
@@ -107,8 +109,9 @@ def analytical_points(
     know. Sketches that the model knows nothing of come last, the simplest first.
     """
     queues: list[tuple[float, int, list[Point]]] = []
+    decisions: dict[Knob, IntArray] = {}  # which sketches share
     for number, knobs in enumerate(space.sketches):
-        vectors = _drawn(knobs, rng)
+        vectors = _drawn(knobs, decisions, rng)
         vectors = vectors[_unrolled(knobs, vectors) <= _MOST_UNROLLED]
         tilings = tilings_of(knobs, vectors)
         # Of sketches without tilings, one that factors no reduction is as fast on a few threads.
@@ -117,6 +120,7 @@ def analytical_points(
             cycles = forecast_cycles(tilings, processor)
             order = np.argsort(cycles, kind="stable")
             cost = float(cycles[order[0]])
+            order = order[:_N_COMPARED]
             _, first = np.unique(tilings.inner[order], axis=0, return_index=True)
             order = order[np.sort(first)]
         n_splits = sum(isinstance(knob, Tile) for knob in knobs)
@@ -201,15 +205,19 @@ def _unrolled(knobs: Sequence[Knob], vectors: IntArray) -> IntArray:
     return np.zeros(len(vectors), dtype=np.int64)
 
 
-def _drawn(knobs: Sequence[Knob], rng: np.random.Generator) -> IntArray:
+def _drawn(
+    knobs: Sequence[Knob], decisions: dict[Knob, IntArray], rng: np.random.Generator
+) -> IntArray:
     """Return random points; what the compiler would compute at a random place is in full.
 
     Half of them have no loops between the two parts of a reduction, which few random ones lack.
     """
     columns: list[IntArray] = [np.zeros((_N_POINTS, 0), dtype=np.int64)]
     for knob in knobs:
-        decisions = np.array([knob.draw(rng) for _ in range(_N_DECISIONS)], dtype=np.int64)
-        columns.append(decisions[rng.integers(_N_DECISIONS, size=_N_POINTS)])
+        if knob not in decisions:
+            drawn = [knob.draw(rng) for _ in range(_N_DECISIONS)]
+            decisions[knob] = np.array(drawn, dtype=np.int64)
+        columns.append(decisions[knob][rng.integers(_N_DECISIONS, size=_N_POINTS)])
     vectors = np.concatenate(columns, axis=1)
     half = vectors[::2]
     for knob, where in zip(knobs, slices_of(knobs), strict=True):

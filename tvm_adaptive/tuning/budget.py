@@ -34,9 +34,12 @@ _QUALIFIER_SEC = 0.3
 # The largest share of what a short run has left that play-offs get: without a search there
 # are no finalists.
 _MAX_SHARE = 0.5
-# Drafting a schedule and compiling its function takes so many times as long as compiling the
-# function untuned: 0.17 s against 0.07 s for each of 75 functions of a detector, on two cores.
-_DRAFT_FACTOR = 2.5
+# Drafting a schedule, on two cores.
+_DRAFT_SEC = 0.08
+# Compiling a draft takes so many times as long as compiling the function untuned.
+_DRAFT_FACTOR = 2.0
+# Closing the parts of the search, and reading the best records of each task.
+_CLOSING_SEC = 1.5
 # Builds of one candidate differ by as much with what else the machine does.
 _COMPILE_MARGIN = 1.3
 
@@ -180,7 +183,7 @@ class Budget:
             check_sec=min(n_tasks * LEAST_CHECK_SEC, most_sec),
             network_check_sec=network_check_sec if is_bounded else None,
             n_compilers=n_compilers,
-            draft_sec=drafts * (_DRAFT_FACTOR - 1.0) * untuned_sec / max(n_tasks, 1),
+            draft_sec=drafts * (_DRAFT_SEC + (_DRAFT_FACTOR - 1.0) * untuned_sec / max(n_tasks, 1)),
         )
 
     def update_reserve(
@@ -213,6 +216,7 @@ class Budget:
             # A task without trials is drafted.
             drafts_sec = (1.0 - share) * len(progress.tasks) * reserve.draft_sec
             playoff_sec = drafts_sec if has_gaps else self._worthy_playoffs_sec(progress)
+            playoff_sec += _CLOSING_SEC
         self.reserve_sec = self._after_sec + playoff_sec
 
     def _worthy_playoffs_sec(self, progress: RunProgress) -> float:
