@@ -375,6 +375,13 @@ def bindings_of(function: relax.Function) -> Iterator[Any]:
         yield from block.bindings
 
 
+def tensor_call_of(binding: Any) -> Any | None:
+    """Return the call of a tensor function that a binding holds; None if it holds none."""
+    call: Any = getattr(binding, "value", None)
+    is_call = isinstance(call, relax.Call) and getattr(call.op, "name", "") == "relax.call_tir"
+    return call if is_call else None
+
+
 def buffer_of(region: Any) -> Any:
     """Return the buffer of a block's region, which TVM 0.26 names otherwise."""
     return region.source if hasattr(region, "source") else region.buffer

@@ -55,8 +55,8 @@ def pack(mod: IRModule) -> IRModule:
     mod = t.SplitLayoutRewritePreproc()(mod)
     values, has_others = {}, False
     for binding in _tvm.bindings_of(mod["main"]):
-        call: Any = binding.value if isinstance(binding, relax.VarBinding) else None
-        if not _is_on_constants(call):
+        call = _tvm.tensor_call_of(binding)
+        if call is None or not _is_on_constants(call):
             continue
         try:
             moved = moved_arrays(
@@ -105,9 +105,7 @@ def moved_arrays(function: PrimFunc, arguments: list[Array]) -> list[Array]:
 
 
 def _is_on_constants(call: Any) -> bool:
-    """Say whether a value is the call of a tensor function on constants alone."""
-    if not isinstance(call, relax.Call) or str(getattr(call.op, "name", "")) != "relax.call_tir":
-        return False
+    """Say whether a tensor function is called with constants alone."""
     arguments = call.args[1]
     if len(call.args) > 2 or not isinstance(arguments, relax.Tuple) or not arguments.fields:
         return False

@@ -11,7 +11,6 @@ import functools
 import logging
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import IRModule, PassContext, Sequential, Target, relax
@@ -107,9 +106,8 @@ def _calls(mod: IRModule) -> Iterator[relax.Call]:
     for function in mod.functions.values():
         if isinstance(function, relax.Function):
             for binding in _tvm.bindings_of(function):
-                call: Any = getattr(binding, "value", None)
-                is_call = isinstance(call, relax.Call)
-                if is_call and getattr(call.op, "name", "") == "relax.call_tir":
+                call = _tvm.tensor_call_of(binding)
+                if call is not None:
                     yield call
 
 

@@ -33,7 +33,7 @@ _MOST_UNROLLED = 64
 # 200 nanoseconds each: a tile that fits the registers is one of some fifty of each loop.
 _N_DECISIONS = 64
 _N_POINTS = 8192
-# Of the best points, those are told apart by their tiles; among as many are some hundred tiles.
+# Points whose tiles are compared, the best first: among as many are some hundred tiles.
 _N_COMPARED = 512
 # Multiply-adds that start in a cycle, and the cycles until a sum can be added to again.
 _PER_CYCLE = 2.0

@@ -11,12 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tvm_adaptive._tvm import (
-    TuneContext,
-    TuningRecord,
-    module_key,
-    runner_hooks,
-)
+from tvm_adaptive._tvm import TuneContext, TuningRecord, module_key, runner_hooks
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models import is_gpu
 from tvm_adaptive.search_strategy.stoppable import StoppableSearch
