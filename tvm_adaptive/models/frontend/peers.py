@@ -55,20 +55,29 @@ def open_openvino(path: Path, inputs: Sequence[Array], n_threads: int | None) ->
     """Open a file in OpenVINO: lowest latency, float32, fixed shapes."""
     import openvino
 
-    core = openvino.Core()
-    is_program = path.suffix == ".pt2"
-    model = openvino.convert_model(load_program(path)) if is_program else core.read_model(str(path))
-    model.reshape({place: list(value.shape) for place, value in enumerate(inputs)})
-    config = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
-    if n_threads is not None:
-        config["INFERENCE_NUM_THREADS"] = str(n_threads)
-    request = core.compile_model(model, "CPU", config).create_infer_request()
+    request = compile_openvino(path, inputs, n_threads).create_infer_request()
     for place, value in enumerate(inputs):
         request.set_input_tensor(place, openvino.Tensor(np.ascontiguousarray(value)))
     return Inference(
         lambda: request.infer(share_outputs=True),
         lambda found: [np.array(each) for each in found.to_tuple()],
     )
+
+
+def compile_openvino(
+    path: Path, inputs: Sequence[Array], n_threads: int | None, **settings: str
+) -> Any:
+    """Compile a file in OpenVINO, with further settings."""
+    import openvino
+
+    core = openvino.Core()
+    is_program = path.suffix == ".pt2"
+    model = openvino.convert_model(load_program(path)) if is_program else core.read_model(str(path))
+    model.reshape({place: list(value.shape) for place, value in enumerate(inputs)})
+    config = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32", **settings}
+    if n_threads is not None:
+        config["INFERENCE_NUM_THREADS"] = str(n_threads)
+    return core.compile_model(model, "CPU", config)
 
 
 PEERS: dict[str, Peer] = {
