@@ -80,6 +80,7 @@ def test_every_command_is_understood(command: list[str]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("torch_for_commands")
 def test_the_quick_start_works_from_top_to_bottom(tmp_path: Path, monkeypatch: Any) -> None:
     pytest.importorskip("torch")
     (model,) = [b.values[0] for b in blocks("python") if b.values[0].startswith("# my_model.py")]

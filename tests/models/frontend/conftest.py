@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tvm_adaptive.models import compile_network, outputs_agree, prepare, run_network
+from tvm_adaptive.models import compile_network, prepare, run_network
 from tvm_adaptive.models.frontend.reader import ModelReader
+from tvm_adaptive.tuning.config import DEFAULT
 from tvm_adaptive.tuning.target import resolve_target
 
 
@@ -47,7 +48,8 @@ def check_import():
         assert network.original is not None
         expected = network.original.run(inputs)
         assert [each.shape for each in outputs] == [each.shape for each in expected]
-        assert outputs_agree(outputs, expected)
+        # Not exactly: where a sigmoid is next to zero, the framework's error is larger.
+        assert network.problem_beside_framework(outputs, expected, DEFAULT.finish.rtol) is None
         assert all(np.abs(each).max() > 0 for each in expected)
         return outputs
 
