@@ -103,7 +103,9 @@ def test_all_names_together_in_stock_tune_tir(tmp_path):
     assert n_valid(database) == 8
 
 
+# Stock's build workers import TVM anew for each batch.
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("part", sorted(NAMES))
 def test_each_name_alone_beside_stock_parts(tmp_path, part):
     database = ms.tune_tir(
