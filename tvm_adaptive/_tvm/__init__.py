@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -33,7 +33,7 @@ check_versions(TVM_VERSION, FFI_VERSION)
 import tvm
 from tvm import IRModule, relax, s_tir, te, tirx, topi
 from tvm.driver import build as build_tir
-from tvm.ir import load_json, save_json
+from tvm.ir import Range, load_json, save_json
 from tvm.ir.transform import PassContext, Sequential, module_pass
 from tvm.ir.utils import derived_object as _derived_object
 from tvm.relax import backend as relax_backend
@@ -55,7 +55,7 @@ from tvm.runtime import (
     tensor,
 )
 from tvm.runtime.vm import VirtualMachine
-from tvm.s_tir import Schedule, Trace
+from tvm.s_tir import Schedule, ScheduleError, Trace
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.analysis import estimate_tir_flops
 from tvm.s_tir.meta_schedule.arg_info import ArgInfo
@@ -118,10 +118,8 @@ SBlock: Any = getattr(s_tir, "SBlock", None) or tirx.SBlock
 SBlockRealize: Any = getattr(s_tir, "SBlockRealize", None) or tirx.SBlockRealize
 
 Constant: Any = type(relax.const(0.0))  # each version of TVM names it otherwise
-
-# A Python object that has passed through C++ comes back as a bare wrapper of the base
-# class. This table finds its Python side by the address of the C++ object, which owns the
-# Python side: an entry vanishes with the object.
+# A Python object that has passed through C++ comes back as a bare wrapper of the base class.
+# This table has its Python side, which the C++ object at the address owns, as long as it lives.
 _python_sides: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
@@ -477,10 +475,13 @@ def _without_nameless_handlers() -> Iterator[None]:
             logger.addHandler(handler)
 
 
-def functions_as_tasks(mod: IRModule | PrimFunc, target: Target) -> list[ExtractedTask]:
+def functions_as_tasks(
+    mod: IRModule | PrimFunc, target: Target, weights: Mapping[str, int] | None = None
+) -> list[ExtractedTask]:
     """Return the tensor functions of a module as tasks, ordered by name.
 
-    Names have no slash, because logs and libraries are files of these names.
+    Names have no slash, as logs and libraries are files of these names. Each is called once
+    per inference unless ``weights`` says otherwise.
     """
     # MetaSchedule normalises a function before it looks it up.
     single = {str(v.name_hint): normalize_mod(f) for v, f in _tensor_functions(mod)}
@@ -490,7 +491,7 @@ def functions_as_tasks(mod: IRModule | PrimFunc, target: Target) -> list[Extract
         free = name.replace("/", "_")
         while free in tasks:
             free += "_"
-        tasks[free] = ExtractedTask(free, each, target, [each], 1)
+        tasks[free] = ExtractedTask(free, each, target, [each], (weights or {}).get(name, 1))
     return [tasks[name] for name in sorted(tasks)]
 
 

@@ -1,0 +1,165 @@
+"""Convolutions in Winograd's forms compute what the direct ones do, for all that is offered."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tvm_adaptive._tvm import (
+    Schedule,
+    TuningRecord,
+    Workload,
+    args_info_of,
+    block_names,
+    memory_database,
+    normalize_mod,
+    relax,
+)
+from tvm_adaptive.models import compile_network, extract, outputs_agree, prepare, run_network
+from tvm_adaptive.models.network import Network, network_of_relax
+from tvm_adaptive.models.prepare import Prepared, in_fastest_forms
+from tvm_adaptive.tuning.target import resolve_target
+from tvm_adaptive.values.forms import FormKey
+
+FORMS = ("winograd-2x2", "winograd-4x4")
+
+
+def network_of(
+    build: Any, shape: tuple[int, ...] = (1, 16, 9, 10), n_filters: int = 16, **options: Any
+) -> Network:
+    """Return a convolution and what ``build`` makes of its result and its input."""
+    rng = np.random.default_rng(0)
+    kernel = rng.standard_normal((n_filters, shape[1], 3, 3)).astype("float32")
+    bias = rng.standard_normal((1, n_filters, 1, 1)).astype("float32")
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(shape, "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = relax.op.nn.conv2d(x, relax.const(kernel), **{"padding": 1, **options})
+            y = builder.emit(relax.op.add(builder.emit(y), relax.const(bias)))
+            result = builder.emit_output(builder.emit(build(builder, y, x)))
+        builder.emit_func_output(result)
+    return network_of_relax("conv", builder.get(), {})
+
+
+def relu(_builder: Any, y: Any, _x: Any) -> Any:
+    return relax.op.nn.relu(y)
+
+
+def prepared_of(network: Network) -> Prepared:
+    return prepare(network, resolve_target("cpu"), forms=True, prepack=True)
+
+
+def outputs_in(prepared: Prepared, form: str, inputs: list[Any]) -> list[Any]:
+    assert prepared.alternatives is not None
+    groups = {key.group for key in prepared.alternatives.keys.values()}
+    mod = prepared.alternatives.applied(prepared.mod, dict.fromkeys(groups, form))
+    changed = dataclasses.replace(prepared, mod=mod, alternatives=None)
+    compiled = compile_network(changed, None, resolve_target("cpu"))
+    names = [name for name in compiled.coverage.fallback if name.startswith("winograd")]
+    assert len(names) == (3 if form else 0)
+    return [np.array(each) for each in run_network(compiled, inputs)]
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "extents that tiles do not divide": {"build": relu},
+    "a batch": {"build": relu, "shape": (2, 16, 8, 8)},
+    "no padding": {"build": relu, "padding": 0},
+    "more padding on one side": {"build": relu, "padding": (0, 2, 1, 0)},
+    "an image smaller than a tile": {"build": relu, "shape": (1, 16, 2, 3)},
+    "a sum with the input": {"build": lambda b, y, x: relax.op.add(y, x)},
+    "no epilogue but the bias": {"build": lambda b, y, x: relax.op.nn.relu6(y)},
+    "a sigmoid": {"build": lambda b, y, x: relax.op.multiply(y, b.emit(relax.op.sigmoid(y)))},
+    "a mean": {"build": lambda b, y, x: relax.op.mean(b.emit(relax.op.nn.relu(y)), [2, 3])},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_all_forms_compute_the_same(case: str) -> None:
+    network = network_of(**CASES[case])
+    prepared, inputs = prepared_of(network), network.inputs(0)
+    expected = outputs_in(prepared, "", inputs)
+    for form in FORMS:
+        found = outputs_in(prepared, form, inputs)
+        assert outputs_agree(found, expected), form
+        for one, other in zip(found, expected, strict=True):
+            assert np.abs(one - other).max() < 2e-5 * np.abs(other).max()
+
+
+def test_values_outside_of_the_data_are_not_touched() -> None:
+    network = network_of(relu)
+    prepared, (x,) = prepared_of(network), network.inputs(0)
+    for value in (np.inf, np.nan):
+        changed = np.array(x)
+        changed[0, 0, 4, 4] = value
+        (expected,) = outputs_in(prepared, "", [changed])
+        far = np.isfinite(expected) & (np.abs(expected) > 0)
+        far[:, :, :7, :7] = False  # a tile shares its inputs
+        (found,) = outputs_in(prepared, FORMS[0], [changed])
+        np.testing.assert_allclose(found[far], expected[far], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"strides": 2},
+        {"dilation": 2, "padding": 2},
+        {"shape": (1, 8, 9, 10)},
+        {"n_filters": 8},
+    ],
+    ids=str,
+)
+def test_other_convolutions_have_no_forms(options: dict[str, Any]) -> None:
+    assert prepared_of(network_of(relu, **options)).alternatives is None
+
+
+def test_without_channels_last_there_are_none() -> None:
+    target = resolve_target("cpu")
+    assert prepare(network_of(relu), target, "keep", forms=True).alternatives is None
+    assert prepare(network_of(relu), target).alternatives is None
+
+
+def test_tasks_have_names_calls_and_forms() -> None:
+    prepared = prepared_of(network_of(relu))
+    tasks = extract(prepared, resolve_target("cpu"))
+    assert prepared.alternatives is not None
+    keys = prepared.alternatives.keys
+    group = "3x3 of 1x9x10x16"
+    assert {keys[str(each.task_name)] for each in tasks if str(each.task_name) in keys} == {
+        FormKey(group, form) for form in ("", *FORMS)
+    }
+    assert sum(str(each.task_name).startswith("winograd") for each in tasks) == 6
+    assert {int(each.weight) for each in tasks} == {1}
+
+
+@pytest.mark.parametrize(
+    ("direct_sec", "product_sec", "n_steps"), [(3.0, 0.5, 3), (1.0, 2.0, 0), (1.0, None, 0)]
+)
+def test_a_network_takes_the_fastest_form_of_a_database(
+    direct_sec: float, product_sec: float | None, n_steps: int
+) -> None:
+    target, prepared = resolve_target("cpu"), prepared_of(network_of(relu))
+    database, alternatives = memory_database(), prepared.alternatives
+    assert alternatives is not None
+    for name, key in alternatives.keys.items():
+        seconds = direct_sec if not key.form else 0.1
+        if "product" in name:
+            if product_sec is None:  # one step was never measured
+                continue
+            seconds = product_sec
+        function = alternatives.functions.get(name) or prepared.mod[name]
+        workload = database.commit_workload(normalize_mod(function))
+        database.commit_tuning_record(_record(workload, seconds, target))
+    found = in_fastest_forms(prepared, database, target)
+    names = [str(variable.name_hint) for variable in found.mod.functions]
+    assert sum(name.startswith("winograd") for name in names) == n_steps
+
+
+def _record(workload: Workload, seconds: float, target: Any) -> TuningRecord:
+    schedule = Schedule(workload.mod)
+    # A database gives out no record that does nothing.
+    schedule.parallel(schedule.get_loops(block_names(workload.mod)[-1])[0])
+    return TuningRecord(schedule.trace, workload, [seconds], target, args_info_of(workload.mod))

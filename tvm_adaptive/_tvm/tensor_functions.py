@@ -1,0 +1,81 @@
+"""Make tensor functions of buffers, blocks and loops, node by node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm_adaptive._tvm import For, PrimFunc, Range, SBlock, SBlockRealize, s_tir, tirx
+from tvm_adaptive._tvm import ForKind as Kind
+
+# TVM 0.26 has it among the functors.
+_renew_defs: Any = getattr(s_tir, "renew_defs", None) or tirx.stmt_functor.renew_defs
+_SPATIAL = 0  # of iterators
+
+Access = tuple[Any, Sequence[Any]]  # a buffer, and the range of each index
+
+
+def tensor_function(parameters: Sequence[Any], body: Any, allocated: Sequence[Any] = ()) -> Any:
+    """Return a private function of buffers, whose body has blocks and buffers of its own."""
+    always = tirx.const(True, "bool")
+    root = SBlockRealize([], always, SBlock([], [], [], "root", body, None, list(allocated)))
+    return as_private(_renew_defs(PrimFunc(list(parameters), root)), layout_free=[])
+
+
+def as_private(function: PrimFunc, *, layout_free: Sequence[int]) -> PrimFunc:
+    """Return a function as ``FuseTIR`` leaves those of a network.
+
+    Schedules may choose the layout of the parameters in ``layout_free``.
+    """
+    function = function.without_attr("global_symbol")
+    function = function.with_attr({"tirx.noalias": True, "s_tir": True})
+    if layout_free:
+        function = function.with_attr("layout_free_buffers", list(layout_free))
+    return function
+
+
+def call_with(call: Any, arguments: Sequence[Any]) -> Any:
+    """Return a call of the same operator with other arguments."""
+    return type(call)(call.op, list(arguments), call.attrs, call.ty_args, None, call.ty)
+
+
+def block_in_loops(
+    name: str,
+    iterators: Sequence[Any],
+    reads: Sequence[Access],
+    writes: Sequence[Access],
+    body: Any,
+) -> Any:
+    """Return a block within a loop for each of its iterators."""
+    regions = [[tirx.BufferRegion(*each) for each in side] for side in (reads, writes)]
+    block = SBlock(list(iterators), *regions, name, body)
+    loops = [tirx.Var(f"{each.var.name}_loop", "int64") for each in iterators]
+    statement = SBlockRealize(loops, tirx.const(True, "bool"), block)
+    for loop, each in zip(reversed(loops), reversed(iterators), strict=True):
+        statement = For(loop, integer(0), each.dom.extent, Kind.SERIAL, statement)
+    return statement
+
+
+def float_buffer(name: str, shape: Sequence[int]) -> Any:
+    """Return a buffer of float32."""
+    return tirx.decl_buffer([integer(extent) for extent in shape], "float32", name)
+
+
+def spatial_iterator(name: str, extent: int) -> Any:
+    """Return an iterator of a block."""
+    return tirx.IterVar(whole(extent), tirx.Var(name, "int64"), _SPATIAL)
+
+
+def integer(value: int) -> Any:
+    """Return an index that is a number."""
+    return tirx.const(value, "int64")
+
+
+def whole(extent: int) -> Any:
+    """Return the range of all indices below an extent."""
+    return Range.from_min_extent(integer(0), integer(extent))
+
+
+def one(index: Any) -> Any:
+    """Return the range of one index."""
+    return Range.from_min_extent(index, integer(1))

@@ -1,0 +1,195 @@
+"""The forms of a network's convolutions: their functions, and a network with some of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tvm_adaptive import _tvm
+from tvm_adaptive._tvm import Constant, ExtractedTask, IRModule, PrimFunc, Target, relax
+from tvm_adaptive.models.forms.convolution import Convolution, convolution_of
+from tvm_adaptive.models.forms.minimal_filtering import transformed_taps
+from tvm_adaptive.models.forms.tiles import Tiles, tiles_of
+from tvm_adaptive.models.forms.winograd import (
+    input_function,
+    output_function,
+    product_function,
+)
+from tvm_adaptive.values.forms import (
+    DIRECT,
+    FormKey,
+    fastest_forms,
+    form_costs,
+)
+
+# Results of a tile in each direction. Larger ones save more multiplications, but their
+# rounding errors grow: F(6, 3) loses two digits more than F(4, 3).
+TILE_SIZES = (2, 4)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Steps:
+    """The functions that compute one convolution in another form."""
+
+    tiles: Tiles
+    names: tuple[str, str, str]
+
+
+class Alternatives:
+    """The forms of the convolutions in a prepared module.
+
+    Attributes
+    ----------
+    functions : dict of str to PrimFunc
+        Those of all forms but the direct ones.
+    keys : dict of str to FormKey
+        The forms that functions belong to, those of the module included; a function without
+        alternatives has none.
+    calls : dict of str to int
+        How often an inference calls each function of a form if the form is chosen.
+    """
+
+    def __init__(self, mod: IRModule, *, packed: bool) -> None:
+        self.functions: dict[str, PrimFunc] = {}
+        self.keys: dict[str, FormKey] = {}
+        self.calls: Counter[str] = Counter()
+        self._steps: dict[tuple[str, str], _Steps] = {}
+        self._packed = packed
+        n_calls = Counter(name for name, _ in _calls_with_constant_kernel(mod))
+        for name in sorted(n_calls):
+            convolution = _convolution(mod, name)
+            if convolution is not None:
+                self._add(name, n_calls[name], convolution)
+
+    def __bool__(self) -> bool:
+        return bool(self.keys)
+
+    def _add(self, name: str, n_calls: int, convolution: Convolution) -> None:
+        batch, height, width, channels, *_ = convolution.shape
+        group = f"3x3 of {batch}x{height}x{width}x{channels}"
+        if convolution.padding != (1, 1):
+            group += f" padded by {convolution.padding[0]} and {convolution.padding[1]}"
+        for size in TILE_SIZES:
+            tiles = tiles_of(convolution, size)
+            if tiles is None:
+                return
+            form = f"winograd-{size}x{size}"
+            key = FormKey(group, form)
+            names = (
+                self._function(key, "input", n_calls, input_function(tiles)),
+                self._function(
+                    key, "product", n_calls, product_function(tiles, packed=self._packed)
+                ),
+                self._function(key, "output", n_calls, output_function(tiles)),
+            )
+            self._steps[name, form] = _Steps(tiles, names)
+        self.keys[name] = FormKey(group, DIRECT)
+
+    def _function(self, key: FormKey, what: str, n_calls: int, function: PrimFunc) -> str:
+        """Return the name of a function; functions of a form that are equal are one."""
+        structure = _tvm.workload_key(_tvm.normalize_mod(function))
+        stem = f"{key.form.replace('-', '_')}_{what}_{structure[:8]}"
+        self.functions.setdefault(stem, function)
+        self.keys[stem] = key
+        self.calls[stem] += n_calls
+        return stem
+
+    def tasks(self, target: Target) -> list[ExtractedTask]:
+        """Return the functions of all forms as tuning tasks, ordered by name."""
+        mod = IRModule(dict(self.functions))
+        return _tvm.functions_as_tasks(mod, target, self.calls)
+
+    def chosen(self, mod: IRModule, seconds: Mapping[str, float]) -> dict[str, str]:
+        """Return the fastest form of each group.
+
+        Parameters
+        ----------
+        mod : IRModule
+            The prepared module.
+        seconds : mapping of str to float
+            Of one call, by the names of functions.
+        """
+        n_calls = self.calls + Counter(name for name, _ in _calls_with_constant_kernel(mod))
+        names = list(self.keys)
+        costs = [n_calls[name] * seconds.get(name, float("inf")) for name in names]
+        return fastest_forms(form_costs([self.keys[name] for name in names], costs))
+
+    def applied(self, mod: IRModule, forms: Mapping[str, str]) -> IRModule:
+        """Return a module that computes each group in the form of that name."""
+        steps = {
+            name: self._steps[name, forms[key.group]]
+            for name, key in self.keys.items()
+            if key.form == DIRECT and forms.get(key.group, DIRECT) != DIRECT
+        }
+        if not steps:
+            return mod
+        rewriter = _Rewriter(mod, steps, self.functions)
+        main = rewriter.visit_expr(mod["main"])
+        return _tvm.with_main(rewriter.builder_.get(), main)
+
+
+def _calls_with_constant_kernel(mod: IRModule) -> Iterator[tuple[str, Any]]:
+    """Yield the calls of tensor functions in ``main`` that have a second, constant argument."""
+    for binding in _tvm.bindings_of(mod["main"]):
+        call = _tvm.tensor_call_of(binding)
+        if call is not None and any(isinstance(each, Constant) for each in call.args[1]):
+            yield str(call.args[0].name_hint), call
+
+
+def _convolution(mod: IRModule, name: str) -> Convolution | None:
+    function = mod[name]
+    return convolution_of(function) if _tvm.has_blocks(function) else None
+
+
+@_tvm.mutator
+class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
+    """Replaces the calls of functions by those of their steps."""
+
+    def __init__(
+        self, mod: IRModule, steps: Mapping[str, _Steps], functions: Mapping[str, PrimFunc]
+    ) -> None:
+        super().__init__(mod)
+        self._steps = steps
+        self._functions = functions
+        self._variables: dict[str, Any] = {}
+        self._kernels: dict[tuple[int, int], Any] = {}
+
+    def visit_call_(self, call: Any) -> Any:
+        """Visit a call of a function that has steps."""
+        call = super().visit_call_(call)
+        steps = None
+        if getattr(call.op, "name", "") == "relax.call_tir":
+            steps = self._steps.get(str(call.args[0].name_hint))
+        if steps is None:
+            return call
+        convolution = steps.tiles.convolution
+        parameters = convolution.function.params
+        arguments = dict(zip(map(_tvm.handle, parameters), call.args[1].fields, strict=False))
+        data = arguments.pop(_tvm.handle(convolution.data))
+        kernel = arguments.pop(_tvm.handle(convolution.kernel))
+        first, second, third = steps.names
+        tiles = self._call(first, data)
+        products = self._call(second, tiles, self._transformed(kernel, steps.tiles))
+        return self._new_call(third, [products, *arguments.values()], call.ty_args[0])
+
+    def _transformed(self, kernel: Any, tiles: Tiles) -> Any:
+        key = (_tvm.handle(kernel), tiles.size)
+        if key not in self._kernels:
+            weights = _tvm.data_of_constant(kernel).numpy()
+            found = transformed_taps(weights, tiles.filtering)
+            self._kernels[key] = relax.const(_tvm.tensor(found))
+        return self._kernels[key]
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        result = self._functions[name].params[-1].ty
+        shape = [int(extent) for extent in result.shape]
+        return self.builder_.emit(
+            self._new_call(name, arguments, relax.TensorType(shape, str(result.dtype)))
+        )
+
+    def _new_call(self, name: str, arguments: Any, result: Any) -> Any:
+        if name not in self._variables:
+            self._variables[name] = self.builder_.add_func(self._functions[name], name)
+        return relax.call_tir(self._variables[name], list(arguments), result)

@@ -1,0 +1,198 @@
+"""Recognise tensor functions that begin with a convolution of 3 x 3 elements."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from tvm_adaptive import _tvm
+from tvm_adaptive._tvm import (
+    BufferStore,
+    For,
+    PrimFunc,
+    SBlockRealize,
+    SeqStmt,
+    handle,
+    tirx,
+)
+
+# Of iterators in a block.
+_SPATIAL, _REDUCTION = 0, 2
+KERNEL_SIZE = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Convolution:
+    """A tensor function whose first work is a convolution, channels last, of stride 1."""
+
+    function: PrimFunc
+    data: Any  # buffer of shape (n, height, width, channels), not padded
+    kernel: Any  # buffer of shape (3, 3, channels, n_filters)
+    result: Any  # buffer of shape (n, height of the result, width of the result, n_filters)
+    padding: tuple[int, int]  # rows above and columns to the left of the data
+    rest: tuple[Any, ...]  # the statements after the convolution
+    allocated: tuple[Any, ...]  # the buffers that they need, without the result
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Batch, height, width, channels, then height and width of the result, and filters."""
+        return (*extents_of(self.data), *extents_of(self.result)[1:])
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """What the convolution is, whatever follows it."""
+        return (*self.shape, *self.padding)
+
+    @property
+    def uses_data_again(self) -> bool:
+        """Whether something else than the convolution reads its data or its weights."""
+        return bool({handle(self.data), handle(self.kernel)} & self.buffers_of_rest())
+
+    def buffers_of_rest(self) -> set[int]:
+        """Return the handles of the buffers that the statements after it read or write."""
+        regions = (
+            region
+            for statement in self.rest
+            for realize in _realizes(statement)
+            for region in (*realize.block.reads, *realize.block.writes)
+        )
+        return {handle(_tvm.buffer_of(region)) for region in regions}
+
+
+def convolution_of(function: PrimFunc) -> Convolution | None:
+    """Return the convolution at the beginning of a function; None if there is no such one."""
+    root = function.body.block
+    nests = list(root.body.seq) if isinstance(root.body, SeqStmt) else [root.body]
+    blocks = [_only_block(nest) for nest in nests[:2]]
+    padding, place = (0, 0), 0
+    padded = None
+    if len(blocks) > 1 and blocks[1] is not None and blocks[1].init is not None:
+        padded = _padding_of(blocks[0])
+        if padded is None:
+            return None
+        padding, place = padded[1], 1
+    block = blocks[place]
+    operands = None if block is None else _operands_of(block)
+    if operands is None:
+        return None
+    data, kernel, result = operands
+    if padded is not None:
+        if handle(data) != handle(padded[2]):
+            return None
+        data = padded[0]
+    parameters = set(map(handle, function.params))
+    known = {handle(result)} | ({handle(operands[0])} if place else set())
+    is_result_inside = handle(result) not in parameters
+    if not {handle(data), handle(kernel)} <= parameters or is_result_inside != bool(
+        nests[place + 1 :]
+    ):
+        return None
+    return Convolution(
+        function,
+        *(data, kernel, result, padding, tuple(nests[place + 1 :])),
+        tuple(each for each in root.alloc_buffers if handle(each) not in known),
+    )
+
+
+def extents_of(buffer: Any) -> tuple[int, ...]:
+    """Return the shape of a buffer."""
+    return tuple(map(int, buffer.ty.shape))
+
+
+def _realizes(statement: Any) -> Iterator[Any]:
+    """Yield the blocks of a statement with the values of their iterators."""
+    while isinstance(statement, For):
+        statement = statement.body
+    if isinstance(statement, SeqStmt):
+        for each in statement.seq:
+            yield from _realizes(each)
+    elif isinstance(statement, SBlockRealize):
+        yield statement
+
+
+def _only_block(nest: Any) -> Any | None:
+    """Return the block within loops that has one store; None if that is not what there is."""
+    found = list(_realizes(nest))
+    if len(found) != 1 or not isinstance(found[0].block.body, BufferStore):
+        return None
+    return found[0].block
+
+
+def _written(block: Any) -> Any:
+    return _tvm.buffer_of(block.writes[0])
+
+
+def _padding_of(block: Any) -> tuple[Any, tuple[int, int], Any] | None:
+    """Return the buffer that a block pads with zeros, rows and columns before it, and result."""
+    if block is None:
+        return None
+    value = block.body.value
+    arguments = list(getattr(value, "args", ()))
+    if len(arguments) == 3 and getattr(arguments[2], "value", None) == 0.0:
+        value = arguments[1]
+    if not _is_load(value) or len(block.iter_vars) != 4 or len(value.indices) != 4:
+        return None
+    shifts = [
+        _shift_of(index, each.var)
+        for index, each in zip(value.indices, block.iter_vars, strict=True)
+    ]
+    if None in shifts or shifts[0] or shifts[3]:
+        return None
+    before = (int(shifts[1] or 0), int(shifts[2] or 0))
+    return _tvm.buffer_of(value), before, _written(block)
+
+
+def _shift_of(index: Any, variable: Any) -> int | None:
+    """Return s of the index ``variable - s``; None for another index."""
+    if index.same_as(variable):
+        return 0
+    if isinstance(index, tirx.Sub) and index.a.same_as(variable) and hasattr(index.b, "value"):
+        return int(index.b.value)
+    return None
+
+
+def _operands_of(block: Any) -> tuple[Any, Any, Any] | None:
+    """Return data, kernel and result of a block that convolves; None for another block."""
+    kinds = [int(each.iter_type) for each in block.iter_vars]
+    if kinds != [_SPATIAL] * 4 + [_REDUCTION] * 3 or block.init is None:
+        return None
+    value = block.body.value
+    product = value.b if isinstance(value, tirx.Add) else None
+    if not isinstance(product, tirx.Mul):
+        return None
+    data, kernel = product.a, product.b
+    if not (_is_load(data) and _is_load(kernel) and _is_dense(block, data, kernel)):
+        return None
+    buffers = (_tvm.buffer_of(data), _tvm.buffer_of(kernel), _written(block))
+    is_float = all(str(buffer.ty.dtype) == "float32" for buffer in buffers)
+    return buffers if is_float else None
+
+
+def _is_dense(block: Any, data: Any, kernel: Any) -> bool:
+    """Say whether a block reads as a convolution of 3 x 3, channels last, of stride 1 does."""
+    n, y, x, k, ry, rx, rc = (each.var for each in block.iter_vars)
+    sizes = [int(each.dom.extent) for each in block.iter_vars[4:6]]
+    return (
+        sizes == [KERNEL_SIZE] * 2
+        and _are(kernel.indices, (ry, rx, rc, k))
+        and _are(block.body.indices, (n, y, x, k))
+        and len(data.indices) == 4
+        and _are((data.indices[0], data.indices[3]), (n, rc))
+        and _is_sum(data.indices[1], y, ry)
+        and _is_sum(data.indices[2], x, rx)
+    )
+
+
+def _is_load(expression: Any) -> bool:
+    return hasattr(expression, "indices")
+
+
+def _are(indices: Any, variables: Any) -> bool:
+    return len(indices) == len(variables) and all(
+        index.same_as(variable) for index, variable in zip(indices, variables, strict=True)
+    )
+
+
+def _is_sum(index: Any, a: Any, b: Any) -> bool:
+    return isinstance(index, tirx.Add) and index.a.same_as(a) and index.b.same_as(b)
