@@ -13,6 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
+from tvm_adaptive.values.forms import NO_FORM, FormKey
 from tvm_adaptive.values.trial import N_VERIFIED, FloatArray
 
 
@@ -48,6 +49,8 @@ class Arm:
         Whether no further slot is possible: nothing new to try, trials used up, or
         given up.
     prior : PriorTrials
+    key : FormKey
+        The part of the network, and the form in which the task computes it.
     """
 
     name: str
@@ -58,6 +61,7 @@ class Arm:
     spent_sec: float
     finished: bool = False
     prior: PriorTrials = PriorTrials()
+    key: FormKey = NO_FORM
 
     @property
     def n_trials(self) -> int:
@@ -69,6 +73,11 @@ class Arm:
         """Milliseconds of one run of the incumbent; ``inf`` before the first success."""
         valid = self.latencies_ms[np.isfinite(self.latencies_ms)]
         return float(valid.min()) if len(valid) else math.inf
+
+    @property
+    def share_ms(self) -> float:
+        """Milliseconds of an inference; ``inf`` before the first success."""
+        return self.weight * self.best_ms
 
     @property
     def sec_per_trial(self) -> float:

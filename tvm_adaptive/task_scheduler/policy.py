@@ -14,6 +14,7 @@ from tvm_adaptive.task_scheduler.arms import Arm, Decision
 from tvm_adaptive.task_scheduler.forecast.belief import METHODS, forecast
 from tvm_adaptive.task_scheduler.forecast.curve import CurveFamily, curve_family
 from tvm_adaptive.task_scheduler.forecast.result import Forecast, ThroughputHistory
+from tvm_adaptive.task_scheduler.forms import FormArms
 from tvm_adaptive.task_scheduler.index import EPSILON
 from tvm_adaptive.task_scheduler.stages import WarmUp
 from tvm_adaptive.values.trial import FloatArray
@@ -120,34 +121,51 @@ class DynaTunePolicy:
     def choose(self, arms: Sequence[Arm], rng: np.random.Generator) -> Decision:
         """Choose the arm of the next slot; see :class:`~.arms.Policy`."""
         self._waiting.observe(arms)
-        warm_up, patience = self.options.warm_up, self.options.patience_trials
+        options, warm_up = self.options, self.options.warm_up
+        patience = options.patience_trials
         live = [k for k, arm in enumerate(arms) if not arm.finished]
         retired = tuple(k for k in live if stages.is_spent(arms[k], warm_up, patience))
         live = [k for k in live if k not in retired]
-        cold = warm_up.next_arm(arms, live)
-        if cold is not None:
-            trials = warm_up.trials_of(arms, cold)
-            # A slot of a few trials is for a first result; the paper's is a whole one.
-            few = trials is not None
-            return Decision(cold, "warm-up", n_trials=trials, retired=retired, until_success=few)
+        forms = FormArms(arms)
+        for group in (forms.first(live), forms.begun(live)):
+            cold = warm_up.next_arm(arms, group)
+            if cold is not None:
+                return self._warmed_up(arms, cold, retired)
+        openings = forms.openings(live, warm_up.n_trials or options.slot_trials, _mean_sec(arms))
+        live = [k for k in live if stages.has_result(arms[k])]
         self._update_outlooks(arms, live, rng)
-        total_ms, share = stages.end_to_end_ms(arms), self.options.retire_share
+        gains_ms = {k: self._outlooks[k].gain_ms for k in live}
+        worth_ms = forms.worth(gains_ms)
+        total_ms, share = stages.end_to_end_ms(arms), options.retire_share
         retired += tuple(
-            k
-            for k in live
-            if stages.not_worth_a_slot(arms[k], self._outlooks[k].gain_ms, total_ms, share)
+            k for k in live if stages.not_worth_a_slot(arms[k], worth_ms[k], total_ms, share)
         )
         live = [k for k in live if k not in retired]
-        if not live:
+        if not live and not openings:
             return Decision(None, "nothing-left", retired=retired)
         scores = self._scores(arms, live)
-        arm, n_waited = self._waiting.longest(live)
-        if n_waited > self.options.starve_after * len(live):
+        for k in live:
+            if worth_ms[k] < gains_ms[k]:
+                scores[k] *= worth_ms[k] / gains_ms[k]
+        for k, (gain_ms, seconds) in openings.items():
+            scores[k] = gain_ms / seconds if options.index in _PER_SEC else gain_ms
+        waiting = [k for k in live if worth_ms[k] > 0.0] or live
+        arm, n_waited = self._waiting.longest(waiting) if waiting else (-1, 0)
+        if n_waited > options.starve_after * len(live):
             reason, trials = "starved", warm_up.n_trials
         else:
             (arm, reason), trials = self._pick(scores, rng), None
-        unit = "ms/s" if self.options.index in _PER_SEC else "ms"
+        if arm in openings:
+            return self._warmed_up(arms, arm, retired)
+        unit = "ms/s" if options.index in _PER_SEC else "ms"
         return Decision(arm, reason, trials, scores, unit, retired)
+
+    def _warmed_up(self, arms: Sequence[Arm], k: int, retired: tuple[int, ...]) -> Decision:
+        """Return the decision for an arm without a result."""
+        trials = self.options.warm_up.trials_of(arms, k)
+        # A slot of a few trials is for a first result; the paper's is a whole one.
+        few = trials is not None
+        return Decision(k, "warm-up", n_trials=trials, retired=retired, until_success=few)
 
     def _update_outlooks(
         self, arms: Sequence[Arm], live: Sequence[int], rng: np.random.Generator
@@ -228,6 +246,13 @@ class DynaTunePolicy:
         if self.options.index == "softmax":
             return int(rng.choice(len(scores), p=index.softmax_probabilities(scores))), "index"
         return index.argmax(scores, rng), "index"
+
+
+def _mean_sec(arms: Sequence[Arm]) -> float:
+    """Return the mean seconds per trial of all arms."""
+    n_trials = sum(arm.n_trials for arm in arms)
+    spent_sec = math.fsum(arm.spent_sec for arm in arms)
+    return spent_sec / n_trials if n_trials and spent_sec else _UNKNOWN_SEC_PER_TRIAL
 
 
 def best_gflops(arm: Arm) -> float:

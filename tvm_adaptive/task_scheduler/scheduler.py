@@ -34,6 +34,7 @@ from tvm_adaptive.task_scheduler.slot_queue import (
     SlotLength,
     SlotQueue,
 )
+from tvm_adaptive.values.forms import FormKey
 from tvm_adaptive.values.hooks import SearchHooks
 from tvm_adaptive.values.trial import Trial
 
@@ -134,6 +135,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         self.clock = clock
         self._earlier: Mapping[str, TaskHistory] = {}
         self._prior: Mapping[str, PriorTrials] = {}
+        self._forms: Mapping[str, FormKey] = {}
         self._max_trials: float = math.inf  # unless ``tune`` was entered through Python
         self._batch: int | None = None
         self._records: list[Any] = []  # MetaSchedule's, one per task
@@ -154,6 +156,10 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
     def set_prior(self, prior: Mapping[str, PriorTrials]) -> None:
         """Give the next run the trials that earlier runs made; by the names of tasks."""
         self._prior = dict(prior)
+
+    def set_forms(self, forms: Mapping[str, FormKey]) -> None:
+        """Let tasks compete as forms of the same part of a network; by the names of tasks."""
+        self._forms = dict(forms)
 
     def next_task_id(self) -> int:
         """Join the last batch and return the index of the task that runs next, or -1."""
@@ -223,7 +229,8 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
     def _new_arm_table(self) -> ArmTable:
         names = [str(record.ctx.task_name) for record in self._records]
         weights = [float(record.task_weight) for record in self._records]
-        arm_table = ArmTable(names, weights, [float(record.flop) for record in self._records])
+        flops = [float(record.flop) for record in self._records]
+        arm_table = ArmTable(names, weights, flops, self._forms)
         for index, name in enumerate(names):
             if name in self._prior:
                 arm_table.change(index, prior=self._prior[name])

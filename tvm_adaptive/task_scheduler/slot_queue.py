@@ -6,7 +6,8 @@ import dataclasses
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from tvm_adaptive.errors import InvalidOptionError, check_at_least, check_positive, check_share
 from tvm_adaptive.measure_callback.journal import JournalWriter
 from tvm_adaptive.task_scheduler.arms import Arm, Decision, Policy
+from tvm_adaptive.values.forms import DIRECT, NO_FORM, FormKey, network_cost
 
 logger = logging.getLogger(__name__)
 
@@ -26,10 +28,17 @@ class ArmTable:
     """One :class:`Arm` per task, replaced whenever something is measured or charged."""
 
     def __init__(
-        self, names: Sequence[str], weights: Sequence[float], flops: Sequence[float]
+        self,
+        names: Sequence[str],
+        weights: Sequence[float],
+        flops: Sequence[float],
+        keys: Mapping[str, FormKey] = MappingProxyType({}),
     ) -> None:
         self._arms = [
-            Arm(str(name), float(weight), max(1.0, float(flop)), np.empty(0), 0, 0.0)
+            Arm(
+                *(str(name), float(weight), max(1.0, float(flop)), np.empty(0), 0, 0.0),
+                key=keys.get(str(name), NO_FORM),
+            )
             for name, weight, flop in zip(names, weights, flops, strict=True)
         ]
 
@@ -46,8 +55,15 @@ class ArmTable:
     @property
     def weighted_ms(self) -> float:
         """Milliseconds of the network, without arms that finished without a valid result."""
-        counted = [arm for arm in self._arms if not (arm.finished and math.isinf(arm.best_ms))]
-        return math.fsum(arm.weight * arm.best_ms for arm in counted) if counted else math.inf
+        counted = [
+            arm
+            for arm in self._arms
+            # A form that lacks one of its results is no form.
+            if arm.key.form != DIRECT or not (arm.finished and math.isinf(arm.best_ms))
+        ]
+        if not counted:
+            return math.inf
+        return network_cost([arm.key for arm in counted], [arm.share_ms for arm in counted])
 
     def change(self, index: int, **changes: object) -> None:
         """Replace fields of an arm."""

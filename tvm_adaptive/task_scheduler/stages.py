@@ -10,6 +10,7 @@ import numpy as np
 
 from tvm_adaptive.errors import check_at_least
 from tvm_adaptive.task_scheduler.arms import Arm
+from tvm_adaptive.values.forms import in_use
 
 # A task forecast to be below this share of the network's latency is trivial: halving
 # its latency would not show in an end-to-end timing, which repeats to some 0.1 %.
@@ -69,13 +70,20 @@ def is_trivial(arms: Sequence[Arm], k: int) -> bool:
     if not known:
         return False
     flop_per_ms = float(np.median([arm.flop / arm.best_ms for arm in known]))
-    total_ms = sum(arm.weight * arm.best_ms for arm in known)
+    total_ms = end_to_end_ms(arms)
     return arms[k].weight * arms[k].flop / flop_per_ms < TRIVIAL_SHARE * total_ms
 
 
 def end_to_end_ms(arms: Sequence[Arm]) -> float:
-    """Return the weighted sum of the incumbents' milliseconds, of arms that have one."""
-    return math.fsum(arm.weight * arm.best_ms for arm in arms if math.isfinite(arm.best_ms))
+    """Return the weighted sum of the incumbents' milliseconds, of arms in use that have one."""
+    used = in_use([arm.key for arm in arms], [arm.share_ms for arm in arms])
+    pairs = zip(arms, used, strict=True)
+    return math.fsum(arm.share_ms for arm, is_used in pairs if is_used and has_result(arm))
+
+
+def has_result(arm: Arm) -> bool:
+    """Say whether the arm has an incumbent."""
+    return math.isfinite(arm.best_ms)
 
 
 def trials_since_improvement(arm: Arm) -> int:

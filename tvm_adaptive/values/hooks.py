@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from tvm_adaptive.values.forms import FormKey
 from tvm_adaptive.values.trial import FloatArray, Prediction, Promise
 
 Rows = npt.NDArray[np.float32]
@@ -97,6 +98,9 @@ class SchedulerHooks(Protocol):
 
     def set_prior(self, prior: Mapping[str, Any]) -> None:
         """Take over what earlier runs measured; by the names of tasks."""
+
+    def set_forms(self, forms: Mapping[str, FormKey]) -> None:
+        """Let tasks compete as forms of the same part of a network; by the names of tasks."""
 
 
 @runtime_checkable
