@@ -49,6 +49,7 @@ from tvm_adaptive.tuning.finalists import Finalists, finalists_of
 from tvm_adaptive.tuning.library_check import Verdict
 from tvm_adaptive.tuning.outcome import TaskOutcome
 from tvm_adaptive.tuning.warm_start import VerdictRecorder
+from tvm_adaptive.values.forms import NO_FORM, FormKey
 
 draft = functools.partial(draft_of, transfer_pool=TransferPool())
 
@@ -376,13 +377,14 @@ def test_what_there_is_no_time_to_check_stays_untuned(
     budget = budget_with(left_sec, 100.0)
     reserve(budget, 10.0)
     nothing: Any = None
+    any_check: Any = Check()
     task: Any = SimpleNamespace(name="main", weight=1.0, n_trials=4, n_errors=0)
     database, _ = finals.decide(
         make_session(budget=budget),
         [nothing],
         [nothing],
         RunProgress([task]),
-        nothing,
+        any_check,
         draft=draft,
     )
     assert [report.reason for report in seen] == [expected]
@@ -405,6 +407,8 @@ class Check:
     def __init__(self, *verdicts: str | None) -> None:
         self.verdicts = list(verdicts)
         self.databases: list[list[float]] = []
+        self.forms: dict[str, FormKey] = {}
+        self.losers: set[str] = set()  # tasks of which no record passes a play-off
 
     def check_functions(self, database: Any, mods: Sequence[Any]) -> list[Verdict]:
         records = database.get_all_tuning_records()
@@ -441,10 +445,22 @@ def decided(
             return FinalistReport(task_name, (), "no-record", 0.0)
         played.append(task_name)
         sec = float(records[0].run_secs[0])
+        if task_name in check.losers:
+            lost = Finalist(records[0], sec, sec, unchecked="", disqualified="wrong result")
+            return FinalistReport(task_name, (lost,), "lost", 1)
         return FinalistReport(task_name, (Finalist(records[0], sec, sec, unchecked=""),), "won", 1)
 
     monkeypatch.setattr(finals, "play_off", play_off)
-    progress = RunProgress([TaskProgress(each.name, 1.0, 4 * bool(each.records)) for each in mine])
+    progress = RunProgress(
+        [
+            TaskProgress(
+                *(each.name, 1.0, 4 * bool(each.records)),
+                best_sec=each.importance_sec or math.inf,
+                key=check.forms.get(each.name, NO_FORM),
+            )
+            for each in mine
+        ]
+    )
     any_check: Any = check
     _, outcomes = finals.decide(
         session, [], contexts_of_mods(mine), progress, any_check, draft=draft
@@ -524,6 +540,32 @@ def test_where_the_check_fails_every_task_plays(
     session, check = session_with_check(make_session), Check(None, None)
     _, final, played = decided(session, monkeypatch, check, [[2e-3, 4e-3], [1e-3, 3e-3]])
     assert (final, played) == ([1e-3, 2e-3], ["0", "1"])
+
+
+def with_forms(check: Check) -> Check:
+    check.forms = {"0": FormKey("conv", ""), "1": FormKey("conv", "a"), "2": FormKey("conv", "a")}
+    return check
+
+
+def test_the_tasks_of_another_form_play_and_those_of_the_direct_one_are_left_out(
+    make_session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, check = session_with_check(make_session), with_forms(Check())
+    outcomes, final, played = decided(session, monkeypatch, check, [[5e-3], [1e-3], [2e-3]])
+    assert (final, sorted(played), check.databases) == ([1e-3, 2e-3], ["1", "2"], [])
+    assert [each.checked for each in outcomes] == ["not used", "play-off", "play-off"]
+    assert [each.form for each in outcomes] == ["", "a", "a"]
+
+
+def test_where_a_task_of_another_form_loses_the_direct_one_is_deployed(
+    make_session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, check = session_with_check(make_session), with_forms(Check())
+    check.losers = {"2"}
+    outcomes, final, played = decided(session, monkeypatch, check, [[5e-3], [1e-3], [2e-3]])
+    assert played[-1] == "0"
+    assert [each.checked for each in outcomes] == ["play-off", "not used", "not used"]
+    assert 5e-3 in final
 
 
 def test_an_interrupt_leaves_out_what_was_not_checked(

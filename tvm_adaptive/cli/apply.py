@@ -21,7 +21,7 @@ def run(options: argparse.Namespace) -> int:
 
     what: str = options.what
     out_dir = options.out or Path("applied") / slug(Path(what).name)
-    names = ("layout", "prepack", "vector_math", "store")
+    names = ("layout", "prepack", "vector_math", "forms", "store")
     config = DEFAULT.replace(**{name: getattr(options, name) for name in names})
     with Display(PlainConsole(stderr=True), quiet=options.quiet) as display:
         applied = apply(

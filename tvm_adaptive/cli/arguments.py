@@ -90,6 +90,11 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="compute exp, tanh and erf by polynomials (default: on CPUs)",
     )
+    parser.add_argument(
+        "--forms",
+        action=argparse.BooleanOptionalAction,
+        help="let convolutions compete in forms with fewer operations (default: on CPUs)",
+    )
 
 
 def add_farm_options(parser: argparse.ArgumentParser) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 from rich.console import Console
 from rich.table import Table
@@ -43,14 +44,17 @@ def summary_lines(report: TuneReport) -> list[str]:
         lines.append(f"sum of tasks  {report.weighted_sec * 1e3:.3f} ms")
     if report.coverage:
         lines.append(f"coverage      {report.coverage}")
-    if n_missed := sum(math.isinf(task.best_sec) and not task.n_trials for task in report.tasks):
+    if forms := _forms_text(report):
+        lines.append(f"forms         {forms}")
+    used = [task for task in report.tasks if task.is_used]
+    if n_missed := sum(math.isinf(task.best_sec) and not task.n_trials for task in used):
         lines.append(
-            f"not reached   {n_missed} of {len(report.tasks)} tasks, which stay untuned; "
+            f"not reached   {n_missed} of {len(used)} tasks, which stay untuned; "
             f"--resume {report.work_dir} with a larger budget reaches them"
         )
     if n_drafted := sum(task.in_network and not task.n_trials for task in report.tasks):
         lines.append(
-            f"drafted       {n_drafted} of {len(report.tasks)} tasks, which had no trial and run "
+            f"drafted       {n_drafted} of {len(used)} tasks, which had no trial and run "
             "with a schedule that suits the processor"
         )
     lines.append(f"trials        {report.n_trials}, {report.n_errors} failed")
@@ -66,12 +70,22 @@ def summary_lines(report: TuneReport) -> list[str]:
     return lines
 
 
+def _forms_text(report: TuneReport) -> str:
+    """Return how many groups of convolutions are computed in which form; "" without any."""
+    forms = {task.group: task.form or "direct" for task in report.tasks if task.is_used}
+    forms.pop("", None)
+    counts = sorted(Counter(forms.values()).items())
+    text = ", ".join(f"{form} {n}" for form, n in counts)
+    return f"{text} (of {len(forms)} groups of convolutions)" if forms else ""
+
+
 def _task_table(report: TuneReport) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("task")
     for column in ("calls", "trials", "failed", "best ms", "checked"):
         table.add_column(column, justify="right")
-    for task in sorted(report.tasks, key=lambda task: -task.weight * _finite(task.best_sec)):
+    shown = [task for task in report.tasks if task.is_used or task.n_trials]
+    for task in sorted(shown, key=lambda task: -task.weight * _finite(task.best_sec)):
         best = f"{task.best_sec * 1e3:.4f}" if math.isfinite(task.best_sec) else "-"
         checked = task.checked
         if task.n_disqualified:

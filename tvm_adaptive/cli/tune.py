@@ -36,13 +36,13 @@ _PLATEAU_SLOTS = 40
 # Options of a new run; a resumed run has them in its journal.
 _NEW_RUN_OPTIONS = (
     *("what", "work_dir", "target", "seed", "preset", "config", "layout", "prepack"),
-    *("vector_math", "input_shape", "inputs", "until_plateau", *registry.PARTS),
+    *("vector_math", "forms", "input_shape", "inputs", "until_plateau", *registry.PARTS),
     *("devices", "tracker", "tracker_key", "lanes", "ray", "starter", "peers"),
 )
 # Options of the same name in the configuration.
 _CONFIG_OPTIONS = (
     *registry.PARTS,
-    *("layout", "prepack", "vector_math", "store", "starter", "use_all", "peers"),
+    *("layout", "prepack", "vector_math", "forms", "store", "starter", "use_all", "peers"),
 )
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tvm_adaptive.measure_callback.journal import follow
 from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
+from tvm_adaptive.values.forms import NO_FORM, FormKey
 from tvm_adaptive.workers.environment import UNKNOWN, Environment
 
 
@@ -86,14 +88,17 @@ class History:
         self.report = None
         self.spent_sec = self.before_sec = 0.0
 
-    def progress(self, tasks: list[tuple[str, float]]) -> RunProgress:
-        """Return the progress of tasks, given by name and weight."""
+    def progress(
+        self, tasks: list[tuple[str, float]], keys: Mapping[str, FormKey] | None = None
+    ) -> RunProgress:
+        """Return the progress of tasks, given by name and weight; ``keys`` has their forms."""
         found = []
         for name, weight in tasks:
             known = self.tasks.get(name, TaskHistory())
             secs = (known.best_sec, known.second_sec, known.build_sec)
             n_trials = len(known.latencies_ms)
-            found.append(TaskProgress(name, weight, n_trials, known.n_errors, *secs))
+            key = (keys or {}).get(name, NO_FORM)
+            found.append(TaskProgress(name, weight, n_trials, known.n_errors, *secs, key))
         return RunProgress(found, Counter(self.errors))
 
     def add(self, event: dict[str, Any]) -> None:

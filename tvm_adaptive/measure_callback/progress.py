@@ -6,6 +6,8 @@ import dataclasses
 import math
 from collections import Counter
 
+from tvm_adaptive.values.forms import DIRECT, NO_FORM, FormKey, in_use, network_cost
+
 
 @dataclasses.dataclass
 class TaskProgress:
@@ -18,6 +20,12 @@ class TaskProgress:
     best_sec: float = math.inf  # fastest recorded time, infinite before the first success
     second_sec: float = math.inf  # the second fastest
     build_sec: float = math.nan  # seconds that building the fastest took; NaN if not known
+    key: FormKey = NO_FORM  # the part of the network, and how it is computed there
+
+    @property
+    def share_sec(self) -> float:
+        """Seconds of an inference; infinite before the first success."""
+        return self.weight * self.best_sec
 
 
 @dataclasses.dataclass
@@ -42,6 +50,21 @@ class RunProgress:
         return sum(task.n_errors for task in self.tasks)
 
     @property
+    def used_tasks(self) -> list[TaskProgress]:
+        """The tasks that the network would consist of now: of the fastest forms."""
+        used = in_use(*self._keys_and_costs())
+        return [task for task, is_used in zip(self.tasks, used, strict=True) if is_used]
+
+    @property
     def weighted_sec(self) -> float:
-        """Sum over tasks of weight times best; infinite until each has a success."""
-        return sum(task.weight * task.best_sec for task in self.tasks)
+        """Sum over these tasks of weight times best; infinite until each has a success."""
+        return network_cost(*self._keys_and_costs())
+
+    def forbid_forms(self) -> None:
+        """Use the direct forms from now on, whatever the others take."""
+        for task in self.tasks:
+            if task.key.form != DIRECT:
+                task.best_sec = math.inf
+
+    def _keys_and_costs(self) -> tuple[list[FormKey], list[float]]:
+        return [task.key for task in self.tasks], [task.share_sec for task in self.tasks]

@@ -21,7 +21,7 @@ from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.packing import pack
 from tvm_adaptive.models.parts import write_objects
 from tvm_adaptive.models.prefetch import follow_hints
-from tvm_adaptive.models.prepare import Prepared, call_counts, is_gpu
+from tvm_adaptive.models.prepare import Prepared, call_counts, in_fastest_forms, is_gpu
 from tvm_adaptive.models.weights import load_module
 from tvm_adaptive.workers.cores import n_build_workers, usable_physical_cores
 
@@ -82,6 +82,8 @@ def schedule_network(
     check: Callable[[], None] | None = None,
 ) -> tuple[IRModule, Coverage]:
     """Give the functions of a prepared network their best schedules, without compiling."""
+    if database is not None:
+        prepared = in_fastest_forms(prepared, database, target)
     with target, PassContext(opt_level=3):
         mod, tuned, failed = _apply(prepared.mod, database, check)
     calls = sorted(call_counts(prepared.mod).items())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import math
 from collections import Counter
 from collections.abc import Iterator
 
@@ -16,6 +17,7 @@ from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import IRModule, PassContext, Sequential, Target, relax
 from tvm_adaptive.errors import InvalidOptionError, check_choices, summary_line
 from tvm_adaptive.models.folding import fold
+from tvm_adaptive.models.forms import Alternatives
 from tvm_adaptive.models.network import Network
 from tvm_adaptive.models.rewrites import legalizations, split_clips
 
@@ -35,6 +37,8 @@ class Prepared:
     mod: IRModule  # ``main`` calls tensor functions only; its inputs are those of the network
     layout: str  # layout of the convolutions: ``"NHWC"``, or ``"keep"`` for that of the network
     prepack: bool  # whether a schedule may choose the layout of the weights
+    # other ways to compute some of its functions; None without any
+    alternatives: Alternatives | None = None
 
 
 def prepare(
@@ -44,12 +48,14 @@ def prepare(
     *,
     prepack: bool | None = False,
     vector_math: bool | None = None,
+    forms: bool = False,
 ) -> Prepared:
     """Lower a network to the functions that are tuned and run.
 
     Weights become constants. Whatever depends on constants alone (folded batch
     normalisations, transposed weights, reshaped biases) is computed here, not per
-    inference. The network's own inputs and outputs keep their layout.
+    inference. The network's own inputs and outputs keep their layout. With ``forms``,
+    convolutions also get functions that compute them in fewer operations.
     """
     check_choices("layout", layout, LAYOUTS)
     on_gpu = is_gpu(target)
@@ -66,18 +72,48 @@ def prepare(
         mod = _tvm.relax_transform.BindParams("main", network.params)(mod)
     lower = functools.partial(_lower, mod, target, prepack=prepack, vector_math=vector_math)
     try:
-        return Prepared(network.name, lower(chosen), chosen, prepack)
+        prepared = Prepared(network.name, lower(chosen), chosen, prepack)
     except Exception as error:
         if chosen == "keep" or layout == "NHWC":
             raise
         reason = summary_line(error)
         logger.warning("%s: convolutions keep their layout: %s", network.name, reason)
         logger.debug("the conversion of the layout failed", exc_info=True)
-    return Prepared(network.name, lower("keep"), "keep", prepack)
+        prepared = Prepared(network.name, lower("keep"), "keep", prepack)
+    return _with_forms(prepared) if forms else prepared
+
+
+def _with_forms(prepared: Prepared) -> Prepared:
+    """Add the alternatives that there are for convolutions with channels last."""
+    if prepared.layout != "NHWC":
+        return prepared
+    found = Alternatives(prepared.mod, packed=prepared.prepack)
+    return dataclasses.replace(prepared, alternatives=found) if found else prepared
+
+
+def in_fastest_forms(prepared: Prepared, database: _tvm.Database, target: Target) -> Prepared:
+    """Return the network with the forms of its parts that are fastest by a database's times."""
+    alternatives = prepared.alternatives
+    if alternatives is None:
+        return prepared
+
+    def seconds(function: _tvm.PrimFunc, name: str) -> float:
+        mod = _tvm.normalize_mod(function)
+        record = database.query_tuning_record(mod, target, name)
+        times = [float(each) for each in record.run_secs or ()] if record is not None else []
+        return math.fsum(times) / len(times) if times else math.inf
+
+    known = {
+        name: seconds(alternatives.functions.get(name) or prepared.mod[name], name)
+        for name in alternatives.keys
+    }
+    chosen = alternatives.chosen(prepared.mod, known)
+    mod = alternatives.applied(prepared.mod, chosen)
+    return dataclasses.replace(prepared, mod=mod, alternatives=None)
 
 
 def extract(prepared: Prepared, target: Target) -> list[_tvm.ExtractedTask]:
-    """Return the distinct functions of a prepared network as tuning tasks."""
+    """Return the distinct functions of a prepared network, in all forms, as tuning tasks."""
     found: list[_tvm.ExtractedTask] = []
     for task in _tvm.extract_tasks(prepared.mod, target):
         (function,) = task.dispatched[0].functions.values()
@@ -85,7 +121,10 @@ def extract(prepared: Prepared, target: Target) -> list[_tvm.ExtractedTask]:
         if _tvm.has_blocks(function) and not _tvm.is_reshape(function):
             found.append(task)
     # The order of a hash table would change with every process.
-    return sorted(found, key=lambda task: str(task.task_name))
+    found.sort(key=lambda task: str(task.task_name))
+    if prepared.alternatives is not None:
+        found += prepared.alternatives.tasks(target)
+    return found
 
 
 def call_counts(mod: IRModule) -> Counter[str]:

@@ -17,6 +17,7 @@ from tvm_adaptive.tuning.stakes import (
     plausible_gain,
     worth_playing,
 )
+from tvm_adaptive.values.forms import DIRECT
 
 # The next round is expected to take as long as the longest of this many: one slow task
 # must not make every later estimate pessimistic.
@@ -199,13 +200,13 @@ class Budget:
             math.isinf(task.best_sec)
             and task.n_trials < n_trials_per_round
             and task.name not in proven
-            for task in progress.tasks
+            for task in progress.used_tasks
         )
         if reserve.network_check_sec is None:
             self._after_sec = reserve.after_playoffs_sec(share)
             playoff_sec = share * reserve.check_sec if has_gaps else reserve.playoff_sec
         else:
-            each_sec = self.compile_sec / max(len(progress.tasks), 1)
+            each_sec = self.compile_sec / max(len(progress.used_tasks), 1)
             # Reading, packing and linking a network take about as long as the code of its
             # untuned functions, which stays in the reserve for that.
             self._after_sec = (
@@ -214,9 +215,11 @@ class Budget:
                 + reserve.network_check_sec
             )
             # A task without trials is drafted.
-            drafts_sec = (1.0 - share) * len(progress.tasks) * reserve.draft_sec
+            drafts_sec = (1.0 - share) * len(progress.used_tasks) * reserve.draft_sec
             playoff_sec = drafts_sec if has_gaps else self._worthy_playoffs_sec(progress)
-            playoff_sec += _CLOSING_SEC
+            # The untuned network does not call the functions of other forms.
+            n_forms = sum(task.key.form != DIRECT for task in progress.used_tasks)
+            playoff_sec += _CLOSING_SEC + n_forms * (PLAYOFF_CHECK_SEC + LEAST_TIMING_SEC)
         self.reserve_sec = self._after_sec + playoff_sec
 
     def _worthy_playoffs_sec(self, progress: RunProgress) -> float:
@@ -225,7 +228,7 @@ class Budget:
             Stake(task.weight * task.best_sec, plausible_gain((task.best_sec, task.second_sec)))
             if math.isfinite(task.best_sec)
             else Stake(0.0)
-            for task in progress.tasks
+            for task in progress.used_tasks
         ]
         allowance_sec = PLAYOFF_SHARE * (self.seconds or 0.0)
         return min(allowance_sec, sum(each.most_sec for each in self.worthy(stakes, math.inf)))
@@ -267,8 +270,8 @@ class Budget:
 
 def tuned_share(progress: RunProgress) -> float:
     """Return the share of the tasks that have a result."""
-    n_tuned = sum(math.isfinite(task.best_sec) for task in progress.tasks)
-    return n_tuned / max(len(progress.tasks), 1)
+    n_tuned = sum(math.isfinite(task.best_sec) for task in progress.used_tasks)
+    return n_tuned / max(len(progress.used_tasks), 1)
 
 
 def tuned_compile_sec(progress: RunProgress, default_sec: float) -> float:
@@ -276,7 +279,7 @@ def tuned_compile_sec(progress: RunProgress, default_sec: float) -> float:
 
     A task whose build was not timed takes as long as the others; ``default_sec`` if none was.
     """
-    tuned = [task for task in progress.tasks if math.isfinite(task.best_sec)]
+    tuned = [task for task in progress.used_tasks if math.isfinite(task.best_sec)]
     known = [task.build_sec for task in tuned if math.isfinite(task.build_sec)]
     if not known:
         return len(tuned) * default_sec

@@ -254,6 +254,10 @@ class TuneConfig:
     vector_math : bool or None, default None
         Whether ``exp``, ``tanh``, ``erf`` and functions of them are computed by
         polynomials, which vectorize (relative error below 4e-7); None means on CPUs.
+    forms : bool or None, default None
+        Whether convolutions of 3 x 3 with stride 1 also compete in forms with fewer
+        operations (Winograd's), as tasks of their own; None means with channels last on CPUs,
+        under our task scheduler's default preset.
     store : str, default "user"
         Where trials are kept for later runs, which begin with the best of them: ``"user"``
         is a file below the home directory, ``"none"`` keeps and recalls nothing, anything
@@ -283,6 +287,7 @@ class TuneConfig:
     layout: str = "auto"
     prepack: bool | None = None
     vector_math: bool | None = None
+    forms: bool | None = None
     store: str = "user"
     starter: bool = True
     use_all: bool = False
@@ -291,7 +296,12 @@ class TuneConfig:
     @property
     def preparation(self) -> dict[str, Any]:
         """Return the options of :func:`~tvm_adaptive.models.prepare`."""
-        return {name: getattr(self, name) for name in ("layout", "prepack", "vector_math")}
+        found = {name: getattr(self, name) for name in ("layout", "prepack", "vector_math")}
+        if self.forms is None:
+            # Other schedulers would give every form the trials of a task that is needed.
+            ours = self.task_scheduler == "dynatune" and self.scheduler.preset == "default"
+            return {**found, "forms": ours}
+        return {**found, "forms": self.forms}
 
     def replace(self, **changes: Any) -> TuneConfig:
         """Return a copy with attributes changed; None keeps one, InvalidOptionError if unknown."""
@@ -330,6 +340,7 @@ PAPER = TuneConfig(
     finish=FinishConfig(within_network=False),
     prepack=False,
     vector_math=False,
+    forms=False,
     store="none",
     starter=False,
     use_all=True,

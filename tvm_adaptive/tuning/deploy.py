@@ -174,7 +174,7 @@ def _compiled(
                 f"Nothing was recorded for {model.name} on {describe_target(context.target)}; tune "
                 "it first, with the same layout and target."
             )
-        comparison = check.measure_tuned(checked_database(context, finalists))
+        comparison = check.measure_tuned(checked_database(context, finalists, check.forms))
     if check.failure:
         raise WorkerError(
             f"The tuned {model.name} could not be compiled: {check.failure}. "

@@ -47,6 +47,7 @@ from tvm_adaptive.tuning.budget import (
     Budget,
 )
 from tvm_adaptive.tuning.finalists import Finalists, finalists_of
+from tvm_adaptive.tuning.form_choice import FormChoice
 from tvm_adaptive.tuning.library_check import LibraryCheck
 from tvm_adaptive.tuning.observer import Observer
 from tvm_adaptive.tuning.outcome import TaskOutcome
@@ -54,6 +55,7 @@ from tvm_adaptive.tuning.parts import make_playoff_builder
 from tvm_adaptive.tuning.session import RunContext, Session
 from tvm_adaptive.tuning.target import n_cores_of
 from tvm_adaptive.tuning.warm_start import VerdictRecorder
+from tvm_adaptive.values.forms import FormKey
 from tvm_adaptive.workers.pool import WorkerPool
 from tvm_adaptive.workers.scratch import ScratchFolder
 
@@ -119,9 +121,11 @@ def decide(
     has the finalists that earlier runs have proven, or a draft. What is found of a task is
     written before anything of it is used.
     """
-    budget, finalists = session.budget, finalists_of(session, tasks)
+    budget = session.budget
+    choice = FormChoice.of(finalists_of(session, tasks), check.forms)
+    finalists = choice.finalists
     if budget.checks_network and not budget.interrupted:
-        _add_drafts(session, contexts, finalists, progress, draft)
+        _add_drafts(session, contexts, choice, progress, draft)
     reports = {
         index: without_playoff(mine.records, mine.proven, mine.name)
         for index, mine in enumerate(finalists)
@@ -131,16 +135,23 @@ def decide(
         budget.release_playoffs(1.0)
         worthy = budget.worthy([each.stake for each in finalists], budget.spare_sec)
         most_secs = {each.index: each.most_sec for each in worthy}
+        # The check within the network has no other forms to compare with.
+        for index in choice.of_other_forms:
+            most_secs[index] = math.inf
         held = {index: finalists[index] for index in most_secs}
     with contextlib.closing(VerdictRecorder(session)) as recorder:
         with session.stage("play-off"):
             reports |= _hold_playoffs(session, held, recorder, most_secs)
         if budget.checks_network and not budget.interrupted:
             _check_others(session, check, finalists, reports, recorder)
+        choice = _hold_direct(session, choice, reports, recorder)
+    if check.forms:
+        session.journal.write("forms", groups=choice.as_fields(progress))
     in_order = [reports[index] for index in range(len(finalists))]
     database = final_database(session.work_dir, in_order)
     outcomes = [
-        outcome_of(task, report) for task, report in zip(progress.tasks, in_order, strict=True)
+        outcome_of(task, report) if is_used else unused_outcome_of(task)
+        for task, report, is_used in zip(progress.tasks, in_order, choice.used, strict=True)
     ]
     return database, outcomes
 
@@ -148,12 +159,17 @@ def decide(
 def _add_drafts(
     session: Session,
     contexts: Sequence[TuneContext],
-    finalists: list[Finalists],
+    choice: FormChoice,
     progress: RunProgress,
     draft: Draft,
 ) -> None:
-    """Give tasks without any record a promising schedule, as time allows."""
-    gaps = [i for i, each in enumerate(finalists) if not each.records and each.proven is None]
+    """Give tasks in use without any record a promising schedule, as time allows."""
+    finalists = choice.finalists
+    gaps = [
+        i
+        for i, each in enumerate(finalists)
+        if choice.used[i] and not each.records and each.proven is None
+    ]
     if not gaps:
         return
     # Untuned, functions of many operations take most of the time.
@@ -166,6 +182,27 @@ def _add_drafts(
     for index, record in found.items():
         finalists[index] = dataclasses.replace(finalists[index], records=(record,))
     session.journal.write("drafted", n_tasks=len(found), n_without=len(gaps) - len(found))
+
+
+def _hold_direct(
+    session: Session,
+    choice: FormChoice,
+    reports: dict[int, FinalistReport],
+    recorder: VerdictRecorder,
+) -> FormChoice:
+    """Hold the play-offs of direct forms where another one did not pass; return what is used."""
+    left = choice.without_unchecked(reports)
+    held = {
+        index: left.finalists[index]
+        for index, was_used in enumerate(choice.used)
+        if left.used[index] and not was_used
+    }
+    for index, mine in held.items():
+        reports[index] = without_playoff(mine.records, mine.proven, mine.name)
+    if held:
+        with session.stage("play-off"):
+            reports |= _hold_playoffs(session, held, recorder)
+    return left
 
 
 def _check_others(
@@ -308,29 +345,44 @@ def _play_off(
     )
 
 
-def checked_database(context: RunContext, finalists: Sequence[Finalists]) -> Database:
+def checked_database(
+    context: RunContext, finalists: Sequence[Finalists], forms: Mapping[str, FormKey]
+) -> Database:
     """Return what can be deployed of tasks that are not tuned any more, each checked.
 
-    What a play-off has proven is taken as it is. Of the other tasks, a short play-off checks
-    the best records now; a task of which none passes is left out.
+    Of forms, by the names of tasks, only the fastest are; where one does not pass, the direct
+    form is. What a play-off has proven is taken as it is. Of the other tasks, a short play-off
+    checks the best records now; a task of which none passes is left out.
     """
-    reports = [
-        without_playoff(each.records, each.proven, each.name)
-        for each in finalists
-        if each.proven is not None
-    ]
-    unknown = [each for each in finalists if each.proven is None and each.records]
+    choice = FormChoice.of(finalists, forms)
+    reports = _checked_reports(context, dict(enumerate(choice.finalists)))
+    left = choice.without_unchecked(reports)
+    again = {i: left.finalists[i] for i, used in enumerate(left.used) if used != choice.used[i]}
+    reports |= _checked_reports(context, {i: each for i, each in again.items() if left.used[i]})
+    database = memory_database()
+    for report in (reports[i] for i, is_used in enumerate(left.used) if is_used):
+        if report.winner is not None:
+            copy_record(report.winner.record, database, [report.winner.final_sec()])
+    return database
+
+
+def _checked_reports(
+    context: RunContext, finalists: Mapping[int, Finalists]
+) -> dict[int, FinalistReport]:
+    """Return what is known of tasks; those of which nothing is proven are checked now."""
+    reports = {
+        index: without_playoff(each.records, each.proven, each.name)
+        for index, each in finalists.items()
+    }
+    unknown = [i for i, each in finalists.items() if each.proven is None and each.records]
     if unknown:
         context.observer.note(
             f"{len(unknown)} of {len(finalists)} tasks were in no play-off: they are checked now"
         )
         with context.stage("play-off"):
-            reports += _checked_now(context, unknown)
-    database = memory_database()
-    for report in reports:
-        if report.winner is not None:
-            copy_record(report.winner.record, database, [report.winner.final_sec()])
-    return database
+            found = _checked_now(context, [finalists[index] for index in unknown])
+            reports |= dict(zip(unknown, found, strict=False))
+    return reports
 
 
 def _checked_now(context: RunContext, finalists: Sequence[Finalists]) -> Iterator[FinalistReport]:
@@ -387,6 +439,15 @@ def _is_disqualified(finalist: Finalist, held: FinalistReport) -> bool:
     return any(candidate_of(trial_of(record)) == key for record in lost)
 
 
+def unused_outcome_of(task: TaskProgress) -> TaskOutcome:
+    """Return the outcome of a task whose form is not used."""
+    return TaskOutcome(
+        *(task.name, task.weight, task.n_trials, task.n_errors, task.best_sec),
+        **task.key._asdict(),
+        is_used=False,
+    )
+
+
 def outcome_of(task: TaskProgress, report: FinalistReport) -> TaskOutcome:
     """Return the outcome of a task after its play-off."""
     first = next((each for each in report.finalists if not each.disqualified), None)
@@ -399,4 +460,5 @@ def outcome_of(task: TaskProgress, report: FinalistReport) -> TaskOutcome:
         played_off=report.winner is not None and not report.winner.in_network,
         in_network=report.winner is not None and report.winner.in_network,
         n_disqualified=sum(bool(each.disqualified) for each in report.finalists),
+        **task.key._asdict(),
     )

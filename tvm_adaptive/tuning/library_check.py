@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.session import RunContext
 from tvm_adaptive.tuning.target import n_cores_of
 from tvm_adaptive.values.agreement import outputs_problem
+from tvm_adaptive.values.forms import FormKey
 from tvm_adaptive.workers.cores import thread_env
 from tvm_adaptive.workers.device_session import save_linked
 from tvm_adaptive.workers.pool import WorkerPool
@@ -66,6 +67,7 @@ class LibraryCheck:
     """What both checks share: workers to run and compile in, and their findings."""
 
     preparation = ""  # how the model was prepared, to be added to a note
+    uses_forms = False  # whether the library computes something in another form
 
     def __init__(self, context: RunContext) -> None:
         self._context = context
@@ -87,6 +89,8 @@ class LibraryCheck:
         self.libraries: dict[str, Path] = {}  # of functions
         self.coverage = ""
         self.n_tuned = 0
+        # The forms that functions belong to, by their names; see ``values.forms``.
+        self.forms: Mapping[str, FormKey] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -109,6 +113,10 @@ class LibraryCheck:
     def least_reserve_sec(self) -> float:
         """Seconds to reserve if nothing is tuned: the untuned code is compiled once more."""
         return _UNTUNED_MARGIN * self._build_sec + self._later_run_sec
+
+    def without_forms(self) -> None:
+        """Compute everything in its direct form from now on."""
+        self.forms = {}
 
     def begin_untuned(self) -> None:
         """Start in a worker what ``measure_untuned`` waits for, where anything can be."""

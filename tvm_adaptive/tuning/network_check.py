@@ -65,6 +65,7 @@ from tvm_adaptive.tuning.peers import Rivals, rivals_reserve_sec
 from tvm_adaptive.tuning.session import RunContext
 from tvm_adaptive.tuning.source_of_difference import source_of_difference
 from tvm_adaptive.values.agreement import outputs_problem
+from tvm_adaptive.values.forms import NO_FORM
 from tvm_adaptive.values.trace_json import without_flags
 from tvm_adaptive.workers.pool import Outcome, Step, WorkerPool
 from tvm_adaptive.workers.scratch import ScratchFolder
@@ -95,6 +96,8 @@ class NetworkCheck(LibraryCheck):
         self._prepared = prepared
         packed = ", weights packed" if prepared.prepack else ""
         self.preparation = f", layout {prepared.layout}{packed}"
+        if prepared.alternatives is not None:
+            self.forms = prepared.alternatives.keys
         self._network = network
         self._inputs = network.inputs(context.seed)
         self._tuned: set[str] = set()
@@ -119,6 +122,11 @@ class NetworkCheck(LibraryCheck):
             context.observer.note(
                 "peers are left out: they run ONNX and PyTorch models on this machine's CPU"
             )
+
+    def without_forms(self) -> None:
+        """Compute everything in its direct form from now on."""
+        super().without_forms()
+        self._prepared = dataclasses.replace(self._prepared, alternatives=None)
 
     @property
     def _later_run_sec(self) -> float:
@@ -331,7 +339,8 @@ class NetworkCheck(LibraryCheck):
             is_comparable = is_compiled or (self._has_reference and self._before is not None)
             comparison = self._compare_tuned(path) if is_comparable else None
             self.library = self._linked(path)
-        self._remove_others()
+        if comparison is None or comparison.agree or not self.uses_forms:
+            self._remove_others()
         if comparison is not None:
             context.journal.write("comparison", **dataclasses.asdict(comparison))
         return comparison
@@ -435,6 +444,7 @@ class NetworkCheck(LibraryCheck):
         self.coverage = coverage.summary()
         self._tuned = set(coverage.tuned)
         self.n_tuned = len(coverage.tuned)
+        self.uses_forms = any(self.forms.get(name, NO_FORM).form for name in coverage.tuned)
 
 
 def _key_of(record: TuningRecord) -> str:

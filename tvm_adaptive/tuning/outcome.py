@@ -29,6 +29,11 @@ class TaskOutcome:
         stays untuned.
     n_disqualified : int
         Finalists that computed something else than the untuned function, or crashed.
+    group, form : str
+        The part of the network that the task belongs to, and the form in which it computes
+        that; empty for a task without alternatives.
+    is_used : bool
+        Whether the network is compiled in this form.
     """
 
     name: str
@@ -39,10 +44,15 @@ class TaskOutcome:
     played_off: bool = False
     n_disqualified: int = 0
     in_network: bool = False
+    group: str = ""
+    form: str = ""
+    is_used: bool = True
 
     @property
     def checked(self) -> str:
         """Where the outputs were checked: ``"play-off"``, ``"network"``, or ``"no"``."""
+        if not self.is_used:
+            return "not used"
         return "play-off" if self.played_off else "network" if self.in_network else "no"
 
 

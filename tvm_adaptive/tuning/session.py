@@ -163,7 +163,7 @@ class Session(RunContext):
         if budget.seconds is None or self.config.use_all:
             return
         budget.plateau.add(budget.searched_sec, progress.weighted_sec)
-        if budget.plateau.is_reached(len(progress.tasks)):
+        if budget.plateau.is_reached(len(progress.used_tasks)):
             self._stop(f"nothing left above {VISIBLE_SHARE * 100:g} % (--use-all goes on)")
 
     def _stop(self, reason: str) -> None:

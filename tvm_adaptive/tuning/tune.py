@@ -54,6 +54,7 @@ from tvm_adaptive.tuning.session import (
 )
 from tvm_adaptive.tuning.target import TargetLike, describe_target, n_cores_of
 from tvm_adaptive.tuning.warm_start import warm_started
+from tvm_adaptive.values.forms import DIRECT, NO_FORM, FormKey
 from tvm_adaptive.workers.cores import limits_note, n_build_workers, usable_physical_cores
 from tvm_adaptive.workers.fork_server import ForkServer
 
@@ -285,7 +286,7 @@ def _tune_tasks(
         check.measure_untuned()
         session.budget.plan_reserve(
             session.config.finish,
-            len(tasks),
+            sum(check.forms.get(str(each.task_name), NO_FORM).form == DIRECT for each in tasks),
             later_sec=check.reserve_sec,
             least_later_sec=check.least_reserve_sec,
             network_check_sec=check.network_check_sec,
@@ -293,9 +294,18 @@ def _tune_tasks(
             n_compilers=n_build_workers(usable_physical_cores()),
             drafts=session.config.search.n_analytical > 0,
         )
-        progress = _search(session, tasks, contexts, parts)
+        progress = _search(session, tasks, contexts, parts, check.forms)
     database, outcomes = decide(*(session, tasks, contexts, progress, check), draft=parts.draft)
     comparison = check.measure_tuned(database)
+    if comparison is not None and not comparison.agree and check.uses_forms:
+        session.observer.note(
+            f"{comparison.problem}; convolutions are computed directly instead, which rounds less"
+        )
+        session.journal.write("error", where="forms", message=comparison.problem)
+        check.without_forms()
+        progress.forbid_forms()
+        database, outcomes = decide(*(session, tasks, contexts, progress, check), draft=parts.draft)
+        comparison = check.measure_tuned(database)
     report = TuneReport(
         what=what,
         target=describe_target(session.target),
@@ -305,7 +315,7 @@ def _tune_tasks(
         tasks=tuple(outcomes),
         comparison=comparison,
         coverage=check.coverage,
-        weighted_sec=sum(task.weight * task.best_sec for task in outcomes),
+        weighted_sec=sum(task.weight * task.best_sec for task in outcomes if task.is_used),
         errors=dict(progress.errors),
         stage_secs=dict(session.stage_secs),
         elapsed_sec=session.budget.elapsed_sec,
@@ -322,10 +332,12 @@ def _search(
     tasks: Sequence[ExtractedTask],
     contexts: Sequence[TuneContext],
     parts: Parts,
+    forms: Mapping[str, FormKey],
 ) -> RunProgress:
     """Run MetaSchedule's loop with our parts until budget, trials or spaces are used up."""
     history = session.history
-    progress = history.progress([(str(each.task_name), float(int(each.weight))) for each in tasks])
+    named = [(str(each.task_name), float(int(each.weight))) for each in tasks]
+    progress = history.progress(named, forms)
     session.update_reserve(progress)
     if history.n_trials:
         session.observer.note(
@@ -343,6 +355,7 @@ def _search(
                 "weight": float(int(task.weight)),
                 "workload_key": workload_key(context.mod),
                 "family": anchor_of(context.mod),
+                **forms.get(str(context.task_name), NO_FORM)._asdict(),
             }
             for context, task in zip(contexts, tasks, strict=True)
         ]
@@ -350,6 +363,7 @@ def _search(
         scheduler = scheduler_hooks(parts.task_scheduler)
         if scheduler is not None:
             scheduler.restore(history.tasks)
+            scheduler.set_forms(forms)
         _tune_contexts(session, contexts, progress, parts, n_left)
     return progress
 

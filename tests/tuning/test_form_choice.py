@@ -1,0 +1,107 @@
+"""Which forms are checked and deployed, and what happens when one does not pass."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.models.forms.test_alternatives import network_of, relu
+from tvm_adaptive import tune_relax
+from tvm_adaptive._tvm import json_database
+from tvm_adaptive.measure_callback import read_journal
+from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
+from tvm_adaptive.tuning.config import DEFAULT
+from tvm_adaptive.tuning.finalists import Finalists
+from tvm_adaptive.tuning.form_choice import FormChoice
+from tvm_adaptive.values.forms import DIRECT, FormKey
+
+FORMS = {
+    "conv": FormKey("conv", DIRECT),
+    "input": FormKey("conv", "winograd"),
+    "product": FormKey("conv", "winograd"),
+}
+
+
+def finalists_of(**seconds: float | None) -> list[Finalists]:
+    found = []
+    for name, sec in seconds.items():
+        records: Any = () if sec is None else (object(),)
+        found.append(Finalists(None, name, records, sec or 0.0))  # type: ignore[arg-type]
+    return found
+
+
+def reports_of(*winners: Any) -> Any:
+    return {index: SimpleNamespace(winner=winner) for index, winner in enumerate(winners)}
+
+
+def test_only_the_fastest_form_has_finalists() -> None:
+    choice = FormChoice.of(finalists_of(other=1.0, conv=3.0, input=0.5, product=2.0), FORMS)
+    assert choice.used == [True, False, True, True]
+    assert [bool(each.records) for each in choice.finalists] == choice.used
+    assert choice.of_other_forms == [2, 3]
+
+
+def test_a_form_without_all_records_is_not_used() -> None:
+    choice = FormChoice.of(finalists_of(conv=3.0, input=0.5, product=None), FORMS)
+    assert choice.used == [True, False, False]
+    assert choice.of_other_forms == []
+
+
+def test_where_a_form_does_not_pass_the_direct_one_is_used() -> None:
+    choice = FormChoice.of(finalists_of(conv=3.0, input=0.5, product=2.0), FORMS)
+    assert choice.without_unchecked(reports_of(None, object(), object())) is choice
+    left = choice.without_unchecked(reports_of(None, object(), None))
+    assert left.used == [True, False, False]
+    assert len(left.finalists[0].records) == 1
+
+
+def test_the_journal_says_what_was_tried_and_chosen() -> None:
+    choice = FormChoice.of(finalists_of(conv=3.0, input=0.5, product=2.0), FORMS)
+    tasks = [TaskProgress(name, 1.0, n, key=FORMS[name]) for n, name in enumerate(FORMS)]
+    assert choice.as_fields(RunProgress(tasks)) == {
+        "conv": {
+            "chosen": "winograd",
+            "forms": {
+                "direct": {"ms": 3000.0, "n_trials": 0},
+                "winograd": {"ms": 2500.0, "n_trials": 3},
+            },
+        }
+    }
+
+
+def test_forbidden_forms_are_not_used_any_more() -> None:
+    seconds = {"conv": 3.0, "input": 0.5, "product": 2.0}
+    tasks = [TaskProgress(name, 1.0, best_sec=seconds[name], key=FORMS[name]) for name in FORMS]
+    progress = RunProgress(tasks)
+    assert (progress.weighted_sec, len(progress.used_tasks)) == (2.5, 2)
+    progress.forbid_forms()
+    assert (progress.weighted_sec, len(progress.used_tasks)) == (3.0, 1)
+    assert math.isinf(progress.tasks[2].best_sec)
+
+
+@pytest.mark.slow
+def test_a_network_is_tuned_checked_and_compiled_in_its_fastest_forms(tmp_path: Path) -> None:
+    network = network_of(relu, (1, 64, 56, 56), 64)
+    quick = DEFAULT.replace(store="none", peers="")
+    report = tune_relax(network.mod, work_dir=tmp_path, trials=120, seed=0, config=quick)
+    assert report.comparison is not None
+    assert report.comparison.agree
+    (event,) = [e for e in read_journal(tmp_path / "journal.jsonl") if e["event"] == "forms"]
+    (group,) = event["groups"].values()
+    tried = {name: form["ms"] for name, form in group["forms"].items() if form["ms"] is not None}
+    assert group["chosen"] == min(tried, key=tried.__getitem__)
+    assert len(tried) > 1
+    used = [task for task in report.tasks if task.is_used]
+    assert {task.form or "direct" for task in used if task.group} == {group["chosen"]}
+    assert all(task.checked == "play-off" for task in used if task.group)
+    assert report.weighted_sec == pytest.approx(sum(t.weight * t.best_sec for t in used))
+    n_records = len(json_database(tmp_path / "final").get_all_tuning_records())
+    assert n_records >= sum(bool(task.group) for task in used)
+    assert json.dumps(report.as_fields(), default=str)
+    assert np.isfinite(report.weighted_sec)

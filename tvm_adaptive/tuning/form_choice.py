@@ -1,0 +1,87 @@
+"""Which forms of a network's parts are checked and deployed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tvm_adaptive.measure_callback.progress import RunProgress
+from tvm_adaptive.runner.playoff.playoff import FinalistReport
+from tvm_adaptive.tuning.finalists import Finalists
+from tvm_adaptive.values.forms import DIRECT, NO_FORM, FormKey, fastest_forms, form_costs, in_use
+
+
+@dataclasses.dataclass(frozen=True)
+class FormChoice:
+    """The fastest form of each part, by the best records of its tasks.
+
+    Attributes
+    ----------
+    keys : list of FormKey
+        Of all tasks.
+    finalists : list of Finalists
+        Those of the tasks in use; other tasks have no records here.
+    used : list of bool
+        Whether a task is in use.
+    """
+
+    keys: list[FormKey]
+    finalists: list[Finalists]
+    used: list[bool]
+    _all: Sequence[Finalists]
+
+    @classmethod
+    def of(cls, finalists: Sequence[Finalists], forms: Mapping[str, FormKey]) -> FormChoice:
+        """Choose by the records of tasks; ``forms`` has the keys by the names of tasks."""
+        keys = [forms.get(each.name, NO_FORM) for each in finalists]
+        costs = [each.importance_sec if each.records else math.inf for each in finalists]
+        used = in_use(keys, costs)
+        found = [
+            each if is_used else dataclasses.replace(each, records=(), proven=None)
+            for each, is_used in zip(finalists, used, strict=True)
+        ]
+        return cls(keys, found, used, finalists)
+
+    @property
+    def of_other_forms(self) -> list[int]:
+        """The tasks in use that the untuned network does not call."""
+        return [i for i, key in enumerate(self.keys) if self.used[i] and key.form != DIRECT]
+
+    def without_unchecked(self, reports: Mapping[int, FinalistReport]) -> FormChoice:
+        """Return the choice that is left if forms with an unchecked task are not used."""
+        lost = {self.keys[i].group for i in self.of_other_forms if reports[i].winner is None}
+        if not lost:
+            return self
+        used, finalists = list(self.used), list(self.finalists)
+        for i, key in enumerate(self.keys):
+            if key.group in lost:
+                used[i] = key.form == DIRECT
+                finalists[i] = self._all[i]
+        return dataclasses.replace(self, used=used, finalists=finalists)
+
+    def as_fields(self, progress: RunProgress) -> dict[str, Any]:
+        """Return what was tried of each part and what was chosen, for the journal."""
+        costs_ms = [each.importance_sec * 1e3 if each.records else math.inf for each in self._all]
+        costs = form_costs(self.keys, costs_ms)
+        chosen = fastest_forms(
+            form_costs(self.keys, [0.0 if used else math.inf for used in self.used])
+        )
+        return {
+            group: {
+                "chosen": chosen[group] or "direct",
+                "forms": {
+                    form or "direct": {
+                        "ms": cost_ms,
+                        "n_trials": sum(
+                            task.n_trials
+                            for task, key in zip(progress.tasks, self.keys, strict=True)
+                            if key == (group, form)
+                        ),
+                    }
+                    for form, cost_ms in forms.items()
+                },
+            }
+            for group, forms in costs.items()
+        }
