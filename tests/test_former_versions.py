@@ -80,8 +80,12 @@ def test_a_finished_run_is_applied(former: Path) -> None:
 @pytest.mark.skipif(KNOWS_PROGRAMS, reason="this version of TVM knows the programs")
 @pytest.mark.parametrize("command", ["show", "apply"])
 def test_what_another_tvm_has_written_is_refused(
-    command: str, former: Path, capsys: pytest.CaptureFixture[str]
+    command: str,
+    former: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(former)  # where "apply" writes its log
     assert main([command, str(former / "finished")]) == 2
     (line,) = capsys.readouterr().err.splitlines()[-1:]
     assert f"error: TVM {TVM_VERSION} cannot read the records in " in line
