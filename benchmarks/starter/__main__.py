@@ -34,6 +34,8 @@ STORE = "records.db"
 _GRACE_SEC = 300.0
 # On two idle cores 48 trials take about a minute with start, check and play-offs.
 _WORKLOAD_SEC = 300.0
+# A convolution with Winograd's forms is seven tasks, four of which are small.
+_FORMS_FACTOR = 4
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,7 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("out", type=Path, metavar="OUT_DIR", help="folder of runs and store")
     parser.add_argument("--threads", type=parse_count, default=2, help="threads of the kernels")
     parser.add_argument("--mcpu", default="native", help="LLVM's name of the processor, or native")
-    parser.add_argument("--trials", type=parse_count, default=48, help="of each workload")
+    parser.add_argument(
+        "--trials", type=parse_count, default=48, help="of each workload with one form"
+    )
     parser.add_argument(
         "--seconds-per-workload", type=parse_duration, default=_WORKLOAD_SEC, metavar="TIME"
     )
@@ -121,7 +125,7 @@ def tune_one(options: argparse.Namespace) -> None:
         target=target_of(options),
         name=workload.name,
         budget_sec=options.seconds_per_workload,
-        trials=options.trials,
+        trials=options.trials * (_FORMS_FACTOR if workload.has_forms else 1),
         seed=WORKLOADS.index(workload),
         config=DEFAULT.replace(store=str(options.out / STORE), starter=False),
         resume=True,

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from tvm_adaptive._tvm import IRModule, relax
+from tvm_adaptive.models.forms.tiles import LEAST_CHANNELS
 
 Shape = tuple[int, ...]
 Build = Callable[["Graph", list[Any]], Any]
@@ -38,6 +39,7 @@ class Workload:
     name: str
     shapes: tuple[Shape, ...]  # of its inputs
     build: Build
+    has_forms: bool = False  # whether its operator also competes in Winograd's forms
 
     def module(self) -> IRModule:
         """Return the network as a Relax module with its weights inside."""
@@ -130,7 +132,9 @@ def conv(
     parts = [kind, f"{kernel}x{kernel}", c_in, c_out, size, f"s{stride}"]
     if kind == "grouped":
         parts.append(f"g{groups}")
-    return Workload("-".join(str(part) for part in [*parts, end] if part), shapes, build)
+    name = "-".join(str(part) for part in [*parts, end] if part)
+    has_forms = kind == "conv" and (kernel, stride) == (3, 1) and c_in >= LEAST_CHANNELS
+    return Workload(name, shapes, build, has_forms)
 
 
 def depthwise(channels: int, kernel: int, size: int, end: str, *, stride: int = 1) -> Workload:

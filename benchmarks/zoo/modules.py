@@ -43,7 +43,7 @@ class Made:
         return {name: tuple(value.shape) for name, value in self.inputs.items()}
 
 
-class _Tensors(torch.nn.Module):
+class Tensors(torch.nn.Module):
     """A model of transformers that takes tensors by position and returns a tuple of them."""
 
     def __init__(self, model: torch.nn.Module, names: Sequence[str], output: str) -> None:
@@ -51,6 +51,7 @@ class _Tensors(torch.nn.Module):
         self.model, self.names, self.output = model, tuple(names), output
 
     def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Run the model."""
         given = dict(zip(self.names, values, strict=False))
         rest = values[len(self.names) :]
         if not rest:
@@ -95,29 +96,29 @@ def make(model: Model) -> Made:
             module = _Parts(module) if is_in_parts else module
         made = Made(module, {"x": torch.randn(model.shape)}, {"x": model.open_axes})
     made.module.eval()
-    _enliven(made)
+    enliven(made.module, tuple(made.inputs.values()))
     return made
 
 
-def _enliven(made: Made) -> None:
+def enliven(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> None:
     """Give a new module weights by which every layer changes the outputs.
 
     New modules have heads of zeros, layers that are scaled by a millionth, and normalisations
     for other data, by which values vanish or overflow: errors would not be seen.
     """
     with torch.no_grad():
-        for weight in made.module.parameters():
+        for weight in module.parameters():
             if weight.is_floating_point() and float(weight.max() - weight.min()) == 0.0:
                 weight.add_(_NOISE * torch.randn_like(weight))
         kinds = torch.nn.modules.batchnorm._BatchNorm
-        found = [each for each in made.module.modules() if isinstance(each, kinds)]
+        found = [each for each in module.modules() if isinstance(each, kinds)]
         for each in found:
             each.train()
             each.momentum = None  # an average of all that it has seen
             each.reset_running_stats()
         if found:
-            made.module(*(torch.randn(_BATCH, *each.shape[1:]) for each in made.inputs.values()))
-    made.module.eval()
+            module(*(torch.randn(_BATCH, *each.shape[1:]) for each in inputs))
+    module.eval()
 
 
 def _transformer(name: str) -> Made:
@@ -185,7 +186,7 @@ def _text(name: str) -> Made:
                 state = f"past_{part}_{layer}"
                 inputs[state] = torch.randn(1, heads, _CACHED, _WIDTH // _HEADS)
                 open_axes[state] = {0: "batch"}
-    return Made(_Tensors(model, ("input_ids", "attention_mask"), output), inputs, open_axes)
+    return Made(Tensors(model, ("input_ids", "attention_mask"), output), inputs, open_axes)
 
 
 def _vision(name: str) -> Made:
@@ -212,7 +213,7 @@ def _vision(name: str) -> Made:
     output = "pooler_output" if name in ("clip_vision", "dinov2") else "logits"
     inputs = {"pixel_values": torch.randn(1, 3, 64, 64)}
     return Made(
-        _Tensors(makers[name](), tuple(inputs), output), inputs, {"pixel_values": {0: "batch"}}
+        Tensors(makers[name](), tuple(inputs), output), inputs, {"pixel_values": {0: "batch"}}
     )
 
 
@@ -230,14 +231,14 @@ def _sound(name: str) -> Made:
         model = hf.WhisperModel(config).encoder
         inputs = {"input_features": torch.randn(1, config.num_mel_bins, _FRAMES)}
         return Made(
-            _Tensors(model, tuple(inputs), "last_hidden_state"),
+            Tensors(model, tuple(inputs), "last_hidden_state"),
             inputs,
             {"input_features": {0: "batch"}},
         )
     if name == "encodec":
         config = hf.EncodecConfig(num_filters=8, hidden_size=32, codebook_size=64, codebook_dim=32)
         inputs = {"input_values": torch.randn(1, 1, 1280)}
-        module = _Tensors(hf.EncodecModel(config), tuple(inputs), "audio_values")
+        module = Tensors(hf.EncodecModel(config), tuple(inputs), "audio_values")
         return Made(module, inputs, {"input_values": {0: "batch"}})
     config = hf.Wav2Vec2Config(
         vocab_size=32,
@@ -251,7 +252,7 @@ def _sound(name: str) -> Made:
     )
     inputs = {"input_values": torch.randn(1, 4000)}
     open_axes = {"input_values": {0: "batch", 1: "length"}}
-    return Made(_Tensors(hf.Wav2Vec2ForCTC(config), tuple(inputs), "logits"), inputs, open_axes)
+    return Made(Tensors(hf.Wav2Vec2ForCTC(config), tuple(inputs), "logits"), inputs, open_axes)
 
 
 def export(made: Made, way: str, folder: Path) -> tuple[Path, dict[str, tuple[int, ...]]]:
@@ -273,7 +274,7 @@ def export(made: Made, way: str, folder: Path) -> tuple[Path, dict[str, tuple[in
         if is_open:
             dynamic = torch.export.Dim.DYNAMIC
             each = tuple(dict.fromkeys(axes, dynamic) for axes in made.open_axes.values())
-            dims = (each,) if isinstance(made.module, _Tensors) else each
+            dims = (each,) if isinstance(made.module, Tensors) else each
         if exporter == "dynamo":
             return _to_onnx(made, values, folder, dynamo=True, dynamic_shapes=dims), shapes
         program = torch.export.export(made.module, values, dynamic_shapes=dims)

@@ -62,6 +62,16 @@ def test_a_workload_is_one_task_of_its_family(prefix: str, family: str) -> None:
     assert len(anchors) == 1 + (prefix == "transposed")  # whose bias is not fused
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["conv-3x3-16-16-80", "conv-3x3-3-32-96", "conv-3x3-96-192-20-s2", "grouped-3x3", "dense"],
+)
+def test_convolutions_that_have_forms_are_known(name: str) -> None:
+    workload = first(name)
+    prepared = prepare(network_of(workload), TARGET, prepack=None, forms=True)
+    assert workload.has_forms == (prepared.alternatives is not None)
+
+
 def test_every_prefix_has_the_kinds_that_matter() -> None:
     kinds = {each.name.partition("-")[0] for each in WORKLOADS[:4]}
     assert kinds == {"conv", "depthwise", "dense"}

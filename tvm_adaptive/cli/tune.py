@@ -241,7 +241,7 @@ def _add_parts(tune: argparse.ArgumentParser) -> None:
         "--peers",
         metavar="LIST",
         help="frameworks to time beside the result, besides the model's own: ort, openvino, "
-        "torch, with commas between",
+        "torch, inductor, with commas between",
     )
     tune.add_argument("-q", "--quiet", action="store_true", help="print the result only")
     tune.add_argument("-v", "--verbose", action="store_true", help="log what happens inside")

@@ -271,7 +271,7 @@ class TuneConfig:
         half has saved less than can be seen; see :class:`~tvm_adaptive.tuning.stakes.Plateau`.
     peers : str, default ""
         Frameworks that are timed beside the tuned network, besides the model's own, with
-        commas between: ``"ort"``, ``"openvino"``, ``"torch"``.
+        commas between: ``"ort"``, ``"openvino"``, ``"torch"``, ``"inductor"``.
     """
 
     cost_model: str = "rfei"

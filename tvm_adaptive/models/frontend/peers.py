@@ -19,7 +19,7 @@ from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.frontend import reader
 from tvm_adaptive.models.frontend.onnx_file import open_session
 from tvm_adaptive.models.frontend.reader import Array, Inference, Opener
-from tvm_adaptive.models.frontend.torch_program import load_program, open_program
+from tvm_adaptive.models.frontend.torch_program import load_program, open_compiled, open_program
 from tvm_adaptive.models.run import NETWORK_REPEAT_MS
 from tvm_adaptive.workers.scratch import ScratchFolder
 
@@ -84,6 +84,7 @@ PEERS: dict[str, Peer] = {
     "ort": Peer("ONNX Runtime", "onnxruntime", {".onnx": open_session, ".pt2": open_exported}),
     "openvino": Peer("OpenVINO", "openvino", {".onnx": open_openvino, ".pt2": open_openvino}),
     "torch": Peer("PyTorch", "torch", {".pt2": open_program}),
+    "inductor": Peer("PyTorch Inductor", "torch", {".pt2": open_compiled}),
 }
 # The framework that a file is made for, by the file's ending.
 OWN_PEERS = {".onnx": "ort", ".pt2": "torch"}

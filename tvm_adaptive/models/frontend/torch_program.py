@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from collections.abc import Mapping, Sequence
@@ -146,6 +147,18 @@ def open_program(path: Path, inputs: Sequence[Array], n_threads: int | None) -> 
     if n_threads is not None:
         torch.set_num_threads(n_threads)
     return flat_program(load_program(path)).opened(inputs)
+
+
+def open_compiled(path: Path, inputs: Sequence[Array], n_threads: int | None) -> Inference:
+    """Open a file in PyTorch, compiled by Inductor with its weights frozen."""
+    import torch
+    from torch._inductor import config
+
+    if n_threads is not None:
+        torch.set_num_threads(n_threads)
+    config.freezing = True  # of this process, which does nothing else
+    model = flat_program(load_program(path))
+    return dataclasses.replace(model, module=torch.compile(model.module)).opened(inputs)
 
 
 def _save_program(program: Any, folder: Path) -> Path:

@@ -1,0 +1,1 @@
+"""Fifteen real models, tuned and timed in turns with what a user would take instead."""

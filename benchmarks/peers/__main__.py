@@ -1,0 +1,136 @@
+"""Tune real models, and time the libraries in turns with what a user would take instead.
+
+    python -m benchmarks.peers runs/peers --budget 10m
+    python -m benchmarks.peers runs/peers --table
+
+Each model is tuned by a command of its own without a record store. Then its library is compiled
+and timed anew, three times, by processes that have tuned nothing: each time in seven rounds with
+ONNX Runtime, OpenVINO, PyTorch and PyTorch's compiler. Killed, the same command goes on where it
+was. ``--table`` prints the table of what is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import describe_machine
+from benchmarks.peers.models import MODELS, PeerModel
+from benchmarks.peers.table import row_of, table
+from tvm_adaptive.cli.arguments import parse_count, parse_duration
+from tvm_adaptive.cli.console import EXIT_BAD_RESULT, EXIT_OK
+from tvm_adaptive.models.frontend import PEERS
+from tvm_adaptive.tuning.deploy import SUMMARY_FILE
+
+ROWS_FILE = "rows.jsonl"
+# Each compiles the network anew: where its memory lies also counts.
+_TIMINGS = 3
+_GRACE_SEC = 600.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.peers", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("out", type=Path)
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="default: all")
+    parser.add_argument("--budget", type=parse_duration, default=600.0, metavar="TIME")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--timings", type=parse_count, default=_TIMINGS)
+    parser.add_argument("--table", action="store_true", help="print the table, run nothing")
+    options = parser.parse_args(arguments)
+    unknown = set(options.models) - {each.name for each in MODELS}
+    if unknown:
+        parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    rows = read_rows(options.out / ROWS_FILE)
+    if not options.table:
+        for model in MODELS:
+            key = (model.name, options.budget, options.seed)
+            if key in rows or (options.models and model.name not in options.models):
+                continue
+            row = row_of_model(model, options)
+            with open(options.out / ROWS_FILE, "a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+            rows[key] = row
+            print(table([row_of(row)]), flush=True)
+    print(table([row_of(each) for each in rows.values()]))
+    return 0
+
+
+def read_rows(path: Path) -> dict[tuple[str, float, int], dict[str, Any]]:
+    """Return what is known of each model, budget and seed."""
+    if not path.exists():
+        return {}
+    rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    return {(row["model"], row["budget_sec"], row["seed"]): row for row in rows}
+
+
+def row_of_model(model: PeerModel, options: argparse.Namespace) -> dict[str, Any]:
+    """Tune a model and time it; return the row of the file."""
+    row: dict[str, Any] = {
+        "model": model.name,
+        "budget_sec": options.budget,
+        "seed": options.seed,
+        "unix_sec": round(time.time()),
+        "machine": describe_machine(),
+    }
+    try:
+        path = model.file(options.out / "models")
+        work_dir = options.out / f"{model.name}-{options.budget:g}s-{options.seed}"
+        row["tune"] = tune(model, path, work_dir, options)
+        row["timings"] = [
+            timing(work_dir, options.out / "deploy" / model.name) for _ in range(options.timings)
+        ]
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired, OSError) as error:
+        row["error"] = str(error)
+    return row
+
+
+def tune(
+    model: PeerModel, path: Path, work_dir: Path, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Tune a model; a run that was cut short is resumed."""
+    command = ["tune", str(path), "--work-dir", str(work_dir), "--seed", str(options.seed)]
+    command += ["--budget", f"{options.budget:g}s", "--store", "none"]
+    command += ["--peers", ",".join(PEERS)]
+    for name, shape in model.shapes.items():
+        command += ["--input-shape", f"{name}={'x'.join(map(str, shape))}"]
+    if (work_dir / "journal.jsonl").exists():
+        command = ["tune", "--resume", str(work_dir)]
+    start_sec = time.monotonic()
+    run(command, options.budget + _GRACE_SEC)
+    return {"seconds": round(time.monotonic() - start_sec, 1)}
+
+
+def timing(work_dir: Path, deployed: Path) -> dict[str, Any]:
+    """Compile a run's records to a library; return how it compares with the peers."""
+    run(["apply", str(work_dir), "--out", str(deployed)], _GRACE_SEC)
+    found = json.loads((deployed / SUMMARY_FILE).read_text(encoding="utf-8"))["comparison"]
+    if found is None:
+        raise OSError("the deployed library was not timed")
+    comparison: dict[str, Any] = found
+    return comparison
+
+
+def run(command: Sequence[str], limit_sec: float) -> None:
+    """Run a command of the package; outputs that disagree are a result."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tvm_adaptive", *command],
+        capture_output=True,
+        text=True,
+        timeout=limit_sec,
+        check=False,
+    )
+    if done.returncode not in (EXIT_OK, EXIT_BAD_RESULT):
+        message = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise OSError(f"{command[0]} ended with {done.returncode}: {message}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""The models of the comparison with other frameworks, in full size.
+
+Weights are random, except for files: they are shapes and numbers to a compiler.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+Shape = tuple[int, ...]
+
+_WORDS = 64
+# A second of sound.
+_SAMPLES = 16000
+
+
+@dataclasses.dataclass(frozen=True)
+class PeerModel:
+    """A model, and how its file is made."""
+
+    name: str
+    suffix: str
+    write: Callable[[Path], None]  # makes the file
+    shapes: Mapping[str, Shape] = MappingProxyType({})  # of inputs whose shapes are open
+
+    def file(self, folder: Path) -> Path:
+        """Return the model's file in a folder, which is made if it is not there."""
+        path = folder / f"{self.name}{self.suffix}"
+        if not path.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            new = path.with_name(f"new-{path.name}")
+            self.write(new)
+            new.rename(path)  # a file that was cut short has no model's name
+        return path
+
+
+def _exported(module: Callable[[], tuple[Any, tuple[Any, ...]]]) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        import torch
+
+        from benchmarks.zoo.modules import enliven
+
+        torch.manual_seed(0)
+        made, inputs = module()
+        made.eval()
+        enliven(made, inputs)
+        torch.export.save(torch.export.export(made, inputs), path)
+
+    return write
+
+
+def _image(package: str, name: str) -> PeerModel:
+    def module() -> tuple[Any, tuple[Any, ...]]:
+        import torch
+
+        library = importlib.import_module(package)
+        if package == "timm":
+            made = library.create_model(name, pretrained=False)
+        else:
+            made = library.models.get_model(name, weights=None)
+        return made, (torch.randn(1, 3, 224, 224),)
+
+    return PeerModel(name, ".pt2", _exported(module))
+
+
+def _distilbert() -> tuple[Any, tuple[Any, ...]]:
+    import torch
+
+    from benchmarks.zoo.modules import Tensors
+
+    hf = importlib.import_module("transformers")
+    config = hf.DistilBertConfig()
+    model = hf.DistilBertForSequenceClassification(config)
+    words = torch.randint(0, config.vocab_size, (1, _WORDS))
+    names = ("input_ids", "attention_mask")
+    return Tensors(model, names, "logits"), (words, torch.ones_like(words))
+
+
+def _wav2vec2() -> tuple[Any, tuple[Any, ...]]:
+    import torch
+
+    from benchmarks.zoo.modules import Tensors
+
+    hf = importlib.import_module("transformers")
+    model = hf.Wav2Vec2ForCTC(hf.Wav2Vec2Config(num_hidden_layers=2))
+    return Tensors(model, ("input_values",), "logits"), (torch.randn(1, _SAMPLES),)
+
+
+def _encoder() -> tuple[Any, tuple[Any, ...]]:
+    import torch
+
+    from benchmarks.torch_models import TORCH_MODELS
+
+    build, shape = TORCH_MODELS["transformer"]
+    return build(torch.nn), (torch.randn(shape),)
+
+
+def _file_of(package: str, file: str, name: str, **shapes: Shape) -> PeerModel:
+    def write(path: Path) -> None:
+        spec = importlib.util.find_spec(package)
+        if spec is None or spec.origin is None:
+            raise ModuleNotFoundError(f"The model is part of {package}: pip install {package}")
+        shutil.copy(Path(spec.origin).parent / file, path)
+
+    return PeerModel(name, Path(file).suffix, write, shapes)
+
+
+_RAPIDOCR = "rapidocr_onnxruntime"
+
+MODELS: tuple[PeerModel, ...] = (
+    _file_of(_RAPIDOCR, "models/ch_PP-OCRv4_det_infer.onnx", "ppocr_det", x=(1, 3, 320, 320)),
+    _file_of(_RAPIDOCR, "models/ch_PP-OCRv4_rec_infer.onnx", "ppocr_rec", x=(1, 3, 48, 320)),
+    _file_of(
+        _RAPIDOCR, "models/ch_ppocr_mobile_v2.0_cls_infer.onnx", "ppocr_cls", x=(1, 3, 48, 192)
+    ),
+    _image("torchvision", "resnet18"),
+    _image("torchvision", "resnet50"),
+    _image("torchvision", "mobilenet_v2"),
+    _image("torchvision", "mobilenet_v3_small"),
+    _image("torchvision", "efficientnet_b0"),
+    _image("torchvision", "squeezenet1_1"),
+    _image("torchvision", "densenet121"),
+    _image("torchvision", "convnext_tiny"),
+    _image("timm", "deit_tiny_patch16_224"),
+    PeerModel("distilbert", ".pt2", _exported(_distilbert)),
+    PeerModel("encoder", ".pt2", _exported(_encoder)),
+    PeerModel("wav2vec2", ".pt2", _exported(_wav2vec2)),
+)

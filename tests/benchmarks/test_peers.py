@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.peers import __main__ as command
+from benchmarks.peers.models import MODELS
+from benchmarks.peers.table import row_of, table
+from tvm_adaptive.tuning.deploy import SUMMARY_FILE
+from tvm_adaptive.tuning.outcome import Comparison, PeerTiming
+
+
+def comparison(tuned_secs: list[float], ort_secs: list[float]) -> dict[str, Any]:
+    peer = PeerTiming(
+        "ort", "ONNX Runtime", 2, tuple(ort_secs), tuple(tuned_secs), 1e-6, 1e-6, True
+    )
+    slow = dataclasses.replace(peer, name="openvino", secs=tuple(10 * sec for sec in ort_secs))
+    found = Comparison(ort_secs[0], tuned_secs[0], 1e-6, 1e-6, True, "ONNX", (peer, slow))
+    return dataclasses.asdict(found)
+
+
+def fields(**changes: Any) -> dict[str, Any]:
+    timings = [comparison([1e-3, 2e-3], [2e-3, 3e-3]), comparison([1e-3, 1e-3], [1e-3, 2e-3])]
+    return {"model": "net", "budget_sec": 60.0, "seed": 0, "timings": timings, **changes}
+
+
+def test_rounds_of_all_timings_count() -> None:
+    row = row_of(fields())
+    assert (row.n_rounds, row.tuned_ms) == (4, 1.0)
+    ort = row.peers["ort"]
+    assert (ort.ratio, ort.least, ort.most) == (2.0, 1.0, 2.0)
+    assert row.best_ratio == 2.0
+    assert row.agrees
+
+
+def test_the_table_has_the_mean_and_what_failed() -> None:
+    rows = [row_of(fields()), row_of(fields(model="other")), row_of(fields(error="no memory"))]
+    text = table(rows)
+    assert "Geometric mean of the best peer's ratio: 2.00 (2 models)." in text
+    assert "| net | 60 s | no memory |" in text
+    assert "20.00 (10.00 to 20.00)" in text
+
+
+class Commands:
+    """Stands in for the package's commands: each deploys what was timed."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[str]] = []
+        self.code = 0
+
+    def __call__(self, command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        arguments = command[3:]
+        self.seen.append(arguments)
+        if arguments[0] == "apply":
+            out = Path(arguments[arguments.index("--out") + 1])
+            out.mkdir(parents=True, exist_ok=True)
+            found = {"comparison": comparison([1e-3], [2e-3])}
+            (out / SUMMARY_FILE).write_text(json.dumps(found))
+        return subprocess.CompletedProcess(command, self.code, "", "a line\nthe reason")
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> Commands:
+    found = Commands()
+    monkeypatch.setattr(command.subprocess, "run", found)
+    model = dataclasses.replace(MODELS[0], write=lambda path: path.write_text("a model"))
+    monkeypatch.setattr(command, "MODELS", (model,))
+    return found
+
+
+def test_a_model_is_tuned_once_and_timed_three_times(tmp_path: Path, commands: Commands) -> None:
+    for _ in range(2):  # the second command has nothing to do
+        assert command.main([str(tmp_path), "--budget", "60s"]) == 0
+    assert [each[0] for each in commands.seen] == ["tune", "apply", "apply", "apply"]
+    tune = commands.seen[0]
+    assert tune[tune.index("--input-shape") + 1] == "x=1x3x320x320"
+    assert tune[tune.index("--store") + 1] == "none"
+    ((_, row),) = command.read_rows(tmp_path / command.ROWS_FILE).items()
+    assert row_of(row).n_rounds == 3
+
+
+def test_a_run_that_was_cut_short_is_resumed(tmp_path: Path, commands: Commands) -> None:
+    work_dir = tmp_path / "ppocr_det-60s-0"
+    work_dir.mkdir()
+    (work_dir / "journal.jsonl").write_text("")
+    command.main([str(tmp_path), "--budget", "60s"])
+    assert commands.seen[0] == ["tune", "--resume", str(work_dir)]
+
+
+def test_a_failure_is_a_row(
+    tmp_path: Path, commands: Commands, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands.code = 2
+    command.main([str(tmp_path), "--budget", "60s"])
+    assert "tune ended with 2: the reason" in capsys.readouterr().out
+
+
+def test_models_have_names_of_their_own() -> None:
+    assert len({each.name for each in MODELS}) == len(MODELS) == 15
