@@ -11,7 +11,6 @@ import importlib.util
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 Shape = tuple[int, ...]
@@ -28,7 +27,9 @@ class PeerModel:
     name: str
     suffix: str
     write: Callable[[Path], None]  # makes the file
-    shapes: Mapping[str, Shape] = MappingProxyType({})  # of inputs whose shapes are open
+    shapes: Mapping[str, Shape] = dataclasses.field(
+        default_factory=dict
+    )  # of inputs whose shapes are open
 
     def file(self, folder: Path) -> Path:
         """Return the model's file in a folder, which is made if it is not there."""
