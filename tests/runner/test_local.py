@@ -281,10 +281,10 @@ def test_candidates_race_against_the_best_so_far(make_runner):
     assert incumbents_of(log, 4.0, 2.0, 3.0, 1.0) == [0.0, 4.0, 2.0, 2.0]
     results(runner, [fake("5.0")])  # another task, without any time
     assert incumbents_of(log, 5.0) == [0.0]
-    log.incumbent.seconds = 3.0
+    log.batch_facts.incumbent_sec = 3.0
     results(runner, [fake("5.0"), fake("2.0"), fake("4.0")])
     assert incumbents_of(log, 5.0, 2.0, 4.0) == [3.0, 3.0, 2.0]
-    assert log.incumbent.seconds == 3.0  # the search's to change
+    assert log.batch_facts.incumbent_sec == 3.0  # the search's to change
 
 
 def test_without_an_incumbent_there_is_no_race(make_runner):
@@ -301,10 +301,10 @@ def slow_race(artifact_path, device_type, args_info, options):
 
 def test_in_the_background_the_caller_goes_on(make_runner):
     log = TrialLog()
-    log.incumbent.seconds = 8.0
+    log.batch_facts.incumbent_sec = 8.0
     runner = make_runner(measure=slow_race, overlap=True, trial_log=log)
     first = Runner.run(runner, [fake("4.0"), fake("5.0")])
-    log.incumbent.seconds = 1.0  # the next batch is another task's
+    log.batch_facts.incumbent_sec = 1.0  # the next batch is another task's
     second = Runner.run(runner, [fake("2.0"), fake("failing")])
     assert not any(future.done() for future in (*first, *second))
     assert [float(future.result().run_secs[0]) for future in first] == [4.0, 5.0]
@@ -404,7 +404,7 @@ def test_what_the_machine_could_not_do_is_measured_once_more(make_runner, tmp_pa
 def test_what_is_faster_than_possible_is_a_failure(make_runner, tmp_path):
     journal = Journal(tmp_path / "journal.jsonl")
     log = TrialLog()
-    log.incumbent.floor_sec = 2.0
+    log.batch_facts.floor_sec = 2.0
     runner = make_runner(measure=tell_the_race, trial_log=log, journal=journal)
     slow, impossible, possible = results(runner, [fake(name) for name in ("4.0", "1.9", "2.1")])
     assert slow.error_msg is None

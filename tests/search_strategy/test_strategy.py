@@ -250,18 +250,19 @@ def test_builds_that_cost_much_are_avoided(make_task):
 
 
 @pytest.mark.parametrize("proposer", ["distilled", "evolution"])
-def test_the_incumbent_is_the_best_of_the_task(make_task, proposer):
+def test_a_runner_learns_the_incumbent_and_the_weights(make_task, proposer, monkeypatch):
+    monkeypatch.setattr("tvm_adaptive.search_strategy.strategy.weights_of", lambda _mod: (1,))
     trial_log = TrialLog()
-    incumbent = trial_log.incumbent
-    incumbent.seconds = 1e-9  # of the task before
+    facts = trial_log.batch_facts
+    facts.incumbent_sec = 1e-9  # of the task before
     model = RFEICostModel(n_trees=8, seed=1, n_jobs=1)
     task = make_task(AdaptiveSearch(**SMALL, proposer=proposer, trial_log=trial_log), model)
     task.strategy.generate_measure_candidates()
-    assert incumbent.seconds is None
+    assert (facts.incumbent_sec, facts.weights) == (None, (1,))
     task.round()
     recorded = [float(each.run_secs[0]) for each in task.database.get_all_tuning_records()]
     task.strategy.generate_measure_candidates()
-    assert incumbent.seconds == min(recorded)
+    assert facts.incumbent_sec == min(recorded)
 
 
 @pytest.mark.slow

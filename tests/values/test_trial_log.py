@@ -7,7 +7,7 @@ import math
 import pytest
 
 from tvm_adaptive.values.trial import Trial
-from tvm_adaptive.values.trial_log import MAX_TRIALS, ONE_LOOK_ERROR, Incumbent, TrialLog
+from tvm_adaptive.values.trial_log import MAX_TRIALS, ONE_LOOK_ERROR, BatchFacts, TrialLog
 
 
 def test_what_parts_note_of_a_trial_is_kept_together() -> None:
@@ -19,11 +19,11 @@ def test_what_parts_note_of_a_trial_is_kept_together() -> None:
 
 
 def test_the_incumbent_is_the_fastest_offered() -> None:
-    incumbent = Incumbent()
-    assert incumbent.seconds is None
+    facts = BatchFacts()
+    assert facts.incumbent_sec is None
     for seconds, best in ((3.0, 3.0), (4.0, 3.0), (1.0, 1.0)):
-        incumbent.offer(seconds)
-        assert incumbent.seconds == best
+        facts.offer(seconds)
+        assert facts.incumbent_sec == best
 
 
 def test_errors_are_relative_and_come_with_the_artifact() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tvm_adaptive._tvm import For, PrimFunc, Range, SBlock, SBlockRealize, s_tir, tirx
+from tvm_adaptive._tvm import For, IRModule, PrimFunc, Range, SBlock, SBlockRealize, s_tir, tirx
 from tvm_adaptive._tvm import ForKind as Kind
 
 # TVM 0.26 has it among the functors.
 _renew_defs: Any = getattr(s_tir, "renew_defs", None) or tirx.stmt_functor.renew_defs
 _SPATIAL = 0  # of iterators
+_FREE_LAYOUTS = "layout_free_buffers"
 
 Access = tuple[Any, Sequence[Any]]  # a buffer, and the range of each index
 
@@ -30,7 +31,7 @@ def as_private(function: PrimFunc, *, layout_free: Sequence[int]) -> PrimFunc:
     function = function.without_attr("global_symbol")
     function = function.with_attr({"tirx.noalias": True, "s_tir": True})
     if layout_free:
-        function = function.with_attr("layout_free_buffers", list(layout_free))
+        function = function.with_attr(_FREE_LAYOUTS, list(layout_free))
     return function
 
 
@@ -79,3 +80,11 @@ def whole(extent: int) -> Any:
 def one(index: Any) -> Any:
     """Return the range of one index."""
     return Range.from_min_extent(index, integer(1))
+
+
+def weights_of(mod: IRModule) -> tuple[int, ...]:
+    """Return the indices of arguments that every inference shares, if weights may be packed."""
+    functions = [each for each in mod.functions.values() if isinstance(each, PrimFunc)]
+    if len(functions) != 1:
+        return ()
+    return tuple(int(index) for index in (functions[0].attrs or {}).get(_FREE_LAYOUTS, ()))

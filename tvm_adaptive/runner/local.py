@@ -39,7 +39,7 @@ from tvm_adaptive.runner.measure import (
 )
 from tvm_adaptive.runner.stopping import StoppingRule, make_rule
 from tvm_adaptive.values.trial import Timing
-from tvm_adaptive.values.trial_log import Incumbent, TrialLog
+from tvm_adaptive.values.trial_log import BatchFacts, TrialLog
 from tvm_adaptive.workers.cores import thread_env
 from tvm_adaptive.workers.dispatcher import Dispatcher, Job
 from tvm_adaptive.workers.fork_server import ForkServer
@@ -58,7 +58,7 @@ class Candidate:
     """A candidate in the queue, and what happened to it so far."""
 
     runner_input: RunnerInput
-    best: Incumbent | None  # of its batch
+    facts: BatchFacts | None  # of its batch
     is_retry: bool = False  # after the machine lacked resources
     lost_on: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # (device, error)
     # devices that measured it and then turned out to be unusable
@@ -120,7 +120,7 @@ class QueueingRunner(PyRunner):  # type: ignore[misc]
         self._pool = pool
         self.overlap = overlap
         self._trial_log = trial_log
-        self._incumbent = trial_log.incumbent if trial_log is not None and race else None
+        self._race = race
         self._journal: JournalWriter = journal or NullJournal()
         self._dispatcher: Dispatcher[Candidate, RunnerResult] = Dispatcher(
             pool, self._plan, self._give_up, overlap=overlap, may_end=self._may_end
@@ -128,9 +128,9 @@ class QueueingRunner(PyRunner):  # type: ignore[misc]
 
     def run(self, runner_inputs: list[RunnerInput]) -> list[MeasurementFuture]:
         """Measure a batch, in its order; never raises for a candidate's failure."""
-        # A copy for this batch: by the time that it is measured, a search may have set another.
-        best = copy.copy(self._incumbent)
-        answers = self._dispatcher.submit([Candidate(each, best) for each in runner_inputs])
+        # A copy for this batch: by the time that it is measured, a search may have set others.
+        facts = None if self._trial_log is None else copy.copy(self._trial_log.batch_facts)
+        answers = self._dispatcher.submit([Candidate(each, facts) for each in runner_inputs])
         return [MeasurementFuture(answer, self._wait_left) for answer in answers]
 
     def close(self) -> None:
@@ -150,25 +150,25 @@ class QueueingRunner(PyRunner):  # type: ignore[misc]
 
     def _timed(self, job: CandidateJob, timing: Any, **where: Any) -> RunnerResult:
         """Return the result of a measurement, offer its time, write its event."""
-        index, best = job.index, job.task.best
+        index, facts = job.index, job.task.facts
         if not isinstance(timing, Timing):
             message = f"Error: expected the measuring function's Timing, got {timing!r}"
             return self._fail(index, message, **where)
         if not (math.isfinite(timing.mean_sec) and timing.mean_sec > 0):
             message = f"Error: measured {timing.mean_sec} s, which is no time"
             return self._fail(index, message, **where)
-        if best is not None and timing.mean_sec < best.floor_sec:
+        if facts is not None and timing.mean_sec < facts.floor_sec:
             message = (
                 f"Error: measured {timing.mean_sec:.3g} s, faster than the operations of the "
-                f"task can be done ({best.floor_sec:.3g} s): the kernel does not do them"
+                f"task can be done ({facts.floor_sec:.3g} s): the kernel does not do them"
             )
             return self._fail(index, message, **where)
         self._write("timing", index=index, error=None, **dataclasses.asdict(timing), **where)
         if self._trial_log is not None:
             artifact = str(job.task.runner_input.artifact_path)
             self._trial_log.note_timing(artifact, timing.mean_sec, timing.stderr_sec)
-        if best is not None:
-            best.offer(float(timing.mean_sec))
+        if facts is not None:
+            facts.offer(float(timing.mean_sec))
         return RunnerResult([float(timing.mean_sec)], None)
 
     def _failed(self, index: int, error: Exception, **where: Any) -> RunnerResult:
@@ -318,7 +318,8 @@ class AdaptiveRunner(QueueingRunner):
         try:
             if job.task.is_retry:
                 yield Step("pausing", time.sleep, (_RETRY_PAUSE_SEC,), START_TIMEOUT_SEC)
-            args = (*job.task.measure_args(), self.options.against(job.task.best))
+            options = self.options.for_batch(job.task.facts, race=self._race)
+            args = (*job.task.measure_args(), options)
             step = Step("running", self._measure, args, self.timeout_sec)
             timing = yield from in_time(step, self._time_left)
             answer = self._timed(job, timing)

@@ -10,11 +10,12 @@ import numpy as np
 
 from tvm_adaptive._tvm import alloc_argument_common, start_thread_pool
 from tvm_adaptive.errors import check_at_least, check_positive
-from tvm_adaptive.runner.evaluator import Race, Timer, evaluate
+from tvm_adaptive.runner.evaluator import Race, evaluate
 from tvm_adaptive.runner.stopping import StoppingRule
+from tvm_adaptive.runner.timers import rotating_timer_of, timer_of
 from tvm_adaptive.values.agreement import numpy_dtype, random_array
 from tvm_adaptive.values.trial import Timing
-from tvm_adaptive.values.trial_log import Incumbent
+from tvm_adaptive.values.trial_log import BatchFacts
 from tvm_adaptive.workers import device_session
 from tvm_adaptive.workers.cores import take_free_core
 
@@ -35,17 +36,26 @@ class MeasureOptions:
     # flush the CPU's caches before each micro-batch, which then is a single run
     cpu_cache_flush: bool = False
     race: Race | None = None  # against the incumbent of the task
+    weights: tuple[int, ...] = ()  # indices of arguments that every inference shares; of a CPU
 
     def __post_init__(self) -> None:
         check_at_least("min_repeat_ms", self.min_repeat_ms, 0)
         check_positive("max_sec", self.max_sec)
         check_at_least("device_index", self.device_index, 0)
 
-    def against(self, incumbent: Incumbent | None) -> MeasureOptions:
-        """Return the options with a race against the incumbent, if there is one."""
-        if incumbent is None or incumbent.seconds is None:
+    def for_batch(self, facts: BatchFacts | None, *, race: bool) -> MeasureOptions:
+        """Return the options for candidates of a task; they race against a known incumbent."""
+        if facts is None:
             return self
-        return dataclasses.replace(self, race=Race(incumbent.seconds))
+        incumbent_sec = facts.incumbent_sec if race else None
+        against = None if incumbent_sec is None else Race(incumbent_sec)
+        return dataclasses.replace(self, race=against, weights=facts.weights)
+
+    @property
+    def rotates_weights(self) -> bool:
+        """Whether runs follow each other with other weights, as inferences do."""
+        # Published algorithms time one set of arguments.
+        return self.rule.runs_per_batch is None and not self.cpu_cache_flush
 
 
 # (artifact_path, device_type, args_info as JSON objects, options) -> Timing
@@ -69,6 +79,8 @@ def measure_artifact(
     """Measure a built candidate on this worker's device, of this machine or leased."""
     if device_type == "cpu" and not device_session.is_elsewhere():
         give_threads_cores()
+    else:
+        options = dataclasses.replace(options, weights=())
     module = device_session.load(artifact_path)
     index = options.device_index if _Worker.device_index is None else _Worker.device_index
     dev = device_session.place(device_type, index)
@@ -96,8 +108,11 @@ def measure_module(
             shape = [int(extent) for extent in each.shape]
             each.copyfrom(random_array(np.random.default_rng(0), shape, str(each.dtype)))
     dev.sync()
+    timer = timer_of(module, dev, args, CPU_CACHE_FLUSH if options.cpu_cache_flush else "")
+    if options.rotates_weights:
+        timer = rotating_timer_of(module, args, options.weights) or timer
     return evaluate(
-        timer_of(module, dev, args, CPU_CACHE_FLUSH if options.cpu_cache_flush else ""),
+        timer,
         options.rule,
         min_repeat_ms=options.min_repeat_ms,
         max_sec=options.max_sec,
@@ -110,17 +125,3 @@ def _may_be_indices(dtype: str) -> bool:
     """Say whether numbers of a type may be indices, which TVM's fill draws beyond any table."""
     kind = numpy_dtype(dtype)
     return kind.kind in "iu" and kind.itemsize >= _INDEX_BYTES
-
-
-def timer_of(module: Any, dev: Any, args: Sequence[Any], preprocess: str = "") -> Timer:
-    """Return a timer of a module's entry function; each call makes one warm-up run first."""
-
-    def timer(number: int, repeat: int) -> Sequence[float]:
-        # Without a minimum duration it makes exactly ``number * repeat`` runs.
-        evaluator = module.time_evaluator(
-            module.entry_name, dev, number=number, repeat=repeat, f_preproc=preprocess
-        )
-        times: Sequence[float] = evaluator(*args).results
-        return times
-
-    return timer

@@ -21,6 +21,7 @@ from tvm_adaptive._tvm import (
     derived_object,
     model_hooks,
 )
+from tvm_adaptive._tvm.tensor_functions import weights_of
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
 from tvm_adaptive.search_strategy.evolution_proposer import EvolutionProposer
@@ -46,6 +47,7 @@ class _State:
     proposer: Proposer
     max_trials: int
     floor_sec: float
+    weights: tuple[int, ...]
     n_sent: int = 0
     n_empty: int = 0
 
@@ -64,7 +66,7 @@ class AdaptiveSearch(PySearchStrategy, NoSearchHooks):  # type: ignore[misc]
     trial_log : TrialLog or None, default None
         Has build times if the builder notes them: candidates of ``"distilled"`` are then worth
         their expected improvement per second, and their features are noted for the cost model.
-        Gets the task's incumbent at each batch, for a runner that races.
+        Gets what a runner needs to know of the task at each batch.
     transfer_pool : TransferPool or None, default None
         The best decisions of tasks of the same family: a task's initial trials then begin
         with them, fitted to its own extents. Used by ``"distilled"`` only.
@@ -121,7 +123,9 @@ class AdaptiveSearch(PySearchStrategy, NoSearchHooks):  # type: ignore[misc]
             )
         proposer = self._new_proposer(self.context, cost_model, num_trials_per_iter)
         proposer.start(max_trials, list(design_spaces), database)
-        self.state = _State(proposer, max_trials, floor_sec_of(self.context))
+        mod = self.context.mod
+        weights = () if mod is None else weights_of(mod)
+        self.state = _State(proposer, max_trials, floor_sec_of(self.context), weights)
 
     def post_tuning(self) -> None:
         """End the search and release the task, which owns this object in turn."""
@@ -163,7 +167,7 @@ class AdaptiveSearch(PySearchStrategy, NoSearchHooks):  # type: ignore[misc]
         """Continue from another process's round; return its programs that come out alike here."""
         self.resume(carried, None)
         state = self._live_state()
-        self._set_incumbent(state)
+        self._set_facts(state)
         return _portable(state.proposer).candidates.sent_programs(keys)
 
     def note_build(self, key: int, build_sec: float | None) -> None:
@@ -208,7 +212,7 @@ class AdaptiveSearch(PySearchStrategy, NoSearchHooks):  # type: ignore[misc]
             batch = []
         if batch is None:
             return None
-        self._set_incumbent(state)
+        self._set_facts(state)
         state.n_empty = 0 if batch else state.n_empty + 1
         if state.n_empty >= MAX_EMPTY_ROUNDS:
             return None
@@ -231,10 +235,11 @@ class AdaptiveSearch(PySearchStrategy, NoSearchHooks):  # type: ignore[misc]
         times_sec = [seconds for _, seconds in known]
         state.proposer.tell(schedules, [t if math.isfinite(t) else None for t in times_sec])
 
-    def _set_incumbent(self, state: _State) -> None:
+    def _set_facts(self, state: _State) -> None:
         if self.trial_log is not None:
-            self.trial_log.incumbent.seconds = state.proposer.best_sec
-            self.trial_log.incumbent.floor_sec = state.floor_sec
+            facts = self.trial_log.batch_facts
+            facts.incumbent_sec = state.proposer.best_sec
+            facts.floor_sec, facts.weights = state.floor_sec, state.weights
 
     def _live_state(self) -> _State:
         if self.state is None:

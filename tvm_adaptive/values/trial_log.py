@@ -18,15 +18,17 @@ MAX_TRIALS = 4096
 
 
 @dataclasses.dataclass
-class Incumbent:
-    """The fastest known candidate of the task that the next batch belongs to."""
+class BatchFacts:
+    """What is known of the task that a batch belongs to."""
 
-    seconds: float | None = None
+    incumbent_sec: float | None = None  # of the fastest known candidate
     floor_sec: float = 0.0  # no kernel of the task can be faster
+    weights: tuple[int, ...] = ()  # indices of arguments that every inference shares
 
     def offer(self, seconds: float) -> None:
         """Keep a measured time if it is the best."""
-        self.seconds = seconds if self.seconds is None else min(self.seconds, seconds)
+        known_sec = self.incumbent_sec
+        self.incumbent_sec = seconds if known_sec is None else min(known_sec, seconds)
 
 
 class TrialLog:
@@ -36,8 +38,8 @@ class TrialLog:
     """
 
     def __init__(self) -> None:
-        # The search sets it before each batch; the runner races a batch against a copy.
-        self.incumbent = Incumbent()
+        # The search sets it before each batch; the runner keeps a copy for the batch.
+        self.batch_facts = BatchFacts()
         self._trials: dict[int, Trial] = {}
         # By the artifact's path: MetaSchedule shows a runner no more of a candidate.
         self._errors: dict[str, float] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tvm_adaptive._tvm import device, load_module, tvm
+from tvm_adaptive._tvm import device, from_dlpack, load_module, tvm
 
 
 class _CurrentDevice:
@@ -51,6 +51,11 @@ def place(kind: str, index: int = 0) -> Any:
     """Return TVM's device object, e.g. the second GPU for ``("cuda", 1)``."""
     session = _CurrentDevice.session
     return device(kind, index) if session is None else session.device(kind, index)
+
+
+def shared(array: Any) -> Any:
+    """Return a tensor of this machine that has an array's memory."""
+    return from_dlpack(array)
 
 
 def function(name: str) -> Any:

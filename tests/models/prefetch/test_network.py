@@ -14,10 +14,10 @@ from tests.models.prefetch.conftest import (
     tiled,
 )
 from tvm_adaptive._tvm import copy_record, memory_database, nn
+from tvm_adaptive._tvm.tensor_functions import weights_of
 from tvm_adaptive.models import Network, compile_network, extract, prepare, run_network
 from tvm_adaptive.models.network import network_of_module
 from tvm_adaptive.models.prefetch import hinted
-from tvm_adaptive.runner.playoff.modules import weights_of
 from tvm_adaptive.tuning.target import resolve_target
 
 

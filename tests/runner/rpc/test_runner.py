@@ -129,7 +129,7 @@ def test_candidates_race_against_the_incumbent(make_runner, matmul, tmp_path):
     log = TrialLog()
     runner = make_runner(journal=journal, trial_log=log)
     (alone,) = results(runner, [matmul])
-    log.incumbent.seconds = float(alone.run_secs[0]) / 10
+    log.batch_facts.incumbent_sec = float(alone.run_secs[0]) / 10
     (raced,) = results(runner, [matmul])
     assert raced.error_msg is None
     timings = [event for event in read_journal(journal.path) if event["event"] == "timing"]

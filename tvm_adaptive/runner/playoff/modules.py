@@ -17,7 +17,6 @@ from tvm_adaptive._tvm import (
 )
 from tvm_adaptive.values.trial import FAILED_SEC
 
-_FREE_LAYOUTS = "layout_free_buffers"
 _REWRITES_WEIGHT = "meta_schedule.layout_rewrite_preproc"
 # A play-off takes a dozen at most, some of which are duplicates or another target's; all
 # records of a long run would take gigabytes.
@@ -62,14 +61,6 @@ def with_plain_weights(mod: IRModule) -> IRModule:
     for block in marked:
         schedule.unannotate(block, _REWRITES_WEIGHT)
     return schedule.mod if marked else mod
-
-
-def weights_of(mod: IRModule) -> tuple[int, ...]:
-    """Return the indices of arguments that every inference shares, if weights may be packed."""
-    functions = [each for each in mod.functions.values() if isinstance(each, PrimFunc)]
-    if len(functions) != 1:
-        return ()
-    return tuple(int(index) for index in (functions[0].attrs or {}).get(_FREE_LAYOUTS, ()))
 
 
 def reduction_length(mod: IRModule) -> int:

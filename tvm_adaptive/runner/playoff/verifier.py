@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm_adaptive._tvm import Builder, BuilderInput, IRModule, Target, structural_hash
+from tvm_adaptive._tvm.tensor_functions import weights_of
 from tvm_adaptive.errors import (
     OUT_OF_TIME,
     MachineError,
@@ -27,7 +28,6 @@ from tvm_adaptive.runner.playoff.modules import (
     reduction_length,
     runnable,
     scheduled,
-    weights_of,
     with_plain_weights,
 )
 from tvm_adaptive.runner.playoff.worker import (

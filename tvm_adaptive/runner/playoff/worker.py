@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import pickle
-import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tvm_adaptive._tvm import from_dlpack, tensor
-from tvm_adaptive.runner.measure import give_threads_cores, timer_of
-from tvm_adaptive.runner.playoff.rotating_weights import Arena, is_worth_rotating
+from tvm_adaptive._tvm import tensor
+from tvm_adaptive.runner.evaluator import Timer
+from tvm_adaptive.runner.measure import give_threads_cores
+from tvm_adaptive.runner.timers import rotating_timer_of, timer_of
 from tvm_adaptive.values.agreement import (
     Array,
     disagreement,
@@ -59,8 +57,8 @@ class _Loaded:
     module: Any
     device: Any
     args: list[Any]
+    timer: Timer
     n_runs: int = 0
-    rotation: Iterator[list[Any]] | None = None  # the same arguments with other weights
 
 
 @dataclasses.dataclass
@@ -84,7 +82,6 @@ class _Reference:
 # Modules are lost with the session of their device, so the key has its number. A task's
 # reference runs first and drops the kernels of the task before.
 _loaded: dict[tuple[int, Kernel], _Loaded] = {}
-_arena = Arena()
 
 
 def preload() -> None:
@@ -138,38 +135,14 @@ def time_once(kernel: Kernel, seed: int, repeat_ms: float) -> float:
             give_threads_cores()
         _loaded[key] = _load(kernel, _start_values(kernel, seed, False))
         if is_local_cpu:
-            _loaded[key].rotation = _rotation(kernel, _loaded[key].args)
+            found = _loaded[key]
+            rotating = rotating_timer_of(found.module, found.args, kernel.weights)
+            found.timer = rotating or found.timer
     loaded = _loaded[key]
     if loaded.n_runs == 0:
-        once = max(_mean_sec(loaded, 1), 1e-9)  # a coarse clock reads zero
+        once = max(loaded.timer(1, 1)[0], 1e-9)  # a coarse clock reads zero
         loaded.n_runs = max(1, math.ceil(repeat_ms * 1e-3 / once))
-    return _mean_sec(loaded, loaded.n_runs)
-
-
-def _rotation(kernel: Kernel, args: Sequence[Any]) -> Iterator[list[Any]] | None:
-    """Return an endless rotation of arguments with different weights, if worth the memory."""
-    buffers = [kernel.buffers[index] for index in kernel.weights]
-    if not is_worth_rotating(buffers):
-        return None
-    sets = []
-    for weights in _arena.rotation(buffers):
-        shared = [from_dlpack(each) for each in weights]
-        other = dict(zip(kernel.weights, shared, strict=True))
-        sets.append([other.get(index, arg) for index, arg in enumerate(args)])
-    return itertools.cycle(sets)
-
-
-def _mean_sec(loaded: _Loaded, n_runs: int) -> float:
-    if loaded.rotation is None:
-        return float(timer_of(loaded.module, loaded.device, loaded.args)(n_runs, 1)[0])
-    # TVM's evaluator repeats the same arguments. A call from here costs a microsecond more,
-    # for all finalists alike.
-    function = loaded.module[loaded.module.entry_name]
-    function(*next(loaded.rotation))
-    start_sec = time.perf_counter()
-    for args in itertools.islice(loaded.rotation, n_runs):
-        function(*args)
-    return (time.perf_counter() - start_sec) / n_runs
+    return float(loaded.timer(loaded.n_runs, 1)[0])
 
 
 def _start_values(kernel: Kernel, seed: int, is_positive: bool) -> list[Array]:
@@ -182,7 +155,8 @@ def _start_values(kernel: Kernel, seed: int, is_positive: bool) -> list[Array]:
 def _load(kernel: Kernel, values: list[Array]) -> _Loaded:
     place = device_session.place(kernel.device_type)
     module = device_session.load(kernel.artifact_path)
-    return _Loaded(module, place, [tensor(value, place) for value in values])
+    args = [tensor(value, place) for value in values]
+    return _Loaded(module, place, args, timer_of(module, place, args))
 
 
 def _run(kernel: Kernel, values: list[Array]) -> list[Array]:

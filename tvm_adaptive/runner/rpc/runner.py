@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import shutil
 import time
@@ -29,7 +30,7 @@ from tvm_adaptive.runner.rpc.device_pool import BoardRules, DevicePool
 from tvm_adaptive.runner.rpc.leased_worker import devices_of, no_device, short_step
 from tvm_adaptive.runner.stopping import StoppingRule, make_rule
 from tvm_adaptive.values.trial import Timing
-from tvm_adaptive.values.trial_log import Incumbent, TrialLog
+from tvm_adaptive.values.trial_log import BatchFacts, TrialLog
 from tvm_adaptive.workers.fork_server import ForkServer
 from tvm_adaptive.workers.pool import Plan, Step, WorkerPool
 from tvm_adaptive.workers.scratch import ScratchFolder
@@ -213,7 +214,9 @@ class AdaptiveRPCRunner(QueueingRunner):
         """Measure one candidate, or queue it again; return whether the device is usable."""
         try:
             task = job.task.measure_args()
-            options = self.options.against(self._best_on(address, job.task.best))
+            options = self.options.for_batch(
+                self._facts_on(address, job.task.facts), race=self._race
+            )
             args = (self._measure, *task, options)
             timing = yield Step("running", lease.measure_leased, args, self.timeout_sec)
             if isinstance(timing, lease.FailedMeasurement):
@@ -318,11 +321,12 @@ class AdaptiveRPCRunner(QueueingRunner):
             self._n_reference_failures = 0
             self._devices.restart(address, timing)
 
-    def _best_on(self, address: str, best: Incumbent | None) -> Incumbent | None:
-        """Return the incumbent with its time scaled to the device."""
-        if best is None or best.seconds is None:
-            return None
-        return Incumbent(best.seconds / self._devices.speed(address), best.floor_sec)
+    def _facts_on(self, address: str, facts: BatchFacts | None) -> BatchFacts | None:
+        """Return what is known with the incumbent's time scaled to the device."""
+        if facts is None or facts.incumbent_sec is None:
+            return facts
+        scaled_sec = facts.incumbent_sec / self._devices.speed(address)
+        return dataclasses.replace(facts, incumbent_sec=scaled_sec)
 
     def _give_up(self, job: CandidateJob, reason: str) -> RunnerResult:
         return self._fail(job.index, reason)

@@ -12,9 +12,9 @@ import numpy as np
 
 from tvm_adaptive.values.agreement import Array, random_array
 
-# Many times a core's own cache (two MiB at most today). The caches behind it are shared by
-# all cores and, on rented machines, by all tenants.
-ROTATION_BYTES = 32 << 20
+# Twice the cache that the cores of a chip share (32 MiB is common; tenants of rented machines
+# share it, too), so that weights come from memory, as in a network with more weights than that.
+ROTATION_BYTES = 64 << 20
 # Less than that is back in the cache at once.
 LEAST_BYTES = 64 << 10
 # TVM's kernels assume that every argument starts at a cache line.
@@ -30,14 +30,17 @@ class Arena:
         self._memory: dict[str, Array] = {}
 
     def rotation(self, buffers: Sequence[tuple[str, tuple[int, ...]]]) -> list[list[Array]]:
-        """Return as many sets of arrays as fit into the memory."""
+        """Return as many sets of arrays as fill the memory; the last may exceed it."""
         offsets: list[int] = []
         used: dict[str, int] = {}  # items of one set
         for dtype, shape in buffers:
             offsets.append(used.get(dtype, 0))
             used[dtype] = offsets[-1] + _pitch(dtype, shape)
-        memory = {dtype: self._memory_of(dtype, n_items) for dtype, n_items in used.items()}
-        n_sets = min(len(memory[dtype]) // n_items for dtype, n_items in used.items())
+        set_bytes = sum(np.dtype(dtype).itemsize * n_items for dtype, n_items in used.items())
+        n_sets = math.ceil(self._n_bytes / set_bytes)
+        memory = {
+            dtype: self._memory_of(dtype, n_sets * n_items) for dtype, n_items in used.items()
+        }
 
         def array(number: int, index: int) -> Array:
             dtype, shape = buffers[index]

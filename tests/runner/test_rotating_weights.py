@@ -10,10 +10,15 @@ from hypothesis import strategies as st
 from tvm import te
 from tvm.target import Target
 
+from tvm_adaptive._tvm import args_info_of
+from tvm_adaptive._tvm.tensor_functions import weights_of
+from tvm_adaptive.runner import measure
+from tvm_adaptive.runner.measure import MeasureOptions
 from tvm_adaptive.runner.playoff import worker
-from tvm_adaptive.runner.playoff.modules import weights_of
-from tvm_adaptive.runner.playoff.rotating_weights import LEAST_BYTES, Arena, is_worth_rotating
 from tvm_adaptive.runner.playoff.worker import Kernel, time_once
+from tvm_adaptive.runner.rotating_weights import LEAST_BYTES, Arena, is_worth_rotating
+from tvm_adaptive.runner.stopping import make_rule
+from tvm_adaptive.values.trial_log import BatchFacts
 
 SHAPES = st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple)
 BUFFERS = st.lists(
@@ -80,8 +85,41 @@ def test_every_run_gets_other_weights(weights, changes, tmp_path, monkeypatch):
     (loaded,) = (each for key, each in worker._loaded.items() if key[1] == kernel)
     seen = set()
     for _ in range(3):
-        worker._mean_sec(loaded, 1)
+        loaded.timer(1, 1)
         seen.add(loaded.args[2].numpy().tobytes())
     assert len(seen) == (3 if changes else 1)
     start = worker._start_values(kernel, 0, False)
     assert np.array_equal(loaded.args[0].numpy(), start[0]), "only weights change"
+
+
+class Calls:
+    """A timer of which it is known whose weights it rotates."""
+
+    def __init__(self):
+        self.weights = []
+
+    def __call__(self, _module, _args, weights):
+        self.weights.append(tuple(weights))
+        return lambda number, repeat: [1e-3] * repeat
+
+
+@pytest.mark.parametrize(
+    ("rule", "elsewhere", "expected"),
+    [("precision", False, [(1,)]), ("paper", False, []), ("precision", True, [()])],
+)
+def test_candidates_are_timed_with_other_weights_by_adaptive_rules_on_this_cpu(
+    rule, elsewhere, expected, tmp_path, monkeypatch
+):
+    calls = Calls()
+    monkeypatch.setattr(measure, "give_threads_cores", lambda: None)
+    monkeypatch.setattr(measure, "rotating_timer_of", calls)
+    monkeypatch.setattr(measure.device_session, "is_elsewhere", lambda: elsewhere)
+    mod, path = scaled_weights(8), str(tmp_path / "kernel.so")
+    tvm.build(mod, target=Target("llvm")).export_library(path)
+    options = MeasureOptions(rule=make_rule(rule)).for_batch(
+        BatchFacts(weights=weights_of(mod)), race=True
+    )
+    infos = [info.as_json() for info in args_info_of(mod)]
+    timing = measure.measure_artifact(path, "cpu", infos, options)
+    assert calls.weights == expected
+    assert (timing.mean_sec == 1e-3) == bool(expected)
