@@ -27,7 +27,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,6 +64,7 @@ from tvm_adaptive._tvm import (
 )
 from tvm_adaptive.errors import AdaptiveError, InvalidOptionError
 from tvm_adaptive.models import Network, prepare
+from tvm_adaptive.models.forms import Alternatives
 from tvm_adaptive.models.frontend import PEERS, READER_ENV, load, open_peer, time_peer
 from tvm_adaptive.models.frontend.peers import compile_openvino
 from tvm_adaptive.models.run import time_exported
@@ -358,6 +359,18 @@ def own_works(mod: IRModule, layout: str) -> dict[str, tuple[Work, float]]:
     return found
 
 
+def works_of_forms(
+    forms: Alternatives, works: Mapping[str, tuple[Work, float]]
+) -> dict[str, tuple[Work, float]]:
+    """Return the work of the functions of forms: theirs is that of what they replace."""
+    own = own_works(IRModule(dict(forms.functions)), "NHWC")
+    found = {}
+    for name, direct in forms.replaced.items():
+        (work, n_bytes), (replaced, _) = own[name], works[direct]
+        found[name] = (dataclasses.replace(replaced, name=name, flop=work.flop), n_bytes)
+    return found
+
+
 @dataclasses.dataclass
 class Profile:
     """A network on both sides."""
@@ -412,6 +425,8 @@ def profile_run(run: Path, peer: str, rounds: int) -> Profile:
         inputs = network.inputs(options.seed or 0)
         prepared = prepare(network, target, **options.config.preparation)
         works = own_works(prepared.mod, prepared.layout)
+        if prepared.alternatives is not None:
+            works |= works_of_forms(prepared.alternatives, works)
         path = network.original.file(stack.enter_context(ScratchFolder("gap")))
         n_threads = n_cores_of(target) or usable_physical_cores()
         if peer == "ort" and path.suffix != ".onnx":

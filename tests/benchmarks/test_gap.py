@@ -260,6 +260,18 @@ def test_every_function_of_a_network_is_recognised() -> None:
     assert {"matrix product", "batched product"} <= kinds
 
 
+def test_functions_of_forms_count_for_the_convolutions_that_they_replace() -> None:
+    prepared = prepare(BUILTIN["resnet18"](), resolve_target("cpu"), prepack=None, forms=True)
+    assert prepared.alternatives is not None
+    works = own_works(prepared.mod, prepared.layout)
+    found = gap.works_of_forms(prepared.alternatives, works)
+    assert set(found) == set(prepared.alternatives.functions)
+    words = {work.words.split(",")[0] for work, _ in found.values()}
+    assert words == {f"convolution 3x3 of {n}" for n in (64, 128, 256, 512)}
+    products = [work.flop for name, (work, _) in found.items() if "4x4_product" in name]
+    assert max(products) < 0.4 * max(work.flop for work, _ in works.values())
+
+
 def softmaxes(tmp_path: Path) -> tuple[str, Any]:
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((4, 8), "float32"))

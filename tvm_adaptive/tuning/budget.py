@@ -217,9 +217,10 @@ class Budget:
             # A task without trials is drafted.
             drafts_sec = (1.0 - share) * len(progress.used_tasks) * reserve.draft_sec
             playoff_sec = drafts_sec if has_gaps else self._worthy_playoffs_sec(progress)
-            # The untuned network does not call the functions of other forms.
+            # The untuned network does not call the functions of other forms. Most of them are
+            # small and have one candidate; products have a part of the play-offs above.
             n_forms = sum(task.key.form != DIRECT for task in progress.used_tasks)
-            playoff_sec += _CLOSING_SEC + n_forms * (PLAYOFF_CHECK_SEC + LEAST_TIMING_SEC)
+            playoff_sec += _CLOSING_SEC + n_forms * LEAST_CHECK_SEC
         self.reserve_sec = self._after_sec + playoff_sec
 
     def _worthy_playoffs_sec(self, progress: RunProgress) -> float:

@@ -66,6 +66,11 @@ class Alternatives:
     def __bool__(self) -> bool:
         return bool(self.keys)
 
+    @property
+    def replaced(self) -> dict[str, str]:
+        """A function of the module that each function of a form takes the place of."""
+        return {step: name for (name, _), steps in self._steps.items() for step in steps.names}
+
     def _add(self, name: str, n_calls: int, convolution: Convolution) -> None:
         batch, height, width, channels, *_ = convolution.shape
         group = f"3x3 of {batch}x{height}x{width}x{channels}"
