@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from tvm_adaptive._tvm.intrinsics import backends_for, only_intrinsics
+from tvm_adaptive._tvm.intrinsics import backends_of, only_intrinsics
 from tvm_adaptive._tvm.versions import check_versions, installed_version
 from tvm_adaptive.values.hooks import (
     DatabaseHooks,
@@ -439,26 +439,20 @@ def memory_database() -> Database:
 
 
 def contexts_of(
-    tasks: Sequence[ExtractedTask], work_dir: str, strategy: SearchStrategy, seed: int
+    tasks: Sequence[ExtractedTask],
+    work_dir: str,
+    strategy: SearchStrategy,
+    seed: int,
+    space: ms.SpaceGenerator | str = "post-order-apply",
 ) -> list[TuneContext]:
-    """Return one tuning context per task, each with a clone of ``strategy``; logs in ``logs``."""
+    """Return one tuning context per task, each with clones of the parts; logs in ``logs``."""
+    backends = backends_of([each.target for each in tasks])
     # MetaSchedule's seeds are in [1, 2^31 - 1).
-    with _without_nameless_handlers(), only_intrinsics(_backends_of(tasks)):
+    with _without_nameless_handlers(), only_intrinsics(backends):
         contexts, _ = extracted_tasks_to_tune_contexts(
-            list(tasks), work_dir, strategy=strategy, seed=1 + seed % (2**31 - 2)
+            list(tasks), work_dir, space, strategy, seed=1 + seed % (2**31 - 2)
         )
     return list(contexts)
-
-
-def _backends_of(tasks: Sequence[ExtractedTask]) -> tuple[str, ...] | None:
-    found: dict[str, None] = {}
-    for task in tasks:
-        triple = task.target.attrs.get("mtriple")
-        backends = backends_for(str(task.target.kind.name), triple and str(triple))
-        if backends is None:
-            return None
-        found.update(dict.fromkeys(backends))
-    return tuple(found)
 
 
 @contextlib.contextmanager

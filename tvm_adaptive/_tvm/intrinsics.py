@@ -15,6 +15,7 @@ import platform
 import sys
 import types
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 PACKAGE = "tvm.s_tir.tensor_intrin"
 
@@ -36,6 +37,18 @@ def backends_for(kind: str, triple: str | None = None) -> tuple[str, ...] | None
         return _OF_KIND.get(kind)
     architecture = (triple or platform.machine()).partition("-")[0].lower()
     return _OF_ARCHITECTURE.get(architecture)
+
+
+def backends_of(targets: Sequence[Any]) -> tuple[str, ...] | None:
+    """Return the modules of intrinsics that any of TVM's targets needs; None for all of them."""
+    found: dict[str, None] = {}
+    for target in targets:
+        triple = target.attrs.get("mtriple")
+        backends = backends_for(str(target.kind.name), triple and str(triple))
+        if backends is None:
+            return None
+        found.update(dict.fromkeys(backends))
+    return tuple(found)
 
 
 @contextlib.contextmanager

@@ -41,6 +41,9 @@ class SearchConfig:
     n_analytical : int, default 8
         Candidates that a model of the processor prefers, which the rest of these trials are
         taken from; 0 takes random ones. See :mod:`tvm_adaptive.search_strategy.analytical`.
+    reduction_sketches : bool, default True
+        Whether means over an image, pooling and the like also have sketches that reduce
+        vectors of the last axis, which MetaSchedule's rules do not make. On CPUs.
     """
 
     n_trials_per_round: int = 16
@@ -53,6 +56,7 @@ class SearchConfig:
     ray: str | None = None
     seeds: bool = True
     n_analytical: int = 8
+    reduction_sketches: bool = True
 
     def __post_init__(self) -> None:
         check_at_least("n_trials_per_round", self.n_trials_per_round, 1)
@@ -330,6 +334,7 @@ PAPER = TuneConfig(
         diversity="none",
         seeds=False,
         n_analytical=0,
+        reduction_sketches=False,
     ),
     model=ModelConfig(n_trees=10, std="between-tree", target="throughput"),
     measure=MeasureConfig(

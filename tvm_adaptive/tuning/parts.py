@@ -87,6 +87,7 @@ def make_parts(session: Session) -> Parts:
             cache,
             build,
             session.journal,
+            reduction_sketches=search.reduction_sketches,
             time_left=lambda: session.budget.search_left_sec,
         )
         builder = CachedArtifactBuilder(cache, builder)
@@ -157,7 +158,7 @@ def _cost_model(session: Session, trial_log: TrialLog) -> Any:
 def _strategy(session: Session, trial_log: TrialLog, transfer_pool: TransferPool | None) -> Any:
     ours = dataclasses.asdict(session.config.search)
     # MetaSchedule's own, and the run's.
-    for name in ("n_trials_per_round", "seeds", "lanes", "ray"):
+    for name in ("n_trials_per_round", "seeds", "lanes", "ray", "reduction_sketches"):
         del ours[name]
     ours |= {"trial_log": trial_log, "transfer_pool": transfer_pool, "journal": session.journal}
     return _made("strategy", session.config.strategy, ours, {})

@@ -25,6 +25,7 @@ class TaskSpec:
     seed: int
     batch: int  # candidates of a full batch
     options: Mapping[str, Any]  # of ``AdaptiveSearch``, those that are plain values
+    reduction_sketches: bool  # as in ``SearchConfig``
 
 
 @dataclasses.dataclass(frozen=True)

@@ -99,9 +99,11 @@ class LaneSearch(DelegatingSearch):
         build: Mapping[str, Any],
         journal: JournalWriter,
         *,
+        reduction_sketches: bool = False,
         time_left: Callable[[], float] | None = None,
     ) -> None:
         super().__init__(inner, journal)
+        self.reduction_sketches = reduction_sketches
         self.lanes = lanes
         self.cache = cache
         self.build = dict(build)
@@ -124,6 +126,7 @@ class LaneSearch(DelegatingSearch):
             seed=int(context.rand_state),
             batch=search.state.proposer.batch,
             options=dataclasses.asdict(search.options),
+            reduction_sketches=self.reduction_sketches,
         )
 
     def post_tuning(self) -> None:
@@ -139,6 +142,7 @@ class LaneSearch(DelegatingSearch):
             self.cache,
             self.build,
             self.journal,
+            reduction_sketches=self.reduction_sketches,
             time_left=self.time_left,
         )
 
