@@ -27,8 +27,11 @@ from tvm_adaptive._tvm import (
 
 # Of iterators in a block.
 _SPATIAL, _REDUCTION = 0, 2
-# Values of the last axis that are reduced side by side. MetaSchedule's largest vector.
-_MAX_INNERMOST = 64
+# Values that are reduced side by side: MetaSchedule's largest vector, and the least that pays.
+_MOST_COLUMNS = 64
+_LEAST_COLUMNS = 8
+# Choices of them, the largest that divide the axis: smaller ones are slower.
+_N_CHOICES = 3
 # With so many positions beside the last axis, each reduces too little.
 _MANY_POSITIONS = 16
 # What rfactor adds to the name of a buffer.
@@ -84,7 +87,9 @@ def _fitting(sch: Schedule, reference: Any) -> int:
         return 0
     loops = sch.get_loops(reference)
     extents = [int(each.dom.extent) for each in block.iter_vars[:n_spatial]]
-    if len(loops) != len(kinds) or extents[-1] == 1 or math.prod(extents[:-1]) >= _MANY_POSITIONS:
+    if len(loops) != len(kinds) or math.prod(extents[:-1]) >= _MANY_POSITIONS:
+        return 0
+    if max(_columns_of(extents[-1])) < _LEAST_COLUMNS:
         return 0
     producers = [str(sch.get(each).name_hint) for each in sch.get_producers(reference)]
     if any(name.endswith(_FACTORED) for name in producers):
@@ -116,30 +121,33 @@ def _visit(expression: Any, found: list[Any]) -> None:
         found.append(expression)
 
 
+def _columns_of(extent: int) -> list[int]:
+    """Return how many values of an axis may be reduced side by side."""
+    divisors = [n for n in range(1, _MOST_COLUMNS + 1) if extent % n == 0]
+    return divisors[-_N_CHOICES:]
+
+
 def _in_one_piece(sch: Schedule, block: Any, n_spatial: int) -> Schedule:
     """Reduce vectors of the last axis."""
-    loops = sch.get_loops(block)
-    outer, inner = _split(sch, loops[n_spatial - 1])
-    sch.reorder(*loops[: n_spatial - 1], outer, *loops[n_spatial:], inner)
+    _vectorize(sch, block, n_spatial)
     return sch
 
 
 def _in_pieces(sch: Schedule, block: Any, n_spatial: int) -> Schedule:
     """Reduce vectors of the last axis within each part of the first reduced axis, then parts."""
-    part, _ = _split(sch, sch.get_loops(block)[n_spatial])
+    loop = sch.get_loops(block)[n_spatial]
+    part, _ = sch.split(loop, sch.sample_perfect_tile(loop, 2, _MOST_COLUMNS))
     factored = sch.rfactor(part, 0)
-    loops = sch.get_loops(factored)
-    outer, inner = _split(sch, loops[n_spatial - 1])
-    part, rest = loops[n_spatial], loops[n_spatial + 1 :]
-    sch.reorder(part, *loops[: n_spatial - 1], outer, *rest, inner)
-    loops = sch.get_loops(block)
-    outer, inner = _split(sch, loops[n_spatial - 1])
-    sch.reorder(*loops[: n_spatial - 1], outer, *loops[n_spatial:], inner)
+    _vectorize(sch, factored, n_spatial, n_first=1)
+    _vectorize(sch, block, n_spatial)
     return sch
 
 
-def _split(sch: Schedule, loop: Any) -> tuple[Any, Any]:
-    """Split a loop in two, with an open decision."""
-    factors = sch.sample_perfect_tile(loop, 2, _MAX_INNERMOST)
-    outer, inner = sch.split(loop, factors)
-    return outer, inner
+def _vectorize(sch: Schedule, block: Any, n_spatial: int, n_first: int = 0) -> None:
+    """Move vectors of the last axis that stays inside; the first reduced axes become outermost."""
+    loops = sch.get_loops(block)
+    stay, last, reduced = loops[: n_spatial - 1], loops[n_spatial - 1], loops[n_spatial:]
+    columns = _columns_of(int(sch.get(last).extent))
+    chosen = sch.sample_categorical(columns, [1.0 / len(columns)] * len(columns))
+    outer, inner = sch.split(last, [None, chosen])
+    sch.reorder(*reduced[:n_first], *stay, outer, *reduced[n_first:], inner)
