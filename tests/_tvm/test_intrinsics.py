@@ -131,7 +131,7 @@ target = Target(
     {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "cascadelake", "num-cores": 2}
 )
 tasks = functions_as_tasks(mod, target)
-(context,) = contexts_of(tasks, sys.argv[1], EvolutionarySearch(), 0)
+(context,) = contexts_of(tasks, sys.argv[1], EvolutionarySearch(), 0, reductions=True)
 assert "tvm.s_tir.tensor_intrin" not in sys.modules
 assert TensorIntrin.get("dot_16x4_vnni") is not None
 spaces = context.generate_design_space()

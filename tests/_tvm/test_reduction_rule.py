@@ -32,7 +32,7 @@ def module_of(prefix: str) -> IRModule:
 
 
 def context_of(mod: IRModule, *, reductions: bool) -> TuneContext:
-    space = space_generator_of(TARGET, reductions=reductions)
+    space = space_generator_of([TARGET], reductions=reductions)
     return TuneContext(mod, target=TARGET, space_generator=space, rand_state=1).clone()
 
 
@@ -89,5 +89,6 @@ def test_sketches_compute_the_mean(seed: int) -> None:
 
 def test_other_targets_and_the_paper_have_the_stock_sketches() -> None:
     cuda = resolve_target({"kind": "cuda", "arch": "sm_80"})
-    assert space_generator_of(cuda, reductions=True) == "post-order-apply"
-    assert space_generator_of(TARGET, reductions=False) == "post-order-apply"
+    assert space_generator_of([cuda], reductions=True) == "post-order-apply"
+    assert space_generator_of([], reductions=True) == "post-order-apply"
+    assert space_generator_of([TARGET], reductions=False) == "post-order-apply"

@@ -119,7 +119,7 @@ SBlockRealize: Any = getattr(s_tir, "SBlockRealize", None) or tirx.SBlockRealize
 
 Constant: Any = type(relax.const(0.0))  # each version of TVM names it otherwise
 # A Python object that has passed through C++ comes back as a bare wrapper of the base class.
-# This table has its Python side, which the C++ object at the address owns, as long as it lives.
+# This table has its Python side, which the C++ object at the address owns.
 _python_sides: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
@@ -443,12 +443,16 @@ def contexts_of(
     work_dir: str,
     strategy: SearchStrategy,
     seed: int,
-    space: ms.SpaceGenerator | str = "post-order-apply",
+    *,
+    reductions: bool = False,
 ) -> list[TuneContext]:
-    """Return one tuning context per task, each with clones of the parts; logs in ``logs``."""
-    backends = backends_of([each.target for each in tasks])
+    """Return one tuning context per task; ``reductions`` adds the sketches of ``reduction_rule``."""
+    from tvm_adaptive._tvm.reduction_rule import space_generator_of  # needs this module
+
+    targets = [each.target for each in tasks]
     # MetaSchedule's seeds are in [1, 2^31 - 1).
-    with _without_nameless_handlers(), only_intrinsics(backends):
+    with _without_nameless_handlers(), only_intrinsics(backends_of(targets)):
+        space = space_generator_of(targets, reductions=reductions)
         contexts, _ = extracted_tasks_to_tune_contexts(
             list(tasks), work_dir, space, strategy, seed=1 + seed % (2**31 - 2)
         )

@@ -10,6 +10,7 @@ small, and there are many of them.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from tvm.s_tir.meta_schedule.schedule_rule import PyScheduleRule
@@ -38,12 +39,12 @@ _MANY_POSITIONS = 16
 _FACTORED = "_rf"
 
 
-def space_generator_of(target: Target, *, reductions: bool) -> Any:
-    """Return MetaSchedule's space generator; for a CPU with this rule after its own reductions."""
-    if not reductions or target.kind.name != "llvm":
+def space_generator_of(targets: Sequence[Target], *, reductions: bool) -> Any:
+    """Return MetaSchedule's space generator; for CPUs with this rule after its own reductions."""
+    if not (reductions and targets and all(each.kind.name == "llvm" for each in targets)):
         return "post-order-apply"
     # Only a context knows a target's rules; the module does not matter.
-    known = TuneContext(IRModule(), target=target, space_generator="post-order-apply")
+    known = TuneContext(IRModule(), target=targets[0], space_generator="post-order-apply")
     rules, own = [], known.space_generator
     for rule in own.sch_rules:
         rules.append(rule)

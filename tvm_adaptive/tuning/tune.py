@@ -18,7 +18,6 @@ from tvm_adaptive._tvm import (
     scheduler_hooks,
     workload_key,
 )
-from tvm_adaptive._tvm.reduction_rule import space_generator_of
 from tvm_adaptive.database.repair import repair_database
 from tvm_adaptive.database.run_database import RunDatabase
 from tvm_adaptive.measure_callback.commit import CommitRound
@@ -283,10 +282,10 @@ def _tune_tasks(
     repair_database(session.work_dir)
     with closing(make_parts(session)) as parts:
         with session.stage("prepare"):  # beside the compilation of the untuned network
-            reductions = session.config.search.reduction_sketches
-            space = space_generator_of(session.target, reductions=reductions)
-            folder, seed = str(session.work_dir), session.seed
-            contexts = contexts_of(tasks, folder, parts.strategy, seed, space)
+            contexts = contexts_of(
+                *(tasks, str(session.work_dir), parts.strategy, session.seed),
+                reductions=session.config.search.reduction_sketches,
+            )
         check.measure_untuned()
         session.budget.plan_reserve(
             session.config.finish,

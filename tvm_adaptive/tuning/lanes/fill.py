@@ -18,7 +18,6 @@ from tvm_adaptive._tvm import (
     memory_database,
     python_side,
 )
-from tvm_adaptive._tvm.reduction_rule import space_generator_of
 from tvm_adaptive.builder.persistent import PersistentBuilder
 from tvm_adaptive.cost_model.model import RFEICostModel
 from tvm_adaptive.search_strategy.schedules import key_of
@@ -78,8 +77,10 @@ class OpenTask:
         # For MetaSchedule's log of the task, which nobody reads.
         self._folder = ScratchFolder("lane")
         strategy = AdaptiveSearch(**spec.options, journal=self.journal)
-        space = space_generator_of(self.target, reductions=spec.reduction_sketches)
-        (self._context,) = contexts_of([task], str(self._folder.path), strategy, spec.seed, space)
+        (self._context,) = contexts_of(
+            *([task], str(self._folder.path), strategy, spec.seed),
+            reductions=spec.reduction_sketches,
+        )
         self.search: Any = python_side(self._context.search_strategy)
         assert self.search is not None
         space = self._context.generate_design_space()
