@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 
 from tvm_adaptive._tvm import BuilderInput, IRModule, Target, json_database, structural_hash
+from tvm_adaptive._tvm.tensor_functions import weights_of
 from tvm_adaptive.builder import PersistentBuilder
 from tvm_adaptive.runner.playoff.modules import (
     buffers_of,
     mean_sec,
     sane_records,
     scheduled,
-    weights_of,
 )
 from tvm_adaptive.runner.playoff.playoff import finalist_pool
 from tvm_adaptive.runner.playoff.worker import Kernel, time_once

@@ -54,6 +54,8 @@ class Commands:
         self.code = 0
 
     def __call__(self, command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        if "tvm_adaptive" not in command:  # git, for the description of the machine
+            return subprocess.CompletedProcess(command, 1, "", "")
         arguments = command[3:]
         self.seen.append(arguments)
         if arguments[0] == "apply":

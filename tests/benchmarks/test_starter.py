@@ -59,7 +59,7 @@ def test_names_are_different_and_fit_into_paths() -> None:
 def test_a_workload_is_one_task_of_its_family(prefix: str, family: str) -> None:
     anchors = [anchor_of(mod) for mod in tasks_of(network_of(first(prefix))).values()]
     assert anchors.count(family) >= 1
-    assert len(anchors) == 1 + (prefix == "transposed")  # whose bias is not fused
+    assert len(anchors) == 1
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -67,11 +68,40 @@ def _transposed_convolution(builder: Any, call: Any) -> Any:
     data, kernel = call.args
     data = _moved(builder, data, layouts[0], "NHWC")
     kernel = _moved(builder, kernel, layouts[1], "HWIO")
-    names = ("strides", "padding", "output_padding", "dilation")
-    numbers = {name: [int(each) for each in getattr(attrs, name)] for name in names}
-    compute = functools.partial(_conv2d_transpose_nhwc, **numbers, groups=int(attrs.groups))
+    names = ("strides", "dilation", "output_padding", "padding")
+    strides, dilation, more, padding = ([int(n) for n in getattr(attrs, name)] for name in names)
+    extents = [int(each) for each in data.ty.shape]
+    sizes = [int(each) for each in kernel.ty.shape]
+    spans = [
+        _Span.of(
+            extents[1 + axis],
+            (sizes[axis] - 1) * dilation[axis],
+            strides[axis],
+            padding=padding[axis::2],
+            more=more[axis],
+        )
+        for axis in (0, 1)
+    ]
+    kernel = _filled(builder, kernel, strides, dilation)
+    compute = functools.partial(_conv2d_transpose_nhwc, spans=spans, groups=int(attrs.groups))
     result = builder.emit_te(compute, data, kernel, primfunc_name_hint="conv2d_transpose")
     return _moved(builder, result, "NHWC", layouts[2])
+
+
+def _filled(builder: Any, kernel: Any, strides: Sequence[int], dilation: Sequence[int]) -> Any:
+    """Return a kernel with zeros for what dilation skips, and up to a multiple of the stride.
+
+    Kernels are constants nearly always: this is computed when the network is prepared.
+    """
+    if any(each != 1 for each in dilation):
+        spread = functools.partial(topi.nn.dilate, strides=[*dilation, 1, 1])
+        kernel = builder.emit_te(spread, kernel, primfunc_name_hint="kernel_dilate")
+    sizes = [int(each) for each in kernel.ty.shape][:2]
+    after = [-size % stride for size, stride in zip(sizes, strides, strict=True)]
+    if any(after):
+        pad = functools.partial(topi.nn.pad, pad_before=[0] * 4, pad_after=[*after, 0, 0])
+        kernel = builder.emit_te(pad, kernel, primfunc_name_hint="kernel_pad")
+    return kernel
 
 
 def _moved(builder: Any, value: Any, layout: str, wanted: str) -> Any:
@@ -84,47 +114,64 @@ def _moved(builder: Any, value: Any, layout: str, wanted: str) -> Any:
     return builder.emit_te(topi.transpose, value, axes, primfunc_name_hint="transpose")
 
 
-def _conv2d_transpose_nhwc(
-    data: Any,
-    kernel: Any,
-    *,
-    strides: Sequence[int],
-    padding: Sequence[int],
-    output_padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Any:
-    """Return a convolution of data with zeros between its elements; the kernel is mirrored."""
+def _conv2d_transpose_nhwc(data: Any, kernel: Any, *, spans: Sequence[_Span], groups: int) -> Any:
+    """Return a transposed convolution with channels last, without the zeros between its data.
+
+    With stride s, every s-th element of the kernel meets a result: those of its place within s
+    (sub-pixel convolution, Shi et al., CVPR 2016).
+    """
     n, _, _, c_in = (int(each) for each in data.shape)
-    *size, _, c_out = (int(each) for each in kernel.shape)
-    reach = [(size[axis] - 1) * dilation[axis] for axis in (0, 1)]
-    before = [0, *(reach[axis] - padding[axis] for axis in (0, 1)), 0]
-    after = [0, *(reach[axis] - padding[axis + 2] + output_padding[axis] for axis in (0, 1)), 0]
-    spread = topi.nn.dilate(data, [1, strides[0], strides[1], 1], name="data_dilate")
-    # A padding larger than the kernel cuts elements off.
-    first, last = ([max(0, -each) for each in ends] for ends in (before, after))
+    c_out = int(kernel.shape[3])
     padded = topi.nn.pad(
-        spread,
-        [max(0, each) for each in before],
-        [max(0, each) for each in after],
+        data,
+        [0, *(each.before for each in spans), 0],
+        [0, *(each.after for each in spans), 0],
         name="data_pad",
     )
-    height, width = (
-        int(padded.shape[axis]) - first[axis] - last[axis] - reach[axis - 1] for axis in (1, 2)
-    )
     n_each = c_in // groups
-    rh, rw = (te.reduce_axis((0, each), name=name) for each, name in zip(size, "rs", strict=True))
+    reductions = zip(spans, "rs", strict=True)
+    taps = [te.reduce_axis((0, each.n_taps), name=name) for each, name in reductions]
     rc = te.reduce_axis((0, n_each), name="k")
 
     def element(b: Any, h: Any, w: Any, c: Any) -> Any:
         channel = rc if groups == 1 else c // c_out * n_each + rc
-        place = (h + first[1] + rh * dilation[0], w + first[2] + rw * dilation[1])
-        mirrored = (size[0] - 1 - rh, size[1] - 1 - rw)
         out = c if groups == 1 else c % c_out
-        value = padded[b, place[0], place[1], channel]
-        return te.sum(value * kernel[mirrored[0], mirrored[1], channel, out], axis=[rh, rw, rc])
+        places = zip(spans, (h, w), taps, strict=True)
+        (y, row), (x, column) = (each.indices(place, tap) for each, place, tap in places)
+        value = padded[b, y, x, channel] * kernel[row, column, channel, out]
+        return te.sum(value, axis=[*taps, rc])
 
-    return te.compute((n, height, width, c_out * groups), element, name="conv2d_transpose_nhwc")
+    shape = (n, *(each.extent for each in spans), c_out * groups)
+    return te.compute(shape, element, name="conv2d_transpose_nhwc")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Span:
+    """What a transposed convolution does along one axis."""
+
+    extent: int  # of the result
+    stride: int
+    cut: int  # results that padding removes at the beginning
+    n_taps: int  # elements of the kernel that meet a result
+    before: int  # zeros before the data
+    after: int  # zeros behind the data
+
+    @classmethod
+    def of(cls, n: int, reach: int, stride: int, *, padding: Sequence[int], more: int) -> _Span:
+        """Return the span of an axis with ``n`` values; the kernel's last element is ``reach``."""
+        first, last = padding
+        extent = (n - 1) * stride + reach + 1 - first - last + more
+        n_taps = -(-(reach + 1) // stride)
+        before = max(0, n_taps - 1 - first // stride)
+        after = max(0, (extent - 1 + first) // stride - (n - 1))
+        return cls(extent, stride, first, n_taps, before, after)
+
+    def indices(self, place: Any, tap: Any) -> tuple[Any, Any]:
+        """Return the indices of the padded data and of the kernel for a result."""
+        if self.stride == 1:
+            return place + (self.cut + self.before) - tap, tap
+        shifted = place + self.cut if self.cut else place
+        return shifted // self.stride + self.before - tap, shifted % self.stride + self.stride * tap
 
 
 def _for_float32(
