@@ -256,10 +256,12 @@ def _of_block(
         kernel = weight[:-2] if is_last else weight[2:]
         length = math.prod(block.reduction)
         n_inputs = max(1, length // math.prod(kernel))
+        spread = next((each for each in named.values() if "dilate" in each.name), None)
+        if kind == TRANSPOSED and spread is None:
+            n_inputs = block.reduction[-1]  # the others are the elements that meet a result
         if kind == CONVOLUTION and "group" in block.name:
             kind = DEPTHWISE if n_inputs == 1 else GROUPED
         shape = _channels_first(shape) if is_last else shape
-        spread = next((each for each in named.values() if "dilate" in each.name), None)
         skipped = 0.0
         if kind == TRANSPOSED and spread is not None:
             # The zeros between the values of the input are multiplied, too.

@@ -170,6 +170,14 @@ def test_a_packed_weight_of_a_transposed_convolution_is_found() -> None:
     # Three of four products are with a zero.
     assert own.flop == pytest.approx(flop / 4, rel=0.02)
     assert "unknown weights" in ort_work(node).words
+    # Without them, as it is prepared here.
+    each = block(
+        *("conv2d_transpose_nhwc", (1, 320, 320, 1), (1, 1, 24)),
+        *((1, 160, 160, 24), (2, 2, 24, 1)),
+    )
+    own = work_of_blocks("up", [each], "conv2d_transpose_nhwc", channels_last=True, flop=flop / 4)
+    assert own.signature == peer.signature
+    assert own.flop == flop / 4
 
 
 # Attention over 40 positions in 8 heads of 15 (PP-OCRv4, text recognition).
