@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tvm_adaptive import _tvm
+from tvm_adaptive._tvm import IRModule, relax
+from tvm_adaptive.models import compile_network, prepare, run_network
+from tvm_adaptive.models.affine import fold_affine
+from tvm_adaptive.models.network import network_of_relax
+from tvm_adaptive.tuning.target import resolve_target
+
+RNG = np.random.default_rng(0)
+SHAPE = (2, 4, 7, 6)
+
+
+def constant(*shape: int, positive: bool = False) -> Any:
+    values = RNG.standard_normal(shape).astype("float32")
+    return relax.const(np.abs(values) + 0.5 if positive else values)
+
+
+def module_of(build: Callable[[Any, Any], Any], shape: tuple[int, ...] = SHAPE) -> IRModule:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(shape, "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit_output(build(builder, x))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def norm(builder: Any, x: Any, n_channels: int, **options: Any) -> Any:
+    statistics = [constant(n_channels) for _ in range(3)]
+    variance = constant(n_channels, positive=True)
+    found = relax.op.nn.batch_norm(x, *statistics, variance, axis=1, **options)
+    return builder.emit(relax.TupleGetItem(builder.emit(found), 0))
+
+
+def conv(builder: Any, x: Any, **options: Any) -> Any:
+    kernel = constant(6, 4 // options.get("groups", 1), 3, 3)
+    return builder.emit(relax.op.nn.conv2d(x, kernel, **options))
+
+
+def transposed(builder: Any, x: Any, **options: Any) -> Any:
+    kernel = constant(4, 6 // options.get("groups", 1), 2, 2)
+    return builder.emit(relax.op.nn.conv2d_transpose(x, kernel, strides=2, **options))
+
+
+def product(builder: Any, x: Any, other: Any) -> Any:
+    return builder.emit(relax.op.multiply(x, other))
+
+
+def total(builder: Any, x: Any, other: Any) -> Any:
+    return builder.emit(relax.op.add(x, other))
+
+
+def operators(mod: IRModule) -> list[str]:
+    names = [str(each.value.op.name) for each in _tvm.bindings_of(mod["main"])]
+    return [name.removeprefix("relax.").removeprefix("nn.") for name in names]
+
+
+BIAS = (1, 6, 1, 1)
+CASES: dict[str, tuple[Callable[[Any, Any], Any], list[str]]] = {
+    "a normalisation after a convolution": (
+        lambda b, x: norm(b, conv(b, x), 6),
+        ["conv2d", "add"],
+    ),
+    "one without scale and centre": (
+        lambda b, x: norm(b, conv(b, x), 6, scale=False, center=False),
+        ["conv2d", "add"],
+    ),
+    "after a bias": (
+        lambda b, x: norm(b, total(b, conv(b, x), constant(*BIAS)), 6),
+        ["conv2d", "add"],
+    ),
+    "after groups": (lambda b, x: norm(b, conv(b, x, groups=2), 6), ["conv2d", "add"]),
+    "after a transposed convolution": (
+        lambda b, x: norm(b, total(b, transposed(b, x), constant(*BIAS)), 6),
+        ["conv2d_transpose", "add"],
+    ),
+    "after a transposed convolution of groups": (
+        lambda b, x: norm(b, transposed(b, x, groups=2), 6),
+        ["conv2d_transpose", "add"],
+    ),
+    "alone": (lambda b, x: norm(b, x, 4), ["multiply", "add"]),
+    "products and sums with numbers": (
+        lambda b, x: total(
+            b,
+            product(b, total(b, conv(b, x), constant(*BIAS)), relax.const(0.7, "float32")),
+            relax.const(0.3, "float32"),
+        ),
+        ["conv2d", "add"],
+    ),
+    "a number first": (
+        lambda b, x: b.emit(relax.op.multiply(relax.const(3.0, "float32"), conv(b, x))),
+        ["conv2d"],
+    ),
+    "differences and quotients": (
+        lambda b, x: b.emit(
+            relax.op.divide(
+                b.emit(relax.op.subtract(conv(b, x), constant(*BIAS))),
+                relax.const(7.0, "float32"),
+            )
+        ),
+        ["conv2d", "add"],
+    ),
+    "a hard swish, written out": (
+        lambda b, x: product(
+            b,
+            b.emit(
+                relax.op.divide(
+                    product(b, x, b.emit(relax.op.clip(total(b, x, constant()), 0, 6))),
+                    relax.const(6.0, "float32"),
+                )
+            ),
+            relax.const(1.5, "float32"),
+        ),
+        ["add", "clip", "multiply", "multiply"],
+    ),
+    "a factor that differs within a channel": (
+        lambda b, x: product(b, conv(b, x), constant(1, 1, 5, 4)),
+        ["conv2d", "multiply"],
+    ),
+    "a factor that widens": (lambda b, x: product(b, x, constant(3, 2, 4, 7, 6)), ["multiply"]),
+    "a factor for the last axis": (
+        lambda b, x: product(b, conv(b, x), constant(4)),
+        ["conv2d", "multiply"],
+    ),
+    "division of a constant": (
+        lambda b, x: b.emit(relax.op.divide(constant(positive=True), b.emit(relax.op.exp(x)))),
+        ["exp", "divide"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_folded_computes_the_same(case: str, compare: Callable[[IRModule], None]) -> None:
+    build, expected = CASES[case]
+    mod = module_of(build)
+    assert operators(fold_affine(mod)) == expected
+    compare(mod)
+
+
+@pytest.fixture
+def compare(monkeypatch: pytest.MonkeyPatch) -> Callable[[IRModule], None]:
+    """Return a check that folding changes no results, with a preparation that does not fold."""
+    preparation = sys.modules["tvm_adaptive.models.prepare"]
+    monkeypatch.setattr(preparation, "fold_affine", lambda mod: mod)
+    target = resolve_target("cpu")
+    x = RNG.standard_normal(SHAPE).astype("float32")
+
+    def run(mod: IRModule) -> Any:
+        prepared = prepare(network_of_relax("net", mod, {}), target)
+        return np.array(run_network(compile_network(prepared, None, target), [x])[0])
+
+    def check(mod: IRModule) -> None:
+        np.testing.assert_allclose(run(fold_affine(mod)), run(mod), rtol=1e-4, atol=1e-5)
+
+    return check
+
+
+def test_a_convolution_with_another_use_keeps_its_weights(
+    compare: Callable[[IRModule], None],
+) -> None:
+    def build(b: Any, x: Any) -> Any:
+        y = conv(b, x)
+        return total(b, norm(b, y, 6), y)
+
+    mod = module_of(build)
+    assert operators(fold_affine(mod)) == ["conv2d", "multiply", "add", "add"]
+    compare(mod)
+
+
+def test_a_sum_with_another_use_stays(compare: Callable[[IRModule], None]) -> None:
+    def build(b: Any, x: Any) -> Any:
+        y = total(b, conv(b, x), constant(*BIAS))
+        return total(b, product(b, y, relax.const(2.0, "float32")), y)
+
+    mod = module_of(build)
+    assert operators(fold_affine(mod)) == ["conv2d", "add", "multiply", "add"]
+    compare(mod)
+
+
+@pytest.mark.parametrize("divisor", [0.0, np.inf, np.nan])
+def test_a_quotient_without_a_reciprocal_stays(divisor: float) -> None:
+    mod = module_of(lambda b, x: b.emit(relax.op.divide(x, relax.const(divisor, "float32"))))
+    kept = "divide" if divisor != np.inf else "multiply"
+    assert operators(fold_affine(mod)) == [kept]
+
+
+def test_integers_stay() -> None:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((4,), "int32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit_output(relax.op.floor_divide(x, relax.const(2, "int32")))
+        builder.emit_func_output(y)
+    assert operators(fold_affine(builder.get())) == ["floor_divide"]

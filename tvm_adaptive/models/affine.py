@@ -1,0 +1,183 @@
+"""Products and sums with constants become part of the convolution before them.
+
+So do batch normalisations, which are such a product and sum in inference. Elsewhere, quotients
+become products, which are ten times cheaper, and neighbouring constants become one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_adaptive import _tvm
+from tvm_adaptive._tvm import Constant, IRModule, Sequential, handle, relax, relax_transform
+
+FloatArray = npt.NDArray[np.float64]
+
+_CONVOLUTION = "relax.nn.conv2d"
+_TRANSPOSED = "relax.nn.conv2d_transpose"
+_PRODUCTS = ("relax.multiply", "relax.divide")
+_SUMS = ("relax.add", "relax.subtract")
+
+
+def fold_affine(mod: IRModule) -> IRModule:
+    """Fold products and sums with constants, and batch normalisations with constant statistics.
+
+    Constants are computed in double precision. TVM folds only normalisations that directly
+    follow a convolution, and makes a difference, a quotient, a product and a sum of others.
+    """
+    t = relax_transform
+    rewriter = _Rewriter(mod)
+    main = rewriter.visit_expr(mod["main"])
+    mod = _tvm.with_main(rewriter.builder_.get(), main)
+    return Sequential([t.CanonicalizeBindings(), t.DeadCodeElimination()])(mod)
+
+
+def _uses_of(mod: IRModule) -> Counter[int]:
+    """Count the uses of each variable of ``main``, by its handle."""
+    found: Counter[int] = Counter()
+
+    def count(expression: Any) -> None:
+        if isinstance(expression, relax.Var):
+            found[handle(expression)] += 1
+
+    for binding in _tvm.bindings_of(mod["main"]):
+        relax.analysis.post_order_visit(binding.value, count)
+    relax.analysis.post_order_visit(mod["main"].body.body, count)
+    return found
+
+
+@_tvm.mutator
+class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
+    """Rewrites ``main``, binding by binding."""
+
+    def __init__(self, mod: IRModule) -> None:
+        super().__init__(mod)
+        self._uses = _uses_of(mod)
+        self._shared: set[int] = set()  # handles of new variables with several uses
+
+    def visit_var_binding_(self, binding: Any) -> None:
+        """Visit a binding, and note whether its new variable has several uses."""
+        super().visit_var_binding_(binding)
+        if self._uses[handle(binding.var)] > 1:
+            self._shared.add(handle(self.visit_expr(binding.var)))
+
+    def visit_call_(self, call: Any) -> Any:
+        """Rewrite a product or sum with a constant."""
+        call = super().visit_call_(call)
+        name = str(getattr(call.op, "name", ""))
+        if name not in _PRODUCTS + _SUMS or not _is_float(call):
+            return call
+        value, constant = call.args
+        if isinstance(value, Constant) and name in ("relax.multiply", "relax.add"):
+            value, constant = constant, value
+        # A constant that is larger than the value widens it.
+        if not (isinstance(constant, Constant) and _extents(call) == _extents(value) != []):
+            return call
+        number = _numbers(constant)
+        if name == "relax.divide":
+            with np.errstate(divide="ignore"):
+                number = 1.0 / number
+            if not np.isfinite(number).all():
+                return call
+        if name in _PRODUCTS:
+            return self._product(value, number)
+        return self._sum(value, -number if name == "relax.subtract" else number)
+
+    def visit_tuple_getitem_(self, item: Any) -> Any:
+        """Write the first result of a batch normalisation as a product and a sum."""
+        item = super().visit_tuple_getitem_(item)
+        norm = self._bound(item.tuple_value)
+        if item.index != 0 or str(getattr(norm.op, "name", "")) != "relax.nn.batch_norm":
+            return item
+        attrs, (data, *statistics) = norm.attrs, norm.args
+        if not all(isinstance(each, Constant) for each in statistics) or not _is_float(data):
+            return item
+        gamma, beta, mean, variance = map(_numbers, statistics)
+        scale = (gamma if attrs.scale else 1.0) / np.sqrt(variance + float(attrs.epsilon))
+        shift = (beta if attrs.center else 0.0) - mean * scale
+        shape = [1] * len(_extents(data))
+        shape[int(attrs.axis)] = -1
+        product = self.builder_.emit(self._product(data, scale.reshape(shape)))
+        return self._sum(product, shift.reshape(shape))
+
+    def _bound(self, value: Any) -> Any:
+        """Return the call that a variable stands for; the value itself without one."""
+        found = self.lookup_binding(value) if isinstance(value, relax.Var) else value
+        return found if isinstance(found, relax.Call) else value
+
+    def _own(self, value: Any, *names: str) -> Any | None:
+        """Return the call behind a variable that has no other use; None if it is another one."""
+        call = self._bound(value)
+        is_shared = isinstance(value, relax.Var) and handle(value) in self._shared
+        is_named = isinstance(call, relax.Call) and str(getattr(call.op, "name", "")) in names
+        return call if is_named and not is_shared else None
+
+    def _product(self, value: Any, factor: FloatArray) -> Any:
+        """Return an expression of a value times a constant."""
+        convolution = self._own(value, _CONVOLUTION, _TRANSPOSED)
+        scaled = None if convolution is None else _scaled(convolution, factor)
+        if scaled is not None:
+            return scaled
+        before = self._own(value, "relax.multiply", "relax.add")
+        if before is not None and isinstance(before.args[1], Constant):
+            inner, number = before.args[0], _numbers(before.args[1])
+            if str(before.op.name) == "relax.multiply":
+                return self._product(inner, number * factor)
+            # Elsewhere, that would be no operation less.
+            convolution = self._own(inner, _CONVOLUTION, _TRANSPOSED)
+            scaled = None if convolution is None else _scaled(convolution, factor)
+            if scaled is not None:
+                return self._sum(self.builder_.emit(scaled), number * factor)
+        return relax.op.multiply(value, _constant(factor, value))
+
+    def _sum(self, value: Any, addend: FloatArray) -> Any:
+        """Return an expression of a value plus a constant."""
+        before = self._own(value, "relax.add")
+        if before is not None and isinstance(before.args[1], Constant):
+            return self._sum(before.args[0], _numbers(before.args[1]) + addend)
+        return relax.op.add(value, _constant(addend, value))
+
+
+def _is_float(value: Any) -> bool:
+    return str(getattr(value.ty, "dtype", "")) in ("float32", "float64")
+
+
+def _extents(value: Any) -> list[int]:
+    """Return the shape of a tensor; that of a number if it is not known."""
+    return [int(each) for each in getattr(value.ty, "shape", None) or ()]
+
+
+def _numbers(constant: Any) -> FloatArray:
+    return np.asarray(_tvm.data_of_constant(constant).numpy(), dtype=np.float64)
+
+
+def _constant(numbers: FloatArray, like: Any) -> Any:
+    return relax.const(numbers.astype(str(like.ty.dtype)))
+
+
+def _scaled(call: Any, factor: FloatArray) -> Any | None:
+    """Return a convolution whose results are scaled; None if the factor differs in a channel."""
+    attrs, kernel = call.attrs, call.args[1]
+    layout, result = str(attrs.kernel_layout), str(attrs.out_layout)
+    if not isinstance(kernel, Constant) or sorted(layout) != sorted("OIHW") or "C" not in result:
+        return None
+    shape = (1,) * (len(result) - factor.ndim) + factor.shape
+    axis = result.index("C")
+    if any(extent != 1 for place, extent in enumerate(shape) if place != axis):
+        return None
+    per_channel = np.broadcast_to(factor.reshape(-1), _extents(call)[axis])
+    axes = [layout.index(each) for each in "IO"]
+    last = np.moveaxis(_numbers(kernel), axes, (-2, -1))
+    if str(call.op.name) == _CONVOLUTION:
+        found = last * per_channel
+    else:
+        # Of transposed convolutions, groups lie one after the other along the inputs.
+        n_groups = int(attrs.groups)
+        grouped = last.reshape(*last.shape[:-2], n_groups, -1, last.shape[-1])
+        found = (grouped * per_channel.reshape(n_groups, 1, -1)).reshape(last.shape)
+    weights = _constant(np.ascontiguousarray(np.moveaxis(found, (-2, -1), axes)), kernel)
+    return relax.Call(call.op, [call.args[0], weights], call.attrs, call.ty_args)
