@@ -9,8 +9,8 @@ import pytest
 
 from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import IRModule, relax
-from tvm_adaptive.models import compile_network, prepare, run_network
-from tvm_adaptive.models.affine import fold_affine
+from tvm_adaptive.models import call_counts, compile_network, prepare, run_network
+from tvm_adaptive.models.affine import fold_affine, with_numbers_as_data
 from tvm_adaptive.models.network import network_of_relax
 from tvm_adaptive.tuning.target import resolve_target
 
@@ -200,3 +200,32 @@ def test_integers_stay() -> None:
             y = builder.emit_output(relax.op.floor_divide(x, relax.const(2, "int32")))
         builder.emit_func_output(y)
     assert operators(fold_affine(builder.get())) == ["floor_divide"]
+
+
+def two_layers(b: Any, x: Any) -> Any:
+    """Return layers that differ in their weights, and in a factor and a number behind a clip."""
+    for factor, number in ((0.7, 0.2), (0.9, 0.4)):
+        y = b.emit(relax.op.nn.conv2d(x, constant(4, 4, 3, 3), padding=1))
+        y = b.emit(relax.op.clip(total(b, y, relax.const(3.0, "float32")), 0, 6))
+        y = product(b, y, relax.const(factor, "float32"))
+        x = total(b, y, relax.const(number, "float32"))
+    return x
+
+
+def test_layers_that_differ_in_numbers_are_one_function(
+    compare: Callable[[IRModule], None],
+) -> None:
+    mod = module_of(two_layers)
+    found = with_numbers_as_data(fold_affine(mod))
+    shapes = [
+        tuple(map(int, argument.ty.shape))
+        for each in _tvm.bindings_of(found["main"])
+        if str(each.value.op.name) in ("relax.multiply", "relax.add")
+        for argument in each.value.args[1:]
+    ]
+    # The 3 is in both layers.
+    assert shapes == [(), (1, 1, 1, 1), (1, 1, 1, 1)] * 2
+    prepared = prepare(network_of_relax("net", mod, {}), resolve_target("cpu"))
+    counts = call_counts(prepared.mod)
+    assert sorted(n for name, n in counts.items() if "conv2d" in name) == [2]
+    compare(mod)

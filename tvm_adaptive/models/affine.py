@@ -2,6 +2,9 @@
 
 So do batch normalisations, which are such a product and sum in inference. Elsewhere, quotients
 become products, which are ten times cheaper, and neighbouring constants become one.
+
+Numbers that training has found are different in each layer. As a number in its code, each would
+make a task of its own of a layer that is otherwise like others.
 """
 
 from __future__ import annotations
@@ -34,6 +37,53 @@ def fold_affine(mod: IRModule) -> IRModule:
     main = rewriter.visit_expr(mod["main"])
     mod = _tvm.with_main(rewriter.builder_.get(), main)
     return Sequential([t.CanonicalizeBindings(), t.DeadCodeElimination()])(mod)
+
+
+def with_numbers_as_data(mod: IRModule) -> IRModule:
+    """Pass numbers that only one product or sum has as tensors, so that layers are alike.
+
+    Numbers with a meaning, such as the 3 and 6 of a hard swish, are in many layers: they stay in
+    the code. Of 73 functions of PP-OCR's detector 63 are different this way, of 64 of its recogniser 57.
+    """
+    counts = Counter(
+        float(_numbers(argument))
+        for binding in _tvm.bindings_of(mod["main"])
+        for argument in _operands(binding.value)
+        if isinstance(argument, Constant) and not _extents(argument)
+    )
+    rewriter = _DataRewriter(mod, {number for number, n_uses in counts.items() if n_uses == 1})
+    main = rewriter.visit_expr(mod["main"])
+    return _tvm.with_main(rewriter.builder_.get(), main)
+
+
+def _operands(value: Any) -> list[Any]:
+    """Return the arguments of a product or sum of floating-point numbers; none of others."""
+    name = str(getattr(getattr(value, "op", None), "name", ""))
+    return list(value.args) if name in _PRODUCTS + _SUMS and _is_float(value) else []
+
+
+@_tvm.mutator
+class _DataRewriter(_tvm.PyExprMutator):  # type: ignore[misc]
+    """Makes tensors of some numbers."""
+
+    def __init__(self, mod: IRModule, numbers: set[float]) -> None:
+        super().__init__(mod)
+        self._numbers = numbers
+
+    def visit_call_(self, call: Any) -> Any:
+        """Replace the numbers in a product or sum with a tensor."""
+        call = super().visit_call_(call)
+        rank = max((len(_extents(each)) for each in _operands(call)), default=0)
+        if not rank:
+            return call
+        arguments = [self._as_data(each, rank) for each in call.args]
+        return relax.Call(call.op, arguments, call.attrs, call.ty_args)
+
+    def _as_data(self, argument: Any, rank: int) -> Any:
+        is_number = isinstance(argument, Constant) and not _extents(argument)
+        if not is_number or float(_numbers(argument)) not in self._numbers:
+            return argument
+        return _constant(_numbers(argument).reshape([1] * rank), argument)
 
 
 def _uses_of(mod: IRModule) -> Counter[int]:

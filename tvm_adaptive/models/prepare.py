@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import IRModule, PassContext, Sequential, Target, relax
 from tvm_adaptive.errors import InvalidOptionError, check_choices, summary_line
-from tvm_adaptive.models.affine import fold_affine
+from tvm_adaptive.models.affine import fold_affine, with_numbers_as_data
 from tvm_adaptive.models.folding import fold
 from tvm_adaptive.models.forms import Alternatives
 from tvm_adaptive.models.network import Network
@@ -178,7 +178,7 @@ def _lower(
     if layout == "NHWC":
         mod = split_clips(mod)
     with target, PassContext(opt_level=3):
-        mod = fold_affine(fold(mod))
+        mod = with_numbers_as_data(fold_affine(fold(mod)))
         # ConvertLayout ends the process when a weight is still an expression.
         mod = fold(Sequential(decompose)(mod))
         if layout == "NHWC":
