@@ -43,7 +43,7 @@ def with_numbers_as_data(mod: IRModule) -> IRModule:
     """Pass numbers that only one product or sum has as tensors, so that layers are alike.
 
     Numbers with a meaning, such as the 3 and 6 of a hard swish, are in many layers: they stay in
-    the code. Of 73 functions of PP-OCR's detector 63 are different this way, of 64 of its recogniser 57.
+    the code. PP-OCR's detector has 63 different functions this way instead of 73.
     """
     counts = Counter(
         float(_numbers(argument))
