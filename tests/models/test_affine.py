@@ -229,3 +229,16 @@ def test_layers_that_differ_in_numbers_are_one_function(
     counts = call_counts(prepared.mod)
     assert sorted(n for name, n in counts.items() if "conv2d" in name) == [2]
     compare(mod)
+
+
+def test_numbers_keep_their_type() -> None:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((2, 3), "float64"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(relax.op.multiply(x, relax.const(3.0, "float64")))
+            y = builder.emit_output(relax.op.divide(y, relax.const(6.0, "float64")))
+        builder.emit_func_output(y)
+    (binding,) = _tvm.bindings_of(fold_affine(builder.get())["main"])
+    number = binding.value.args[1]
+    assert (str(number.ty.dtype), float(_tvm.data_of_constant(number).numpy())) == ("float64", 0.5)

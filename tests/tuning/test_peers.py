@@ -178,4 +178,4 @@ def test_the_reserve_grows_with_the_frameworks() -> None:
     none, own, two = (rivals_reserve_sec(n, 5.0 * (n > 0), None) for n in range(3))
     assert 0.0 < none < own - 5.0 < two - 10.0
     assert rivals_reserve_sec(2, 5.0, 20.0) == pytest.approx(1.0)
-    assert set(PEERS) == {"ort", "openvino", "torch"}
+    assert set(PEERS) == {"ort", "openvino", "torch", "inductor"}

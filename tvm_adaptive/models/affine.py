@@ -206,7 +206,9 @@ def _numbers(constant: Any) -> FloatArray:
 
 
 def _constant(numbers: FloatArray, like: Any) -> Any:
-    return relax.const(numbers.astype(str(like.ty.dtype)))
+    # A single number would become one of float32.
+    dtype = str(like.ty.dtype)
+    return relax.const(np.asarray(numbers, dtype=dtype), dtype)
 
 
 def _scaled(call: Any, factor: FloatArray) -> Any | None:
