@@ -125,6 +125,14 @@ CASES: dict[str, tuple[Callable[[Any, Any], Any], list[str]]] = {
         lambda b, x: product(b, conv(b, x), constant(1, 1, 5, 4)),
         ["conv2d", "multiply"],
     ),
+    "factors along different axes": (
+        lambda b, x: product(b, product(b, x, constant(4, 1, 1)), constant(7, 6)),
+        ["multiply", "multiply"],
+    ),
+    "sums along different axes": (
+        lambda b, x: total(b, total(b, conv(b, x), constant(*BIAS)), constant(5, 4)),
+        ["conv2d", "add", "add"],
+    ),
     "a factor that widens": (lambda b, x: product(b, x, constant(3, 2, 4, 7, 6)), ["multiply"]),
     "a factor for the last axis": (
         lambda b, x: product(b, conv(b, x), constant(4)),

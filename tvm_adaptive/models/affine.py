@@ -175,7 +175,7 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         before = self._own(value, "relax.multiply", "relax.add")
         if before is not None and isinstance(before.args[1], Constant):
             inner, number = before.args[0], _numbers(before.args[1])
-            if str(before.op.name) == "relax.multiply":
+            if str(before.op.name) == "relax.multiply" and _fit(number, factor):
                 return self._product(inner, number * factor)
             # Elsewhere, that would be no operation less.
             convolution = self._own(inner, _CONVOLUTION, _TRANSPOSED)
@@ -188,8 +188,15 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         """Return an expression of a value plus a constant."""
         before = self._own(value, "relax.add")
         if before is not None and isinstance(before.args[1], Constant):
-            return self._sum(before.args[0], _numbers(before.args[1]) + addend)
+            number = _numbers(before.args[1])
+            if _fit(number, addend):
+                return self._sum(before.args[0], number + addend)
         return relax.op.add(value, _constant(addend, value))
+
+
+def _fit(a: FloatArray, b: FloatArray) -> bool:
+    """Say whether two constants become one that is no larger than both."""
+    return np.broadcast(a, b).size == max(a.size, b.size)
 
 
 def _is_float(value: Any) -> bool:
