@@ -9,6 +9,7 @@ small, and there are many of them.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from tvm.s_tir.meta_schedule.schedule_rule import PyScheduleRule
 from tvm_adaptive._tvm import (
     IRModule,
     Schedule,
+    ScheduleError,
     Target,
     TuneContext,
     buffer_of,
@@ -67,15 +69,16 @@ class VectorizedReduction(PyScheduleRule):  # type: ignore[misc]
         return VectorizedReduction()
 
     def apply(self, sch: Schedule, block: Any) -> list[Schedule]:
-        """Return the schedule, and its variants if the rule fits the block."""
+        """Return two variants if the rule fits the block, otherwise the schedule."""
         n_spatial = _fitting(sch, block)
         if not n_spatial:
             return [sch]
-        return [
-            sch,
-            _in_one_piece(sch.copy(), block, n_spatial),
-            _in_pieces(sch.copy(), block, n_spatial),
-        ]
+        found = []
+        for vary in (_in_one_piece, _in_pieces):
+            # Not every reduction can be divided.
+            with contextlib.suppress(ScheduleError):
+                found.append(vary(sch.copy(), block, n_spatial))
+        return found or [sch]
 
 
 def _fitting(sch: Schedule, reference: Any) -> int:
@@ -85,6 +88,8 @@ def _fitting(sch: Schedule, reference: Any) -> int:
     n_spatial = kinds.count(_SPATIAL)
     is_plain = kinds == [_SPATIAL] * n_spatial + [_REDUCTION] * (len(kinds) - n_spatial)
     if block.init is None or not is_plain or not 0 < n_spatial < len(kinds):
+        return 0
+    if len(block.writes) != 1:  # such as a maximum with its place
         return 0
     loops = sch.get_loops(reference)
     extents = [int(each.dom.extent) for each in block.iter_vars[:n_spatial]]
