@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks.peers", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("out", type=Path)
-    parser.add_argument("models", nargs="*", metavar="MODEL", help="default: all")
+    parser.add_argument("--models", nargs="+", metavar="MODEL", default=(), help="default: all")
     parser.add_argument("--budget", type=parse_duration, default=600.0, metavar="TIME")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--timings", type=parse_count, default=_TIMINGS)
