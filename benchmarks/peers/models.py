@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import importlib.util
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.zoo.catalog import Model, file_in_package
+
+if TYPE_CHECKING:  # PyTorch takes seconds to import
+    from benchmarks.zoo.modules import Made
 
 Shape = tuple[int, ...]
 
@@ -42,36 +46,35 @@ class PeerModel:
         return path
 
 
-def _exported(module: Callable[[], tuple[Any, tuple[Any, ...]]]) -> Callable[[Path], None]:
+def _exported(build: Callable[[], Made]) -> Callable[[Path], None]:
     def write(path: Path) -> None:
         import torch
 
-        from benchmarks.zoo.modules import enliven
-
         torch.manual_seed(0)
-        made, inputs = module()
-        made.eval()
-        enliven(made, inputs)
-        torch.export.save(torch.export.export(made, inputs), path)
+        made = build()
+        torch.export.save(torch.export.export(made.module, tuple(made.inputs.values())), path)
 
     return write
 
 
 def _image(package: str, name: str) -> PeerModel:
-    def module() -> tuple[Any, tuple[Any, ...]]:
-        import torch
+    def build() -> Made:
+        from benchmarks.zoo.modules import make
 
-        library = importlib.import_module(package)
-        if package == "timm":
-            made = library.create_model(name, pretrained=False)
-        else:
-            made = library.models.get_model(name, weights=None)
-        return made, (torch.randn(1, 3, 224, 224),)
+        return make(Model(package, name, (1, 3, 224, 224)))
 
-    return PeerModel(name, ".pt2", _exported(module))
+    return PeerModel(name, ".pt2", _exported(build))
 
 
-def _distilbert() -> tuple[Any, tuple[Any, ...]]:
+def _made(module: Any, **inputs: Any) -> Made:
+    """Return a new module in evaluation mode, with weights that all matter."""
+    from benchmarks.zoo.modules import Made, enliven
+
+    enliven(module.eval(), tuple(inputs.values()))
+    return Made(module, inputs, {})
+
+
+def _distilbert() -> Made:
     import torch
 
     from benchmarks.zoo.modules import Tensors
@@ -80,35 +83,33 @@ def _distilbert() -> tuple[Any, tuple[Any, ...]]:
     config = hf.DistilBertConfig()
     model = hf.DistilBertForSequenceClassification(config)
     words = torch.randint(0, config.vocab_size, (1, _WORDS))
-    names = ("input_ids", "attention_mask")
-    return Tensors(model, names, "logits"), (words, torch.ones_like(words))
+    module = Tensors(model, ("input_ids", "attention_mask"), "logits")
+    return _made(module, input_ids=words, attention_mask=torch.ones_like(words))
 
 
-def _wav2vec2() -> tuple[Any, tuple[Any, ...]]:
+def _wav2vec2() -> Made:
     import torch
 
     from benchmarks.zoo.modules import Tensors
 
     hf = importlib.import_module("transformers")
     model = hf.Wav2Vec2ForCTC(hf.Wav2Vec2Config(num_hidden_layers=2))
-    return Tensors(model, ("input_values",), "logits"), (torch.randn(1, _SAMPLES),)
+    module = Tensors(model, ("input_values",), "logits")
+    return _made(module, input_values=torch.randn(1, _SAMPLES))
 
 
-def _encoder() -> tuple[Any, tuple[Any, ...]]:
+def _encoder() -> Made:
     import torch
 
     from benchmarks.torch_models import TORCH_MODELS
 
     build, shape = TORCH_MODELS["transformer"]
-    return build(torch.nn), (torch.randn(shape),)
+    return _made(build(torch.nn), x=torch.randn(shape))
 
 
 def _file_of(package: str, file: str, name: str, **shapes: Shape) -> PeerModel:
     def write(path: Path) -> None:
-        spec = importlib.util.find_spec(package)
-        if spec is None or spec.origin is None:
-            raise ModuleNotFoundError(f"The model is part of {package}: pip install {package}")
-        shutil.copy(Path(spec.origin).parent / file, path)
+        shutil.copy(file_in_package(package, file), path)
 
     return PeerModel(name, Path(file).suffix, write, shapes)
 

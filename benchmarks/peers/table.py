@@ -9,16 +9,7 @@ from typing import Any
 
 from benchmarks.stats import geometric_mean
 from tvm_adaptive.models.frontend import PEERS
-from tvm_adaptive.tuning.outcome import Comparison
-
-
-@dataclasses.dataclass(frozen=True)
-class PeerRatio:
-    """How many times slower a framework is than the tuned library."""
-
-    ratio: float  # of the medians of all rounds
-    least: float  # of any round
-    most: float
+from tvm_adaptive.tuning.outcome import Comparison, PeerTiming
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +20,7 @@ class Row:
     budget_sec: float
     tuned_ms: float  # median of all rounds
     n_rounds: int
-    peers: Mapping[str, PeerRatio]
+    peers: Mapping[str, PeerTiming]  # all rounds together
     max_abs: float  # largest difference from the model's own framework
     agrees: bool
     error: str = ""
@@ -37,7 +28,7 @@ class Row:
     @property
     def best_ratio(self) -> float:
         """The ratio to the fastest framework."""
-        return min((each.ratio for each in self.peers.values()), default=0.0)
+        return min((each.speedup for each in self.peers.values()), default=0.0)
 
 
 def row_of(fields: Mapping[str, Any]) -> Row:
@@ -46,25 +37,21 @@ def row_of(fields: Mapping[str, Any]) -> Row:
     if "error" in fields:
         return Row(name, budget_sec, 0.0, 0, {}, 0.0, False, str(fields["error"]))
     comparisons = [Comparison.from_fields(each) for each in fields["timings"]]
-    rounds: dict[str, list[tuple[float, float]]] = {}
-    for comparison in comparisons:
-        for peer in comparison.peers:
-            pairs = zip(peer.secs, peer.tuned_secs, strict=True)
-            rounds.setdefault(peer.name, []).extend(pairs)
+    peers: dict[str, PeerTiming] = {}
+    for peer in (peer for comparison in comparisons for peer in comparison.peers):
+        peers[peer.name] = _together(peers[peer.name], peer) if peer.name in peers else peer
     tuned_secs = [sec for each in comparisons for sec in each.peers[0].tuned_secs]
     return Row(
         *(name, budget_sec, 1e3 * statistics.median(tuned_secs), len(tuned_secs)),
-        {peer: _ratio(pairs) for peer, pairs in rounds.items()},
+        peers,
         max(each.max_abs for each in comparisons),
         all(each.agree for each in comparisons),
     )
 
 
-def _ratio(pairs: Sequence[tuple[float, float]]) -> PeerRatio:
-    each = [peer_sec / tuned_sec for peer_sec, tuned_sec in pairs]
-    peer_secs, tuned_secs = zip(*pairs, strict=True)
-    ratio = statistics.median(peer_secs) / statistics.median(tuned_secs)
-    return PeerRatio(ratio, min(each), max(each))
+def _together(a: PeerTiming, b: PeerTiming) -> PeerTiming:
+    secs, tuned_secs = a.secs + b.secs, a.tuned_secs + b.tuned_secs
+    return dataclasses.replace(a, secs=secs, tuned_secs=tuned_secs)
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -93,5 +80,8 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def _cell(ratio: PeerRatio | None) -> str:
-    return "" if ratio is None else f"{ratio.ratio:.2f} ({ratio.least:.2f} to {ratio.most:.2f})"
+def _cell(peer: PeerTiming | None) -> str:
+    if peer is None:
+        return ""
+    each = [theirs / tuned for theirs, tuned in zip(peer.secs, peer.tuned_secs, strict=True)]
+    return f"{peer.speedup:.2f} ({min(each):.2f} to {max(each):.2f})"

@@ -8,6 +8,7 @@ same.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,14 @@ class Model:
     def key(self) -> str:
         """The name on the command line and in the table."""
         return f"{self.package}/{self.name}"
+
+
+def file_in_package(package: str, file: str) -> Path:
+    """Return the path of a package's file, without importing the package."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError(f"The model is part of {package}: pip install {package}")
+    return Path(spec.origin).parent / file
 
 
 def _image(package: str, name: str, size: int = 64, **options: Any) -> Model:

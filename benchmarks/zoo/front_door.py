@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import importlib.util
 import json
 import tempfile
 import time
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.zoo.catalog import FILE, Model
+from benchmarks.zoo.catalog import FILE, Model, file_in_package
 from tvm_adaptive._tvm import Target
 from tvm_adaptive.errors import AdaptiveError, summary_line
 from tvm_adaptive.models import (
@@ -78,10 +77,7 @@ def _version(model: Model) -> str:
 
 def _file(model: Model, way: str, folder: Path) -> tuple[Path, dict[str, tuple[int, ...]]]:
     if way == FILE:
-        spec = importlib.util.find_spec(model.package)
-        assert spec is not None
-        assert spec.origin is not None
-        return Path(spec.origin).parent / model.file, model.shapes
+        return file_in_package(model.package, model.file), model.shapes
     from benchmarks.zoo.modules import export, make
 
     return export(make(model), way, folder)
