@@ -26,10 +26,10 @@ from tvm_adaptive._tvm import (
     derived_object,
     handle,
     ms,
+    tirx,
 )
 
-# Of iterators in a block.
-_SPATIAL, _REDUCTION = 0, 2
+_SPATIAL, _REDUCTION = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
 # Values that are reduced side by side: MetaSchedule's largest vector, and the least that pays.
 _MOST_COLUMNS = 64
 _LEAST_COLUMNS = 8
@@ -112,19 +112,8 @@ def _is_streamed(region: Any, stays: list[Any]) -> bool:
     last = ranges[-1]
     if not (last.min.same_as(stays[-1]) and int(getattr(last.extent, "value", 0)) == 1):
         return False
-    used: list[Any] = []
-    for each in ranges:
-        _visit(each.min, used)
+    used = [var for each in ranges for var in tirx.analysis.undefined_vars(each.min)]
     return all(any(each.same_as(var) for var in used) for each in stays)
-
-
-def _visit(expression: Any, found: list[Any]) -> None:
-    """Add the variables of an index to a list."""
-    if hasattr(expression, "a"):
-        _visit(expression.a, found)
-        _visit(expression.b, found)
-    else:
-        found.append(expression)
 
 
 def _columns_of(extent: int) -> list[int]:

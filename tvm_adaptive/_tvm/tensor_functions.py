@@ -10,7 +10,6 @@ from tvm_adaptive._tvm import ForKind as Kind
 
 # TVM 0.26 has it among the functors.
 _renew_defs: Any = getattr(s_tir, "renew_defs", None) or tirx.stmt_functor.renew_defs
-_SPATIAL = 0  # of iterators
 _FREE_LAYOUTS = "layout_free_buffers"
 
 Access = tuple[Any, Sequence[Any]]  # a buffer, and the range of each index
@@ -64,7 +63,7 @@ def float_buffer(name: str, shape: Sequence[int]) -> Any:
 
 def spatial_iterator(name: str, extent: int) -> Any:
     """Return an iterator of a block."""
-    return tirx.IterVar(whole(extent), tirx.Var(name, "int64"), _SPATIAL)
+    return tirx.IterVar(whole(extent), tirx.Var(name, "int64"), tirx.IterVar.DataPar)
 
 
 def integer(value: int) -> Any:

@@ -17,8 +17,7 @@ from tvm_adaptive._tvm import (
     tirx,
 )
 
-# Of iterators in a block.
-_SPATIAL, _REDUCTION = 0, 2
+_SPATIAL, _REDUCTION = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
 KERNEL_SIZE = 3
 
 
@@ -38,11 +37,6 @@ class Convolution:
     def shape(self) -> tuple[int, ...]:
         """Batch, height, width, channels, then height and width of the result, and filters."""
         return (*extents_of(self.data), *extents_of(self.result)[1:])
-
-    @property
-    def key(self) -> tuple[int, ...]:
-        """What the convolution is, whatever follows it."""
-        return (*self.shape, *self.padding)
 
     @property
     def uses_data_again(self) -> bool:
@@ -131,7 +125,7 @@ def _padding_of(block: Any) -> tuple[Any, tuple[int, int], Any] | None:
     arguments = list(getattr(value, "args", ()))
     if len(arguments) == 3 and getattr(arguments[2], "value", None) == 0.0:
         value = arguments[1]
-    if not _is_load(value) or len(block.iter_vars) != 4 or len(value.indices) != 4:
+    if not is_load(value) or len(block.iter_vars) != 4 or len(value.indices) != 4:
         return None
     shifts = [
         _shift_of(index, each.var)
@@ -162,7 +156,7 @@ def _operands_of(block: Any) -> tuple[Any, Any, Any] | None:
     if not isinstance(product, tirx.Mul):
         return None
     data, kernel = product.a, product.b
-    if not (_is_load(data) and _is_load(kernel) and _is_dense(block, data, kernel)):
+    if not (is_load(data) and is_load(kernel) and _is_dense(block, data, kernel)):
         return None
     buffers = (_tvm.buffer_of(data), _tvm.buffer_of(kernel), _written(block))
     is_float = all(str(buffer.ty.dtype) == "float32" for buffer in buffers)
@@ -175,20 +169,22 @@ def _is_dense(block: Any, data: Any, kernel: Any) -> bool:
     sizes = [int(each.dom.extent) for each in block.iter_vars[4:6]]
     return (
         sizes == [KERNEL_SIZE] * 2
-        and _are(kernel.indices, (ry, rx, rc, k))
-        and _are(block.body.indices, (n, y, x, k))
+        and are(kernel.indices, (ry, rx, rc, k))
+        and are(block.body.indices, (n, y, x, k))
         and len(data.indices) == 4
-        and _are((data.indices[0], data.indices[3]), (n, rc))
+        and are((data.indices[0], data.indices[3]), (n, rc))
         and _is_sum(data.indices[1], y, ry)
         and _is_sum(data.indices[2], x, rx)
     )
 
 
-def _is_load(expression: Any) -> bool:
+def is_load(expression: Any) -> bool:
+    """Say whether an expression loads from a buffer."""
     return hasattr(expression, "indices")
 
 
-def _are(indices: Any, variables: Any) -> bool:
+def are(indices: Any, variables: Any) -> bool:
+    """Say whether indices are just these variables, in this order."""
     return len(indices) == len(variables) and all(
         index.same_as(variable) for index, variable in zip(indices, variables, strict=True)
     )

@@ -9,7 +9,7 @@ from typing import Any
 from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import IRModule, Schedule, handle, tirx
 from tvm_adaptive._tvm.tensor_functions import call_with
-from tvm_adaptive.models.forms.convolution import Convolution, extents_of
+from tvm_adaptive.models.forms.convolution import Convolution, are, extents_of, is_load
 
 # A longer expression, written once for each element of a tile, takes longer to compile than
 # a second pass over the results takes to run: an exponential is some hundred operations.
@@ -52,10 +52,10 @@ def epilogue_of(convolution: Convolution) -> Epilogue | None:
     is_elementwise = (
         block.init is None
         and len(block.iter_vars) == len(extents_of(convolution.result))
-        and _are(block.body.indices, iterators)
+        and are(block.body.indices, iterators)
         and extents_of(_tvm.buffer_of(block.body)) == extents_of(convolution.result)
         and all(
-            _are(load.indices, iterators)
+            are(load.indices, iterators)
             for load in loads
             if handle(_tvm.buffer_of(load)) == convolved
         )
@@ -76,14 +76,9 @@ def _convolved_in(convolution: Convolution, schedule: Schedule, blocks: Sequence
     return _tvm.buffer_of(schedule.get(blocks[-len(convolution.rest) - 1]).writes[0])
 
 
-def _are(indices: Sequence[Any], variables: Sequence[Any]) -> bool:
-    pairs = zip(indices, variables, strict=True)
-    return len(indices) == len(variables) and all(a.same_as(b) for a, b in pairs)
-
-
 def _parts(expression: Any) -> list[Any]:
     """Return the operands of an expression."""
-    if hasattr(expression, "indices"):
+    if is_load(expression):
         return list(expression.indices)
     if isinstance(expression, tirx.Select):
         return [expression.condition, expression.true_value, expression.false_value]
@@ -95,7 +90,7 @@ def _parts(expression: Any) -> list[Any]:
 
 
 def _loads(expression: Any) -> Iterator[Any]:
-    if hasattr(expression, "indices"):
+    if is_load(expression):
         yield expression
     for part in _parts(expression):
         yield from _loads(part)
@@ -109,7 +104,7 @@ def _rewritten(expression: Any, places: Mapping[int, Any], buffer: Any, value: A
     """Return an expression with other iterators, and a value in place of a buffer's loads."""
     if isinstance(expression, tirx.Var):
         return places[handle(expression)]
-    if hasattr(expression, "indices") and handle(_tvm.buffer_of(expression)) == handle(buffer):
+    if is_load(expression) and handle(_tvm.buffer_of(expression)) == handle(buffer):
         return value
     parts = [_rewritten(part, places, buffer, value) for part in _parts(expression)]
     return _with_parts(expression, parts) if parts else expression
@@ -117,7 +112,7 @@ def _rewritten(expression: Any, places: Mapping[int, Any], buffer: Any, value: A
 
 def _with_parts(expression: Any, parts: Sequence[Any]) -> Any:
     """Return an expression with other operands."""
-    if hasattr(expression, "indices"):
+    if is_load(expression):
         return _tvm.buffer_of(expression)[tuple(parts)]
     if hasattr(expression, "op"):
         return call_with(expression, parts)
