@@ -168,9 +168,7 @@ class _Span:
 
     def indices(self, place: Any, tap: Any) -> tuple[Any, Any]:
         """Return the indices of the padded data and of the kernel for a result."""
-        if self.stride == 1:
-            return place + (self.cut + self.before) - tap, tap
-        shifted = place + self.cut if self.cut else place
+        shifted = place + self.cut
         return shifted // self.stride + self.before - tap, shifted % self.stride + self.stride * tap
 
 
