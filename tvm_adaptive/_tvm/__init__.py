@@ -446,7 +446,7 @@ def contexts_of(
     *,
     reductions: bool = False,
 ) -> list[TuneContext]:
-    """Return one tuning context per task; ``reductions`` adds those of ``reduction_rule``."""
+    """Return one tuning context per task; ``reductions`` adds sketches, see ``reduction_rule``."""
     from tvm_adaptive._tvm.reduction_rule import space_generator_of  # needs this module
 
     targets = [each.target for each in tasks]

@@ -92,8 +92,9 @@ class Display:
 
 def describe(progress: RunProgress) -> str:
     """Return one line on a run: trials, errors, and the sum of its tasks."""
-    done = sum(math.isfinite(task.best_sec) for task in progress.used_tasks)
+    used = progress.used_tasks
+    done = sum(math.isfinite(task.best_sec) for task in used)
     text = f"{progress.n_trials} trials, {progress.n_errors} errors, "
-    if done < len(progress.used_tasks):
-        return text + f"{done} of {len(progress.used_tasks)} tasks timed, now {progress.current}"
+    if done < len(used):
+        return text + f"{done} of {len(used)} tasks timed, now {progress.current}"
     return text + f"sum of tasks {progress.weighted_sec * 1e3:.3f} ms, now {progress.current}"

@@ -50,7 +50,7 @@ class TaskOutcome:
 
     @property
     def checked(self) -> str:
-        """Where the outputs were checked: ``"play-off"``, ``"network"``, or ``"no"``."""
+        """Where outputs were checked: ``"play-off"``, ``"network"``, ``"no"``, ``"not used"``."""
         if not self.is_used:
             return "not used"
         return "play-off" if self.played_off else "network" if self.in_network else "no"
