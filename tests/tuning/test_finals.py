@@ -373,7 +373,7 @@ def test_what_there_is_no_time_to_check_stays_untuned(
         is_proven=is_proven,
         is_due=not is_proven,
     )
-    monkeypatch.setattr(finals, "finalists_of", lambda *_args: [mine])
+    monkeypatch.setattr(finals, "finalists_of", lambda *_args, **_options: [mine])
     budget = budget_with(left_sec, 100.0)
     reserve(budget, 10.0)
     nothing: Any = None
@@ -408,7 +408,6 @@ class Check:
         self.verdicts = list(verdicts)
         self.databases: list[list[float]] = []
         self.forms: dict[str, FormKey] = {}
-        self.losers: set[str] = set()  # tasks of which no record passes a play-off
 
     def check_functions(self, database: Any, mods: Sequence[Any]) -> list[Verdict]:
         records = database.get_all_tuning_records()
@@ -438,16 +437,13 @@ def decided(
     for number, (mod, times) in enumerate(zip(mods_of(len(secs)), secs, strict=True)):
         records = tuple(make_record(mod, TARGET, sec, i) for i, sec in enumerate(times, 1))
         mine.append(Finalists(mod, str(number), records, times[0] if times else 0.0))
-    monkeypatch.setattr(finals, "finalists_of", lambda *_args: mine)
+    monkeypatch.setattr(finals, "finalists_of", lambda *_args, **_options: mine)
 
     def play_off(records: Any, *_args: Any, task_name: str, **_parts: Any) -> FinalistReport:
         if not records:
             return FinalistReport(task_name, (), "no-record", 0.0)
         played.append(task_name)
         sec = float(records[0].run_secs[0])
-        if task_name in check.losers:
-            lost = Finalist(records[0], sec, sec, unchecked="", disqualified="wrong result")
-            return FinalistReport(task_name, (lost,), "lost", 1)
         return FinalistReport(task_name, (Finalist(records[0], sec, sec, unchecked=""),), "won", 1)
 
     monkeypatch.setattr(finals, "play_off", play_off)
@@ -547,23 +543,22 @@ def with_forms(check: Check) -> Check:
     return check
 
 
-def test_the_tasks_of_another_form_play_and_those_of_the_direct_one_are_left_out(
+def test_the_tasks_of_another_form_are_checked_and_those_of_the_direct_one_left_out(
     make_session: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session, check = session_with_check(make_session), with_forms(Check())
+    session, check = session_with_check(make_session), with_forms(Check("", ""))
     outcomes, final, played = decided(session, monkeypatch, check, [[5e-3], [1e-3], [2e-3]])
-    assert (final, sorted(played), check.databases) == ([1e-3, 2e-3], ["1", "2"], [])
-    assert [each.checked for each in outcomes] == ["not used", "play-off", "play-off"]
+    assert (final, played, check.databases) == ([1e-3, 2e-3], [], [[1e-3, 2e-3]])
+    assert [each.checked for each in outcomes] == ["not used", "network", "network"]
     assert [each.form for each in outcomes] == ["", "a", "a"]
 
 
 def test_where_a_task_of_another_form_loses_the_direct_one_is_deployed(
     make_session: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session, check = session_with_check(make_session), with_forms(Check())
-    check.losers = {"2"}
+    session, check = session_with_check(make_session), with_forms(Check("", "wrong result"))
     outcomes, final, played = decided(session, monkeypatch, check, [[5e-3], [1e-3], [2e-3]])
-    assert played[-1] == "0"
+    assert played == ["0"]
     assert [each.checked for each in outcomes] == ["play-off", "not used", "not used"]
     assert 5e-3 in final
 

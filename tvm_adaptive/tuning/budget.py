@@ -17,7 +17,6 @@ from tvm_adaptive.tuning.stakes import (
     plausible_gain,
     worth_playing,
 )
-from tvm_adaptive.values.forms import DIRECT
 
 # The next round is expected to take as long as the longest of this many: one slow task
 # must not make every later estimate pessimistic.
@@ -39,10 +38,10 @@ _MAX_SHARE = 0.5
 _DRAFT_SEC = 0.08
 # Compiling a draft takes so many times as long as compiling the function untuned.
 _DRAFT_FACTOR = 2.0
-# Closing the parts of the search, and reading the best records of each task.
-_CLOSING_SEC = 1.5
-# Builds of one candidate differ by as much with what else the machine does.
-_COMPILE_MARGIN = 1.3
+# Closing the parts of the search, and writing what was found.
+_CLOSING_SEC = 0.5
+# Reading the two best records of a task, and writing its winner.
+_CLOSING_TASK_SEC = 0.02
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,10 +216,7 @@ class Budget:
             # A task without trials is drafted.
             drafts_sec = (1.0 - share) * len(progress.used_tasks) * reserve.draft_sec
             playoff_sec = drafts_sec if has_gaps else self._worthy_playoffs_sec(progress)
-            # The untuned network does not call the functions of other forms. Most of them are
-            # small and have one candidate; products have a part of the play-offs above.
-            n_forms = sum(task.key.form != DIRECT for task in progress.used_tasks)
-            playoff_sec += _CLOSING_SEC + n_forms * LEAST_CHECK_SEC
+            playoff_sec += _CLOSING_SEC + len(progress.used_tasks) * _CLOSING_TASK_SEC
         self.reserve_sec = self._after_sec + playoff_sec
 
     def _worthy_playoffs_sec(self, progress: RunProgress) -> float:
@@ -279,9 +275,10 @@ def tuned_compile_sec(progress: RunProgress, default_sec: float) -> float:
     """Return the seconds that compiling the best candidate of each task takes, in one process.
 
     A task whose build was not timed takes as long as the others; ``default_sec`` if none was.
+    Builds of candidates, each with a linker and beside others, take a little longer than that.
     """
     tuned = [task for task in progress.used_tasks if math.isfinite(task.best_sec)]
     known = [task.build_sec for task in tuned if math.isfinite(task.build_sec)]
     if not known:
         return len(tuned) * default_sec
-    return _COMPILE_MARGIN * math.fsum(known) * len(tuned) / len(known)
+    return math.fsum(known) * len(tuned) / len(known)

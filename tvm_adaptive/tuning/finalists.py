@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from tvm_adaptive._tvm import (
@@ -25,7 +26,7 @@ from tvm_adaptive.database.run_database import RunDatabase
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.errors import StoreError
 from tvm_adaptive.runner.playoff.finalist import Finalist
-from tvm_adaptive.runner.playoff.modules import mean_sec, sane_records
+from tvm_adaptive.runner.playoff.modules import MAX_RECORDS, mean_sec, sane_records
 from tvm_adaptive.runner.playoff.playoff import MAX_PLAYOFF_BATCHES
 from tvm_adaptive.tuning.config import DEFAULT, FinishConfig
 from tvm_adaptive.tuning.session import Session
@@ -53,6 +54,12 @@ class Finalists:
     proven: Finalist | None = None
     # Whether ``proven`` suffices without another play-off: no unchecked record seems better.
     is_proven: bool = False
+    # Reads all records that a play-off may need; None if ``records`` has them.
+    read_all: Callable[[], Finalists] | None = None
+
+    def complete(self) -> Finalists:
+        """Return the finalists with all records that a play-off may need."""
+        return self if self.read_all is None else self.read_all()
 
     @property
     def is_due(self) -> bool:
@@ -95,16 +102,34 @@ class _Verdicts:
         return _Verdicts(winners[0] if winners else None, sound, lost)
 
 
-def finalists_of(session: Session, tasks: Sequence[ExtractedTask]) -> list[Finalists]:
-    """Return the finalists of a run's tasks; a store that fails is not used."""
-    return finalists_of_run(
+def finalists_of(
+    session: Session, tasks: Sequence[ExtractedTask], *, n_records: int | None = None
+) -> list[Finalists]:
+    """Return the finalists of a run's tasks; a store that fails is not used.
+
+    With ``n_records``, they have only so many at first: reading a record replays its schedule,
+    which takes 7 ms, and most tasks have no play-off.
+    """
+    recorded = RunDatabase(session.work_dir)
+    find = functools.partial(
+        finalists_of_run,
         session.work_dir,
         session.target,
-        tasks,
-        recorded=RunDatabase(session.work_dir),
+        recorded=recorded,
         finish=session.config.finish,
         store=session.store,
     )
+
+    def read_all(task: ExtractedTask) -> Finalists:
+        (found,) = find([task])
+        return found
+
+    if n_records is None:
+        return find(tasks)
+    return [
+        dataclasses.replace(each, read_all=functools.partial(read_all, task))
+        for each, task in zip(find(tasks, n_records=n_records), tasks, strict=True)
+    ]
 
 
 def finalists_of_run(
@@ -115,6 +140,7 @@ def finalists_of_run(
     recorded: Database | None = None,
     finish: FinishConfig = DEFAULT.finish,
     store: RecordStore | None = None,
+    n_records: int = MAX_RECORDS,
 ) -> list[Finalists]:
     """Return the finalists of a run's directory, also of one in progress or killed."""
     if recorded is None:
@@ -130,7 +156,8 @@ def finalists_of_run(
             except StoreError as error:
                 logger.warning("%s What it knows is not used.", error)
                 store = None
-        records = _in_order(recorded, mod, target, known, finish)
+        n_most = finish.n_qualifiers + MAX_PLAYOFF_BATCHES * finish.top_k
+        records = _in_order(recorded, mod, target, known, min(n_most, n_records))
         found.append(_finalists(task, records, known))
     return found
 
@@ -168,13 +195,14 @@ def _finalists(task: ExtractedTask, records: list[TuningRecord], known: _Verdict
 
 
 def _in_order(
-    recorded: Database, mod: IRModule, target: Target, known: _Verdicts, finish: FinishConfig
+    recorded: Database, mod: IRModule, target: Target, known: _Verdicts, n_records: int
 ) -> list[TuningRecord]:
-    """Return as many records as a play-off may need, in the order to try them."""
-    left: Iterable[TuningRecord] = sane_records(recorded, mod, target)
-    if known.disqualified:  # nearly never, as above
+    """Return the best records, so many of this run, in the order to try them."""
+    n_lost = len(known.disqualified)
+    left: Iterable[TuningRecord] = sane_records(recorded, mod, target, n_records + n_lost)
+    if n_lost:  # nearly never, as above
         left = (each for each in left if _key_of(each) not in known.disqualified)
-    found = list(itertools.islice(left, finish.n_qualifiers + MAX_PLAYOFF_BATCHES * finish.top_k))
+    found = list(itertools.islice(left, n_records))
     if known.winner is not None:
         least_sec = SELECTION_BIAS * known.winner.final_sec()
         n_before = sum(mean_sec(record) < least_sec for record in found)

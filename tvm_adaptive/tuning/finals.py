@@ -67,6 +67,8 @@ _LEAST_LIMIT_SEC = 5.0
 # An untuned function may run so long also when the budget is spent: without it, nothing
 # of the task can be checked, and its search was useless.
 _LEAST_REFERENCE_SEC = 30.0
+# Of a task's records, what its stake follows from: the best two.
+_N_STAKED = 2
 # A play-off that ended like this does not say whether a record of the task is sound.
 _UNDECIDED = ("not-held", "no-time", "no-reference", "error")
 
@@ -122,7 +124,8 @@ def decide(
     written before anything of it is used.
     """
     budget = session.budget
-    choice = FormChoice.of(finalists_of(session, tasks), check.forms)
+    n_records = _N_STAKED if budget.checks_network else None
+    choice = FormChoice.of(finalists_of(session, tasks, n_records=n_records), check.forms)
     finalists = choice.finalists
     if budget.checks_network and not budget.interrupted:
         _add_drafts(session, contexts, choice, progress, draft)
@@ -135,10 +138,7 @@ def decide(
         budget.release_playoffs(1.0)
         worthy = budget.worthy([each.stake for each in finalists], budget.spare_sec)
         most_secs = {each.index: each.most_sec for each in worthy}
-        # The check within the network has no other forms to compare with.
-        for index in choice.of_other_forms:
-            most_secs[index] = math.inf
-        held = {index: finalists[index] for index in most_secs}
+        held = {index: finalists[index].complete() for index in most_secs}
     with contextlib.closing(VerdictRecorder(session)) as recorder:
         with session.stage("play-off"):
             reports |= _hold_playoffs(session, held, recorder, most_secs)
@@ -193,7 +193,7 @@ def _hold_direct(
     """Hold the play-offs of direct forms where another one did not pass; return what is used."""
     left = choice.without_unchecked(reports)
     held = {
-        index: left.finalists[index]
+        index: left.finalists[index].complete()
         for index, was_used in enumerate(choice.used)
         if left.used[index] and not was_used
     }
@@ -231,7 +231,7 @@ def _check_others(
         lost = [each for each in reports[index].finalists if each.disqualified]
         reports[index] = report.with_lost(lost)
     failed = {
-        index: mine.without(reports[index].finalists)
+        index: mine.complete().without(reports[index].finalists)
         for index, mine in left.items()
         if reports[index].winner is None
     }

@@ -11,7 +11,6 @@ import os
 import statistics
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -30,6 +29,7 @@ from tvm_adaptive.errors import (
     ImportMismatchError,
     InvalidOptionError,
     MachineError,
+    OutOfTimeError,
     WorkerError,
     as_invalid_option,
     summary_line,
@@ -49,7 +49,7 @@ from tvm_adaptive.models.compare_calls import ComparedCalls
 from tvm_adaptive.models.compile import device_kind, export_module, schedule_network
 from tvm_adaptive.models.frontend import peer_names
 from tvm_adaptive.models.network import Original
-from tvm_adaptive.models.prepare import output_counts
+from tvm_adaptive.models.prepare import in_fastest_forms, output_counts
 from tvm_adaptive.models.run import time_exported
 from tvm_adaptive.models.weights import save_module
 from tvm_adaptive.tuning.build_check import compare_builds, tolerances
@@ -64,15 +64,15 @@ from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.peers import Rivals, rivals_reserve_sec
 from tvm_adaptive.tuning.session import RunContext
 from tvm_adaptive.tuning.source_of_difference import source_of_difference
+from tvm_adaptive.tuning.untuned_build import UntunedBuild
 from tvm_adaptive.values.agreement import outputs_problem
 from tvm_adaptive.values.forms import NO_FORM
 from tvm_adaptive.values.trace_json import without_flags
-from tvm_adaptive.workers.pool import Outcome, Step, WorkerPool
 from tvm_adaptive.workers.scratch import ScratchFolder
 
 # Nobody runs an untuned network that takes longer; with loading it.
 _SLOW_RUN_SEC = 10.0
-# Load the tuned network and run it once.
+# Load the tuned network and run it once, if loading the untuned one was not timed.
 _LOAD_SEC = 2.0
 # Two networks run in turns, and each output is compared: that takes as long again as the run.
 _CHECK_MARGIN = 2.0
@@ -106,15 +106,17 @@ class NetworkCheck(LibraryCheck):
         self._before: Measurement | None = None  # untuned
         self._expected: list[Any] | None = None  # the framework's outputs
         self._original_sec = 0.0
-        self._compiling: Future[Outcome | None] | None = None  # the untuned network
-        self._is_closed = False
+        self._compiling: UntunedBuild | None = None
         self._compile_sec = 0.0  # of the untuned functions, without writing the weights
+        self._load_sec = _LOAD_SEC
         self._path = context.work_dir / f"{network.name}{self._suffix}"
         # Under a name of its own until each function in it is checked.
         self._unchecked = context.work_dir / f"unchecked{self._suffix}"
         self._compiled: frozenset[str] = frozenset()  # the records in it
         # Kept until there is a tuned one: a run always ends with a library.
         self._untuned = context.work_dir / f"untuned{self._suffix}"
+        # Untuned, with convolutions in the forms of the tuned one.
+        self._reference = context.work_dir / f"reference{self._suffix}"
         has_file = network.original is not None and network.original.file is not None
         self._is_here = context.farm is None and self._device_kind == "cpu"
         self._has_rivals = has_file and self._is_here
@@ -132,7 +134,7 @@ class NetworkCheck(LibraryCheck):
     def _later_run_sec(self) -> float:
         n_peers = len(peer_names(self._context.config.peers)) + 1 if self._has_rivals else 0
         budget_sec = self._context.budget.seconds
-        return _LOAD_SEC + rivals_reserve_sec(n_peers, self._original_sec, budget_sec)
+        return self._load_sec + rivals_reserve_sec(n_peers, self._original_sec, budget_sec)
 
     @property
     def _has_reference(self) -> bool:
@@ -150,28 +152,52 @@ class NetworkCheck(LibraryCheck):
         is_here = self._context.farm is None and self._device_kind == "cpu"
         if self._before is None or not is_here:
             return None
-        run_sec = self._before.latency_sec
-        return _LOAD_SEC + _CHECK_MARGIN * (0.0 if math.isnan(run_sec) else run_sec)
+        run_sec = 0.0 if math.isnan(self._before.latency_sec) else self._before.latency_sec
+        reference_sec = self._build_sec if self.forms else 0.0
+        return self._load_sec + reference_sec + _CHECK_MARGIN * run_sec
 
     def check_functions(self, database: Database, mods: Sequence[IRModule]) -> list[Verdict]:
         """Compile with a database, and check the functions of ``mods``, which are not tuned."""
-        with self._context.stage("compile"):
-            if not self._compile(database, self._unchecked):
-                return [Verdict()] * len(mods)
-            self._compiled = frozenset(map(_key_of, database.get_all_tuning_records()))
-        with self._context.stage("check"):
+        context = self._context
+        prepared = in_fastest_forms(self._prepared, database, context.target)
+        with contextlib.ExitStack() as stack:
+            build = None
+            if prepared.mod is not self._prepared.mod:
+                # The untuned network does not call the functions of other forms.
+                build = UntunedBuild(context, prepared, self._reference)
+                stack.callback(build.close)
+            with context.stage("compile"):
+                if not self._compile(database, self._unchecked):
+                    return [Verdict()] * len(mods)
+                self._compiled = frozenset(map(_key_of, database.get_all_tuning_records()))
+                try:
+                    reference = self._untuned if build is None else self._built(build)
+                except WorkerError as error:
+                    return self._nothing_known(mods, error)
+        with context.stage("check"):
             try:
-                found = self._compare_functions()
+                found = self._compare_functions(prepared.mod, reference)
             except WorkerError as error:
-                self._context.journal.write("error", where="network check", message=str(error))
-                return [Verdict()] * len(mods)
+                return self._nothing_known(mods, error)
         return [self._verdict(mod, found) for mod in mods]
 
-    def _compare_functions(self) -> ComparedCalls:
-        """Compare the functions of the untuned and of the tuned library."""
-        mod, rtol = self._prepared.mod, self._context.config.finish.rtol
-        n_outputs = output_counts(mod)
-        builds = (str(self._untuned), str(self._unchecked)), self._inputs, self._device_kind
+    def _built(self, build: UntunedBuild) -> Path:
+        """Wait for the reference of another form."""
+        outcome = build.result()
+        if outcome is None:
+            raise OutOfTimeError("the run was interrupted")
+        if outcome.error is not None:
+            raise outcome.error
+        return self._reference
+
+    def _nothing_known(self, mods: Sequence[IRModule], error: WorkerError) -> list[Verdict]:
+        self._context.journal.write("error", where="network check", message=str(error))
+        return [Verdict()] * len(mods)
+
+    def _compare_functions(self, mod: IRModule, reference: Path) -> ComparedCalls:
+        """Compare the functions of the tuned library with those of an untuned one."""
+        rtol, n_outputs = self._context.config.finish.rtol, output_counts(mod)
+        builds = (str(reference), str(self._unchecked)), self._inputs, self._device_kind
         start_sec = time.perf_counter()
         found = compare_builds(
             self._context,
@@ -204,40 +230,24 @@ class NetworkCheck(LibraryCheck):
     @functools.cached_property
     def _functions(self) -> dict[str, list[str]]:
         """The names of the functions of each task, by its workload's key."""
+        mod, alternatives = self._prepared.mod, self._prepared.alternatives
+        functions = {name: mod[name] for name in output_counts(mod)}
+        if alternatives is not None:
+            functions |= alternatives.functions
         found: dict[str, list[str]] = {}
-        for name in output_counts(self._prepared.mod):
-            key = workload_key(normalize_mod(self._prepared.mod[name]))
-            found.setdefault(key, []).append(name)
+        for name, function in functions.items():
+            found.setdefault(workload_key(normalize_mod(function)), []).append(name)
         return found
 
     def begin_untuned(self) -> None:
         """Start to compile the network without tuning; ``measure_untuned`` waits for it."""
-        context = self._context
         with as_invalid_option(f"TVM cannot compile {self._prepared.name}"):
-            mod, coverage = schedule_network(self._prepared, None, context.target)
-            folder = ScratchFolder("network", context.work_dir)
-            save_module(mod, folder.path)
-        self._set_coverage(coverage)
-        thread = ThreadPoolExecutor(1, "untuned")
-        self._compiling = thread.submit(self._compile_untuned, folder)
-        thread.shutdown(wait=False)  # it ends with the compilation
-
-    def _compile_untuned(self, folder: ScratchFolder) -> Outcome | None:
-        """Compile in a worker of its own, which one thread uses and ends; None if stopped."""
-        task = (str(folder.path), save_json(self._context.target), str(self._untuned))
-        step = Step("compiling", export_module, task, math.inf)
-
-        def is_over() -> bool:
-            return self._is_closed or self._context.budget.interrupted
-
-        with folder, contextlib.closing(WorkerPool(1, server=self._context.server)) as pool:
-            outcomes = dict(pool.stream([pool.plan_of(step)], is_over=is_over))
-            return outcomes.get(0)
+            self._compiling = UntunedBuild(self._context, self._prepared, self._untuned)
+        self._set_coverage(self._compiling.coverage)
 
     def __exit__(self, *exception: object) -> None:
-        self._is_closed = True
-        if self._compiling is not None:  # before the fork server is closed
-            wait([self._compiling])
+        if self._compiling is not None:
+            self._compiling.close()
         super().__exit__(*exception)
 
     def measure_untuned(self) -> None:
@@ -288,10 +298,13 @@ class NetworkCheck(LibraryCheck):
             late = self._report_slow
         run = functools.partial(try_exported, min_seconds=0.0 if self._has_reference else 0.5)
         task = (str(self._untuned), self._inputs, self._device_kind)
+        start_sec = time.perf_counter()
         found = self._run(run, task, self._untuned, most_sec, late)
         if found is None:
             return None
         outputs, latency_sec = found
+        # The worker has also started TVM, and the network has run once more to be timed.
+        self._load_sec = max(0.0, time.perf_counter() - start_sec - latency_sec)
         return Measurement(outputs, latency_sec if latency_sec > 0 else math.nan)
 
     def _report_slow(self, most_sec: float) -> None:
@@ -355,7 +368,7 @@ class NetworkCheck(LibraryCheck):
 
     def _remove_others(self) -> None:
         """Remove the libraries beside the result."""
-        for path in (self._untuned, self._unchecked):
+        for path in (self._untuned, self._unchecked, self._reference):
             path.unlink(missing_ok=True)
 
     def _compare_tuned(self, path: Path) -> Comparison | None:

@@ -1,0 +1,52 @@
+"""Compile a network without tuning, in a worker of its own, beside what the run does meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+
+from tvm_adaptive._tvm import save_json
+from tvm_adaptive.models import Prepared
+from tvm_adaptive.models.compile import export_module, schedule_network
+from tvm_adaptive.models.weights import save_module
+from tvm_adaptive.tuning.session import RunContext
+from tvm_adaptive.workers.pool import Outcome, Step, WorkerPool
+from tvm_adaptive.workers.scratch import ScratchFolder
+
+
+class UntunedBuild:
+    """The compilation of a network without tuning; it begins at once, and is to be closed."""
+
+    def __init__(self, context: RunContext, prepared: Prepared, path: Path) -> None:
+        self._context = context
+        self._path = path
+        self._is_closed = False
+        mod, self.coverage = schedule_network(prepared, None, context.target)
+        folder = ScratchFolder("network", context.work_dir)
+        save_module(mod, folder.path)
+        thread = ThreadPoolExecutor(1, path.stem)
+        self._compiling = thread.submit(self._compile, folder)
+        thread.shutdown(wait=False)  # it ends with the compilation
+
+    def _compile(self, folder: ScratchFolder) -> Outcome | None:
+        """Compile in a worker, which one thread uses and ends; None if stopped."""
+        task = (str(folder.path), save_json(self._context.target), str(self._path))
+        step = Step("compiling", export_module, task, math.inf)
+
+        def is_over() -> bool:
+            return self._is_closed or self._context.budget.interrupted
+
+        with folder, contextlib.closing(WorkerPool(1, server=self._context.server)) as pool:
+            outcomes = dict(pool.stream([pool.plan_of(step)], is_over=is_over))
+            return outcomes.get(0)
+
+    def result(self) -> Outcome | None:
+        """Wait for the seconds of the compilation without the weights; None if it was stopped."""
+        return self._compiling.result()
+
+    def close(self) -> None:
+        """Stop the compilation, before the fork server is closed."""
+        self._is_closed = True
+        wait([self._compiling])
