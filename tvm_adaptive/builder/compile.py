@@ -22,6 +22,7 @@ from tvm_adaptive._tvm import (
     load_own_json,
     load_param_dict,
     tar,
+    without_argument_checks,
 )
 from tvm_adaptive.models.prefetch import follow_hints
 
@@ -72,7 +73,8 @@ def build_candidate(mod: IRModule, target: Target, params: dict[str, Tensor] | N
     del params
     # A compiled network rewrites its weights' layout once, ahead of all runs.
     packed = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(mod)
-    return build_tir(follow_hints(packed), target=target)
+    with without_argument_checks():
+        return build_tir(follow_hints(packed), target=target)
 
 
 def link_shared(output: str, objects: Sequence[str] | str, options: Any = None, **_: Any) -> None:
