@@ -30,7 +30,7 @@ class PeerModel:
 
     name: str
     suffix: str
-    write: Callable[[Path], None]  # makes the file
+    write: Callable[[Path], object]  # makes the file
     shapes: Mapping[str, Shape] = dataclasses.field(
         default_factory=dict
     )  # of inputs whose shapes are open
@@ -112,6 +112,11 @@ def _file_of(package: str, file: str, name: str, **shapes: Shape) -> PeerModel:
         shutil.copy(file_in_package(package, file), path)
 
     return PeerModel(name, Path(file).suffix, write, shapes)
+
+
+def model_of_file(path: Path) -> PeerModel:
+    """Return a file as a model; its shapes must be fixed."""
+    return PeerModel(path.stem, path.suffix, lambda copy: Path(shutil.copy(path, copy)))
 
 
 _RAPIDOCR = "rapidocr_onnxruntime"

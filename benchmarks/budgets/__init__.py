@@ -1,0 +1,1 @@
+"""What a network is worth after short and long budgets."""

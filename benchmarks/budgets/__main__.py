@@ -1,0 +1,191 @@
+"""Tune networks with short and long budgets, and time the libraries of each in turns.
+
+    python -m benchmarks.budgets runs/budgets --budgets 30s 60s --reference 10m --seeds 0 1 2
+    python -m benchmarks.budgets runs/budgets --table
+
+Each run is a command of its own without a record store, and its budget includes everything. The
+reference has the first seed only. Then all libraries of a network are loaded, each in a process
+that has tuned nothing, and timed in turns. Killed, the same command goes on where it was.
+``--table`` prints the table of what is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.machine import describe_machine
+from benchmarks.peers.__main__ import tune
+from benchmarks.peers.models import MODELS, PeerModel, model_of_file
+from benchmarks.stats import geometric_mean
+from tvm_adaptive.cli.arguments import parse_count, parse_duration
+from tvm_adaptive.models.frontend import load
+from tvm_adaptive.models.run import time_exported
+from tvm_adaptive.tuning.target import n_cores_of, resolve_target
+from tvm_adaptive.workers.cores import thread_env
+from tvm_adaptive.workers.fork_server import ForkServer
+from tvm_adaptive.workers.pool import WorkerPool
+
+ROWS_FILE = "rows.jsonl"
+# An odd number, whose median is one of them.
+_ROUNDS = 15
+# Some twenty inferences of a network of 10 ms.
+_TURN_SEC = 0.2
+# Of one turn; the first one also starts a process and loads the library.
+_TURN_LIMIT_SEC = 120.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run of one network."""
+
+    budget_sec: float
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Name in folders and rows."""
+        return f"{self.budget_sec:g}s-{self.seed}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.budgets", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--models", nargs="+", metavar="MODEL", default=(), help="names or files")
+    parser.add_argument("--budgets", nargs="+", type=parse_duration, default=[30.0, 60.0])
+    parser.add_argument("--reference", type=parse_duration, default=600.0, metavar="TIME")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--rounds", type=parse_count, default=_ROUNDS)
+    parser.add_argument("--table", action="store_true", help="print the table, run nothing")
+    options = parser.parse_args(arguments)
+    rows = read_rows(options.out / ROWS_FILE)
+    if not options.table:
+        by_name = {each.name: each for each in MODELS}
+        for name in options.models or by_name:
+            model = by_name.get(name) or model_of_file(Path(name))
+            row = row_of_model(model, options)
+            options.out.mkdir(parents=True, exist_ok=True)
+            with open(options.out / ROWS_FILE, "a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+            rows[model.name] = row
+            print(table([row]), flush=True)
+    print(table(list(rows.values())))
+    return 0
+
+
+def read_rows(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the latest row of each network."""
+    if not path.exists():
+        return {}
+    rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    return {row["model"]: row for row in rows}
+
+
+def runs_of(options: argparse.Namespace) -> list[Run]:
+    """Return the runs of each network, the reference last."""
+    short = [Run(budget_sec, seed) for budget_sec in options.budgets for seed in options.seeds]
+    return [*short, Run(options.reference, options.seeds[0])]
+
+
+def row_of_model(model: PeerModel, options: argparse.Namespace) -> dict[str, Any]:
+    """Tune a network with each budget, time the libraries, and return the row of the file."""
+    path = model.file(options.out / "models")
+    libraries: dict[str, Path] = {}
+    for run in runs_of(options):
+        work_dir = options.out / f"{model.name}-{run.name}"
+        found = library_of(work_dir)
+        if found is None:
+            settings = argparse.Namespace(seed=run.seed, budget=run.budget_sec)
+            tune(model, path, work_dir, settings)
+            found = library_of(work_dir)
+        if found is None:
+            raise OSError(f"{work_dir} has no library; see its journal")
+        libraries[run.name] = found
+    return {
+        "model": model.name,
+        "reference": runs_of(options)[-1].name,
+        "unix_sec": round(time.time()),
+        "machine": describe_machine(),
+        "secs": time_in_turns(libraries, path, model.shapes, options.rounds),
+    }
+
+
+def library_of(work_dir: Path) -> Path | None:
+    """Return the library of a finished run."""
+    journal = work_dir / "journal.jsonl"
+    if not journal.exists():
+        return None
+    *_, last = journal.read_text(encoding="utf-8").splitlines()
+    return next(work_dir.glob("*.so"), None) if json.loads(last)["event"] == "end" else None
+
+
+def time_in_turns(
+    libraries: Mapping[str, Path], path: Path, shapes: Mapping[str, Sequence[int]], n_rounds: int
+) -> dict[str, list[float]]:
+    """Return the seconds of an inference of each library in each round, each in a process."""
+    inputs = load(str(path), shapes).inputs(0)
+    env = thread_env(n_cores_of(resolve_target("cpu")))
+    secs: dict[str, list[float]] = {name: [] for name in libraries}
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(contextlib.closing(ForkServer()))
+        pools = {
+            name: stack.enter_context(contextlib.closing(WorkerPool(1, env=env, server=server)))
+            for name in libraries
+        }
+        for number in range(n_rounds + 1):  # the first one loads the libraries
+            # In another order in each round: none always comes after the same one.
+            order = np.random.default_rng(number).permutation(list(libraries))
+            for name in map(str, order):
+                task = (str(libraries[name]), inputs, "cpu", _TURN_SEC)
+                (outcome,) = pools[name].map(time_exported, [task], _TURN_LIMIT_SEC)
+                if outcome.error is not None:
+                    raise outcome.error
+                if number:
+                    secs[name].append(outcome.value)
+    return secs
+
+
+def ratios_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return how many times as long as the reference each run takes: paired medians."""
+    reference = row["secs"][row["reference"]]
+    return {
+        name: statistics.median(a / b for a, b in zip(secs, reference, strict=True))
+        for name, secs in row["secs"].items()
+    }
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table in Markdown; above 1, a run is slower than the reference."""
+    names = list(dict.fromkeys(name for row in rows for name in row["secs"]))
+    lines = [f"| network | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    columns: dict[str, list[float]] = {name: [] for name in names}
+    for row in rows:
+        ratios = ratios_of(row)
+        cells = []
+        for name in names:
+            if name == row["reference"]:
+                cells.append(f"{1e3 * statistics.median(row['secs'][name]):.3g} ms")
+            else:
+                cells.append(f"{ratios[name]:.2f}" if name in ratios else "")
+                columns[name] += [ratios[name]] if name in ratios else []
+        lines.append(f"| {row['model']} | {' | '.join(cells)} |")
+    for what, of in (("geometric mean", geometric_mean), ("worst", max)):
+        cells = [f"{of(columns[name]):.2f}" if columns[name] else "" for name in names]
+        lines.append(f"| *{what}* | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

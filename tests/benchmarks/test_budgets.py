@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.budgets import __main__ as command
+from benchmarks.peers.models import model_of_file
+
+SECS = {"30s-0": [3e-3, 3e-3, 9e-3], "60s-0": [1e-3, 2e-3, 4e-3], "600s-0": [1e-3, 2e-3, 3e-3]}
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    return {"model": "net", "reference": "600s-0", "secs": SECS, **changes}
+
+
+def test_ratios_are_medians_of_pairs() -> None:
+    assert command.ratios_of(row()) == pytest.approx({"30s-0": 3.0, "60s-0": 1.0, "600s-0": 1.0})
+
+
+def test_the_table_has_the_mean_and_the_worst_of_each_budget() -> None:
+    slow = {**SECS, "30s-0": [12e-3, 24e-3, 36e-3]}
+    text = command.table([row(), row(model="other", secs=slow)])
+    assert "| net | 3.00 | 1.00 | 2 ms |" in text
+    assert "| *geometric mean* | 6.00 | 1.00 |  |" in text
+    assert "| *worst* | 12.00 | 1.00 |  |" in text
+
+
+def test_only_what_is_not_finished_is_run_and_the_latest_row_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tuned = []
+
+    def tune(_model: Any, path: Path, work_dir: Path, options: argparse.Namespace) -> None:
+        assert path.read_text() == "a model"
+        tuned.append((options.budget, options.seed))
+        work_dir.mkdir()
+        (work_dir / "journal.jsonl").write_text(json.dumps({"event": "end"}) + "\n")
+        (work_dir / "net.so").touch()
+
+    def time_in_turns(libraries: dict[str, Path], *_rest: Any) -> dict[str, list[float]]:
+        return {name: [1e-3 * len(tuned)] for name in libraries}
+
+    monkeypatch.setattr(command, "tune", tune)
+    monkeypatch.setattr(command, "time_in_turns", time_in_turns)
+    model = tmp_path / "net.onnx"
+    model.write_text("a model")
+    out = tmp_path / "out"
+    arguments = [str(out), "--models", str(model), "--budgets", "30s", "--reference", "1m"]
+    command.main([*arguments, "--seeds", "0", "1"])
+    assert tuned == [(30.0, 0), (30.0, 1), (60.0, 0)]
+    command.main([*arguments, "--seeds", "0", "1", "2"])
+    assert tuned[3:] == [(30.0, 2)]
+    capsys.readouterr()
+    command.main([str(out), "--table"])
+    assert "| net | 1.00 | 1.00 | 1.00 | 4 ms |" in capsys.readouterr().out
+
+
+def test_a_run_without_its_end_has_no_library(tmp_path: Path) -> None:
+    assert command.library_of(tmp_path) is None
+    (tmp_path / "net.so").touch()
+    (tmp_path / "journal.jsonl").write_text(json.dumps({"event": "round"}) + "\n")
+    assert command.library_of(tmp_path) is None
+
+
+def test_a_file_is_a_model_under_its_own_name(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    path.write_text("a model")
+    model = model_of_file(path)
+    assert model.file(tmp_path / "copies") == tmp_path / "copies" / "net.onnx"
