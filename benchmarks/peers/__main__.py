@@ -26,7 +26,7 @@ from benchmarks.peers.table import row_of, table
 from tvm_adaptive.cli.arguments import parse_count, parse_duration
 from tvm_adaptive.cli.console import EXIT_BAD_RESULT, EXIT_OK
 from tvm_adaptive.models.frontend import PEERS
-from tvm_adaptive.tuning.deploy import SUMMARY_FILE
+from tvm_adaptive.tuning.manifest import MANIFEST_FILE
 
 ROWS_FILE = "rows.jsonl"
 # Each compiles the network anew: where its memory lies also counts.
@@ -111,7 +111,7 @@ def tune(
 def timing(work_dir: Path, deployed: Path) -> dict[str, Any]:
     """Compile a run's records to a library; return how it compares with the peers."""
     run(["apply", str(work_dir), "--out", str(deployed)], _GRACE_SEC)
-    found = json.loads((deployed / SUMMARY_FILE).read_text(encoding="utf-8"))["comparison"]
+    found = json.loads((deployed / MANIFEST_FILE).read_text(encoding="utf-8"))["comparison"]
     if found is None:
         raise OSError("the deployed library was not timed")
     comparison: dict[str, Any] = found

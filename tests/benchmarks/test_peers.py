@@ -11,7 +11,7 @@ import pytest
 from benchmarks.peers import __main__ as command
 from benchmarks.peers.models import MODELS
 from benchmarks.peers.table import row_of, table
-from tvm_adaptive.tuning.deploy import SUMMARY_FILE
+from tvm_adaptive.tuning.manifest import MANIFEST_FILE
 from tvm_adaptive.tuning.outcome import Comparison, PeerTiming
 
 
@@ -62,7 +62,7 @@ class Commands:
             out = Path(arguments[arguments.index("--out") + 1])
             out.mkdir(parents=True, exist_ok=True)
             found = {"comparison": comparison([1e-3], [2e-3])}
-            (out / SUMMARY_FILE).write_text(json.dumps(found))
+            (out / MANIFEST_FILE).write_text(json.dumps(found))
         return subprocess.CompletedProcess(command, self.code, "", "a line\nthe reason")
 
 

@@ -44,6 +44,7 @@ def run(options: argparse.Namespace) -> int:
         lines += comparison_lines(applied.comparison)
     lines.append(f"coverage      {applied.coverage}")
     lines.append(f"library       {applied.library}")
+    lines.append(f"manifest      {applied.manifest}")
     lines += [f"example       {path}" for path in applied.examples]
     with unless_closed():
         console = PlainConsole(file=sys.stdout)

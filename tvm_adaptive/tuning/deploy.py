@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import string
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from tvm_adaptive._tvm import FFI_VERSION, TVM_VERSION, ExtractedTask, args_info_of
+from tvm_adaptive._tvm import FFI_VERSION, TVM_VERSION, ExtractedTask
+from tvm_adaptive._tvm.runtime_files import runtime_libraries
 from tvm_adaptive.database.store import open_store
 from tvm_adaptive.errors import InvalidOptionError, WorkerError, check_choices
-from tvm_adaptive.measure_callback.journal import JOURNAL_FILE, finite
+from tvm_adaptive.measure_callback.journal import JOURNAL_FILE
 from tvm_adaptive.models import Network, TIRWorkload
 from tvm_adaptive.models.compile import device_kind
 from tvm_adaptive.models.frontend import Sample, load
@@ -23,6 +23,14 @@ from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.config import DEFAULT, TuneConfig
 from tvm_adaptive.tuning.finalists import Finalists, finalists_of_run, finalists_of_store
 from tvm_adaptive.tuning.finals import checked_database
+from tvm_adaptive.tuning.manifest import (
+    MANIFEST_FILE,
+    Interface,
+    features_of,
+    interface_of,
+    write_manifest,
+)
+from tvm_adaptive.tuning.native import filled, is_supported, write_programs
 from tvm_adaptive.tuning.network_check import tasks_and_check
 from tvm_adaptive.tuning.observer import Observer
 from tvm_adaptive.tuning.outcome import Comparison
@@ -32,8 +40,7 @@ from tvm_adaptive.tuning.session import RunContext, check_disk_space, interrupts
 from tvm_adaptive.tuning.target import TargetLike, describe_target, farm_of, resolve_target
 from tvm_adaptive.workers.environment import Environment
 
-SUMMARY_FILE = "summary.json"
-_TEMPLATES = Path(__file__).with_name("templates")
+_FORMER_SUMMARY_FILE = "summary.json"
 # The events of compiling and checking. Not a run's journal: nothing was tuned here.
 APPLY_FILE = "apply.jsonl"
 
@@ -44,8 +51,9 @@ class Applied:
 
     what: str
     target: str
-    out_dir: Path  # holds everything below, and a summary as JSON
+    out_dir: Path  # holds everything below
     library: Path
+    manifest: Path  # what the library takes, returns and needs, and how it was checked
     examples: tuple[Path, ...]  # programs that load the library and run it once
     coverage: str  # which functions run with a tuned schedule, in words
     # With the untuned model; None when one of the two could not be run.
@@ -186,73 +194,60 @@ def _compiled(
             f"No record of {model.name} passed its check and could be compiled; "
             f"{context.journal.path} says why. Tune it for longer."
         )
-    applied = Applied(
+    interface, features = interface_of(model), features_of(context)
+    runtime = runtime_libraries(library) if _runs_in_c(context, interface) else []
+    examples = [_write_python_example(context, interface, library)]
+    if runtime:
+        examples += write_programs(context, interface, library, features, runtime)
+    manifest = write_manifest(
+        context.work_dir / MANIFEST_FILE,
+        model.name,
+        library.name,
+        context.target,
+        interface,
+        cpu_features=list(features),
+        runtime_libraries=[path.name for path in runtime],
+        coverage=check.coverage,
+        functions=check.covered,
+        comparison=comparison,
+    )
+    # What earlier versions wrote there says the same of another library.
+    (context.work_dir / _FORMER_SUMMARY_FILE).unlink(missing_ok=True)
+    return Applied(
         what=model.name,
         target=describe_target(context.target),
         out_dir=context.work_dir,
         library=library,
-        examples=_write_examples(context, model, library),
+        manifest=manifest,
+        examples=tuple(examples),
         coverage=check.coverage,
         comparison=comparison,
     )
-    _write_summary(applied)
-    return applied
 
 
-def _write_examples(
-    context: RunContext, model: Network | TIRWorkload, library: Path
-) -> tuple[Path, ...]:
-    """Write programs that load a library and run it once, with TVM's runtime alone."""
-    device = device_kind(context.target)
-    if isinstance(model, Network):
-        kind = "network"
-        arguments = [
-            (name, shape, model.input_dtypes[name]) for name, shape in model.input_shapes.items()
-        ]
-    else:
-        kind = "function"
-        arguments = [
-            (f"buffer_{place}", tuple(int(n) for n in info.shape), str(info.dtype))
-            for place, info in enumerate(args_info_of(model.mod))
-        ]
+def _runs_in_c(context: RunContext, interface: Interface) -> bool:
+    """Say whether C programs are written: for networks on CPUs, with TVM's files for Linux."""
+    if interface.buffers or device_kind(context.target) != "cpu" or sys.platform != "linux":
+        return False
+    if not is_supported(interface):
+        context.observer.note(
+            "no C program is written: the sizes of the outputs are not known before they are "
+            "computed, or a type is unknown to NumPy"
+        )
+        return False
+    return True
+
+
+def _write_python_example(context: RunContext, interface: Interface, library: Path) -> Path:
+    arguments = interface.inputs or interface.buffers
     values = {
         "library": library.name,
-        "arguments": "\n".join(f"    {argument!r}," for argument in arguments),
-        "device": device,
+        "arguments": "\n".join(f"    {dataclasses.astuple(each)!r}," for each in arguments),
+        "device": device_kind(context.target),
         # A library runs with the version that made it.
         "pins": f"apache-tvm=={TVM_VERSION} apache-tvm-ffi=={FFI_VERSION}",
     }
-    texts = {"example.py": _filled(f"{kind}.py", values)}
-    if (kind, device) == ("network", "cpu"):
-        texts["example.cc"] = cpp_example(library.name, arguments)
-    for name, text in texts.items():
-        (context.work_dir / name).write_text(text, encoding="utf-8")
-    return tuple(context.work_dir / name for name in texts)
-
-
-def cpp_example(library: str, arguments: Sequence[tuple[str, Sequence[int], str]]) -> str:
-    """Return a C++ program that runs a network on the CPU, by its inputs' shapes and dtypes."""
-    lines = [
-        f'      Zeros({{{", ".join(str(extent) for extent in shape)}}}, "{dtype}")'
-        for _, shape, dtype in arguments
-    ]
-    return _filled("network.cc", {"library": library, "arguments": ",\n".join(lines)})
-
-
-def _filled(name: str, values: Mapping[str, str]) -> str:
-    text = (_TEMPLATES / f"{name}.template").read_text(encoding="utf-8")
-    return string.Template(text).substitute(values)
-
-
-def _write_summary(applied: Applied) -> None:
-    fields: dict[str, Any] = {
-        "what": applied.what,
-        "target": applied.target,
-        "library": applied.library.name,
-        "coverage": applied.coverage,
-        "comparison": applied.comparison and dataclasses.asdict(applied.comparison),
-        "tvm": TVM_VERSION,
-        "tvm_ffi": FFI_VERSION,
-    }
-    path = applied.out_dir / SUMMARY_FILE
-    path.write_text(json.dumps(finite(fields), indent=2) + "\n", encoding="utf-8")
+    path = context.work_dir / "example.py"
+    text = filled("function.py" if interface.buffers else "network.py", values)
+    path.write_text(text, encoding="utf-8")
+    return path

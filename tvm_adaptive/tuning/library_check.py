@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tvm_adaptive._tvm import Database, ExtractedTask, IRModule, args_info_of, save_json
 from tvm_adaptive.errors import OUT_OF_TIME, OutOfTimeError, WorkerTimeoutError, summary_line
 from tvm_adaptive.models import largest_difference
-from tvm_adaptive.models.compile import device_kind, export_function, schedule_tir
+from tvm_adaptive.models.compile import Coverage, device_kind, export_function, schedule_tir
 from tvm_adaptive.models.run import try_function
 from tvm_adaptive.runner.rpc.leased_worker import LeasingPool
 from tvm_adaptive.tuning.outcome import Comparison
@@ -88,6 +88,7 @@ class LibraryCheck:
         self.library: Path | None = None  # of a network
         self.libraries: dict[str, Path] = {}  # of functions
         self.coverage = ""
+        self.covered = Coverage({}, {}, {})  # the same by the functions' names
         self.n_tuned = 0
         # The forms that functions belong to, by their names; see ``values.forms``.
         self.forms: Mapping[str, FormKey] = {}
@@ -246,10 +247,13 @@ class OperatorCheck(LibraryCheck):
             for task, path in compiled:
                 if path is not None:
                     self.libraries[str(task.task_name)] = self._linked(path)
-        self.n_tuned = sum(
-            path is not None and database.has_workload(task.dispatched[0])
-            for task, path in compiled
-        )
+        tuned: dict[str, int] = {}
+        fallback: dict[str, int] = {}
+        for task, path in compiled:
+            is_tuned = path is not None and database.has_workload(task.dispatched[0])
+            (tuned if is_tuned else fallback)[str(task.task_name)] = 1
+        self.covered = Coverage(tuned, fallback, failed={})
+        self.n_tuned = len(tuned)
         self.coverage = f"{self.n_tuned} of {len(self._tasks)} functions tuned"
         return self._compare(self._before, after)
 

@@ -455,6 +455,7 @@ class NetworkCheck(LibraryCheck):
 
     def _set_coverage(self, coverage: Coverage) -> None:
         self.coverage = coverage.summary()
+        self.covered = coverage
         self._tuned = set(coverage.tuned)
         self.n_tuned = len(coverage.tuned)
         self.uses_forms = any(self.forms.get(name, NO_FORM).form for name in coverage.tuned)

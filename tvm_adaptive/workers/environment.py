@@ -85,6 +85,15 @@ def processor_name(cpuinfo: Path = _CPUINFO) -> str:
     return f"{name} ({numbers})" if numbers else name
 
 
+def processor_flags(cpuinfo: Path = _CPUINFO) -> frozenset[str] | None:
+    """Return the instruction sets of this machine by Linux's names; None where it has no list."""
+    for line in text_of(cpuinfo, "replace").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in ("flags", "Features"):  # x86, Arm
+            return frozenset(value.split())
+    return None
+
+
 def _gpu_name(kind: str) -> str:
     """Return the name of the first device of a kind; empty where the driver gives none."""
     from tvm_adaptive._tvm import device

@@ -1,0 +1,290 @@
+/* Implements tvm_adaptive.h with the C API of TVM's runtime. */
+#define _POSIX_C_SOURCE 200809L
+#include "tvm_adaptive.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <tvm/ffi/c_api.h>
+#include <unistd.h>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
+
+enum {
+  kAlignment = 64, /* TVM's kernels read vectors from memory that begins on a cache line. */
+  kPooledAllocator = 2
+};
+
+struct tvm_adaptive_model {
+  const tvm_adaptive_description *description;
+  int n_threads;
+  TVMFFIAny library, machine, run; /* run: the machine's function main */
+  TVMFFIAny *inputs;               /* tensors whose memory each run reads */
+};
+
+/* Errors */
+
+static _Thread_local char error_text[1024];
+
+static int fail(const char *format, ...) {
+  va_list values;
+  va_start(values, format);
+  vsnprintf(error_text, sizeof error_text, format, values);
+  va_end(values);
+  return -1;
+}
+
+const char *tvm_adaptive_error(void) { return error_text; }
+
+/* What lies in an object of TVM behind its header. */
+static void *content_of(TVMFFIObjectHandle object) { return (char *)object + sizeof(TVMFFIObject); }
+
+static void release(TVMFFIAny *value) {
+  if (value->type_index >= kTVMFFIStaticObjectBegin) TVMFFIObjectDecRef(value->v_obj);
+  memset(value, 0, sizeof *value);
+}
+
+static int fail_as_tvm(const char *action) {
+  TVMFFIObjectHandle error = NULL;
+  TVMFFIErrorMoveFromRaised(&error);
+  if (error == NULL) return fail("%s: TVM gives no reason", action);
+  const TVMFFIByteArray *message = &((TVMFFIErrorCell *)content_of(error))->message;
+  fail("%s: %.*s", action, (int)message->size, message->data);
+  TVMFFIObjectDecRef(error);
+  return -1;
+}
+
+/* Calls of TVM's functions */
+
+static TVMFFIAny of_int(int64_t number) {
+  TVMFFIAny value = {.type_index = kTVMFFIInt};
+  value.v_int64 = number;
+  return value;
+}
+
+static TVMFFIAny of_text(const char *text) {
+  TVMFFIAny value = {.type_index = kTVMFFIRawStr};
+  value.v_c_str = text;
+  return value;
+}
+
+static int call(const TVMFFIAny *function, TVMFFIAny *args, int n_args, TVMFFIAny *result,
+                const char *action) {
+  memset(result, 0, sizeof *result);
+  if (TVMFFIFunctionCall(function->v_obj, args, n_args, result) != 0) return fail_as_tvm(action);
+  return 0;
+}
+
+static int call_global(const char *name, TVMFFIAny *args, int n_args, TVMFFIAny *result,
+                       const char *action) {
+  TVMFFIByteArray key = {name, strlen(name)};
+  TVMFFIAny function = {.type_index = kTVMFFIFunction};
+  TVMFFIObjectHandle found = NULL;
+  if (TVMFFIFunctionGetGlobal(&key, &found) != 0 || found == NULL)
+    return fail("%s: TVM's runtime has no function %s", action, name);
+  function.v_obj = found;
+  int status = call(&function, args, n_args, result, action);
+  release(&function);
+  return status;
+}
+
+static int function_of(const TVMFFIAny *module, const char *name, TVMFFIAny *function) {
+  TVMFFIAny args[] = {*module, of_text(name), {.type_index = kTVMFFIBool}};
+  if (call_global("ffi.ModuleGetFunction", args, 3, function, name) != 0) return -1;
+  if (function->type_index != kTVMFFIFunction) return fail("The library has no function %s", name);
+  return 0;
+}
+
+static int call_module(const TVMFFIAny *module, const char *name, TVMFFIAny *args, int n_args,
+                       TVMFFIAny *result, const char *action) {
+  TVMFFIAny function = {0};
+  int status = function_of(module, name, &function);
+  if (status == 0) status = call(&function, args, n_args, result, action);
+  release(&function);
+  return status;
+}
+
+/* The processor */
+
+static int has_feature(const tvm_adaptive_cpu_feature *feature) {
+#if defined(__x86_64__)
+  unsigned int regs[4] = {0}, xcr0 = 0, high = 0;
+  const unsigned int os_saves_registers = 1u << 27; /* OSXSAVE of leaf 1, ECX */
+  if (feature->xcr0 != 0) {
+    if (!__get_cpuid(1, &regs[0], &regs[1], &regs[2], &regs[3])) return 0;
+    if (!(regs[2] & os_saves_registers)) return 0;
+    __asm__ volatile("xgetbv" : "=a"(xcr0), "=d"(high) : "c"(0));
+    if ((xcr0 & feature->xcr0) != feature->xcr0) return 0;
+  }
+  if (!__get_cpuid_count(feature->leaf, feature->subleaf, &regs[0], &regs[1], &regs[2], &regs[3]))
+    return 0;
+  return regs[feature->reg] >> feature->bit & 1;
+#elif defined(__aarch64__)
+  return getauxval(feature->leaf) >> feature->bit & 1;
+#else
+  (void)feature;
+  return 1;
+#endif
+}
+
+static int check_processor(const tvm_adaptive_description *description) {
+  char missing[512] = "";
+  for (int i = 0; i < description->n_cpu_features; ++i) {
+    const char *name = description->cpu_features[i].name;
+    if (has_feature(&description->cpu_features[i])) continue;
+    if (strlen(missing) + strlen(name) + 2 > sizeof missing) break;
+    strcat(strcat(missing, " "), name);
+  }
+  if (missing[0] == '\0') return 0;
+  return fail("%s cannot run on this processor, which lacks%s; compile it for this one",
+              description->library, missing);
+}
+
+/* Threads */
+
+static int start_threads(tvm_adaptive_model *model, int n_threads) {
+  char text[16];
+  TVMFFIAny number = {0};
+  long n_processors = sysconf(_SC_NPROCESSORS_ONLN);
+  if (n_threads <= 0) n_threads = model->description->n_threads;
+  if (n_processors > 0 && n_threads > n_processors) n_threads = (int)n_processors;
+  snprintf(text, sizeof text, "%d", n_threads);
+  setenv("TVM_NUM_THREADS", text, 1);
+  if (call_global("runtime.NumThreads", NULL, 0, &number, "Threads could not be started") != 0)
+    return -1;
+  model->n_threads = (int)number.v_int64;
+  return 0;
+}
+
+/* Inputs and outputs */
+
+static void delete_input(DLManagedTensor *tensor) {
+  free(tensor->dl_tensor.data);
+  free(tensor);
+}
+
+static int new_input(const tvm_adaptive_tensor *info, TVMFFIAny *input) {
+  TVMFFIByteArray dtype = {info->dtype, strlen(info->dtype)};
+  size_t n_lines = (info->n_bytes + kAlignment - 1) / kAlignment + 1;
+  DLManagedTensor *tensor = calloc(1, sizeof *tensor);
+  void *data = aligned_alloc(kAlignment, n_lines * kAlignment);
+  TVMFFIObjectHandle made = NULL;
+  if (tensor == NULL || data == NULL) {
+    free(tensor);
+    free(data);
+    return fail("There is no memory for input %s", info->name);
+  }
+  tensor->deleter = delete_input;
+  tensor->dl_tensor.data = data;
+  tensor->dl_tensor.device.device_type = kDLCPU;
+  tensor->dl_tensor.ndim = info->n_dims;
+  tensor->dl_tensor.shape = (int64_t *)info->shape; /* only read */
+  if (TVMFFIDataTypeFromString(&dtype, &tensor->dl_tensor.dtype) != 0 ||
+      TVMFFITensorFromDLPack(tensor, kAlignment, 1, &made) != 0) {
+    delete_input(tensor);
+    return fail_as_tvm(info->name);
+  }
+  input->type_index = kTVMFFITensor;
+  input->v_obj = made;
+  return 0;
+}
+
+static int copy_output(const tvm_adaptive_tensor *info, const TVMFFIAny *output, void *to) {
+  if (output->type_index != kTVMFFITensor) return fail("Output %s is no tensor", info->name);
+  const DLTensor *tensor = content_of(output->v_obj);
+  size_t n_bytes = (size_t)(tensor->dtype.bits + 7) / 8 * tensor->dtype.lanes;
+  for (int i = 0; i < tensor->ndim; ++i) n_bytes *= (size_t)tensor->shape[i];
+  if (n_bytes != info->n_bytes)
+    return fail("Output %s has %zu bytes instead of %zu", info->name, n_bytes, info->n_bytes);
+  memcpy(to, (const char *)tensor->data + tensor->byte_offset, n_bytes);
+  return 0;
+}
+
+static int copy_outputs(const tvm_adaptive_description *description, const TVMFFIAny *result,
+                        void *const *outputs) {
+  const TVMFFIAny *each = result;
+  int n_outputs = 1;
+  if (result->type_index == kTVMFFIArray) {
+    const TVMFFISeqCell *array = content_of(result->v_obj);
+    each = array->data;
+    n_outputs = (int)array->size;
+  }
+  if (n_outputs != description->n_outputs)
+    return fail("The library has %d outputs instead of %d", n_outputs, description->n_outputs);
+  for (int i = 0; i < n_outputs; ++i)
+    if (copy_output(&description->outputs[i], &each[i], outputs[i]) != 0) return -1;
+  return 0;
+}
+
+/* The network */
+
+static int check_runtime(void) {
+  TVMFFIVersion found;
+  TVMFFIGetVersion(&found);
+  if (found.major == TVM_FFI_VERSION_MAJOR && found.minor == TVM_FFI_VERSION_MINOR) return 0;
+  return fail("libtvm_ffi.so is version %u.%u but this was compiled for %d.%d", found.major,
+              found.minor, TVM_FFI_VERSION_MAJOR, TVM_FFI_VERSION_MINOR);
+}
+
+static int load(tvm_adaptive_model *model, const char *path, int n_threads) {
+  const tvm_adaptive_description *description = model->description;
+  TVMFFIAny file = of_text(path), ignored = {0};
+  TVMFFIAny on_cpu[] = {of_int(kDLCPU), of_int(0), of_int(kPooledAllocator)};
+  if (check_processor(description) != 0 || check_runtime() != 0) return -1;
+  if (start_threads(model, n_threads) != 0) return -1;
+  if (call_global("ffi.ModuleLoadFromFile", &file, 1, &model->library, path) != 0 ||
+      call_module(&model->library, "vm_load_executable", NULL, 0, &model->machine, path) != 0 ||
+      call_module(&model->machine, "vm_initialization", on_cpu, 3, &ignored, path) != 0)
+    return -1;
+  release(&ignored);
+  if (function_of(&model->machine, "main", &model->run) != 0) return -1;
+  model->inputs = calloc((size_t)description->n_inputs + 1, sizeof *model->inputs);
+  if (model->inputs == NULL) return fail("There is no memory for the inputs");
+  for (int i = 0; i < description->n_inputs; ++i)
+    if (new_input(&description->inputs[i], &model->inputs[i]) != 0) return -1;
+  return 0;
+}
+
+tvm_adaptive_model *tvm_adaptive_load(const tvm_adaptive_description *description,
+                                      const char *library, int n_threads) {
+  tvm_adaptive_model *model = calloc(1, sizeof *model);
+  if (model == NULL) {
+    fail("There is no memory for the network");
+    return NULL;
+  }
+  model->description = description;
+  if (load(model, library, n_threads) == 0) return model;
+  tvm_adaptive_free(model);
+  return NULL;
+}
+
+int tvm_adaptive_run(tvm_adaptive_model *model, const void *const *inputs, void *const *outputs) {
+  const tvm_adaptive_description *description = model->description;
+  TVMFFIAny result = {0};
+  for (int i = 0; i < description->n_inputs; ++i) {
+    const DLTensor *tensor = content_of(model->inputs[i].v_obj);
+    memcpy(tensor->data, inputs[i], description->inputs[i].n_bytes);
+  }
+  int status = call(&model->run, model->inputs, description->n_inputs, &result, "The network failed");
+  if (status == 0) status = copy_outputs(description, &result, outputs);
+  release(&result);
+  return status;
+}
+
+int tvm_adaptive_n_threads(const tvm_adaptive_model *model) { return model->n_threads; }
+
+void tvm_adaptive_free(tvm_adaptive_model *model) {
+  if (model == NULL) return;
+  for (int i = 0; model->inputs != NULL && i < model->description->n_inputs; ++i)
+    release(&model->inputs[i]);
+  free(model->inputs);
+  release(&model->run);
+  release(&model->machine);
+  release(&model->library);
+  free(model);
+}
