@@ -65,10 +65,14 @@ def run(tmp_path_factory):
     sys.modules.pop("perceptron", None)
 
 
-def example_says(path: Path, folder: Path) -> str:
+def run_example(path: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run a Python example as a user would, from elsewhere and without this package."""
     command = [sys.executable, "-c", f"import runpy; runpy.run_path({str(path)!r})"]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
+
+
+def example_says(path: Path, folder: Path) -> str:
+    result = run_example(path, folder)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -86,6 +90,20 @@ def test_a_run_becomes_a_library_with_examples(run, tmp_path, monkeypatch, capsy
     assert not (tmp_path / "out" / "summary.json").exists()
     check_manifest(json.loads((tmp_path / "out" / MANIFEST_FILE).read_text()))
     assert example_says(tmp_path / "out" / "example.py", tmp_path).startswith("(1, 16, 32) float32")
+    check_refusal(tmp_path / "out")
+
+
+def check_refusal(out: Path) -> None:
+    """Run the example where the processor lacks something."""
+    manifest = json.loads((out / MANIFEST_FILE).read_text())
+    manifest["cpu_features"]["avx1024"] = "avx1024f"
+    (out / MANIFEST_FILE).write_text(json.dumps(manifest))
+    result = run_example(out / "example.py", out)
+    # Only Linux lists what there is.
+    assert result.returncode == (1 if sys.platform == "linux" else 0)
+    if sys.platform == "linux":
+        (line,) = result.stderr.splitlines()
+        assert line == "perceptron-make.so cannot run on this processor, which lacks avx1024"
 
 
 def check_manifest(manifest: dict[str, Any]) -> None:

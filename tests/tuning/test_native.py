@@ -322,7 +322,7 @@ int main(void) {
     assert "none.so" in none
     assert "has no function vm_load_executable" in wrong
     assert fewer == "The library has 3 outputs instead of 1"
-    # The first call in a process decides.
+    # The first call in a thread decides.
     assert threads == ["1 threads"] * 3
 
 

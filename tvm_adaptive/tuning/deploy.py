@@ -205,7 +205,7 @@ def _compiled(
         library.name,
         context.target,
         interface,
-        cpu_features=list(features),
+        cpu_features=features,
         runtime_libraries=[path.name for path in runtime],
         coverage=check.coverage,
         functions=check.covered,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +119,7 @@ def write_manifest(
     target: Target,
     interface: Interface,
     *,
-    cpu_features: Sequence[str],
+    cpu_features: Mapping[str, CpuFeature],
     runtime_libraries: Sequence[str],
     coverage: str,
     functions: Coverage,
@@ -138,7 +138,7 @@ def write_manifest(
         "target_config": json.loads(str(target)),
         "architecture": architecture_of(target) if is_cpu else None,
         "mcpu": target.attrs.get("mcpu") and str(target.attrs["mcpu"]),
-        "cpu_features": cpu_features,
+        "cpu_features": {name: each.flag for name, each in cpu_features.items()},
         "n_threads": n_cores_of(target),
         "latency_sec": comparison and comparison.after_sec,
         "coverage": coverage,

@@ -50,8 +50,9 @@ typedef struct tvm_adaptive_model tvm_adaptive_model;
 /* Load a network from the path of its library; it must stay loaded with its description.
  *
  * n_threads: number of threads, the calling one included; 0: the number tuned for, or all
- * processors if there are fewer. The first call in a process decides. It sets the environment
- * variable TVM_NUM_THREADS, so make it before other threads read the environment.
+ * processors if there are fewer. Each thread that runs networks has threads of its own; how
+ * many is decided once, by its first call. The call sets the environment variable
+ * TVM_NUM_THREADS, so make it before other threads read the environment.
  *
  * Returns NULL on failure, also if this processor lacks an instruction set that is needed.
  */
