@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
 import tvm
@@ -31,9 +32,9 @@ def runtime_libraries(library: Path) -> list[Path]:
     """Return those of TVM's libraries that a library for the CPU needs to run."""
     folder = Path(tvm.__file__).parent / "lib"
     found = [folder / "libtvm_runtime.so"]
-    content = library.read_bytes()
-    if any(prefix in content for prefix in _EXTRA):
-        found.append(folder / "libtvm_runtime_extra.so")
+    with library.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+        if any(content.find(prefix) >= 0 for prefix in _EXTRA):
+            found.append(folder / "libtvm_runtime_extra.so")
     return [*found, Path(tvm_ffi.__file__).parent / "lib" / "libtvm_ffi.so"]
 
 
