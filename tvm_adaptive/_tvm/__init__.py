@@ -214,11 +214,18 @@ def te_workload_names() -> list[str]:
     return sorted(workloads.CONFIGS)
 
 
-def te_workload(name: str) -> IRModule:
-    """Return the first shape of a testing workload as a module with one function, main."""
+def te_workload(name: str, size: int = 0) -> IRModule:
+    """Return a testing workload's size of this index as a module with one function, main."""
     from tvm.s_tir.meta_schedule.testing import te_workload as workloads
 
-    return IRModule({"main": workloads.create_te_workload(name, 0)})
+    return IRModule({"main": workloads.create_te_workload(name, size)})
+
+
+def n_te_sizes(name: str) -> int:
+    """Return how many sizes a testing workload has."""
+    from tvm.s_tir.meta_schedule.testing import te_workload as workloads
+
+    return len(workloads.CONFIGS[name][1])
 
 
 def load_own_json(text: str) -> Any:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.models.conftest import constant_only_calls
+from tvm_adaptive._tvm import args_info_of, workload_key
 from tvm_adaptive.cli import main
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models import (
@@ -148,6 +149,17 @@ def test_operators_load_by_name(name):
     workload = load_workload(f"te:{name}")
     assert isinstance(workload, TIRWorkload)
     assert [variable.name_hint for variable in workload.mod.get_global_vars()] == ["main"]
+
+
+def test_operators_have_several_sizes():
+    first, default, third = (load_workload(f"te:GMM{size}").mod for size in (":0", "", ":2"))
+    assert workload_key(first) == workload_key(default) != workload_key(third)
+    assert [int(n) for n in args_info_of(third)[0].shape] == [1, 512, 512]
+    for size in ("9", "-1", "", "x"):
+        with pytest.raises(
+            InvalidOptionError, match=f"te:GMM has no size '{size}'; name one of 0 to 3"
+        ):
+            load_workload(f"te:GMM:{size}")
 
 
 @pytest.mark.parametrize("name", ["resnet19", "te:", "te:nothing", "C2D", ""])

@@ -5,7 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from tvm_adaptive._tvm import TVM_VERSION, IRModule, te_workload, te_workload_names
+from tvm_adaptive._tvm import (
+    TVM_VERSION,
+    IRModule,
+    n_te_sizes,
+    te_workload,
+    te_workload_names,
+)
 from tvm_adaptive.errors import InvalidOptionError, check_choices
 from tvm_adaptive.models.builtin.encoder import bert_base, transformer
 from tvm_adaptive.models.builtin.mobilenet import mobilenet_v2
@@ -37,12 +43,17 @@ class TIRWorkload:
 
 
 def load_workload(what: str) -> Network | TIRWorkload:
-    """Return a network or an operator by its name."""
+    """Return a network or an operator by its name; ``"te:GMM:2"`` is the third size of GMM."""
     if what in BUILTIN:
         return BUILTIN[what]()
-    check_choices("workload", what, [*BUILTIN, *(_TE + name for name in te_workload_names())])
+    name, colon, size = what.removeprefix(_TE).partition(":")
+    known = [*BUILTIN, *(_TE + each for each in te_workload_names())]
+    check_choices("workload", _TE + name if what.startswith(_TE) else what, known)
+    if colon and size not in map(str, range(n_te_sizes(name))):
+        last = n_te_sizes(name) - 1
+        raise InvalidOptionError(f"{_TE}{name} has no size {size!r}; name one of 0 to {last}.")
     try:
-        return TIRWorkload(what, te_workload(what.removeprefix(_TE)))
+        return TIRWorkload(what, te_workload(name, int(size or 0)))
     except RuntimeError as error:  # the Winograd convolution uses what TVM has removed
         raise InvalidOptionError(
             f"TVM {TVM_VERSION} cannot build its own workload {what} ({error}); choose another."
