@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 from pathlib import Path
@@ -9,13 +10,15 @@ import pytest
 
 from benchmarks.starter import __main__ as making
 from benchmarks.starter.pack import SAMPLES_PER_TASK, pack
+from benchmarks.starter.without import write_without
 from benchmarks.starter.workloads import WORKLOADS, Workload
 from tests.tuning.test_prior_trials import trials
 from tvm_adaptive._tvm import IRModule, Target, anchor_of, te_workload, workload_key
+from tvm_adaptive.database.location import STARTER_FOLDER
 from tvm_adaptive.database.metaschedule import task_of
-from tvm_adaptive.database.starter_file import read_starter
+from tvm_adaptive.database.starter_file import read_starter, write_starter
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.models import BUILTIN
+from tvm_adaptive.models import BUILTIN, TIRWorkload, load_workload
 from tvm_adaptive.models.network import Network, network_of_relax
 from tvm_adaptive.models.prepare import extract, prepare
 from tvm_adaptive.workers.environment import Environment
@@ -143,3 +146,30 @@ def test_after_the_budget_no_workload_begins(
     monkeypatch.setattr(making.time, "monotonic", lambda: next(times))
     assert making.main([str(tmp_path), "--budget", "10s"]) == 1
     assert commands.names == [WORKLOADS[0].name]
+
+
+def test_a_workloads_own_records_can_be_left_out(tmp_path: Path) -> None:
+    name = "avx2-2.json.xz"
+    families = {"conv2d_nhwc", "conv2d_transpose_nhwc"}
+    header, tasks = read_starter(STARTER_FOLDER / name, families.__contains__)
+    own = load_workload("te:C2D")
+    assert isinstance(own, TIRWorkload)
+    same = dataclasses.replace(tasks[0], workload_key=workload_key(own.mod))
+    write_starter(tmp_path / name, header, [same, tasks[0], tasks[-1]])
+
+    def left(whole_family: bool) -> list[str]:
+        folder = write_without(
+            tmp_path, tmp_path / str(whole_family), own, whole_family=whole_family
+        )
+        found_header, found = read_starter(folder / name)
+        assert found_header == header
+        return [task.workload_key for task in found]
+
+    assert {tasks[0].family, tasks[-1].family} == families
+    assert left(whole_family=False) == [tasks[0].workload_key, tasks[-1].workload_key]
+    assert left(whole_family=True) == [tasks[-1].workload_key]
+
+
+def test_a_networks_records_are_not_left_out(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="resnet18 is a network"):
+        write_without(STARTER_FOLDER, tmp_path, load_workload("resnet18"), whole_family=True)

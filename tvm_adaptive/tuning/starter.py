@@ -125,9 +125,9 @@ def start_from(
     # By what the families of starter records are compared with.
     families: dict[str, set[str]] = {}
     for anchor in anchors:
-        families.setdefault(_without_operand(anchor), set()).add(anchor)
+        families.setdefault(without_operand(anchor), set()).add(anchor)
     try:
-        header, tasks = read_starter(file.path, lambda name: _without_operand(name) in families)
+        header, tasks = read_starter(file.path, lambda name: without_operand(name) in families)
     except StoreError as error:
         logger.warning("%s The run begins without them.", error)
         return None
@@ -137,14 +137,14 @@ def start_from(
             # None for a record that this version cannot read.
             records = [each for each in found if each is not None]
             name = names.get(task.workload_key, f"{file.name}:{task.workload_key}")
-            for family in families[_without_operand(task.family)]:
+            for family in families[without_operand(task.family)]:
                 transfer_pool.hint(family, name, records)
     samples = Dataset()
     if model is not None and file.is_alike and _release(header.tvm) == _release(TVM_VERSION):
         samples = _samples(tasks, model.n_features)
         model.preload(samples, fading=True)
-    known = {_without_operand(task.family) for task in tasks}
-    n_tasks = sum(_without_operand(anchor) in known for anchor in anchors)
+    known = {without_operand(task.family) for task in tasks}
+    n_tasks = sum(without_operand(anchor) in known for anchor in anchors)
     return StarterStart(file.name, n_tasks, len(tasks), len(samples))
 
 
@@ -157,7 +157,7 @@ def _samples(tasks: Sequence[StarterTask], width: int | None) -> Dataset:
     return samples
 
 
-def _without_operand(family: str) -> str:
+def without_operand(family: str) -> str:
     """Return the part of a family's name that is the same in all networks."""
     return _OPERAND.sub("", family)
 
