@@ -38,6 +38,14 @@ class Method:
     trials_factor : int
         Times the trials that a benchmark gives an operator: what is cheap per trial can
         go on for about as long as the baseline.
+    batch : int
+        Candidates per round, of stock only.
+    post_optimization : bool
+        Whether stock goes on with MetaSchedule's ``post_optimization`` after its trials.
+    starter : {"", "other-tasks", "other-families"}
+        What starter records a run begins with: none, those without the workload's own, or those
+        without its family's. Runs take starter records of their families alone, so that the last
+        must be the same as none.
     """
 
     name: str
@@ -46,6 +54,9 @@ class Method:
     preset: str = "default"
     changes: Mapping[str, Any] = dataclasses.field(default_factory=lambda: MappingProxyType({}))
     trials_factor: int = 1
+    batch: int = 64
+    post_optimization: bool = False
+    starter: str = ""
 
 
 # Stock's parts and sizes, through our door: what the ladder starts from.
@@ -101,9 +112,30 @@ AS_IT_IS: dict[str, Any] = {"layout": "keep", "prepack": False, "vector_math": F
 # To add a method, add an entry.
 _ALL: tuple[Method, ...] = (
     Method("stock", "MetaSchedule as it comes", door=STOCK),
+    Method("stock-16", "stock, batches of 16", door=STOCK, batch=16),
+    Method("stock-post", "stock with post_optimization", door=STOCK, post_optimization=True),
     Method("default", "ours"),
+    Method("with-starter", "ours, others' starter records", starter="other-tasks"),
     # Ours takes a fifth of stock's seconds per trial on the core operators, a tenth on one.
     Method("long", "ours, four times the trials", trials_factor=4),
+    Method(
+        "long-with-starter",
+        "ours, others' starter records, four times the trials",
+        trials_factor=4,
+        starter="other-tasks",
+    ),
+    Method(
+        "other-families",
+        "ours, starter records of other families",
+        starter="other-families",
+    ),
+    _with("no-start", "neither starter nor analytical candidates", search__n_analytical=0),
+    Method(
+        "starter-only",
+        "others' starter records, no analytical candidates",
+        changes=MappingProxyType({"search.n_analytical": 0}),
+        starter="other-tasks",
+    ),
     Method("paper", "AdaTune and DynaTune as published", preset="paper"),
     *_ladder(),
     _with("epsilon-adaptive", "adaptive epsilon, batches of 64", **EPSILON_BATCH),
@@ -151,6 +183,9 @@ METHODS: dict[str, Method] = {method.name: method for method in _ALL}
 METHOD_SETS: dict[str, tuple[str, ...]] = {
     "main": ("stock", "default"),
     "equal-time": ("stock", "long"),
+    "baselines": ("stock", "stock-16", "stock-post", "long", "long-with-starter"),
+    # The first 32 trials; "default" has analytical candidates only, "with-starter" both.
+    "start": ("no-start", "starter-only", "default", "with-starter"),
     "presets": ("stock", "default", "paper"),
     "ladder": ("stock", *(name for name, _, _ in LADDER), "default"),
     "epsilon": ("epsilon-adaptive", *(f"epsilon-{share:g}" for share in EPSILONS)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import logging
 import signal
@@ -17,7 +18,10 @@ import tvm_adaptive
 from benchmarks.configs import config_of
 from benchmarks.methods import METHODS, STOCK
 from benchmarks.plan import RunSpec, write_outcome
+from benchmarks.starter.without import write_without
 from benchmarks.stock import SET_UP_SCOPE, tune_stock
+from tvm_adaptive.database.location import STARTER_FOLDER
+from tvm_adaptive.models import load_workload
 
 SPEC_FILE = "spec.json"
 _PR_SET_PDEATHSIG = 1  # Linux <sys/prctl.h>
@@ -45,7 +49,10 @@ def main(folder: Path) -> int:
                 trials=spec.trials,
                 seed=spec.seed,
                 # Cold: what another run found must not help. Equal times are compared.
-                config=config_of(method).replace(store="none", use_all=True),
+                config=config_of(method).replace(
+                    store=_start_with(method.starter, spec, folder) if method.starter else "none",
+                    use_all=True,
+                ),
             )
             if report.interrupted:
                 return 130
@@ -66,6 +73,18 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def _start_with(what: str, spec: RunSpec, folder: Path) -> str:
+    """Let the run begin with others' starter records; return its empty store."""
+    workload = load_workload(spec.workload)
+    others = write_without(
+        STARTER_FOLDER, folder / "starter", workload, whole_family=what == "other-families"
+    )
+    warm_start = sys.modules["tvm_adaptive.tuning.warm_start"]
+    choose = functools.partial(warm_start.starter_file_of, folder=others)
+    warm_start.starter_file_of = choose  # type: ignore[attr-defined]
+    return str(folder / "store.db")
+
+
 def _peak_mb() -> float:
     """Return the megabytes that this process had at most.
 
@@ -82,9 +101,9 @@ def _time_contexts() -> None:
     module = sys.modules["tvm_adaptive.tuning.tune"]
     create = module.contexts_of
 
-    def timed(*args: Any) -> Any:
+    def timed(*args: Any, **options: Any) -> Any:
         with Profiler.timeit(SET_UP_SCOPE):
-            return create(*args)
+            return create(*args, **options)
 
     module.contexts_of = timed  # type: ignore[attr-defined]
 

@@ -10,15 +10,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.meta_schedule.post_optimization import PostOpt
 from tvm.s_tir.meta_schedule.relax_integration import extracted_tasks_to_tune_contexts
 
 from benchmarks.configs import config_of
+from benchmarks.journals import POST_OPTIMIZATION
 from benchmarks.methods import Method
 from benchmarks.plan import RunSpec
 from tvm_adaptive._tvm import functions_as_tasks
@@ -97,12 +100,17 @@ def tune_stock(spec: RunSpec, method: Method, work_dir: Path) -> None:
                 task_weights=weights,
                 work_dir=str(work_dir),
                 max_trials_global=spec.trials or _UNLIMITED,
+                num_trials_per_iter=method.batch,
                 builder=ms.builder.LocalBuilder(timeout_sec=_BUILD_TIMEOUT_SEC),
                 measure_callbacks=[
                     *ms.MeasureCallback.create("default"),
                     Recorder(progress, journal=journal),
                 ],
             )
+        if method.post_optimization:
+            # As tune_tasks does it after its trials; a stage of its own shows its seconds.
+            with stages.stage(POST_OPTIMIZATION), contextlib.redirect_stdout(sys.stderr):
+                PostOpt(str(work_dir), target).run()
         journal.write("end", seconds=time.monotonic() - start_sec, stages=stages.seconds)
 
 
