@@ -1,14 +1,22 @@
-"""What is timed anew: winners, and what was best when another run was done. Pure."""
+"""What is timed anew: every incumbent of every run, and who comes next. Pure."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.journals import FINAL, Run
+from benchmarks.workloads import WORKLOADS
 
 BASELINE = "stock"
+# A run without play-offs of its own gets one of as many records, by the neutral measurement.
+TOP = 3
+# The same library once more: how different does one and the same kernel seem?
+COPY = "copy"
+# Compiling a network takes a minute: of its incumbents as many, evenly spread, and the bounds
+# that follow from the others.
+_OF_A_NETWORK = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,55 +26,95 @@ class Entry:
     Attributes
     ----------
     name : str
-        ``"method/seed/final"``, ``"method/seed/96"``, ``"untuned"`` or ``"pytorch"``.
+        ``"method/seed/final"``, ``"method/seed/96"`` for what was best after 96 trials, either
+        with ``"-2"`` and ``"-3"`` for the next best or ``"-copy"``, ``"untuned"`` or
+        ``"pytorch"``.
     method : str or None
     folder : str or None
         Of the run; None for an untuned one.
     n_trials : int or None
         The run's best after so many trials; None for its winner.
+    rank : int
+        Among the records, as recorded; 1 is the best, and the winner of a run's own play-off.
     """
 
     name: str
     method: str | None = None
     folder: str | None = None
     n_trials: int | None = None
+    rank: int = 1
 
 
 def entries_of(out: Path, runs: Sequence[Run]) -> list[Entry]:
     """Return what to time of one workload's runs.
 
-    Of each run its winner; of each run that is compared with the baseline of the same
-    seed, also what the one that took longer had found when the other was done, and what
-    the run had found with the baseline's number of trials if it went on after them.
+    Of each run its winner, twice, and its incumbents. Of a run without a play-off of its own
+    also the next best, where it ended and where it is compared with another.
     """
+    good = [run for run in runs if not run.failure and run.incumbents]
+    baseline = baseline_of([run.spec.method for run in runs])
     entries: dict[str, Entry] = {}
-
-    def add(run: Run, n_trials: int | None) -> None:
-        name = f"{run.key}/{FINAL if n_trials is None else n_trials}"
+    for run in good:
+        is_network = WORKLOADS[run.spec.workload].is_network
         folder = str(out / run.spec.folder)
-        entries[name] = Entry(name, run.spec.method, folder, n_trials)
 
-    good = [run for run in runs if not run.failure]
-    for run in good:
-        add(run, None)
-    bases = {run.spec.seed: run for run in good if run.spec.method == BASELINE}
-    for run in good:
-        base = bases.get(run.spec.seed)
-        if base is not None and run is not base:
-            longer, n_trials = equal_time_cut(base, run)
-            if n_trials:
-                add(longer, n_trials)
-            if n_trials := equal_trials_cut(base, run):
-                add(run, n_trials)
+        def add(cut: str, n_trials: int | None, rank: int = 1, run: Run = run) -> None:
+            name = f"{run.key}/{cut}"
+            entries[name] = Entry(name, run.spec.method, str(out / run.spec.folder), n_trials, rank)
+
+        add(FINAL, None)
+        last = run.incumbents[-1].n_trials if run.ends_with_record else None
+        name = f"{run.key}/{FINAL}-{COPY}"
+        entries[name] = Entry(name, run.spec.method, folder)
+        counts = [each.n_trials for each in run.incumbents if each.n_trials != last]
+        for n_trials in _thinned(counts, is_network):
+            add(str(n_trials), n_trials)
+        if not is_network:
+            for n_trials in sorted(set(play_offs_of(run, good, baseline))):
+                for rank in range(2, TOP + 1):
+                    cut = FINAL if n_trials == run.n_trials else str(n_trials)
+                    add(ranked(cut, rank), None if cut == FINAL else n_trials, rank)
     return list(entries.values())
 
 
-def equal_trials_cut(base: Run, run: Run) -> int | None:
-    """Return the baseline's number of trials if a run went on after them, else None."""
-    return base.n_trials if 0 < base.n_trials < run.n_trials else None
+def baseline_of(methods: Sequence[str]) -> str:
+    """Return what others are compared with: stock, or the first where that is missing."""
+    return BASELINE if BASELINE in methods or not methods else methods[0]
 
 
-def equal_time_cut(one: Run, other: Run) -> tuple[Run, int]:
-    """Return the run that took longer, and its trials known when the shorter was done."""
-    longer, shorter = (one, other) if one.finish_sec >= other.finish_sec else (other, one)
-    return longer, longer.curve.trials_at(shorter.finish_sec)
+def play_offs_of(run: Run, runs: Sequence[Run], baseline: str) -> Iterator[int]:
+    """Yield after how many trials a run's record is played off by the neutral measurement.
+
+    Where it is cut short to be compared with the other of the same seed, one of which is the
+    baseline; at its end if it has had no play-off.
+    """
+    if not run.has_playoff:
+        yield run.n_trials
+    for other in runs:
+        is_compared = baseline in (run.spec.method, other.spec.method)
+        if other is not run and other.spec.seed == run.spec.seed and is_compared:
+            cut = cut_of(run, other.finish_sec)
+            if cut not in (None, FINAL):
+                yield int(str(cut))
+            if other.n_trials < run.n_trials:
+                yield other.n_trials
+
+
+def cut_of(run: Run, time_sec: float) -> str | None:
+    """Return the cut of what a run had at a second; None while it had nothing."""
+    if time_sec >= run.finish_sec:
+        return FINAL
+    n_trials = run.curve.trials_at(time_sec)
+    return str(n_trials) if any(each.n_trials <= n_trials for each in run.incumbents) else None
+
+
+def ranked(cut: str, rank: int) -> str:
+    """Return the name of the next best at a cut."""
+    return cut if rank == 1 else f"{cut}-{rank}"
+
+
+def _thinned(cuts: Sequence[int], is_network: bool) -> list[int]:
+    if not is_network or len(cuts) <= _OF_A_NETWORK:
+        return list(cuts)
+    step = (len(cuts) - 1) / (_OF_A_NETWORK - 1)
+    return [cuts[round(number * step)] for number in range(_OF_A_NETWORK)]

@@ -9,21 +9,47 @@ import dataclasses
 import json
 import lzma
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.plan import OUTCOME_FILE, RunSpec
+from benchmarks.plan import OUTCOME_FILE, RunSpec, runs_folder
 from benchmarks.stats import Curve, make_curve
 from tvm_adaptive.measure_callback.journal import read_journal
 
 JOURNAL_FILE = "journal.jsonl"
+# Rounds of the neutral measurement, as they were made; earlier ones are in one JSON file.
+NEUTRAL_JOURNAL = "neutral.jsonl"
+# Of each method's runs.
+REGRET_JOURNALS = "regret-*.jsonl"
 NEUTRAL_FILE = "neutral.json"
 BENCH_JOURNAL = "bench.jsonl"
 PACKED = ".xz"
 FINAL = "final"
+# Stage of stock's runs that go on after the search.
+POST_OPTIMIZATION = "post-optimization"
 
 Event = dict[str, Any]
+# Milliseconds by rounds: what shares a round was timed within a few seconds.
+Rounds = dict[int, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Incumbent:
+    """A record that was a run's best at some second.
+
+    Attributes
+    ----------
+    n_trials : int
+        Trials up to and with its own; of several tasks, up to its batch.
+    time_sec : float
+        When its batch's results were known.
+    recorded_ms : float
+    """
+
+    n_trials: int
+    time_sec: float
+    recorded_ms: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +61,14 @@ class Run:
     spec : RunSpec
     curve : Curve
         As the run itself recorded it.
+    incumbents : tuple of Incumbent
+        In order, each faster than the one before as recorded.
     finish_sec : float
         When the run had its winner, everything included.
+    has_playoff : bool
+        Whether the run itself chose its winner by a play-off.
+    ends_with_record : bool
+        Whether its winner is its last incumbent.
     stages : dict of str to float
         Seconds, see :func:`stage_seconds`.
     n_trials, n_errors : int
@@ -48,7 +80,10 @@ class Run:
 
     spec: RunSpec
     curve: Curve
+    incumbents: tuple[Incumbent, ...]
     finish_sec: float
+    has_playoff: bool
+    ends_with_record: bool
     stages: dict[str, float]
     n_trials: int
     n_errors: int
@@ -73,15 +108,15 @@ class Bench:
     noise : dict of str to dict
         ``"before"`` and ``"after"``.
     runs : tuple of Run
-    neutral : dict of str to dict of str to list of float
-        Per workload and entry (``"method/seed/final"``, ``"method/seed/96"`` for what
-        was best after 96 trials, ``"untuned"``, ``"pytorch"``): milliseconds per round.
+    neutral : dict of str to dict of str to dict of int to float
+        Per workload and entry (see :class:`benchmarks.entries.Entry`), milliseconds by
+        rounds.
     """
 
     machines: tuple[dict[str, Any], ...]
     noise: dict[str, dict[str, Any]]
     runs: tuple[Run, ...]
-    neutral: dict[str, dict[str, list[float]]]
+    neutral: dict[str, dict[str, Rounds]]
 
     @property
     def workloads(self) -> list[str]:
@@ -102,20 +137,13 @@ class Bench:
         ]
         return sorted(found, key=lambda run: run.spec.seed)
 
+    def rounds_of(self, run: Run, cut: str = FINAL) -> Rounds:
+        """Return how long a run's entry took when timed anew; empty if it was not."""
+        return self.neutral.get(run.spec.workload, {}).get(f"{run.key}/{cut}", {})
+
     def neutral_ms(self, run: Run, cut: str = FINAL) -> float:
         """Return a winner's latency as timed anew, the median of rounds; nan if it was not."""
-        return median_of(self.neutral.get(run.spec.workload, {}).get(f"{run.key}/{cut}"))
-
-    def curve(self, run: Run) -> Curve:
-        """Return a run's curve, in the neutral measurement's unit where there is one.
-
-        What a run recorded is a minimum over noisy timings by its own runner. All of it
-        is multiplied by what its winner takes when timed anew, over what was recorded.
-        """
-        neutral_ms = self.neutral_ms(run)
-        if math.isfinite(neutral_ms) and math.isfinite(run.curve.final_ms):
-            return run.curve.scaled(neutral_ms / run.curve.final_ms)
-        return run.curve
+        return median_of(self.rounds_of(run, cut).values())
 
 
 def median_of(samples: Iterable[float] | None) -> float:
@@ -163,13 +191,43 @@ def load_bench(folder: Path) -> Bench:
     }
     runs = [load_run(path.parent) for path in outcomes]
     runs.sort(key=lambda run: order.get(_key_of(dataclasses.asdict(run.spec)), len(order)))
-    neutral = {}
-    for path in sorted(folder.glob(f"*/{NEUTRAL_FILE}")):
-        found = json.loads(path.read_text())
-        neutral[found["workload"]] = {
-            name: entry["samples_ms"] for name, entry in found["entries"].items()
-        }
+    neutral: dict[str, dict[str, Rounds]] = {}
+    for workload in dict.fromkeys(run.spec.workload for run in runs):
+        there = folder / runs_folder(workload)
+        neutral[workload] = {**_earlier_rounds(there), **read_rounds(there / NEUTRAL_JOURNAL)[0]}
     return Bench(_machines_of(events), noise, tuple(runs), neutral)
+
+
+def read_rounds(path: Path) -> tuple[dict[str, Rounds], dict[str, str]]:
+    """Return what a journal of timings holds so far: rounds and errors by entries' names.
+
+    Nothing of an entry that failed once is used. The journal may be missing or packed.
+    """
+    timed: dict[str, Rounds] = {}
+    errors: dict[str, str] = {}
+    if not path.exists() and not path.with_name(path.name + PACKED).exists():
+        return timed, errors
+    number = 0
+    for event in read_events(path):
+        if event["event"] == "round":
+            for name, ms in event["ms"].items():
+                timed.setdefault(name, {})[number] = float(ms)
+            errors.update(event["errors"])
+            # Rounds that several sittings made are different rounds.
+            number += 1
+    return {name: each for name, each in timed.items() if name not in errors}, errors
+
+
+def _earlier_rounds(folder: Path) -> dict[str, Rounds]:
+    path = folder / NEUTRAL_FILE
+    if not path.exists():
+        return {}
+    entries = json.loads(path.read_text())["entries"]
+    # Below 0: no round of the journal's is one of them.
+    return {
+        name: {-1 - number: ms for number, ms in enumerate(entry["samples_ms"])}
+        for name, entry in entries.items()
+    }
 
 
 def _machines_of(events: Iterable[Event]) -> tuple[dict[str, Any], ...]:
@@ -190,7 +248,7 @@ def load_run(folder: Path) -> Run:
     spec = RunSpec(**outcome["spec"])
     if outcome["status"] != "done":
         empty = make_curve([], [], [], 0.0)
-        return Run(spec, empty, math.nan, {}, 0, 0, math.nan, outcome["message"])
+        return Run(spec, empty, (), math.nan, False, False, {}, 0, 0, math.nan, outcome["message"])
     events = read_events(folder / JOURNAL_FILE)
     # One journal per run: whatever continued it later is not part of it.
     later = [n for n, event in enumerate(events) if event["event"] == "journal"][1:]
@@ -217,15 +275,47 @@ def run_of(spec: RunSpec, events: list[Event], outcome: Mapping[str, Any]) -> Ru
         trials,
         searched,
     )
+    has_playoff = any(event["event"] == "playoff" for event in events)
     return Run(
         spec,
         curve,
+        incumbents_of(measured, trials),
         float(report.get("time_sec", searched)),
+        has_playoff,
+        not has_playoff and POST_OPTIMIZATION not in stages,
         stage_seconds(stages, outcome.get("scopes", {})),
         trials[-1] if trials else 0,
         sum(n for _, n in counts.values()),
         float(outcome.get("peak_mb", math.nan)),
     )
+
+
+def incumbents_of(measured: Sequence[Event], trials: Sequence[int]) -> tuple[Incumbent, ...]:
+    """Return what was best at some second.
+
+    Results are known by batches, of which only the best was ever a run's. The database holds
+    trials in order, so that one task's incumbent has a trial of its own; a network's is what
+    its tasks had after a batch.
+
+    Parameters
+    ----------
+    measured : sequence of dict
+        The journal's events, one per batch.
+    trials : sequence of int
+        Of the run, after each of them.
+    """
+    is_one = len({event["task"] for event in measured}) == 1
+    found: list[Incumbent] = []
+    best_ms = math.inf
+    for before, after, event in zip([0, *trials], trials, measured, strict=False):
+        latencies = event.get("latencies_ms") if is_one else None
+        known = [event["weighted_ms"]] if latencies is None else latencies
+        ms = min((each for each in known if each is not None), default=math.inf)
+        if ms < best_ms:
+            best_ms = ms
+            n_trials = after if latencies is None else before + known.index(ms) + 1
+            found.append(Incumbent(n_trials, float(event["time_sec"]), ms))
+    return tuple(found)
 
 
 def stage_seconds(stages: Mapping[str, float], scopes: Mapping[str, float]) -> dict[str, float]:

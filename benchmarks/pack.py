@@ -21,7 +21,9 @@ from benchmarks.journals import (
     BENCH_JOURNAL,
     JOURNAL_FILE,
     NEUTRAL_FILE,
+    NEUTRAL_JOURNAL,
     PACKED,
+    REGRET_JOURNALS,
     Event,
     read_events,
 )
@@ -52,6 +54,9 @@ def pack(source: Path, target: Path) -> int:
     _compress([*earlier, *events], packed, source)
     for path in sorted(source.glob(f"*/{NEUTRAL_FILE}")):
         _add_neutral(path, target / path.relative_to(source))
+    for name in (NEUTRAL_JOURNAL, REGRET_JOURNALS):
+        for path in sorted(source.glob(f"*/{name}")):
+            _add_rounds(path, target / path.relative_to(source), source)
     for folder in folders:
         (target / folder).mkdir(parents=True)
         shutil.copy(source / folder / OUTCOME_FILE, target / folder / OUTCOME_FILE)
@@ -75,6 +80,14 @@ def _add_neutral(path: Path, copy: Path) -> None:
             found[key] = {**earlier.get(key, {}), **found.get(key, {})}
     copy.parent.mkdir(parents=True, exist_ok=True)
     copy.write_text(json.dumps(found, indent=1))
+
+
+def _add_rounds(path: Path, copy: Path, source: Path) -> None:
+    """Compress a journal of rounds; those of another benchmark's runs come before."""
+    packed = copy.with_name(copy.name + PACKED)
+    earlier = read_events(copy) if packed.exists() else []
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    _compress([*earlier, *read_events(path)], packed, source)
 
 
 def _compress(events: Sequence[Event], path: Path, source: Path) -> None:

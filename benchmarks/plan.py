@@ -43,7 +43,12 @@ class RunSpec:
     @property
     def folder(self) -> Path:
         """Where the run lies in a benchmark's folder."""
-        return Path(self.workload.replace(":", "-")) / self.method / str(self.seed)
+        return runs_folder(self.workload) / self.method / str(self.seed)
+
+
+def runs_folder(workload: str) -> Path:
+    """Return where all runs of a workload lie in a benchmark's folder."""
+    return Path(workload.replace(":", "-"))
 
 
 def interleaved(

@@ -1,17 +1,31 @@
-"""From runs to comparisons with the baseline. Pure."""
+"""From runs to comparisons with the baseline, all by what was timed anew. Pure."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from benchmarks.entries import BASELINE, equal_time_cut, equal_trials_cut
-from benchmarks.journals import FINAL, Bench, Run
-from benchmarks.stats import Reached, Spread, geometric_mean, inverse, spread, time_ratio
+from benchmarks.entries import BASELINE, COPY, TOP, cut_of, ranked
+from benchmarks.journals import FINAL, Bench, Incumbent, Rounds, Run, median_of
+from benchmarks.scaled_curves import scaled_speed_up
+from benchmarks.stats import (
+    Interval,
+    Paired,
+    Spread,
+    exactly,
+    first_within,
+    geometric_mean_interval,
+    paired,
+    spread,
+)
 
-# Shares of the baseline's improvement.
-SHARES = (0.5, 0.9, 1.0)
+# Whoever is that close to the baseline's end counts as being there: about what one and the same
+# kernel differs by between two hours.
+TOLERANCE = 0.03
+TIME, TRIALS = "time to q", "trials to q"
+EQUAL_TIME, EQUAL_TRIALS = "equal time", "equal trials"
+FIGURES = (TIME, TRIALS, EQUAL_TIME, EQUAL_TRIALS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,22 +37,34 @@ class Comparison:
     workload, method : str
     n_pairs : int
         Seeds that both have and of which the baseline found something.
-    speedup : dict of float to Spread or None
-        Per share of the baseline's improvement: its seconds to that quality over the
-        method's. Censored where the method never got there: the truth is below.
-    equal_time : Spread or None
-        The baseline's latency over the method's after the same seconds, timed anew.
-        Censored where the baseline had none yet: the truth is above.
-    equal_trials : Spread or None
-        The same after the baseline's number of trials, where the method made as many.
+    figures : dict of str to Spread or None
+        ``"time to q"`` and ``"trials to q"``: the baseline's seconds (trials) to its own final
+        quality over the method's. ``"equal time"``: the baseline's latency over the method's
+        when the shorter of the two runs was done, as ratios within rounds. ``"equal trials"``:
+        after as many trials.
+    noise : float
+        The largest ratio, less one, between one library and its copy in the same rounds; nan
+        if there was none.
+    timed : tuple of int
+        Incumbents that were timed anew, and all of them.
+    scaled : float or None
+        Time to the baseline's final quality as the estimator of earlier tables reads it.
     """
 
     workload: str
     method: str
     n_pairs: int
-    speedup: dict[float, Spread | None]
-    equal_time: Spread | None
-    equal_trials: Spread | None
+    figures: dict[str, Spread | None]
+    noise: float
+    timed: tuple[int, int]
+    scaled: float | None
+
+    def is_noise(self, figure: str) -> bool:
+        """Say whether a ratio of latencies is no larger than that of a library to its copy."""
+        found = self.figures[figure]
+        if found is None or figure not in (EQUAL_TIME, EQUAL_TRIALS) or found.median.low <= 0:
+            return False
+        return abs(math.log(found.median.low)) <= math.log1p(self.noise) and found.median.is_exact
 
 
 def comparisons(bench: Bench, baseline: str = BASELINE) -> list[Comparison]:
@@ -60,87 +86,167 @@ def pairs_of(bench: Bench, workload: str, method: str, baseline: str) -> Iterato
             yield bases[run.spec.seed], run
 
 
-def overall(found: Sequence[Comparison], method: str) -> dict[str, tuple[float, float, str]]:
+def overall(found: Sequence[Comparison], method: str) -> dict[str, tuple[Interval, Interval, str]]:
     """Return geometric mean, worst and the worst's workload of a method over workloads.
 
     Returns
     -------
-    dict of str to (float, float, str)
-        Keys ``"50 %"``, ``"90 %"``, ``"100 %"``, ``"equal time"``, ``"equal trials"``;
-        without those that no workload has. Censored medians enter with their bound.
+    dict of str to (Interval, Interval, str)
+        By figures; without those that no workload has. A mean is a bound as soon as one
+        workload's median is one.
     """
-    mine = [each for each in found if each.method == method]
-    columns: dict[str, list[tuple[float, str]]] = {}
-    for each in mine:
-        for name, value in columns_of(each).items():
-            if value is not None and value.median.value > 0:
-                columns.setdefault(name, []).append((value.median.value, each.workload))
+    columns: dict[str, list[tuple[Interval, str]]] = {}
+    for each in found:
+        for name, value in each.figures.items():
+            if each.method == method and value is not None:
+                columns.setdefault(name, []).append((value.median, each.workload))
     return {
-        name: (geometric_mean([value for value, _ in values]), *min(values))
+        name: (
+            geometric_mean_interval([value for value, _ in values]),
+            *min(values, key=lambda each: (each[0].high, each[0].low)),
+        )
         for name, values in columns.items()
     }
 
 
-def columns_of(each: Comparison) -> dict[str, Spread | None]:
-    """Return a comparison's figures by their names in tables."""
-    named = {f"{share:.0%}".replace("%", " %"): each.speedup[share] for share in SHARES}
-    return {**named, "equal time": each.equal_time, "equal trials": each.equal_trials}
-
-
-def losses(found: Sequence[Comparison]) -> list[tuple[str, str, str, float]]:
-    """Return (method, workload, figure, value) wherever a median is below 1."""
+def losses(found: Sequence[Comparison]) -> list[tuple[str, str, str, Interval]]:
+    """Return (method, workload, figure, value) wherever a median is below 1, noise left out."""
     return [
-        (each.method, each.workload, name, value.median.value)
+        (each.method, each.workload, name, value.median)
         for each in found
-        for name, value in columns_of(each).items()
-        if value is not None and value.median.value < 1.0
+        for name, value in each.figures.items()
+        if value is not None and value.median.high < 1.0 and not each.is_noise(name)
     ]
+
+
+def noise_of(timed: Mapping[str, Rounds]) -> float:
+    """Return the largest ratio, less one, between one library and its copy; nan of none."""
+    found = [
+        paired(timed[name.removesuffix(f"-{COPY}")], rounds) for name, rounds in _copies(timed)
+    ]
+    ratios = [abs(math.log(each.value)) for each in found if each is not None]
+    return math.expm1(max(ratios)) if ratios else math.nan
+
+
+def anew(bench: Bench, run: Run, cut: str | None) -> Rounds:
+    """Return the rounds of what a run would have given at a cut; empty where not timed.
+
+    The run's own winner at its end if it chose that by a play-off. Everywhere else the best of
+    its record and of the next best, by their medians of all rounds: luck does not set it.
+    """
+    if cut is None:
+        return {}
+    own = cut == FINAL and run.has_playoff
+    n_trials = run.n_trials if cut == FINAL else int(cut)
+    found = [bench.rounds_of(run, cut) if cut == FINAL else _of_incumbent(bench, run, n_trials)]
+    found += [] if own else [bench.rounds_of(run, ranked(cut, n)) for n in range(2, TOP + 1)]
+    return min((each for each in found if each), key=lambda x: median_of(x.values()), default={})
+
+
+def passage(bench: Bench, run: Run, quality: Rounds, *, by_trials: bool = False) -> Interval:
+    """Return the second (or trial) from which on a run had a quality, as timed anew.
+
+    What a play-off chose counts from its end on, the play-off's own seconds included.
+    """
+    steps: list[tuple[float, float | None]] = []
+    for each in run.incumbents:
+        at = each.n_trials if by_trials else each.time_sec
+        steps.append((float(at), _ratio(_of_incumbent(bench, run, each.n_trials), quality)))
+    end = float(run.n_trials if by_trials else run.finish_sec)
+    final = anew(bench, run, FINAL)
+    if final:
+        steps.append((end, _ratio(final, quality)))
+    return first_within(steps, end, TOLERANCE)
 
 
 def _compare(
     bench: Bench, workload: str, method: str, pairs: Sequence[tuple[Run, Run]]
 ) -> Comparison:
-    speedup: dict[float, Spread | None] = {}
-    for share in SHARES:
-        ratios = [time_ratio(bench.curve(base), bench.curve(run), share) for base, run in pairs]
-        found = spread([each for each in ratios if each is not None])
-        speedup[share] = None if found is None else inverse(found)
     # Better than a baseline that found nothing is no merit; tables name such runs.
-    pairs = [(base, run) for base, run in pairs if math.isfinite(base.curve.final_ms)]
-    times = [_equal_time(bench, base, run) for base, run in pairs]
-    same = [_equal_trials(bench, base, run) for base, run in pairs]
+    pairs = [(base, run) for base, run in pairs if base.incumbents]
+    figures: dict[str, Spread | None] = {}
+    for name in (TIME, TRIALS):
+        reached = []
+        for base, run in pairs:
+            if quality := anew(bench, base, FINAL):
+                by_trials = name == TRIALS
+                base_at = passage(bench, base, quality, by_trials=by_trials)
+                reached.append(base_at.over(passage(bench, run, quality, by_trials=by_trials)))
+        figures[name] = spread(reached)
+    figures[EQUAL_TIME] = _summary([_equal_time(bench, *pair) for pair in pairs])
+    figures[EQUAL_TRIALS] = _summary([_equal_trials(bench, *pair) for pair in pairs])
+    runs = [run for pair in pairs for run in pair]
+    known = [_of_incumbent(bench, run, each.n_trials) for run in runs for each in run.incumbents]
     return Comparison(
         workload,
         method,
         len(pairs),
-        speedup,
-        spread([each for each in times if each is not None]),
-        spread([each for each in same if each is not None]),
+        figures,
+        noise_of(bench.neutral.get(workload, {})),
+        (sum(bool(each) for each in known), len(known)),
+        scaled_speed_up(bench, list(pairs)),
     )
 
 
-def _equal_time(bench: Bench, base: Run, run: Run) -> Reached | None:
-    longer, n_trials = equal_time_cut(base, run)
-    if n_trials == 0:
-        if longer is run:
-            return None
-        ratio = _latency_ratio(bench.neutral_ms(base), bench.neutral_ms(run))
-        return None if ratio is None else Reached(ratio.value, censored=True)
-    cut_ms = bench.neutral_ms(longer, str(n_trials))
-    if longer is base:
-        return _latency_ratio(cut_ms, bench.neutral_ms(run))
-    return _latency_ratio(bench.neutral_ms(base), cut_ms)
+def _summary(found: Sequence[Paired | Interval | None]) -> Spread | None:
+    values, ranges = [], []
+    for each in found:
+        if isinstance(each, Paired):
+            values.append(exactly(each.value))
+            ranges.append(Interval(each.low, each.high))
+        elif each is not None:
+            values.append(each)
+    return spread(values, ranges)
 
 
-def _equal_trials(bench: Bench, base: Run, run: Run) -> Reached | None:
+def _equal_time(bench: Bench, base: Run, run: Run) -> Paired | Interval | None:
+    end_sec = min(base.finish_sec, run.finish_sec)
+    cuts = cut_of(base, end_sec), cut_of(run, end_sec)
+    ours, theirs = (anew(bench, x, FINAL) for x in (run, base))
+    if None not in cuts:
+        return paired(anew(bench, base, cuts[0]), anew(bench, run, cuts[1]))
+    # Who had nothing yet had nothing as good as what it had in the end.
+    bound = paired(theirs, ours)
+    if bound is None or cuts == (None, None):
+        return None
+    return Interval(bound.value, math.inf) if cuts[0] is None else Interval(0.0, bound.value)
+
+
+def _equal_trials(bench: Bench, base: Run, run: Run) -> Paired | None:
     if run.n_trials < base.n_trials:
         return None
-    n_trials = equal_trials_cut(base, run)
-    cut = FINAL if n_trials is None else str(n_trials)
-    return _latency_ratio(bench.neutral_ms(base), bench.neutral_ms(run, cut))
+    cut = FINAL if run.n_trials == base.n_trials else str(base.n_trials)
+    return paired(anew(bench, base, FINAL), anew(bench, run, cut))
 
 
-def _latency_ratio(base_ms: float, other_ms: float) -> Reached | None:
-    if not (math.isfinite(base_ms) and math.isfinite(other_ms)):
-        return None
-    return Reached(base_ms / other_ms)
+def _of_incumbent(bench: Bench, run: Run, n_trials: int) -> Rounds:
+    """Return the rounds of what was best after so many trials, under whichever cut's name."""
+    incumbent = _incumbent_at(run, n_trials)
+    prefix = f"{run.key}/"
+    for name, rounds in bench.neutral.get(run.spec.workload, {}).items():
+        cut = name.removeprefix(prefix)
+        if cut == FINAL and run.ends_with_record:
+            cut = str(run.n_trials)
+        is_cut = name.startswith(prefix) and cut.isdigit() and incumbent is not None
+        if is_cut and _incumbent_at(run, int(cut)) == incumbent:
+            return rounds
+    return {}
+
+
+def _incumbent_at(run: Run, n_trials: int) -> Incumbent | None:
+    before = [each for each in run.incumbents if each.n_trials <= n_trials]
+    return before[-1] if before else None
+
+
+def _ratio(over: Rounds, under: Rounds) -> float | None:
+    found = paired(over, under)
+    return None if found is None else found.value
+
+
+def _copies(timed: Mapping[str, Rounds]) -> list[tuple[str, Rounds]]:
+    ends = f"-{COPY}"
+    return [
+        (name, each)
+        for name, each in timed.items()
+        if name.endswith(ends) and name.removesuffix(ends) in timed
+    ]

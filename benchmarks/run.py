@@ -4,8 +4,8 @@
     python -m benchmarks.compare runs/small
 
 Killed or interrupted, the same command goes on where it stood: finished runs are kept,
-the one that was running starts again. At the end all winners are timed anew, by one
-neutral measurement (``benchmarks/remeasure.py``).
+the one that was running starts again. At the end all that was ever a run's best is timed anew,
+by one neutral measurement (``benchmarks/remeasure.py``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from benchmarks.machine import describe_machine, measure_noise
 from benchmarks.methods import Method, choose_methods
 from benchmarks.one_run import SPEC_FILE
 from benchmarks.plan import RunSpec, interleaved, is_finished, write_outcome
-from benchmarks.remeasure import remeasure_all
+from benchmarks.remeasure import Effort, remeasure_all
 from benchmarks.workloads import SIZES, Size, Workload, choose_workloads
 from tvm_adaptive.cli.arguments import parse_duration
 from tvm_adaptive.errors import InvalidOptionError
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             do_run(options.out, spec, journal, f"{number} of {len(specs)}")
         journal.write("noise", when="after", **measure_noise(noise_sec, n_threads))
         if not options.no_remeasure:
-            remeasure_all(options.out, rounds=size.rounds)
+            remeasure_all(options.out, Effort(size.rounds))
     return 0
 
 

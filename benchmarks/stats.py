@@ -1,16 +1,12 @@
-"""Statistics of tuning runs: curves, times to a quality, censoring, ratios. Pure."""
+"""Statistics of tuning runs: curves, times to a quality, bounds, paired ratios. Pure."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
-
-# Below that many runs an interval would claim more than they can tell: their range.
-MIN_FOR_INTERVAL = 6
-_N_BOOTSTRAP = 2000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,10 +55,6 @@ class Curve:
         n = int(np.searchsorted(self.times_sec, time_sec, side="right"))
         return self.trials[n - 1] if n else 0
 
-    def scaled(self, factor: float) -> Curve:
-        """Return the curve with every latency multiplied."""
-        return dataclasses.replace(self, best_ms=tuple(ms * factor for ms in self.best_ms))
-
 
 def make_curve(
     times_sec: Sequence[float],
@@ -87,93 +79,119 @@ def make_curve(
 
 
 @dataclasses.dataclass(frozen=True)
-class Reached:
-    """When a quality was reached, or that it was not.
+class Interval:
+    """Where the truth lies: a point where it is known, else between two bounds.
+
+    Attributes
+    ----------
+    low, high : float
+        At least 0 and at most infinite: a run that never reached a quality did so after
+        its end, between that and infinity.
+    """
+
+    low: float
+    high: float
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the value is known."""
+        return self.low == self.high
+
+    def over(self, other: Interval) -> Interval:
+        """Return the ratio of two positive values that are known independently."""
+        low = self.low / other.high if math.isfinite(other.high) else 0.0
+        return Interval(low, self.high / other.low if other.low > 0 else math.inf)
+
+
+def exactly(value: float) -> Interval:
+    """Return a value that is known."""
+    return Interval(value, value)
+
+
+def median_interval(values: Sequence[Interval]) -> Interval:
+    """Return where the median lies, whatever the truth is within each interval.
+
+    The median rises with each value, so that it lies between that of the lower and that
+    of the upper bounds. With an unbounded one in its middle pair it is unbounded, too.
+    """
+    return Interval(_median([each.low for each in values]), _median([each.high for each in values]))
+
+
+def geometric_mean_interval(values: Sequence[Interval]) -> Interval:
+    """Return where the geometric mean lies; it is a bound as soon as one value is."""
+    low = 0.0 if any(each.low <= 0 for each in values) else geometric_mean([x.low for x in values])
+    high = geometric_mean([each.high for each in values])
+    return Interval(low, high)
+
+
+def first_within(
+    steps: Sequence[tuple[float, float | None]], end: float, tolerance: float
+) -> Interval:
+    """Return when a run first had something within a tolerance of a quality.
+
+    Parameters
+    ----------
+    steps : sequence of (float, float or None)
+        Second (or trial) from which on each incumbent was the run's, ascending, and its
+        time as timed anew over the quality; None where it was not timed anew.
+    end : float
+        Of the run: one that never got there would have later, or never.
+    tolerance : float
+        As a share of the quality.
+
+    Returns
+    -------
+    Interval
+        A point where all incumbents before were timed anew.
+    """
+    low = math.inf
+    for at, ratio in steps:
+        if ratio is None:
+            low = min(low, at)
+        elif ratio <= 1.0 + tolerance:
+            return Interval(min(low, at), at)
+    return Interval(min(low, end), math.inf)
+
+
+@dataclasses.dataclass(frozen=True)
+class Paired:
+    """The median of ratios that were each taken within one round.
 
     Attributes
     ----------
     value : float
-        Seconds, or a ratio; where ``censored``, that after which it was given up.
-    censored : bool
+    low, high : float
+        Interval of at least 95 % from order statistics (the sign test's), or the whole range
+        where there are too few rounds for one.
+    n : int
+        Rounds.
     """
 
     value: float
-    censored: bool = False
+    low: float
+    high: float
+    n: int
 
 
-def time_to(curve: Curve, quality_ms: float) -> Reached:
-    """Return the seconds until a run's best was at most ``quality_ms``."""
-    for time_sec, best_ms in zip(curve.times_sec, curve.best_ms, strict=True):
-        if best_ms <= quality_ms:
-            return Reached(time_sec)
-    return Reached(curve.end_sec, censored=True)
+def paired(over: Mapping[int, float], under: Mapping[int, float]) -> Paired | None:
+    """Return the ratio of two things that were timed in the same rounds; None without one.
 
-
-def quality_of(curve: Curve, share: float) -> float:
-    """Return the latency at which a run had made ``share`` of its improvement.
-
-    Its improvement is from the best of its first round to its final best.
+    Parameters
+    ----------
+    over, under : mapping of int to float
+        Milliseconds by rounds. What a round does to both cancels.
     """
-    if not math.isfinite(curve.final_ms):
-        return math.inf
-    # Rounding must not place a run above its own quality.
-    return max(curve.final_ms, (1.0 - share) * curve.first_ms + share * curve.final_ms)
-
-
-def time_ratio(baseline: Curve, other: Curve, share: float) -> Reached | None:
-    """Return the seconds of ``other`` per second of ``baseline`` to the same quality.
-
-    The quality is what the baseline has after ``share`` of its improvement. Below 1,
-    ``other`` was there sooner; where censored, the truth is above the value. None when
-    the baseline never succeeded.
-    """
-    quality_ms = quality_of(baseline, share)
-    if not math.isfinite(quality_ms):
+    ratios = sorted(over[number] / under[number] for number in over.keys() & under.keys())
+    if not ratios:
         return None
-    base = time_to(baseline, quality_ms)
-    reached = time_to(other, quality_ms)
-    return Reached(reached.value / base.value, reached.censored)
-
-
-def kaplan_meier(observed: Sequence[Reached]) -> list[tuple[float, float]]:
-    """Estimate the share that has not got there, with censored observations.
-
-    Kaplan, Meier, *Nonparametric Estimation from Incomplete Observations*, JASA 1958.
-
-    Returns
-    -------
-    list of (value, share)
-        The share above each value at which something was reached, values ascending.
-    """
-    steps: list[tuple[float, float]] = []
-    share = 1.0
-    for value in sorted({each.value for each in observed if not each.censored}):
-        n_at_risk = sum(each.value >= value for each in observed)
-        n_reached = sum(each.value == value and not each.censored for each in observed)
-        share *= 1.0 - n_reached / n_at_risk
-        steps.append((value, share))
-    return steps
-
-
-def censored_median(observed: Sequence[Reached]) -> Reached:
-    """Return the Kaplan-Meier median; censored where fewer than half got there.
-
-    With an even number, none censored, it is the mean of the middle two, as usual.
-
-    Raises
-    ------
-    ValueError
-        When nothing was observed.
-    """
-    if not observed:
-        raise ValueError("A median needs at least one observation.")
-    if not any(each.censored for each in observed):
-        return Reached(float(np.median([each.value for each in observed])))
-    for value, share in kaplan_meier(observed):
-        # A share of a half may be 0.5000000001 after the products.
-        if share <= 0.5 + 1e-9:
-            return Reached(value)
-    return Reached(max(each.value for each in observed), censored=True)
+    n = len(ratios)
+    # The most values that may be left out at each end: P(Binomial(n, 1/2) < k) <= 2.5 %.
+    k, below = 0, 0.5**n
+    while below <= 0.025:
+        k += 1
+        below += math.comb(n, k) * 0.5**n
+    first = max(k - 1, 0)
+    return Paired(_median(ratios), ratios[first], ratios[n - 1 - first], n)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,41 +200,43 @@ class Spread:
 
     Attributes
     ----------
-    median : Reached
+    median : Interval
     low, high : float
-        Range of the seeds; from six seeds on a 95 % bootstrap interval of the median.
-    n, n_censored : int
-    is_interval : bool
+        Of all seeds, and of the intervals within each where there are some.
+    n, n_bounds : int
+        Seeds, and those of which only a bound is known.
     """
 
-    median: Reached
+    median: Interval
     low: float
     high: float
     n: int
-    n_censored: int
-    is_interval: bool
+    n_bounds: int
 
 
-def spread(observed: Sequence[Reached], seed: int = 0) -> Spread | None:
-    """Summarise over seeds; None without observations."""
-    if not observed:
+def spread(values: Sequence[Interval], ranges: Sequence[Interval] = ()) -> Spread | None:
+    """Summarise over seeds; None without any.
+
+    Parameters
+    ----------
+    values : sequence of Interval
+    ranges : sequence of Interval
+        Confidence intervals, which widen the range.
+    """
+    if not values:
         return None
-    values = [each.value for each in observed]
-    low, high, is_interval = min(values), max(values), False
-    if len(observed) >= MIN_FOR_INTERVAL:
-        rng = np.random.default_rng(seed)
-        draws = rng.integers(len(observed), size=(_N_BOOTSTRAP, len(observed)))
-        medians = [censored_median([observed[i] for i in draw]).value for draw in draws]
-        low, high = (float(x) for x in np.quantile(medians, [0.025, 0.975]))
-        is_interval = True
-    n_censored = sum(each.censored for each in observed)
-    return Spread(censored_median(observed), low, high, len(observed), n_censored, is_interval)
+    every = [*values, *ranges]
+    low, high = min(each.low for each in every), max(each.high for each in every)
+    n_bounds = sum(not each.is_exact for each in values)
+    return Spread(median_interval(values), low, high, len(values), n_bounds)
 
 
-def inverse(each: Spread) -> Spread:
-    """Return the spread of the reciprocals: times as ratios become speed-ups."""
-    median = Reached(1.0 / each.median.value, each.median.censored)
-    return dataclasses.replace(each, median=median, low=1.0 / each.high, high=1.0 / each.low)
+def _median(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    if len(ordered) % 2:
+        return ordered[middle]
+    return (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def geometric_mean(values: Sequence[float]) -> float:

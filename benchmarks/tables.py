@@ -8,14 +8,12 @@ from typing import Any
 
 from benchmarks.journals import FINAL, Bench, Run, median_of
 from benchmarks.methods import METHODS
-from benchmarks.results import Comparison, columns_of, comparisons, losses, overall
-from benchmarks.stats import Spread
+from benchmarks.results import FIGURES, Comparison, comparisons, losses, overall
+from benchmarks.stats import Interval, Spread, geometric_mean
+from benchmarks.workloads import WORKLOADS
 
 NOTHING = "-"
 _SEARCH_STAGES = ("start", "build", "measure", "learn", "propose")
-# What an estimate that is not known exactly stands with.
-_BELOW, _ABOVE = "<", ">"
-
 Row = Sequence[str]
 
 
@@ -25,39 +23,54 @@ def markdown(head: Row, rows: Iterable[Row]) -> str:
     return "\n".join(lines + [f"| {' | '.join(row)} |" for row in rows])
 
 
-def cell(value: Spread | None, bound: str = _BELOW) -> str:
-    """Return a spread as text: median, range, and how many were censored.
+def bounds(value: Interval) -> str:
+    """Return a value as text; one that is not known with its sign, or as a range."""
+    if value.is_exact:
+        return f"{value.low:.2f}"
+    if not math.isfinite(value.high):
+        return f"> {value.low:.2f}" if value.low > 0 else "unknown"
+    return f"{value.low:.2f} to {value.high:.2f}" if value.low > 0 else f"< {value.high:.2f}"
+
+
+def cell(value: Spread | None, *, is_noise: bool = False) -> str:
+    """Return a spread as text: median, range, how many are bounds, and whether it is noise."""
+    if value is None:
+        return NOTHING
+    text = bounds(value.median)
+    if value.low < value.high:
+        text += f" ({bounds(Interval(value.low, value.high))})" if _is_open(value) else _span(value)
+    if value.n_bounds:
+        text += f", {value.n_bounds} of {value.n} bounds"
+    return f"{text}, within the noise" if is_noise else text
+
+
+def comparison_table(bench: Bench, baseline: str, *, old: bool = False) -> str:
+    """Return all methods against the baseline, per workload and over all of them.
 
     Parameters
     ----------
-    value : Spread or None
-    bound : str
-        What a censored median is put behind.
+    bench : Bench
+    baseline : str
+        A method.
+    old : bool, default False
+        Whether a column says how the estimator of earlier tables reads the same journals.
     """
-    if value is None:
-        return NOTHING
-    text = f"{value.median.value:.2f}"
-    if value.median.censored:
-        text = f"{bound} {text}"
-    if value.n > 1:
-        text += f" ({value.low:.2f} to {value.high:.2f})"
-    if value.n_censored:
-        word = "never" if bound == _BELOW else "had nothing to compare with yet"
-        text += f", {value.n_censored} of {value.n} {word}"
-    return text
-
-
-def comparison_table(bench: Bench, baseline: str) -> str:
-    """Return all methods against the baseline, per workload and over all of them."""
     found = comparisons(bench, baseline)
-    names = list(columns_of(found[0])) if found else []
-    head = ["workload", "method", "seeds", *(_title(name) for name in names)]
-    rows = [_comparison_row(each, names) for each in found]
+    head = ["workload", "method", "seeds", *(_title(name) for name in FIGURES)]
+    head += ["noise", "timed anew", *(["time to q by scaled curves"] if old else [])]
+    rows = [_comparison_row(each, old) for each in found]
     for method in dict.fromkeys(each.method for each in found):
         total = overall(found, method)
-        for label, pick in (("geometric mean", 0), ("worst", 1)):
-            cells = [_total_cell(total.get(name), pick) for name in names]
-            rows.append([f"**{label}**", method, "", *cells])
+        scaled = [each.scaled for each in found if each.method == method and each.scaled]
+        means = [bounds(total[name][0]) if name in total else NOTHING for name in FIGURES]
+        worst = [
+            f"{bounds(total[name][1])} ({total[name][2]})" if name in total else NOTHING
+            for name in FIGURES
+        ]
+        ends = [f"{geometric_mean(scaled):.2f}"] if old and scaled else [""] * old
+        rows.append(["**geometric mean**", method, "", *means, "", "", *ends])
+        ends = [f"{min(scaled):.2f}"] if old and scaled else [""] * old
+        rows.append(["**worst**", method, "", *worst, "", "", *ends])
     return markdown(head, rows) if rows else "No method shares a seed with the baseline."
 
 
@@ -65,8 +78,8 @@ def loss_list(bench: Bench, baseline: str) -> str:
     """Return where a method was worse than the baseline, one per line."""
     found = losses(comparisons(bench, baseline))
     lines = [
-        f"- {method} on {workload}, {_title(name)}: {value:.2f}"
-        for method, workload, name, value in sorted(found, key=lambda each: each[3])
+        f"- {method} on {workload}, {_title(name)}: {bounds(value)}"
+        for method, workload, name, value in sorted(found, key=lambda each: each[3].high)
     ]
     failed = [
         f"- {run.spec.workload}, {run.key}: {run.failure or nothing_found(run)}"
@@ -131,11 +144,11 @@ def vendor_table(bench: Bench) -> str:
     for workload, entries in bench.neutral.items():
         if "untuned" not in entries and "pytorch" not in entries:
             continue
-        torch_ms = median_of(entries.get("pytorch"))
-        named = {"untuned": entries.get("untuned", []), "pytorch": entries.get("pytorch", [])}
+        named = {name: list(entries.get(name, {}).values()) for name in ("untuned", "pytorch")}
+        torch_ms = median_of(named["pytorch"])
         for method in bench.methods:
             keys = [key for key in entries if _is_final_of(key, method)]
-            named[method] = [median_of(entries[key]) for key in keys]
+            named[method] = [median_of(entries[key].values()) for key in keys]
         for name, samples in named.items():
             if samples:
                 middle = median_of(samples)
@@ -209,20 +222,25 @@ def number(value: float) -> str:
     return f"{value:.0f}" if value >= 1000 else f"{value:.3g}" if value < 100 else f"{value:.1f}"
 
 
-def _comparison_row(each: Comparison, names: Sequence[str]) -> list[str]:
-    values = columns_of(each)
-    cells = [cell(values[name], _ABOVE if name.startswith("equal") else _BELOW) for name in names]
-    return [each.workload, each.method, str(each.n_pairs), *cells]
-
-
-def _total_cell(total: tuple[float, float, str] | None, pick: int) -> str:
-    if total is None:
-        return NOTHING
-    return f"{total[0]:.2f}" if pick == 0 else f"{total[1]:.2f} ({total[2]})"
+def _comparison_row(each: Comparison, old: bool) -> list[str]:
+    cells = [cell(each.figures[name], is_noise=each.is_noise(name)) for name in FIGURES]
+    held_out = each.workload in WORKLOADS and WORKLOADS[each.workload].is_held_out
+    noise = f"{each.noise:.1%}" if math.isfinite(each.noise) else NOTHING
+    row = [f"{each.workload}{' *' if held_out else ''}", each.method, str(each.n_pairs), *cells]
+    row += [noise, f"{each.timed[0]} of {each.timed[1]}"]
+    return row + ([NOTHING if each.scaled is None else f"{each.scaled:.2f}"] if old else [])
 
 
 def _title(name: str) -> str:
-    return f"latency, {name}" if name.startswith("equal") else f"time to {name}"
+    return f"latency, {name}" if name.startswith("equal") else name
+
+
+def _is_open(value: Spread) -> bool:
+    return value.low <= 0 or not math.isfinite(value.high)
+
+
+def _span(value: Spread) -> str:
+    return f" ({value.low:.2f} to {value.high:.2f})"
 
 
 def _groups(bench: Bench) -> list[tuple[str, str, list[Run]]]:

@@ -16,6 +16,7 @@ from typing import Any
 from benchmarks.configs import config_of
 from benchmarks.methods import METHODS
 from tvm_adaptive._tvm import args_info_of, functions_as_tasks, json_database
+from tvm_adaptive._tvm.tensor_functions import weights_of
 from tvm_adaptive.database.repair import RECORD_FILE, WORKLOAD_FILE
 from tvm_adaptive.models import (
     TIRWorkload,
@@ -46,7 +47,10 @@ def main(plan_path: Path) -> int:
                 if isinstance(workload, TIRWorkload):
                     task = functions_as_tasks(workload.mod, target)[0]
                     mod = task.dispatched[0]
+                    if entry["folder"] is not None and database is None:
+                        raise ValueError("there are no more records")
                     compile_tir(mod, target, database).export_library(str(path))
+                    built["weights"] = weights_of(mod)
                     built["buffers"] = [
                         [str(arg.dtype), [int(n) for n in arg.shape]] for arg in args_info_of(mod)
                     ]
@@ -62,7 +66,7 @@ def main(plan_path: Path) -> int:
     return 0
 
 
-def cut_database(source: Path, copy: Path, n_records: int | None) -> int:
+def cut_database(source: Path, copy: Path, n_records: int | None, rank: int = 1) -> int:
     """Copy a JSON database as it was after so many trials, failed ones left out.
 
     Parameters
@@ -71,6 +75,8 @@ def cut_database(source: Path, copy: Path, n_records: int | None) -> int:
         Folders; ``copy`` exists.
     n_records : int or None
         MetaSchedule writes one record per trial, in order. None for all.
+    rank : int, default 1
+        Above 1, the records that are faster are left out, too: of one task.
 
     Returns
     -------
@@ -80,6 +86,8 @@ def cut_database(source: Path, copy: Path, n_records: int | None) -> int:
     shutil.copy(source / WORKLOAD_FILE, copy / WORKLOAD_FILE)
     lines = (source / RECORD_FILE).read_text().splitlines()[:n_records]
     good = [line for line in lines if line.strip() and _seconds_of(line) < _FAILED_SEC]
+    faster = set(sorted(range(len(good)), key=lambda n: _seconds_of(good[n]))[: rank - 1])
+    good = [line for n, line in enumerate(good) if n not in faster]
     (copy / RECORD_FILE).write_text("".join(f"{line}\n" for line in good))
     return len(good)
 
@@ -95,9 +103,9 @@ def _database(entry: Mapping[str, Any], scratch: Path) -> Any:
     folder, n_records = Path(entry["folder"]), entry["n_trials"]
     final = folder / "final"
     # Stock has no play-off: its winner is its fastest record.
-    if n_records is None and final.is_dir():
+    if n_records is None and entry["rank"] == 1 and final.is_dir():
         return json_database(final)
-    if cut_database(folder, scratch, n_records) == 0:
+    if cut_database(folder, scratch, n_records, entry["rank"]) == 0:
         return None
     return json_database(scratch)
 

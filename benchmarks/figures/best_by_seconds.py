@@ -12,9 +12,8 @@ def best_by_seconds(bench: Bench) -> Figure:
     panels = tuple(best_chart(bench, workload, bench.methods) for workload in bench.workloads)
     caption = (
         "Best latency against wall-clock seconds of tuning, lower is better: every seed thin, "
-        "their median thick. Each run's curve is scaled by what its winner takes when timed "
-        "anew. AdaTune's figure 6 shows GFLOP/s of single operators on a Xeon E5-2690 v3 and "
-        "NVIDIA GPUs against AutoTVM; here the baseline is stock MetaSchedule, and networks "
-        "are among the workloads."
+        "their median thick, as the runs recorded it. AdaTune's figure 6 shows GFLOP/s of "
+        "single operators on a Xeon E5-2690 v3 and NVIDIA GPUs against AutoTVM; here the "
+        "baseline is stock MetaSchedule, and networks are among the workloads."
     )
     return Figure("best-by-seconds", caption, panels)

@@ -49,7 +49,7 @@ def best_chart(
     lines: list[Line] = []
     make = trial_lines if by_trials else curve_lines
     for method in methods:
-        curves = [bench.curve(run) for run in bench.of(workload, method)]
+        curves = [run.curve for run in bench.of(workload, method)]
         lines += make(label_of(method), curves) if curves else []
     x_label = "trials" if by_trials else "seconds of tuning"
     values = [y for line in lines for y in line.y if math.isfinite(y) and y > 0]

@@ -52,6 +52,7 @@ def write_run(tmp_path: Path) -> Callable[..., Path]:
                 {"event": "run", "time_sec": 0.0, "what": spec.workload},
                 *rounds,
                 {"event": "stage", "time_sec": end_sec, "stage": "search", "seconds": end_sec},
+                *([] if spec.method == "stock" else [{"event": "playoff", "time_sec": end_sec}]),
                 {"event": "report", "time_sec": finish_sec},
                 {"event": "end", "time_sec": finish_sec, "stages": stages},
             ],

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import lzma
 import math
@@ -9,9 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.journals import load_bench, median_of, stage_seconds
+from benchmarks.journals import (
+    Incumbent,
+    incumbents_of,
+    load_bench,
+    median_of,
+    read_rounds,
+    stage_seconds,
+)
 from benchmarks.pack import pack
 from benchmarks.plan import RunSpec, write_outcome
+from tvm_adaptive.measure_callback.journal import Journal
 
 Spec = Callable[..., RunSpec]
 Write = Callable[..., Path]
@@ -57,16 +66,27 @@ def test_a_failed_run_says_why(tmp_path: Path, spec: Spec, write_bench: Write) -
     assert bench.of("te:C2D", "stock") == []
 
 
-def test_curves_are_in_the_unit_of_the_neutral_measurement(
-    spec: Spec, write_run: Write, write_bench: Write
-) -> None:
-    write_run(spec(), [(10.0, 4.0, 16), (20.0, 2.0, 32)], finish_sec=30.0)
-    bench = load_bench(write_bench({"stock/0/final": [2.9, 3.0, 3.1], "stock/0/16": [5.0]}))
-    assert bench.neutral_ms(bench.runs[0]) == 3.0
-    assert bench.neutral_ms(bench.runs[0], "16") == 5.0
-    assert bench.curve(bench.runs[0]).best_ms == (6.0, 3.0)
-    bare = load_bench(write_bench({}))
-    assert bare.curve(bare.runs[0]).best_ms == (4.0, 2.0)
+def test_an_incumbent_has_its_own_trial_and_its_batchs_second() -> None:
+    events = [
+        {"time_sec": 5.0, "task": "main", "weighted_ms": 3.0, "latencies_ms": [None, 3.0, 4.0]},
+        {"time_sec": 6.0, "task": "main", "weighted_ms": 3.0, "latencies_ms": [3.5, 9.0]},
+        {"time_sec": 9.0, "task": "main", "weighted_ms": 1.0, "latencies_ms": [2.0, 1.0, 1.5]},
+    ]
+    found = incumbents_of(events, [3, 5, 8])
+    assert found == (Incumbent(2, 5.0, 3.0), Incumbent(7, 9.0, 1.0))
+    # Of two tasks, batches.
+    two = [{**event, "task": str(number)} for number, event in enumerate(events)]
+    assert incumbents_of(two, [3, 5, 8]) == (Incumbent(3, 5.0, 3.0), Incumbent(8, 9.0, 1.0))
+
+
+def test_rounds_are_read_as_they_were_made_and_failures_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "neutral.jsonl"
+    with contextlib.closing(Journal(path)) as journal:
+        journal.write("plan", entries=["a", "b"])
+        journal.write("round", ms={"a": 1.0, "b": 2.0}, errors={})
+        journal.write("round", ms={"a": 1.5}, errors={"b": "it crashed"})
+    assert read_rounds(path) == ({"a": {0: 1.0, 1: 1.5}}, {"b": "it crashed"})
+    assert read_rounds(tmp_path / "none.jsonl") == ({}, {})
 
 
 def test_a_packed_benchmark_reads_alike(
@@ -75,8 +95,11 @@ def test_a_packed_benchmark_reads_alike(
     folder = write_run(spec(), [(10.0, 4.0, 16)], finish_sec=30.0)
     (folder / "library.so").write_text("large")
     source = write_bench({"stock/0/final": [3.0]})
+    with contextlib.closing(Journal(folder.parents[1] / "neutral.jsonl")) as journal:
+        journal.write("round", ms={"stock/0/16": 3.5}, errors={})
     target = tmp_path.with_name(tmp_path.name + "-packed")
     assert pack(source, target) == 1
+    assert set(load_bench(target).neutral["te:C2D"]) == {"stock/0/final", "stock/0/16"}
     assert load_bench(target) == load_bench(source)
     assert not list(target.rglob("*.so"))
     with pytest.raises(FileExistsError, match=r"packed holds .*stock.0 already"):

@@ -9,22 +9,21 @@ from hypothesis import strategies as st
 
 from benchmarks.stats import (
     Curve,
-    Reached,
-    censored_median,
+    Interval,
+    Paired,
+    exactly,
+    first_within,
     geometric_mean,
-    inverse,
-    kaplan_meier,
+    geometric_mean_interval,
     make_curve,
     median_curve,
-    quality_of,
+    median_interval,
+    paired,
     spread,
     spread_of_samples,
-    time_ratio,
-    time_to,
 )
 
 positive = st.floats(0.01, 1e4)
-observed = st.lists(st.builds(Reached, positive, st.booleans()), min_size=1, max_size=20)
 
 
 def curve(*points: tuple[float, float | None], end: float = 0.0) -> Curve:
@@ -46,93 +45,89 @@ def test_a_curve_holds_until_its_next_step() -> None:
     assert [made.at_trial(n) for n in (31, 32, 64)] == [math.inf, 4, 1]
     assert [made.trials_at(time) for time in (9, 10, 35)] == [0, 16, 48]
     assert (made.first_ms, made.final_ms, made.end_sec) == (4, 1, 50)
-    assert made.scaled(2).best_ms == (math.inf, 8, 8, 2)
 
 
 def test_the_end_is_never_before_the_last_result() -> None:
     assert curve((10, 1.0), end=5).end_sec == 10
 
 
-def test_time_to_a_quality_is_censored_where_it_is_not_reached() -> None:
-    made = curve((10, 4.0), (20, 2.0), end=30)
-    assert time_to(made, 2.0) == Reached(20)
-    assert time_to(made, 1.9) == Reached(30, censored=True)
+def test_a_quality_is_reached_by_the_first_that_was_timed_within_it() -> None:
+    steps = [(10.0, 1.5), (20.0, 1.02), (30.0, 0.9)]
+    assert first_within(steps, 40.0, 0.03) == exactly(20.0)
+    assert first_within(steps[:1], 40.0, 0.03) == Interval(40.0, math.inf)
 
 
-@pytest.mark.parametrize(("share", "quality"), [(0.0, 9.0), (0.5, 5.0), (1.0, 1.0)])
-def test_quality_is_a_share_of_the_improvement(share: float, quality: float) -> None:
-    assert quality_of(curve((1, None), (2, 9.0), (3, 1.0)), share) == quality
+def test_a_lucky_minimum_is_not_when_a_quality_was_reached() -> None:
+    # Recorded as the best at 10 s, which it is not; what came later is.
+    assert first_within([(10.0, 1.6), (50.0, 1.0)], 60.0, 0.03) == exactly(50.0)
 
 
-def test_the_ratio_of_times_is_to_the_same_quality() -> None:
-    base = curve((10, 9.0), (20, 5.0), (40, 1.0))
-    assert time_ratio(base, curve((5, 1.0)), 1.0) == Reached(0.125)
-    assert time_ratio(base, curve((5, 1.0)), 0.5) == Reached(0.25)
-    assert time_ratio(base, curve((5, 2.0), end=60), 1.0) == Reached(1.5, censored=True)
-    assert time_ratio(curve((1, None)), base, 1.0) is None
+def test_what_was_not_timed_anew_leaves_bounds() -> None:
+    assert first_within([(10.0, None), (20.0, 1.0)], 30.0, 0.03) == Interval(10.0, 20.0)
+    assert first_within([(10.0, 1.5), (20.0, None)], 30.0, 0.03) == Interval(20.0, math.inf)
+    assert first_within([], 30.0, 0.03) == Interval(30.0, math.inf)
 
 
-@given(st.lists(positive, min_size=1, max_size=10), st.sampled_from([0.5, 0.9, 1.0]))
-def test_a_run_is_as_fast_as_itself(values: list[float], share: float) -> None:
-    made = curve(*((n + 1.0, value) for n, value in enumerate(values)))
-    assert time_ratio(made, made, share) == Reached(1.0)
-
-
-def test_kaplan_meier_by_hand() -> None:
-    # At risk: 5 at 1, 3 at 3 (one censored at 2), 1 at 5.
-    seen = [
-        Reached(1),
-        Reached(2, censored=True),
-        Reached(3),
-        Reached(4, censored=True),
-        Reached(5),
+@given(st.lists(st.tuples(positive, st.booleans()), min_size=1, max_size=10))
+def test_bounds_hold_whatever_was_not_timed(drawn: list[tuple[float, bool]]) -> None:
+    steps = [(float(n), ratio / 100.0) for n, (ratio, _) in enumerate(drawn)]
+    truth = first_within(steps, 99.0, 0.03)
+    partly = [
+        (at, ratio if known else None) for (at, ratio), (_, known) in zip(steps, drawn, strict=True)
     ]
-    steps = kaplan_meier(seen)
-    assert [value for value, _ in steps] == [1, 3, 5]
-    np.testing.assert_allclose([share for _, share in steps], [0.8, 0.8 * 2 / 3, 0.0])
+    found = first_within(partly, 99.0, 0.03)
+    assert found.low <= truth.low
+    assert found.high >= truth.high
 
 
-@given(observed)
-def test_the_share_that_is_left_falls(seen: list[Reached]) -> None:
-    shares = [share for _, share in kaplan_meier(seen)]
-    assert all(0 <= b <= a <= 1 for a, b in zip([1.0, *shares], shares, strict=False))
+def test_never_is_a_bound_of_the_ratio_whoever_it_was() -> None:
+    never = Interval(50.0, math.inf)
+    assert exactly(100.0).over(exactly(10.0)) == exactly(10.0)
+    assert exactly(100.0).over(never) == Interval(0.0, 2.0)
+    assert never.over(exactly(10.0)) == Interval(5.0, math.inf)
+    assert never.over(never) == Interval(0.0, math.inf)
 
 
-@given(st.lists(positive, min_size=1, max_size=20))
-def test_without_censoring_the_median_is_the_usual_one(values: list[float]) -> None:
-    assert censored_median([Reached(value) for value in values]).value == float(np.median(values))
+def test_a_median_is_known_where_never_is_not_in_its_middle() -> None:
+    never = Interval(0.0, 2.0)
+    assert median_interval([never, exactly(3.0), exactly(5.0)]) == exactly(3.0)
+    assert median_interval([never, never, exactly(5.0)]) == Interval(0.0, 2.0)
+    assert median_interval([exactly(4.0), never]) == Interval(2.0, 3.0)
 
 
-def test_a_median_that_was_not_reached_is_a_bound() -> None:
-    seen = [Reached(1), Reached(7, censored=True), Reached(9, censored=True)]
-    assert censored_median(seen) == Reached(9, censored=True)
-    assert censored_median([Reached(1), Reached(2), Reached(9, censored=True)]) == Reached(2)
-    with pytest.raises(ValueError, match="at least one observation"):
-        censored_median([])
+def test_a_mean_over_workloads_with_a_bound_is_a_bound() -> None:
+    assert geometric_mean_interval([exactly(2.0), exactly(8.0)]).low == pytest.approx(4.0)
+    with_never = geometric_mean_interval([Interval(0.0, 2.0), exactly(8.0)])
+    assert (with_never.low, with_never.high) == (0.0, pytest.approx(4.0))
+    assert geometric_mean_interval([Interval(2.0, math.inf), exactly(8.0)]).high == math.inf
 
 
-@given(observed)
-def test_censoring_never_lowers_the_median(seen: list[Reached]) -> None:
-    known = censored_median([Reached(each.value) for each in seen]).value
-    assert censored_median(seen).value >= known * (1 - 1e-12) or len(seen) % 2 == 0
+def test_ratios_within_rounds_are_blind_to_what_a_round_does_to_both() -> None:
+    drift = {number: 1.0 + number for number in range(21)}
+    slower = {number: 1.25 * ms for number, ms in drift.items()}
+    assert paired(slower, drift) == Paired(1.25, 1.25, 1.25, 21)
+    # Rounds that only one of them has are left out.
+    assert paired({0: 2.0, 1: 9.0}, {0: 1.0, 7: 1.0}) == Paired(2.0, 2.0, 2.0, 1)
+    assert paired({}, drift) is None
 
 
-def test_few_seeds_have_a_range_many_an_interval() -> None:
-    few = spread([Reached(float(n)) for n in (1, 2, 9)])
-    assert few is not None
-    assert (few.low, few.high, few.is_interval, few.n) == (1, 9, False, 3)
-    many = spread([Reached(float(n)) for n in range(1, 31)])
-    assert many is not None
-    assert many.is_interval
-    assert 1 < many.low < many.median.value < many.high < 30
-    assert spread([]) is None
+def test_the_interval_of_a_median_holds_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(0)
+    n_held = 0
+    for _ in range(400):
+        found = paired(
+            dict(enumerate(np.exp(rng.normal(0.0, 0.1, 21)))), dict.fromkeys(range(21), 1.0)
+        )
+        assert found is not None
+        n_held += found.low <= 1.0 <= found.high
+    assert 0.94 <= n_held / 400 <= 0.995
 
 
-def test_a_time_ratio_turns_into_a_speed_up() -> None:
-    found = spread([Reached(0.25), Reached(0.5), Reached(2.0, censored=True)])
+def test_a_range_holds_seeds_and_their_intervals() -> None:
+    found = spread([exactly(1.0), exactly(3.0), Interval(0.0, 2.0)], [Interval(0.9, 4.0)])
     assert found is not None
-    turned = inverse(found)
-    assert (turned.median.value, turned.low, turned.high, turned.n_censored) == (2, 0.5, 4, 1)
+    assert (found.low, found.high, found.n, found.n_bounds) == (0.0, 4.0, 3, 1)
+    assert spread([]) is None
 
 
 def test_geometric_mean_of_a_ratio_and_its_inverse_is_one() -> None:

@@ -27,6 +27,22 @@ def test_a_database_is_cut_after_so_many_trials_and_without_failures(
     assert (copy / WORKLOAD_FILE).read_text() == '["workload"]\n'
 
 
+@pytest.mark.parametrize(
+    ("n_records", "rank", "kept"), [(None, 2, [0, 2]), (3, 2, [2]), (3, 3, [])]
+)
+def test_the_next_best_is_what_is_left_without_the_best(
+    tmp_path: Path, n_records: int | None, rank: int, kept: list[int]
+) -> None:
+    (tmp_path / "copy").mkdir()
+    (tmp_path / WORKLOAD_FILE).write_text("")
+    seconds = [[0.2], [1e10], [0.5], [0.1]]
+    lines = [json.dumps([0, [f"trace {n}", each, {}, []]]) for n, each in enumerate(seconds)]
+    (tmp_path / RECORD_FILE).write_text("".join(f"{line}\n" for line in lines))
+    assert cut_database(tmp_path, tmp_path / "copy", n_records, rank) == len(kept)
+    found = (tmp_path / "copy" / RECORD_FILE).read_text().splitlines()
+    assert found == [lines[n] for n in kept]
+
+
 def test_the_machine_is_described() -> None:
     about = describe_machine()
     assert about["n_processors"] >= 1
