@@ -221,13 +221,6 @@ def te_workload(name: str, size: int = 0) -> IRModule:
     return IRModule({"main": workloads.create_te_workload(name, size)})
 
 
-def n_te_sizes(name: str) -> int:
-    """Return how many sizes a testing workload has."""
-    from tvm.s_tir.meta_schedule.testing import te_workload as workloads
-
-    return len(workloads.CONFIGS[name][1])
-
-
 def load_own_json(text: str) -> Any:
     """Load what :func:`save_json` of this version has written.
 

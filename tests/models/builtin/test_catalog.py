@@ -157,7 +157,7 @@ def test_operators_have_several_sizes():
     assert [int(n) for n in args_info_of(third)[0].shape] == [1, 512, 512]
     for size in ("9", "-1", "", "x"):
         with pytest.raises(
-            InvalidOptionError, match=f"te:GMM has no size '{size}'; name one of 0 to 3"
+            InvalidOptionError, match=f"te:GMM has no size '{size}'; sizes are numbers from 0 on"
         ):
             load_workload(f"te:GMM:{size}")
 

@@ -5,13 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from tvm_adaptive._tvm import (
-    TVM_VERSION,
-    IRModule,
-    n_te_sizes,
-    te_workload,
-    te_workload_names,
-)
+from tvm_adaptive._tvm import TVM_VERSION, IRModule, te_workload, te_workload_names
 from tvm_adaptive.errors import InvalidOptionError, check_choices
 from tvm_adaptive.models.builtin.encoder import bert_base, transformer
 from tvm_adaptive.models.builtin.mobilenet import mobilenet_v2
@@ -49,11 +43,14 @@ def load_workload(what: str) -> Network | TIRWorkload:
     name, colon, size = what.removeprefix(_TE).partition(":")
     known = [*BUILTIN, *(_TE + each for each in te_workload_names())]
     check_choices("workload", _TE + name if what.startswith(_TE) else what, known)
-    if colon and size not in map(str, range(n_te_sizes(name))):
-        last = n_te_sizes(name) - 1
-        raise InvalidOptionError(f"{_TE}{name} has no size {size!r}; name one of 0 to {last}.")
     try:
+        if colon and not size.isdecimal():
+            raise IndexError
         return TIRWorkload(what, te_workload(name, int(size or 0)))
+    except IndexError:
+        raise InvalidOptionError(
+            f"te:{name} has no size {size!r}; sizes are numbers from 0 on."
+        ) from None
     except RuntimeError as error:  # the Winograd convolution uses what TVM has removed
         raise InvalidOptionError(
             f"TVM {TVM_VERSION} cannot build its own workload {what} ({error}); choose another."
