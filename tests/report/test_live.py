@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import io
 import os
 import pickle
@@ -14,13 +16,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tvm_adaptive.cli.display import Display
+from tvm_adaptive.cli.display import Display, describe
 from tvm_adaptive.measure_callback.journal import Journal
 from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
 from tvm_adaptive.report.history import RunHistory
 from tvm_adaptive.report.live import MAX_ROWS, failure_lines, latency_line, screen, status_lines
 from tvm_adaptive.report.notebook import NotebookView
 from tvm_adaptive.tuning.budget import Budget
+from tvm_adaptive.tuning.outcome import Comparison, PeerTiming
+from tvm_adaptive.values.forms import FormKey
 
 
 def history_of(n_tasks: int = 2) -> RunHistory:
@@ -28,7 +32,8 @@ def history_of(n_tasks: int = 2) -> RunHistory:
     history = RunHistory(name="net")
     history.add({"event": "journal", "time_sec": 0.0})
     history.add({"event": "untuned", "time_sec": 1.0, "seconds": 0.1})
-    history.add({"event": "tasks", "time_sec": 1.0, "tasks": [{}] * n_tasks})
+    names = [{"name": f"[red]task {number}[/red]"} for number in range(n_tasks)]
+    history.add({"event": "tasks", "time_sec": 1.0, "tasks": names})
     for number in range(n_tasks):
         task = f"[red]task {number}[/red]"
         history.add({"event": "build", "time_sec": 2.0, "seconds": 3.0})
@@ -70,11 +75,58 @@ def test_many_tasks_are_cut_and_long_names_do_not_wrap() -> None:
 
 def test_before_every_task_has_a_time_there_is_no_sum() -> None:
     history = RunHistory()
-    history.add({"event": "tasks", "tasks": [{}, {}]})
+    history.add({"event": "tasks", "tasks": [{"name": "a"}, {"name": "b"}]})
     history.add({"event": "measured", "task": "a", "latencies_ms": [1.0], "weighted_ms": None})
     assert latency_line(history) == "1 of 2 tasks timed, 1 trials"
     assert status_lines(history) == []
     assert failure_lines(Counter()) == []
+
+
+def test_tasks_of_one_form_are_counted_as_in_plain_lines() -> None:
+    keys = {"a": ("", ""), "b": ("g", ""), "c": ("g", "winograd"), "d": ("g", "winograd")}
+    named = [{"name": name, "group": key[0], "form": key[1]} for name, key in keys.items()]
+    history = RunHistory()
+    history.add({"event": "tasks", "tasks": named})
+    for task in ("b", "c"):
+        history.add({"event": "measured", "task": task, "latencies_ms": [1.0]})
+    assert latency_line(history) == "1 of 2 tasks timed, 2 trials"
+    forms = {name: FormKey(*key) for name, key in keys.items()}
+    progress = history.progress([(name, 1.0) for name in keys], forms)
+    assert "1 of 2 tasks timed" in describe(progress)
+
+
+def compared(*peers: tuple[str, float]) -> dict[str, Any]:
+    """Return the event of a comparison with frameworks of such seconds; ours takes 10 ms."""
+    timings = [PeerTiming(name, name, 2, (sec,), (0.01,), 0.0, 0.0, True) for name, sec in peers]
+    comparison = Comparison(0.02, 0.01, 0.0, 0.0, True, "ORT", tuple(timings))
+    return {"event": "comparison", "time_sec": 50.0, **dataclasses.asdict(comparison)}
+
+
+def test_frameworks_ratios_are_shown_as_soon_as_they_are_known() -> None:
+    history = history_of()
+    assert "ORT" not in drawn(history, None)
+    history.add(compared(("ORT", 0.02), ("OpenVINO", 0.008)))
+    text = drawn(history, None, width=160)
+    assert "result   2.00 x faster than ORT (2 threads): 10.0 ms, was 20.0 ms" in text
+    assert "result   1.25 x slower than OpenVINO" in text
+
+
+@pytest.mark.parametrize("kind", ["terminal", "notebook"])
+def test_the_comparison_is_drawn_at_once(kind: str) -> None:
+    out, cells = io.StringIO(), [Cell("")]
+    view: Any
+    if kind == "terminal":
+        view = Display(Console(file=out, force_terminal=True, width=160))
+    else:
+        view = NotebookView(show=lambda _: cells[0])
+    with contextlib.ExitStack() as stack:
+        if kind == "terminal":
+            stack.enter_context(view)
+        view.stage("compare")
+        view.event({"event": "journal"})
+        view.event(compared(("ORT", 0.02)))
+        shown = out.getvalue() + cells[0].shown[-1]
+    assert "2.00 x faster than ORT" in shown
 
 
 def test_plain_lines_tell_the_commonest_failure() -> None:

@@ -15,6 +15,7 @@ import psutil
 import tvm_adaptive
 from tvm_adaptive.cli import apply, db, doctor, report, show, tune
 from tvm_adaptive.cli.console import EXIT_BAD_INPUT, EXIT_OK, flush_or_drop, unless_closed
+from tvm_adaptive.cli.native_log import StandardErrorHandler
 from tvm_adaptive.errors import AdaptiveError
 from tvm_adaptive.tuning.interrupts import EXIT_INTERRUPTED
 
@@ -69,7 +70,7 @@ def _set_up_logging(verbose: bool) -> None:
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING,
         format="%(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
+        handlers=[StandardErrorHandler()],
     )
     # MetaSchedule prints a table per round otherwise; its own files under the work
     # directory keep all of it.

@@ -10,6 +10,7 @@ from typing import Any
 from tvm_adaptive.cli.arguments import WHAT_HELP, add_farm_options, add_model_options, with_farm
 from tvm_adaptive.cli.console import EXIT_BAD_RESULT, EXIT_OK, PlainConsole, unless_closed
 from tvm_adaptive.cli.display import Display
+from tvm_adaptive.cli.native_log import NATIVE_LOG, NativeLog
 from tvm_adaptive.models.frontend import slug
 from tvm_adaptive.report.comparison import comparison_lines, peer_lines
 from tvm_adaptive.tuning.config import DEFAULT
@@ -23,7 +24,10 @@ def run(options: argparse.Namespace) -> int:
     out_dir = options.out or Path("applied") / slug(Path(what).name)
     names = ("layout", "prepack", "vector_math", "forms", "store")
     config = DEFAULT.replace(**{name: getattr(options, name) for name in names})
-    with Display(PlainConsole(stderr=True), quiet=options.quiet) as display:
+    with (
+        NativeLog(out_dir / NATIVE_LOG).opened() as log,
+        Display(PlainConsole(stderr=True), quiet=options.quiet, native_log=log) as display,
+    ):
         applied = apply(
             what,
             out_dir=out_dir,

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
+from tvm_adaptive.cli.native_log import NativeLog
 from tvm_adaptive.measure_callback.progress import RunProgress
 from tvm_adaptive.report.history import RunHistory
 from tvm_adaptive.report.live import failure_lines, screen
@@ -25,9 +26,12 @@ _DRAW_SEC = 0.5
 class Display:
     """A live screen on a terminal, plain lines elsewhere, nothing when quiet."""
 
-    def __init__(self, console: Console, quiet: bool = False) -> None:
+    def __init__(
+        self, console: Console, quiet: bool = False, native_log: NativeLog | None = None
+    ) -> None:
         self._console = console
         self._quiet = quiet
+        self._native_log = native_log
         self._history = RunHistory(keeps_all=False)
         self._budget: Budget | None = None
         self._stage = "starting"
@@ -74,9 +78,13 @@ class Display:
             self._print(text)
 
     def event(self, event: dict[str, Any]) -> None:
-        """Keep an event of the journal; the next round shows it."""
+        """Keep an event of the journal; the next round shows it, the comparison is shown now."""
+        if self._native_log is not None:
+            self._native_log.begin()  # the run owns its directory since the first event
         if self._is_live:
             self._history.add(event)
+            if event["event"] == "comparison":
+                self._draw()
 
     def _draw(self) -> None:
         self._last_sec = time.monotonic()

@@ -20,6 +20,7 @@ from tvm_adaptive.cli.arguments import (
 )
 from tvm_adaptive.cli.console import EXIT_BAD_RESULT, EXIT_OK, PlainConsole, unless_closed
 from tvm_adaptive.cli.display import Display
+from tvm_adaptive.cli.native_log import NATIVE_LOG, NativeLog
 from tvm_adaptive.cli.summary import print_report
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.frontend import slug
@@ -53,14 +54,23 @@ def run(options: argparse.Namespace) -> int:
         return EXIT_OK
     check_resume(options)
     # The report goes to standard output, progress to standard error.
-    with Display(PlainConsole(stderr=True), quiet=options.quiet) as display:
-        report = _report(options, display)
+    work_dir = Path(options.resume or options.work_dir or _new_work_dir(options.what))
+    with (
+        NativeLog(work_dir / NATIVE_LOG).opened() as log,
+        Display(PlainConsole(stderr=True), quiet=options.quiet, native_log=log) as display,
+    ):
+        report = _report(options, work_dir, display)
     with unless_closed():
         print_report(report, PlainConsole(file=sys.stdout))
     return exit_code(report)
 
 
-def _report(options: argparse.Namespace, display: Display) -> TuneReport:
+def _new_work_dir(what: str | None) -> str:
+    """Return the default for a new run."""
+    return f"runs/{slug(Path(what or '').name)}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _report(options: argparse.Namespace, work_dir: Path, display: Display) -> TuneReport:
     """Begin a run, or resume one."""
     shared: dict[str, Any] = {
         "trials": options.trials,
@@ -83,10 +93,9 @@ def _report(options: argparse.Namespace, display: Display) -> TuneReport:
     budget_sec = options.budget
     if budget_sec is None and options.trials is None:
         budget_sec = _DEFAULT_BUDGET_SEC
-    now = time.strftime("%Y%m%d-%H%M%S")
     return tune(
         options.what,
-        work_dir=options.work_dir or f"runs/{slug(Path(options.what).name)}-{now}",
+        work_dir=work_dir,
         target=options.target,
         budget_sec=budget_sec,
         seed=options.seed,

@@ -13,8 +13,10 @@ from typing import Any
 
 from tvm_adaptive.measure_callback.history import History, TaskHistory
 from tvm_adaptive.measure_callback.journal import follow
+from tvm_adaptive.measure_callback.progress import TaskProgress
 from tvm_adaptive.tuning.outcome import PeerTiming
 from tvm_adaptive.tuning.session import journal_of
+from tvm_adaptive.values.forms import DIRECT, FormKey
 
 Event = dict[str, Any]
 
@@ -63,7 +65,9 @@ class RunHistory(History):
     )
     stage_secs: dict[str, float] = dataclasses.field(default_factory=dict)
     now: Event | None = None  # the current slot
-    n_tasks: int = 0  # 0 until the search begins
+    # Calls and form of each task, by its name; empty until the search begins.
+    weights: dict[str, float] = dataclasses.field(default_factory=dict)
+    forms: dict[str, FormKey] = dataclasses.field(default_factory=dict)
     untuned_sec: float | None = None  # latency without tuning
     comparison: Event | None = None
     peers: tuple[PeerTiming, ...] = ()
@@ -76,6 +80,11 @@ class RunHistory(History):
         search_sec = self.stage_secs.get("search", self.slot_sec)
         rest_sec = max(0.0, search_sec - sum(self.part_secs.values()))
         return {**self.part_secs, "rest of the search": rest_sec}
+
+    @property
+    def used_tasks(self) -> list[TaskProgress]:
+        """The tasks that the network would consist of now; empty until the search begins."""
+        return self.progress(list(self.weights.items()), self.forms).used_tasks
 
     @property
     def heaviest(self) -> list[TaskHistory]:
@@ -118,7 +127,10 @@ class RunHistory(History):
         self.stage_secs[name] = self.stage_secs.get(name, 0.0) + float(event["seconds"])
 
     def _add_tasks(self, event: Event) -> None:
-        self.n_tasks = len(event["tasks"])
+        for number, task in enumerate(event["tasks"]):
+            name = str(task.get("name", number))
+            self.weights[name] = float(task.get("weight") or 1.0)
+            self.forms[name] = FormKey(str(task.get("group", "")), str(task.get("form", DIRECT)))
 
     def _add_untuned(self, event: Event) -> None:
         if event.get("seconds") is not None:

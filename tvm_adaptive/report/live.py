@@ -10,6 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from tvm_adaptive.report.comparison import peer_lines
 from tvm_adaptive.report.history import RunHistory
 from tvm_adaptive.tuning.budget import Budget
 
@@ -31,9 +32,10 @@ def screen(history: RunHistory, budget: Budget | None, stage: str) -> Renderable
 def latency_line(history: RunHistory) -> str:
     """Return the sum of the tasks' best latencies, against that of the untuned model."""
     if not history.curve:
-        n_done = sum(math.isfinite(task.best_ms) for task in history.tasks.values())
-        n_tasks = f" of {history.n_tasks}" if history.n_tasks else ""
-        return f"{n_done}{n_tasks} tasks timed, {history.n_trials} trials"
+        # Of other forms, as plain lines count: the network needs one form only.
+        used = history.used_tasks
+        n_done = sum(math.isfinite(task.best_sec) for task in used)
+        return f"{n_done} of {len(used)} tasks timed, {history.n_trials} trials"
     now_ms = history.curve[-1][1]
     text = f"sum of tasks {now_ms:.4g} ms"
     if history.untuned_sec is not None:
@@ -43,8 +45,8 @@ def latency_line(history: RunHistory) -> str:
 
 
 def status_lines(history: RunHistory) -> list[str]:
-    """Return the current slot and its reason, the shares of time, and the failures."""
-    lines = []
+    """Return the frameworks' ratios, the current slot, the shares of time, and the failures."""
+    lines = [f"result   {line}" for line in peer_lines(history.peers)]
     if history.now is not None:
         slot = history.now
         text = f"now      {slot.get('task')}: {slot.get('reason')}"

@@ -65,8 +65,10 @@ class NotebookView:
         self._draw()
 
     def event(self, event: dict[str, Any]) -> None:
-        """Add an event of the journal."""
+        """Add an event of the journal; the comparison is shown at once."""
         self._history.add(event)
+        if event["event"] == "comparison":
+            self._draw()
 
     def html(self) -> str:
         """Return the displayed HTML."""
