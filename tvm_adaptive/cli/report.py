@@ -8,14 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from tvm_adaptive.cli.console import EXIT_OK
+from tvm_adaptive.errors import InvalidOptionError
 
 
 def run(options: argparse.Namespace) -> int:
     """Write the page, and open it if requested."""
     from tvm_adaptive.report import read_runs, write_report
+    from tvm_adaptive.report.demo import read_demo
 
-    out = options.out or options.work_dir[0] / "report.html"
-    path = write_report(read_runs(options.work_dir), out)
+    if not options.work_dir and not options.demo:
+        raise InvalidOptionError("Name a run's work directory, or give --demo.")
+    folder = options.work_dir[0] if options.work_dir else Path()
+    histories = read_runs(options.work_dir) + ([read_demo()] if options.demo else [])
+    path = write_report(histories, options.out or folder / "report.html")
     print(path)
     if options.open:
         webbrowser.open(path.as_uri())
@@ -30,9 +35,15 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         description="Write one HTML file on a run, in progress, finished or killed; it can be "
         "read offline. Further runs are drawn beside the first.",
     )
-    report.add_argument("work_dir", type=Path, nargs="+", metavar="DIR", help="work directories")
+    report.add_argument("work_dir", type=Path, nargs="*", metavar="DIR", help="work directories")
     report.add_argument(
-        "--out", type=Path, metavar="FILE", help="default: report.html in the first directory"
+        "--demo", action="store_true", help="show a kept run; after directories, compare with it"
+    )
+    report.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="default: report.html in the first DIR, or here",
     )
     report.add_argument("--open", action="store_true", help="show it in the browser")
     report.set_defaults(run=run)

@@ -81,6 +81,41 @@ def latency_chart(histories: Sequence[RunHistory]) -> Chart:
     )
 
 
+def peers_chart(histories: Sequence[RunHistory]) -> Chart:
+    """Draw a bar per framework: its latency over that of the tuned network."""
+    data: list[Spec] = []
+    for number, history in enumerate(histories):
+        ranges = [
+            [theirs / ours for theirs, ours in zip(peer.secs, peer.tuned_secs, strict=True)]
+            for peer in history.peers
+        ]
+        ratios = [peer.speedup for peer in history.peers]
+        spread = {
+            "type": "data",
+            "array": [max(0.0, max(r) - s) for r, s in zip(ranges, ratios, strict=True)],
+            "arrayminus": [max(0.0, s - min(r)) for r, s in zip(ranges, ratios, strict=True)],
+        }
+        names = [escape(peer.framework) for peer in history.peers]
+        texts = [f"{ratio:.2f} x" for ratio in ratios]
+        more = {"name": escape(history.name), "text": texts, "error_y": spread}
+        data.append(_bar(names, ratios, _colour(number), **more))
+    line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 1, "y1": 1}
+    return Chart(
+        "ratios",
+        "Speed against each framework",
+        "Latency of the framework over that of the tuned network, medians of rounds in turns; "
+        "above 1 the tuned network is faster. Lines show the range of the rounds.",
+        data,
+        {
+            "barmode": "group",
+            "showlegend": len(histories) > 1,
+            "xaxis": _axis(""),
+            "yaxis": _axis("ratio", rangemode="tozero"),
+            "shapes": [{**line, "line": {"dash": "dot", "color": COLOURS[-1]}}],
+        },
+    )
+
+
 def slots_chart(history: RunHistory) -> Chart:
     """Draw which task got each slot, and why."""
     order = [task.name for task in history.heaviest[:MAX_TASKS]]

@@ -14,9 +14,10 @@ from typing import Any
 from tvm_adaptive.measure_callback.history import History, TaskHistory
 from tvm_adaptive.measure_callback.journal import follow
 from tvm_adaptive.measure_callback.progress import TaskProgress
+from tvm_adaptive.report.trials import TrialJoiner, TrialRow
 from tvm_adaptive.tuning.outcome import PeerTiming
 from tvm_adaptive.tuning.session import journal_of
-from tvm_adaptive.values.forms import DIRECT, FormKey
+from tvm_adaptive.values.forms import DIRECT, NO_FORM, FormKey
 
 Event = dict[str, Any]
 
@@ -60,6 +61,7 @@ class RunHistory(History):
     forecasts: list[Event] = dataclasses.field(default_factory=list)
     timings: list[Event] = dataclasses.field(default_factory=list)
     boards: list[Event] = dataclasses.field(default_factory=list)
+    trials: list[TrialRow] = dataclasses.field(default_factory=list)
     part_secs: dict[str, float] = dataclasses.field(
         default_factory=lambda: {"propose": 0.0, "build": 0.0, "measure": 0.0}
     )
@@ -73,6 +75,7 @@ class RunHistory(History):
     peers: tuple[PeerTiming, ...] = ()
     last_report: Event | None = None  # also of an earlier or interrupted attempt
     state: str = _RUNNING  # or ``"finished"``, or ``"interrupted"``
+    _joiner: TrialJoiner = dataclasses.field(default_factory=TrialJoiner)
     _open: dict[str, Event] = dataclasses.field(default_factory=dict)  # slots by task
 
     def search_secs(self) -> dict[str, float]:
@@ -96,6 +99,8 @@ class RunHistory(History):
         self.tasks.clear()
         self.errors.clear()
         self.curve.clear()
+        self.trials.clear()
+        self._joiner = TrialJoiner()
         self.untuned_sec = None
 
     def add(self, event: Event) -> None:
@@ -115,6 +120,10 @@ class RunHistory(History):
         if kind in kept:
             if self.keeps_all:
                 kept[kind].append(event)
+                if kind == "round":
+                    self._joiner.add_round(event)
+                elif kind == "timing":
+                    self._joiner.add_timing(event)
         elif apply := getattr(self, f"_add_{kind.replace('-', '_')}", None):
             apply(event)
 
@@ -164,6 +173,9 @@ class RunHistory(History):
         )
 
     def _add_measured(self, event: Event) -> None:
+        if self.keeps_all:
+            form = self.forms.get(str(event["task"]), NO_FORM).form
+            self.trials += self._joiner.add_measured(event, form)
         weighted_ms = event.get("weighted_ms")
         if weighted_ms is not None:
             if not self.keeps_all:

@@ -6,6 +6,7 @@ script draws them.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import math
@@ -15,25 +16,49 @@ from html import escape
 from pathlib import Path
 
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.measure_callback.journal import finite
 from tvm_adaptive.report import charts
 from tvm_adaptive.report.comparison import peer_lines
 from tvm_adaptive.report.history import RunHistory
+from tvm_adaptive.report.run_options import option_differences
+from tvm_adaptive.report.tables import TRIALS_SCRIPT, number, script_json, table, trial_table
+from tvm_adaptive.report.trials import source_shares
+from tvm_adaptive.values.forms import NO_FORM
 
 _STYLE = """
+:root { color-scheme: light dark; --page: #fff; --text: #1b1b1b; --faint: #555; --line: #ddd; }
+@media (prefers-color-scheme: dark) {
+  :root { --page: #16181c; --text: #e4e4e4; --faint: #a5a5a5; --line: #3a3d42; }
+}
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
-  background: #fff; color: #1b1b1b; }
+  background: var(--page); color: var(--text); }
 h1 { margin-bottom: 0; } h2 { margin-top: 2.5rem; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { text-align: left; padding: .25rem .75rem .25rem 0; border-bottom: 1px solid #ddd; }
+th, td { text-align: left; padding: .25rem .75rem .25rem 0; border-bottom: 1px solid var(--line); }
 td.n, th.n { text-align: right; }
-.scroll { overflow-x: auto; } .caption { color: #555; }
+.scroll { overflow-x: auto; } .caption { color: var(--faint); }
 figure { margin: 0; }
+th button { font: inherit; font-weight: bold; color: inherit; background: none; border: 0;
+  padding: 0; cursor: pointer; }
+th[aria-sort=ascending] button::after { content: " \\2191"; }
+th[aria-sort=descending] button::after { content: " \\2193"; }
 """
 _SCRIPT = """
+const dark = matchMedia("(prefers-color-scheme: dark)");
+function coloured(layout) {
+  const style = getComputedStyle(document.documentElement);
+  const [text, line] = ["--text", "--line"].map(name => style.getPropertyValue(name).trim());
+  const result = {...layout, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    font: {color: text}};
+  for (const key of Object.keys(layout).filter(key => /^[xy]axis/.test(key)))
+    result[key] = {...layout[key], gridcolor: line, zerolinecolor: line};
+  return result;
+}
 for (const place of document.querySelectorAll("figure[data-chart]")) {
   const chart = JSON.parse(document.getElementById(place.dataset.chart).textContent);
-  Plotly.newPlot(place, chart.data, chart.layout, {responsive: true, displaylogo: false});
+  const draw = () => Plotly.react(place, chart.data, coloured(chart.layout),
+    {responsive: true, displaylogo: false});
+  setTimeout(draw);  // one by one, after the page can be read
+  dark.addEventListener("change", draw);
 }
 """
 _LAYOUT = {
@@ -91,15 +116,15 @@ def page(histories: Sequence[RunHistory]) -> str:
     ]
     sections = [_section(chart) for chart in drawn if chart.is_drawable]
     sections.insert(1, _tasks(first))
-    sections.insert(1, _peers(first))
-    sections += [_devices(first), _failures(first)]
-    body = "\n".join([_head(first), _runs(histories), *sections])
+    sections.insert(1, _peers(histories))
+    sections += [_sources(first), _devices(first), _failures(first), trial_table(first.trials)]
+    body = "\n".join([_head(first), _runs(histories), _options(histories), *sections])
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(first.name)}</title>\n<style>{_STYLE}</style>\n"
         f"<script>{_plotly()}</script>\n</head>\n<body>\n{body}\n"
-        f"<script>{_SCRIPT}</script>\n</body>\n</html>\n"
+        f"<script>{TRIALS_SCRIPT}{_SCRIPT}</script>\n</body>\n</html>\n"
     )
 
 
@@ -115,9 +140,7 @@ def _plotly() -> str:
 
 def _section(chart: charts.Chart) -> str:
     layout = _LAYOUT | chart.layout
-    text = json.dumps(finite({"data": chart.data, "layout": layout}), allow_nan=False)
-    # Inside a script element only "<" can end it or begin a comment.
-    safe = text.replace("<", "\\u003c")
+    safe = script_json({"data": chart.data, "layout": layout})
     key = f"chart-{chart.key}"
     return (
         f'<h2 id="{chart.key}">{escape(chart.title)}</h2>\n<p class="caption">'
@@ -156,23 +179,52 @@ def _runs(histories: Sequence[RunHistory]) -> str:
         last_ms = history.curve[-1][1] if history.curve else math.nan
         after_ms = 1e3 * history.comparison["after_sec"] if history.comparison else math.nan
         counts = [str(history.n_trials), f"{history.spent_sec:.0f}"]
-        rows.append([history.name, history.state, *counts, _number(last_ms), _number(after_ms)])
+        rows.append([history.name, history.state, *counts, number(last_ms), number(after_ms)])
     head = ["run", "state", "trials", "seconds", "sum of tasks, ms", "network, ms"]
-    return _table(head, rows, n_text=2)
+    return table(head, rows, n_text=2)
 
 
-def _peers(history: RunHistory) -> str:
-    """Return the rounds in which frameworks and the tuned library took turns, if any."""
-    if not history.peers:
+def _options(histories: Sequence[RunHistory]) -> str:
+    """Return the options in which the runs differ; nothing for one run."""
+    if len(histories) == 1:
         return ""
+    differences = option_differences([history.run for history in histories])
+    if not differences:
+        return '<h2 id="options">Options</h2>\n<p>The runs have the same options.</p>'
+    head = ["option", *(history.name for history in histories)]
+    rows = [[name, *values] for name, values in differences.items()]
+    return '<h2 id="options">Options that differ</h2>\n' + table(head, rows, n_text=len(head))
+
+
+def _sources(history: RunHistory) -> str:
+    """Return what recalled, seeded, analytical, modelled and random candidates brought."""
+    shares = source_shares(history.trials)
+    if not shares:
+        return ""
+    rows = [[str(value) for value in dataclasses.astuple(each)] for each in shares]
+    head = ["source", "trials", "failed", "improvements", "first results", "fastest of a task"]
+    return (
+        '<h2 id="sources">Sources of candidates</h2>\n<p class="caption">Recalled: the best of '
+        "this task from a store or the starter records; seed: what was good for tasks of the same "
+        "family; analytical: what suits the processor; model: the search's choice. An improvement "
+        "is faster than all earlier trials of its task.</p>\n" + table(head, rows, n_text=1)
+    )
+
+
+def _peers(histories: Sequence[RunHistory]) -> str:
+    """Return the ratios to frameworks, and the first run's rounds in turns, if any."""
+    history, chart = histories[0], charts.peers_chart(histories)
+    bars = _section(chart) + "\n" if chart.is_drawable else ""
+    if not history.peers:
+        return bars
     rows = []
     for peer in history.peers:
-        for number, (theirs, ours) in enumerate(zip(peer.secs, peer.tuned_secs, strict=True), 1):
-            numbers = map(_number, (1e3 * theirs, 1e3 * ours, theirs / ours))
-            rows.append([peer.framework, str(number), *numbers])
+        for turn, (theirs, ours) in enumerate(zip(peer.secs, peer.tuned_secs, strict=True), 1):
+            numbers = map(number, (1e3 * theirs, 1e3 * ours, theirs / ours))
+            rows.append([peer.framework, str(turn), *numbers])
     head = ["framework", "round", "its latency, ms", "tuned, ms", "ratio"]
     caption = '<p class="caption">Latency in turns; above 1 the tuned network is faster.</p>'
-    return f'<h2 id="peers">Frameworks</h2>\n{caption}\n' + _table(head, rows, n_text=1)
+    return bars + f'<h2 id="peers">Frameworks</h2>\n{caption}\n' + table(head, rows, n_text=1)
 
 
 def _tasks(history: RunHistory) -> str:
@@ -185,10 +237,13 @@ def _tasks(history: RunHistory) -> str:
     for task in history.heaviest[: charts.MAX_TASKS]:
         gflops = task.flop / task.best_ms / 1e6 if task.flop else math.nan
         counts = [f"{task.weight:g}", str(len(task.latencies_ms)), str(task.n_errors)]
-        numbers = map(_number, (task.best_ms, task.share_ms, gflops))
-        rows.append([task.name, *counts, *numbers, words[checked.get(task.name)]])
-    head = ["task", "calls", "trials", "failed", "best, ms", "in all, ms", "GFLOP/s", "checked"]
-    return "<h2>Tasks</h2>\n" + _table(head, rows, n_text=1)
+        numbers = map(number, (task.best_ms, task.share_ms, gflops, task.spent_sec))
+        form = history.forms.get(task.name, NO_FORM).form
+        rows.append([task.name, form, *counts, *numbers, words[checked.get(task.name)]])
+    head = ["task", "form", "calls", "trials", "failed", "best, ms", "in all, ms", "GFLOP/s"]
+    head += ["seconds", "checked"]
+    caption = '<p class="caption">Seconds are of tuning: of all slots of the task.</p>'
+    return f"<h2>Tasks</h2>\n{caption}\n" + table(head, rows, n_text=2)
 
 
 def _devices(history: RunHistory) -> str:
@@ -211,13 +266,13 @@ def _devices(history: RunHistory) -> str:
     if not addresses:
         return ""
     rows = [
-        [each, *(str(n[each]) for n in counters), _number(speeds.get(each, math.nan))]
+        [each, *(str(n[each]) for n in counters), number(speeds.get(each, math.nan))]
         for each in addresses
     ]
     head = ["device", "timings", "of these errors", "faults", "rests", "speed"]
     return (
         '<h2>Devices</h2>\n<p class="caption">A fault is the device\'s own; speed is against the '
-        "first device, by a reference kernel.</p>\n" + _table(head, rows, n_text=1)
+        "first device, by a reference kernel.</p>\n" + table(head, rows, n_text=1)
     )
 
 
@@ -225,22 +280,4 @@ def _failures(history: RunHistory) -> str:
     if not history.errors:
         return "<h2>Failures</h2>\n<p>None.</p>"
     rows = [[text, str(count)] for text, count in history.errors.most_common(_MAX_FAILURES)]
-    return "<h2>Failures by cause</h2>\n" + _table(["message", "trials"], rows, n_text=1)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], n_text: int) -> str:
-    """Return a table whose first ``n_text`` columns are text, the others numbers."""
-
-    def line(row: Sequence[str], kind: str) -> str:
-        cells = (
-            f"<{kind}{'' if column < n_text else ' class=n'}>{escape(cell)}</{kind}>"
-            for column, cell in enumerate(row)
-        )
-        return f"<tr>{''.join(cells)}</tr>"
-
-    lines = [line(head, "th"), *(line(row, "td") for row in rows)]
-    return f'<div class="scroll"><table>{"".join(lines)}</table></div>'
-
-
-def _number(value: float) -> str:
-    return f"{value:.4g}" if math.isfinite(value) and value else "-"
+    return "<h2>Failures by cause</h2>\n" + table(["message", "trials"], rows, n_text=1)

@@ -1,0 +1,123 @@
+"""Trials one by one: what the events of a round, of timings and of their results say together."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from typing import Any
+
+Event = dict[str, Any]
+
+# A timing belongs to a result of the same time, which the journal does not round: batches of
+# several lanes may be timed in turns, so that their order does not tell.
+_DIGITS = 9
+# Sources of candidates, in the order in which a batch has them.
+RECALLED, SEED, ANALYTICAL, MODEL, RANDOM = "recalled", "seed", "analytical", "model", "random"
+SOURCES = (RECALLED, SEED, ANALYTICAL, MODEL, RANDOM)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TrialRow:
+    """One trial."""
+
+    task: str
+    form: str  # empty for a task without forms, and for the direct form
+    source: str  # of SOURCES; empty where the journal does not tell
+    ms: float  # NaN for a failure
+    error: float  # standard error of the mean over the mean; NaN if unknown
+    reason: str  # why its timing ended; empty if unknown
+    seconds: float  # of the timing; NaN if unknown
+    improves: bool  # faster than every earlier trial of its task, the first one included
+
+
+class TrialJoiner:
+    """Joins events of a journal to trials."""
+
+    def __init__(self) -> None:
+        self._rounds: dict[str, deque[Event]] = defaultdict(deque)
+        self._timings: dict[str, Event] = {}
+        self._best_ms: dict[str, float] = {}
+
+    def add_round(self, event: Event) -> None:
+        """Keep a round until its results come."""
+        self._rounds[str(event.get("task"))].append(event)
+
+    def add_timing(self, event: Event) -> None:
+        """Keep a candidate's timing until the results of its batch come."""
+        if event.get("mean_sec"):
+            self._timings[_time_key(1e3 * float(event["mean_sec"]))] = event
+
+    def add_measured(self, event: Event, form: str) -> list[TrialRow]:
+        """Return the trials of a batch of results."""
+        task = str(event["task"])
+        latencies_ms = [math.nan if ms is None else float(ms) for ms in event["latencies_ms"]]
+        rounds = self._rounds[task]
+        sources = _sources(rounds.popleft() if rounds else {}, len(latencies_ms))
+        rows = []
+        for ms, source in zip(latencies_ms, sources, strict=True):
+            timing = self._timings.pop(_time_key(ms), {})
+            error = 1e3 * float(timing.get("stderr_sec") or math.nan) / ms
+            seconds = float(timing.get("elapsed_sec") or math.nan)
+            reason = str(timing.get("reason") or "")
+            improves = ms < self._best_ms.get(task, math.inf)
+            if improves:
+                self._best_ms[task] = ms
+            rows.append(TrialRow(task, form, source, ms, error, reason, seconds, improves))
+        return rows
+
+
+def _time_key(ms: float) -> str:
+    return f"{ms:.{_DIGITS}g}"
+
+
+def _sources(event: Event, n_results: int) -> list[str]:
+    """Return the source of each candidate; empty where candidates are missing in the results."""
+    n_seeded, n_analytical, n_random = (
+        int(event.get(f"n_{name}") or 0) for name in ("seeded", "analytical", "random")
+    )
+    n_model = n_results - n_seeded - n_analytical - n_random
+    if event.get("n_candidates") != n_results or n_model < 0:
+        return [""] * n_results
+    first = RECALLED if event.get("reason") == RECALLED else SEED
+    counts = ((first, n_seeded), (ANALYTICAL, n_analytical), (MODEL, n_model), (RANDOM, n_random))
+    return [source for source, n in counts for _ in range(n)]
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceShare:
+    """What the candidates of one source brought."""
+
+    source: str
+    n_trials: int
+    n_errors: int
+    n_improvements: int  # trials faster than all before, the task's first not counted
+    n_firsts: int  # tasks of which its candidate was the first success
+    n_winners: int  # tasks of which its candidate is the fastest
+
+
+def source_shares(trials: Sequence[TrialRow]) -> list[SourceShare]:
+    """Return what each source brought, for those that had a trial."""
+    firsts: dict[str, TrialRow] = {}
+    winners: dict[str, TrialRow] = {}
+    for trial in trials:
+        if trial.improves:
+            firsts.setdefault(trial.task, trial)
+            winners[trial.task] = trial
+    shares = []
+    for source in SOURCES:
+        own = [trial for trial in trials if trial.source == source]
+        if own:
+            n_firsts = sum(trial.source == source for trial in firsts.values())
+            shares.append(
+                SourceShare(
+                    source,
+                    n_trials=len(own),
+                    n_errors=sum(math.isnan(trial.ms) for trial in own),
+                    n_improvements=sum(trial.improves for trial in own) - n_firsts,
+                    n_firsts=n_firsts,
+                    n_winners=sum(trial.source == source for trial in winners.values()),
+                )
+            )
+    return shares
