@@ -72,6 +72,13 @@ def test_a_crash_still_dumps_its_stack_where_it_is_seen(tmp_path: Path) -> None:
     assert code == -11
 
 
+def test_nothing_is_left_where_nothing_was_written(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PROGRAM.format(body="pass").replace("within", "")]
+    command[-1] = command[-1].replace('os.write(2, b"native \\n")', "pass")
+    subprocess.run([*command, str(tmp_path / "logs" / "native.log")], timeout=120, check=True)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_folder_that_cannot_be_written_costs_the_log_only(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     shown, _, code = run(tmp_path / "file" / "native.log")

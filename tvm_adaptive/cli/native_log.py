@@ -74,6 +74,14 @@ class NativeLog:
                 faulthandler.enable(before)
             with contextlib.suppress(OSError):
                 own.close()
+            self._remove_if_empty()
+
+    def _remove_if_empty(self) -> None:
+        """Leave no empty file and folder behind, such as in a folder to deploy."""
+        with contextlib.suppress(OSError):
+            if self._has_begun and not self._path.stat().st_size:
+                self._path.unlink()
+                self._path.parent.rmdir()  # fails where other logs are
 
 
 class StandardErrorHandler(logging.StreamHandler):  # type: ignore[type-arg]
