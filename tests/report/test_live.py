@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import math
 import os
 import pickle
 import pty
@@ -19,7 +20,7 @@ from rich.console import Console
 from tvm_adaptive.cli.display import Display, describe
 from tvm_adaptive.measure_callback.journal import Journal
 from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
-from tvm_adaptive.report.history import RunHistory
+from tvm_adaptive.report.history import RunHistory, read_run
 from tvm_adaptive.report.live import MAX_ROWS, failure_lines, latency_line, screen, status_lines
 from tvm_adaptive.report.notebook import NotebookView
 from tvm_adaptive.tuning.budget import Budget
@@ -80,6 +81,17 @@ def test_before_every_task_has_a_time_there_is_no_sum() -> None:
     assert latency_line(history) == "1 of 2 tasks timed, 1 trials"
     assert status_lines(history) == []
     assert failure_lines(Counter()) == []
+
+
+def test_an_infinite_sum_is_none_for_a_screen_too(tmp_path: Path) -> None:
+    history = RunHistory(keeps_all=False)
+    journal = Journal(tmp_path / "journal.jsonl", history.add)
+    assert latency_line(history) == "no task timed yet"
+    journal.write("tasks", tasks=[{"name": "a"}, {"name": "b"}])
+    journal.write("measured", task="a", latencies_ms=[1.0, math.nan], weighted_ms=math.inf)
+    journal.close()
+    assert latency_line(history) == "1 of 2 tasks timed, 2 trials"
+    assert read_run(tmp_path).tasks["a"].n_errors == history.tasks["a"].n_errors == 1
 
 
 def test_tasks_of_one_form_are_counted_as_in_plain_lines() -> None:
@@ -188,7 +200,7 @@ def test_in_ipython_the_cell_is_an_output() -> None:
         view.stage("search")
         view.note("done")
     assert len(captured.outputs) >= 1
-    assert "tasks timed" in captured.outputs[0].data["text/html"]
+    assert "no task timed yet" in captured.outputs[0].data["text/html"]
     InteractiveShell.clear_instance()
 
 

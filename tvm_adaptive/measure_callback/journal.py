@@ -62,8 +62,9 @@ class Journal:
     def write(self, event: str, **fields: Any) -> None:
         """Append one event."""
         time_sec = round(time.monotonic() - self._start_sec, 6)
-        line = {"event": event, "time_sec": time_sec, **fields}
-        text = json.dumps(finite(line), allow_nan=False, separators=(",", ":"), default=str)
+        # The listener gets what a reader of the file gets: None for what JSON lacks.
+        line = finite({"event": event, "time_sec": time_sec, **fields})
+        text = json.dumps(line, allow_nan=False, separators=(",", ":"), default=str)
         self._append(text.encode() + b"\n")
         if self._listener is not None:
             try:

@@ -33,6 +33,8 @@ def latency_line(history: RunHistory) -> str:
     """Return the sum of the tasks' best latencies, against that of the untuned model."""
     if not history.curve:
         # Of other forms, as plain lines count: the network needs one form only.
+        if not history.weights:
+            return "no task timed yet"
         used = history.used_tasks
         n_done = sum(math.isfinite(task.best_sec) for task in used)
         return f"{n_done} of {len(used)} tasks timed, {history.n_trials} trials"
