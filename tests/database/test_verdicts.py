@@ -185,6 +185,19 @@ def test_metaschedule_gets_no_wrong_kernel(
     assert "0.001" in (tmp_path / "best" / "database_tuning_record.json").read_text()
 
 
+def test_of_the_best_exported_metaschedule_takes_the_proven_one(
+    store: RecordStore, mods: dict[str, IRModule], target: Target, tmp_path: Path
+) -> None:
+    mod = mods["GMM"]
+    task = task_of(mod, target, "matmul")
+    lucky, slow = (make_record(mod, target, sec, seed) for sec, seed in [(1e-3, 1), (5e-3, 3)])
+    store.add(task, [trial_of(lucky, run="b"), trial_of(slow, run="b")])
+    store.add_finals(task, [trial_of(make_record(mod, target, 3e-3, 2), run="a")])
+    assert export_json(store, tmp_path, best=9) == 2
+    best = json_database(tmp_path).query_tuning_record(mod, target, "main")
+    assert float(best.run_secs[0]) == 3e-3
+
+
 def test_metaschedule_compiles_what_a_playoff_has_proven(
     store: RecordStore, mods: dict[str, IRModule], target: Target
 ) -> None:

@@ -40,9 +40,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     actions.add_parser("stats", help="tasks, trials and best times")
     export = actions.add_parser("export", help="write a JSON database of MetaSchedule")
     export.add_argument("folder", type=Path, metavar="DIR", help="a new folder")
-    export.add_argument(
-        "--best", type=parse_count, metavar="N", help="only the N fastest of each task"
-    )
+    export.add_argument("--best", type=parse_count, metavar="N", help="at most N of each task")
     read = actions.add_parser("import", help="add a run's records, or a JSON database")
     read.add_argument("folder", type=Path, metavar="DIR")
     prune = actions.add_parser("prune", help="delete all but the fastest trials of each task")

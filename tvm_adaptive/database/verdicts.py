@@ -62,6 +62,21 @@ def trusted(store: RecordStore, task: StoredTask, n: int) -> list[StoredTrial]:
     return order[: n - len(hints)] + hints
 
 
+def deployable(store: RecordStore, task: StoredTask, n: int) -> list[StoredTrial]:
+    """Return at most ``n`` candidates for a compiler that takes the fastest of them.
+
+    They are those to try first, without unchecked ones that are recorded as faster than the
+    proven one: such a time may be luck, another device's, or that of a wrong result.
+    """
+    trials, winner = trusted(store, task, n), proven(store, task)
+    if winner is None:
+        return trials
+    sound_ones = checked(store.finals(task))
+    return [
+        each for each in trials if candidate_of(each) in sound_ones or _sec(each) >= _sec(winner)
+    ]
+
+
 def proven(store: RecordStore, task: StoredTask) -> StoredTrial | None:
     """Return the fastest winner of a task's play-offs, None without one."""
     return next(iter(_proven(_verdicts(store.finals(task)))), None)
