@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tvm_adaptive.cost_model.dataset import Dataset, largest_share
+from tvm_adaptive.cost_model.targets import TARGETS, ratio_of, target_of
 
 seconds_lists = st.lists(st.floats(1e-7, 10.0), min_size=1, max_size=10)
 
@@ -94,19 +95,32 @@ def test_the_best_is_at_the_top(seconds):
     assert np.argmax(y) == np.argmin(seconds)
 
 
-@pytest.mark.parametrize("target", ["log", "throughput"])
-def test_weights_fit_the_training_set(target):
+@pytest.mark.parametrize("target", TARGETS)
+def test_errors_fit_the_training_set(target):
     dataset = filled(b=[1.0, math.nan, 3.0], c=[math.nan])
     seconds = np.array([2.0, math.nan, 8.0, 4.0])
     dataset.add("a", rows(4), seconds, np.array([0.0, 0.5, 0.3, math.nan]))
     _, y = dataset.training_set(target)
-    weights = dataset.training_weights(0.3, target)
-    assert weights.shape == y.shape
-    # The sample of 8 s, whose time may be off by 30 %, or by 0.3 * 2 / 8 as a throughput.
-    error = {"log": 0.3, "throughput": 0.075}[target]
-    assert (weights < 1).sum() == 1
-    assert weights.min() == pytest.approx(0.09 / (0.09 + error**2))
-    assert y[weights.argmin()] == pytest.approx({"log": -math.log(4), "throughput": 0.25}[target])
+    errors = dataset.training_errors(target)
+    assert errors.shape == y.shape
+    # The sample of 8 s, a quarter as fast as the best, whose time may be off by 30 %.
+    assert (errors > 0).sum() == 1
+    step = 1e-6
+    slower = target_of(np.array(0.25 * (1 - 0.3 * step)), target)
+    expected = (target_of(np.array(0.25), target) - slower) / step
+    assert errors.max() == pytest.approx(expected, rel=1e-4)
+    assert y[errors.argmax()] == pytest.approx(target_of(np.array(0.25), target))
+    drifting = dataset.training_errors("log", drift=0.4)
+    assert drifting.max() == pytest.approx(0.5)
+    assert drifting.min() == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_targets_can_be_converted_back_and_change_alike_near_the_best(target):
+    ratio = np.array([1e-3, 0.5, 1.0, 2.0])
+    np.testing.assert_allclose(ratio_of(target_of(ratio, target), target), ratio, rtol=1e-9)
+    slope = np.diff(target_of(np.array([1.0, 1.0001]), target)) / 0.0001
+    assert slope == pytest.approx(1.0, abs=1e-3)
 
 
 def test_a_share_of_a_tasks_samples_has_its_best_and_grows_with_the_share():
@@ -124,8 +138,8 @@ def test_a_share_of_a_tasks_samples_has_its_best_and_grows_with_the_share():
     assert len(there[2]) == pytest.approx(100, abs=30)
 
 
-def test_no_samples_no_weights():
-    assert Dataset().training_weights(0.3).shape == (0,)
+def test_no_samples_no_errors():
+    assert Dataset().training_errors().shape == (0,)
 
 
 def samples(n, seed=0, n_failures=0):

@@ -1,24 +1,25 @@
 """The samples that a forest learns from, by task, in units that tasks share.
 
 Seconds (of one run; NaN for a candidate that failed) of different tasks differ by orders of
-magnitude. The target y, ``log(best_sec / seconds)`` or the ratio itself, is relative to the
-best of the task, so one forest can learn from all tasks. Higher is better.
+magnitude. Targets are relative to the best of the task, or to its ceiling
+(:mod:`tvm_adaptive.cost_model.ceilings`), so one forest can learn from all tasks. Higher is
+better.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from tvm_adaptive.cost_model.ceilings import ceilings_of
+from tvm_adaptive.cost_model.features import log_work_of
+from tvm_adaptive.cost_model.targets import TargetKind, error_of, learns_failures, target_of
 from tvm_adaptive.values.hooks import Rows
 from tvm_adaptive.values.trial import FloatArray
-
-TargetKind = Literal["log", "throughput"]
-TARGETS: tuple[str, ...] = get_args(TargetKind)
 
 # Samples of all tasks together, 4 kB each: a forest of so many is grown in 3 s of CPU time,
 # and needs some 200 MB while it is. Fewer would do: on the recorded pools of GMM, C2D and
@@ -177,22 +178,49 @@ class Dataset:
         bests = {key: task.best_sec for key, task in self}
         return {key: best for key, best in bests.items() if math.isfinite(best)}
 
-    def training_set(self, target: TargetKind = "log") -> tuple[Rows, FloatArray]:
-        """Return all samples that the forest learns from."""
-        parts = [targets_of(task, target) for _, task in self if math.isfinite(task.best_sec)]
+    def ceilings(self) -> dict[str, float]:
+        """Return the seconds that targets of each task with a success are relative to."""
+        return ceilings_of(
+            {
+                key: (
+                    task.best_sec,
+                    int(task.succeeded.sum()),
+                    float(log_work_of(task.rows[:1])[0]),
+                )
+                for key, task in self
+                if task.succeeded.any()
+            }
+        )
+
+    def training_set(
+        self, target: TargetKind = "log", ceilings: Mapping[str, float] | None = None
+    ) -> tuple[Rows, FloatArray]:
+        """Return all samples that the forest learns from, relative to ceilings or to the bests."""
+        known = self.best_secs() if ceilings is None else ceilings
+        parts = [targets_of(task, target, known[key]) for key, task in self if key in known]
         if not parts:
             return np.zeros((0, self.width or 0), dtype=np.float32), np.zeros(0)
         rows, y = zip(*parts, strict=True)
         return np.concatenate(rows), np.concatenate(y)
 
-    def training_weights(self, noise: float, target: TargetKind = "log") -> FloatArray:
-        """Return how much each sample of :meth:`training_set` counts, 1 without timing error."""
-        parts = [_errors(task, target) for _, task in self if math.isfinite(task.best_sec)]
-        if not parts:
-            return np.zeros(0)
-        # The inverse of the sum of the variances of the model and of the timer.
-        variance = noise**2
-        return np.asarray(variance / (variance + np.concatenate(parts) ** 2))
+    def training_errors(
+        self,
+        target: TargetKind = "log",
+        ceilings: Mapping[str, float] | None = None,
+        drift: float = 0.0,
+    ) -> FloatArray:
+        """Return the standard errors of :meth:`training_set`'s targets.
+
+        Parameters
+        ----------
+        target, ceilings
+            As of :meth:`training_set`.
+        drift : float, default 0
+            Relative error of every time beside its own, which is 0 where none is known.
+        """
+        known = self.best_secs() if ceilings is None else ceilings
+        parts = [_errors(task, target, known[key], drift) for key, task in self if key in known]
+        return np.concatenate(parts) if parts else np.zeros(0)
 
     def validity_set(self) -> tuple[Rows, FloatArray]:
         """Return all samples with 1.0 for a success and 0.0 for a failure."""
@@ -215,16 +243,20 @@ def largest_share(sizes: Sequence[int], capacity: int) -> int:
     return ascending[-1] if ascending else 0
 
 
-def targets_of(task: TaskSamples, target: TargetKind) -> tuple[Rows, FloatArray]:
+def targets_of(
+    task: TaskSamples, target: TargetKind, ceiling_sec: float
+) -> tuple[Rows, FloatArray]:
     """Return what a model learns of one task; see :meth:`Dataset.training_set`."""
-    if target == "throughput":
-        return task.rows, np.nan_to_num(task.best_sec / task.seconds, nan=0.0)
+    if learns_failures(target):
+        return task.rows, np.nan_to_num(target_of(ceiling_sec / task.seconds, target), nan=0.0)
     ok = task.succeeded
-    return task.rows[ok], np.log(task.best_sec / task.seconds[ok])
+    return task.rows[ok], target_of(ceiling_sec / task.seconds[ok], target)
 
 
-def _errors(task: TaskSamples, target: TargetKind) -> FloatArray:
+def _errors(task: TaskSamples, target: TargetKind, ceiling_sec: float, drift: float) -> FloatArray:
     """Return the standard errors of the targets; those of failures are 0."""
-    if target == "throughput":
-        return np.nan_to_num(task.errors * task.best_sec / task.seconds, nan=0.0)
-    return np.asarray(task.errors[task.succeeded])
+    relative = np.hypot(task.errors, drift)
+    errors = error_of(ceiling_sec / task.seconds, relative, target)
+    if learns_failures(target):
+        return np.nan_to_num(errors, nan=0.0)
+    return np.asarray(errors[task.succeeded])

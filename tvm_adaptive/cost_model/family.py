@@ -118,7 +118,7 @@ def learn_families(
     known = [(key, task) for key, task in dataset if task.succeeded.sum() >= _MIN_TO_COMPARE]
     if len(known) < 2:
         return {key: "learned-1" for key, _ in known}
-    samples = [targets_of(task, "log") for _, task in known]
+    samples = [targets_of(task, "log", task.best_sec) for _, task in known]
     forests = [Forest(n_trees=_N_TREES, n_jobs=1).fit(rows, y, seed) for rows, y in samples]
     distance = np.zeros((len(known), len(known)))
     for i, j in itertools.combinations(range(len(known)), 2):

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_adaptive.values.hooks import Rows
+from tvm_adaptive.values.trial import FloatArray
 
 # Per-store features of MetaSchedule with its default options.
 FEATURE_LENGTH = 164
@@ -38,6 +39,19 @@ def to_rows(blocks: Sequence[npt.NDArray[Any]]) -> Rows:
         kept = np.take_along_axis(stacked, order[:, :, None], axis=1)[:, :, :FEATURE_LENGTH]
         rows[same, : kept.shape[1], : kept.shape[2]] = kept
     return np.nan_to_num(rows.reshape(len(blocks), MAX_STORES * FEATURE_LENGTH), copy=False)
+
+
+def log_work_of(rows: Rows) -> FloatArray:
+    """Return the logarithm of the floating-point operations of candidates, of shape (n,).
+
+    0 for rows of other features than :func:`to_rows` makes.
+    """
+    if rows.shape[1] != MAX_STORES * FEATURE_LENGTH:
+        return np.zeros(len(rows))
+    stores = rows.reshape(-1, MAX_STORES, FEATURE_LENGTH)[:, :, :_N_FLOAT_COUNTS]
+    # Features are base-2 logarithms of a count and one.
+    counts = np.exp2(stores.astype(np.float64)) - 1.0
+    return np.asarray(np.log1p(counts.sum(axis=(1, 2))))
 
 
 def heaviest_first(blocks: npt.NDArray[Any]) -> npt.NDArray[np.intp]:

@@ -65,12 +65,16 @@ class Forest:
     ----------
     n_trees, max_features, std, n_jobs
         See :class:`~tvm_adaptive.cost_model.surrogate.SurrogateOptions`.
+    draws_by_weight : bool
+        Whether samples that count less are drawn for fewer trees. False: all are drawn alike,
+        and weights decide splits only; in a fully grown tree each still has a leaf.
     """
 
     n_trees: int = 24
     max_features: float = 1 / 3
     std: Std = "between-tree"
     n_jobs: int = 2
+    draws_by_weight: bool = True
 
     def __post_init__(self) -> None:
         self.n_samples = 0
@@ -78,6 +82,8 @@ class Forest:
         self._trees: list[Tree] = []
         self._inbag: FloatArray = np.zeros((0, 0))
         self._oob_error = 0.0
+        # Of each sample, by the trees that had not seen it; NaN where all have.
+        self.oob_forecasts: FloatArray = np.zeros(0)
 
     @property
     def oob_rms(self) -> float:
@@ -107,12 +113,18 @@ class Forest:
         rng = np.random.default_rng(seed)
         self._columns = distinct_columns(X)
         self.n_samples = n
-        draws = rng.integers(0, n, size=(self.n_trees, n_draws(n)))
+        size = (self.n_trees, n_draws(n))
+        if weights is None or not self.draws_by_weight or np.ptp(weights) == 0.0:
+            draws = rng.integers(0, n, size=size)
+        else:
+            draws = rng.choice(n, size=size, p=weights / weights.sum())
         counts = [np.bincount(bag, minlength=n) for bag in draws]
         self._inbag = np.stack(counts, axis=1).astype(np.float64)
         seeds = rng.integers(0, 2**31, size=self.n_trees)
         view = self._view(X)
-        bags = self._inbag if weights is None else self._inbag * weights[:, None]
+        bags = self._inbag
+        if weights is not None and not self.draws_by_weight:
+            bags = self._inbag * weights[:, None]
 
         def grow(b: int) -> Tree:
             return self._grow(view, y, bags[:, b], int(seeds[b]))
@@ -122,7 +134,10 @@ class Forest:
         else:  # scikit-learn releases the interpreter while a tree grows
             with ThreadPoolExecutor(self.n_jobs) as threads:
                 self._trees = list(threads.map(grow, range(self.n_trees)))
-        self._oob_error = self._mean_oob_error(X, y)
+        self.oob_forecasts = self._forecast_unseen(X)
+        known = np.isfinite(self.oob_forecasts)
+        errors = self.oob_forecasts[known] - y[known]
+        self._oob_error = float(np.mean(errors**2)) if known.any() else 0.0
         return self
 
     def tree_predictions(self, X: npt.NDArray[np.float32]) -> FloatArray:
@@ -149,14 +164,14 @@ class Forest:
             variance = self._jackknife_variance(X)
         return predictions.mean(axis=1), np.sqrt(np.maximum(variance, 0.0))
 
-    def _mean_oob_error(self, X: npt.NDArray[np.float32], y: FloatArray) -> float:
-        """Return the mean squared error on samples, by the trees that had not seen them."""
+    def _forecast_unseen(self, X: npt.NDArray[np.float32]) -> FloatArray:
         unseen = self._inbag == 0.0
         judged = unseen.any(axis=1)
-        if not judged.any():
-            return 0.0
-        forecasts = np.average(self.tree_predictions(X[judged]), axis=1, weights=unseen[judged])
-        return float(np.mean((forecasts - y[judged]) ** 2))
+        forecasts = np.full(len(X), np.nan)
+        if judged.any():
+            trees = self.tree_predictions(X[judged])
+            forecasts[judged] = np.average(trees, axis=1, weights=unseen[judged])
+        return forecasts
 
     def _view(self, X: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         return np.ascontiguousarray(X[:, self._columns], dtype=np.float32)

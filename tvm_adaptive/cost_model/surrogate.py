@@ -14,8 +14,15 @@ import numpy as np
 from scipy.stats import rankdata
 
 from tvm_adaptive.cost_model.acquisition import log_expected_improvement, selection_score
-from tvm_adaptive.cost_model.dataset import TARGETS, Dataset, TargetKind
+from tvm_adaptive.cost_model.dataset import Dataset
 from tvm_adaptive.cost_model.forest import STDS, Forest, Std
+from tvm_adaptive.cost_model.targets import (
+    TARGETS,
+    TargetKind,
+    learns_failures,
+    ratio_of,
+    target_of,
+)
 from tvm_adaptive.errors import InvalidOptionError, check_choices, check_share
 from tvm_adaptive.values.hooks import Rows
 from tvm_adaptive.values.trial import FloatArray, Prediction
@@ -31,6 +38,10 @@ ACQUISITIONS = ("ei", "mean")
 _FIRST_NOISE = 0.3
 # No forecast is more certain than the timer: repeated measurements differ by about 1 %.
 _MIN_STD = 0.01
+# A kernel's time differs so much between two measurements, whatever the timer says of each: of
+# 190 candidates that two runs measured, half the ratios were off by 2 %, a normal spread of 3 %
+# for two.
+_DRIFT = 0.02
 # Share of new samples that makes a refit worth its cost, which grows with the data. Stock
 # waits for 20 %; the forest is cheap enough for more often.
 _REFIT_GROWTH = 0.05
@@ -64,10 +75,11 @@ class SurrogateOptions:
         At least 2; the error of the standard deviation falls with the root of their number.
     std : {"between-tree", "total", "jackknife"}, default "between-tree"
         Standard deviation of a forecast; see :mod:`tvm_adaptive.cost_model.forest`.
-    target : {"log", "throughput"}, default "log"
-        What the forest learns, each task by its own best: ``"log"``, the logarithm of
-        the relative throughput, failures apart in a model of their own; or
-        ``"throughput"``, the relative throughput, failures as 0.
+    target : {"root", "log", "throughput"}, default "root"
+        What the forest learns: ``"root"`` or ``"log"``, a transform of the throughput
+        relative to the task's ceiling, failures apart in a model of their own; or
+        ``"throughput"``, the throughput relative to the task's best, failures as 0. See
+        :mod:`tvm_adaptive.cost_model.targets`.
     acquisition : {"ei", "mean"} or callable, default "ei"
         ``"ei"`` scores by expected improvement, ``"mean"`` by the forecast alone; a
         function of mean, standard deviation and incumbent (arrays of shape (n,), and a
@@ -85,7 +97,7 @@ class SurrogateOptions:
 
     n_trees: int = 24
     std: Std = "between-tree"
-    target: TargetKind = "log"
+    target: TargetKind = "root"
     acquisition: Acquisition = "ei"
     max_features: float = 1 / 3
     n_jobs: int = 2
@@ -135,7 +147,11 @@ class Surrogate:
         self.dataset = Dataset()
         self._forest: Forest | None = None
         self._validity: Forest | None = None
-        self._fit_bests: dict[str, float] = {}
+        # Seconds that targets of the last fit are relative to.
+        self._ceilings: dict[str, float] = {}
+        self._noise_variance = 0.0  # of the measurements, mean of the last fit, units of the target
+        # How far the target of each task's best timing is above its posterior mean.
+        self._luck: dict[str, float] = {}
         self._n_fitted = 0
         self._n_before = 0  # samples of earlier runs
         self._n_elsewhere = 0  # of them, samples of another machine
@@ -155,7 +171,7 @@ class Surrogate:
         """Forget everything and start from another dataset; the next refit is due."""
         self.dataset = dataset
         self._forest = self._validity = None
-        self._fit_bests = {}
+        self._ceilings, self._luck = {}, {}
         self._n_fitted = self._n_before = self._n_elsewhere = 0
 
     def preload(self, dataset: Dataset, *, fading: bool = False) -> None:
@@ -185,14 +201,24 @@ class Surrogate:
             return None
         start_sec = time.perf_counter()
         learned = self._learned()
-        rows, y = learned.training_set(self.options.target)
+        target = self.options.target
+        # AdaTune's are relative to the best.
+        ceilings = self.dataset.best_secs() if target == "throughput" else self.dataset.ceilings()
+        rows, y = learned.training_set(target, ceilings)
         self._n_fitted = self.dataset.n_added
         if not len(y):
             return None
         noise = _FIRST_NOISE if self._forest is None else self._forest.oob_rms
-        weights = learned.training_weights(max(noise, _MIN_STD), self.options.target)
+        variance = max(noise, _MIN_STD) ** 2
+        drift = 0.0 if target == "throughput" else _DRIFT
+        errors = learned.training_errors(target, ceilings, drift)
+        # The inverse of the sum of the variances of the model and of the timer.
+        weights = variance / (variance + errors**2)
         self._forest = self._new_forest(self.options.n_trees).fit(rows, y, self.seed, weights)
-        self._fit_bests = self.dataset.best_secs()
+        if target != "throughput":
+            self._noise_variance = float(np.average(errors**2, weights=weights))
+            self._luck = self._lucks(learned, y, errors)
+        self._ceilings = ceilings
         self._validity = self._fit_validity(learned)
         return FitReport(
             n_samples=len(y),
@@ -208,14 +234,16 @@ class Surrogate:
             return None
         mean, std = self._forest.predict(rows)
         valid = self._probability_valid(rows)
-        log_target = self.options.target == "log"
         if self.options.acquisition == "mean":
-            throughput = np.exp(np.minimum(mean, 0.0)) if log_target else mean
+            throughput = ratio_of(mean, self.options.target)
             return np.asarray(np.maximum(throughput * valid, _MIN_SCORE))
-        incumbent = self._incumbent(key)
+        incumbent = self._incumbent(key) - self._luck.get(key, 0.0)
         acquisition = self.options.acquisition
         log_value = log_expected_improvement if acquisition == "ei" else acquisition
-        log_worth = log_value(mean, np.maximum(std, _MIN_STD), incumbent)
+        # What measurements scatter is no improvement; the jackknife does not contain it.
+        noise = 0.0 if self.options.std == "jackknife" else self._noise_variance
+        latent = np.sqrt(np.maximum(std**2 - noise, _MIN_STD**2))
+        log_worth = log_value(mean, latent, incumbent)
         # Constrained EI (Gelbart et al. 2014): improvement counts only if it runs.
         log_worth = log_worth + np.log(valid)
         return selection_score(log_worth if cost_sec is None else log_worth - np.log(cost_sec))
@@ -224,14 +252,14 @@ class Surrogate:
         """Return mean and standard deviation of the normalised throughput."""
         if self._forest is None or not math.isfinite(self.dataset.best_sec(key)):
             return None
-        incumbent = self._incumbent(key)
         if self.options.target == "throughput":
+            incumbent = self._incumbent_ratio(key)
             mean, std = self._forest.predict(rows)
             return Prediction(mean / incumbent, std / incumbent)
-        # Each tree's logarithm is converted before the moments are taken: those of a lognormal
+        # Each tree's forecast is converted before the moments are taken: those of a lognormal
         # are far out of the trees' range when they disagree.
         trees = self._forest.tree_predictions(rows)
-        throughput = np.exp(trees - incumbent)
+        throughput = ratio_of(trees, self.options.target) / self._incumbent_ratio(key)
         std = throughput.std(axis=1)
         if self.options.std != "between-tree":
             between = np.maximum(trees.std(axis=1), _MIN_STD)
@@ -245,10 +273,9 @@ class Surrogate:
             return None
         mean, std = self._forest.predict(rows[ok])
         z_rms = math.nan
-        best = self._fit_bests.get(key)
-        if best is not None:
-            ratio = best / seconds[ok]
-            measured = np.log(ratio) if self.options.target == "log" else ratio
+        ceiling_sec = self._ceilings.get(key)
+        if ceiling_sec is not None:
+            measured = target_of(ceiling_sec / seconds[ok], self.options.target)
             z_rms = float(np.sqrt(np.mean(((measured - mean) / np.maximum(std, _MIN_STD)) ** 2)))
         spearman = rank_correlation(mean, -seconds[ok])
         if math.isfinite(spearman):
@@ -275,6 +302,7 @@ class Surrogate:
             max_features=self.options.max_features,
             std=self.options.std,
             n_jobs=self.options.n_jobs,
+            draws_by_weight=self.options.target != "throughput",
         )
 
     def _learned(self) -> Dataset:
@@ -292,7 +320,10 @@ class Surrogate:
         n_failures = learned.n_failures
         n_successes = len(learned) - n_failures
         # With target "throughput", failures are among the targets already.
-        if self.options.target != "log" or min(n_failures, n_successes) < _MIN_OF_EACH_CLASS:
+        if (
+            learns_failures(self.options.target)
+            or min(n_failures, n_successes) < _MIN_OF_EACH_CLASS
+        ):
             return None
         rows, labels = learned.validity_set()
         return self._new_forest(_N_VALIDITY_TREES).fit(rows, labels, self.seed)
@@ -305,12 +336,31 @@ class Surrogate:
         n = self._validity.n_samples
         return np.asarray((n * share + 1.0) / (n + 2.0))
 
+    def _lucks(self, learned: Dataset, y: FloatArray, errors: FloatArray) -> dict[str, float]:
+        """Return how far the best timing of each task is above the best posterior mean.
+
+        Each sample's normal posterior has its timing as the observation, and as the prior the
+        forecast of the trees that had not seen it.
+        """
+        assert self._forest is not None
+        unseen = np.where(np.isfinite(self._forest.oob_forecasts), self._forest.oob_forecasts, y)
+        spread = max(self._forest.oob_rms**2 - self._noise_variance, _MIN_STD**2)
+        means = unseen + spread / (spread + errors**2) * (y - unseen)
+        sizes = {key: int(n) for key, task in learned if (n := task.succeeded.sum())}
+        ends = np.cumsum(list(sizes.values()))[:-1]
+        pairs = zip(np.split(y, ends), np.split(means, ends), strict=True)
+        return {
+            key: float(of_task.max() - posterior.max())
+            for key, (of_task, posterior) in zip(sizes, pairs, strict=True)
+        }
+
     def _incumbent(self, key: str) -> float:
-        """Return the target of a task's best; 0 (log) or 1 for a task without samples."""
-        ratio = 1.0
-        if key in self._fit_bests:
-            ratio = self._fit_bests[key] / self.dataset.best_sec(key)
-        return math.log(ratio) if self.options.target == "log" else ratio
+        """Return the target of a task's best."""
+        return float(target_of(np.array(self._incumbent_ratio(key)), self.options.target))
+
+    def _incumbent_ratio(self, key: str) -> float:
+        """Return a task's best throughput relative to its ceiling; 1 without samples."""
+        return self._ceilings[key] / self.dataset.best_sec(key) if key in self._ceilings else 1.0
 
 
 def rank_correlation(a: FloatArray, b: FloatArray) -> float:

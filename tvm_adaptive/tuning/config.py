@@ -76,13 +76,14 @@ class ModelConfig:
         The paper's 10 trees give a standard deviation that is mostly noise; 100 rank
         little better than 24 and take more seconds than stock's model.
     std : {"between-tree", "total", "jackknife"}, default "between-tree"
-    target : {"log", "throughput"}, default "log"
-        Log throughput ranks unseen candidates better than the paper's throughput.
+    target : {"root", "log", "throughput"}, default "root"
+        See :mod:`tvm_adaptive.cost_model.targets`: ``"root"`` finds faster candidates of
+        recorded pools sooner than ``"log"`` and ranks those of other tasks better.
     """
 
     n_trees: int = 24
     std: str = "between-tree"
-    target: str = "log"
+    target: str = "root"
 
     def __post_init__(self) -> None:
         check_at_least("n_trees", self.n_trees, 2)
