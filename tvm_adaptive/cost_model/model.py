@@ -42,7 +42,8 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
     """Random forest and expected improvement, one forest for all tasks of a run.
 
     Surrogate and acquisition of AdaTune (Li et al., NeurIPS 2020, section 4.2), by default
-    with logarithms, by which a forest ranks better than by the paper's throughput.
+    with a root of the throughput and ceilings of tasks with few trials; see
+    :mod:`tvm_adaptive.cost_model.targets` and :mod:`tvm_adaptive.cost_model.ceilings`.
 
     Parameters
     ----------
