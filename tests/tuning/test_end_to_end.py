@@ -47,6 +47,7 @@ from tvm_adaptive.tuning import (
     network_check,
     peers,
     source_of_difference,
+    untuned_build,
 )
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.config import DEFAULT
@@ -139,7 +140,7 @@ def test_the_untuned_network_is_compiled_beside_other_work(
 def test_a_run_that_ends_stops_the_compilation_of_the_untuned_network(
     tmp_path: Path, network: Network, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
-    monkeypatch.setattr(network_check, "export_module", hang)
+    monkeypatch.setattr(untuned_build, "export_module", hang)
     budget = Budget()
     with session_in(tmp_path, budget) as session:
         prepared, database = tuned(network, session)
@@ -158,7 +159,7 @@ def test_a_run_that_ends_stops_the_compilation_of_the_untuned_network(
 def test_an_untuned_network_that_cannot_be_compiled_ends_the_run(
     tmp_path: Path, network: Network, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
-    monkeypatch.setattr(network_check, "export_module", refuse if case == "refuses" else die)
+    monkeypatch.setattr(untuned_build, "export_module", refuse if case == "refuses" else die)
     with session_in(tmp_path, Budget()) as session:
         prepared, _ = tuned(network, session)
         with NetworkCheck(session, network, prepared) as check:
