@@ -15,6 +15,7 @@ with early_start():
     from tvm_adaptive.search_strategy import AdaptiveSearch
     from tvm_adaptive.task_scheduler import AdaptiveScheduler
     from tvm_adaptive.tuning.config import TuneConfig
+    from tvm_adaptive.tuning.embedding import compile_model as compile  # noqa: A004
     from tvm_adaptive.tuning.registry import register, unregister
     from tvm_adaptive.tuning.tune import tune, tune_relax, tune_tir
     from tvm_adaptive.values.moved import keep_former_names
@@ -30,6 +31,7 @@ __all__ = [
     "RFEICostModel",
     "TuneConfig",
     "__version__",
+    "compile",
     "register",
     "tune",
     "tune_relax",

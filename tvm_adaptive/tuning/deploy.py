@@ -128,7 +128,32 @@ def apply(
             "apply", **fields, target=json.loads(str(context.target)), **environment.as_fields()
         )
         with _records(run, context, environment) as records:
-            return _compiled(context, model, records)
+            applied = _compiled(context, model, records)
+    assert applied is not None
+    return applied
+
+
+def apply_network(
+    network: Network,
+    *,
+    out_dir: str | Path,
+    config: TuneConfig,
+    observer: Observer | None = None,
+    least_proven_share: float,
+) -> Applied | None:
+    """Compile a network for this machine as :func:`apply` does, with the store's records.
+
+    Returns None if an earlier run has proven records of less than a share of its calls, or
+    there is no store; with a share of 0, raises what :func:`apply` raises then.
+    """
+    with _opened(Path(out_dir), config, None, observer) as context:
+        environment = Environment.current(context.target, context.farm)
+        context.journal.write("apply", what=network.name, run=None, **environment.as_fields())
+        with open_store(config.store, environment) as store:
+            if store is None and least_proven_share > 0:
+                return None
+        with _records(None, context, environment) as records:
+            return _compiled(context, network, records, least_proven_share)
 
 
 @contextmanager
@@ -172,10 +197,13 @@ def _compiled(
     context: RunContext,
     model: Network | TIRWorkload,
     records: Callable[[Sequence[ExtractedTask]], list[Finalists]],
-) -> Applied:
+    least_proven_share: float = 0.0,
+) -> Applied | None:
     tasks, check = tasks_and_check(context, model)
     with check:
         finalists = records(tasks)
+        if _proven_share(tasks, finalists) < least_proven_share:
+            return None
         check.measure_untuned()
         if not any(each.records for each in finalists):
             raise InvalidOptionError(
@@ -222,6 +250,15 @@ def _compiled(
         examples=tuple(examples),
         coverage=check.coverage,
         comparison=comparison,
+    )
+
+
+def _proven_share(tasks: Sequence[ExtractedTask], finalists: Sequence[Finalists]) -> float:
+    """Return the share of calls whose task has a record that an earlier run has checked."""
+    calls = [int(task.weight) for task in tasks]
+    proven = [each.proven is not None for each in finalists]
+    return sum(n for n, is_proven in zip(calls, proven, strict=True) if is_proven) / max(
+        1, sum(calls)
     )
 
 

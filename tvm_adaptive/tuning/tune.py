@@ -207,7 +207,7 @@ def tune_relax(
             network = with_sample(network, arrays, "inputs")
         return network, python_source(network, shapes)
 
-    return _run(RunOptions(what=name, work_dir=work_dir, **options), load_network)
+    return run_loaded(RunOptions(what=name, work_dir=work_dir, **options), load_network)
 
 
 def tune_tir(
@@ -230,7 +230,7 @@ def tune_tir(
         As in :func:`tune_relax`.
     """
     run_options = RunOptions(what=name, work_dir=work_dir, **options)
-    return _run(run_options, lambda _: (TIRWorkload(name, mod), python_source(mod)))
+    return run_loaded(run_options, lambda _: (TIRWorkload(name, mod), python_source(mod)))
 
 
 def run_named(options: RunOptions, owner: Ownership | None = None) -> TuneReport:
@@ -247,14 +247,15 @@ def run_named(options: RunOptions, owner: Ownership | None = None) -> TuneReport
                 stack.pop_all()  # the original closes it
             return model, source
 
-    return _run(options, load_model, owner)
+    return run_loaded(options, load_model, owner)
 
 
-def _run(
+def run_loaded(
     options: RunOptions,
     load_model: Callable[[ForkServer | None], tuple[Network | TIRWorkload, ModelSource]],
     owner: Ownership | None = None,
 ) -> TuneReport:
+    """Tune what a function loads, which gets the server that forks workers."""
     budget = Budget(options.budget_sec, spent_sec=options.spent_sec)
     check_installed(peer_names(options.config.peers))
     with ExitStack() as stack:

@@ -16,6 +16,7 @@ from tvm_adaptive.models.frontend.peers import (
 from tvm_adaptive.models.frontend.reader import READER_ENV, ModelReader
 from tvm_adaptive.models.frontend.sample import Sample, read_sample, shapes_of_sample, with_sample
 from tvm_adaptive.models.frontend.shapes import network_of_imported
+from tvm_adaptive.models.frontend.torch_program import network_of_module, network_of_program
 
 __all__ = [
     "FORMATS",
@@ -27,6 +28,8 @@ __all__ = [
     "check_installed",
     "load",
     "network_of_imported",
+    "network_of_module",
+    "network_of_program",
     "open_peer",
     "peer_names",
     "read_sample",

@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import sys
+import threading
+import tomllib
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tvm_adaptive
+from tests.tuning.test_deploy import FACTORY, QUICK
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.measure_callback.journal import read_journal
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """A network that was tuned, and the same compiled from the records of that."""
+    folder = tmp_path_factory.mktemp("embedded")
+    (folder / "embedded.py").write_text(FACTORY)
+    config = QUICK.replace(store=str(folder / "records.db"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        both = [
+            tvm_adaptive.compile(
+                "embedded:make", trials=8, seed=1, config=config, work_dir=folder / name
+            )
+            for name in ("first", "second")
+        ]
+    yield folder, both
+    sys.modules.pop("embedded", None)
+
+
+def aligned(shape):
+    """Return an array that begins at a multiple of 64 bytes, which numpy's mostly do not."""
+    n_bytes = int(np.prod(shape)) * 4
+    raw = np.zeros(n_bytes + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    array = raw[start : start + n_bytes].view(np.float32).reshape(shape)
+    array[...] = np.random.default_rng(0).standard_normal(shape)
+    return array
+
+
+def test_the_second_call_compiles_from_records(compiled):
+    folder, (first, second) = compiled
+    assert (folder / "first" / "run" / "journal.jsonl").is_file()
+    assert not (folder / "second" / "run").exists()
+    events = [each["event"] for each in read_journal(folder / "second/applied/apply.jsonl")]
+    assert "coverage" in events
+    value = aligned((1, 16, 32))
+    np.testing.assert_allclose(first(value), second(value), rtol=1e-3, atol=1e-4)
+
+
+def test_arrays_are_as_good_as_names_and_layouts(compiled):
+    _, (_, model) = compiled
+    value = aligned((1, 16, 32))
+    expected = model(value)
+    assert isinstance(expected, np.ndarray)
+    wide = np.zeros((1, 16, 64), np.float32)
+    wide[:, :, ::2] = value
+    frozen = value.copy()
+    frozen.flags.writeable = False
+    shifted = np.zeros(value.size + 1, np.float32)[1:].reshape(value.shape)
+    shifted[...] = value
+    for each in (wide[:, :, ::2], frozen, shifted):
+        np.testing.assert_array_equal(model(each), expected)
+    np.testing.assert_array_equal(model(embedded=value), expected)
+    kept = expected.copy()
+    model(value + 1)
+    np.testing.assert_array_equal(expected, kept)
+
+
+def test_other_shapes_types_and_names_are_refused(compiled):
+    _, (_, model) = compiled
+    value = np.zeros((1, 16, 32), np.float32)
+    for wrong in (value[:, :8], value.astype(np.float64)):
+        with pytest.raises(InvalidOptionError, match="Input embedded must be float32"):
+            model(wrong)
+    with pytest.raises(InvalidOptionError, match="takes 1 inputs"):
+        model(value, value)
+    with pytest.raises(InvalidOptionError, match="embedded are missing"):
+        model(other=value)
+
+
+def test_threads_may_call_at_once(compiled):
+    _, (_, model) = compiled
+    values = [aligned((1, 16, 32)) * scale for scale in (1, 2, 3)]
+    expected = [model(each) for each in values]
+    found = {}
+
+    def call(place):
+        found[place] = [model(values[place]) for _ in range(20)]
+
+    threads = [threading.Thread(target=call, args=(place,)) for place in range(3)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    for place, results in found.items():
+        assert all(np.array_equal(each, expected[place]) for each in results)
+    assert len(found) == len(values)
+
+
+def test_without_records_and_budget_there_is_nothing_to_compile(compiled, tmp_path, monkeypatch):
+    folder, _ = compiled
+    monkeypatch.chdir(folder)
+    config = QUICK.replace(store=str(tmp_path / "empty.db"))
+    with pytest.raises(InvalidOptionError, match="Nothing was recorded"):
+        tvm_adaptive.compile("embedded:make", config=config)
+
+
+def test_what_is_no_model_is_refused():
+    with pytest.raises(InvalidOptionError, match="model must be a file"):
+        tvm_adaptive.compile(3)
+
+
+def test_pytorch_finds_the_backend_by_the_entry_point():
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    entry = tomllib.loads(text)["project"]["entry-points"]["torch_dynamo_backends"]
+    module, _, name = entry["tvm_adaptive"].partition(":")
+    assert callable(getattr(__import__(module, fromlist=[name]), name))
+
+
+@pytest.fixture
+def torch():
+    found = pytest.importorskip("torch")
+    found._dynamo.reset()
+    found.manual_seed(0)
+    return found
+
+
+@pytest.fixture
+def backend():
+    from tvm_adaptive.tuning.torch_backend import tvm_adaptive as found
+
+    return found
+
+
+def perceptron(torch):
+    layers = torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.ReLU()
+    return torch.nn.Sequential(*layers, torch.nn.Linear(16, 4)).eval()
+
+
+def test_torch_compile_runs_the_graph_until_a_weight_changes(torch, backend, tmp_path):
+    model, value = perceptron(torch), torch.randn(4, 8)
+    options = {"trials": 8, "seed": 0, "config": QUICK.replace(store=str(tmp_path / "records.db"))}
+    function = torch.compile(model, backend=backend, options=options)
+    with torch.inference_mode(), warnings.catch_warnings():
+        warnings.filterwarnings("error", "tvm_adaptive leaves")
+        torch.testing.assert_close(function(value), model(value), rtol=1e-3, atol=1e-4)
+    with torch.inference_mode():
+        model[3].bias.data.add_(1)
+    model[3].bias = torch.nn.Parameter(model[3].bias + 1)
+    with torch.inference_mode():
+        torch.testing.assert_close(function(value), model(value), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", ["gradients", "dynamic", "random"])
+def test_what_cannot_be_compiled_runs_in_pytorch(torch, backend, case, tmp_path):
+    model, value = perceptron(torch), torch.randn(4, 8)
+    if case == "random":
+        model = torch.nn.Sequential(model, torch.nn.Dropout(0.5).train())
+    config = QUICK.replace(store=str(tmp_path / "records.db"))
+    options = {"trials": 1, "config": config}
+    function = torch.compile(
+        model, backend=backend, options=options, dynamic=True if case == "dynamic" else None
+    )
+    reason = {"gradients": "gradients are wanted", "dynamic": "dynamic", "random": ""}[case]
+    with torch.set_grad_enabled(case == "gradients"):
+        with pytest.warns(RuntimeWarning, match=f"tvm_adaptive leaves .*{reason}"):
+            found = function(value)
+        torch.manual_seed(1)
+        found = function(value)
+        torch.manual_seed(1)
+        torch.testing.assert_close(found, model(value))
+    assert found.requires_grad == (case == "gradients")
+
+
+def test_unknown_options_are_refused(torch, backend):
+    with pytest.raises(Exception, match="no options seconds"):
+        torch.compile(perceptron(torch), backend=backend, options={"seconds": 3})(torch.ones(1, 8))
+
+
+@pytest.mark.slow
+def test_distilbert_runs_compiled(torch, backend, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"n_layers": 2, "dim": 128, "hidden_dim": 512, "n_heads": 4, "vocab_size": 1000}
+    model = transformers.DistilBertModel(transformers.DistilBertConfig(**sizes)).eval()
+    check_compiled(torch, backend, tmp_path, model, torch.randint(0, 1000, (1, 32)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet18", "mobilenetv3_small_100"])
+def test_a_network_of_timm_runs_compiled(torch, backend, tmp_path, name):
+    timm = pytest.importorskip("timm")
+    check_compiled(
+        torch, backend, tmp_path, timm.create_model(name).eval(), torch.randn(1, 3, 224, 224)
+    )
+
+
+def check_compiled(torch, backend, tmp_path, model, value):
+    config = tvm_adaptive.TuneConfig().replace(store=str(tmp_path / "records.db"))
+    options = {"budget_sec": 60.0, "config": config}
+    with torch.inference_mode(), warnings.catch_warnings():
+        warnings.filterwarnings("error", "tvm_adaptive leaves")
+        function = torch.compile(model, backend=backend, options=options)
+        leaves = torch.utils._pytree.tree_leaves
+        found, expected = leaves(function(value)), leaves(model(value))
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)

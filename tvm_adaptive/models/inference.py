@@ -1,0 +1,181 @@
+"""A compiled network as a function of this process: arrays in, arrays out, by DLPack."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvm_adaptive._tvm import VirtualMachine, from_dlpack, share_threads, start_thread_pool, tensor
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.values.agreement import random_array
+from tvm_adaptive.workers import device_session
+
+logger = logging.getLogger(__name__)
+
+# Kernels load vectors from the start of a buffer; TVM's own buffers begin there, too.
+_ALIGNMENT_BYTES = 64
+
+
+class CompiledModel:
+    """A tuned network that is called like a function.
+
+    Called with one array per input, in the order of :attr:`input_shapes` or by their names,
+    it returns its output, or a tuple of several. Outputs are of the kind of the inputs:
+    numpy arrays, PyTorch tensors, or TVM tensors for other objects with ``__dlpack__``.
+
+    Guarantees:
+
+    - Shapes and types are fixed. Others raise InvalidOptionError before any kernel runs.
+    - Inputs are not changed. They are copied only if they are not contiguous, do not begin at
+      a multiple of 64 bytes, or cannot be shared (read-only numpy arrays). Outputs are not
+      copied, and no later call writes to them.
+    - Calls from several threads are safe; one runs at a time. Each calling thread has a pool
+      of :attr:`n_threads` threads of TVM's runtime, which is made in its first call. If the
+      thread has used TVM before, the pool keeps its size when that is smaller.
+
+    Parameters
+    ----------
+    library : path of a ``.so`` or ``.tar``
+        A network that this package compiled. It is native code: load only your own.
+    input_shapes : mapping of str to sequence of int
+        In the order of the network's inputs.
+    input_dtypes : mapping of str to str
+    n_threads : int
+        Threads of a kernel, the caller included.
+    keep : object
+        Lives as long as the model, such as the folder of the library.
+    """
+
+    def __init__(
+        self,
+        library: str | os.PathLike[str],
+        input_shapes: Mapping[str, Sequence[int]],
+        input_dtypes: Mapping[str, str],
+        *,
+        n_threads: int,
+        keep: object = None,
+    ) -> None:
+        self.library = Path(library)
+        self.input_shapes = {name: tuple(shape) for name, shape in input_shapes.items()}
+        self.input_dtypes = dict(input_dtypes)
+        self.n_threads = n_threads
+        self._keep = keep
+        self._expected = [(n, self.input_shapes[n], self.input_dtypes[n]) for n in input_shapes]
+        self._lock, self._local = threading.Lock(), threading.local()
+        executable = device_session.load(os.fspath(library))
+        self._machine = VirtualMachine(executable, device_session.place("cpu"))
+        self._main = self._machine["main"]
+        self._shared = self._find_shared_outputs()
+
+    def __call__(self, *arrays: Any, **named: Any) -> Any:
+        """Run one inference; see the class."""
+        if named:
+            arrays = self._ordered(arrays, named)
+        if len(arrays) != len(self._expected):
+            names = ", ".join(self.input_shapes)
+            raise InvalidOptionError(
+                f"The model takes {len(self._expected)} inputs ({names}) but got {len(arrays)}."
+            )
+        torch = sys.modules.get("torch")
+        is_torch = torch is not None and any(isinstance(each, torch.Tensor) for each in arrays)
+        is_numpy = not is_torch and all(isinstance(each, np.ndarray) for each in arrays)
+        values = [
+            _shared(array, *expected)
+            for array, expected in zip(arrays, self._expected, strict=True)
+        ]
+        outputs = self._run(values)
+        if is_torch:
+            assert torch is not None
+            results = [torch.from_dlpack(each) for each in outputs]
+        else:
+            results = [np.from_dlpack(each) for each in outputs] if is_numpy else outputs
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def _ordered(self, arrays: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
+        later = list(self.input_shapes)[len(arrays) :]
+        if set(later) != set(named):
+            raise InvalidOptionError(
+                f"Inputs {', '.join(later) or 'none'} are missing but got {', '.join(named)}."
+            )
+        return (*arrays, *(named[name] for name in later))
+
+    def _run(self, values: Sequence[Any]) -> list[Any]:
+        with self._lock:
+            if not getattr(self._local, "has_pool", False):
+                self._local.has_pool = True
+                self._make_pool()
+            result = self._main(*values)
+        outputs = [result] if hasattr(result, "shape") else list(result)
+        for place in getattr(self, "_shared", ()):
+            outputs[place] = tensor(outputs[place].numpy())
+        return outputs
+
+    def _make_pool(self) -> None:
+        """Let kernels that this thread calls use as many threads as they were tuned for."""
+        # Not bound to single cores: the program's own threads need some, too.
+        share_threads(self.n_threads)
+        if (found := start_thread_pool()) != self.n_threads:
+            logger.warning(
+                "TVM runs kernels of this thread with %d threads instead of %d: it was used "
+                "here before with another number (TVM_NUM_THREADS).",
+                found,
+                self.n_threads,
+            )
+
+    def _find_shared_outputs(self) -> tuple[int, ...]:
+        """Return the outputs that are memory of inputs or constants; each call copies them."""
+        rng = np.random.default_rng(0)
+        # Zeros for integers: valid indices of any table.
+        inputs = [
+            tensor(random_array(rng, s, t) if t.startswith("float") else np.zeros(s, t))
+            for _, s, t in self._expected
+        ]
+        first, second = self._run(inputs), self._run(inputs)
+        ranges = [_addresses(each) for each in (*inputs, *second)]
+        return tuple(
+            place
+            for place, each in enumerate(first)
+            if any(_overlap(_addresses(each), other) for other in ranges)
+        )
+
+
+def _shared(array: Any, name: str, shape: tuple[int, ...], dtype: str) -> Any:
+    """Return an array as TVM's tensor, without a copy if possible."""
+    if not hasattr(array, "shape"):
+        array = np.asarray(array, dtype)
+    found = str(array.dtype).removeprefix("torch.")
+    if tuple(array.shape) != shape or found != dtype:
+        raise InvalidOptionError(
+            f"Input {name} must be {dtype} of shape {shape} but is {found} of shape "
+            f"{tuple(array.shape)}."
+        )
+    if isinstance(array, np.ndarray):
+        is_sharable = array.flags.c_contiguous and array.flags.writeable
+        if is_sharable and array.ctypes.data % _ALIGNMENT_BYTES == 0:
+            return from_dlpack(array)
+        return tensor(np.ascontiguousarray(array))
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(array, torch.Tensor):
+        return tensor(np.from_dlpack(array))
+    if array.device.type != "cpu":
+        raise InvalidOptionError(f"Input {name} must be on the CPU but is on {array.device}.")
+    array = array.detach().contiguous().resolve_conj().resolve_neg()
+    if array.data_ptr() % _ALIGNMENT_BYTES:
+        array = array.clone()
+    return from_dlpack(array)
+
+
+def _addresses(value: Any) -> tuple[int, int]:
+    array = value.numpy()
+    return array.ctypes.data, array.ctypes.data + array.nbytes
+
+
+def _overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    return one[0] < other[1] and other[0] < one[1]

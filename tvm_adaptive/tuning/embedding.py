@@ -1,0 +1,203 @@
+"""From a model to a function of this process: compiled from records, or tuned first."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tvm_adaptive._tvm import IRModule
+from tvm_adaptive.errors import InvalidOptionError, WorkerError
+from tvm_adaptive.models import Network
+from tvm_adaptive.models.compile import device_kind
+from tvm_adaptive.models.content import python_source
+from tvm_adaptive.models.frontend import (
+    Sample,
+    load,
+    network_of_imported,
+    network_of_module,
+    read_sample,
+    shapes_of_sample,
+    with_sample,
+)
+from tvm_adaptive.models.inference import CompiledModel
+from tvm_adaptive.tuning.config import DEFAULT, TuneConfig
+from tvm_adaptive.tuning.deploy import apply_network
+from tvm_adaptive.tuning.observer import Observer
+from tvm_adaptive.tuning.outcome import Comparison
+from tvm_adaptive.tuning.session import RunOptions
+from tvm_adaptive.tuning.target import n_cores_of, resolve_target
+from tvm_adaptive.tuning.tune import run_loaded
+from tvm_adaptive.workers.cores import usable_physical_cores
+
+# Of the calls of an inference. A short run leaves some tasks without a record; a store with
+# records of less than half of the calls was filled by other models.
+_LEAST_PROVEN_SHARE = 0.5
+_NAME = "model"
+
+
+def compile_model(
+    model: Any,
+    *,
+    inputs: Any = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    params: Mapping[str, Any] | None = None,
+    budget_sec: float | None = None,
+    trials: int | None = None,
+    seed: int | None = None,
+    config: TuneConfig = DEFAULT,
+    observer: Observer | None = None,
+    work_dir: str | Path | None = None,
+    n_threads: int | None = None,
+) -> CompiledModel:
+    """Return a network as a function that runs in this process.
+
+    If checked records of at least half of its calls are in ``config.store``, the network is
+    compiled from them, without a search; a second call for the same model and machine is of
+    this kind. Otherwise it is tuned, which fills the store, and the result of that is used.
+    Only kernels whose outputs agree with those of the untuned function are compiled, and
+    the outputs of the network are compared with those of its framework, or of the untuned
+    network. A network that computes something else is an error.
+
+    Parameters
+    ----------
+    model : str, path, IRModule, Network or torch.nn.Module
+        What :func:`~tvm_adaptive.tune` and :func:`~tvm_adaptive.tune_relax` take; operators
+        (``"te:C2D"``) are not networks. A ``torch.nn.Module`` is used in evaluation mode,
+        with the weights that it has now.
+    inputs : optional
+        For a ``torch.nn.Module``, its example inputs: a tensor, a sequence of arguments, or a
+        mapping of keyword arguments. Otherwise as in :func:`~tvm_adaptive.tune`.
+    input_shapes : mapping of str to sequence of int, or None, default None
+    params : mapping of str to Tensor, or None, default None
+        Weights of an IRModule.
+    budget_sec : float or None, default None
+        Seconds of a search. Without ``budget_sec`` and ``trials`` there is none, and records
+        of less of the network are enough. Compilation from records is not counted.
+    trials : int or None, default None
+    seed, config, observer
+        As in :func:`~tvm_adaptive.tune`.
+    work_dir : path or None, default None
+        Keeps the run in ``run`` and what was compiled from records in ``applied``; None takes
+        a temporary directory, which is removed with the returned object.
+    n_threads : int or None, default None
+        Threads of a kernel; None takes the cores of this machine that kernels are tuned for.
+
+    Returns
+    -------
+    CompiledModel
+        Says what it guarantees: fixed shapes and types, number of threads, thread safety.
+
+    Raises
+    ------
+    InvalidOptionError
+        For a model or option that cannot be used; without a budget, also if the store has no
+        record of the model.
+    ImportMismatchError
+        When an imported network computes something else in TVM than in its framework.
+    WorkerError
+        When no library could be compiled, or its outputs are wrong.
+    """
+    target = resolve_target("cpu")
+    network = network_of(model, inputs, input_shapes, params)
+    folder, keep = _folder(work_dir)
+    may_search = budget_sec is not None or trials is not None
+    applied = apply_network(
+        network,
+        out_dir=folder / "applied",
+        config=config,
+        observer=observer,
+        least_proven_share=_LEAST_PROVEN_SHARE if may_search else 0.0,
+    )
+    if applied is not None:
+        library, comparison = applied.library, applied.comparison
+    else:
+        options = RunOptions(
+            what=network.name,
+            work_dir=folder / "run",
+            budget_sec=budget_sec,
+            trials=trials,
+            seed=seed,
+            config=config,
+            observer=observer,
+        )
+        report = run_loaded(options, lambda _: (network, python_source(network)))
+        if report.interrupted:
+            raise KeyboardInterrupt
+        if report.library is None:
+            raise WorkerError(f"{network.name} could not be compiled: {report.shortfall}")
+        library, comparison = report.library, report.comparison
+    _check_agreement(network, comparison)
+    assert device_kind(target) == "cpu"
+    return CompiledModel(
+        library,
+        network.input_shapes,
+        network.input_dtypes,
+        n_threads=n_threads or n_cores_of(target) or usable_physical_cores(),
+        keep=keep,
+    )
+
+
+def network_of(
+    model: Any,
+    inputs: Any = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    params: Mapping[str, Any] | None = None,
+) -> Network:
+    """Return what :func:`compile_model` takes as a network; raise InvalidOptionError."""
+    shapes = dict(input_shapes or {})
+    if isinstance(model, Network):
+        return model
+    if isinstance(model, IRModule):
+        arrays = None if inputs is None else read_sample(inputs)
+        if arrays is not None:
+            shapes = shapes_of_sample(arrays, shapes, "inputs")
+        found = network_of_imported(_NAME, model, shapes, params=dict(params or {}))
+        return found if arrays is None else with_sample(found, arrays, "inputs")
+    if isinstance(model, (str, Path)):
+        given: Sample | None = inputs
+        loaded = load(str(model), shapes, inputs=given)
+        if not isinstance(loaded, Network):
+            raise InvalidOptionError(f"{model} is an operator; tune it with tune_tir instead.")
+        return loaded
+    if not (hasattr(model, "forward") and hasattr(model, "eval")):
+        raise InvalidOptionError(
+            "model must be a file, a name, an IRModule, a Network or a torch.nn.Module but is "
+            f"{type(model).__name__}."
+        )
+    if inputs is None:
+        raise InvalidOptionError("A torch.nn.Module needs example inputs: inputs=...")
+    named = dict(inputs) if isinstance(inputs, Mapping) else {}
+    args = () if named else tuple(inputs) if isinstance(inputs, (list, tuple)) else (inputs,)
+    name = type(model).__name__
+    with _evaluated(model):
+        return network_of_module(model, args, named, name=name, shapes=shapes, source=name)
+
+
+@contextlib.contextmanager
+def _evaluated(module: Any) -> Iterator[None]:
+    """Give a module its mode of training back."""
+    modes = [(each, each.training) for each in module.modules()]
+    try:
+        yield
+    finally:
+        for each, mode in modes:
+            each.training = mode
+
+
+def _folder(work_dir: str | Path | None) -> tuple[Path, object]:
+    """Return a directory, and what removes it when it is dropped."""
+    if work_dir is not None:
+        return Path(work_dir), None
+    keep = tempfile.TemporaryDirectory(prefix="tvm-adaptive-", ignore_cleanup_errors=True)
+    return Path(keep.name), keep
+
+
+def _check_agreement(network: Network, comparison: Comparison | None) -> None:
+    if comparison is not None and not comparison.agree:
+        raise WorkerError(
+            f"The compiled {network.name} computes something else: {comparison.problem}. If that "
+            "is rounding, allow more of it with finish.rtol."
+        )

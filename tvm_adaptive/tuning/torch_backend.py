@@ -1,0 +1,221 @@
+"""A backend of ``torch.compile``: inference of fixed shapes on this machine's CPU.
+
+PyTorch finds it by the package's entry point: ``torch.compile(model, backend="tvm_adaptive")``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from tvm_adaptive.errors import AdaptiveError, InvalidOptionError, summary_line
+from tvm_adaptive.models.frontend import network_of_program
+from tvm_adaptive.models.inference import CompiledModel
+from tvm_adaptive.tuning.embedding import compile_model
+
+Function: TypeAlias = Callable[..., Any]
+
+_OPTIONS = ("budget_sec", "trials", "seed", "config", "observer", "work_dir", "n_threads")
+# Without options. Most of the gain of a ResNet-18 comes in its first minute.
+_DEFAULT_BUDGET_SEC = 60.0
+
+
+class _Unsupported(AdaptiveError):
+    """A graph that the backend leaves to PyTorch, and why."""
+
+
+def tvm_adaptive(
+    graph: Any, examples: Sequence[Any], *, options: Mapping[str, Any] | None = None
+) -> Function:
+    """Compile a graph of ``torch.compile`` with :func:`~tvm_adaptive.compile`.
+
+    Weights are frozen: parameters and buffers become constants. What cannot be compiled
+    runs in PyTorch as it is, after one warning that says why: graphs with gradients, dynamic
+    shapes, random numbers, other devices, changed inputs or buffers, or operators that TVM
+    cannot import, and graphs whose compilation fails. If a weight changes later, the graph
+    runs in PyTorch from then on, too. Outputs are contiguous and own their memory, also
+    where PyTorch's are views.
+
+    Parameters
+    ----------
+    graph : torch.fx.GraphModule
+    examples : sequence
+        Inputs of the graph, weights among them. The search begins at the first call.
+    options : mapping or None, default None
+        ``budget_sec`` (default 60 if ``trials`` is missing, too), ``trials``, ``seed``,
+        ``config``, ``observer``, ``work_dir`` and ``n_threads`` of
+        :func:`~tvm_adaptive.compile`.
+
+    Raises
+    ------
+    InvalidOptionError
+        For other options.
+    """
+    given = dict(options or {})
+    if unknown := sorted(set(given) - set(_OPTIONS)):
+        raise InvalidOptionError(
+            f"The backend tvm_adaptive has no options {', '.join(unknown)}, only "
+            f"{', '.join(_OPTIONS)}."
+        )
+    if given.get("trials") is None:
+        given.setdefault("budget_sec", _DEFAULT_BUDGET_SEC)
+    try:
+        return _Graph(graph, examples, given)
+    except _Unsupported as error:
+        _warn(error)
+        return graph.forward  # type: ignore[no-any-return]
+
+
+class _Graph:
+    """A graph that is compiled in its first call, when PyTorch traces nothing."""
+
+    def __init__(self, graph: Any, examples: Sequence[Any], options: dict[str, Any]) -> None:
+        import torch
+
+        self._graph, self._options = graph, options
+        self._places = _places_of_inputs(graph, examples)
+        self._outputs = _outputs_of(graph)
+        # Of weights: as inputs of the graph, by their places, and as its attributes.
+        self._lifted: list[tuple[int, Any, tuple[int, int]]] = []
+        self._held: list[tuple[Any, tuple[int, int]]] = []
+        held = [*graph.parameters(), *graph.buffers()]
+        if torch.is_grad_enabled() and any(
+            each.requires_grad for each in (*examples, *held) if isinstance(each, torch.Tensor)
+        ):
+            raise _Unsupported(
+                "gradients are wanted; call the model within torch.no_grad() or inference_mode()"
+            )
+        self._compiled: CompiledModel | None = None
+        self._is_eager = False
+
+    def __call__(self, *arguments: Any) -> Any:
+        if self._compiled is None and not self._is_eager:
+            self._try(self._compile, arguments)
+        if not self._is_eager and not self._has_same_weights(arguments):
+            self._run_eagerly("a weight has changed; call torch.compile again")
+        if self._is_eager or self._compiled is None:
+            return self._graph(*arguments)
+        results = self._compiled(*(arguments[place] for place in self._places))
+        results = iter(results if isinstance(results, tuple) else (results,))
+        return tuple(next(results) if is_tensor else None for is_tensor in self._outputs)
+
+    def _has_same_weights(self, arguments: Sequence[Any]) -> bool:
+        return all(
+            arguments[place] is weight and _version(weight) == version
+            for place, weight, version in self._lifted
+        ) and all(_version(weight) == version for weight, version in self._held)
+
+    def _try(self, step: Callable[[Sequence[Any]], None], arguments: Sequence[Any]) -> None:
+        try:
+            step(arguments)
+        except Exception as error:  # PyTorch's, TVM's, the machine's: of any kind
+            self._run_eagerly(error)
+
+    def _run_eagerly(self, reason: Exception | str) -> None:
+        self._is_eager, self._compiled = True, None
+        _warn(reason)
+
+    def _compile(self, arguments: Sequence[Any]) -> None:
+        import torch
+
+        inputs = tuple(arguments[place].detach() for place in self._places)
+        with torch.no_grad():
+            module = _frozen(self._graph, arguments, self._places)
+            # Core operators show what the graph changes.
+            program = torch.export.export(module, inputs).run_decompositions()
+        signature = program.graph_signature
+        if signature.buffers_to_mutate or signature.user_inputs_to_mutate:
+            raise _Unsupported("it changes its inputs or buffers")
+        network = network_of_program(program, "graph", {}, "the graph")
+        self._compiled = compile_model(network, **self._options)
+        self._lifted = [
+            (place, each, _version(each))
+            for place, each in enumerate(arguments)
+            if place not in self._places
+        ]
+        held = [*self._graph.parameters(), *self._graph.buffers()]
+        self._held = [(each, _version(each)) for each in held]
+
+
+def _frozen(graph: Any, arguments: Sequence[Any], places: Sequence[int]) -> Any:
+    """Return a module of a graph's inputs, with its weights as buffers."""
+    import torch
+
+    class Frozen(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.graph = graph
+            for place, value in enumerate(arguments):
+                if place not in places:
+                    self.register_buffer(f"weight_{place}", value.detach().clone())
+
+        def forward(self, *inputs: Any) -> Any:
+            given = iter(inputs)
+            filled = [
+                next(given) if place in places else getattr(self, f"weight_{place}")
+                for place in range(len(arguments))
+            ]
+            return tuple(each for each in self.graph(*filled) if each is not None)
+
+    frozen = Frozen()
+    frozen.training = False
+    return frozen
+
+
+def _places_of_inputs(graph: Any, examples: Sequence[Any]) -> list[int]:
+    """Return which placeholders are no weights; raise if one is no tensor of fixed shape."""
+    import torch
+
+    places = []
+    nodes = graph.graph.find_nodes(op="placeholder")
+    for place, (node, example) in enumerate(zip(nodes, examples, strict=True)):
+        known = node.meta.get("example_value", example)
+        if not isinstance(example, torch.Tensor) or not isinstance(known, torch.Tensor):
+            raise _Unsupported(f"its input {node.name} is a {type(example).__name__}: dynamic")
+        if not all(isinstance(extent, int) for extent in known.shape):
+            raise _Unsupported(f"its input {node.name} has a dynamic shape {tuple(known.shape)}")
+        if example.device.type != "cpu":
+            raise _Unsupported(f"its input {node.name} is on {example.device}, not on the CPU")
+        # Dynamo marks parameters and buffers of modules, which keep their memory.
+        is_weight = isinstance(example, torch.nn.Parameter) or hasattr(
+            example, "_dynamo_static_input_type"
+        )
+        if not is_weight:
+            places.append(place)
+    if not places:
+        raise _Unsupported("it has no inputs")
+    return places
+
+
+def _outputs_of(graph: Any) -> list[bool]:
+    """Return which outputs are tensors; the others are None."""
+    import torch
+
+    (output,) = graph.graph.find_nodes(op="output")
+    found = []
+    for node in output.args[0]:
+        value = None if node is None else node.meta.get("example_value")
+        if node is not None and not isinstance(value, torch.Tensor):
+            raise _Unsupported(f"its output {node} is no tensor")
+        found.append(node is not None)
+    if not any(found):
+        raise _Unsupported("it has no outputs")
+    return found
+
+
+def _version(tensor: Any) -> tuple[int, int]:
+    """Return what changes when a tensor is written to or given other memory."""
+    with contextlib.suppress(RuntimeError):  # tensors of inference mode have no version
+        return tensor._version, tensor.data_ptr()
+    return 0, tensor.data_ptr()
+
+
+def _warn(reason: Exception | str) -> None:
+    text = reason if isinstance(reason, str) else summary_line(reason)
+    warnings.warn(
+        f"tvm_adaptive leaves a graph to PyTorch, uncompiled: {text}",
+        RuntimeWarning,
+        stacklevel=3,
+    )
