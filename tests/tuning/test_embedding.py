@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import tomllib
 import warnings
 from pathlib import Path
 
@@ -117,6 +116,7 @@ def test_what_is_no_model_is_refused():
 
 
 def test_pytorch_finds_the_backend_by_the_entry_point():
+    tomllib = pytest.importorskip("tomllib")  # of Python 3.11
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
     entry = tomllib.loads(text)["project"]["entry-points"]["torch_dynamo_backends"]
     module, _, name = entry["tvm_adaptive"].partition(":")
@@ -143,6 +143,7 @@ def perceptron(torch):
     return torch.nn.Sequential(*layers, torch.nn.Linear(16, 4)).eval()
 
 
+@pytest.mark.slow
 def test_torch_compile_runs_the_graph_until_a_weight_changes(torch, backend, tmp_path):
     model, value = perceptron(torch), torch.randn(4, 8)
     options = {"trials": 8, "seed": 0, "config": QUICK.replace(store=str(tmp_path / "records.db"))}
@@ -157,7 +158,9 @@ def test_torch_compile_runs_the_graph_until_a_weight_changes(torch, backend, tmp
         torch.testing.assert_close(function(value), model(value), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("case", ["gradients", "dynamic", "random"])
+@pytest.mark.parametrize(
+    "case", ["gradients", "dynamic", pytest.param("random", marks=pytest.mark.slow)]
+)
 def test_what_cannot_be_compiled_runs_in_pytorch(torch, backend, case, tmp_path):
     model, value = perceptron(torch), torch.randn(4, 8)
     if case == "random":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -201,14 +200,6 @@ def evolve(strategy: EvolutionarySearch, population: list[Schedule], n: int) -> 
 def start_thread_pool() -> int:
     """Start TVM's thread pool for CPU kernels of this thread; return its number of threads."""
     return int(tvm.get_global_func("runtime.NumThreads")())
-
-
-def share_threads(n_threads: int) -> None:
-    """Start this thread's pool with so many threads, which may run on all its processors."""
-    # threading_backend.h: kSpecifyThreadShareAllCore. TVM binds the calling thread, too: to
-    # the processors that it may run on already.
-    mode, processors = -3, [str(each) for each in sorted(os.sched_getaffinity(0))]
-    tvm.get_global_func("runtime.config_threadpool")(mode, n_threads, processors)
 
 
 def import_tensor_intrinsics() -> None:

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from tvm_adaptive._tvm import VirtualMachine, from_dlpack, share_threads, start_thread_pool, tensor
+from tvm_adaptive._tvm import VirtualMachine, from_dlpack, start_thread_pool, tensor
+from tvm_adaptive._tvm.threads import share_threads
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.values.agreement import random_array
 from tvm_adaptive.workers import device_session

@@ -144,7 +144,7 @@ def apply_network(
     """Compile a network for this machine as :func:`apply` does, with the store's records.
 
     Returns None if an earlier run has proven records of less than a share of its calls, or
-    there is no store; with a share of 0, raises what :func:`apply` raises then.
+    there is no store; no play-off is held. With a share of 0, does what :func:`apply` does.
     """
     with _opened(Path(out_dir), config, None, observer) as context:
         environment = Environment.current(context.target, context.farm)
@@ -202,8 +202,10 @@ def _compiled(
     tasks, check = tasks_and_check(context, model)
     with check:
         finalists = records(tasks)
-        if _proven_share(tasks, finalists) < least_proven_share:
-            return None
+        if least_proven_share > 0:
+            if _proven_share(tasks, finalists) < least_proven_share:
+                return None
+            finalists = [_proven_only(each) for each in finalists]
         check.measure_untuned()
         if not any(each.records for each in finalists):
             raise InvalidOptionError(
@@ -251,6 +253,14 @@ def _compiled(
         coverage=check.coverage,
         comparison=comparison,
     )
+
+
+def _proven_only(finalists: Finalists) -> Finalists:
+    """Return the finalists with what an earlier play-off has proven, which needs no other."""
+    proven = finalists.proven
+    records = () if proven is None else (proven.record,)
+    is_proven = proven is not None
+    return dataclasses.replace(finalists, records=records, is_proven=is_proven, read_all=None)
 
 
 def _proven_share(tasks: Sequence[ExtractedTask], finalists: Sequence[Finalists]) -> float:

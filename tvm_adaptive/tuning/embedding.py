@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from tvm_adaptive._tvm import IRModule
+from tvm_adaptive.database.location import NO_STORE, resolve_url, url_of, user_store
 from tvm_adaptive.errors import InvalidOptionError, WorkerError
 from tvm_adaptive.models import Network
-from tvm_adaptive.models.compile import device_kind
-from tvm_adaptive.models.content import python_source
+from tvm_adaptive.models.content import content_of, python_source
 from tvm_adaptive.models.frontend import (
     Sample,
     load,
@@ -32,9 +32,12 @@ from tvm_adaptive.tuning.target import n_cores_of, resolve_target
 from tvm_adaptive.tuning.tune import run_loaded
 from tvm_adaptive.workers.cores import usable_physical_cores
 
-# Of the calls of an inference. A short run leaves some tasks without a record; a store with
-# records of less than half of the calls was filled by other models.
+# Of the calls of an inference, for a model that was not tuned here: records of less were made
+# for other models. Of one that was, any proven record will do: a short run reaches few tasks.
 _LEAST_PROVEN_SHARE = 0.5
+_ANY_SHARE = 1e-9
+# Beside a store in a file, else beside the user's: digests of the models tuned into it.
+_TUNED_SUFFIX = ".tuned"
 _NAME = "model"
 
 
@@ -54,9 +57,12 @@ def compile_model(
 ) -> CompiledModel:
     """Return a network as a function that runs in this process.
 
-    If checked records of at least half of its calls are in ``config.store``, the network is
-    compiled from them, without a search; a second call for the same model and machine is of
-    this kind. Otherwise it is tuned, which fills the store, and the result of that is used.
+    A network that was tuned by an earlier call on this machine is compiled from the checked
+    records in ``config.store``, without a search; so is one of which half of the calls have
+    checked records there. Otherwise it is tuned, which fills the store, and the result of
+    that is used. Networks count as the same if operators, shapes and types are; weights may
+    differ. To search again, call :func:`~tvm_adaptive.tune` with the same store.
+
     Only kernels whose outputs agree with those of the untuned function are compiled, and
     the outputs of the network are compared with those of its framework, or of the untuned
     network. A network that computes something else is an error.
@@ -103,13 +109,17 @@ def compile_model(
     target = resolve_target("cpu")
     network = network_of(model, inputs, input_shapes, params)
     folder, keep = _folder(work_dir)
-    may_search = budget_sec is not None or trials is not None
+    content, tuned = content_of(network), _tuned_file(config.store)
+    least_share = 0.0
+    if budget_sec is not None or trials is not None:
+        was_tuned = tuned is not None and content in _lines_of(tuned)
+        least_share = _ANY_SHARE if was_tuned else _LEAST_PROVEN_SHARE
     applied = apply_network(
         network,
         out_dir=folder / "applied",
         config=config,
         observer=observer,
-        least_proven_share=_LEAST_PROVEN_SHARE if may_search else 0.0,
+        least_proven_share=least_share,
     )
     if applied is not None:
         library, comparison = applied.library, applied.comparison
@@ -126,11 +136,13 @@ def compile_model(
         report = run_loaded(options, lambda _: (network, python_source(network)))
         if report.interrupted:
             raise KeyboardInterrupt
+        if tuned is not None and content:
+            with contextlib.suppress(OSError), open(tuned, "a", encoding="utf-8") as file:
+                file.write(f"{content}\n")
         if report.library is None:
             raise WorkerError(f"{network.name} could not be compiled: {report.shortfall}")
         library, comparison = report.library, report.comparison
     _check_agreement(network, comparison)
-    assert device_kind(target) == "cpu"
     return CompiledModel(
         library,
         network.input_shapes,
@@ -147,7 +159,7 @@ def network_of(
     params: Mapping[str, Any] | None = None,
 ) -> Network:
     """Return what :func:`compile_model` takes as a network; raise InvalidOptionError."""
-    shapes = dict(input_shapes or {})
+    shapes: Mapping[str, Sequence[int]] = dict(input_shapes or {})
     if isinstance(model, Network):
         return model
     if isinstance(model, IRModule):
@@ -193,6 +205,21 @@ def _folder(work_dir: str | Path | None) -> tuple[Path, object]:
         return Path(work_dir), None
     keep = tempfile.TemporaryDirectory(prefix="tvm-adaptive-", ignore_cleanup_errors=True)
     return Path(keep.name), keep
+
+
+def _tuned_file(store: str) -> Path | None:
+    """Return the file with the models that were tuned into a store; None without a store."""
+    if store == NO_STORE:
+        return None
+    url = url_of(resolve_url(store))
+    database = url.database if url.get_backend_name() == "sqlite" else str(user_store())
+    return Path(f"{database}{_TUNED_SUFFIX}")
+
+
+def _lines_of(path: Path) -> set[str]:
+    with contextlib.suppress(OSError):
+        return set(path.read_text(encoding="utf-8").splitlines())
+    return set()
 
 
 def _check_agreement(network: Network, comparison: Comparison | None) -> None:

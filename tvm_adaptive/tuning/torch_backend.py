@@ -22,7 +22,7 @@ _OPTIONS = ("budget_sec", "trials", "seed", "config", "observer", "work_dir", "n
 _DEFAULT_BUDGET_SEC = 60.0
 
 
-class _Unsupported(AdaptiveError):
+class _UnsupportedError(AdaptiveError):
     """A graph that the backend leaves to PyTorch, and why."""
 
 
@@ -63,7 +63,7 @@ def tvm_adaptive(
         given.setdefault("budget_sec", _DEFAULT_BUDGET_SEC)
     try:
         return _Graph(graph, examples, given)
-    except _Unsupported as error:
+    except _UnsupportedError as error:
         _warn(error)
         return graph.forward  # type: ignore[no-any-return]
 
@@ -84,7 +84,7 @@ class _Graph:
         if torch.is_grad_enabled() and any(
             each.requires_grad for each in (*examples, *held) if isinstance(each, torch.Tensor)
         ):
-            raise _Unsupported(
+            raise _UnsupportedError(
                 "gradients are wanted; call the model within torch.no_grad() or inference_mode()"
             )
         self._compiled: CompiledModel | None = None
@@ -127,7 +127,7 @@ class _Graph:
             program = torch.export.export(module, inputs).run_decompositions()
         signature = program.graph_signature
         if signature.buffers_to_mutate or signature.user_inputs_to_mutate:
-            raise _Unsupported("it changes its inputs or buffers")
+            raise _UnsupportedError("it changes its inputs or buffers")
         network = network_of_program(program, "graph", {}, "the graph")
         self._compiled = compile_model(network, **self._options)
         self._lifted = [
@@ -173,11 +173,13 @@ def _places_of_inputs(graph: Any, examples: Sequence[Any]) -> list[int]:
     for place, (node, example) in enumerate(zip(nodes, examples, strict=True)):
         known = node.meta.get("example_value", example)
         if not isinstance(example, torch.Tensor) or not isinstance(known, torch.Tensor):
-            raise _Unsupported(f"its input {node.name} is a {type(example).__name__}: dynamic")
+            raise _UnsupportedError(f"its input {node.name} is a {type(example).__name__}: dynamic")
         if not all(isinstance(extent, int) for extent in known.shape):
-            raise _Unsupported(f"its input {node.name} has a dynamic shape {tuple(known.shape)}")
+            raise _UnsupportedError(
+                f"its input {node.name} has a dynamic shape {tuple(known.shape)}"
+            )
         if example.device.type != "cpu":
-            raise _Unsupported(f"its input {node.name} is on {example.device}, not on the CPU")
+            raise _UnsupportedError(f"its input {node.name} is on {example.device}, not on the CPU")
         # Dynamo marks parameters and buffers of modules, which keep their memory.
         is_weight = isinstance(example, torch.nn.Parameter) or hasattr(
             example, "_dynamo_static_input_type"
@@ -185,7 +187,7 @@ def _places_of_inputs(graph: Any, examples: Sequence[Any]) -> list[int]:
         if not is_weight:
             places.append(place)
     if not places:
-        raise _Unsupported("it has no inputs")
+        raise _UnsupportedError("it has no inputs")
     return places
 
 
@@ -198,10 +200,10 @@ def _outputs_of(graph: Any) -> list[bool]:
     for node in output.args[0]:
         value = None if node is None else node.meta.get("example_value")
         if node is not None and not isinstance(value, torch.Tensor):
-            raise _Unsupported(f"its output {node} is no tensor")
+            raise _UnsupportedError(f"its output {node} is no tensor")
         found.append(node is not None)
     if not any(found):
-        raise _Unsupported("it has no outputs")
+        raise _UnsupportedError("it has no outputs")
     return found
 
 
