@@ -140,6 +140,15 @@ def test_mean_and_std_are_those_of_the_samples():
     assert forecast.samples.std() == pytest.approx(forecast.std, rel=0.03)
 
 
+def test_the_expected_drop_is_that_of_the_samples():
+    best = np.maximum.accumulate(np.random.default_rng(5).gamma(2.0, size=60))
+    forecast = forecast_quadrature(
+        ThroughputHistory(best), 64, np.random.default_rng(0), LOG_POWER, n_samples=400_000
+    )
+    drops = 1.0 - forecast.incumbent / forecast.samples
+    assert forecast.expected_drop == pytest.approx(drops.mean(), rel=0.02)
+
+
 def test_a_long_plateau_promises_less_than_a_climb():
     rng = np.random.default_rng(0)
     x = np.arange(1, 201)

@@ -2,9 +2,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.integrate import quad
 
 from tvm_adaptive.task_scheduler.forecast.record_breaks import (
     exchangeable_chance,
+    expected_drop,
     forecast_records,
     jump_samples,
     learned_chance,
@@ -55,6 +57,22 @@ def test_jumps_have_the_mean_and_the_chance_asked_for(chance, tail):
     assert (gains > 0).sum() == pytest.approx(chance * len(gains), abs=1)
     # Strata leave the last stratum's tail to chance; sd / sqrt(n) would be 0.01 at most.
     assert gains.mean() == pytest.approx(0.3, rel=0.02)
+
+
+@pytest.mark.parametrize("chance", [1e-6, 0.1, 1.0])
+@pytest.mark.parametrize("gain", [0.0, 1e-9, 1e-4, 0.02, 0.5, 1.0])
+def test_the_expected_drop_is_the_integral_over_the_jumps(chance, gain):
+    def drop(x):  # of a jump of x means, times its density
+        jump = gain / chance * x
+        return chance * np.exp(-x) * jump / (1.0 + jump)
+
+    integral, _ = quad(drop, 0.0, np.inf, epsabs=0.0, epsrel=1e-9)
+    assert expected_drop(chance, np.array([gain])) == pytest.approx([integral], rel=1e-6)
+
+
+def test_a_rare_jump_drops_less_than_a_sure_gain():
+    assert expected_drop(0.1, np.array([0.02])) == pytest.approx([0.01479], abs=1e-5)
+    assert expected_drop(0.0, np.array([0.02])) == 0.0
 
 
 def test_no_chance_no_gain():

@@ -30,7 +30,11 @@ import numpy.typing as npt
 from scipy.special import expit, logit, stdtr
 
 from tvm_adaptive.task_scheduler.forecast.curve import CurveFamily
-from tvm_adaptive.task_scheduler.forecast.record_breaks import jump_samples, learned_chance
+from tvm_adaptive.task_scheduler.forecast.record_breaks import (
+    expected_drop,
+    jump_samples,
+    learned_chance,
+)
 from tvm_adaptive.task_scheduler.forecast.result import Forecast, NoFitError, ThroughputHistory
 from tvm_adaptive.values.trial import FloatArray
 
@@ -193,5 +197,5 @@ def forecast_quadrature(
         METHOD,
         "",
         incumbent,
-        exact_drop=float(posterior.weights @ (gains / (1.0 + gains))),
+        exact_drop=float(posterior.weights @ expected_drop(chance, gains)),
     )

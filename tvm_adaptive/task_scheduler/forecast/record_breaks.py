@@ -16,12 +16,13 @@ lambda has a gamma posterior around 1.
 
 A curve gives the mean gain of a slot, mu, but the gain of one slot is nothing or a jump:
 with probability p, exponential with mean mu / p. The errors of a staircase persist, so
-noise that is independent from trial to trial does not describe it.
+noise that is independent from trial to trial does not describe it. Latency is the inverse
+of throughput, of which a jump J saves J / (1 + J): on average p z U(2, 2, z), z = p / mu.
 
 References
 ----------
 Renyi (1962), "Theorie des elements saillants d'une suite d'observations"; Arnold,
-Balakrishnan & Nagaraja (1998), "Records", Wiley.
+Balakrishnan & Nagaraja (1998), "Records", Wiley. Tricomi's function U: DLMF, 13.4.4.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from scipy.special import hyperu
 
 from tvm_adaptive.task_scheduler.forecast.result import Forecast, ThroughputHistory, unchanged
 from tvm_adaptive.values.trial import FloatArray
@@ -45,6 +47,8 @@ _PRIOR_JUMP = 0.05
 _PRIOR_RECORDS = 4.0
 # Logarithms of 0 are the only thing to avoid: below is one sample in 1e12.
 _SMALLEST_U = 1e-12
+# A mean jump of a million incumbents: beyond it the function below is not a number.
+_SMALLEST_RATE = 1e-6
 
 
 def exchangeable_chance(n_trials: int, horizon_trials: int) -> float:
@@ -71,6 +75,14 @@ def jump_samples(
     u = np.maximum(strata(len(mean_gain), rng) / chance, _SMALLEST_U)
     quantile = -np.log(u) if np.isinf(tail) else (tail - 1.0) * (u ** (-1.0 / tail) - 1.0)
     return np.asarray(np.where(u < 1.0, mean_gain / chance * quantile, 0.0))
+
+
+def expected_drop(chance: float, mean_gain: FloatArray) -> FloatArray:
+    """Return the expected share of its latency that a slot saves, for each expected gain."""
+    if chance <= 0:
+        return np.zeros(len(mean_gain))
+    rate = np.maximum(chance / np.maximum(mean_gain, np.finfo(float).tiny), _SMALLEST_RATE)
+    return np.asarray(chance * rate * hyperu(2.0, 2.0, rate))
 
 
 def strata(size: int, rng: np.random.Generator) -> FloatArray:
