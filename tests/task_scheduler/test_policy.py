@@ -152,13 +152,26 @@ def test_nothing_worth_a_slot_ends_the_run(rng):
     stuck, longer = [10.0] * 65, [10.0] * 66
     arms = [arm(stuck), arm(longer), arm([1.0], finished=True)]
     decision = policy({65: 1.00001, 66: 1.0}).choose(arms, rng)
-    assert (decision.arm, decision.reason, decision.retired) == (None, "nothing-left", (0, 1))
+    assert (decision.arm, decision.reason, decision.retired) == (None, "nothing-left", ())
 
 
-def test_a_trivial_task_is_retired_though_it_could_double(rng):
-    arms = [arm([1e-5]), arm([20.0, 10.0])]
-    decision = policy({1: 2.0, 2: 1.5}).choose(arms, rng)
-    assert (decision.arm, decision.retired) == (1, (0,))
+def test_a_task_is_postponed_until_its_share_of_the_network_shows(rng):
+    tuner = policy({1: 2.0, 2: 1.5, 3: 1.001})
+    decision = tuner.choose([arm([1e-3]), arm([1000.0, 100.0])], rng)
+    assert (decision.arm, decision.retired) == (1, ())
+    assert np.isnan(decision.scores[0])
+    # The first candidates of the other one were slow.
+    decision = tuner.choose([arm([1e-3]), arm([1000.0, 100.0, 0.01], n_slots=2)], rng)
+    assert (decision.arm, decision.retired) == (0, ())
+
+
+def test_a_stuck_task_is_postponed_until_its_gain_shows(rng):
+    tuner, stuck = policy({65: 1.001, 2: 1.5, 3: 1.0}), arm([5.0] * 65)
+    decision = tuner.choose([stuck, arm([2e4, 1e4])], rng)
+    assert (decision.arm, decision.retired) == (1, ())
+    assert np.isnan(decision.scores[0])
+    decision = tuner.choose([stuck, arm([2e4, 1e4, 1.0], n_slots=2)], rng)
+    assert (decision.arm, decision.retired) == (0, ())
 
 
 def test_patience_is_the_papers(rng):

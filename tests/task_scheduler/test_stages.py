@@ -87,7 +87,7 @@ def test_patience_counts_from_the_incumbent(latencies, n_trials):
 
 
 @pytest.mark.parametrize(
-    ("latencies", "gain_ms", "share", "retired"),
+    ("latencies", "gain_ms", "share", "postponed"),
     [
         ([5.0] + [6.0] * 64, 0.0009, 1e-4, True),
         ([5.0] + [6.0] * 64, 0.0011, 1e-4, False),
@@ -100,8 +100,8 @@ def test_patience_counts_from_the_incumbent(latencies, n_trials):
         ([0.0011], 0.0, 1e-4, False),
     ],
 )
-def test_who_has_nothing_left_to_gain_is_retired(latencies, gain_ms, share, retired):
-    assert stages.not_worth_a_slot(arm(latencies), gain_ms, 10.0, share) is retired
+def test_who_has_nothing_left_to_gain_is_postponed(latencies, gain_ms, share, postponed):
+    assert stages.is_postponed(arm(latencies), gain_ms, 10.0, share) is postponed
 
 
 def test_waiting_is_counted_in_slots_of_the_others():

@@ -48,8 +48,9 @@ class PolicyOptions:
     # an arm without improvement for so many trials is retired (the paper's 200)
     patience_trials: int | None = None
     # an arm whose next slot is expected to save less than this share of the end-to-end latency
-    # is retired if it has not improved for a while: a thousand such slots would not save 1 %.
-    # 0 retires none
+    # is postponed if it has not improved for a while: a thousand such slots would not save 1 %.
+    # When the others have become so fast that its share is larger, it is played again. The run
+    # ends when all are postponed or retired. 0 postpones none
     retire_share: float = 1e-5
     # A live arm that has waited for this many slots per live arm gets a small slot whatever its
     # score: at most every tenth slot goes to waiting arms. ``inf`` turns it off
@@ -137,10 +138,7 @@ class DynaTunePolicy:
         gains_ms = {k: self._outlooks[k].gain_ms for k in live}
         worth_ms = forms.worth(gains_ms)
         total_ms, share = stages.end_to_end_ms(arms), options.retire_share
-        retired += tuple(
-            k for k in live if stages.not_worth_a_slot(arms[k], worth_ms[k], total_ms, share)
-        )
-        live = [k for k in live if k not in retired]
+        live = [k for k in live if not stages.is_postponed(arms[k], worth_ms[k], total_ms, share)]
         if not live and not openings:
             return Decision(None, "nothing-left", retired=retired)
         scores = self._scores(arms, live)

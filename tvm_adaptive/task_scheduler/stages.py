@@ -1,4 +1,4 @@
-"""Which arms are played first, how long each has waited, and which are retired."""
+"""Which arms are played first, how long each has waited, and which are postponed or retired."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tvm_adaptive.values.forms import in_use
 TRIVIAL_SHARE = 1e-3
 # One candidate may fail for a reason of its own; two are the fewest that mean anything.
 TRIVIAL_TRIALS = 2
-# A forecast after a short pause may be wrong, and a retired arm never returns: wait for as
-# many trials as stock takes in one batch.
+# A forecast after a short pause may be wrong, and the run ends when all arms are stuck: wait
+# for as many trials as stock takes in one batch.
 STUCK_TRIALS = 64
 # End-to-end timings repeat to some 0.1 %: a tenth of that does not show even if it vanishes.
 NEGLIGIBLE_SHARE = 1e-4
@@ -100,8 +100,11 @@ def is_spent(arm: Arm, warm_up: WarmUp, patience_trials: int | None) -> bool:
     return patience_trials is not None and trials_since_improvement(arm) >= patience_trials
 
 
-def not_worth_a_slot(arm: Arm, gain_ms: float, total_ms: float, share: float) -> bool:
-    """Say whether an arm is negligible, or stuck with too small a share to gain."""
+def is_postponed(arm: Arm, gain_ms: float, total_ms: float, share: float) -> bool:
+    """Say whether an arm is negligible for now, or stuck with too small a share to gain.
+
+    The sum of all arms is far too large at first, so that the answer may change.
+    """
     if arm.weight * arm.best_ms < NEGLIGIBLE_SHARE * total_ms:
         return share > 0.0
     is_stuck = trials_since_improvement(arm) >= STUCK_TRIALS
