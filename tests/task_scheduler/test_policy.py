@@ -111,23 +111,36 @@ def test_the_horizon_is_the_slot(options, horizon, rng):
     assert script.asked[0][1] == horizon
 
 
-def test_what_the_best_arm_reached_is_expected_of_all(rng):
-    # 100, 200 and 50 GFLOPS.
-    arms = [arm([10.0]), arm([5.0, 5.0], sec=2.0), arm([20.0] * 3, sec=3.0)]
-    script = Script({1: 1.5, 2: 1.5, 3: 1.5, 4: 1.5})
+@pytest.mark.parametrize("flop", [1e9, 1e15])
+def test_what_two_others_reached_is_expected_whatever_one_count_of_operations_is(flop, rng):
+    # 100, 200 (or a million times as much), 50 and 25 GFLOPS.
+    arms = [arm([10.0]), arm([5.0], flop=flop), arm([20.0]), arm([40.0])]
+    script = Script({1: 1.5})
     DynaTunePolicy(PolicyOptions(peer_margin=0.1), script).choose(arms, rng)
-    assert [history.expected_peak for history, _ in script.asked] == pytest.approx([2.2, 1.1, 4.4])
-    unasked = Script({1: 1.5, 2: 1.5, 3: 1.5})
+    assert [history.expected_peak for history, _ in script.asked] == [
+        None,
+        None,
+        pytest.approx(2.2),
+        pytest.approx(4.4),
+    ]
+    unasked = Script({1: 1.5})
     DynaTunePolicy(PolicyOptions(peer_margin=None), unasked).choose(arms, rng)
     assert {history.expected_peak for history, _ in unasked.asked} == {None}
+
+
+def test_equals_are_expected_to_stay_so(rng):
+    script = Script({1: 1.5})
+    DynaTunePolicy("default", script).choose([arm([10.0])] * 3, rng)
+    assert [history.expected_peak for history, _ in script.asked] == pytest.approx([1.05] * 3)
 
 
 @pytest.mark.parametrize(("now_ms", "n_forecasts"), [(4.9, 3), (4.0, 4)])
 def test_forecasts_are_made_anew_when_the_peers_have_become_much_better(now_ms, n_forecasts, rng):
     script = Script({1: 1.5, 2: 1.5, 3: 1.5})
     tuner = DynaTunePolicy("default", script)
-    tuner.choose([arm([10.0]), arm([6.0, 5.0])], rng)
-    tuner.choose([arm([10.0]), arm([6.0, 5.0, now_ms], n_slots=2)], rng)
+    arms = [arm([10.0], finished=True), arm([1.0], finished=True)]
+    tuner.choose([*arms, arm([10.0]), arm([6.0, 5.0])], rng)
+    tuner.choose([*arms, arm([10.0]), arm([6.0, 5.0, now_ms], n_slots=2)], rng)
     assert len(script.asked) == n_forecasts
 
 

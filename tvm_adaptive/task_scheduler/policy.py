@@ -55,9 +55,10 @@ class PolicyOptions:
     # A live arm that has waited for this many slots per live arm gets a small slot whatever its
     # score: at most every tenth slot goes to waiting arms. ``inf`` turns it off
     starve_after: float = 10.0
-    # no arm is expected to exceed the best throughput of any arm by more than this share: the
-    # network's other tasks show what the machine can do, and an arm that has reached it has
-    # little left to gain. None has no such expectation
+    # no arm is expected to exceed the second-best throughput of the others by more than this
+    # share: the network's other tasks show what the machine can do. The best of them may have
+    # a wrong count of operations. An arm that is above has shown the expectation to be wrong;
+    # None has none at all
     peer_margin: float | None = 0.05
     epsilon: float = EPSILON  # of ``"epsilon-greedy"``
 
@@ -171,15 +172,15 @@ class DynaTunePolicy:
         """Forecast the arms that were played, or whose peers have become much better."""
         if self._initial_ms is None:
             self._initial_ms = stages.end_to_end_ms(arms)
-        peer_gflops = max(map(best_gflops, arms), default=0.0)
+        peers_gflops = peer_gflops([best_gflops(arm) for arm in arms])
         for k in live:
             known = self._outlooks.get(k)
             if (
                 known is None
                 or known.n_trials != arms[k].n_trials
-                or known.peer_gflops * (1.0 + _PEER_TOLERANCE) < peer_gflops
+                or known.peer_gflops * (1.0 + _PEER_TOLERANCE) < peers_gflops[k]
             ):
-                self._outlooks[k] = self._outlook(arms[k], peer_gflops, rng)
+                self._outlooks[k] = self._outlook(arms[k], peers_gflops[k], rng)
 
     def _outlook(self, arm: Arm, peer_gflops: float, rng: np.random.Generator) -> _Outlook:
         options = self.options
@@ -188,7 +189,7 @@ class DynaTunePolicy:
         if options.slot_sec is not None:
             horizon = max(1, math.floor(options.slot_sec / sec_per_trial))
         expected_peak = None
-        if options.peer_margin is not None:
+        if options.peer_margin is not None and peer_gflops >= best_gflops(arm):
             expected_peak = (1.0 + options.peer_margin) * peer_gflops / best_gflops(arm)
         history = ThroughputHistory(arm.throughput_history(), expected_peak=expected_peak)
         belief = self._forecast(history, horizon, rng)
@@ -251,6 +252,14 @@ def _mean_sec(arms: Sequence[Arm]) -> float:
     n_trials = sum(arm.n_trials for arm in arms)
     spent_sec = math.fsum(arm.spent_sec for arm in arms)
     return spent_sec / n_trials if n_trials and spent_sec else _UNKNOWN_SEC_PER_TRIAL
+
+
+def peer_gflops(gflops: Sequence[float]) -> list[float]:
+    """Return the second-best throughput of each arm's peers; 0 with fewer than two."""
+    order = sorted(range(len(gflops)), key=lambda k: -gflops[k])
+    # Of the best two, either one leaves the other and the third.
+    third = gflops[order[2]] if len(gflops) > 2 else 0.0
+    return [third if k in order[:2] else gflops[order[1]] for k in range(len(gflops))]
 
 
 def best_gflops(arm: Arm) -> float:
