@@ -185,17 +185,23 @@ def test_metaschedule_gets_no_wrong_kernel(
     assert "0.001" in (tmp_path / "best" / "database_tuning_record.json").read_text()
 
 
-def test_of_the_best_exported_metaschedule_takes_the_proven_one(
+def test_metaschedule_prefers_what_was_proven_in_an_export(
     store: RecordStore, mods: dict[str, IRModule], target: Target, tmp_path: Path
 ) -> None:
     mod = mods["GMM"]
     task = task_of(mod, target, "matmul")
-    lucky, slow = (make_record(mod, target, sec, seed) for sec, seed in [(1e-3, 1), (5e-3, 3)])
-    store.add(task, [trial_of(lucky, run="b"), trial_of(slow, run="b")])
-    store.add_finals(task, [trial_of(make_record(mod, target, 3e-3, 2), run="a")])
-    assert export_json(store, tmp_path, best=9) == 2
-    best = json_database(tmp_path).query_tuning_record(mod, target, "main")
-    assert float(best.run_secs[0]) == 3e-3
+    secs = {1: 1e-3, 2: 2e-3, 3: 4e-3}
+    store.add(
+        task, [trial_of(make_record(mod, target, sec, i), run="a") for i, sec in secs.items()]
+    )
+    store.add_finals(task, [trial_of(make_record(mod, target, 3e-3, 2), run="b")])
+    for best in (None, 3):
+        export_json(store, tmp_path / str(best), best)
+        exported = json_database(tmp_path / str(best))
+        record = exported.query_tuning_record(mod, target, "main")
+        chosen = candidate_of(trial_of(record))
+        assert chosen == candidate_of(trial_of(make_record(mod, target, 3e-3, 2)))
+        assert len(exported.get_all_tuning_records()) == 2, "a slower one does no harm"
 
 
 def test_metaschedule_compiles_what_a_playoff_has_proven(

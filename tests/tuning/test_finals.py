@@ -269,6 +269,31 @@ def test_where_a_playoff_has_no_winner_the_earlier_one_stands() -> None:
     assert notes.notes == ["main stays untuned, as nothing could be checked: no reference: timeout"]
 
 
+@pytest.mark.parametrize(
+    ("timed_sec", "proven_again_sec", "deployed_sec"),
+    [
+        (math.nan, None, 1e-3),  # the time was over: checked, but its record may be luck
+        (1.1e-3, None, 1e-3),
+        (0.9e-3, None, 0.9e-3),
+        (1.1e-3, 1.2e-3, 1.1e-3),  # side by side, the proven one has lost
+        (math.nan, math.nan, 1e-3),
+    ],
+)
+def test_a_lucky_record_does_not_replace_what_was_proven(
+    timed_sec: float, proven_again_sec: float | None, deployed_sec: float
+) -> None:
+    mod = gmm_task().dispatched[0]
+    record, lucky = make_record(mod, TARGET, 1e-3, 1), make_record(mod, TARGET, 0.5e-3, 2)
+    mine = Finalists(mod, "main", (lucky, record), 1e-3, Finalist(record, 1e-3, 1e-3, unchecked=""))
+    found = [Finalist(lucky, 0.5e-3, timed_sec, unchecked="")]
+    if proven_again_sec is not None:
+        found.append(Finalist(record, 1e-3, proven_again_sec, unchecked=""))
+    report = finals.with_proven(held(*found, reason="no-time"), mine, Notes())
+    assert report.winner is not None
+    assert report.winner.final_sec() == deployed_sec
+    assert len(report.finalists) == 2 if deployed_sec == 1e-3 else len(found)
+
+
 def budget_with(left_sec: float, seconds: float = 600.0) -> Budget:
     now = [0.0]
     budget = Budget(seconds, lambda: now[0])

@@ -18,7 +18,7 @@ from tvm_adaptive.database.metaschedule import target_text, task_of, trial_of
 from tvm_adaptive.database.records import StoredTask, StoredTrial, TaskStats
 from tvm_adaptive.database.repair import RECORD_FILE, WORKLOAD_FILE
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.database.verdicts import candidate_of, deployable, sound
+from tvm_adaptive.database.verdicts import candidate_of, sound, trusted, without_lucky
 from tvm_adaptive.errors import InvalidOptionError, JournalError
 from tvm_adaptive.measure_callback.journal import JOURNAL_FILE, read_journal
 from tvm_adaptive.workers.environment import UNKNOWN, Environment
@@ -84,7 +84,7 @@ def export_json(store: RecordStore, folder: Path, best: int | None = None) -> in
     """Write a store as a JSON database; return the number of records.
 
     Disqualified candidates, wrong results above all, are left out: MetaSchedule would take
-    the fastest of them. With ``best``, so are unchecked ones that are recorded as faster than
+    the fastest of them. So are unchecked candidates of a task that are recorded as faster than
     what a play-off has proven. The records do not name their environment: a store without one
     exports the records of all devices.
     """
@@ -97,7 +97,8 @@ def export_json(store: RecordStore, folder: Path, best: int | None = None) -> in
         if best is None:
             trials = sound(store, task, store.latest(task))
         else:
-            trials = deployable(store, task, best)
+            trials = trusted(store, task, best)
+        trials = without_lucky(store.finals(task), trials)
         timed = [trial for trial in trials if trial.seconds is not None]
         if timed and task.workload_key not in indices:
             indices[task.workload_key] = len(workloads)

@@ -62,21 +62,6 @@ def trusted(store: RecordStore, task: StoredTask, n: int) -> list[StoredTrial]:
     return order[: n - len(hints)] + hints
 
 
-def deployable(store: RecordStore, task: StoredTask, n: int) -> list[StoredTrial]:
-    """Return at most ``n`` candidates for a compiler that takes the fastest of them.
-
-    They are those to try first, without unchecked ones that are recorded as faster than the
-    proven one: such a time may be luck, another device's, or that of a wrong result.
-    """
-    trials, winner = trusted(store, task, n), proven(store, task)
-    if winner is None:
-        return trials
-    sound_ones = checked(store.finals(task))
-    return [
-        each for each in trials if candidate_of(each) in sound_ones or _sec(each) >= _sec(winner)
-    ]
-
-
 def proven(store: RecordStore, task: StoredTask) -> StoredTrial | None:
     """Return the fastest winner of a task's play-offs, None without one."""
     return next(iter(_proven(_verdicts(store.finals(task)))), None)
@@ -88,6 +73,23 @@ def sound(store: RecordStore, task: StoredTask, trials: Iterable[StoredTrial]) -
     if not wrong:  # nearly always: spares parsing all records
         return list(trials)
     return [trial for trial in trials if candidate_of(trial) not in wrong]
+
+
+def without_lucky(
+    finals: Iterable[StoredTrial], trials: Iterable[StoredTrial]
+) -> list[StoredTrial]:
+    """Return trials without unchecked ones that are recorded as faster than a proven one.
+
+    A compiler that takes the fastest of them then takes a checked one.
+    """
+    finals = list(finals)
+    winners = _proven(_verdicts(finals))
+    if not winners:
+        return list(trials)
+    known = checked(finals)
+    return [
+        each for each in trials if _sec(each) >= _sec(winners[0]) or candidate_of(each) in known
+    ]
 
 
 def checked(finals: Iterable[StoredTrial]) -> frozenset[str]:

@@ -29,6 +29,7 @@ from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
 from tvm_adaptive.runner.playoff.finalist import (
     NOT_CHECKED,
     REFERENCE_TIMEOUT_SEC,
+    SAME,
     Finalist,
     PlayoffOptions,
     as_recorded,
@@ -301,9 +302,9 @@ def _hold_playoffs(
                 most_sec=most_secs.get(index, math.inf),
             )
             held = hold_playoff(session, mine, turn, builder=builder, pool=pool)
-            recorder.add(held)
             last_sec = held.elapsed_sec
             reports[index] = with_proven(held, mine, session.observer)
+            recorder.add(reports[index])
     return reports
 
 
@@ -423,20 +424,31 @@ def reference_timeout_sec(budget: Budget) -> float:
 
 
 def with_proven(held: FinalistReport, mine: Finalists, observer: Observer) -> FinalistReport:
-    """Add what an earlier play-off has proven if this one had no winner."""
-    if held.winner is not None:
-        return held
-    if mine.proven is not None and not _is_disqualified(mine.proven, held):
-        return dataclasses.replace(held, finalists=(mine.proven, *held.finalists))
+    """Let what an earlier play-off has proven win, unless this one has timed something faster."""
+    if mine.proven is not None:
+        again = _said_of(mine.proven, held)
+        is_lost = any(each.disqualified not in ("", SAME) for each in again)
+        is_beaten = held.winner is not None and (
+            any(math.isfinite(each.playoff_sec) for each in again)
+            or held.winner.playoff_sec < mine.proven.final_sec()
+        )
+        if not is_lost and not is_beaten:
+            others = tuple(each for each in held.finalists if each not in again)
+            return dataclasses.replace(held, finalists=(mine.proven, *others))
     if held.unchecked:
         observer.note(f"{mine.name} stays untuned, as nothing could be checked: {held.unchecked}")
     return held
 
 
-def _is_disqualified(finalist: Finalist, held: FinalistReport) -> bool:
+def _said_of(finalist: Finalist, held: FinalistReport) -> list[Finalist]:
+    """Return the finalists of a play-off with the same schedule, or its form that prefetches."""
     key = candidate_of(trial_of(finalist.record))
-    lost = (each.record for each in held.finalists if each.disqualified)
-    return any(candidate_of(trial_of(record)) == key for record in lost)
+    return [
+        each
+        for each in held.finalists
+        if candidate_of(trial_of(each.record)) == key
+        or (each.prefetches and math.isclose(each.recorded_sec, finalist.recorded_sec))
+    ]
 
 
 def unused_outcome_of(task: TaskProgress) -> TaskOutcome:
