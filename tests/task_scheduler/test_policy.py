@@ -118,10 +118,7 @@ def test_what_two_others_reached_is_expected_whatever_one_count_of_operations_is
     script = Script({1: 1.5})
     DynaTunePolicy(PolicyOptions(peer_margin=0.1), script).choose(arms, rng)
     assert [history.expected_peak for history, _ in script.asked] == [
-        None,
-        None,
-        pytest.approx(2.2),
-        pytest.approx(4.4),
+        pytest.approx(peak) for peak in (1.1, 1.1, 2.2, 4.4)
     ]
     unasked = Script({1: 1.5})
     DynaTunePolicy(PolicyOptions(peer_margin=None), unasked).choose(arms, rng)

@@ -55,10 +55,10 @@ class PolicyOptions:
     # A live arm that has waited for this many slots per live arm gets a small slot whatever its
     # score: at most every tenth slot goes to waiting arms. ``inf`` turns it off
     starve_after: float = 10.0
-    # no arm is expected to exceed the second-best throughput of the others by more than this
-    # share: the network's other tasks show what the machine can do. The best of them may have
-    # a wrong count of operations. An arm that is above has shown the expectation to be wrong;
-    # None has none at all
+    # no arm is expected to exceed the second-best throughput of the others, or its own if that
+    # is higher, by more than this share: they show what the machine can do, and the best of
+    # them may have a wrong count of operations. Without a limit for those that are above, the
+    # replay of recorded tunings takes 1.23 x as long to within 5 %; None is for all without
     peer_margin: float | None = 0.05
     epsilon: float = EPSILON  # of ``"epsilon-greedy"``
 
@@ -189,8 +189,9 @@ class DynaTunePolicy:
         if options.slot_sec is not None:
             horizon = max(1, math.floor(options.slot_sec / sec_per_trial))
         expected_peak = None
-        if options.peer_margin is not None and peer_gflops >= best_gflops(arm):
-            expected_peak = (1.0 + options.peer_margin) * peer_gflops / best_gflops(arm)
+        if options.peer_margin is not None:
+            lead = max(1.0, peer_gflops / best_gflops(arm))
+            expected_peak = (1.0 + options.peer_margin) * lead
         history = ThroughputHistory(arm.throughput_history(), expected_peak=expected_peak)
         belief = self._forecast(history, horizon, rng)
         return _Outlook(
