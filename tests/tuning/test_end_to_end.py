@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from tests.database.conftest import make_record
+from tests.models.forms.test_alternatives import network_of, relu
 from tests.tuning.observers import Notes
 from tvm_adaptive._tvm import (
     Database,
@@ -55,6 +56,7 @@ from tvm_adaptive.tuning.library_check import OperatorCheck
 from tvm_adaptive.tuning.network_check import NetworkCheck
 from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.session import RunOptions, Session, open_session
+from tvm_adaptive.values.forms import NO_FORM
 from tvm_adaptive.workers.pool import Outcome, WorkerPool
 
 # Workers cannot import this file.
@@ -524,6 +526,44 @@ def test_what_is_wrong_is_named_and_is_not_in_the_result(
     assert comparison.agree
     assert check.n_tuned < len(verdicts)
     assert list(tmp_path.glob("*.so")) == [check._path]
+
+
+@pytest.mark.parametrize("step", ["input", "product", "output"])
+def test_functions_of_another_form_are_compared_with_their_own_untuned_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    schedule_network = network_check.schedule_network
+
+    def with_fault(*args: Any, **options: Any) -> Any:
+        mod, coverage = schedule_network(*args, **options)
+        functions = {
+            variable: idle(each, variable.name_hint) if step in variable.name_hint else each
+            for variable, each in mod.functions.items()
+        }
+        return IRModule(functions, attrs=mod.attrs), coverage
+
+    monkeypatch.setattr(network_check, "schedule_network", with_fault)
+    with session_in(tmp_path, Budget()) as session:
+        prepared = prepare(network_of(relu), session.target, prepack=True, forms=True)
+        with NetworkCheck(session, network_of(relu), prepared) as check:
+            check.measure_untuned()
+            database, used = memory_database(), {}
+            for task in extract(prepared, session.target):
+                (mod,) = task.dispatched
+                form = check.forms.get(str(task.task_name), NO_FORM).form
+                if form == "winograd-4x4":
+                    used[str(task.task_name)] = mod
+                sec = 1e-6 if form == "winograd-4x4" else 1.0
+                copy_record(split_record(mod, session.target), database, [sec])
+            verdicts = check.check_functions(database, list(used.values()))
+            assert check.uses_forms
+            assert list(tmp_path.glob("reference.so"))
+            check._remove_others()
+    assert len(used) == 3
+    problems = {name: each.problem for name, each in zip(used, verdicts, strict=True)}
+    assert None not in problems.values()
+    assert [name for name, each in problems.items() if each] == [n for n in used if step in n]
+    assert not list(tmp_path.glob("*.so"))
 
 
 def die_in(name: str) -> Any:
