@@ -1,0 +1,300 @@
+"""Times relative to a kernel that is timed again with every batch; nothing here needs TVM.
+
+A machine is not equally fast all the time: its clock changes, other tenants come and go. Two
+kernels timed within a second share that speed, two timed a minute apart do not. So each task
+has an *anchor*, one of its fastest kernels, which is timed again before and after each batch:
+
+    slowness = raw seconds of the anchor now / seconds that it is known by
+    corrected = raw seconds of a candidate / slowness
+
+The slowness is the mean over all latest repeats that agree within the noise. On a quiet
+machine these are many, and correcting adds hardly any error; when the speed changes, the
+repeats before the change no longer count. If it changes within a batch, at an unknown moment,
+the lower slowness is taken: a candidate may then look too slow, never too fast.
+
+The minimum of many timings is lucky. So a candidate that seems to be the task's best is
+timed once more within its batch, beside the anchor, and the slower of its times counts. The
+anchor changes only to a kernel that is clearly faster: each change for a difference within
+the noise would make the scale a little too fast, and those errors would add up. The seconds
+that an anchor is known by never change: times that MetaSchedule has recorded cannot be
+changed any more, and all of a task's must be on one scale.
+
+References
+----------
+Bulej, Horky, Tuma, Farquet & Prokopec (2020), "Duet Benchmarking: Improving Measurement
+Accuracy in the Cloud", ICPE (there the two run at the same time, which the caches of one
+machine do not allow here). Abedi & Brecht (2017), "Conducting Repeatable Experiments in
+Highly Variable Cloud Computing Environments", ICPE (alternating trials).
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+import statistics
+from typing import Any
+
+from tvm_adaptive.values.noise import MachineNoise
+
+# Of the seconds since a run's first batch. A repeat saves a wrong choice now and then; it must
+# not cost more than the candidates that it displaces would bring.
+MAX_SHARE = 0.03
+# Candidates of a batch that are timed again. The luckiest two or three of a batch stand out;
+# after them, the next has no more reason to be lucky than any other.
+MAX_SECOND_TIMINGS = 3
+# An anchor is replaced by what is faster by so many standard errors (5 % error probability,
+# one-sided: 1.6; the candidate was chosen among several).
+_CLEAR_SIGMAS = 2.0
+# The speed of the machine as other tasks saw it is forgotten after that: load that comes and
+# goes each minute has changed in half of all cases.
+_SPEED_AGE_SEC = 30.0
+# Of the latest repeats the median counts, so that one disturbed repeat does not.
+_N_SPEEDS = 5
+# Repeats of a task whose mean is its level: the error of a mean of so many is a quarter of a
+# timing's, which adds 3 % to the error of a candidate.
+_N_LEVELS = 20
+# Repeats that differ by more standard errors are on two sides of a change of speed; without
+# a change one in 370 does.
+_CHANGE_SIGMAS = 3.0
+# Anchors, each with a library of some 100 kB; networks have up to two hundred tasks.
+MAX_ANCHORS = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Anchor:
+    """A kernel that a task's candidates are compared with."""
+
+    sec: float  # what the kernel is known by, on the task's scale; one run
+    cost_sec: float  # wall-clock seconds that timing it takes
+    best_sec: float  # the fastest corrected time of the task
+    # Whether the scale is the raw seconds of its first batch, not other tasks' speed: only
+    # such tasks tell the machine's speed, or the luck of first batches would add up.
+    is_raw: bool = True
+    kernel: Any = None  # what is timed: of the adapter
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """One timing of a kernel."""
+
+    at_sec: float  # monotonic time, its middle
+    raw_sec: float  # of one run
+
+
+class Allowance:
+    """The seconds that repeats may take: a share of all since the first batch."""
+
+    def __init__(self, share: float = MAX_SHARE) -> None:
+        self._share = share
+        self._start_sec: float | None = None
+        self.spent_sec = 0.0
+
+    def start(self, now_sec: float) -> None:
+        """Count from now on, unless it does already."""
+        if self._start_sec is None:
+            self._start_sec = now_sec
+
+    def allows(self, cost_sec: float, now_sec: float) -> bool:
+        """Say whether a repeat of that price may be made now.
+
+        What a short batch does not allow, the next one may: where batches take less than
+        thirty repeats, a repeat is made as soon as its price is saved.
+        """
+        start_sec = now_sec if self._start_sec is None else self._start_sec
+        return self.spent_sec + cost_sec <= self._share * (now_sec - start_sec)
+
+
+class Duet:
+    """The anchors of a run's tasks, the machine's noise and its present speed."""
+
+    def __init__(self, noise: MachineNoise | None = None, allowance: Allowance | None = None):
+        self.noise = MachineNoise() if noise is None else noise
+        self.allowance = Allowance() if allowance is None else allowance
+        self._anchors: dict[str, Anchor] = {}
+        self._speeds: collections.deque[Look] = collections.deque(maxlen=_N_SPEEDS)
+        # Logarithms of a task's slowness, one per repeat, the latest last.
+        self._levels: dict[str, collections.deque[float]] = {}
+
+    def anchor(self, task: str) -> Anchor | None:
+        """Return a task's anchor; None before its first batch with a success."""
+        return self._anchors.get(task)
+
+    def begin(self, task: str, now_sec: float) -> Batch:
+        """Return a new batch of a task."""
+        self.allowance.start(now_sec)
+        return Batch(self, task, now_sec)
+
+    def set_anchor(self, task: str, anchor: Anchor | None) -> list[Any]:
+        """Replace a task's anchor; return the kernels that are not needed any more."""
+        old = self._anchors.pop(task, None)
+        if anchor is not None:
+            self._anchors[task] = anchor
+        dropped = [] if old is None else [old]
+        if len(self._anchors) > MAX_ANCHORS:
+            dropped.append(self._anchors.pop(next(iter(self._anchors))))
+        kept = None if anchor is None else anchor.kernel
+        return [each.kernel for each in dropped if each.kernel is not kept]
+
+    def note_repeat(self, task: str, anchor: Anchor, look: Look) -> None:
+        """Learn how slow the machine is now."""
+        slowness = look.raw_sec / anchor.sec
+        levels = self._levels.setdefault(task, collections.deque(maxlen=_N_LEVELS))
+        levels.append(math.log(slowness))
+        if anchor.is_raw:
+            self._speeds.append(Look(look.at_sec, slowness))
+
+    def level(self, task: str) -> float:
+        """Return the slowness that a task's latest repeats agree on; it must have one."""
+        latest = list(self._levels[task])[::-1]
+        n = next((n for n in range(1, len(latest)) if self._differs(latest[:n], latest[n])), None)
+        return math.exp(statistics.fmean(latest[:n]))
+
+    def _differs(self, logs: list[float], other: float) -> bool:
+        """Say whether a repeat was at another speed than later ones."""
+        error = self.noise.relative_error * math.sqrt(1.0 + 1.0 / len(logs))
+        return abs(statistics.fmean(logs) - other) > _CHANGE_SIGMAS * error
+
+    def slowness(self, at_sec: float) -> float:
+        """Return raw seconds per corrected second as tasks saw it lately; 1 if none did."""
+        late = [each for each in self._speeds if at_sec - each.at_sec <= _SPEED_AGE_SEC]
+        return statistics.median(each.raw_sec for each in late) if late else 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Corrected:
+    """A candidate's time on the scale of its task."""
+
+    sec: float  # of one run
+    relative_error: float  # its standard error over it
+    raw_sec: float  # as measured first
+
+
+class Batch:
+    """The timings of one batch: those of its task's anchor, and its candidates'."""
+
+    def __init__(self, duet: Duet, task: str, start_sec: float) -> None:
+        self.task = task
+        self.anchor = duet.anchor(task)
+        self.repeats: list[Look] = []  # of the anchor, in the order of time
+        self.results: dict[int, Corrected] = {}  # by the candidate's index, once it is closed
+        self._duet = duet
+        self._start_sec = start_sec
+        self._looks: dict[int, list[Look]] = {}
+        self._errors: dict[int, float] = {}  # relative standard errors of the first looks
+
+    def note_repeat(self, look: Look) -> None:
+        """Note a timing of the anchor."""
+        assert self.anchor is not None
+        if self.repeats:
+            self._duet.noise.add_pair(self.repeats[-1].raw_sec, look.raw_sec)
+        self.repeats.append(look)
+        self._duet.note_repeat(self.task, self.anchor, look)
+
+    def note(self, index: int, look: Look, relative_error: float = math.nan) -> None:
+        """Note a timing of a candidate; NaN as the error of a single micro-batch."""
+        self._looks.setdefault(index, []).append(look)
+        self._errors.setdefault(index, relative_error)
+
+    @property
+    def change(self) -> float:
+        """The logarithm of the factor by which the speed changed within the batch; 0 if not."""
+        raw_secs = [look.raw_sec for look in self.repeats]
+        if len(raw_secs) < 2:
+            return 0.0
+        factor = math.log(max(raw_secs) / min(raw_secs))
+        error = math.sqrt(2.0) * self._duet.noise.relative_error
+        return factor if factor > _CHANGE_SIGMAS * error else 0.0
+
+    def slowness(self, at_sec: float | None = None) -> float:
+        """Return raw seconds per corrected second.
+
+        If the speed changed: by the repeat nearest to a moment, or the lower one without a
+        moment. Without a repeat it is what other tasks' anchors say.
+        """
+        if self.anchor is None or not self.repeats:
+            return self._duet.slowness(self._start_sec)
+        if not self.change:
+            return self._duet.level(self.task)
+        raw_secs = {look.at_sec: look.raw_sec for look in self.repeats}
+        if at_sec is None:
+            return min(raw_secs.values()) / self.anchor.sec
+        return raw_secs[min(raw_secs, key=lambda each: abs(each - at_sec))] / self.anchor.sec
+
+    def corrected_sec(self, index: int) -> float:
+        """Return a candidate's time on the scale of its task."""
+        first, *again = self._looks[index]
+        secs = [first.raw_sec / self.slowness()]
+        # Made close to a repeat.
+        secs += [look.raw_sec / self.slowness(look.at_sec) for look in again]
+        return max(secs)
+
+    def relative_error(self, index: int) -> float:
+        """Return the relative standard error of a corrected time.
+
+        That of the candidate is at least the machine's noise, as another moment has another
+        one. The anchor's adds to it, and what a change of speed at an unknown moment leaves
+        (uniform between 0 and its logarithm).
+        """
+        noise, own = self._duet.noise, self._errors[index]
+        own = noise.one_look_error if math.isnan(own) else max(own, noise.relative_error)
+        if not self.repeats:
+            return own
+        anchor = noise.relative_error / math.sqrt(len(self.repeats))
+        return math.hypot(own, anchor, self.change / math.sqrt(3.0))
+
+    def challenger(self) -> int | None:
+        """Return the candidate to time again: the best, if it beats the task's best so far."""
+        best = self._best()
+        if self.anchor is None or best is None or len(self._looks[best]) > 1:
+            return None
+        n_again = sum(len(looks) > 1 for looks in self._looks.values())
+        is_record = self.corrected_sec(best) < self.anchor.best_sec
+        return best if is_record and n_again < MAX_SECOND_TIMINGS else None
+
+    def successor(self) -> int | None:
+        """Return the candidate that becomes the task's anchor; None to keep the present one.
+
+        The first anchor is the first batch's best: any kernel will do. A later one has to be
+        clearly faster, by both its timings.
+        """
+        best = self._best()
+        if self.anchor is None or best is None:
+            return best
+        # Of two timings' ratio.
+        error = math.sqrt(2.0) * self._duet.noise.relative_error
+        is_clear = self.corrected_sec(best) < self.anchor.sec * math.exp(-_CLEAR_SIGMAS * error)
+        return best if is_clear and len(self._looks[best]) > 1 else None
+
+    def close(self, kernel: Any = None, cost_sec: float = math.nan) -> list[Any]:
+        """Settle the results and the task's next anchor.
+
+        Parameters
+        ----------
+        kernel : Any, default None
+            The successor's; None keeps the anchor.
+        cost_sec : float
+            Seconds that timing it takes.
+
+        Returns
+        -------
+        list
+            The kernels that are not needed any more.
+        """
+        index, anchor = self.successor(), self.anchor
+        self.results = {
+            each: Corrected(self.corrected_sec(each), self.relative_error(each), looks[0].raw_sec)
+            for each, looks in self._looks.items()
+        }
+        best_sec = min([each.sec for each in self.results.values()], default=math.inf)
+        if index is not None and kernel is not None:
+            is_raw = self.slowness() == 1.0 if anchor is None else anchor.is_raw
+            old_sec = math.inf if anchor is None else anchor.best_sec
+            sec = self.results[index].sec
+            anchor = Anchor(sec, cost_sec, min(best_sec, old_sec), is_raw, kernel)
+        elif anchor is not None:
+            anchor = dataclasses.replace(anchor, best_sec=min(best_sec, anchor.best_sec))
+        return self._duet.set_anchor(self.task, anchor)
+
+    def _best(self) -> int | None:
+        return min(self._looks, key=self.corrected_sec, default=None)

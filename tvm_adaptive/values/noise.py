@@ -1,0 +1,53 @@
+"""The machine's noise: by how much two timings of one kernel differ, a moment apart."""
+
+from __future__ import annotations
+
+import collections
+import math
+import statistics
+
+# Before anything is known: the middle of the 2 to 7 % that timings of one kernel scatter by
+# on rented virtual machines.
+PRIOR_ERROR = 0.05
+# The prior counts as much as so many pairs: fewer do not tell 2 % from 7 %.
+_PRIOR_PAIRS = 5
+# The noise of the last minutes: neighbours come and go.
+_MAX_PAIRS = 100
+# Makes the median of |x| estimate a normal standard deviation; a median, as one pair in ten
+# is on both sides of a change of the machine's speed.
+_MEDIAN_TO_SIGMA = 1.4826
+# A single micro-batch is a fifth of a repeat of an incumbent (``runner/duet.py``), so it
+# scatters by the root of five, about twice as much.
+_LOOK_FACTOR = 2.0
+
+
+class MachineNoise:
+    """A run's one estimate of the noise of its timings, from pairs of timings of one kernel."""
+
+    def __init__(self) -> None:
+        self._differences: collections.deque[float] = collections.deque(maxlen=_MAX_PAIRS)
+
+    def add_pair(self, first_sec: float, second_sec: float) -> None:
+        """Learn from two timings of one kernel, a batch apart."""
+        # Each of the two has the noise once.
+        self._differences.append(abs(math.log(second_sec / first_sec)) / math.sqrt(2.0))
+
+    @property
+    def n_pairs(self) -> int:
+        """Pairs that count."""
+        return len(self._differences)
+
+    @property
+    def relative_error(self) -> float:
+        """The relative standard deviation of one timing of a kernel around its mean."""
+        n = self.n_pairs
+        if not n:
+            return PRIOR_ERROR
+        measured = _MEDIAN_TO_SIGMA * statistics.median(self._differences)
+        variance = (_PRIOR_PAIRS * PRIOR_ERROR**2 + n * measured**2) / (_PRIOR_PAIRS + n)
+        return math.sqrt(variance)
+
+    @property
+    def one_look_error(self) -> float:
+        """The relative standard error of a time that is a single micro-batch's."""
+        return _LOOK_FACTOR * self.relative_error
