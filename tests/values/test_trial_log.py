@@ -7,7 +7,7 @@ import math
 import pytest
 
 from tvm_adaptive.values.trial import Trial
-from tvm_adaptive.values.trial_log import MAX_TRIALS, ONE_LOOK_ERROR, BatchFacts, TrialLog
+from tvm_adaptive.values.trial_log import MAX_TRIALS, BatchFacts, TrialLog
 
 
 def test_what_parts_note_of_a_trial_is_kept_together() -> None:
@@ -33,7 +33,7 @@ def test_errors_are_relative_and_come_with_the_artifact() -> None:
     for key, artifact in enumerate(("one.so", "two.so", "three.so")):
         log.identify(artifact, key)
     assert log.get(0).relative_error == pytest.approx(0.05)
-    assert log.get(1).relative_error == ONE_LOOK_ERROR
+    assert log.get(1).relative_error == log.noise.one_look_error
     assert math.isnan(log.get(2).relative_error)
 
 

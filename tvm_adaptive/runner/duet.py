@@ -146,14 +146,14 @@ class Duet:
 
     def level(self, task: str) -> float:
         """Return the slowness that a task's latest repeats agree on; it must have one."""
-        latest = list(self._levels[task])[::-1]
-        n = next((n for n in range(1, len(latest)) if self._differs(latest[:n], latest[n])), None)
-        return math.exp(statistics.fmean(latest[:n]))
-
-    def _differs(self, logs: list[float], other: float) -> bool:
-        """Say whether a repeat was at another speed than later ones."""
-        error = self.noise.relative_error * math.sqrt(1.0 + 1.0 / len(logs))
-        return abs(statistics.fmean(logs) - other) > _CHANGE_SIGMAS * error
+        noise, mean = self.noise.relative_error, 0.0
+        for n, log in enumerate(reversed(self._levels[task])):
+            # Of the difference of one from the mean of n others.
+            error = noise * math.sqrt(1.0 + 1.0 / n) if n else math.inf
+            if abs(log - mean) > _CHANGE_SIGMAS * error:
+                break
+            mean += (log - mean) / (n + 1)
+        return math.exp(mean)
 
     def slowness(self, at_sec: float) -> float:
         """Return raw seconds per corrected second as tasks saw it lately; 1 if none did."""

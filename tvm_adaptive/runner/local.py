@@ -12,7 +12,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
@@ -37,6 +37,7 @@ from tvm_adaptive.runner.measure import (
     measure_artifact,
     use_device,
 )
+from tvm_adaptive.runner.repeats import REPEAT_RULE, DuetBatch, Kernel, Repeats
 from tvm_adaptive.runner.stopping import StoppingRule, make_rule
 from tvm_adaptive.values.trial import Timing
 from tvm_adaptive.values.trial_log import BatchFacts, TrialLog
@@ -60,6 +61,9 @@ class Candidate:
     runner_input: RunnerInput
     facts: BatchFacts | None  # of its batch
     is_retry: bool = False  # after the machine lacked resources
+    # of a duet
+    batch: DuetBatch | None = None
+    place: int = 0  # in the batch; of its own two entries _OPENS and _CLOSES
     lost_on: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # (device, error)
     # devices that measured it and then turned out to be unusable
     rejected_on: list[str] = dataclasses.field(default_factory=list)
@@ -72,6 +76,10 @@ class Candidate:
 
 
 CandidateJob = Job[Candidate, RunnerResult]
+
+# Entries of the queue before and after a batch's candidates, which time its task's anchor.
+_OPENS = -1
+_CLOSES = -2
 
 
 @derived_object
@@ -97,6 +105,36 @@ class MeasurementFuture(PyRunnerFuture):  # type: ignore[misc]
             return self._answer.result(min(left_sec, threading.TIMEOUT_MAX))
         except FutureTimeoutError:
             return RunnerResult(None, OUT_OF_TIME)
+        # An exception would end MetaSchedule's loop, which calls this.
+        except BaseException as error:
+            return RunnerResult(None, f"the candidate could not be measured: {error!r}")
+
+
+@derived_object
+class CorrectedFuture(PyRunnerFuture):  # type: ignore[misc]
+    """A candidate whose time is corrected once its batch is measured."""
+
+    def __init__(
+        self,
+        answer: Future[RunnerResult],
+        closed: Future[RunnerResult],
+        corrected_sec: Callable[[], float | None],
+    ) -> None:
+        super().__init__()
+        self._answer = answer
+        self._closed = closed
+        self._corrected_sec = corrected_sec
+
+    def done(self) -> bool:
+        """Say whether the batch is measured."""
+        return self._answer.done() and self._closed.done()
+
+    def result(self) -> RunnerResult:
+        """Wait for the batch; return one corrected time or an error."""
+        try:
+            result, _ = self._answer.result(), self._closed.result()
+            seconds = None if result.error_msg is not None else self._corrected_sec()
+            return result if seconds is None else RunnerResult([seconds], None)
         # An exception would end MetaSchedule's loop, which calls this.
         except BaseException as error:
             return RunnerResult(None, f"the candidate could not be measured: {error!r}")
@@ -130,12 +168,16 @@ class QueueingRunner(PyRunner):  # type: ignore[misc]
         """Measure a batch, in its order; never raises for a candidate's failure."""
         # A copy for this batch: by the time that it is measured, a search may have set others.
         facts = None if self._trial_log is None else copy.copy(self._trial_log.batch_facts)
-        answers = self._dispatcher.submit([Candidate(each, facts) for each in runner_inputs])
-        return [MeasurementFuture(answer, self._wait_left) for answer in answers]
+        return self._queue([Candidate(each, facts) for each in runner_inputs])
 
     def close(self) -> None:
         """End the workers; a later :meth:`run` starts new ones."""
         self._dispatcher.close()
+
+    def _queue(self, candidates: Sequence[Candidate]) -> list[MeasurementFuture]:
+        """Queue a batch."""
+        answers = self._dispatcher.submit(candidates)
+        return [MeasurementFuture(answer, self._wait_left) for answer in answers]
 
     def _plan(self) -> Plan:
         """Measure queued candidates in a worker."""
@@ -244,6 +286,11 @@ class AdaptiveRunner(QueueingRunner):
     race : bool
         Race candidates against the log's incumbent, which a search has to set. Default
         True; False, or no log, measures all alike.
+    duet : bool
+        Time each task's anchor, one of its fastest candidates, again with every batch, and
+        correct times by it (see :mod:`tvm_adaptive.runner.duet`). Needs a log whose search
+        names the task, one device, and a rule that leaves the runs per micro-batch open.
+        Default True.
     overlap : bool
         Measure in the background: :meth:`run` returns at once. Not for the CPU that also
         builds. Default False.
@@ -255,7 +302,10 @@ class AdaptiveRunner(QueueingRunner):
         Forks the workers; None for an own one.
     journal : JournalWriter or None
         Gets one ``"timing"`` event per candidate: ``index`` (counted from 0 over the
-        runner's life), ``error``, and the fields of :class:`~tvm_adaptive.Timing`.
+        runner's life, repeats of anchors included), ``error``, and the fields of
+        :class:`~tvm_adaptive.Timing`, as measured. A ``"duet"`` event per batch has its
+        candidates' ``indices``, ``raw_sec``, ``corrected_sec`` and ``relative_errors``, the
+        anchor's ``anchor_sec`` and ``repeats_sec``, the ``noise`` and ``elapsed_sec``.
 
     Raises
     ------
@@ -277,6 +327,7 @@ class AdaptiveRunner(QueueingRunner):
         measure: MeasureFunction = measure_artifact,
         trial_log: TrialLog | None = None,
         race: bool = True,
+        duet: bool = True,
         overlap: bool = False,
         time_left: Callable[[], float] | None = None,
         server: ForkServer | None = None,
@@ -309,11 +360,42 @@ class AdaptiveRunner(QueueingRunner):
             env=thread_env(n_threads),
         )
         super().__init__(pool, overlap=overlap, trial_log=trial_log, race=race, journal=journal)
+        is_open = self.options.rule.runs_per_batch is None
+        self._repeats: Repeats | None = None
+        if duet and trial_log is not None and is_open and len(devices) == 1:
+            self._repeats = Repeats(trial_log, self._journal)
+
+    def close(self) -> None:
+        """End the workers and forget the anchors; a later :meth:`run` starts new ones."""
+        super().close()
+        if self._repeats is not None:
+            self._repeats.close()
+
+    def _queue(self, candidates: Sequence[Candidate]) -> list[MeasurementFuture]:
+        """Queue a batch, between the two entries that time its task's anchor."""
+        facts = candidates[0].facts if candidates else None
+        if self._repeats is None or facts is None or not facts.task:
+            return super()._queue(candidates)
+        batch = self._repeats.begin(facts)
+        for place, candidate in enumerate(candidates):
+            candidate.batch, candidate.place = batch, place
+        opens, closes = (
+            dataclasses.replace(candidates[0], place=place) for place in (_OPENS, _CLOSES)
+        )
+        _, *answers, closed = self._dispatcher.submit([opens, *candidates, closes])
+        return [
+            CorrectedFuture(answer, closed, functools.partial(batch.corrected_sec, place))
+            for place, answer in enumerate(answers)
+        ]
 
     def _plan(self) -> Plan:
-        """Measure the next candidate; it gets an answer in any case."""
+        """Measure the next candidate, or the anchor; it gets an answer in any case."""
         job = self._dispatcher.take()
         if job is None:
+            return
+        batch, place = job.task.batch, job.task.place
+        if batch is not None and place < 0:
+            yield from self._time_anchor(job, batch)
             return
         try:
             if job.task.is_retry:
@@ -323,6 +405,8 @@ class AdaptiveRunner(QueueingRunner):
             step = Step("running", self._measure, args, self.timeout_sec)
             timing = yield from in_time(step, self._time_left)
             answer = self._timed(job, timing)
+            if batch is not None and answer.error_msg is None:
+                batch.note(place, job.index, job.task.measure_args(), timing)
         except Exception as error:
             if isinstance(error, MachineError) and not job.task.is_retry:
                 logger.warning("candidate %d is measured once more: %s", job.index, error)
@@ -332,6 +416,29 @@ class AdaptiveRunner(QueueingRunner):
             answer = self._failed(job.index, error)
         self._dispatcher.settle(job, answer)
 
+    def _time_anchor(self, job: CandidateJob, batch: DuetBatch) -> Plan:
+        """Time a task's anchor; a failure costs no candidate."""
+        make_steps = batch.open if job.task.place == _OPENS else batch.close
+        try:
+            yield from make_steps(functools.partial(self._again, job.task.facts))
+        except Exception as error:  # a defect of this package
+            logger.exception("the times of a batch are not corrected")
+            self._write("error", where="duet", error=repr(error))
+        finally:
+            self._dispatcher.settle(job, RunnerResult(None, "no candidate"))
+
+    def _again(
+        self, facts: BatchFacts | None, kernel: Kernel, is_kept: bool
+    ) -> Generator[Step, Any, Any]:
+        """Time a kernel that has been measured before."""
+        options = dataclasses.replace(
+            self.options.for_batch(facts, race=False), rule=REPEAT_RULE, is_kept=is_kept
+        )
+        step = Step("timing again", self._measure, (*kernel, options), self.timeout_sec)
+        return (yield from in_time(step, self._time_left))
+
     def _give_up(self, job: CandidateJob, reason: str) -> RunnerResult:
         message = f"Error: could not measure: {reason}"
+        if job.task.place < 0:
+            return RunnerResult(None, message)
         return self._fail(job.index, message, origin=MACHINE_FAILURE)

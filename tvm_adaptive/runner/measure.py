@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from tvm_adaptive._tvm import alloc_argument_common, start_thread_pool
 from tvm_adaptive.errors import check_at_least, check_positive
-from tvm_adaptive.runner.evaluator import Race, evaluate
+from tvm_adaptive.runner.evaluator import Race, Timer, evaluate
 from tvm_adaptive.runner.stopping import StoppingRule
 from tvm_adaptive.runner.timers import rotating_timer_of, timer_of
 from tvm_adaptive.values.agreement import numpy_dtype, random_array
@@ -37,6 +37,7 @@ class MeasureOptions:
     cpu_cache_flush: bool = False
     race: Race | None = None  # against the incumbent of the task
     weights: tuple[int, ...] = ()  # indices of arguments that every inference shares; of a CPU
+    is_kept: bool = False  # the kernel is timed in many batches: stay ready for it
 
     def __post_init__(self) -> None:
         check_at_least("min_repeat_ms", self.min_repeat_ms, 0)
@@ -62,10 +63,16 @@ class MeasureOptions:
 MeasureFunction = Callable[[str, str, Sequence[Any], MeasureOptions], Timing]
 
 
+# Kernels that a worker stays ready for, the latest ones: each has its own arguments, of some
+# megabytes. To load a library and to fill arguments takes as long as to time a small kernel.
+_MAX_READY = 8
+
+
 class _Worker:
     """State of this worker process."""
 
     device_index: int | None = None
+    ready: ClassVar[dict[str, Timer]] = {}  # by the artifact's path
 
 
 def use_device(index: int) -> None:
@@ -81,11 +88,18 @@ def measure_artifact(
         give_threads_cores()
     else:
         options = dataclasses.replace(options, weights=())
-    module = device_session.load(artifact_path)
-    index = options.device_index if _Worker.device_index is None else _Worker.device_index
-    dev = device_session.place(device_type, index)
-    fill = device_session.function(RANDOM_FILL)
-    return measure_module(module, dev, fill, args_info, options)
+    timer = _Worker.ready.pop(artifact_path, None)
+    if timer is None:
+        module = device_session.load(artifact_path)
+        index = options.device_index if _Worker.device_index is None else _Worker.device_index
+        dev = device_session.place(device_type, index)
+        fill = device_session.function(RANDOM_FILL)
+        timer = _timer_for(module, dev, fill, args_info, options)
+    if options.is_kept:
+        _Worker.ready[artifact_path] = timer
+        if len(_Worker.ready) > _MAX_READY:
+            del _Worker.ready[next(iter(_Worker.ready))]
+    return _evaluated(timer, options)
 
 
 def give_threads_cores() -> None:
@@ -102,6 +116,17 @@ def measure_module(
     options: MeasureOptions,
 ) -> Timing:
     """Fill the arguments of a loaded module at random and measure its entry function."""
+    return _evaluated(_timer_for(module, dev, fill, args_info, options), options)
+
+
+def _timer_for(
+    module: Any,
+    dev: Any,
+    fill: Callable[[Any], Any],
+    args_info: Sequence[Any],
+    options: MeasureOptions,
+) -> Timer:
+    """Fill the arguments of a loaded module at random and return a timer of it."""
     (args,) = alloc_argument_common(fill, dev, args_info, 1)
     for each in args:
         if _may_be_indices(str(each.dtype)):
@@ -111,6 +136,10 @@ def measure_module(
     timer = timer_of(module, dev, args, CPU_CACHE_FLUSH if options.cpu_cache_flush else "")
     if options.rotates_weights:
         timer = rotating_timer_of(module, args, options.weights) or timer
+    return timer
+
+
+def _evaluated(timer: Timer, options: MeasureOptions) -> Timing:
     return evaluate(
         timer,
         options.rule,

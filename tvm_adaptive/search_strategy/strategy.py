@@ -240,6 +240,7 @@ class AdaptiveSearch(PySearchStrategy, NoSearchHooks):  # type: ignore[misc]
             facts = self.trial_log.batch_facts
             facts.incumbent_sec = state.proposer.best_sec
             facts.floor_sec, facts.weights = state.floor_sec, state.weights
+            facts.task = str(state.proposer.context.task_name)
 
     def _live_state(self) -> _State:
         if self.state is None:

@@ -108,6 +108,10 @@ class MeasureConfig:
     race : bool, default True
         Whether candidates that are clearly slower than the fastest of their task are
         dropped after a few runs.
+    duet : bool, default True
+        Whether a fast candidate of the task is timed again with every batch, and times are
+        corrected by it: changes of the machine's speed cancel, and a lucky time is found out.
+        Takes at most 3 % of the search. For the runner ``"adaptive"`` on one device.
     devices : str, default "0"
         Which local devices of the target's kind measure, each in a process of its own:
         ``"0,1"`` are the first two. They must be alike. For the runner ``"adaptive"``.
@@ -126,6 +130,7 @@ class MeasureConfig:
     build_timeout_sec: float = 15.0
     build_patience: float | None = 10.0
     race: bool = True
+    duet: bool = True
     devices: str = "0"
     tracker: str | None = None
     tracker_key: str | None = None
@@ -339,7 +344,12 @@ PAPER = TuneConfig(
     ),
     model=ModelConfig(n_trees=10, std="between-tree", target="throughput"),
     measure=MeasureConfig(
-        rule="paper", timeout_sec=100.0, build_patience=None, race=False, overlap=False
+        rule="paper",
+        timeout_sec=100.0,
+        build_patience=None,
+        race=False,
+        duet=False,
+        overlap=False,
     ),
     # The slot of DynaTune's released example.
     scheduler=SchedulerConfig(preset="paper", slot_sec=20.0),

@@ -177,7 +177,11 @@ def _runner(session: Session, trial_log: TrialLog) -> Any:
         "race": measure.race,
     }
     if name == "adaptive":
-        ours |= {"n_threads": n_cores_of(session.target), "devices": measure.device_indices}
+        ours |= {
+            "n_threads": n_cores_of(session.target),
+            "devices": measure.device_indices,
+            "duet": measure.duet,
+        }
     elif name == "adaptive-rpc":
         ours["rpc_config"] = rpc_config_of(measure)
     return _made("runner", name, ours, {})

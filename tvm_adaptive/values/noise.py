@@ -9,7 +9,7 @@ import statistics
 # Before anything is known: the middle of the 2 to 7 % that timings of one kernel scatter by
 # on rented virtual machines.
 PRIOR_ERROR = 0.05
-# The prior counts as much as so many pairs: fewer do not tell 2 % from 7 %.
+# The prior counts as so many pairs: fewer do not tell 2 % from 7 %.
 _PRIOR_PAIRS = 5
 # The noise of the last minutes: neighbours come and go.
 _MAX_PAIRS = 100
@@ -33,19 +33,10 @@ class MachineNoise:
         self._differences.append(abs(math.log(second_sec / first_sec)) / math.sqrt(2.0))
 
     @property
-    def n_pairs(self) -> int:
-        """Pairs that count."""
-        return len(self._differences)
-
-    @property
     def relative_error(self) -> float:
         """The relative standard deviation of one timing of a kernel around its mean."""
-        n = self.n_pairs
-        if not n:
-            return PRIOR_ERROR
-        measured = _MEDIAN_TO_SIGMA * statistics.median(self._differences)
-        variance = (_PRIOR_PAIRS * PRIOR_ERROR**2 + n * measured**2) / (_PRIOR_PAIRS + n)
-        return math.sqrt(variance)
+        prior = [PRIOR_ERROR / _MEDIAN_TO_SIGMA] * _PRIOR_PAIRS
+        return _MEDIAN_TO_SIGMA * statistics.median([*prior, *self._differences])
 
     @property
     def one_look_error(self) -> float:

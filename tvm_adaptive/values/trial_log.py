@@ -6,13 +6,12 @@ import dataclasses
 import math
 from typing import Any, TypeVar
 
+from tvm_adaptive.values.noise import MachineNoise
 from tvm_adaptive.values.trial import Trial
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
-# Single micro-batches of one kernel differ so much on a virtual machine.
-ONE_LOOK_ERROR = 0.1
 # Unfinished batches have some hundred trials; features of so many take 16 MB.
 MAX_TRIALS = 4096
 
@@ -24,6 +23,7 @@ class BatchFacts:
     incumbent_sec: float | None = None  # of the fastest known candidate
     floor_sec: float = 0.0  # no kernel of the task can be faster
     weights: tuple[int, ...] = ()  # indices of arguments that every inference shares
+    task: str = ""  # its name; empty if the search does not tell it
 
     def offer(self, seconds: float) -> None:
         """Keep a measured time if it is the best."""
@@ -40,6 +40,7 @@ class TrialLog:
     def __init__(self) -> None:
         # The search sets it before each batch; the runner keeps a copy for the batch.
         self.batch_facts = BatchFacts()
+        self.noise = MachineNoise()  # of the run's timings
         self._trials: dict[int, Trial] = {}
         # By the artifact's path: MetaSchedule shows a runner no more of a candidate.
         self._errors: dict[str, float] = {}
@@ -54,8 +55,8 @@ class TrialLog:
 
     def note_timing(self, artifact: str, seconds: float, stderr_sec: float) -> None:
         """Note the standard error of a time; NaN where one micro-batch gives none."""
-        known = math.isfinite(stderr_sec)
-        _keep(self._errors, artifact, stderr_sec / seconds if known else ONE_LOOK_ERROR)
+        error = stderr_sec / seconds if math.isfinite(stderr_sec) else self.noise.one_look_error
+        _keep(self._errors, artifact, error)
 
     def identify(self, artifact: str, key: int) -> None:
         """Move the timing error of an artifact to its trial."""

@@ -1,0 +1,208 @@
+"""The local runner with an anchor: fake kernels on a machine whose speed a file tells."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from pathlib import Path
+
+import cloudpickle
+import pytest
+from tvm.s_tir.meta_schedule.runner import Runner, RunnerInput
+
+from tvm_adaptive.measure_callback.journal import Journal, read_journal
+from tvm_adaptive.runner.duet import Allowance
+from tvm_adaptive.runner.local import AdaptiveRunner
+from tvm_adaptive.runner.stopping import make_rule
+from tvm_adaptive.values.trial import Timing
+from tvm_adaptive.values.trial_log import TrialLog
+
+# The workers cannot import this file.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def fake_measure(artifact_path, device_type, args_info, options):
+    """Time a file: it names the machine's folder, its seconds, and what comes the second time."""
+    place, kernel = Path(artifact_path).read_text().splitlines()
+    sec, _, again = kernel.partition(" ")
+    folder = Path(place)
+    is_again = options.rule.max_batches == 5
+    with (folder / "log").open("a") as log:
+        raced_sec = 0.0 if options.race is None else options.race.incumbent_sec
+        log.write(f"{os.getpid()} {float(sec):g} {is_again} {options.is_kept} {raced_sec:g}\n")
+    if is_again and again == "abort":
+        os.abort()
+    if is_again and again == "raise":
+        raise RuntimeError("device lost")
+    if is_again and again:
+        sec = again
+    raw_sec = float(sec) * float((folder / "speed").read_text())
+    return Timing(raw_sec, 0.01 * raw_sec, 10, 10, "precise", 0.0)
+
+
+class Bench:
+    """A runner, its log, and the kernels that it is given."""
+
+    def __init__(self, folder, **options):
+        self.folder = folder
+        self.log = TrialLog()
+        self.log.batch_facts.task = "conv"
+        self.journal = Journal(folder / "journal.jsonl")
+        options = {"measure": fake_measure, "trial_log": self.log, **options}
+        self.runner = AdaptiveRunner(journal=self.journal, **options)
+        if self.runner._repeats is not None:
+            self.runner._repeats.duet.allowance = Allowance(math.inf)
+            self.runner._repeats.duet.allowance.start(-1.0)
+        self.n_kernels = 0
+        self.set_speed(1.0)
+
+    def set_speed(self, factor):
+        (self.folder / "speed").write_text(str(factor))
+
+    def measured(self, *kernels):
+        """Return the seconds of a batch; MetaSchedule removes its artifacts afterwards."""
+        inputs, paths = [], []
+        for kernel in kernels:
+            self.n_kernels += 1
+            paths.append(self.folder / f"{self.n_kernels}.so")
+            paths[-1].write_text(f"{self.folder}\n{kernel}")
+            inputs.append(RunnerInput(str(paths[-1]), "cpu", []))
+        futures = Runner.run(self.runner, inputs)
+        results = [future.result() for future in futures]
+        assert all(future.done() for future in futures)
+        for path in paths:
+            path.unlink()
+        return [
+            result.error_msg if result.run_secs is None else float(result.run_secs[0])
+            for result in results
+        ]
+
+    def steps(self):
+        """Return the measurements so far: process, seconds, again, kept, raced against."""
+        return [line.split() for line in (self.folder / "log").read_text().splitlines()]
+
+    def events(self, kind):
+        return [event for event in read_journal(self.journal.path) if event["event"] == kind]
+
+
+@pytest.fixture
+def make_bench(tmp_path):
+    benches = []
+
+    def make(**options):
+        benches.append(Bench(tmp_path, **options))
+        return benches[-1]
+
+    yield make
+    for bench in benches:
+        bench.runner.close()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_change_of_the_machine_cancels(make_bench, overlap):
+    bench = make_bench(overlap=overlap)
+    assert bench.measured(2.0, 1.0, 3.0) == [2.0, 1.0, 3.0]
+    bench.log.batch_facts.incumbent_sec = 1.0
+    bench.set_speed(1.5)
+    assert bench.measured(2.0, 4.0) == pytest.approx([2.0, 4.0])
+    *_, before, first, second, after = bench.steps()
+    assert before[1:4] == after[1:4] == ["1", "True", "True"]
+    assert [first[1], second[1]] == ["2", "4"]
+    assert first[4] == second[4] == "1.5"  # what the best takes at present
+    assert len({step[0] for step in bench.steps()}) == 1  # in one worker
+    event = bench.events("duet")[-1]
+    assert (event["task"], event["anchor_sec"], event["repeats_sec"]) == ("conv", 1.0, [1.5, 1.5])
+    assert event["raw_sec"] == pytest.approx([3.0, 6.0])
+    assert event["corrected_sec"] == pytest.approx([2.0, 4.0])
+    timings = {each["index"]: each["mean_sec"] for each in bench.events("timing")}
+    assert [timings[index] for index in event["indices"]] == event["raw_sec"]
+
+
+def test_a_lucky_candidate_is_timed_again(make_bench):
+    bench = make_bench()
+    bench.measured(1.0)
+    assert bench.measured("0.5 1.2", 0.9) == pytest.approx([1.2, 0.9])
+    # 0.9 is within the noise of 1.0, which stays the anchor; 0.3 replaces it.
+    assert bench.measured(0.3) == pytest.approx([0.3])
+    assert bench.steps()[-1][1] == "1"
+    bench.measured(0.8)
+    assert bench.steps()[-1][1] == "0.3"
+    assert [each["next_anchor"] is None for each in bench.events("duet")] == [
+        False,
+        True,
+        False,
+        True,
+    ]
+    libraries = list(bench.runner._repeats.libraries._folder.path.glob("*.so"))
+    assert len(libraries) == 1
+
+
+def test_the_log_gets_corrected_errors(make_bench):
+    bench = make_bench()
+    bench.measured(1.0)
+    bench.measured(2.0)
+    bench.log.identify(str(bench.folder / "2.so"), 2)
+    noise = bench.log.noise.relative_error
+    assert bench.log.get(2).relative_error == pytest.approx(noise * math.sqrt(1.5))
+
+
+@pytest.mark.parametrize("failure", ["abort", "raise"])
+def test_an_anchor_that_fails_costs_no_candidate(make_bench, failure):
+    bench = make_bench()
+    bench.measured(f"1.0 {failure}")
+    assert bench.measured(2.0, 3.0) == [2.0, 3.0]
+    assert bench.measured(4.0) == [4.0]
+    assert bench.steps()[-1][1:3] == ["2", "True"]  # the new anchor
+    assert not bench.events("error")
+
+
+@pytest.mark.parametrize("failure", ["abort", "raise"])
+def test_a_record_that_cannot_be_timed_again_is_no_anchor(make_bench, failure):
+    bench = make_bench()
+    bench.measured(1.0)
+    assert bench.measured(f"0.1 {failure}", 2.0) == pytest.approx([0.1, 2.0])
+    bench.measured(3.0)
+    assert bench.steps()[-1][1:3] == ["1", "True"]
+    assert not bench.events("error")
+
+
+def test_each_task_has_its_anchor(make_bench):
+    bench = make_bench()
+    bench.measured(1.0)
+    bench.log.batch_facts.task = "dense"
+    bench.measured(5.0)
+    bench.measured(6.0)
+    assert bench.steps()[-1][1] == "5"
+    bench.log.batch_facts.task = "conv"
+    bench.measured(2.0)
+    assert bench.steps()[-1][1] == "1"
+
+
+def test_repeats_that_are_too_expensive_are_left_out(make_bench):
+    bench = make_bench()
+    bench.measured(1.0)
+    bench.runner._repeats.duet.allowance = Allowance(0.0)
+    bench.runner._repeats.duet.allowance.spent_sec = 1.0
+    bench.set_speed(1.5)
+    assert bench.measured(2.0) == [3.0]
+    assert not any(step[2] == "True" for step in bench.steps())
+
+
+@pytest.mark.parametrize("options", [{"duet": False}, {"rule": "paper"}, {"devices": (0, 1)}])
+def test_it_can_be_switched_off(make_bench, options):
+    bench = make_bench(**options)
+    bench.measured(1.0)
+    bench.set_speed(1.5)
+    assert bench.measured(2.0) == [3.0]
+    assert not bench.events("duet")
+
+
+def test_a_closed_runner_starts_anew(make_bench):
+    bench = make_bench()
+    bench.measured(1.0)
+    folder = bench.runner._repeats.libraries._folder.path
+    bench.runner.close()
+    assert not folder.exists()
+    assert bench.measured(2.0) == [2.0]
+    assert make_rule("precision").max_batches != 5  # what marks a repeat above

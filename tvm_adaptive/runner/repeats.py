@@ -1,0 +1,221 @@
+"""Batches whose candidates are timed beside their task's anchor, in the worker they share."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import logging
+import math
+import shutil
+import time
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tvm_adaptive.errors import AdaptiveError, OutOfTimeError, WorkerError
+from tvm_adaptive.measure_callback.journal import JournalWriter
+from tvm_adaptive.runner.duet import Batch, Duet, Look
+from tvm_adaptive.runner.stopping import PrecisionRule
+from tvm_adaptive.runner.summary import MIN_TRIMMED
+from tvm_adaptive.values.trial import Timing
+from tvm_adaptive.values.trial_log import BatchFacts, TrialLog
+from tvm_adaptive.workers.pool import Step
+from tvm_adaptive.workers.scratch import ScratchFolder
+
+logger = logging.getLogger(__name__)
+
+# As few micro-batches as a trimmed mean needs, which one disturbed one does not shift.
+REPEAT_RULE = PrecisionRule(min_batches=MIN_TRIMMED, max_batches=MIN_TRIMMED)
+
+# Artifact, device type and arguments of a kernel: what a measuring function takes.
+Kernel = tuple[str, str, Sequence[Any]]
+# Makes the step that times a kernel; True for one that is timed in many batches.
+MakeStep = Callable[[Kernel, bool], Generator[Step, Any, Any]]
+
+
+class Libraries:
+    """Copies of anchors' artifacts: MetaSchedule removes a batch's own ones."""
+
+    def __init__(self) -> None:
+        self._folder: ScratchFolder | None = None
+        self._numbers = itertools.count()
+
+    def keep(self, kernel: Kernel) -> Kernel | None:
+        """Copy a kernel's artifact; None if that fails."""
+        artifact = Path(kernel[0])
+        try:
+            if self._folder is None:
+                self._folder = ScratchFolder("anchors")
+            path = self._folder.path / f"{next(self._numbers)}{artifact.suffix}"
+            shutil.copyfile(artifact, path)
+        except OSError as error:
+            logger.debug("%s is not kept: %s", artifact, error)
+            return None
+        return (str(path), *kernel[1:])
+
+    def drop(self, kernels: Sequence[Kernel]) -> None:
+        """Remove copies; a worker that has loaded one keeps it."""
+        for path, *_ in kernels:
+            with contextlib.suppress(OSError):
+                Path(path).unlink()
+
+    def close(self) -> None:
+        """Remove all copies."""
+        if self._folder is not None:
+            self._folder.remove()
+            self._folder = None
+
+
+class Repeats:
+    """The anchors of a runner's tasks, and their libraries."""
+
+    def __init__(self, trial_log: TrialLog, journal: JournalWriter) -> None:
+        self.trial_log = trial_log
+        self.journal = journal
+        self.duet = Duet(trial_log.noise)
+        self.libraries = Libraries()
+
+    def begin(self, facts: BatchFacts) -> DuetBatch:
+        """Return a new batch of the task that facts name."""
+        return DuetBatch(self, facts)
+
+    def close(self) -> None:
+        """Forget the anchors."""
+        self.libraries.close()
+        self.duet = Duet(self.trial_log.noise)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Timed:
+    """A candidate that has a time."""
+
+    kernel: Kernel
+    index: int  # of its timing event
+    elapsed_sec: float
+
+
+class DuetBatch:
+    """A batch in the queue of a runner.
+
+    Before and after its candidates, a worker runs the steps of :meth:`open` and :meth:`close`.
+    A failure there costs a repeat, or the anchor, and never a candidate's time.
+    """
+
+    def __init__(self, repeats: Repeats, facts: BatchFacts) -> None:
+        self._repeats = repeats
+        self._duet = repeats.duet
+        self._facts = facts
+        self._spent_sec = 0.0
+        self._timed: dict[int, _Timed] = {}  # by the candidate's place in the batch
+        self._batch = self._duet.begin(facts.task, time.monotonic())
+
+    def note(self, place: int, index: int, kernel: Kernel, timing: Timing) -> None:
+        """Note the time of a candidate."""
+        self._timed[place] = _Timed(kernel, index, timing.elapsed_sec)
+        self._batch.note(place, _look(timing), timing.stderr_sec / timing.mean_sec)
+
+    def open(self, make_step: MakeStep) -> Generator[Step, Any, None]:
+        """Time the anchor, and let candidates race against what it takes at present."""
+        # The last batch of the task may have ended after this one was queued.
+        self._batch = self._duet.begin(self._facts.task, time.monotonic())
+        yield from self._repeat(make_step)
+        if self._facts.incumbent_sec is not None:
+            self._facts.incumbent_sec *= self._batch.slowness()
+
+    def close(self, make_step: MakeStep) -> Generator[Step, Any, None]:
+        """Time the best candidate and the anchor once more, and correct all times."""
+        try:
+            yield from self._time_challengers(make_step)
+            yield from self._repeat(make_step)
+        except _RepeatError as error:  # its first time counts, and it is no anchor
+            logger.info("%s: a candidate could not be timed again: %s", self._facts.task, error)
+        finally:
+            self._settle()
+
+    def corrected_sec(self, place: int) -> float | None:
+        """Return a candidate's corrected time; None before the batch is closed."""
+        result = self._batch.results.get(place)
+        return None if result is None else result.sec
+
+    def _time_challengers(self, make_step: MakeStep) -> Generator[Step, Any, None]:
+        while (place := self._batch.challenger()) is not None:
+            timed = self._timed[place]
+            look = yield from self._look(make_step, timed.kernel, timed.elapsed_sec, is_kept=False)
+            if look is None:
+                return
+            self._batch.note(place, look)
+
+    def _repeat(self, make_step: MakeStep) -> Generator[Step, Any, None]:
+        anchor = self._batch.anchor
+        if anchor is None:
+            return
+        try:
+            look = yield from self._look(make_step, anchor.kernel, anchor.cost_sec, is_kept=True)
+        except _RepeatError as error:
+            logger.info("%s is compared with another kernel: %s", self._facts.task, error)
+            self._repeats.libraries.drop(self._duet.set_anchor(self._facts.task, None))
+            self._batch.anchor = None
+        else:
+            if look is not None:
+                self._batch.note_repeat(look)
+
+    def _look(
+        self, make_step: MakeStep, kernel: Kernel, cost_sec: float, *, is_kept: bool
+    ) -> Generator[Step, Any, Look | None]:
+        """Time a kernel if the allowance is large enough; raises _RepeatError if it fails."""
+        start_sec = time.monotonic()
+        if not self._duet.allowance.allows(cost_sec, start_sec):
+            return None
+        try:
+            timing = yield from make_step(kernel, is_kept)
+        except OutOfTimeError:
+            return None
+        except WorkerError as error:
+            raise _RepeatError(str(error)) from error
+        finally:
+            elapsed_sec = time.monotonic() - start_sec
+            self._duet.allowance.spent_sec += elapsed_sec
+            self._spent_sec += elapsed_sec
+        is_time = isinstance(timing, Timing) and 0 < timing.mean_sec < math.inf
+        if not is_time:
+            raise _RepeatError(f"it took {timing!r}")
+        return _look(timing)
+
+    def _settle(self) -> None:
+        """Choose the next anchor, note the errors of times, write the event."""
+        batch = self._batch
+        place = batch.successor()
+        timed = None if place is None else self._timed[place]
+        kept = None if timed is None else self._repeats.libraries.keep(timed.kernel)
+        dropped = batch.close(kept, math.nan if timed is None else timed.elapsed_sec)
+        self._repeats.libraries.drop(dropped)
+        for each, result in batch.results.items():
+            error_sec = result.relative_error * result.sec
+            artifact = self._timed[each].kernel[0]
+            self._repeats.trial_log.note_timing(artifact, result.sec, error_sec)
+        self._repeats.journal.write("duet", **self._fields(batch, place if kept else None))
+
+    def _fields(self, batch: Batch, place: int | None) -> dict[str, Any]:
+        results = list(batch.results.values())
+        return {
+            "task": batch.task,
+            "anchor_sec": None if batch.anchor is None else batch.anchor.sec,
+            "repeats_sec": [look.raw_sec for look in batch.repeats],
+            "indices": [self._timed[each].index for each in batch.results],
+            "raw_sec": [result.raw_sec for result in results],
+            "corrected_sec": [result.sec for result in results],
+            "relative_errors": [result.relative_error for result in results],
+            "next_anchor": None if place is None else self._timed[place].index,
+            "noise": self._duet.noise.relative_error,
+            "elapsed_sec": self._spent_sec,
+        }
+
+
+class _RepeatError(AdaptiveError):
+    """A kernel that has been timed before could not be timed again."""
+
+
+def _look(timing: Timing) -> Look:
+    """Return a timing that has just ended."""
+    return Look(time.monotonic() - timing.elapsed_sec / 2.0, timing.mean_sec)
