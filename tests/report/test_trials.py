@@ -54,6 +54,18 @@ def test_without_all_results_of_a_batch_no_source_is_guessed() -> None:
     assert source_shares([row]) == []
 
 
+def test_a_corrected_time_finds_its_timing() -> None:
+    joiner = TrialJoiner()
+    for index, sec in enumerate([0.003, 0.004]):
+        joiner.add_timing({"index": index, "mean_sec": sec, "reason": f"reason {index}"})
+    # The second time is what the first was as measured.
+    both = {"raw_sec": [0.003, 0.004], "corrected_sec": [0.002, 0.003]}
+    joiner.add_duet({**both, "relative_errors": [0.05, 0.1]})
+    rows = joiner.add_measured({"task": "a", "latencies_ms": [2.0, 3.0]}, "")
+    assert [(row.ms, row.reason) for row in rows] == [(2.0, "reason 0"), (3.0, "reason 1")]
+    assert [row.error for row in rows] == pytest.approx([0.05, 0.1])
+
+
 def test_a_timing_of_another_batch_is_not_taken() -> None:
     joiner = TrialJoiner()
     joiner.add_timing({"index": 0, "mean_sec": 0.5, "reason": "raced", "elapsed_sec": 1.0})

@@ -124,6 +124,9 @@ class RunHistory(History):
                     self._joiner.add_round(event)
                 elif kind == "timing":
                     self._joiner.add_timing(event)
+        elif kind == "duet":
+            if self.keeps_all:
+                self._joiner.add_duet(event)
         elif apply := getattr(self, f"_add_{kind.replace('-', '_')}", None):
             apply(event)
 

@@ -49,6 +49,13 @@ class TrialJoiner:
         if event.get("mean_sec"):
             self._timings[_time_key(1e3 * float(event["mean_sec"]))] = event
 
+    def add_duet(self, event: Event) -> None:
+        """Find timings by their corrected times from now on, which are those of results."""
+        found = [self._timings.pop(_time_key(1e3 * raw), {}) for raw in event["raw_sec"]]
+        corrected = zip(event["corrected_sec"], event["relative_errors"], strict=True)
+        for timing, (sec, error) in zip(found, corrected, strict=True):
+            self._timings[_time_key(1e3 * sec)] = {**timing, "stderr_sec": error * sec}
+
     def add_measured(self, event: Event, form: str) -> list[TrialRow]:
         """Return the trials of a batch of results."""
         task = str(event["task"])
