@@ -34,7 +34,7 @@ def test_greedy_by_gain_plays_the_rich_arm_first():
         k for k, reason in zip(run.choices, run.reasons, strict=True) if reason == "index"
     ]
     # Of the others, too, little is known at first.
-    assert after_warm_up[:2] == [1, 1]
+    assert after_warm_up[0] == 1
     assert after_warm_up[:6].count(1) >= 3
     counts = np.bincount(run.choices, weights=run.n_trials, minlength=4)
     assert np.argmax(counts) == 1
