@@ -110,7 +110,7 @@ class MeasureConfig:
         dropped after a few runs.
     duet : bool, default True
         Whether a fast candidate of the task is timed again with every batch, and times are
-        corrected by it: changes of the machine's speed cancel, and a lucky time is found out.
+        corrected by it: changes of the machine's speed cancel, and a lucky time is noticed.
         Takes at most 3 % of the search. For the runner ``"adaptive"`` on one device.
     devices : str, default "0"
         Which local devices of the target's kind measure, each in a process of its own:

@@ -89,7 +89,6 @@ class LibraryCheck:
         self.libraries: dict[str, Path] = {}  # of functions
         self.coverage = ""
         self.covered = Coverage({}, {}, {})  # the same by the functions' names
-        self.n_tuned = 0
         # The forms that functions belong to, by their names; see ``values.forms``.
         self.forms: Mapping[str, FormKey] = {}
 
@@ -99,6 +98,11 @@ class LibraryCheck:
     def __exit__(self, *_exception: object) -> None:
         self._pool.close()
         self._compiler.close()
+
+    @property
+    def n_tuned(self) -> int:
+        """How many functions of the library have a tuned schedule."""
+        return len(self.covered.tuned)
 
     @property
     def _later_run_sec(self) -> float:
@@ -253,7 +257,6 @@ class OperatorCheck(LibraryCheck):
             is_tuned = path is not None and database.has_workload(task.dispatched[0])
             (tuned if is_tuned else fallback)[str(task.task_name)] = 1
         self.covered = Coverage(tuned, fallback, failed={})
-        self.n_tuned = len(tuned)
         self.coverage = f"{self.n_tuned} of {len(self._tasks)} functions tuned"
         return self._compare(self._before, after)
 

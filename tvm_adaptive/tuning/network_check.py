@@ -101,7 +101,6 @@ class NetworkCheck(LibraryCheck):
             self.forms = prepared.alternatives.keys
         self._network = network
         self._inputs = network.inputs(context.seed)
-        self._tuned: set[str] = set()
         self._original = network.original
         self._device_kind = device_kind(context.target)
         self._before: Measurement | None = None  # untuned
@@ -223,7 +222,7 @@ class NetworkCheck(LibraryCheck):
         problems = [found.problems[name] for name in names if name in found.problems]
         if problems:
             return Verdict(problems[0])
-        is_checked = all(name in found.n_compared and name in self._tuned for name in names)
+        is_checked = all(name in found.n_compared and name in self.covered.tuned for name in names)
         if not names or not is_checked:
             return Verdict()
         return Verdict("", min(found.seconds.get(name, 0.0) for name in names))
@@ -421,7 +420,7 @@ class NetworkCheck(LibraryCheck):
         paths = str(self._untuned), str(path)
         builds = (paths, self._inputs, self._device_kind)
         source = source_of_difference(
-            self._context, self._pool, self._prepared, builds, self._tuned
+            self._context, self._pool, self._prepared, builds, self.covered.tuned
         )
         return f"{problem}; {source}"
 
@@ -457,8 +456,6 @@ class NetworkCheck(LibraryCheck):
     def _set_coverage(self, coverage: Coverage) -> None:
         self.coverage = coverage.summary()
         self.covered = coverage
-        self._tuned = set(coverage.tuned)
-        self.n_tuned = len(coverage.tuned)
         self.uses_forms = any(self.forms.get(name, NO_FORM).form for name in coverage.tuned)
 
 
