@@ -167,7 +167,7 @@ class NetworkCheck(LibraryCheck):
                 build = UntunedBuild(context, prepared, self._reference)
                 stack.callback(build.close)
             with context.stage("compile"):
-                if not self._compile(database, self._unchecked):
+                if not self._compile(database, self._unchecked, prepared):
                     return [Verdict()] * len(mods)
                 self._compiled = frozenset(map(_key_of, database.get_all_tuning_records()))
                 try:
@@ -430,13 +430,13 @@ class NetworkCheck(LibraryCheck):
         rtol = self._context.config.finish.rtol
         return self._network.problem_beside_framework(outputs, expected, rtol)
 
-    def _compile(self, database: Database, path: Path) -> bool:
+    def _compile(self, database: Database, path: Path, prepared: Prepared | None = None) -> bool:
         """Compile the tuned network; return False, and report why, if there is no library."""
         context = self._context
         try:
             self._check_time()
             mod, coverage = schedule_network(
-                self._prepared, database, context.target, check=self._check_time
+                *(prepared or self._prepared, database, context.target), check=self._check_time
             )
             if not coverage.tuned and context.budget.seconds is not None:
                 self._report_shortfall("nothing is tuned; the library is the untuned one")
