@@ -71,6 +71,16 @@ def test_an_old_slow_round_is_forgotten():
     assert budget.next_round_sec == 1.0
 
 
+def test_one_slow_round_does_not_set_the_next_ones_seconds():
+    clock = Clock()
+    budget = Budget(1000.0, clock)
+    for seconds in [1.0] * 7 + [9.0]:
+        budget.round_started()
+        clock.now += seconds
+    budget.round_started()
+    assert budget.next_round_sec == 2.0
+
+
 @given(st.lists(st.floats(0.1, 20.0), min_size=1, max_size=60), st.floats(1.0, 200.0))
 def test_overshoot_is_at_most_one_round(rounds, seconds):
     clock = Clock()

@@ -45,6 +45,8 @@ def test_only_the_fastest_form_has_finalists() -> None:
     assert choice.used == [True, False, True, True]
     assert [bool(each.records) for each in choice.finalists] == choice.used
     assert choice.of_other_forms == [2, 3]
+    # A play-off's worth is its share of what the network takes with these forms.
+    assert [each.importance_sec for each in choice.finalists] == [1.0, 0.0, 0.5, 2.0]
 
 
 def test_a_form_without_all_records_is_not_used() -> None:

@@ -18,8 +18,9 @@ from tvm_adaptive.tuning.stakes import (
     worth_playing,
 )
 
-# The next round is expected to take as long as the longest of this many: one slow task
-# must not make every later estimate pessimistic.
+# The next round is expected to take as long as the mean of this many. A longer one spends some
+# of the reserve, the largest part of which is rounds of the comparison that can be shorter;
+# with the longest of them, one candidate that timed out cost EfficientNet-B0 3 s of a minute.
 _RECENT_ROUNDS = 8
 # A task's play-off without its timings: three finalists and the untuned function are built
 # and checked.
@@ -76,6 +77,7 @@ class Budget:
         self.spent_sec = spent_sec  # before the start
         self.seconds = seconds
         self.reserve_sec = 0.0
+        self.reserve_parts: dict[str, float] = {}  # what it is for, in seconds, for the journal
         self.interrupted = False
         self.stop_reason = ""  # why the search ended before its seconds were spent
         self.plateau = Plateau()
@@ -139,7 +141,7 @@ class Budget:
     @property
     def next_round_sec(self) -> float:
         """Seconds that the next round may take, from the recent ones."""
-        return max(self._round_secs, default=0.0)
+        return math.fsum(self._round_secs) / max(len(self._round_secs), 1)
 
     def should_stop(self) -> bool:
         """Return True if no further round should begin.
@@ -202,22 +204,28 @@ class Budget:
             for task in progress.used_tasks
         )
         if reserve.network_check_sec is None:
-            self._after_sec = reserve.after_playoffs_sec(share)
-            playoff_sec = share * reserve.check_sec if has_gaps else reserve.playoff_sec
+            later = {"later": reserve.after_playoffs_sec(share)}
+            first = {"play-off": share * reserve.check_sec if has_gaps else reserve.playoff_sec}
         else:
-            each_sec = self.compile_sec / max(len(progress.used_tasks), 1)
+            n_tasks = len(progress.used_tasks)
+            build_sec = tuned_compile_sec(progress, self.compile_sec / max(n_tasks, 1))
             # Reading, packing and linking a network take about as long as the code of its
             # untuned functions, which stays in the reserve for that.
-            self._after_sec = (
-                reserve.least_later_sec
-                + tuned_compile_sec(progress, each_sec) / reserve.n_compilers
-                + reserve.network_check_sec
-            )
+            later = {
+                "later": reserve.least_later_sec,
+                "compile": build_sec / reserve.n_compilers,
+                "check": reserve.network_check_sec,
+            }
             # A task without trials is drafted.
-            drafts_sec = (1.0 - share) * len(progress.used_tasks) * reserve.draft_sec
-            playoff_sec = drafts_sec if has_gaps else self._worthy_playoffs_sec(progress)
-            playoff_sec += _CLOSING_SEC + len(progress.used_tasks) * _CLOSING_TASK_SEC
-        self.reserve_sec = self._after_sec + playoff_sec
+            drafts_sec = (1.0 - share) * n_tasks * reserve.draft_sec
+            first = {
+                "draft": drafts_sec if has_gaps else 0.0,
+                "play-off": 0.0 if has_gaps else self._worthy_playoffs_sec(progress),
+                "close": _CLOSING_SEC + n_tasks * _CLOSING_TASK_SEC,
+            }
+        self._after_sec = sum(later.values())
+        self.reserve_parts = first | later
+        self.reserve_sec = sum(self.reserve_parts.values())
 
     def _worthy_playoffs_sec(self, progress: RunProgress) -> float:
         """Return the seconds of the play-offs that would be held now."""

@@ -22,7 +22,7 @@ class FormChoice:
     keys : list of FormKey
         Of all tasks.
     finalists : list of Finalists
-        Those of the tasks in use; other tasks have no records here.
+        Those of the tasks in use; other tasks have no records and no importance here.
     used : list of bool
         Whether a task is in use.
     """
@@ -39,7 +39,9 @@ class FormChoice:
         costs = [each.importance_sec if each.records else math.inf for each in finalists]
         used = in_use(keys, costs)
         found = [
-            each if is_used else dataclasses.replace(each, records=(), proven=None)
+            each
+            if is_used
+            else dataclasses.replace(each, records=(), proven=None, importance_sec=0.0)
             for each, is_used in zip(finalists, used, strict=True)
         ]
         return cls(keys, found, used, finalists)

@@ -369,6 +369,13 @@ def _search(
             scheduler.restore(history.tasks)
             scheduler.set_forms(forms)
         _tune_contexts(session, contexts, progress, parts, n_left)
+    budget = session.budget
+    session.journal.write(
+        "reserve",
+        left_sec=None if budget.seconds is None else budget.left_sec,
+        next_round_sec=budget.next_round_sec,
+        parts=budget.reserve_parts,
+    )
     return progress
 
 
