@@ -26,11 +26,22 @@ def product_space(m=64, n=64, k=64, n_sketches=1):
     return KnobSpace([knobs] * n_sketches)
 
 
-def cycles_of(processor=AVX2, *, rows=6, columns=16, depth=8, unrolled=64, chunks=4, m=96, k=64):
+def cycles_of(
+    processor=AVX2,
+    *,
+    rows=6,
+    columns=16,
+    depth=8,
+    unrolled=64,
+    chunks=4,
+    m=96,
+    k=64,
+    shares_operands=True,
+):
     """Return the forecast of a product of m by 96 by k."""
     spatial = [[[chunks, m // chunks // rows, 1, rows], [1, 96 // columns, 1, columns]]]
     tilings = Tilings(np.array(spatial), np.array([[[k // depth, depth]]]), np.array([unrolled]))
-    (cycles,) = forecast_cycles(tilings, processor)
+    (cycles,) = forecast_cycles(tilings, processor, shares_operands=shares_operands)
     return cycles
 
 
@@ -55,6 +66,29 @@ def test_a_row_of_32_needs_registers_for_its_operands():
 def test_a_row_that_is_no_power_of_two_is_taken_apart():
     assert cycles_of(rows=2, columns=24) > 2.0 * cycles_of(rows=2, columns=32)
     assert cycles_of(rows=2, columns=6) < 2.0 * cycles_of(rows=2, columns=8)
+
+
+def test_a_row_that_fills_only_a_part_of_its_register_is_taken_apart_too():
+    wide = Processor(lanes=16, n_registers=32, n_threads=2)
+    filled, unfilled = (cycles_of(wide, columns=each) for each in (16, 12))
+    assert unfilled > 1.2 * filled
+    own = [cycles_of(wide, columns=each, shares_operands=False) for each in (16, 12)]
+    assert own[1] > 2.0 * own[0]
+
+
+def test_results_that_share_no_operand_load_one_each():
+    shared, own = (cycles_of(columns=16, rows=6, shares_operands=each) for each in (True, False))
+    assert own > 1.1 * shared  # 14 loads for 12 multiply-adds instead of 8
+
+
+def test_loops_around_a_tile_that_are_written_out_keep_its_sums_in_registers():
+    def cycles(unrolled):
+        # Six rows of three vectors, which are no part of the tile, at each step of the reduction.
+        spatial = np.array([[[16, 1, 1, 6], [1, 5, 3, 16]]])
+        tilings = Tilings(spatial, np.array([[[64, 1]]]), np.array([unrolled]))
+        return forecast_cycles(tilings, Processor(16, 32, 2))[0]
+
+    assert cycles(16) > 2.0 * cycles(64)
 
 
 def test_work_is_divided_among_threads():
@@ -123,6 +157,34 @@ def test_sketches_take_turns_and_those_without_tilings_come_last():
     points = analytical_points(space, AVX2, 6, np.random.default_rng(0))
     assert [point.sketch for point in points[:4]] in ([2, 3, 1, 0], [3, 2, 1, 0])
     assert all(OPEN not in point.vector for point in points)
+
+
+def test_sketches_whose_results_are_used_elsewhere_come_last():
+    space = product_space(96, 96, 96, n_sketches=3)
+    points = analytical_points(
+        space, AVX2, 12, np.random.default_rng(0), is_fused=[True, False, True]
+    )
+    sketches = [point.sketch for point in points]
+    assert set(sketches[:8]) == {0, 2}
+    unknown = analytical_points(space, AVX2, 3, np.random.default_rng(0))
+    assert {point.sketch for point in unknown} == {0, 1, 2}
+
+
+def test_what_is_padded_is_read_through_where_each_number_is_used_a_few_times():
+    knobs = (*product_space(64, 64, 9).sketches[0], Undrawn())
+    for shares, place in ((True, -1), (False, -2)):
+        points = analytical_points(
+            KnobSpace([knobs]), AVX2, 4, np.random.default_rng(0), shares_operands=shares
+        )
+        assert {point.vector[-1] for point in points} == {place}
+
+
+@pytest.mark.parametrize("extent", [240, 672, 48])
+def test_vectors_are_found_in_extents_of_many_factors(extent):
+    wide = Processor(lanes=16, n_registers=32, n_threads=2)
+    space = product_space(96, extent, 240)
+    points = analytical_points(space, wide, 4, np.random.default_rng(0))
+    assert sum(tiling_of(space, point).columns[0] % 16 == 0 for point in points) >= 2
 
 
 def test_long_loops_are_not_written_out():

@@ -11,12 +11,22 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from tvm_adaptive.search_strategy.knobs import OPEN, Choice, Knob, KnobSpace, Point, Tile, slices_of
+from tvm_adaptive.search_strategy.knobs import (
+    OPEN,
+    Choice,
+    Knob,
+    KnobSpace,
+    Point,
+    Tile,
+    divisors,
+    slices_of,
+)
 from tvm_adaptive.values.trial import FloatArray
 
 IntArray = npt.NDArray[np.int64]
@@ -30,7 +40,7 @@ _UNROLLED = (0, 16, 64, 512)
 # tasks, the best with at most 64 was within 2 % of the best of all.
 _MOST_UNROLLED = 64
 # Decisions that are drawn of each kind of knob, 20 microseconds each, and points made of them, some
-# 200 nanoseconds each: a tile that fits the registers is one of some fifty of each loop.
+# 200 nanoseconds each.
 _N_DECISIONS = 64
 _N_POINTS = 8192
 # Points whose tiles are compared, the best first: among as many are some hundred tiles.
@@ -45,13 +55,19 @@ _SPILL_CYCLES = 8.0
 # this factor, 2,400 recorded candidates of six networks take what is forecast, on AVX-512 (20 and
 # 24 numbers 1.2 x as long, 28 to 30 1.6 x; without it 1.7 to 2.5 x) and AVX2 (12 to 15 1.0; 2.5).
 _UNEVEN_FACTOR = 4.0
+# Rows that fill more than half a register, and not all of it, are loaded and stored in pieces: with
+# 12 to 15 of 16 numbers, 2,500 candidates took 1.3 x as long, and where no operand is shared
+# 1.3 to 2.9 x.
+_UNFILLED_FACTOR = 1.3
+_UNFILLED_OWN_FACTOR = 3.0
 # Branch, counter and addresses of a loop.
 _LOOP_CYCLES = 2.0
 # A core's share of the second-level cache's bandwidth, and of what lies beyond it.
 _L2_BYTES_PER_CYCLE = 32.0
 _FAR_BYTES_PER_CYCLE = 8.0
-# Handing a chunk to a thread takes about a microsecond.
-_CHUNK_CYCLES = 3000.0
+# Each thread has its chunks at once: one more is a step of a loop. With 3000 cycles for each,
+# as if each were handed out, the forecast ranks recorded candidates worse (0.53; 0.56 with this).
+_CHUNK_CYCLES = 100.0
 # Vector instructions in a row; more do not fit into the cache of decoded ones.
 _MOST_IN_A_ROW = 1024
 # Longer code takes seconds to build, which the first candidates must not: as many vector
@@ -59,8 +75,10 @@ _MOST_IN_A_ROW = 1024
 _LONG_CODE = 1024
 _ITEM_BYTES = 4
 # A padded input that is computed in full costs a pass; at most places within its user's loops
-# it is computed again and again, number by number.
+# it is computed again and again, number by number. A depthwise convolution needs each number a
+# few times only, and is 1.4 x as fast where it takes them from the input, or zeros.
 _AT_ROOT = -1
+_INLINE = -2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,50 +123,88 @@ class Tilings:
 
 
 def analytical_points(
-    space: KnobSpace, processor: Processor, n: int, rng: np.random.Generator
+    space: KnobSpace,
+    processor: Processor,
+    n: int,
+    rng: np.random.Generator,
+    *,
+    shares_operands: bool = True,
+    is_fused: Sequence[bool] = (),
 ) -> list[Point]:
     """Return up to ``n`` points of different tilings, the most promising first.
 
     Sketches take turns: they differ in where results are collected, which the model does not
-    know. Sketches that the model knows nothing of come last, the simplest first.
+    know. Sketches that the model knows nothing of come last in a turn, the simplest first.
+    Those whose results are used elsewhere than in their tiles come after all others.
+
+    Parameters
+    ----------
+    space : KnobSpace
+    processor : Processor
+    n : int
+        At least 1.
+    rng : Generator
+    shares_operands : bool, default True
+        As in :func:`forecast_cycles`.
+    is_fused : sequence of bool, default ()
+        Of each sketch, whether the functions that follow are computed within its loops; none
+        if that is not known. Without that, 230 tilings took 1.6 x as long.
     """
-    queues: list[tuple[float, int, list[Point]]] = []
+    queues: list[tuple[bool, float, int, list[Point]]] = []
     decisions: dict[Knob, IntArray] = {}  # which sketches share
     for number, knobs in enumerate(space.sketches):
         vectors = _drawn(knobs, decisions, rng)
         vectors = vectors[_unrolled(knobs, vectors) <= _MOST_UNROLLED]
         tilings = tilings_of(knobs, vectors)
         # Of sketches without tilings, one that factors no reduction is as fast on a few threads.
-        cost, order = float("inf"), np.arange(len(vectors))
+        cost, order, place = math.inf, np.arange(len(vectors)), _AT_ROOT
         if tilings is not None:
-            cycles = forecast_cycles(tilings, processor)
+            cycles = forecast_cycles(tilings, processor, shares_operands=shares_operands)
             order = np.argsort(cycles, kind="stable")
             cost = float(cycles[order[0]])
             order = order[:_N_COMPARED]
             _, first = np.unique(tilings.inner[order], axis=0, return_index=True)
             order = order[np.sort(first)]
+            place = _AT_ROOT if shares_operands else _INLINE
+        vectors = np.where(vectors == OPEN, place, vectors)
         n_splits = sum(isinstance(knob, Tile) for knob in knobs)
         points = [Point(number, tuple(vectors[i].tolist())) for i in order[:n]]
-        queues.append((cost, n_splits, list(dict.fromkeys(points))))
-    queues.sort(key=lambda queue: queue[:2])
-    turns = itertools.zip_longest(*(points for _, _, points in queues))
-    return [point for turn in turns for point in turn if point is not None][:n]
+        is_behind = tilings is not None and any(is_fused) and not is_fused[number]
+        queues.append((is_behind, cost, n_splits, list(dict.fromkeys(points))))
+    queues.sort(key=lambda queue: queue[:-1])
+    found: list[Point] = []
+    for _, group in itertools.groupby(queues, key=lambda queue: queue[0]):
+        turns = itertools.zip_longest(*(points for *_, points in group))
+        found += [point for turn in turns for point in turn if point is not None]
+    return found[:n]
 
 
-def forecast_cycles(tilings: Tilings, processor: Processor) -> FloatArray:
-    """Return the cycles of each tiling on each of the threads, of shape (n,), lower is better."""
-    rows, columns, depth = tilings.rows, tilings.columns, tilings.depth
-    n_vectors = np.ceil(columns / processor.lanes)
+def forecast_cycles(
+    tilings: Tilings, processor: Processor, *, shares_operands: bool = True
+) -> FloatArray:
+    """Return the cycles of each tiling on each of the threads, of shape (n,), lower is better.
+
+    With ``shares_operands``, results in a row or column of a tile share an operand, as in
+    products of matrices; without, each has one of its own, as in depthwise convolutions.
+    """
+    columns, depth = tilings.columns, tilings.depth
+    n_inner = _product(tilings.spatial[:, :, 2])
+    # Where the loops around a tile are written out, too, registers hold the sums of the block.
+    is_block = tilings.rows * depth * n_inner <= tilings.unrolled
+    more_rows = np.where(is_block, _product(tilings.spatial[:, :-1, 2]), 1)
+    more_columns = np.where(is_block, tilings.spatial[:, -1, 2], 1)
+    rows = tilings.rows * more_rows
+    n_vectors = np.ceil(columns / processor.lanes) * more_columns
     n_sums = rows * n_vectors
     # LLVM widens a row of 24 numbers to 32, which take four registers of eight.
-    n_held = 2 ** np.ceil(np.log2(n_vectors))
+    n_held = 2 ** np.ceil(np.log2(np.ceil(columns / processor.lanes))) * more_columns
     n_spilled = np.maximum(0, (rows + 1) * n_held + 1 - processor.n_registers)
     # A step of the innermost reduction: multiply-adds, loads, or the wait for the sums.
-    step = np.maximum(n_sums, rows + n_vectors) / _PER_CYCLE
+    n_loads = n_vectors + (rows if shares_operands else n_sums)
+    step = np.maximum(n_sums, n_loads) / _PER_CYCLE
     step = np.maximum(step, _LATENCY_CYCLES)
     step += _SPILL_CYCLES * n_spilled
-    is_uneven = (columns & (columns - 1) != 0) & (columns > processor.lanes)
-    step *= np.where(is_uneven, _UNEVEN_FACTOR, 1.0)
+    step *= _uneven_factor(columns, processor.lanes, shares_operands)
     is_written_out = rows * depth <= tilings.unrolled
     # Rows in a loop: no register can hold a sum from one step to the next.
     in_loop = np.where(rows > np.maximum(tilings.unrolled, 1), n_sums, _LOOP_CYCLES)
@@ -158,16 +214,24 @@ def forecast_cycles(tilings: Tilings, processor: Processor) -> FloatArray:
     step += np.where(is_written_out, decoding + _LOOP_CYCLES / depth, in_loop)
     n_steps = _product(tilings.spatial, (1, 2)) * _product(tilings.reduction, (1, 2))
     # Without loops between the reduction's two, sums stay in registers through both.
-    n_inner = _product(tilings.spatial[:, :, 2])
-    held = np.where(n_inner == 1, _product(tilings.reduction, (1, 2)), depth)
-    n_tiles = n_steps / (rows * columns * held)
-    per_tile = held * step + n_sums + _LOOP_CYCLES + _waiting_cycles(tilings, processor)
+    is_held = is_block | (n_inner == 1)
+    held = np.where(is_held, _product(tilings.reduction, (1, 2)), depth)
+    n_tiles = n_steps / (rows * columns * more_columns * held)
+    waiting = _waiting_cycles(tilings, processor) * more_rows * more_columns
+    per_tile = held * step + n_sums + _LOOP_CYCLES + waiting
     n_chunks = _product(tilings.spatial[:, :, 0])
     n_turns = np.ceil(n_chunks / processor.n_threads)
     cycles = n_tiles * per_tile * n_turns / n_chunks + n_turns * _CHUNK_CYCLES
-    with_block = rows * depth * n_inner <= tilings.unrolled  # the loops around a tile, too
-    length *= np.where(with_block, n_inner, 1)
     return np.asarray(cycles * (1 + 0.1 * length / _LONG_CODE))
+
+
+def _uneven_factor(columns: IntArray, lanes: int, shares_operands: bool) -> FloatArray:
+    """Return how many times as long rows take that are no power of two."""
+    is_uneven = columns & (columns - 1) != 0
+    unfilled = _UNFILLED_FACTOR if shares_operands else _UNFILLED_OWN_FACTOR
+    is_unfilled = (columns > lanes / 2) & (columns <= lanes)
+    factor = np.where(columns > lanes, _UNEVEN_FACTOR, np.where(is_unfilled, unfilled, 1.0))
+    return np.where(is_uneven, factor, 1.0)
 
 
 def _waiting_cycles(tilings: Tilings, processor: Processor) -> FloatArray:
@@ -214,23 +278,39 @@ def _unrolled(knobs: Sequence[Knob], vectors: IntArray) -> IntArray:
 def _drawn(
     knobs: Sequence[Knob], decisions: dict[Knob, IntArray], rng: np.random.Generator
 ) -> IntArray:
-    """Return random points; what the compiler would compute at a random place is in full.
-
-    Half of them have no loops between the two parts of a reduction, which few random ones lack.
-    """
+    """Return random points; what only the compiler can draw stays open."""
     columns: list[IntArray] = [np.zeros((_N_POINTS, 0), dtype=np.int64)]
     for knob in knobs:
         if knob not in decisions:
-            drawn = [knob.draw(rng) for _ in range(_N_DECISIONS)]
+            drawn = [
+                _split(knob, rng) if isinstance(knob, Tile) else knob.draw(rng)
+                for _ in range(_N_DECISIONS)
+            ]
             decisions[knob] = np.array(drawn, dtype=np.int64)
         columns.append(decisions[knob][rng.integers(_N_DECISIONS, size=_N_POINTS)])
-    vectors = np.concatenate(columns, axis=1)
-    half = vectors[::2]
-    for knob, where in zip(knobs, slices_of(knobs), strict=True):
-        if isinstance(knob, Tile) and knob.n_parts == _N_SPATIAL:
-            half[:, where.start + 1] *= half[:, where.start + 2]
-            half[:, where.start + 2] = 1
-    return np.where(vectors == OPEN, _AT_ROOT, vectors)
+    return np.concatenate(columns, axis=1)
+
+
+def _split(knob: Tile, rng: np.random.Generator) -> tuple[int, ...]:
+    """Draw a split of a loop, of which each divisor is as likely to be the innermost part.
+
+    Draws of prime factors, as those of the search, hardly ever give all twos of an extent to
+    one part, as vectors need: 16 of 240 in one of 500.
+    """
+    parts, left = [1] * knob.n_parts, knob.extent
+    rest = 0 if knob.n_parts == _N_REDUCTION else 1  # the part that takes what is left
+    for place in (*range(knob.n_parts - 1, rest, -1), *range(rest)):
+        # Half of the splits have no loops between the two parts of a reduction, half of these
+        # only one part.
+        if place == knob.n_parts // 2 and rng.random() < 0.5:
+            continue
+        is_bounded = place == knob.n_parts - 1 and knob.max_innermost > 0
+        most = knob.max_innermost if is_bounded else left
+        options = [each for each in divisors(left) if each <= most]
+        parts[place] = options[int(rng.integers(len(options)))]
+        left //= parts[place]
+    parts[rest] = left
+    return tuple(parts)
 
 
 def _product(parts: IntArray, axis: int | tuple[int, ...] = 1) -> IntArray:

@@ -16,6 +16,8 @@ from tvm_adaptive._tvm import (
     Trace,
     TuneContext,
 )
+from tvm_adaptive._tvm.operands import shares_operands
+from tvm_adaptive.search_strategy.analytical import Processor, analytical_points
 from tvm_adaptive.search_strategy.knobs import (
     OPEN,
     KnobSpace,
@@ -42,6 +44,8 @@ class Sketches:
         self._decided = [[i for i in t.insts if i in t.decisions] for t in self._traces]
         self._postprocs = list(context.space_generator.postprocs or ())
         self._context = context
+        kinds = [{str(inst.kind.name) for inst in trace.insts} for trace in self._traces]
+        self._is_fused = ["ReverseComputeAt" in each for each in kinds]
         names = [_name_of(trace) for trace in self._traces]
         self._by_name = {name: i for i, name in enumerate(names)}
         self.space = KnobSpace(
@@ -53,6 +57,14 @@ class Sketches:
                 for trace, decided in zip(self._traces, self._decided, strict=True)
             ],
             names,
+        )
+
+    def promising(self, processor: Processor, n: int, rng: np.random.Generator) -> list[Point]:
+        """Return up to ``n`` points that suit a processor, the most promising first."""
+        return analytical_points(
+            *(self.space, processor, n, rng),
+            shares_operands=shares_operands(self._context.mod),
+            is_fused=self._is_fused,
         )
 
     def replay(

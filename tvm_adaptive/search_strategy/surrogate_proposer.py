@@ -20,7 +20,6 @@ from tvm_adaptive._tvm import (
     anchor_of,
     args_info_of,
 )
-from tvm_adaptive.search_strategy.analytical import analytical_points
 from tvm_adaptive.search_strategy.candidate_pool import CandidatePool
 from tvm_adaptive.search_strategy.exploration import expected_gain
 from tvm_adaptive.search_strategy.knobs import Point
@@ -200,7 +199,7 @@ class SurrogateProposer(Proposer):
         # Of a detector's 75 tasks, the best of one seed of starter records and three of these was
         # 3 % faster than that of two and two, and than that of four seeds 29 %.
         seeds = self._first_seeds(n // _SEEDS_AMONG_FIRST)
-        points = analytical_points(candidates.space, processor, n_drafts, self.rng)
+        points = candidates.sketches.promising(processor, n_drafts, self.rng)
         keys = set(candidates.add(points)) - set(self._seeds)
         # In this order: it ranks them better than a model that knows only other tasks.
         drafts = [i for i, key in enumerate(candidates.pool.keys) if key in keys]
@@ -286,7 +285,7 @@ def draft_of(
         sketches = Sketches(context, context.space_generator.generate_design_space(context.mod))
         seeds = transfer_pool.ask(anchor_of(context.mod), name, sketches.space, rng)
         points = [seed.point for seed in seeds if seed.is_equals][:1]
-        points += analytical_points(sketches.space, processor, _N_TRIED, rng)
+        points += sketches.promising(processor, _N_TRIED, rng)
         found = (sketches.replay([point], rng)[0] for point in points)
         schedule = next((each[1] for each in found if each is not None), None)
     except Exception:
