@@ -5,7 +5,7 @@ import pytest
 from tvm import te, tirx, topi
 
 from tests.models.conftest import constant_only_calls
-from tvm_adaptive._tvm import IRModule, is_reshape, relax, tensor
+from tvm_adaptive._tvm import IRModule, anchor_of, is_reshape, relax, tensor
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models import (
     Network,
@@ -117,6 +117,45 @@ def test_layout_does_not_change_batch_normalisation(case):
         for way in ("keep", "NHWC")
     )
     assert outputs_agree(converted, kept)
+
+
+SERIES = (2, 12, 33)
+
+
+def convolved_series(groups):
+    """Return two convolutions of a series; the first has groups."""
+    rng = np.random.default_rng(3)
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(SERIES, "float32"))
+    kernels = [
+        rng.normal(size=shape).astype("float32") for shape in ((24, 12 // groups, 5), (8, 24, 3))
+    ]
+    with builder.function("main", [x], attrs={"num_input": 1}):
+        with builder.dataflow():
+            y = relax.op.nn.conv1d(
+                x, relax.const(kernels[0]), strides=2, padding=(2, 1), dilation=2, groups=groups
+            )
+            y = builder.emit(relax.op.nn.gelu(builder.emit(y)))
+            y = builder.emit_output(relax.op.nn.conv1d(y, relax.const(kernels[1])))
+        builder.emit_func_output(y)
+    return Network("series", builder.get(), {}, {"x": SERIES}, {"x": "float32"})
+
+
+@pytest.mark.parametrize(
+    ("groups", "layouts"),
+    [(1, ["NWC", "NWC"]), (12, ["NWC", "NWC"]), (3, ["NCW", "NWC"])],  # 12: depthwise
+)
+def test_convolutions_of_series_have_channels_last_if_not_in_groups(case, groups, layouts):
+    network = convolved_series(groups)
+    inputs = network.random_inputs()
+    kept, converted = (
+        run_network(compile_network(prepare(network, case.target, way), None, case.target), inputs)
+        for way in ("keep", "NHWC")
+    )
+    assert outputs_agree(converted, kept)
+    tasks = extract(prepare(network, case.target), case.target)
+    anchors = [anchor_of(each.dispatched[0]) for each in tasks]
+    assert sorted(name[-3:].upper() for name in anchors if "conv1d" in name) == layouts
 
 
 def test_parameters_may_be_bound_before(case):

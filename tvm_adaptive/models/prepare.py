@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 LAYOUTS = ("auto", "keep", "NHWC")
 # Channels last on both sides: vector loads run along output channels, which are
 # contiguous in weights and results.
-_CHANNELS_LAST = {"relax.nn.conv2d": ["NHWC", "HWIO"]}
+_CHANNELS_LAST = {"relax.nn.conv1d": ["NWC", "WIO"], "relax.nn.conv2d": ["NHWC", "HWIO"]}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,6 +128,21 @@ def extract(prepared: Prepared, target: Target) -> list[_tvm.ExtractedTask]:
     return found
 
 
+def _layouts_of(call: relax.Call) -> dict[str, list[str]]:
+    """Return the layouts that a convolution is to have; none if it is to keep its own.
+
+    In groups of several channels of a series, vectors of output channels gather their inputs:
+    one of wav2vec2 takes 45 ms with channels last, 1.5 ms with channels first.
+    """
+    name = str(call.op.name)
+    if name not in _CHANNELS_LAST:
+        return {}
+    groups, n_inputs = int(call.attrs.groups), call.args[1].ty.shape[1]
+    if name == "relax.nn.conv1d" and groups > 1 and int(n_inputs) > 1:
+        return {}
+    return {name: _CHANNELS_LAST[name]}
+
+
 def call_counts(mod: IRModule) -> Counter[str]:
     """Count the calls of tensor functions in a module's Relax functions; views are none."""
     names = Counter(str(call.args[0].name_hint) for call in _calls(mod))
@@ -161,7 +176,11 @@ def _lower(
 ) -> IRModule:
     t = _tvm.relax_transform
     decompose = [t.DecomposeOpsForInference(), t.CanonicalizeBindings()]
-    convert = [t.ConvertLayout(_CHANNELS_LAST), t.Normalize(), t.CanonicalizeBindings()]
+    convert = [
+        t.ConvertLayout(_CHANNELS_LAST, layout_cb=_layouts_of),
+        t.Normalize(),
+        t.CanonicalizeBindings(),
+    ]
     lower = [
         _tvm.relax_backend.DispatchSampling(),
         _tvm.relax_backend.DispatchSortScan(),
