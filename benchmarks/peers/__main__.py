@@ -2,11 +2,12 @@
 
     python -m benchmarks.peers runs/peers --budget 10m
     python -m benchmarks.peers runs/peers --table
+    python -m benchmarks.peers runs/peers --budget 10m --picture peers.svg
 
 Each model is tuned by a command of its own without a record store. Then its library is compiled
 and timed anew, three times, by processes that have tuned nothing: each time in seven rounds with
 ONNX Runtime, OpenVINO, PyTorch and PyTorch's compiler. Killed, the same command goes on where it
-was. ``--table`` prints the table of what is there.
+was. ``--table`` prints the table of what is there, ``--picture`` draws that of one budget.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 from benchmarks.machine import describe_machine
 from benchmarks.peers.models import MODELS, PeerModel
+from benchmarks.peers.picture import picture
 from benchmarks.peers.table import row_of, table
 from tvm_adaptive.cli.arguments import parse_count, parse_duration
 from tvm_adaptive.cli.console import EXIT_BAD_RESULT, EXIT_OK
@@ -44,11 +46,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--timings", type=parse_count, default=_TIMINGS)
     parser.add_argument("--table", action="store_true", help="print the table, run nothing")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw an SVG, run nothing")
     options = parser.parse_args(arguments)
     unknown = set(options.models) - {each.name for each in MODELS}
     if unknown:
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
     rows = read_rows(options.out / ROWS_FILE)
+    if options.picture is not None:
+        of_budget = [
+            row for (_, budget_sec, _), row in rows.items() if budget_sec == options.budget
+        ]
+        options.picture.write_text(picture([row_of(each) for each in of_budget]), encoding="utf-8")
+        return EXIT_OK
     if not options.table:
         for model in MODELS:
             key = (model.name, options.budget, options.seed)
@@ -60,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rows[key] = row
             print(table([row_of(row)]), flush=True)
     print(table([row_of(each) for each in rows.values()]))
-    return 0
+    return EXIT_OK
 
 
 def read_rows(path: Path) -> dict[tuple[str, float, int], dict[str, Any]]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import subprocess
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,13 @@ import pytest
 
 from benchmarks.peers import __main__ as command
 from benchmarks.peers.models import MODELS
+from benchmarks.peers.picture import picture
 from benchmarks.peers.table import row_of, table
 from tvm_adaptive.tuning.manifest import MANIFEST_FILE
 from tvm_adaptive.tuning.outcome import Comparison, PeerTiming
+
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def comparison(tuned_secs: list[float], ort_secs: list[float]) -> dict[str, Any]:
@@ -44,6 +49,22 @@ def test_the_table_has_the_mean_and_what_failed() -> None:
     assert "Geometric mean of the best peer's ratio: 2.00 (2 models)." in text
     assert "| net | 60 s | no memory |" in text
     assert "20.00 (10.00 to 20.00)" in text
+
+
+def test_the_picture_has_a_mark_per_framework_left_and_right_of_equal(tmp_path: Path) -> None:
+    rows = [fields(), fields(model="slow & old", timings=[comparison([4e-3], [2e-3])])]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, [*rows, fields(seed=1)])))
+    target = tmp_path / "peers.svg"
+    assert command.main([str(tmp_path), "--budget", "60s", "--picture", str(target)]) == 0
+    root = ElementTree.fromstring(target.read_text())
+    marks = {
+        mark[0].text: float(mark.attrib["cx"]) for mark in root.iter(f"{SVG}circle") if len(mark)
+    }
+    one = next(line for line in root.iter(f"{SVG}line") if line.attrib["class"] == "one")
+    behind = marks["slow & old: 0.50 x as fast as ONNX Runtime"]
+    assert behind < float(one.attrib["x1"]) < marks["net: 2.00 x as fast as ONNX Runtime"]
+    with pytest.raises(ValueError, match="at least one model"):
+        picture([row_of(fields(error="no memory"))])
 
 
 class Commands:
