@@ -3,9 +3,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import subprocess
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -15,7 +15,6 @@ from benchmarks.peers.picture import picture
 from benchmarks.peers.table import row_of, table
 from tvm_adaptive.tuning.manifest import MANIFEST_FILE
 from tvm_adaptive.tuning.outcome import Comparison, PeerTiming
-
 
 SVG = "{http://www.w3.org/2000/svg}"
 
