@@ -51,12 +51,16 @@ def test_only_native_text_goes_to_the_log_and_only_within(tmp_path: Path) -> Non
     assert code == 0
 
 
+# A shell starts programs in the background with interrupts ignored.
+INTERRUPT = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "signal.raise_signal(signal.SIGINT)"
+)
+
+
 @pytest.mark.parametrize(
     ("body", "text"),
-    [
-        ("raise RuntimeError('boom')", "RuntimeError: boom"),
-        ("import signal; signal.raise_signal(signal.SIGINT)", "KeyboardInterrupt"),
-    ],
+    [("raise RuntimeError('boom')", "RuntimeError: boom"), (INTERRUPT, "KeyboardInterrupt")],
 )
 def test_tracebacks_stay_on_standard_error(tmp_path: Path, body: str, text: str) -> None:
     shown, log, code = run(tmp_path / "native.log", body)
