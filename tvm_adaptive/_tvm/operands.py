@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tvm_adaptive._tvm import IRModule, buffer_of, handle, s_tir, tirx
@@ -20,15 +21,23 @@ def shares_operands(mod: IRModule) -> bool:
         return True
     spatial = [each for each in block.iter_vars if each.iter_type == each.DataPar]
     axes = [each.var for each in spatial if getattr(each.dom.extent, "value", 0) != 1]
+    return not any(_has_own_elements(each, axes) for each in operands_of(block))
+
+
+def operands_of(block: Any) -> list[Any]:
+    """Return the regions that a block reads, but for those of its results."""
     written = {handle(buffer_of(each)) for each in block.writes}
-    reads = [each for each in block.reads if handle(buffer_of(each)) not in written]
-    return not any(_has_own_elements(each, axes) for each in reads)
+    return [each for each in block.reads if handle(buffer_of(each)) not in written]
 
 
-def _has_own_elements(region: Any, axes: list[Any]) -> bool:
+def has_all(variables: Sequence[Any], axes: Sequence[Any]) -> bool:
+    """Say whether all axes are among some variables."""
+    return all(any(axis.same_as(variable) for variable in variables) for axis in axes)
+
+
+def _has_own_elements(region: Any, axes: Sequence[Any]) -> bool:
     """Say whether the place of an element depends on all axes."""
-    used = [variable for each in region.region for variable in _linear_in(each.min)]
-    return all(any(axis.same_as(variable) for variable in used) for axis in axes)
+    return has_all([each for index in region.region for each in _linear_in(index.min)], axes)
 
 
 def _linear_in(index: Any) -> list[Any]:

@@ -22,12 +22,11 @@ from tvm_adaptive._tvm import (
     ScheduleError,
     Target,
     TuneContext,
-    buffer_of,
     derived_object,
-    handle,
     ms,
     tirx,
 )
+from tvm_adaptive._tvm.operands import has_all, operands_of
 
 _SPATIAL, _REDUCTION = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
 # Values that are reduced side by side: MetaSchedule's largest vector, and the least that pays.
@@ -100,8 +99,7 @@ def _fitting(sch: Schedule, reference: Any) -> int:
     producers = [str(sch.get(each).name_hint) for each in sch.get_producers(reference)]
     if any(name.endswith(_FACTORED) for name in producers):
         return 0
-    written = handle(buffer_of(block.writes[0]))
-    reads = [each for each in block.reads if handle(buffer_of(each)) != written]
+    reads = operands_of(block)
     stays = [each.var for each in block.iter_vars[:n_spatial] if int(each.dom.extent) > 1]
     return n_spatial if reads and all(_is_streamed(each, stays) for each in reads) else 0
 
@@ -113,7 +111,7 @@ def _is_streamed(region: Any, stays: list[Any]) -> bool:
     if not (last.min.same_as(stays[-1]) and int(getattr(last.extent, "value", 0)) == 1):
         return False
     used = [var for each in ranges for var in tirx.analysis.undefined_vars(each.min)]
-    return all(any(each.same_as(var) for var in used) for each in stays)
+    return has_all(used, stays)
 
 
 def _columns_of(extent: int) -> list[int]:
