@@ -74,11 +74,11 @@ def _chart(chart: Chart) -> str:
     xs = [x for _, pairs in points for x, _ in pairs]
     ys = [y for _, pairs in points for _, y in pairs]
     if not xs:
-        return _frame(chart.title, [_text(WIDTH / 2, HEIGHT / 2, "no data")])
+        return _frame(chart.title, [text(WIDTH / 2, HEIGHT / 2, "no data")])
     x_low, x_high = _limits(xs, chart.log_x, from_zero=not chart.log_x)
     y_low, y_high = _limits(ys, chart.log_y, from_zero=False)
-    to_x = _scale(x_low, x_high, LEFT, WIDTH - RIGHT, chart.log_x)
-    to_y = _scale(y_low, y_high, HEIGHT - BOTTOM, TOP, chart.log_y)
+    to_x = scale(x_low, x_high, LEFT, WIDTH - RIGHT, chart.log_x)
+    to_y = scale(y_low, y_high, HEIGHT - BOTTOM, TOP, chart.log_y)
     colours = colour_of(line.label for line in chart.lines)
     parts = _axes(chart.x_label, chart.y_label)
     parts += [_tick_x(to_x(x), x) for x in ticks(x_low, x_high, chart.log_x)]
@@ -106,7 +106,7 @@ def _bars(bars: Bars) -> str:
     sums = [sum(_or_zero(part[n]) for part in bars.parts.values()) for n in columns]
     tallest = sums if bars.stacked else [_or_zero(y) for part in bars.parts.values() for y in part]
     high = max([*tallest, 0.0]) or 1.0
-    to_y = _scale(0.0, high, HEIGHT - BOTTOM, TOP, False)
+    to_y = scale(0.0, high, HEIGHT - BOTTOM, TOP, False)
     slot = (WIDTH - LEFT - RIGHT) / max(1, len(bars.groups))
     share = 0.7 if bars.stacked else 0.7 / max(1, len(bars.parts))
     colours = colour_of(bars.parts)
@@ -126,7 +126,7 @@ def _bars(bars: Bars) -> str:
             )
             base += value if bars.stacked else 0.0
         if n % name_stride(bars) == 0:
-            parts.append(_text(LEFT + slot * (n + 0.5), HEIGHT - BOTTOM + 14, group))
+            parts.append(text(LEFT + slot * (n + 0.5), HEIGHT - BOTTOM + 14, group))
     return _frame(bars.title, parts + _legend(colours), _legend_rows(colours))
 
 
@@ -152,7 +152,8 @@ def _limits(values: Sequence[float], log: bool, *, from_zero: bool) -> tuple[flo
     return (low if from_zero else low - margin), high + margin
 
 
-def _scale(low: float, high: float, start: float, end: float, log: bool) -> Scale:
+def scale(low: float, high: float, start: float, end: float, log: bool) -> Scale:
+    """Return the map of values to places, from ``start`` for ``low`` to ``end`` for ``high``."""
     if log:
         return lambda v: start + (end - start) * math.log(v / low) / math.log(high / low)
     return lambda v: start + (end - start) * (v - low) / (high - low)
@@ -162,8 +163,9 @@ def _or_zero(value: float) -> float:
     return value if math.isfinite(value) else 0.0
 
 
-def _text(x: float, y: float, text: str, anchor: str = "middle", more: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {more}>{escape(text)}</text>'
+def text(x: float, y: float, words: str, anchor: str = "middle", more: str = "") -> str:
+    """Return a line of text; ``more`` are further attributes."""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {more}>{escape(words)}</text>'
 
 
 def _axes(x_label: str, y_label: str) -> list[str]:
@@ -171,20 +173,20 @@ def _axes(x_label: str, y_label: str) -> list[str]:
     middle = (TOP + bottom) / 2
     return [
         f'<path d="M{LEFT} {TOP}V{bottom}H{right}" fill="none" stroke="#444"/>',
-        _text((LEFT + right) / 2, HEIGHT - 8, x_label),
-        _text(14, middle, y_label, more=f'transform="rotate(-90 14 {middle})"'),
+        text((LEFT + right) / 2, HEIGHT - 8, x_label),
+        text(14, middle, y_label, more=f'transform="rotate(-90 14 {middle})"'),
     ]
 
 
 def _tick_x(x: float, value: float) -> str:
     bottom = HEIGHT - BOTTOM
     mark = f'<path d="M{x:.1f} {bottom}v4" stroke="#444"/>'
-    return mark + _text(x, bottom + 16, f"{value:g}")
+    return mark + text(x, bottom + 16, f"{value:g}")
 
 
 def _tick_y(y: float, value: float) -> str:
     grid = f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="#ddd"/>'
-    return grid + _text(LEFT - 6, y + 4, f"{value:g}", "end")
+    return grid + text(LEFT - 6, y + 4, f"{value:g}", "end")
 
 
 def _legend(colours: dict[str, str]) -> list[str]:
@@ -194,7 +196,7 @@ def _legend(colours: dict[str, str]) -> list[str]:
     for n, (label, colour) in enumerate(colours.items()):
         y = TOP + 8 + n * _LEGEND_ROW
         parts.append(f'<rect x="{WIDTH - 26}" y="{y - 5}" width="12" height="5" fill="{colour}"/>')
-        parts.append(_text(WIDTH - 32, y, label, "end"))
+        parts.append(text(WIDTH - 32, y, label, "end"))
     return parts
 
 
@@ -206,7 +208,7 @@ def _legend_below(colours: dict[str, str]) -> list[str]:
         x = 12 + n // n_rows * (WIDTH - 12) / _LEGEND_COLUMNS
         y = HEIGHT + 8 + n % n_rows * _LEGEND_ROW
         parts.append(f'<rect x="{x:.0f}" y="{y - 6}" width="12" height="5" fill="{colour}"/>')
-        parts.append(_text(x + 17, y, label, "start"))
+        parts.append(text(x + 17, y, label, "start"))
     return parts
 
 
@@ -216,7 +218,7 @@ def _legend_rows(colours: dict[str, str]) -> int:
 
 
 def _frame(title: str, parts: Sequence[str], n_rows_below: int = 0) -> str:
-    head = _text(WIDTH / 2, 16, title, more='font-weight="bold"')
+    head = text(WIDTH / 2, 16, title, more='font-weight="bold"')
     height = HEIGHT + n_rows_below * _LEGEND_ROW
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '

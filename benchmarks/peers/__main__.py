@@ -7,7 +7,7 @@
 Each model is tuned by a command of its own without a record store. Then its library is compiled
 and timed anew, three times, by processes that have tuned nothing: each time in seven rounds with
 ONNX Runtime, OpenVINO, PyTorch and PyTorch's compiler. Killed, the same command goes on where it
-was. ``--table`` prints the table of what is there, ``--picture`` draws that of one budget.
+was. ``--table`` prints the table of what is there, ``--picture`` draws that of one budget and seed.
 """
 
 from __future__ import annotations
@@ -53,10 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
     rows = read_rows(options.out / ROWS_FILE)
     if options.picture is not None:
-        of_budget = [
-            row for (_, budget_sec, _), row in rows.items() if budget_sec == options.budget
-        ]
-        options.picture.write_text(picture([row_of(each) for each in of_budget]), encoding="utf-8")
+        wanted = (options.budget, options.seed)
+        chosen = [row_of(row) for (_, *run), row in rows.items() if tuple(run) == wanted]
+        options.picture.write_text(picture(chosen), encoding="utf-8")
         return EXIT_OK
     if not options.table:
         for model in MODELS:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
 from benchmarks.peers.table import Row
-from benchmarks.svg import colour_of, ticks
+from benchmarks.svg import colour_of, scale, text, ticks
 from tvm_adaptive.models.frontend import PEERS
 
 _WIDTH, _LEFT, _RIGHT = 720, 150, 20
@@ -31,20 +30,16 @@ def picture(rows: Sequence[Row]) -> str:
     low, high = min(1.0, *ratios) / _MARGIN, max(1.0, *ratios) * _MARGIN
     height = _TOP + _LINE * len(timed) + _BOTTOM
     bottom = height - _BOTTOM
-
-    def place(ratio: float) -> float:
-        share = math.log(ratio / low) / math.log(high / low)
-        return _LEFT + share * (_WIDTH - _LEFT - _RIGHT)
-
+    place = scale(low, high, _LEFT, _WIDTH - _RIGHT, log=True)
     colours = colour_of(PEERS)
-    parts = [_legend(colours), _text(_WIDTH / 2, height - 8, "times as fast as", "middle")]
+    parts = [_legend(colours), text(_WIDTH / 2, height - 8, "times as fast as")]
     for value in ticks(low, high, log=True):
         parts.append(_upright(place(value), bottom, "axis"))
-        parts.append(_text(place(value), bottom + 16, f"{value:g} x", "middle"))
+        parts.append(text(place(value), bottom + 16, f"{value:g} x"))
     parts.append(_upright(place(1.0), bottom, "one"))
     for number, row in enumerate(timed):
         y = _TOP + _LINE * (number + 0.5)
-        parts.append(_text(_LEFT - 10, y + 4, row.model, "end"))
+        parts.append(text(_LEFT - 10, y + 4, row.model, "end"))
         for name, peer in row.peers.items():
             title = f"{row.model}: {peer.speedup:.2f} x as fast as {peer.framework}"
             parts.append(
@@ -62,13 +57,9 @@ def _legend(colours: Mapping[str, str]) -> str:
     for number, (name, colour) in enumerate(colours.items()):
         x = _LEFT + step * number
         parts.append(f'<circle cx="{x:.1f}" cy="20" r="{_RADIUS}" fill="{colour}"/>')
-        parts.append(_text(x + 10, 24, PEERS[name].title, "start"))
+        parts.append(text(x + 10, 24, PEERS[name].title, "start"))
     return "".join(parts)
 
 
 def _upright(x: float, bottom: float, kind: str) -> str:
     return f'<line class="{kind}" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{bottom}"/>'
-
-
-def _text(x: float, y: float, text: str, anchor: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
