@@ -119,14 +119,14 @@ def test_layout_does_not_change_batch_normalisation(case):
     assert outputs_agree(converted, kept)
 
 
-SERIES = (2, 12, 33)
+SIGNAL = (2, 12, 33)
 
 
-def convolved_series(groups):
-    """Return two convolutions of a series; the first has groups."""
+def convolved_signal(groups):
+    """Return two one-dimensional convolutions; the first has groups."""
     rng = np.random.default_rng(3)
     builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType(SERIES, "float32"))
+    x = relax.Var("x", relax.TensorType(SIGNAL, "float32"))
     kernels = [
         rng.normal(size=shape).astype("float32") for shape in ((24, 12 // groups, 5), (8, 24, 3))
     ]
@@ -138,22 +138,22 @@ def convolved_series(groups):
             y = builder.emit(relax.op.nn.gelu(builder.emit(y)))
             y = builder.emit_output(relax.op.nn.conv1d(y, relax.const(kernels[1])))
         builder.emit_func_output(y)
-    return Network("series", builder.get(), {}, {"x": SERIES}, {"x": "float32"})
+    return Network("signal", builder.get(), {}, {"x": SIGNAL}, {"x": "float32"})
 
 
 @pytest.mark.parametrize(
     ("groups", "layouts"),
     [(1, ["NWC", "NWC"]), (12, ["NWC", "NWC"]), (3, ["NCW", "NWC"])],  # 12: depthwise
 )
-def test_convolutions_of_series_have_channels_last_if_not_in_groups(case, groups, layouts):
-    network = convolved_series(groups)
+def test_one_dimensional_convolutions_have_channels_last_if_not_in_groups(case, groups, layouts):
+    network = convolved_signal(groups)
     inputs = network.random_inputs()
+    prepared = [prepare(network, case.target, way) for way in ("keep", "NHWC")]
     kept, converted = (
-        run_network(compile_network(prepare(network, case.target, way), None, case.target), inputs)
-        for way in ("keep", "NHWC")
+        run_network(compile_network(each, None, case.target), inputs) for each in prepared
     )
     assert outputs_agree(converted, kept)
-    tasks = extract(prepare(network, case.target), case.target)
+    tasks = extract(prepared[1], case.target)
     anchors = [anchor_of(each.dispatched[0]) for each in tasks]
     assert sorted(name[-3:].upper() for name in anchors if "conv1d" in name) == layouts
 

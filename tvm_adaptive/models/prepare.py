@@ -131,15 +131,17 @@ def extract(prepared: Prepared, target: Target) -> list[_tvm.ExtractedTask]:
 def _layouts_of(call: relax.Call) -> dict[str, list[str]]:
     """Return the layouts that a convolution is to have; none if it is to keep its own.
 
-    In groups of several channels of a series, vectors of output channels gather their inputs:
-    one of wav2vec2 takes 45 ms with channels last, 1.5 ms with channels first.
+    In one-dimensional convolutions in groups of several channels, vectors of output channels
+    gather their inputs: one of wav2vec2 takes 45 ms with channels last, 1.5 ms with channels
+    first.
     """
     name = str(call.op.name)
     if name not in _CHANNELS_LAST:
         return {}
-    groups, n_inputs = int(call.attrs.groups), call.args[1].ty.shape[1]
-    if name == "relax.nn.conv1d" and groups > 1 and int(n_inputs) > 1:
-        return {}
+    if name == "relax.nn.conv1d" and int(call.attrs.groups) > 1:
+        _, n_inputs, _ = call.args[1].ty.shape
+        if int(n_inputs) > 1:
+            return {}
     return {name: _CHANNELS_LAST[name]}
 
 
@@ -177,7 +179,7 @@ def _lower(
     t = _tvm.relax_transform
     decompose = [t.DecomposeOpsForInference(), t.CanonicalizeBindings()]
     convert = [
-        t.ConvertLayout(_CHANNELS_LAST, layout_cb=_layouts_of),
+        t.ConvertLayout({}, layout_cb=_layouts_of),
         t.Normalize(),
         t.CanonicalizeBindings(),
     ]

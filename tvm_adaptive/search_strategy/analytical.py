@@ -194,10 +194,11 @@ def forecast_cycles(
     more_rows = np.where(is_block, _product(tilings.spatial[:, :-1, 2]), 1)
     more_columns = np.where(is_block, tilings.spatial[:, -1, 2], 1)
     rows = tilings.rows * more_rows
-    n_vectors = np.ceil(columns / processor.lanes) * more_columns
+    in_row = np.ceil(columns / processor.lanes)
+    n_vectors = in_row * more_columns
     n_sums = rows * n_vectors
     # LLVM widens a row of 24 numbers to 32, which take four registers of eight.
-    n_held = 2 ** np.ceil(np.log2(np.ceil(columns / processor.lanes))) * more_columns
+    n_held = 2 ** np.ceil(np.log2(in_row)) * more_columns
     n_spilled = np.maximum(0, (rows + 1) * n_held + 1 - processor.n_registers)
     # A step of the innermost reduction: multiply-adds, loads, or the wait for the sums.
     n_loads = n_vectors + (rows if shares_operands else n_sums)
