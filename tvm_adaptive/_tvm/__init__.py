@@ -241,16 +241,6 @@ def parallel_product(size: int) -> IRModule:
     return schedule.mod
 
 
-def schedule_for_gpu(mod: IRModule) -> IRModule:
-    """Give every function that has no schedule yet DLight's default one; use in a target."""
-    from tvm.s_tir import dlight
-
-    rules = dlight.gpu
-    return dlight.ApplyDefaultSchedule(
-        rules.Matmul(), rules.GEMV(), rules.Reduction(), rules.GeneralReduction(), rules.Fallback()
-    )(mod)
-
-
 def module_key(mod: IRModule) -> int:
     """Return the structural hash of a module: the key of a candidate."""
     return int(structural_hash(mod))

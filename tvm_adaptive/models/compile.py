@@ -17,17 +17,18 @@ from typing import Any
 
 from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import Database, IRModule, PassContext, PrimFunc, Sequential, Target
+from tvm_adaptive._tvm.default_schedules import with_default_schedules
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.packing import pack
 from tvm_adaptive.models.parts import write_objects
 from tvm_adaptive.models.prefetch import follow_hints
-from tvm_adaptive.models.prepare import Prepared, call_counts, in_fastest_forms, is_gpu
+from tvm_adaptive.models.prepare import Prepared, call_counts, in_fastest_forms
 from tvm_adaptive.models.weights import load_module
 from tvm_adaptive.workers.cores import n_build_workers, usable_physical_cores
 
 logger = logging.getLogger(__name__)
 
-# LLVM's default of 3 unrolls the plain loops of functions without a schedule into thousands
+# LLVM's default of 3 unrolls the plain loops of functions without a record into thousands
 # of instructions in a row, which take minutes to compile: 88 s for DenseNet-121, at 2 a tenth.
 _UNTUNED_OPT_LEVEL = 2
 
@@ -163,9 +164,7 @@ def _network_code(mod: IRModule, target: Target) -> tuple[Any, list[_tvm.Part]]:
         t.VMShapeLower(),
         t.AttachGlobalSymbol(),
     ]
-    mod = follow_hints(_without_blockless(mod, pack))
-    if is_gpu(target):
-        mod = _tvm.schedule_for_gpu(mod)
+    mod = with_default_schedules(follow_hints(_without_blockless(mod, pack)), target)
     return _tvm.network_code(Sequential(lower)(mod), target, _untuned_target(target))
 
 
@@ -191,9 +190,7 @@ def _without_blockless(mod: IRModule, change: Callable[[IRModule], IRModule]) ->
 def _build_tir(mod: IRModule, target: Target) -> _tvm.Module:
     """Compile what :func:`schedule_tir` returns."""
     with target, PassContext(opt_level=3):
-        if is_gpu(target):
-            mod = _tvm.schedule_for_gpu(mod)
-        return _tvm.build_tir(follow_hints(mod), target=target)
+        return _tvm.build_tir(with_default_schedules(follow_hints(mod), target), target=target)
 
 
 def _apply(

@@ -13,7 +13,6 @@ from tvm_adaptive._tvm import (
     Target,
     TuningRecord,
     args_info_of,
-    schedule_for_gpu,
 )
 from tvm_adaptive.values.trial import FAILED_SEC
 
@@ -75,14 +74,6 @@ def reduction_length(mod: IRModule) -> int:
         ]
         longest = max(longest, math.prod(extents))
     return longest
-
-
-def runnable(mod: IRModule, target: Target) -> IRModule:
-    """Return an untuned module that can be built: for a GPU, with a default schedule."""
-    if "gpu" not in target.keys:
-        return mod
-    with target:
-        return schedule_for_gpu(mod)
 
 
 def _is_sane(record: TuningRecord, target: Target) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm_adaptive._tvm import Builder, BuilderInput, IRModule, Target, structural_hash
+from tvm_adaptive._tvm.default_schedules import with_default_schedules
 from tvm_adaptive._tvm.tensor_functions import weights_of
 from tvm_adaptive.errors import (
     OUT_OF_TIME,
@@ -26,7 +27,6 @@ from tvm_adaptive.runner.playoff.finalist import BUILD_FAILED, SAME, Finalist, P
 from tvm_adaptive.runner.playoff.modules import (
     buffers_of,
     reduction_length,
-    runnable,
     scheduled,
     with_plain_weights,
 )
@@ -99,7 +99,7 @@ class Verifier:
     def prepare_reference(self, mod: IRModule) -> str:
         """Run the untuned module; return why that failed, or an empty string."""
         try:
-            ((kernel, error),) = self._kernels([runnable(mod, self._target)])
+            ((kernel, error),) = self._kernels([with_default_schedules(mod, self._target)])
             if kernel is None:
                 return error
             self._untuned = kernel
