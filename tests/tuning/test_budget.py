@@ -245,7 +245,6 @@ def with_network_check(seconds=100.0, left_sec=90.0, network_check_sec=3.0, **fi
         later_sec=50.0,
         least_later_sec=5.0,
         network_check_sec=network_check_sec,
-        untuned_sec=4.0,
         n_compilers=2,
         drafts=False,
     )
@@ -298,14 +297,14 @@ def test_compiling_a_network_takes_what_its_candidates_took():
 def test_tasks_without_trials_keep_the_seconds_of_their_drafts() -> None:
     clock = Clock()
     budget = Budget(100.0, clock)
-    secs = {"later_sec": 50.0, "least_later_sec": 14.0, "untuned_sec": 10.0}
+    secs = {"later_sec": 50.0, "least_later_sec": 14.0}
     budget.plan_reserve(FinishConfig(), 10, network_check_sec=2.0, **secs)
     progress = RunProgress([TaskProgress(str(i), 1.0) for i in range(10)])
     budget.update_reserve(progress, (), 16)
     # Untuned code, the check, the search's end, and drafts.
-    assert budget.reserve_sec == pytest.approx(14.0 + 2.0 + 0.5 + 10 * (0.02 + 1.08))
-    clock.now += 100.0 - 16.0 - 4.5
-    assert budget.reserve_drafts(10) == 4  # of 1.08 s each
+    assert budget.reserve_sec == pytest.approx(14.0 + 2.0 + 0.5 + 10 * (0.02 + 0.03))
+    clock.now += 100.0 - 16.0 - 0.13
+    assert budget.reserve_drafts(10) == 4  # of 0.03 s each
     budget.plan_reserve(FinishConfig(), 10, network_check_sec=2.0, drafts=False, **secs)
     budget.update_reserve(progress, (), 16)
     assert budget.reserve_sec == pytest.approx(16.7)

@@ -492,7 +492,7 @@ def decided(
 
 def session_with_check(make_session: Any) -> Any:
     budget = budget_with(500.0, 1000.0)
-    secs = {"later_sec": 20.0, "least_later_sec": 5.0, "untuned_sec": 4.0}
+    secs = {"later_sec": 20.0, "least_later_sec": 5.0}
     budget.plan_reserve(DEFAULT.finish, 2, network_check_sec=3.0, **secs)
     return make_session(budget=budget, target=TARGET)
 

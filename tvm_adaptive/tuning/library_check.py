@@ -38,9 +38,6 @@ _COMPILE_MARGIN = 2.5
 # Compiling untuned functions again takes the same time, plus what else the machine does,
 # plus the way to another process.
 _UNTUNED_MARGIN = 1.3
-# The share of compiling an untuned network that goes into its functions; the rest are passes,
-# weights and the linker. Of a network with 75 functions it is 15 of 17 s.
-_FUNCTIONS_SHARE = 0.85
 # The share of the remaining budget that may go into timing untuned code: the rest is for
 # the search and for what follows it.
 UNTUNED_SHARE = 0.2
@@ -125,11 +122,6 @@ class LibraryCheck:
 
     def begin_untuned(self) -> None:
         """Start in a worker what ``measure_untuned`` waits for, where anything can be."""
-
-    @property
-    def untuned_functions_sec(self) -> float:
-        """Of ``least_reserve_sec``, what the functions take that could be tuned."""
-        return _FUNCTIONS_SHARE * _UNTUNED_MARGIN * self._build_sec
 
     @property
     def network_check_sec(self) -> float | None:
