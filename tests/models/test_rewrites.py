@@ -142,3 +142,47 @@ def test_a_transposed_convolution_multiplies_no_zeros():
     flop = estimate_tir_flops(IRModule({"main": prepared.mod[name]}))
     products = 20 * 20 * 16 * 8
     assert 2 * products <= flop < 2.2 * products
+
+
+def products(shape, other, dtype="float32"):
+    """Return a network of one product of matrices."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(shape, dtype))
+    weight = np.random.default_rng(1).standard_normal(other).astype(dtype)
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(relax.op.matmul(x, relax.const(weight, dtype)))
+            y = builder.emit_output(relax.op.nn.relu(y))
+        builder.emit_func_output(y)
+    return Network("net", builder.get(), {}, {"x": shape}, {"x": dtype}), weight
+
+
+@pytest.mark.parametrize(
+    ("shape", "other", "n_rows"),
+    [
+        ((1, 197, 24), (24, 48), 198),  # a vision transformer's places
+        ((2, 3, 257, 8), (2, 3, 8, 16), 258),
+        ((149, 8), (8, 16), 150),
+        ((1, 3, 37, 8), (1, 3, 8, 16), 39),
+        ((1, 196, 24), (24, 48), 196),
+        ((1, 31, 24), (24, 48), 31),  # one tile
+        ((2, 37, 8), (1, 8, 16), 37),  # broadcast
+    ],
+)
+def test_rows_that_no_tile_divides_are_a_few_more(shape, other, n_rows):
+    network, weight = products(shape, other)
+    target = resolve_target("cpu")
+    prepared = prepare(network, target)
+    n_results = math.prod(shape[:-2]) * n_rows * other[-1]
+    (name,) = call_counts(prepared.mod)
+    flops = estimate_tir_flops(IRModule({"main": prepared.mod[name]}))
+    assert flops == pytest.approx(2 * n_results * shape[-1], rel=0.1)
+    x = np.random.default_rng(2).standard_normal(shape).astype("float32")
+    (found,) = run_network(compile_network(prepared, None, target), [x])
+    np.testing.assert_allclose(found, np.maximum(x @ weight, 0), rtol=1e-5, atol=1e-5)
+
+
+def test_other_types_and_unknown_rows_are_lowered_as_they_were():
+    network, _ = products((197, 8), (8, 16), "float64")
+    text = prepare(network, resolve_target("cpu")).mod.script()
+    assert "198" not in text

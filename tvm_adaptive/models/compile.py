@@ -42,7 +42,7 @@ class Coverage:
     """Which functions run with a tuned schedule."""
 
     tuned: dict[str, int]  # functions with a record, and how often one inference calls each
-    fallback: dict[str, int]  # functions without one: they run as TVM builds them by default
+    fallback: dict[str, int]  # functions without one, which run with default schedules
     failed: dict[str, str]  # those of ``fallback`` whose record could not be applied, and why
 
     def summary(self) -> str:

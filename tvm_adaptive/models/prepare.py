@@ -186,7 +186,7 @@ def _lower(
     lower = [
         _tvm.relax_backend.DispatchSampling(),
         _tvm.relax_backend.DispatchSortScan(),
-        t.LegalizeOps(legalizations(vector_math=vector_math)),
+        t.LegalizeOps(legalizations(vector_math=vector_math, tiled_rows=not is_gpu(target))),
         t.CanonicalizeBindings(),  # a second name for a value would keep it out of fusion
         t.AnnotateTIROpPattern(),
         t.FoldConstant(),  # what took several steps
