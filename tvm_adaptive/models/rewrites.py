@@ -107,8 +107,10 @@ def _tiled_product(n_rows: int, a: Any, b: Any) -> Any:
 
     def element(*places: Any) -> Any:
         *outer, row, column = places
-        left = a[(*outer, te.min(row, n - 1), k)]  # no copy with zeros
-        return te.sum(left * b[(*outer[len(outer) + 2 - len(b.shape) :], k, column)], axis=k)
+        outer_b = outer[len(outer) + 2 - len(b.shape) :]  # none if all share a matrix
+        left = (*outer, te.min(row, n - 1), k)  # no copy with zeros
+        right = (*outer_b, k, column)
+        return te.sum(a[left] * b[right], axis=k)
 
     product = te.compute((*batch, n_rows, n_columns), element, name="matmul")
     return te.compute((*batch, n, n_columns), lambda *places: product[places], name="rows")
