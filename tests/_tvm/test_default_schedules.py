@@ -74,6 +74,9 @@ def test_truth_values_are_no_vectors() -> None:
     changed = with_default_schedules(mod, TARGET)
     assert "T.parallel" in changed.script()
     np.testing.assert_array_equal(ran(changed)[1], ran(mod)[1])
+    b = te.placeholder((64, 1024), "bool", name="b")
+    mod = module_of(a, b, te.compute((64, 1024), lambda i, j: te.if_then_else(b[i, j], a[i, j], 0)))
+    np.testing.assert_array_equal(ran(with_default_schedules(mod, TARGET))[2], ran(mod)[2])
 
 
 def test_open_extents_and_what_has_its_schedule_stay() -> None:

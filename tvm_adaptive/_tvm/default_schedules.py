@@ -82,7 +82,7 @@ def _improve(schedule: Schedule, block: Any) -> None:
         return
     spatial, reduced = loops[:n_spatial], loops[n_spatial:]
     lanes = math.gcd(extents[n_spatial - 1], _LANES)
-    is_bool = any(str(buffer_of(each).dtype) == "bool" for each in node.writes)
+    is_bool = any(str(buffer_of(each).dtype) == "bool" for each in [*node.reads, *node.writes])
     if lanes > 1 and not is_bool:  # TVM has no vectors of truth values in memory
         outer, inner = schedule.split(spatial[-1], [None, lanes])
         schedule.reorder(outer, *reduced, inner)

@@ -76,7 +76,7 @@ def legalizations(*, vector_math: bool, tiled_rows: bool) -> dict[str, Callable[
 def _product(builder: Any, call: Any) -> Any:
     """Lower a product of matrices, with more rows where they cannot be divided into tiles."""
     a, b = call.args
-    shapes = [() if each.ty.shape is None else each.ty.shape for each in (a, b)]
+    shapes = [getattr(each.ty.shape, "values", ()) for each in (a, b)]  # none if unknown
     extents = [[getattr(n, "value", 0) for n in shape] for shape in shapes]
     n_rows = _tiled_rows(extents[0][-2]) if len(extents[0]) > 1 else 0
     batch, others = extents[0][:-2], extents[1][:-2]
