@@ -261,6 +261,11 @@ def has_feature(target: Target, name: str) -> bool:
     return bool(tvm.target.codegen.target_has_features([name], target))
 
 
+def is_gpu(target: Target) -> bool:
+    """Say whether a target's functions need thread bindings."""
+    return "gpu" in [str(key) for key in target.keys]
+
+
 def anchor_of(mod: IRModule) -> str:
     """Return the name of a task's heaviest block, e.g. ``"conv2d_nhwc"``; "" without one."""
     block = tvm.s_tir.analysis.find_anchor_sblock(mod)

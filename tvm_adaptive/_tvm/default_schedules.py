@@ -18,6 +18,7 @@ from tvm_adaptive._tvm import (
     Target,
     buffer_of,
     has_blocks,
+    is_gpu,
     is_scheduled,
     tirx,
 )
@@ -34,7 +35,7 @@ def with_default_schedules(mod: IRModule, target: Target) -> IRModule:
     """Give functions without a schedule one that needs no search."""
     if target.kind.name == "llvm":
         return _for_cpu(mod)
-    if "gpu" not in [str(key) for key in target.keys]:
+    if not is_gpu(target):
         return mod
     from tvm.s_tir import dlight
 

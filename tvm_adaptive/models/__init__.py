@@ -1,11 +1,12 @@
 """Networks to tune: built-in ones, their preparation, compilation and comparison."""
 
+from tvm_adaptive._tvm import is_gpu
 from tvm_adaptive.models.builtin.catalog import BUILTIN, TIRWorkload, load_workload
 from tvm_adaptive.models.builtin.encoder import transformer
 from tvm_adaptive.models.builtin.resnet import resnet18
 from tvm_adaptive.models.compile import Compiled, Coverage, compile_network, compile_tir, export
 from tvm_adaptive.models.network import Network
-from tvm_adaptive.models.prepare import Prepared, call_counts, extract, is_gpu, prepare
+from tvm_adaptive.models.prepare import Prepared, call_counts, extract, prepare
 from tvm_adaptive.models.run import run_exported, run_network, try_exported
 from tvm_adaptive.values.agreement import Difference, largest_difference, outputs_agree
 

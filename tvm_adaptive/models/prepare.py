@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tvm_adaptive import _tvm
-from tvm_adaptive._tvm import IRModule, PassContext, Sequential, Target, relax
+from tvm_adaptive._tvm import IRModule, PassContext, Sequential, Target, is_gpu, relax
 from tvm_adaptive.errors import InvalidOptionError, check_choices, summary_line
 from tvm_adaptive.models.affine import fold_affine, with_numbers_as_data
 from tvm_adaptive.models.folding import fold
@@ -166,11 +166,6 @@ def _calls(mod: IRModule) -> Iterator[relax.Call]:
                 call = _tvm.tensor_call_of(binding)
                 if call is not None:
                     yield call
-
-
-def is_gpu(target: Target) -> bool:
-    """Say whether a target's functions need thread bindings."""
-    return "gpu" in [str(key) for key in target.keys]
 
 
 def _lower(
