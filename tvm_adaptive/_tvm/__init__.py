@@ -258,7 +258,15 @@ def structure_key(mod: Any) -> str:
 
 def has_feature(target: Target, name: str) -> bool:
     """Say whether a processor has a feature by LLVM's name, e.g. ``"avx2"``."""
-    return bool(tvm.target.codegen.target_has_features([name], target))
+    return bool(target_has_features([name], target))
+
+
+def vector_lanes(target: Target) -> int:
+    """Return how many 32-bit numbers a vector register of a processor holds."""
+    if has_feature(target, "avx512f"):
+        return 16
+    # SSE and Neon have vectors of four numbers.
+    return 8 if has_feature(target, "avx") else 4
 
 
 def is_gpu(target: Target) -> bool:
@@ -270,11 +278,6 @@ def anchor_of(mod: IRModule) -> str:
     """Return the name of a task's heaviest block, e.g. ``"conv2d_nhwc"``; "" without one."""
     block = tvm.s_tir.analysis.find_anchor_sblock(mod)
     return "" if block is None else str(block.name_hint)
-
-
-def has_cpu_feature(target: Target, feature: str) -> bool:
-    """Say whether LLVM may use a feature, such as ``"avx2"``, for a target of kind llvm."""
-    return bool(target_has_features(feature, target))
 
 
 def block_names(mod: IRModule) -> list[str]:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tvm_adaptive import _tvm
-from tvm_adaptive._tvm import IRModule, PassContext, Sequential, Target, is_gpu, relax
+from tvm_adaptive._tvm import IRModule, PassContext, Sequential, Target, is_gpu, relax, vector_lanes
 from tvm_adaptive.errors import InvalidOptionError, check_choices, summary_line
 from tvm_adaptive.models.affine import fold_affine, with_numbers_as_data
 from tvm_adaptive.models.folding import fold
@@ -172,6 +172,7 @@ def _lower(
     mod: IRModule, target: Target, layout: str, *, prepack: bool, vector_math: bool
 ) -> IRModule:
     t = _tvm.relax_transform
+    n_lanes = None if is_gpu(target) else vector_lanes(target)
     decompose = [t.DecomposeOpsForInference(), t.CanonicalizeBindings()]
     convert = [
         t.ConvertLayout({}, layout_cb=_layouts_of),
@@ -181,7 +182,7 @@ def _lower(
     lower = [
         _tvm.relax_backend.DispatchSampling(),
         _tvm.relax_backend.DispatchSortScan(),
-        t.LegalizeOps(legalizations(vector_math=vector_math, tiled_rows=not is_gpu(target))),
+        t.LegalizeOps(legalizations(vector_math=vector_math, n_lanes=n_lanes)),
         t.CanonicalizeBindings(),  # a second name for a value would keep it out of fusion
         t.AnnotateTIROpPattern(),
         t.FoldConstant(),  # what took several steps

@@ -10,13 +10,7 @@ from typing import Any
 
 from tvm_adaptive._tvm import IRModule, relax, relax_patterns, te, topi
 from tvm_adaptive.errors import InvalidOptionError
-
-# Rows that a tile of registers has in a fast product, whatever the vectors.
-_TILE_ROWS = range(6, 17)
-# Fewer rows fit into one tile.
-_LEAST_ROWS = 32
-# With a larger share of rows for nothing, tiles gain too little.
-_MOST_MORE_ROWS = 1.1
+from tvm_adaptive.models.whole_tiles import Legalization, whole_tile_legalizations
 
 
 def split_clips(mod: IRModule) -> IRModule:
@@ -47,73 +41,27 @@ def _split_clip(call: Any, _matches: Any) -> Any:
     return x if math.isinf(high) else relax.op.minimum(x, relax.const(high, dtype))
 
 
-def legalizations(*, vector_math: bool, tiled_rows: bool) -> dict[str, Callable[[Any, Any], Any]]:
+def legalizations(*, vector_math: bool, n_lanes: int | None) -> dict[str, Legalization]:
     """Return legalizations of our own, for ``relax.transform.LegalizeOps``.
 
     TVM's layout conversion makes transposed convolutions with channels last where a neighbour
     has them, but TVM itself lowers those with channels first alone.
-
-    Rows in tiles: products of matrices whose rows cannot be divided into tiles of registers, such
-    as the 197 of a vision transformer, compute a few rows more. A schedule splits loops without
-    remainder, and would compute rows one by one.
 
     Vector mathematics: LLVM turns each element of ``exp`` or ``erf`` into a call of the C
     library, whatever the schedule, which makes a GELU ten times slower. TVM's polynomials for
     float32 consist of additions, multiplications and shifts; their relative error is below
     4e-7, some three units in the last place. Other types stay as they are. One property is
     lost: ``erf`` of NaN is 1 (its GELU is still NaN).
+
+    With ``n_lanes``, the numbers in a vector register, products and convolutions are
+    lowered to whole tiles.
     """
-    found: dict[str, Callable[[Any, Any], Any]] = {
-        "relax.nn.conv2d_transpose": _transposed_convolution
-    }
-    if tiled_rows:
-        found["relax.matmul"] = _product
+    found: dict[str, Legalization] = {"relax.nn.conv2d_transpose": _transposed_convolution}
+    if n_lanes is not None:
+        found |= whole_tile_legalizations(n_lanes)
     if vector_math:
         found |= {f"relax.{name}": _for_float32(name, *how) for name, how in _VECTORS.items()}
     return found
-
-
-def _product(builder: Any, call: Any) -> Any:
-    """Lower a product of matrices, with more rows where they cannot be divided into tiles."""
-    a, b = call.args
-    shapes = [getattr(each.ty.shape, "values", ()) for each in (a, b)]  # none if unknown
-    extents = [[getattr(n, "value", 0) for n in shape] for shape in shapes]
-    n_rows = _tiled_rows(extents[0][-2]) if len(extents[0]) > 1 else 0
-    batch, others = extents[0][:-2], extents[1][:-2]
-    is_plain = len(extents[1]) > 1 and (not others or others == batch)
-    is_float = {str(each.ty.dtype) for each in (a, b)} == {"float32"}
-    if not (n_rows and is_plain and is_float and all(extents[0]) and all(extents[1])):
-        return call.op.get_attr("FLegalize")(builder, call)
-    compute = functools.partial(_tiled_product, n_rows)
-    return builder.call_te(compute, a, b, primfunc_name_hint="matmul")
-
-
-def _tiled_rows(n: int) -> int:
-    """Return how many rows to compute instead of ``n``; 0 if these can be divided into tiles."""
-    if n < _LEAST_ROWS or _is_tiled(n):
-        return 0
-    return next((m for m in range(n + 1, int(_MOST_MORE_ROWS * n) + 1) if _is_tiled(m)), 0)
-
-
-def _is_tiled(n: int) -> bool:
-    return any(n % rows == 0 for rows in _TILE_ROWS)
-
-
-def _tiled_product(n_rows: int, a: Any, b: Any) -> Any:
-    """Return a product of which ``n_rows`` rows are computed: the last one several times."""
-    *batch, n, depth = (int(each) for each in a.shape)
-    n_columns = int(b.shape[-1])
-    k = te.reduce_axis((0, depth), name="k")
-
-    def element(*places: Any) -> Any:
-        *outer, row, column = places
-        outer_b = outer[len(outer) + 2 - len(b.shape) :]  # none if all share a matrix
-        left = (*outer, te.min(row, n - 1), k)  # no copy with zeros
-        right = (*outer_b, k, column)
-        return te.sum(a[left] * b[right], axis=k)
-
-    product = te.compute((*batch, n_rows, n_columns), element, name="matmul")
-    return te.compute((*batch, n, n_columns), lambda *places: product[places], name="rows")
 
 
 def _transposed_convolution(builder: Any, call: Any) -> Any:
@@ -228,9 +176,7 @@ class _Span:
         return shifted // self.stride + self.before - tap, shifted % self.stride + self.stride * tap
 
 
-def _for_float32(
-    operator: str, function: Callable[..., Any], *attributes: str
-) -> Callable[[Any, Any], Any]:
+def _for_float32(operator: str, function: Callable[..., Any], *attributes: str) -> Legalization:
     """Return a legalization that falls back to TVM's own for other types."""
     name = operator.removeprefix("nn.")
 

@@ -27,6 +27,7 @@ from tvm_adaptive._tvm import (
     load_own_json,
     module_key,
     save_json,
+    vector_lanes,
 )
 from tvm_adaptive.search_strategy.analytical import Processor
 from tvm_adaptive.search_strategy.knobs import as_ints
@@ -66,13 +67,8 @@ def processor_of(target: Target) -> Processor | None:
     n_threads = int(target.attrs.get("num-cores", 0))
     if target.kind.name != "llvm" or not n_threads:
         return None
-    # SSE and Neon have vectors of four numbers.
-    lanes, n_registers = 4, 32 if has_feature(target, "neon") else 16
-    if has_feature(target, "avx"):
-        lanes = 8
-    if has_feature(target, "avx512f"):
-        lanes, n_registers = 16, 32
-    return Processor(lanes, n_registers, n_threads)
+    has_many = has_feature(target, "avx512f") or has_feature(target, "neon")
+    return Processor(vector_lanes(target), 32 if has_many else 16, n_threads)
 
 
 def knobs_of(schedule: Schedule) -> list[tuple[int, ...]]:

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tvm_adaptive._tvm import TVM_VERSION, Target, TuneContext, anchor_of, has_cpu_feature
+from tvm_adaptive._tvm import TVM_VERSION, Target, TuneContext, anchor_of, has_feature
 from tvm_adaptive._tvm import workload_key as workload_key_of
 from tvm_adaptive.cost_model.dataset import Dataset
 from tvm_adaptive.database.location import STARTER_FOLDER
@@ -71,7 +71,7 @@ def instruction_set_of(target: Target) -> str:
     """Return the instruction set that starter records are named by; "" for none of them."""
     if target.kind.name != "llvm":
         return ""
-    found = (name for name, key in INSTRUCTION_SETS.items() if has_cpu_feature(target, key))
+    found = (name for name, key in INSTRUCTION_SETS.items() if has_feature(target, key))
     return next(found, "")
 
 

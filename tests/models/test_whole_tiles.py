@@ -1,0 +1,127 @@
+"""Products and convolutions of a few more rows or columns than are asked for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from tvm_adaptive._tvm import vector_lanes
+from tvm_adaptive.models import Network, call_counts, compile_network, prepare, run_network
+from tvm_adaptive.tuning.target import resolve_target
+
+CPU = resolve_target("cpu")
+N_LANES = vector_lanes(CPU)
+WHOLE = 12 * N_LANES
+
+
+def drawn(shape, dtype="float32", seed=1):
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def network_of(shape, layers, dtype="float32"):
+    """Return a network of layers, each of which makes a value of the one before."""
+    builder = relax.BlockBuilder()
+    x = y = relax.Var("x", relax.TensorType(shape, dtype))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            for layer in layers[:-1]:
+                y = builder.emit(layer(y))
+            y = builder.emit_output(layers[-1](y))
+        builder.emit_func_output(y)
+    return Network("net", builder.get(), {}, {"x": shape}, {"x": dtype})
+
+
+def product(shape, other, dtype="float32"):
+    """Return a network of a product of matrices and what follows, and its weight."""
+    weight = drawn(other, dtype)
+    multiply = lambda y: relax.op.matmul(y, relax.const(weight, dtype))  # noqa: E731
+    return network_of(shape, [multiply, relax.op.nn.relu], dtype), weight
+
+
+def convolution(n_filters, n_channels=8, size=1, groups=1, **how):
+    weight, bias = drawn((n_filters, n_channels // groups, size, size)), drawn((1, n_filters, 1, 1))
+    layers = [
+        lambda y: relax.op.nn.conv2d(
+            y, relax.const(weight), padding=size // 2, groups=groups, **how
+        ),
+        lambda y: relax.op.add(y, relax.const(bias)),
+        relax.op.nn.relu,
+    ]
+    return network_of((1, n_channels, 7, 9), layers)
+
+
+def extents_of_product(prepared):
+    """Return the extents of what a network's heaviest function multiplies."""
+    found = []
+    for name in call_counts(prepared.mod):
+        allocated = prepared.mod[name].body.block.alloc_buffers
+        found += [tuple(map(int, each.shape)) for each in allocated if "pad" not in str(each.name)]
+    return max(found, key=np.prod)
+
+
+def outputs(network, **how):
+    (shape,) = network.input_shapes.values()
+    prepared = prepare(network, CPU, **how)
+    return run_network(compile_network(prepared, None, CPU), [drawn(shape, seed=3)])[0], prepared
+
+
+@pytest.mark.parametrize(
+    ("shape", "other", "expected"),
+    [
+        ((1, 197, 24), (24, 48), (1, 198, 48)),  # a vision transformer's places
+        ((2, 3, 257, 8), (2, 3, 8, 16), (2, 3, 258, 16)),
+        ((149, 8), (8, 16), (150, 16)),
+        ((1, 3, 37, 8), (1, 3, 8, 16), (1, 3, 39, 16)),
+        ((1, 196, 24), (24, 48), (1, 196, 48)),
+        ((1, 31, 24), (24, 48), (1, 31, 48)),  # one tile
+        ((2, 37, 8), (1, 8, 16), (2, 37, 16)),  # broadcast
+        ((1, 40, 24), (24, WHOLE - 1), (1, 40, WHOLE)),
+        ((1, 24), (24, WHOLE - 1), (1, WHOLE)),
+        ((2, 37, 8), (2, 8, WHOLE - 1), (2, 39, WHOLE)),
+        ((1, 40, 24), (24, N_LANES + 1), (1, 40, N_LANES + 1)),  # twice as many
+    ],
+)
+def test_products_have_rows_and_columns_that_tiles_divide(shape, other, expected):
+    network, weight = product(shape, other)
+    found, prepared = outputs(network)
+    np.testing.assert_allclose(
+        found, np.maximum(drawn(shape, seed=3) @ weight, 0), rtol=1e-5, atol=1e-5
+    )
+    assert extents_of_product(prepared) == expected
+    assert len(call_counts(prepared.mod)) == 1, "what follows is fused"
+
+
+def test_columns_of_what_is_no_constant_stay_as_they_are():
+    layers = [lambda y: relax.op.matmul(y, relax.op.permute_dims(y, (0, 2, 1))), relax.op.nn.relu]
+    found, prepared = outputs(network_of((1, 31, 8), layers))
+    x = drawn((1, 31, 8), seed=3)
+    np.testing.assert_allclose(found, np.maximum(x @ x.swapaxes(1, 2), 0), rtol=1e-5, atol=1e-5)
+    assert extents_of_product(prepared) == (1, 31, 31)
+
+
+@pytest.mark.parametrize(
+    ("n_filters", "n_wide", "how"),
+    [
+        (WHOLE - 1, WHOLE, {}),
+        (WHOLE - N_LANES + 1, WHOLE, {"size": 3, "strides": 2}),
+        (WHOLE - 1, WHOLE, {"size": 3, "dilation": 2}),
+        (WHOLE, WHOLE, {"size": 3}),
+        (N_LANES + 1, N_LANES + 1, {}),  # would be twice as many
+        (4 * (WHOLE - 1), 4 * (WHOLE - 1), {"groups": 4}),
+    ],
+)
+def test_convolutions_have_channels_that_vectors_divide(n_filters, n_wide, how):
+    network = convolution(n_filters, **how)
+    found, prepared = outputs(network)
+    expected, first = outputs(network, layout="keep")
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    assert first.layout == "keep"
+    assert extents_of_product(prepared)[-1] == n_wide
+
+
+def test_other_types_are_lowered_as_they_were():
+    network, _ = product((197, 8), (8, WHOLE - 1), "float64")
+    text = prepare(network, CPU).mod.script()
+    assert "198" not in text
+    assert f"{WHOLE}" not in text

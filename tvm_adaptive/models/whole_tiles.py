@@ -1,0 +1,128 @@
+"""Products and convolutions of a few more rows or columns, which tiles of registers divide.
+
+A schedule splits loops without remainder. It would compute the 197 rows of a vision transformer
+one by one, and the 1,000 classes of an image classifier by half a vector register at a time.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tvm_adaptive import _tvm
+from tvm_adaptive._tvm import relax, te, topi
+
+# Rows that a tile of registers has in a fast product, whatever the vectors.
+_TILE_ROWS = range(6, 17)
+# Fewer rows fit into one tile.
+_LEAST_ROWS = 32
+# With a larger share of rows or columns for nothing, tiles gain too little.
+_MOST_MORE = 1.1
+
+Legalization = Callable[[Any, Any], Any]
+
+
+def whole_tile_legalizations(n_lanes: int) -> dict[str, Legalization]:
+    """Return legalizations for ``relax.transform.LegalizeOps``, for processors.
+
+    Parameters
+    ----------
+    n_lanes : int
+        Numbers in a vector register.
+    """
+    return {
+        "relax.matmul": functools.partial(_product, n_lanes),
+        "relax.nn.conv2d": functools.partial(_convolution, n_lanes),
+    }
+
+
+def _product(n_lanes: int, builder: Any, call: Any) -> Any:
+    """Lower a product of matrices, with more rows and columns where tiles need them."""
+    a, b = call.args
+    shapes = [getattr(each.ty.shape, "values", ()) for each in (a, b)]  # none if unknown
+    extents = [[getattr(n, "value", 0) for n in shape] for shape in shapes]
+    batch, others = extents[0][:-2], extents[1][:-2]
+    is_matrix = min(map(len, extents)) > 1
+    is_plain = is_matrix and (not others or others == batch) and all(map(all, extents))
+    if not (is_plain and _are_float(a, b)):
+        return _as_it_is(builder, call)
+    n_rows = _whole_rows(extents[0][-2])
+    wide = _with_whole_columns(b, n_lanes)
+    n_columns = extents[1][-1]
+    if wide is None and n_rows == extents[0][-2]:
+        return _as_it_is(builder, call)
+    compute = functools.partial(_tiled_product, n_rows, n_columns)
+    return builder.call_te(compute, a, b if wide is None else wide, primfunc_name_hint="matmul")
+
+
+def _convolution(n_lanes: int, builder: Any, call: Any) -> Any:
+    """Lower a convolution, with more channels where vectors need them."""
+    data, kernel = call.args
+    attrs = call.attrs
+    layouts = [str(each) for each in (attrs.data_layout, attrs.kernel_layout, attrs.out_layout)]
+    is_plain = layouts == ["NHWC", "HWIO", "NHWC"] and int(attrs.groups) == 1
+    wide = _with_whole_columns(kernel, n_lanes) if is_plain and _are_float(data, kernel) else None
+    if wide is None:
+        return _as_it_is(builder, call)
+    strides, padding, dilation = (
+        [int(n) for n in each] for each in (attrs.strides, attrs.padding, attrs.dilation)
+    )
+
+    def compute(x: Any, weight: Any) -> Any:
+        result = topi.nn.conv(x, weight, strides, padding, dilation, 1, *layouts[:2])
+        return _cut(result, [*result.shape[:-1], int(kernel.ty.shape[-1])], "columns")
+
+    return builder.call_te(compute, data, wide, primfunc_name_hint="conv2d")
+
+
+def _as_it_is(builder: Any, call: Any) -> Any:
+    return call.op.get_attr("FLegalize")(builder, call)
+
+
+def _are_float(*values: Any) -> bool:
+    return {str(each.ty.dtype) for each in values} == {"float32"}
+
+
+def _whole_rows(n: int) -> int:
+    """Return how many rows to compute instead of ``n``: as many if tiles divide them."""
+    if n < _LEAST_ROWS:
+        return n
+    more = range(n, int(_MOST_MORE * n) + 1)
+    return next((m for m in more if any(m % rows == 0 for rows in _TILE_ROWS)), n)
+
+
+def _with_whole_columns(weight: Any, n_lanes: int) -> Any | None:
+    """Return a constant with columns of zeros, so that vectors divide it; None if not needed."""
+    if not isinstance(weight, _tvm.Constant):
+        return None
+    values = _tvm.data_of_constant(weight).numpy()
+    n = values.shape[-1]
+    n_more = -n % n_lanes
+    if n_more == 0 or n + n_more > _MOST_MORE * n:
+        return None
+    before = [(0, 0)] * (values.ndim - 1)
+    return relax.const(_tvm.tensor(np.pad(values, [*before, (0, n_more)])))
+
+
+def _tiled_product(n_rows: int, n_columns: int, a: Any, b: Any) -> Any:
+    """Return a product of which ``n_rows`` rows are computed: the last one several times."""
+    *batch, n, depth = (int(each) for each in a.shape)
+    k = te.reduce_axis((0, depth), name="k")
+
+    def element(*places: Any) -> Any:
+        *outer, row, column = places
+        outer_b = outer[len(outer) + 2 - len(b.shape) :]  # none if all share a matrix
+        left = (*outer, te.min(row, n - 1) if n_rows > n else row, k)  # no copy with zeros
+        right = (*outer_b, k, column)
+        return te.sum(a[left] * b[right], axis=k)
+
+    product = te.compute((*batch, n_rows, int(b.shape[-1])), element, name="matmul")
+    return _cut(product, (*batch, n, n_columns), "rows")
+
+
+def _cut(wide: Any, shape: Sequence[Any], name: str) -> Any:
+    """Return the part of a result that there is in truth."""
+    return te.compute(tuple(shape), lambda *places: wide[places], name=name)
