@@ -19,6 +19,8 @@ from tvm_adaptive._tvm import relax, te, topi
 _TILE_ROWS = range(6, 17)
 # Fewer rows fit into one tile.
 _LEAST_ROWS = 32
+# Vectors of a fast tile in a row, beside one.
+_TILE_VECTORS = (2, 3, 4)
 # With a larger share of rows or columns for nothing, tiles gain too little.
 _MOST_MORE = 1.1
 
@@ -94,14 +96,23 @@ def _whole_rows(n: int) -> int:
     return next((m for m in more if any(m % rows == 0 for rows in _TILE_ROWS)), n)
 
 
+def _whole_columns(n: int, n_lanes: int) -> int:
+    """Return how many columns to compute instead of ``n``: as many if vectors divide them."""
+    more = range(n + -n % n_lanes, int(_MOST_MORE * n) + 1, n_lanes)
+    if n in more or not more:
+        return n
+    in_tiles = (m for m in more if any(m // n_lanes % each == 0 for each in _TILE_VECTORS))
+    return next(in_tiles, more[0])
+
+
 def _with_whole_columns(weight: Any, n_lanes: int) -> Any | None:
     """Return a constant with columns of zeros, so that vectors divide it; None if not needed."""
     if not isinstance(weight, _tvm.Constant):
         return None
     values = _tvm.data_of_constant(weight).numpy()
     n = values.shape[-1]
-    n_more = -n % n_lanes
-    if n_more == 0 or n + n_more > _MOST_MORE * n:
+    n_more = _whole_columns(n, n_lanes) - n
+    if n_more == 0:
         return None
     before = [(0, 0)] * (values.ndim - 1)
     return relax.const(_tvm.tensor(np.pad(values, [*before, (0, n_more)])))
