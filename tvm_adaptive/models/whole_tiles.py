@@ -21,8 +21,10 @@ _TILE_ROWS = range(6, 17)
 _LEAST_ROWS = 32
 # Vectors of a fast tile in a row, beside one.
 _TILE_VECTORS = (2, 3, 4)
-# With a larger share of rows or columns for nothing, tiles gain too little.
-_MOST_MORE = 1.1
+# With a larger share of rows for nothing, tiles gain too little.
+_MOST_ROWS = 1.1
+# 24 columns instead of 20 take 0.8 of the time, 48 instead of 44 0.6, 16 instead of 12 1.3.
+_MOST_COLUMNS = 1.2
 
 Legalization = Callable[[Any, Any], Any]
 
@@ -92,13 +94,13 @@ def _whole_rows(n: int) -> int:
     """Return how many rows to compute instead of ``n``: as many if tiles divide them."""
     if n < _LEAST_ROWS:
         return n
-    more = range(n, int(_MOST_MORE * n) + 1)
+    more = range(n, int(_MOST_ROWS * n) + 1)
     return next((m for m in more if any(m % rows == 0 for rows in _TILE_ROWS)), n)
 
 
 def _whole_columns(n: int, n_lanes: int) -> int:
     """Return how many columns to compute instead of ``n``: as many if vectors divide them."""
-    more = range(n + -n % n_lanes, int(_MOST_MORE * n) + 1, n_lanes)
+    more = range(n + -n % n_lanes, int(_MOST_COLUMNS * n) + 1, n_lanes)
     if n in more or not more:
         return n
     in_tiles = (m for m in more if any(m // n_lanes % each == 0 for each in _TILE_VECTORS))
