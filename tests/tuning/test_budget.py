@@ -309,3 +309,15 @@ def test_tasks_without_trials_keep_the_seconds_of_their_drafts() -> None:
     budget.update_reserve(progress, (), 16)
     assert budget.reserve_sec == pytest.approx(16.7)
     assert budget.reserve_drafts(10) == 0
+
+
+def test_drafts_come_before_the_margin_of_what_follows() -> None:
+    clock = Clock()
+    budget = Budget(100.0, clock)
+    secs = {"later_sec": 50.0, "least_later_sec": 14.0, "network_check_sec": 2.0}
+    budget.plan_reserve(FinishConfig(), 10, margin_sec=4.0, **secs)
+    budget.update_reserve(RunProgress([TaskProgress("a", 1.0)]), (), 16)
+    clock.now += 100.0 - 12.1  # 3.9 s less than code, check and the margin need
+    assert budget.reserve_drafts(10) == 3
+    clock.now += 0.2
+    assert budget.reserve_drafts(10) == 0

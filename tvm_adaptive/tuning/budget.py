@@ -56,6 +56,7 @@ class _Reserve:
     network_check_sec: float | None = None
     n_compilers: int = 1  # processes that compile a network
     draft_sec: float = 0.0  # to draft a task without trials
+    margin_sec: float = 0.0  # of ``least_later_sec``, what drafts may use
 
     def after_playoffs_sec(self, tuned_share: float) -> float:
         return self.least_later_sec + tuned_share * (self.later_sec - self.least_later_sec)
@@ -161,6 +162,7 @@ class Budget:
         later_sec: float,
         least_later_sec: float,
         network_check_sec: float | None = None,
+        margin_sec: float = 0.0,
         n_compilers: int = 1,
         drafts: bool = True,
     ) -> None:
@@ -181,6 +183,7 @@ class Budget:
             network_check_sec=network_check_sec if is_bounded else None,
             n_compilers=n_compilers,
             draft_sec=_DRAFT_SEC if drafts else 0.0,
+            margin_sec=margin_sec,
         )
 
     def update_reserve(
@@ -245,10 +248,18 @@ class Budget:
         return [Worth(each.index, min(each.most_sec, most_sec)) for each in found]
 
     def reserve_drafts(self, n_wanted: int) -> int:
-        """Reserve the seconds that drafts take; return for how many tasks there is time."""
-        left_sec, each_sec = self.left_sec - self._after_sec, self._reserve.draft_sec
-        n_drafts = min(n_wanted, max(0, int(left_sec / each_sec))) if each_sec > 0 else 0
-        self._after_sec += n_drafts * each_sec
+        """Reserve the seconds that drafts take; return for how many tasks there is time.
+
+        If time is short they come before the margin: untuned, a network often takes ten times
+        as long, and it is there if a compilation does not end in time.
+        """
+        each_sec = self._reserve.draft_sec
+        if each_sec <= 0:
+            return 0
+        left_sec = self.left_sec - self._after_sec
+        n_drafts = int((left_sec + self._reserve.margin_sec) / each_sec)
+        n_drafts = min(n_wanted, max(0, n_drafts))
+        self._after_sec += min(n_drafts * each_sec, max(0.0, left_sec))
         return n_drafts
 
     def release_playoffs(self, tuned_share: float) -> None:

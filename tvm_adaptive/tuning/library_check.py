@@ -116,6 +116,11 @@ class LibraryCheck:
         """Seconds to reserve if nothing is tuned: the untuned code is compiled once more."""
         return _UNTUNED_MARGIN * self._build_sec + self._later_run_sec
 
+    @property
+    def margin_sec(self) -> float:
+        """Seconds of ``least_reserve_sec`` without which a library can be compiled, too."""
+        return (_UNTUNED_MARGIN - 1.0) * self._build_sec
+
     def without_forms(self) -> None:
         """Compute everything in its direct form from now on."""
         self.forms = {}

@@ -136,9 +136,18 @@ class NetworkCheck(LibraryCheck):
 
     @property
     def _later_run_sec(self) -> float:
+        return self._load_sec + self._rivals_sec
+
+    @property
+    def _rivals_sec(self) -> float:
         n_peers = len(peer_names(self._context.config.peers)) + 1 if self._has_rivals else 0
         budget_sec = self._context.budget.seconds
-        return self._load_sec + rivals_reserve_sec(n_peers, self._original_sec, budget_sec)
+        return rivals_reserve_sec(n_peers, self._original_sec, budget_sec)
+
+    @property
+    def margin_sec(self) -> float:
+        """Seconds of ``least_reserve_sec`` without which a network can be compiled, too."""
+        return super().margin_sec + self._rivals_sec
 
     @property
     def _has_reference(self) -> bool:

@@ -294,6 +294,7 @@ def _tune_tasks(
             later_sec=check.reserve_sec,
             least_later_sec=check.least_reserve_sec,
             network_check_sec=check.network_check_sec,
+            margin_sec=check.margin_sec,
             n_compilers=n_build_workers(usable_physical_cores()),
             drafts=session.config.search.n_analytical > 0,
         )
