@@ -88,9 +88,10 @@ def _with_run(function: PrimFunc) -> PrimFunc:
     with contextlib.suppress(ScheduleError):
         for block in blocks[:-1]:
             schedule.compute_inline(block)
-        *_, n_channels = (int(schedule.get(loop).extent) for loop in schedule.get_loops(blocks[-1]))
-        if n_channels % n == 0 and n_channels > n:
-            schedule.transform_block_layout(blocks[-1], _split_of(n, n_channels))
+        extents = [int(schedule.get(loop).extent) for loop in schedule.get_loops(blocks[-1])]
+        if extents[-1] % n == 0 and extents[-1] > n:
+            split = _split_of(n, extents[-1], len(extents))
+            schedule.transform_block_layout(blocks[-1], split)
             return schedule.mod["main"]
     return unchanged
 
@@ -99,7 +100,7 @@ def _in_vector(run: int) -> int:
     return max(n for n in range(1, _MOST_NUMBERS + 1) if run % n == 0)
 
 
-def _split_of(n: int, n_channels: int) -> Any:
+def _split_of(n: int, n_channels: int, n_axes: int) -> Any:
     """Return the map of a block's iterators that splits the last one."""
 
     def split(*places: Any) -> list[Any]:
@@ -108,4 +109,4 @@ def _split_of(n: int, n_channels: int) -> Any:
         # MetaSchedule would take few runs together as one vector.
         return [run, *outer, number] if n_channels <= _MOST_NUMBERS else [*outer, run, number]
 
-    return split
+    return tirx.IndexMap.from_func(split, ndim=n_axes)
