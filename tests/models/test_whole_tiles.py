@@ -92,12 +92,13 @@ def test_products_have_rows_and_columns_that_tiles_divide(shape, other, expected
     assert len(call_counts(prepared.mod)) == 1, "what follows is fused"
 
 
-def test_columns_of_what_is_no_constant_stay_as_they_are():
+@pytest.mark.parametrize(("n", "expected"), [(31, (1, 31, 31)), (WHOLE - 1, (1, WHOLE, WHOLE))])
+def test_matrices_that_are_no_constants_are_copied_if_that_pays(n, expected):
     layers = [lambda y: relax.op.matmul(y, relax.op.permute_dims(y, (0, 2, 1))), relax.op.nn.relu]
-    found, prepared = outputs(network_of((1, 31, 8), layers))
-    x = drawn((1, 31, 8), seed=3)
+    found, prepared = outputs(network_of((1, n, 8), layers))
+    x = drawn((1, n, 8), seed=3)
     np.testing.assert_allclose(found, np.maximum(x @ x.swapaxes(1, 2), 0), rtol=1e-5, atol=1e-5)
-    assert extents_of_product(prepared) == (1, 31, 31)
+    assert extents_of_product(prepared) == expected
 
 
 @pytest.mark.parametrize(

@@ -53,12 +53,14 @@ def _product(n_lanes: int, builder: Any, call: Any) -> Any:
     is_plain = is_matrix and (not others or others == batch) and all(map(all, extents))
     if not (is_plain and _are_float(a, b)):
         return _as_it_is(builder, call)
-    n_rows = _whole_rows(extents[0][-2])
+    n_rows, n_columns = extents[0][-2], extents[1][-1]
     wide = _with_whole_columns(b, n_lanes)
-    n_columns = extents[1][-1]
-    if wide is None and n_rows == extents[0][-2]:
+    tiles = _whole_rows(n_rows), _whole_columns(n_columns, n_lanes)
+    if wide is None and n_rows < _LEAST_ROWS:
+        tiles = tiles[0], n_columns  # a copy of the other matrix takes as long as the product
+    if tiles == (n_rows, n_columns):
         return _as_it_is(builder, call)
-    compute = functools.partial(_tiled_product, n_rows, n_columns)
+    compute = functools.partial(_tiled_product, tiles, n_columns)
     return builder.call_te(compute, a, b if wide is None else wide, primfunc_name_hint="matmul")
 
 
@@ -120,20 +122,31 @@ def _with_whole_columns(weight: Any, n_lanes: int) -> Any | None:
     return relax.const(_tvm.tensor(np.pad(values, [*before, (0, n_more)])))
 
 
-def _tiled_product(n_rows: int, n_columns: int, a: Any, b: Any) -> Any:
-    """Return a product of which ``n_rows`` rows are computed: the last one several times."""
+def _tiled_product(tiles: tuple[int, int], n_columns: int, a: Any, b: Any) -> Any:
+    """Return a product of which more rows and columns are computed than it has."""
     *batch, n, depth = (int(each) for each in a.shape)
+    n_rows, n_wide = tiles
     k = te.reduce_axis((0, depth), name="k")
+    if n_wide > int(b.shape[-1]):
+        b = _padded(b, n_wide)
 
     def element(*places: Any) -> Any:
         *outer, row, column = places
         outer_b = outer[len(outer) + 2 - len(b.shape) :]  # none if all share a matrix
-        left = (*outer, te.min(row, n - 1) if n_rows > n else row, k)  # no copy with zeros
+        # The last row again, which needs no copy with zeros.
+        left = (*outer, te.min(row, n - 1) if n_rows > n else row, k)
         right = (*outer_b, k, column)
         return te.sum(a[left] * b[right], axis=k)
 
-    product = te.compute((*batch, n_rows, int(b.shape[-1])), element, name="matmul")
+    product = te.compute((*batch, n_rows, n_wide), element, name="matmul")
     return _cut(product, (*batch, n, n_columns), "rows")
+
+
+def _padded(b: Any, n_wide: int) -> Any:
+    """Return a copy with columns of zeros: the last one again would be loaded number by number."""
+    *outer, n = (int(each) for each in b.shape)
+    pad = [0] * len(outer)
+    return topi.nn.pad(b, [*pad, 0], [*pad, n_wide - n], name="columns_pad")
 
 
 def _cut(wide: Any, shape: Sequence[Any], name: str) -> Any:
