@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tvm_adaptive._tvm import For, IRModule, PrimFunc, Range, SBlock, SBlockRealize, s_tir, tirx
+from tvm_adaptive._tvm import (
+    For,
+    IRModule,
+    PrimFunc,
+    Range,
+    SBlock,
+    SBlockRealize,
+    SeqStmt,
+    s_tir,
+    tirx,
+)
 from tvm_adaptive._tvm import ForKind as Kind
 
 # TVM 0.26 has it among the functors.
 _renew_defs: Any = getattr(s_tir, "renew_defs", None) or tirx.stmt_functor.renew_defs
 _FREE_LAYOUTS = "layout_free_buffers"
+# As in functions of ``te``, beside which TVM fuses none with a layout; 0.26 has none.
+_NO_LAYOUT: dict[str, Any] = (
+    {"layout": None} if "layout" in inspect.signature(tirx.decl_buffer).parameters else {}
+)
 
 Access = tuple[Any, Sequence[Any]]  # a buffer, and the range of each index
 
@@ -45,10 +60,12 @@ def block_in_loops(
     reads: Sequence[Access],
     writes: Sequence[Access],
     body: Any,
+    *,
+    allocated: Sequence[Any] = (),
 ) -> Any:
-    """Return a block within a loop for each of its iterators."""
+    """Return a block within a loop for each of its iterators; it may have buffers of its own."""
     regions = [[tirx.BufferRegion(*each) for each in side] for side in (reads, writes)]
-    block = SBlock(list(iterators), *regions, name, body)
+    block = SBlock(list(iterators), *regions, name, body, None, list(allocated))
     loops = [tirx.Var(f"{each.var.name}_loop", "int64") for each in iterators]
     statement = SBlockRealize(loops, tirx.const(True, "bool"), block)
     for loop, each in zip(reversed(loops), reversed(iterators), strict=True):
@@ -56,9 +73,20 @@ def block_in_loops(
     return statement
 
 
+def realizes(statement: Any) -> Iterator[Any]:
+    """Yield the outermost blocks of a statement with the values of their iterators."""
+    while isinstance(statement, For):
+        statement = statement.body
+    if isinstance(statement, SeqStmt):
+        for each in statement.seq:
+            yield from realizes(each)
+    elif isinstance(statement, SBlockRealize):
+        yield statement
+
+
 def float_buffer(name: str, shape: Sequence[int]) -> Any:
     """Return a buffer of float32."""
-    return tirx.decl_buffer([integer(extent) for extent in shape], "float32", name)
+    return tirx.decl_buffer([integer(extent) for extent in shape], "float32", name, **_NO_LAYOUT)
 
 
 def spatial_iterator(name: str, extent: int) -> Any:

@@ -14,7 +14,16 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tvm_adaptive._tvm import IRModule, PrimFunc, Schedule, ScheduleError, te, tirx
+from tvm_adaptive._tvm import (
+    IRModule,
+    PrimFunc,
+    SBlockRealize,
+    Schedule,
+    ScheduleError,
+    te,
+    tirx,
+)
+from tvm_adaptive._tvm.tensor_functions import realizes
 
 # Annotation of a block: how many numbers in a row always belong to the same part.
 _RUN = "tvm_adaptive.run"
@@ -73,25 +82,27 @@ def with_runs(mod: IRModule) -> IRModule:
 
 
 def _with_run(function: PrimFunc) -> PrimFunc:
+    root = function.body.block if isinstance(function.body, SBlockRealize) else None
+    blocks = [] if root is None else [each.block for each in realizes(root.body)]
+    runs = [int(each.annotations[_RUN]) for each in blocks if _RUN in each.annotations]
+    if not runs:
+        return function
     schedule = Schedule(IRModule({"main": function}))
-    blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
-    runs = [schedule.get(block).annotations.get(_RUN) for block in blocks]
-    sizes = [int(run) for run in runs if run is not None]
-    n = _in_vector(math.gcd(*sizes)) if sizes else 0
-    for block, run in zip(blocks, runs, strict=True):
-        if run is not None:
+    references = schedule.get_child_blocks(schedule.get_sblock("root"))
+    for block in references:
+        if _RUN in schedule.get(block).annotations:
             schedule.unannotate(block, _RUN)
-    unchanged = schedule.mod["main"] if sizes else function
+    unchanged, n = schedule.mod["main"], _in_vector(math.gcd(*runs))
     if n < _LEAST_NUMBERS:
         return unchanged
     # What is no chain of elements stays as it is.
     with contextlib.suppress(ScheduleError):
-        for block in blocks[:-1]:
+        for block in references[:-1]:
             schedule.compute_inline(block)
-        extents = [int(schedule.get(loop).extent) for loop in schedule.get_loops(blocks[-1])]
+        extents = [int(schedule.get(loop).extent) for loop in schedule.get_loops(references[-1])]
         if extents[-1] % n == 0 and extents[-1] > n:
             split = _split_of(n, extents[-1], len(extents))
-            schedule.transform_block_layout(blocks[-1], split)
+            schedule.transform_block_layout(references[-1], split)
             return schedule.mod["main"]
     return unchanged
 

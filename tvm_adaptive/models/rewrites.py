@@ -11,6 +11,7 @@ from typing import Any
 from tvm_adaptive._tvm import IRModule, relax, relax_patterns, te, topi
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.concatenation import concatenation
+from tvm_adaptive.models.row_functions import row_legalizations
 from tvm_adaptive.models.whole_tiles import Legalization, whole_tile_legalizations
 
 
@@ -62,7 +63,19 @@ def legalizations(*, vector_math: bool, n_lanes: int | None) -> dict[str, Legali
         found |= whole_tile_legalizations(n_lanes) | {"relax.concat": concatenation}
     if vector_math:
         found |= {f"relax.{name}": _for_float32(name, *how) for name, how in _VECTORS.items()}
+    if vector_math and n_lanes is not None:
+        for name, legalize in row_legalizations(n_lanes).items():
+            found[name] = functools.partial(_first_of, legalize, found.get(name, _as_tvm))
     return found
+
+
+def _first_of(first: Legalization, second: Legalization, builder: Any, call: Any) -> Any:
+    found = first(builder, call)
+    return second(builder, call) if found is None else found
+
+
+def _as_tvm(builder: Any, call: Any) -> Any:
+    return call.op.get_attr("FLegalize")(builder, call)
 
 
 def _transposed_convolution(builder: Any, call: Any) -> Any:

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 from tvm_adaptive import _tvm
-from tvm_adaptive._tvm import (
-    BufferStore,
-    For,
-    PrimFunc,
-    SBlockRealize,
-    SeqStmt,
-    handle,
-    tirx,
-)
+from tvm_adaptive._tvm import BufferStore, PrimFunc, SeqStmt, handle, tirx
+from tvm_adaptive._tvm.tensor_functions import realizes
 
 _SPATIAL, _REDUCTION = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
 KERNEL_SIZE = 3
@@ -48,7 +40,7 @@ class Convolution:
         regions = (
             region
             for statement in self.rest
-            for realize in _realizes(statement)
+            for realize in realizes(statement)
             for region in (*realize.block.reads, *realize.block.writes)
         )
         return {handle(_tvm.buffer_of(region)) for region in regions}
@@ -94,20 +86,9 @@ def extents_of(buffer: Any) -> tuple[int, ...]:
     return tuple(map(int, buffer.ty.shape))
 
 
-def _realizes(statement: Any) -> Iterator[Any]:
-    """Yield the blocks of a statement with the values of their iterators."""
-    while isinstance(statement, For):
-        statement = statement.body
-    if isinstance(statement, SeqStmt):
-        for each in statement.seq:
-            yield from _realizes(each)
-    elif isinstance(statement, SBlockRealize):
-        yield statement
-
-
 def _only_block(nest: Any) -> Any | None:
     """Return the block within loops that has one store; None if that is not what there is."""
-    found = list(_realizes(nest))
+    found = list(realizes(nest))
     if len(found) != 1 or not isinstance(found[0].block.body, BufferStore):
         return None
     return found[0].block

@@ -1,0 +1,153 @@
+"""Softmax and normalisations as functions of whole rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from tvm_adaptive._tvm import vector_lanes
+from tvm_adaptive.models import Network, call_counts, compile_network, prepare, run_network
+from tvm_adaptive.tuning.target import resolve_target
+
+CPU = resolve_target("cpu")
+WIDTH = 2 * vector_lanes(CPU)
+SHAPES = [
+    (3, 5, WIDTH),
+    (2, 3, 5, 3 * WIDTH),
+    (591, 197),  # the last vector overlaps the one before
+    (5, WIDTH - 1),
+    (7, 4),
+    (1, 1, 6625),
+]
+
+
+def drawn(shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype("float32")
+
+
+def network_of(shape, layer, dtype="float32"):
+    """Return a network of a layer and a product with 2."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(shape, dtype))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(layer(x))
+            y = builder.emit_output(relax.op.multiply(y, relax.const(2, dtype)))
+        builder.emit_func_output(y)
+    return Network("net", builder.get(), {}, {"x": shape}, {"x": dtype})
+
+
+def computed(shape, layer, x):
+    """Return half of what a network computes, and the names of its blocks."""
+    prepared = prepare(network_of(shape, layer, str(x.dtype)), CPU)
+    (name,) = call_counts(prepared.mod)
+    (found,) = run_network(compile_network(prepared, None, CPU), [x])
+    return found / 2, prepared.mod[name].script()
+
+
+def softmax(x, axis=-1):
+    x = x.astype("float64")
+    e = np.exp(x - x.max(axis, keepdims=True))
+    return e / e.sum(axis, keepdims=True)
+
+
+def normalized(x, axes, scale, shift, epsilon=1e-5):
+    x = x.astype("float64")
+    deviation = np.sqrt(x.var(axes, keepdims=True) + epsilon)
+    return (x - x.mean(axes, keepdims=True)) / deviation * scale + shift
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("spread", [0.1, 30.0])
+def test_softmax(shape, spread):
+    x = spread * drawn(shape)
+    found, text = computed(shape, lambda x: relax.op.nn.softmax(x, -1), x)
+    np.testing.assert_allclose(found, softmax(x), rtol=1e-5, atol=1e-30)
+    assert 'T.sblock("softmax")' in text
+
+
+def test_probabilities_add_up_to_one_whatever_the_offset():
+    x = drawn((4, 1000)) + np.array([[-1e4], [0], [80], [1e4]], "float32")
+    found, _ = computed((4, 1000), lambda x: relax.op.nn.softmax(x, -1), x)
+    np.testing.assert_allclose(found.sum(-1), 1, rtol=1e-5)
+    np.testing.assert_allclose(found, softmax(x), rtol=1e-5)
+
+
+def test_masked_numbers_get_nothing():
+    x = drawn((5, 40))
+    x[:, 11:] = -np.inf
+    found, _ = computed((5, 40), lambda x: relax.op.nn.softmax(x, -1), x)
+    np.testing.assert_allclose(found, softmax(x), rtol=1e-5, atol=1e-35)
+
+
+@pytest.mark.parametrize(("shape", "axis", "dtype"), [((4, 6, 32), 1, "f4"), ((4, 32), 1, "f8")])
+def test_other_softmaxes_are_lowered_as_they_were(shape, axis, dtype):
+    x = drawn(shape).astype(dtype)
+    found, text = computed(shape, lambda x: relax.op.nn.softmax(x, axis), x)
+    np.testing.assert_allclose(found, softmax(x, axis), rtol=1e-5)
+    assert 'T.sblock("softmax")' not in text
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_layer_normalization(shape):
+    scale, shift = drawn(shape[-1:], 1), drawn(shape[-1:], 2)
+    x = 3 * drawn(shape) + 5
+    found, text = computed(
+        shape,
+        lambda x: relax.op.nn.layer_norm(x, relax.const(scale), relax.const(shift), axes=[-1]),
+        x,
+    )
+    np.testing.assert_allclose(found, normalized(x, -1, scale, shift), rtol=1e-4, atol=1e-5)
+    assert 'T.sblock("normalization")' in text
+
+
+def test_a_row_of_equal_numbers_is_its_shift():
+    scale, shift = drawn((100,), 1), drawn((100,), 2)
+    x = np.full((3, 100), 1000, "float32")
+    layer = lambda x: relax.op.nn.layer_norm(x, relax.const(scale), relax.const(shift), axes=[-1])  # noqa: E731
+    found, _ = computed((3, 100), layer, x)
+    # A mean of squares less the square of the mean would leave nothing but rounding errors.
+    np.testing.assert_allclose(found, np.broadcast_to(shift, (3, 100)), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("shape", "channels", "is_ours"),
+    [
+        ((2, 50, 3 * WIDTH), 2, True),
+        ((1, 5, 7, WIDTH), 3, True),
+        ((2, 3 * WIDTH, 50), 1, True),
+        ((2, 5, 197), 1, True),
+        ((2, 50, 3), 2, False),  # no vector of channels
+    ],
+)
+def test_normalization_of_each_channel(shape, channels, is_ours):
+    n = shape[channels]
+    scale, shift = drawn((n,), 1), drawn((n,), 2)
+    axes = [axis for axis in range(1, len(shape)) if axis != channels]
+    x = 3 * drawn(shape) + 5
+    found, text = computed(
+        shape,
+        lambda x: relax.op.nn.group_norm(
+            *(x, relax.const(scale), relax.const(shift)), n, channels, axes
+        ),
+        x,
+    )
+    wide = [n if axis == channels else 1 for axis in range(len(shape))]
+    expected = normalized(x, tuple(axes), scale.reshape(wide), shift.reshape(wide))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert ('T.sblock("normalization")' in text) is is_ours
+
+
+def test_groups_of_several_channels_are_lowered_as_they_were():
+    ones = relax.const(np.ones(32, "float32"))
+    x = drawn((1, 32, 20))
+    _, text = computed(x.shape, lambda x: relax.op.nn.group_norm(x, ones, ones, 8, 1, [2]), x)
+    assert 'T.sblock("normalization")' not in text
+
+
+def test_without_vector_mathematics_exponentials_are_those_of_the_c_library():
+    network = network_of((4, 100), lambda x: relax.op.nn.softmax(x, -1))
+    prepared = prepare(network, CPU, vector_math=False)
+    (name,) = call_counts(prepared.mod)
+    assert "T.exp" in prepared.mod[name].script()
