@@ -126,3 +126,28 @@ def test_other_types_are_lowered_as_they_were():
     text = prepare(network, CPU).mod.script()
     assert "198" not in text
     assert f"{WHOLE}" not in text
+
+
+@pytest.mark.parametrize(
+    ("n", "size", "how", "n_rows"),
+    [
+        (197, 1, {}, 198),
+        (399, 3, {"strides": 2}, 200),  # 199 places, as of wav2vec2
+        (197, 3, {"padding": 1}, 198),
+        (201, 3, {"dilation": 2}, 198),
+        (400, 3, {"strides": 2, "padding": 1}, 200),  # tiles divide it
+        (21, 3, {}, 19),  # one tile
+    ],
+)
+def test_convolutions_along_one_axis_have_rows_that_tiles_divide(n, size, how, n_rows):
+    weight, bias = drawn((16, 8, size)), drawn((1, 16, 1), seed=2)
+    layers = [
+        lambda y: relax.op.nn.conv1d(y, relax.const(weight), **how),
+        lambda y: relax.op.add(y, relax.const(bias)),
+        relax.op.nn.relu,
+    ]
+    network = network_of((2, 8, n), layers)
+    found, prepared = outputs(network)
+    expected, _ = outputs(network, layout="keep")
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    assert extents_of_product(prepared) == (2, n_rows, 16)

@@ -39,6 +39,7 @@ def whole_tile_legalizations(n_lanes: int) -> dict[str, Legalization]:
     """
     return {
         "relax.matmul": functools.partial(_product, n_lanes),
+        "relax.nn.conv1d": _convolution_1d,
         "relax.nn.conv2d": functools.partial(_convolution, n_lanes),
     }
 
@@ -82,6 +83,37 @@ def _convolution(n_lanes: int, builder: Any, call: Any) -> Any:
         return _cut(result, [*result.shape[:-1], int(kernel.ty.shape[-1])], "columns")
 
     return builder.call_te(compute, data, wide, primfunc_name_hint="conv2d")
+
+
+def _convolution_1d(builder: Any, call: Any) -> Any:
+    """Lower a convolution along one axis, with more places where tiles need them."""
+    data, kernel = call.args
+    attrs = call.attrs
+    layouts = [str(each) for each in (attrs.data_layout, attrs.kernel_layout, attrs.out_layout)]
+    is_plain = layouts == ["NWC", "WIO", "NWC"] and int(attrs.groups) == 1
+    n = getattr(call.ty.shape.values[1], "value", 0) if is_plain else 0
+    n_rows = _whole_rows(n)
+    if n_rows == n or not _are_float(data, kernel):
+        return _as_it_is(builder, call)
+    (stride,), (dilation,) = ([int(n) for n in each] for each in (attrs.strides, attrs.dilation))
+    before, after = (int(n) for n in attrs.padding)
+
+    def compute(x: Any, weight: Any) -> Any:
+        batch, _, n_channels = x.shape
+        size, _, n_filters = weight.shape
+        if before or after:
+            x = topi.nn.pad(x, [0, before, 0], [0, after, 0], name="pad_temp")
+        r = te.reduce_axis((0, size), name="ry")
+        c = te.reduce_axis((0, n_channels), name="rc")
+
+        def element(image: Any, row: Any, filter_: Any) -> Any:
+            place = te.min(row, n - 1) * stride + r * dilation
+            return te.sum(x[image, place, c] * weight[r, c, filter_], axis=[r, c])
+
+        wide = te.compute((batch, n_rows, n_filters), element, name="conv1d_nwc")
+        return _cut(wide, (batch, n, n_filters), "rows")
+
+    return builder.call_te(compute, data, kernel, primfunc_name_hint="conv1d")
 
 
 def _as_it_is(builder: Any, call: Any) -> Any:
