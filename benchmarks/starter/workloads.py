@@ -204,21 +204,6 @@ def chain(end: str, shape: Shape) -> Workload:
     return simple(end, shapes, lambda graph, inputs: graph.finish(inputs[0], end, inputs[1:]))
 
 
-def softmax(*shape: int) -> Workload:
-    """Return a softmax of the last axis."""
-    return simple("softmax", [shape], lambda graph, x: graph.emit(relax.op.nn.softmax(x[0], -1)))
-
-
-def layer_norm(rows: int, width: int) -> Workload:
-    """Return a normalisation of the last axis."""
-
-    def build(graph: Graph, inputs: list[Any]) -> Any:
-        scale, shift = graph.weight(width), graph.weight(width)
-        return graph.emit(relax.op.nn.layer_norm(inputs[0], scale, shift, axes=-1))
-
-    return simple("layer-norm", [(1, rows, width)], build)
-
-
 def mean(size: int, channels: int) -> Workload:
     """Return the mean over height and width."""
     return simple(
@@ -353,8 +338,6 @@ _DENSE = [
 ]
 _OTHERS = [
     batched(4, 96, 64, 96, scaled=True),
-    softmax(1, 4, 96, 96),
-    layer_norm(96, 256),
     mean(20, 192),
     conv(24, 48, 5, 40, "relu"),
     batched(4, 96, 96, 64),
@@ -366,8 +349,6 @@ _OTHERS = [
     transposed(48, 24, 4, 40, "relu"),
     chain("add-relu", (1, 40, 40, 96)),
     batched(6, 192, 32, 192, scaled=True),
-    softmax(1, 6, 192, 192),
-    layer_norm(192, 384),
     pool("avg", 3, 1, 20, 96),
     resize("nearest_neighbor", 20, 96),
     concat(20, 96, 96),
@@ -385,10 +366,8 @@ _OTHERS = [
     permute((0, 3, 1, 2), 1, 20, 20, 192),
     transposed(128, 64, 3, 10, "relu"),
     batched(12, 64, 32, 64),
-    softmax(1, 2000),
     chain("silu", (1, 80, 80, 24)),
     concat(40, 48, 24, 24),
-    layer_norm(64, 768),
     pool("avg", 2, 2, 40, 48),
 ]
 

@@ -53,7 +53,6 @@ def test_names_are_different_and_fit_into_paths() -> None:
         ("conv-1x1", "conv2d_nhwc"),
         ("depthwise", "group_conv2d_nhwc"),
         ("dense", "matmul"),
-        ("softmax", "T_softmax_maxelem"),
         ("transposed", "conv2d_transpose_nhwc"),
         ("global-pool", "adaptive_pool_sum"),
         ("resize", ""),

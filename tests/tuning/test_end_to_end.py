@@ -474,8 +474,9 @@ def checked(tmp_path: Path, network: Network) -> Iterator[Any]:
 def split_record(mod: IRModule, target: Target) -> TuningRecord:
     """Return a record that splits a loop."""
     schedule = Schedule(mod, seed=1)
-    block = schedule.get_child_blocks(schedule.get_sblock("root"))[-1]
-    schedule.split(schedule.get_loops(block)[0], [None, 1])
+    blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
+    loops = [loop for block in blocks for loop in schedule.get_loops(block)]
+    schedule.split(loops[0], [None, 1])
     return TuningRecord(schedule.trace, Workload(mod), [1e-3], target)
 
 

@@ -84,6 +84,14 @@ def realizes(statement: Any) -> Iterator[Any]:
         yield statement
 
 
+def has_choices(function: PrimFunc) -> bool:
+    """Say whether schedules can change a function: not if its blocks contain all loops."""
+    if not isinstance(function.body, SBlockRealize):
+        return True
+    blocks = list(realizes(function.body.block.body))
+    return not blocks or any(len(each.iter_values) for each in blocks)
+
+
 def float_buffer(name: str, shape: Sequence[int]) -> Any:
     """Return a buffer of float32."""
     return tirx.decl_buffer([integer(extent) for extent in shape], "float32", name, **_NO_LAYOUT)

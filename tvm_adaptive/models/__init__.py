@@ -6,7 +6,13 @@ from tvm_adaptive.models.builtin.encoder import transformer
 from tvm_adaptive.models.builtin.resnet import resnet18
 from tvm_adaptive.models.compile import Compiled, Coverage, compile_network, compile_tir, export
 from tvm_adaptive.models.network import Network
-from tvm_adaptive.models.prepare import Prepared, call_counts, extract, prepare
+from tvm_adaptive.models.prepare import (
+    Prepared,
+    call_counts,
+    extract,
+    prepare,
+    tunable_counts,
+)
 from tvm_adaptive.models.run import run_exported, run_network, try_exported
 from tvm_adaptive.values.agreement import Difference, largest_difference, outputs_agree
 
@@ -33,4 +39,5 @@ __all__ = [
     "run_network",
     "transformer",
     "try_exported",
+    "tunable_counts",
 ]

@@ -22,7 +22,7 @@ from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.packing import pack
 from tvm_adaptive.models.parts import write_objects
 from tvm_adaptive.models.prefetch import follow_hints
-from tvm_adaptive.models.prepare import Prepared, call_counts, in_fastest_forms
+from tvm_adaptive.models.prepare import Prepared, in_fastest_forms, tunable_counts
 from tvm_adaptive.models.weights import load_module
 from tvm_adaptive.workers.cores import n_build_workers, usable_physical_cores
 
@@ -87,7 +87,7 @@ def schedule_network(
         prepared = in_fastest_forms(prepared, database, target)
     with target, PassContext(opt_level=3):
         mod, tuned, failed = _apply(prepared.mod, database, check)
-    calls = sorted(call_counts(prepared.mod).items())
+    calls = sorted(tunable_counts(prepared.mod).items())
     coverage = Coverage(
         tuned={name: n for name, n in calls if name in tuned},
         fallback={name: n for name, n in calls if name not in tuned},

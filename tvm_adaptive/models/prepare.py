@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import IRModule, PassContext, Sequential, Target, is_gpu, relax, vector_lanes
+from tvm_adaptive._tvm.tensor_functions import has_choices
 from tvm_adaptive.errors import InvalidOptionError, check_choices, summary_line
 from tvm_adaptive.models.affine import fold_affine, with_numbers_as_data
 from tvm_adaptive.models.concatenation import with_runs
@@ -120,7 +121,7 @@ def extract(prepared: Prepared, target: Target) -> list[_tvm.ExtractedTask]:
     for task in _tvm.extract_tasks(prepared.mod, target):
         (function,) = task.dispatched[0].functions.values()
         # Others have no schedules, or are views as long as they have none.
-        if _tvm.has_blocks(function) and not _tvm.is_reshape(function):
+        if _tvm.has_blocks(function) and has_choices(function) and not _tvm.is_reshape(function):
             found.append(task)
     # The order of a hash table would change with every process.
     found.sort(key=lambda task: str(task.task_name))
@@ -150,6 +151,12 @@ def call_counts(mod: IRModule) -> Counter[str]:
     """Count the calls of tensor functions in a module's Relax functions; views are none."""
     names = Counter(str(call.args[0].name_hint) for call in _calls(mod))
     return Counter({name: n for name, n in names.items() if not _tvm.is_reshape(mod[name])})
+
+
+def tunable_counts(mod: IRModule) -> Counter[str]:
+    """Count the calls of the functions that a schedule can change, see :func:`call_counts`."""
+    calls = call_counts(mod)
+    return Counter({name: n for name, n in calls.items() if has_choices(mod[name])})
 
 
 def output_counts(mod: IRModule) -> dict[str, int]:
