@@ -48,8 +48,6 @@ def spaces_of(mod: IRModule, *, reductions: bool) -> list[Schedule]:
         ("mean-1-20-20-192", 1),
         ("global-pool", 1),
         ("max-pool", 0),
-        ("softmax", 0),
-        ("layer-norm", 0),
         ("depthwise-3x3", 0),
         ("dense-1-", 0),
         ("conv-1x1", 0),
