@@ -37,6 +37,8 @@ _LIGHT = {RESIZE, CONCAT, COPY, ELEMENTWISE}
 _LEADERS = (CONCAT, RESIZE, ELEMENTWISE, COPY)
 
 # By kind, OpenVINO's types of layers in a compiled model.
+# Blocks of ``models.whole_tiles``: what is left of wide results, and a copy with more columns.
+_CUTS, _WIDENED = ("rows", "columns"), "columns_pad"
 _OPENVINO_NAMES = {
     CONVOLUTION: "Convolution",
     TRANSPOSED: "Deconvolution",
@@ -193,6 +195,7 @@ def work_of_blocks(
     if any("softmax" in block.name for block in blocks):
         last = blocks[-1].shape
         return Work(name, _bulk(SOFTMAX, last), _words(SOFTMAX, last), flop=flop)
+    blocks = _as_asked(blocks)
     named = {block.name: block for block in blocks}
     leader = named.get(anchor) or _leader(blocks)
     signature, words, skipped = _of_block(leader, named, channels_last=channels_last)
@@ -209,6 +212,19 @@ def work_of_blocks(
         parts=tuple(parts[False]),
         endings=tuple(parts[True]),
     )
+
+
+def _as_asked(blocks: Sequence[Block]) -> Sequence[Block]:
+    """Return blocks without the rows and columns that are computed for whole tiles alone."""
+    cut = next((block for block in blocks if block.name in _CUTS), None)
+    if cut is None:
+        return blocks
+    wide = blocks[blocks.index(cut) - 1]
+    return [
+        block._replace(shape=cut.shape) if block is wide else block
+        for block in blocks
+        if block.name not in (*_CUTS, _WIDENED)
+    ]
 
 
 def _leader(blocks: Sequence[Block]) -> Block:
@@ -235,6 +251,8 @@ def _kind(block: Block) -> str:
         if "pool" in block.name:
             return POOLING
         return PRODUCT if len(block.reads) > 1 else REDUCTION
+    if "normalization" in block.name:
+        return REDUCTION
     copies = ("transpose", "slice", "reshape", "squeeze", "expand", "take", "split", "layout")
     if "concat" in block.name:
         return CONCAT

@@ -237,6 +237,19 @@ def test_what_is_unknown_keeps_its_name() -> None:
     assert len(match(works[1:], works[:1])) == 2
 
 
+def test_what_is_computed_for_whole_tiles_alone_is_not_counted() -> None:
+    a, b, end = (1, 197, 64), (1, 64, 197), block("T_add", (1, 197, 197), (), (1, 197, 197))
+    plain = [block("matmul", (1, 197, 197), (64,), a, b), end]
+    wide = [
+        block("columns_pad", (1, 64, 208), (), b),
+        block("matmul", (1, 198, 208), (64,), a, (1, 64, 208)),
+        block("rows", (1, 197, 197), (), (1, 198, 208)),
+        end,
+    ]
+    works = [work_of_blocks("w", each, "matmul", channels_last=True) for each in (plain, wide)]
+    assert works[0] == works[1]
+
+
 def test_the_rows_of_a_table_add_up() -> None:
     own = [timed(DEPTHWISE, 0.5), timed(MEAN, 0.2), timed(GATE, 0.4)]
     groups = match(own, [openvino_work(node) for node in OPENVINO])
