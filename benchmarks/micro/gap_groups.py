@@ -36,9 +36,12 @@ _LIGHT = {RESIZE, CONCAT, COPY, ELEMENTWISE}
 # Which block of a function without a reduction stands for it, first to last.
 _LEADERS = (CONCAT, RESIZE, ELEMENTWISE, COPY)
 
-# By kind, OpenVINO's types of layers in a compiled model.
+# Kinds of blocks without a reduction by words of their names.
+_BY_WORD = {"concat": CONCAT, "resize": RESIZE, "normalization": REDUCTION}
 # Blocks of ``models.whole_tiles``: what is left of wide results, and a copy with more columns.
 _CUTS, _WIDENED = ("rows", "columns"), "columns_pad"
+
+# By kind, OpenVINO's types of layers in a compiled model.
 _OPENVINO_NAMES = {
     CONVOLUTION: "Convolution",
     TRANSPOSED: "Deconvolution",
@@ -251,13 +254,10 @@ def _kind(block: Block) -> str:
         if "pool" in block.name:
             return POOLING
         return PRODUCT if len(block.reads) > 1 else REDUCTION
-    if "normalization" in block.name:
-        return REDUCTION
     copies = ("transpose", "slice", "reshape", "squeeze", "expand", "take", "split", "layout")
-    if "concat" in block.name:
-        return CONCAT
-    if "resize" in block.name:
-        return RESIZE
+    for word, kind in _BY_WORD.items():
+        if word in block.name:
+            return kind
     is_copy = _is_padding(block) or any(word in block.name for word in copies)
     return COPY if is_copy else ELEMENTWISE
 
