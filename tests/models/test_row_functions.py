@@ -81,6 +81,14 @@ def test_masked_numbers_get_nothing():
     np.testing.assert_allclose(found, softmax(x), rtol=1e-5, atol=1e-35)
 
 
+def test_a_row_with_nan_is_nan():
+    x = drawn((3, 40))
+    x[1, 7] = np.nan
+    found, _ = computed((3, 40), lambda x: relax.op.nn.softmax(x, -1), x)
+    assert np.isnan(found[1]).all()
+    np.testing.assert_allclose(found[[0, 2]], softmax(x[[0, 2]]), rtol=1e-5)
+
+
 @pytest.mark.parametrize(("shape", "axis", "dtype"), [((4, 6, 32), 1, "f4"), ((4, 32), 1, "f8")])
 def test_other_softmaxes_are_lowered_as_they_were(shape, axis, dtype):
     x = drawn(shape).astype(dtype)
