@@ -14,7 +14,7 @@ from tvm_adaptive.models import (
     prepare,
     run_network,
 )
-from tvm_adaptive.models.rewrites import split_clips
+from tvm_adaptive.models.rewrites import split_clips, without_equal_broadcasts
 from tvm_adaptive.tuning.target import resolve_target
 
 SHAPE = (1, 4, 6, 6)
@@ -142,3 +142,21 @@ def test_a_transposed_convolution_multiplies_no_zeros():
     flop = estimate_tir_flops(IRModule({"main": prepared.mod[name]}))
     products = 20 * 20 * 16 * 8
     assert 2 * products <= flop < 2.2 * products
+
+
+def test_a_broadcast_to_the_same_shape_is_no_copy():
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((3, 1), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(relax.op.broadcast_to(x, (3, 1)))
+            y = builder.emit(relax.op.broadcast_to(y, (3, 4)))
+            y = builder.emit_output(relax.op.broadcast_to(y, (3, 4)))
+        builder.emit_func_output(y)
+    mod = without_equal_broadcasts(builder.get())
+    assert mod.script().count("broadcast_to") == 1
+    network = Network("net", builder.get(), {}, {"x": (3, 1)}, {"x": "float32"})
+    target = resolve_target("cpu")
+    values = np.arange(3, dtype="float32").reshape(3, 1)
+    (found,) = run_network(compile_network(prepare(network, target), None, target), [values])
+    np.testing.assert_array_equal(found, np.broadcast_to(values, (3, 4)))

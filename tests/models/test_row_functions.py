@@ -159,3 +159,39 @@ def test_without_vector_mathematics_exponentials_are_those_of_the_c_library():
     prepared = prepare(network, CPU, vector_math=False)
     (name,) = call_counts(prepared.mod)
     assert "T.exp" in prepared.mod[name].script()
+
+
+def safe_softmax(x, least=-np.inf, fill=0.0, axis=-1):
+    """Write a softmax as PyTorch's attention does: zeros in rows that are masked."""
+    op = relax.op
+    is_number = op.astype(op.logical_not(op.equal(x, relax.const(least, "float32"))), "int8")
+    is_masked = op.logical_not(op.astype(op.max(is_number, axis, keepdims=True), "bool"))
+    found = op.nn.softmax(x, axis)
+    return op.where(is_masked, op.full_like(found, relax.const(fill, "float32")), found)
+
+
+@pytest.mark.parametrize(
+    ("options", "is_plain"),
+    [
+        ({}, True),
+        ({"fill": 2.0}, False),
+        ({"least": -1e30}, False),
+        ({"axis": 1}, False),
+    ],
+)
+def test_rows_that_are_masked_are_zeros_without_a_search_for_them(options, is_plain):
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((2, 40, 40), "float32"))
+    with builder.function("main", [x]):
+        builder.emit_func_output(builder.normalize(safe_softmax(x, **options)))
+    mod = relax.transform.Normalize()(builder.get())
+    mod = relax.transform.ConvertToDataflow(1)(mod)
+    network = Network("net", mod, {}, {"x": (2, 40, 40)}, {"x": "float32"})
+    prepared = prepare(network, CPU)
+    assert ("where" not in prepared.mod.script()) is is_plain
+    values = drawn((2, 40, 40))
+    values[0, 3] = values[1, 5] = -np.inf
+    (found,) = run_network(compile_network(prepared, None, CPU), [values])
+    if is_plain:
+        expected = np.where(np.isinf(values), 0, softmax(np.where(np.isinf(values), 0, values)))
+        np.testing.assert_allclose(found, expected, rtol=1e-5)

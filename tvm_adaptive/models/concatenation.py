@@ -20,6 +20,7 @@ from tvm_adaptive._tvm import (
     SBlockRealize,
     Schedule,
     ScheduleError,
+    known_extents,
     te,
     tirx,
 )
@@ -36,10 +37,8 @@ _LEAST_NUMBERS = 4
 def concatenation(builder: Any, call: Any) -> Any:
     """Lower a concatenation: a legalization for ``relax.transform.LegalizeOps``."""
     parts = list(getattr(call.args[0], "fields", ()))
-    shapes = [getattr(part.ty.shape, "values", ()) for part in parts]
-    extents = [[getattr(n, "value", 0) for n in shape] for shape in shapes]
-    axis = call.attrs.axis
-    if axis is None or len(parts) < 2 or not all(map(all, extents)) or not all(extents):
+    extents, axis = [*map(known_extents, parts)], call.attrs.axis
+    if axis is None or len(parts) < 2 or not all(extents):
         return call.op.get_attr("FLegalize")(builder, call)
     axis = int(axis) % len(extents[0])
     ends = list(itertools.accumulate(each[axis] for each in extents))

@@ -22,7 +22,8 @@ from tvm_adaptive.models.concatenation import with_runs
 from tvm_adaptive.models.folding import fold
 from tvm_adaptive.models.forms import Alternatives
 from tvm_adaptive.models.network import Network
-from tvm_adaptive.models.rewrites import legalizations, split_clips
+from tvm_adaptive.models.rewrites import legalizations, split_clips, without_equal_broadcasts
+from tvm_adaptive.models.row_functions import without_masked_rows
 
 logger = logging.getLogger(__name__)
 
@@ -200,6 +201,9 @@ def _lower(
     ]
     if layout == "NHWC":
         mod = split_clips(mod)
+    mod = without_equal_broadcasts(mod)
+    if vector_math and n_lanes is not None:
+        mod = without_masked_rows(mod)
     with target, PassContext(opt_level=3):
         mod = with_numbers_as_data(fold_affine(fold(mod)))
         # ConvertLayout ends the process when a weight is still an expression.

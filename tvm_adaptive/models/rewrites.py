@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tvm_adaptive._tvm import IRModule, relax, relax_patterns, te, topi
+from tvm_adaptive._tvm import IRModule, known_extents, relax, relax_patterns, te, topi
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.concatenation import concatenation
 from tvm_adaptive.models.row_functions import row_legalizations
@@ -22,13 +22,7 @@ def split_clips(mod: IRModule) -> IRModule:
     before each and back after it. It supports the other two.
     """
     pattern = relax_patterns.is_op("relax.clip")(*(relax_patterns.wildcard() for _ in range(3)))
-    functions = {
-        variable: relax_patterns.rewrite_call(pattern, _split_clip, function)
-        if isinstance(function, relax.Function)
-        else function
-        for variable, function in mod.functions.items()
-    }
-    return IRModule(functions, attrs=mod.attrs)
+    return _rewritten(mod, pattern, _split_clip)
 
 
 def _split_clip(call: Any, _matches: Any) -> Any:
@@ -41,6 +35,28 @@ def _split_clip(call: Any, _matches: Any) -> Any:
     if not math.isinf(low):
         x = relax.op.maximum(x, relax.const(low, dtype))
     return x if math.isinf(high) else relax.op.minimum(x, relax.const(high, dtype))
+
+
+def without_equal_broadcasts(mod: IRModule) -> IRModule:
+    """Return a module without broadcasts to the shape that a value has: each is a copy."""
+    wildcard = relax_patterns.wildcard
+    pattern = relax_patterns.is_op("relax.broadcast_to")(wildcard(), wildcard())
+
+    def plain(call: Any, _matches: Any) -> Any:
+        (x, _), extents = call.args, known_extents(call)
+        return x if extents and known_extents(x) == extents else call
+
+    return _rewritten(mod, pattern, plain)
+
+
+def _rewritten(mod: IRModule, pattern: Any, rewrite: Callable[[Any, Any], Any]) -> IRModule:
+    functions = {
+        variable: relax_patterns.rewrite_call(pattern, rewrite, function)
+        if isinstance(function, relax.Function)
+        else function
+        for variable, function in mod.functions.items()
+    }
+    return IRModule(functions, attrs=mod.attrs)
 
 
 def legalizations(*, vector_math: bool, n_lanes: int | None) -> dict[str, Legalization]:

@@ -12,7 +12,20 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tvm_adaptive._tvm import BufferStore, For, ForKind, PrimFunc, SeqStmt, relax, tirx
+from tvm_adaptive._tvm import (
+    BufferStore,
+    Constant,
+    For,
+    ForKind,
+    IRModule,
+    PrimFunc,
+    SeqStmt,
+    data_of_constant,
+    known_extents,
+    relax,
+    relax_patterns,
+    tirx,
+)
 from tvm_adaptive._tvm.tensor_functions import (
     block_in_loops,
     float_buffer,
@@ -57,16 +70,49 @@ def row_legalizations(n_lanes: int) -> dict[str, Callable[[Any, Any], Any]]:
     }
 
 
+def without_masked_rows(mod: IRModule) -> IRModule:
+    """Return a module whose softmaxes are not followed by zeros for rows that are -inf.
+
+    PyTorch's attention looks for such rows; those of :func:`row_legalizations` are 0 anyway.
+    """
+    x, least, zero = (relax_patterns.wildcard() for _ in range(3))
+    op = relax_patterns.is_op
+    softmax = op("relax.nn.softmax")(x)
+    is_number = op("relax.astype")(op("relax.logical_not")(op("relax.equal")(x, least)))
+    reduced = op("relax.max")(is_number)
+    is_masked = op("relax.logical_not")(op("relax.astype")(reduced))
+    zeros = op("relax.full_like")(softmax, zero)
+    found = op("relax.where")(is_masked, zeros, softmax)
+
+    def plain(call: Any, matches: Any) -> Any:
+        rows, extents = matches[softmax], known_extents(matches[x])
+        axis = int(rows.attrs.axis)
+        largest = matches[reduced]
+        axes = [int(each) for each in largest.attrs.axis]
+        is_of_rows = _are_rows(extents, [axis], matches[x]) and _are_rows(extents, axes, matches[x])
+        numbers = [_number(matches[each]) for each in (least, zero)]
+        return rows if is_of_rows and numbers == [-math.inf, 0.0] else call
+
+    functions = {
+        variable: relax_patterns.rewrite_call(found, plain, function)
+        if isinstance(function, relax.Function)
+        else function
+        for variable, function in mod.functions.items()
+    }
+    return IRModule(functions, attrs=mod.attrs)
+
+
 def _softmax(n_lanes: int, builder: Any, call: Any) -> Any | None:
-    """Lower a softmax of rows; None for another one."""
+    """Lower a softmax of rows; None for another one. Where all is -inf, the result is 0."""
     (x,) = call.args
-    extents = _extents(x)
+    extents = known_extents(x)
     if not _are_rows(extents, [int(call.attrs.axis)], x):
         return None
     rows = _Rows(extents, n_lanes)
     data, result = (float_buffer(name, extents) for name in ("data", "softmax"))
     at = rows.at
-    largest, find = rows.reduced("largest", _lowest(), tirx.max, lambda c: _load(data, at(c)))
+    nothing = _float(-math.inf)
+    largest, find = rows.reduced("largest", nothing, tirx.max, lambda c: _load(data, at(c)))
     total, add = rows.reduced("total", _float(0.0), _plus, lambda c: _load(result, at(c)))
 
     def exponential(c: Any, _: Any) -> Any:
@@ -74,7 +120,8 @@ def _softmax(n_lanes: int, builder: Any, call: Any) -> Any | None:
 
     def share(c: Any, is_repeated: Any | None) -> Any:
         value = _load(result, at(c))
-        return BufferStore(result, _unless(is_repeated, value, value / total), at(c))
+        found = tirx.Select(largest == nothing, _float(0.0), value / total)
+        return BufferStore(result, _unless(is_repeated, value, found), at(c))
 
     body = [*find, rows.each(exponential), *add, rows.each(share)]
     return _called(builder, call, rows.function("softmax", [data], result, body))
@@ -83,7 +130,7 @@ def _softmax(n_lanes: int, builder: Any, call: Any) -> Any | None:
 def _layer_norm(n_lanes: int, builder: Any, call: Any) -> Any | None:
     """Lower a normalisation of rows (Ba, Kiros and Hinton, 2016); None for another one."""
     x, gamma, beta = call.args
-    extents, attrs = _extents(x), call.attrs
+    extents, attrs = known_extents(x), call.attrs
     axes = [int(axis) for axis in attrs.axes]
     if not (_are_rows(extents, axes, x, gamma, beta) and attrs.center and attrs.scale):
         return None
@@ -96,7 +143,7 @@ def _layer_norm(n_lanes: int, builder: Any, call: Any) -> Any | None:
 def _group_norm(n_lanes: int, builder: Any, call: Any) -> Any | None:
     """Lower a normalisation of each channel (Wu and He, 2018); None for larger groups."""
     x, gamma, beta = call.args
-    extents, attrs = _extents(x), call.attrs
+    extents, attrs = known_extents(x), call.attrs
     axes = sorted(int(axis) % len(extents) for axis in attrs.axes) if extents else []
     if not (axes and _are_float(x, gamma, beta) and attrs.center and attrs.scale):
         return None
@@ -290,18 +337,19 @@ def _function(
     return function.with_attr("op_pattern", _ELEMENTWISE_MAY_FOLLOW)
 
 
-def _extents(x: Any) -> list[int]:
-    """Return the extents of a tensor; none if some are not known."""
-    shape = getattr(x.ty.shape, "values", ())
-    extents = [int(getattr(n, "value", 0)) for n in shape]
-    return extents if all(extents) else []
-
-
 def _are_rows(extents: Sequence[int], axes: Sequence[int], *values: Any) -> bool:
     if not extents or not _are_float(*values):
         return False
     is_last = [axis % len(extents) for axis in axes] == [len(extents) - 1]
     return is_last and len(extents) > 1 and extents[-1] >= _LEAST_COLUMNS
+
+
+def _number(x: Any) -> float | None:
+    """Return the value of a constant of one number; None of anything else."""
+    if not isinstance(x, Constant):
+        return None
+    values = data_of_constant(x).numpy()
+    return float(values.item()) if values.size == 1 else None
 
 
 def _load(buffer: Any, indices: Sequence[Any]) -> Any:
@@ -314,10 +362,6 @@ def _are_float(*values: Any) -> bool:
 
 def _float(value: float) -> Any:
     return tirx.const(value, "float32")
-
-
-def _lowest() -> Any:
-    return tirx.min_value("float32")
 
 
 def _plus(a: Any, b: Any) -> Any:

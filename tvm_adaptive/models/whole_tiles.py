@@ -47,11 +47,9 @@ def whole_tile_legalizations(n_lanes: int) -> dict[str, Legalization]:
 def _product(n_lanes: int, builder: Any, call: Any) -> Any:
     """Lower a product of matrices, with more rows and columns where tiles need them."""
     a, b = call.args
-    shapes = [getattr(each.ty.shape, "values", ()) for each in (a, b)]  # none if unknown
-    extents = [[getattr(n, "value", 0) for n in shape] for shape in shapes]
+    extents = [*map(_tvm.known_extents, (a, b))]
     batch, others = extents[0][:-2], extents[1][:-2]
-    is_matrix = min(map(len, extents)) > 1
-    is_plain = is_matrix and (not others or others == batch) and all(map(all, extents))
+    is_plain = min(map(len, extents)) > 1 and (not others or others == batch)
     if not (is_plain and _are_float(a, b)):
         return _as_it_is(builder, call)
     n_rows, n_columns = extents[0][-2], extents[1][-1]
@@ -91,7 +89,8 @@ def _convolution_1d(builder: Any, call: Any) -> Any:
     attrs = call.attrs
     layouts = [str(each) for each in (attrs.data_layout, attrs.kernel_layout, attrs.out_layout)]
     is_plain = layouts == ["NWC", "WIO", "NWC"] and int(attrs.groups) == 1
-    n = getattr(call.ty.shape.values[1], "value", 0) if is_plain else 0
+    extents = _tvm.known_extents(call) if is_plain else []
+    n = extents[1] if extents else 0
     n_rows = _whole_rows(n)
     if n_rows == n or not _are_float(data, kernel):
         return _as_it_is(builder, call)
