@@ -11,8 +11,8 @@ def test_each_step_of_a_model_is_measured(tmp_path: Path) -> None:
     x = relax.Var("x", relax.TensorType((4, 8), "float32"))
     with builder.function("main", [x]):
         with builder.dataflow():
-            y = builder.emit(relax.op.nn.softmax(x))
-            z = builder.emit_output(relax.op.nn.softmax(y))
+            y = builder.emit(relax.op.nn.softmax(x, 0))
+            z = builder.emit_output(relax.op.nn.softmax(y, 0))
         builder.emit_func_output(z)
     path = tmp_path / "net.json"
     path.write_text(save_json(builder.get()))

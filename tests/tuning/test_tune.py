@@ -15,6 +15,7 @@ from tvm.s_tir.meta_schedule.testing.te_workload import create_te_workload
 
 from tests.tuning.observers import NoObserver
 from tvm_adaptive import TuneConfig, tune, tune_relax, tune_tir
+from tvm_adaptive._tvm import relax, save_json
 from tvm_adaptive.database.location import user_store
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.errors import InvalidOptionError, StoreError
@@ -306,3 +307,16 @@ def test_the_search_ends_when_the_goal_is_reached(tmp_path):
     assert report.tasks[0].played_off
     assert not report.interrupted
     assert "the goal is reached" in report.stopped
+
+
+def test_a_network_without_any_choice_is_compiled_without_a_search(tmp_path):
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((4, 80), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit_output(relax.op.nn.softmax(x))
+        builder.emit_func_output(y)
+    (tmp_path / "net.json").write_text(save_json(builder.get()))
+    report = tune(str(tmp_path / "net.json"), work_dir=tmp_path / "run", budget_sec=60, seed=0)
+    assert report.tasks == ()
+    assert (tmp_path / "run" / "net.so").is_file()

@@ -349,13 +349,6 @@ def data_of_constant(constant: Any) -> Any:
     return constant.value if hasattr(constant, "value") else constant.data
 
 
-def known_extents(value: Any) -> list[int]:
-    """Return the extents of a value of a network; none if it has none, or one is not known."""
-    shape = getattr(getattr(value.ty, "shape", None), "values", ())
-    extents = [int(getattr(n, "value", 0)) for n in shape]
-    return extents if all(extents) else []
-
-
 def result_type_of(function: relax.Function) -> Any:
     """Return the type of a function's result, which TVM 0.26 names otherwise."""
     return function.ret_ty if hasattr(function, "ret_ty") else function.ret_struct_info

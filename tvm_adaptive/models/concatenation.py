@@ -20,11 +20,11 @@ from tvm_adaptive._tvm import (
     SBlockRealize,
     Schedule,
     ScheduleError,
-    known_extents,
     te,
     tirx,
 )
 from tvm_adaptive._tvm.tensor_functions import realizes
+from tvm_adaptive.models.network import known_extents
 
 # Annotation of a block: how many numbers in a row always belong to the same part.
 _RUN = "tvm_adaptive.run"

@@ -221,3 +221,10 @@ def extents_of(shape: Any) -> list[int | str]:
 def shape_text(extents: Sequence[int | str]) -> str:
     """Return a shape as the command line takes it, ``1x3x224x224``, or in words."""
     return "x".join(map(str, extents)) or "a single value"
+
+
+def known_extents(value: Any) -> list[int]:
+    """Return the extents of a value of a network; none if it has none, or one is not known."""
+    shape = getattr(getattr(value.ty, "shape", None), "values", ())
+    extents = [int(getattr(n, "value", 0)) for n in shape]
+    return extents if all(extents) else []

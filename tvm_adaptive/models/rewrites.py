@@ -8,9 +8,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tvm_adaptive._tvm import IRModule, known_extents, relax, relax_patterns, te, topi
+from tvm_adaptive._tvm import IRModule, relax, relax_patterns, te, topi
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.concatenation import concatenation
+from tvm_adaptive.models.network import known_extents
 from tvm_adaptive.models.row_functions import row_legalizations
 from tvm_adaptive.models.whole_tiles import Legalization, whole_tile_legalizations
 

@@ -21,7 +21,6 @@ from tvm_adaptive._tvm import (
     PrimFunc,
     SeqStmt,
     data_of_constant,
-    known_extents,
     relax,
     relax_patterns,
     tirx,
@@ -33,6 +32,7 @@ from tvm_adaptive._tvm.tensor_functions import (
     tensor_function,
     whole,
 )
+from tvm_adaptive.models.network import known_extents
 
 # Two sums at a time: one would wait for each addition.
 _REGISTERS = 2

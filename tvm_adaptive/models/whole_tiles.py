@@ -14,9 +14,11 @@ import numpy as np
 
 from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import relax, te, topi
+from tvm_adaptive.models.network import known_extents
 
-# Rows that a tile of registers has in a fast product, whatever the vectors.
-_TILE_ROWS = range(6, 17)
+# Rows that a tile of registers has in a fast product, whatever the vectors. More do not fit into a
+# set of the first cache where rows are a page apart.
+_TILE_ROWS = range(6, 13)
 # Fewer rows fit into one tile.
 _LEAST_ROWS = 32
 # Vectors of a fast tile in a row, beside one.
@@ -47,7 +49,7 @@ def whole_tile_legalizations(n_lanes: int) -> dict[str, Legalization]:
 def _product(n_lanes: int, builder: Any, call: Any) -> Any:
     """Lower a product of matrices, with more rows and columns where tiles need them."""
     a, b = call.args
-    extents = [*map(_tvm.known_extents, (a, b))]
+    extents = [*map(known_extents, (a, b))]
     batch, others = extents[0][:-2], extents[1][:-2]
     is_plain = min(map(len, extents)) > 1 and (not others or others == batch)
     if not (is_plain and _are_float(a, b)):
@@ -89,7 +91,7 @@ def _convolution_1d(builder: Any, call: Any) -> Any:
     attrs = call.attrs
     layouts = [str(each) for each in (attrs.data_layout, attrs.kernel_layout, attrs.out_layout)]
     is_plain = layouts == ["NWC", "WIO", "NWC"] and int(attrs.groups) == 1
-    extents = _tvm.known_extents(call) if is_plain else []
+    extents = known_extents(call) if is_plain else []
     n = extents[1] if extents else 0
     n_rows = _whole_rows(n)
     if n_rows == n or not _are_float(data, kernel):

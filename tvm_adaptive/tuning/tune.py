@@ -348,6 +348,9 @@ def _search(
             f"resumes after {history.n_trials} trials and {history.spent_sec:.0f} s"
         )
         session.check_goal(progress)
+    if not tasks:
+        session.observer.note("no search: no schedule can change a function of this network")
+        return progress
     n_left = (session.options.trials or _UNLIMITED) - history.n_trials
     if session.budget.should_stop() or n_left <= 0:
         session.observer.note("no search: the budget does not reach beyond the first steps")
