@@ -26,7 +26,7 @@ from tvm_adaptive._tvm import (
 # 32-bit numbers in the largest vectors of today's CPUs; LLVM halves them where they are smaller.
 _LANES = 16
 # Fewer steps take less time than it takes to wake a thread.
-_LEAST_STEPS = 1 << 14
+LEAST_STEPS = 1 << 14
 # Chunks for the threads; more make no difference.
 _MANY_CHUNKS = 64
 
@@ -89,7 +89,7 @@ def _improve(schedule: Schedule, block: Any) -> None:
         schedule.reorder(outer, *reduced, inner)
         spatial = [*spatial[:-1], outer]
         schedule.vectorize(inner)
-    if math.prod(extents) >= _LEAST_STEPS:
+    if math.prod(extents) >= LEAST_STEPS:
         n_fused, n_chunks = 0, 1
         while n_fused < n_spatial and n_chunks < _MANY_CHUNKS:
             n_chunks *= extents[n_fused]

@@ -34,12 +34,12 @@ _MOST_NUMBERS = 64
 _LEAST_NUMBERS = 4
 
 
-def concatenation(builder: Any, call: Any) -> Any:
-    """Lower a concatenation: a legalization for ``relax.transform.LegalizeOps``."""
+def concatenation(builder: Any, call: Any) -> Any | None:
+    """Lower a concatenation of known extents; None for another one."""
     parts = list(getattr(call.args[0], "fields", ()))
     extents, axis = [*map(known_extents, parts)], call.attrs.axis
     if axis is None or len(parts) < 2 or not all(extents):
-        return call.op.get_attr("FLegalize")(builder, call)
+        return None
     axis = int(axis) % len(extents[0])
     ends = list(itertools.accumulate(each[axis] for each in extents))
     compute = functools.partial(_concatenated, axis, ends)

@@ -228,3 +228,8 @@ def known_extents(value: Any) -> list[int]:
     shape = getattr(getattr(value.ty, "shape", None), "values", ())
     extents = [int(getattr(n, "value", 0)) for n in shape]
     return extents if all(extents) else []
+
+
+def are_float32(*values: Any) -> bool:
+    """Say whether values of a network are tensors of float32."""
+    return {str(each.ty.dtype) for each in values} == {"float32"}

@@ -22,8 +22,12 @@ from tvm_adaptive.models.concatenation import with_runs
 from tvm_adaptive.models.folding import fold
 from tvm_adaptive.models.forms import Alternatives
 from tvm_adaptive.models.network import Network
-from tvm_adaptive.models.rewrites import legalizations, split_clips, without_equal_broadcasts
-from tvm_adaptive.models.row_functions import without_masked_rows
+from tvm_adaptive.models.rewrites import (
+    legalizations,
+    split_clips,
+    without_equal_broadcasts,
+    without_masked_rows,
+)
 
 logger = logging.getLogger(__name__)
 

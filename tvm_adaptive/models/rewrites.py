@@ -1,18 +1,19 @@
-"""Rewrites of a network before it is lowered: clips, vector functions, convolutions."""
+"""Rewrites of a network before it is lowered, and our own ways to lower its operators."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tvm_adaptive._tvm import IRModule, relax, relax_patterns, te, topi
+from tvm_adaptive._tvm import Constant, IRModule, data_of_constant, relax, relax_patterns, te, topi
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.concatenation import concatenation
 from tvm_adaptive.models.network import known_extents
-from tvm_adaptive.models.row_functions import row_legalizations
+from tvm_adaptive.models.row_functions import are_rows, row_legalizations
 from tvm_adaptive.models.whole_tiles import Legalization, whole_tile_legalizations
 
 
@@ -50,6 +51,38 @@ def without_equal_broadcasts(mod: IRModule) -> IRModule:
     return _rewritten(mod, pattern, plain)
 
 
+def without_masked_rows(mod: IRModule) -> IRModule:
+    """Return a module whose softmaxes are not followed by zeros for rows that are -inf.
+
+    PyTorch's attention looks for such rows; our own softmax makes them 0 anyway.
+    """
+    x, least, zero = (relax_patterns.wildcard() for _ in range(3))
+    op = relax_patterns.is_op
+    softmax = op("relax.nn.softmax")(x)
+    is_number = op("relax.astype")(op("relax.logical_not")(op("relax.equal")(x, least)))
+    reduced = op("relax.max")(is_number)
+    is_masked = op("relax.logical_not")(op("relax.astype")(reduced))
+    zeros = op("relax.full_like")(softmax, zero)
+    found = op("relax.where")(is_masked, zeros, softmax)
+
+    def plain(call: Any, matches: Any) -> Any:
+        rows, extents = matches[softmax], known_extents(matches[x])
+        axes = [int(rows.attrs.axis)], [int(each) for each in matches[reduced].attrs.axis]
+        is_of_rows = all(are_rows(extents, each, matches[x]) for each in axes)
+        numbers = [_number(matches[each]) for each in (least, zero)]
+        return rows if is_of_rows and numbers == [-math.inf, 0.0] else call
+
+    return _rewritten(mod, found, plain)
+
+
+def _number(x: Any) -> float | None:
+    """Return the value of a constant of one number; None of anything else."""
+    if not isinstance(x, Constant):
+        return None
+    values = data_of_constant(x).numpy()
+    return float(values.item()) if values.size == 1 else None
+
+
 def _rewritten(mod: IRModule, pattern: Any, rewrite: Callable[[Any, Any], Any]) -> IRModule:
     functions = {
         variable: relax_patterns.rewrite_call(pattern, rewrite, function)
@@ -75,31 +108,31 @@ def legalizations(*, vector_math: bool, n_lanes: int | None) -> dict[str, Legali
     With ``n_lanes``, the numbers in a vector register, products and convolutions are
     lowered to whole tiles, and concatenations so that vectors lie within their parts.
     """
-    found: dict[str, Legalization] = {"relax.nn.conv2d_transpose": _transposed_convolution}
+    own: list[dict[str, Legalization]] = [{"relax.nn.conv2d_transpose": _transposed_convolution}]
     if n_lanes is not None:
-        found |= whole_tile_legalizations(n_lanes) | {"relax.concat": concatenation}
-    if vector_math:
-        found |= {f"relax.{name}": _for_float32(name, *how) for name, how in _VECTORS.items()}
+        own += [whole_tile_legalizations(n_lanes), {"relax.concat": concatenation}]
     if vector_math and n_lanes is not None:
-        for name, legalize in row_legalizations(n_lanes).items():
-            found[name] = functools.partial(_first_of, legalize, found.get(name, _as_tvm))
-    return found
+        own.append(row_legalizations(n_lanes))
+    if vector_math:
+        own.append({f"relax.{name}": _for_float32(name, *how) for name, how in _VECTORS.items()})
+    found: dict[str, list[Legalization]] = {}
+    for name, legalize in itertools.chain.from_iterable(each.items() for each in own):
+        found.setdefault(name, []).append(legalize)
+    return {name: functools.partial(_first_of, tries) for name, tries in found.items()}
 
 
-def _first_of(first: Legalization, second: Legalization, builder: Any, call: Any) -> Any:
-    found = first(builder, call)
-    return second(builder, call) if found is None else found
+def _first_of(tries: Sequence[Legalization], builder: Any, call: Any) -> Any:
+    """Lower a call by the first of our own legalizations that does, or else as TVM does."""
+    lowered = (each(builder, call) for each in tries)
+    found = next((each for each in lowered if each is not None), None)
+    return call.op.get_attr("FLegalize")(builder, call) if found is None else found
 
 
-def _as_tvm(builder: Any, call: Any) -> Any:
-    return call.op.get_attr("FLegalize")(builder, call)
-
-
-def _transposed_convolution(builder: Any, call: Any) -> Any:
+def _transposed_convolution(builder: Any, call: Any) -> Any | None:
     attrs = call.attrs
     layouts = [str(each) for each in (attrs.data_layout, attrs.kernel_layout, attrs.out_layout)]
     if layouts == ["NCHW", "IOHW", "NCHW"]:
-        return call.op.get_attr("FLegalize")(builder, call)
+        return None
     data, kernel = call.args
     data = _moved(builder, data, layouts[0], "NHWC")
     kernel = _moved(builder, kernel, layouts[1], "HWIO")
@@ -208,13 +241,13 @@ class _Span:
 
 
 def _for_float32(operator: str, function: Callable[..., Any], *attributes: str) -> Legalization:
-    """Return a legalization that falls back to TVM's own for other types."""
+    """Return a legalization that leaves other types to TVM."""
     name = operator.removeprefix("nn.")
 
-    def legalize(builder: Any, call: Any) -> Any:
+    def legalize(builder: Any, call: Any) -> Any | None:
         (x,) = call.args
         if str(x.ty.dtype) != "float32":
-            return call.op.get_attr("FLegalize")(builder, call)
+            return None
         values = [getattr(call.attrs, each) for each in attributes]
         return builder.call_te(function, x, *values, primfunc_name_hint=name)
 

@@ -14,17 +14,14 @@ from typing import Any
 
 from tvm_adaptive._tvm import (
     BufferStore,
-    Constant,
     For,
     ForKind,
-    IRModule,
     PrimFunc,
     SeqStmt,
-    data_of_constant,
     relax,
-    relax_patterns,
     tirx,
 )
+from tvm_adaptive._tvm.default_schedules import LEAST_STEPS
 from tvm_adaptive._tvm.tensor_functions import (
     block_in_loops,
     float_buffer,
@@ -32,14 +29,12 @@ from tvm_adaptive._tvm.tensor_functions import (
     tensor_function,
     whole,
 )
-from tvm_adaptive.models.network import known_extents
+from tvm_adaptive.models.network import are_float32, known_extents
 
 # Two sums at a time: one would wait for each addition.
 _REGISTERS = 2
 # Shorter rows have no vectors.
 _LEAST_COLUMNS = 4
-# Fewer take less time than it takes to wake a thread.
-_LEAST_NUMBERS = 1 << 14
 # TVM's pattern of functions that elementwise ones may follow.
 _ELEMENTWISE_MAY_FOLLOW = 4
 # Below, e^x is no normal number.
@@ -70,43 +65,11 @@ def row_legalizations(n_lanes: int) -> dict[str, Callable[[Any, Any], Any]]:
     }
 
 
-def without_masked_rows(mod: IRModule) -> IRModule:
-    """Return a module whose softmaxes are not followed by zeros for rows that are -inf.
-
-    PyTorch's attention looks for such rows; those of :func:`row_legalizations` are 0 anyway.
-    """
-    x, least, zero = (relax_patterns.wildcard() for _ in range(3))
-    op = relax_patterns.is_op
-    softmax = op("relax.nn.softmax")(x)
-    is_number = op("relax.astype")(op("relax.logical_not")(op("relax.equal")(x, least)))
-    reduced = op("relax.max")(is_number)
-    is_masked = op("relax.logical_not")(op("relax.astype")(reduced))
-    zeros = op("relax.full_like")(softmax, zero)
-    found = op("relax.where")(is_masked, zeros, softmax)
-
-    def plain(call: Any, matches: Any) -> Any:
-        rows, extents = matches[softmax], known_extents(matches[x])
-        axis = int(rows.attrs.axis)
-        largest = matches[reduced]
-        axes = [int(each) for each in largest.attrs.axis]
-        is_of_rows = _are_rows(extents, [axis], matches[x]) and _are_rows(extents, axes, matches[x])
-        numbers = [_number(matches[each]) for each in (least, zero)]
-        return rows if is_of_rows and numbers == [-math.inf, 0.0] else call
-
-    functions = {
-        variable: relax_patterns.rewrite_call(found, plain, function)
-        if isinstance(function, relax.Function)
-        else function
-        for variable, function in mod.functions.items()
-    }
-    return IRModule(functions, attrs=mod.attrs)
-
-
 def _softmax(n_lanes: int, builder: Any, call: Any) -> Any | None:
     """Lower a softmax of rows; None for another one. Where all is -inf, the result is 0."""
     (x,) = call.args
     extents = known_extents(x)
-    if not _are_rows(extents, [int(call.attrs.axis)], x):
+    if not are_rows(extents, [int(call.attrs.axis)], x):
         return None
     rows = _Rows(extents, n_lanes)
     data, result = (float_buffer(name, extents) for name in ("data", "softmax"))
@@ -132,7 +95,7 @@ def _layer_norm(n_lanes: int, builder: Any, call: Any) -> Any | None:
     x, gamma, beta = call.args
     extents, attrs = known_extents(x), call.attrs
     axes = [int(axis) for axis in attrs.axes]
-    if not (_are_rows(extents, axes, x, gamma, beta) and attrs.center and attrs.scale):
+    if not (are_rows(extents, axes, x, gamma, beta) and attrs.center and attrs.scale):
         return None
     rows = _Rows(extents, n_lanes)
     return _called(
@@ -145,7 +108,7 @@ def _group_norm(n_lanes: int, builder: Any, call: Any) -> Any | None:
     x, gamma, beta = call.args
     extents, attrs = known_extents(x), call.attrs
     axes = sorted(int(axis) % len(extents) for axis in attrs.axes) if extents else []
-    if not (axes and _are_float(x, gamma, beta) and attrs.center and attrs.scale):
+    if not (axes and are_float32(x, gamma, beta) and attrs.center and attrs.scale):
         return None
     channels = int(attrs.channel_axis) % len(extents)
     if int(attrs.num_groups) != extents[channels]:
@@ -154,7 +117,7 @@ def _group_norm(n_lanes: int, builder: Any, call: Any) -> Any | None:
     epsilon = float(attrs.epsilon)
     if axes == list(range(1, len(extents) - 1)) and width >= n_lanes:
         function = _channel_normalization(extents, width, epsilon)
-    elif _are_rows(extents, axes, x) and channels == len(extents) - 2:
+    elif are_rows(extents, axes, x) and channels == len(extents) - 2:
         rows = _Rows(extents, n_lanes)
         channel = rows.at(integer(0))[channels]
         function = _normalization(rows, extents[channels], epsilon, lambda _: channel)
@@ -320,7 +283,7 @@ def _unravelled(place: Any, extents: Sequence[int]) -> list[Any]:
 
 def _threads(variable: Any, n_steps: int, n_numbers: int, body: Sequence[Any]) -> Any:
     """Return a loop that the threads share, if there is enough to do."""
-    kind = ForKind.PARALLEL if n_numbers >= _LEAST_NUMBERS else ForKind.SERIAL
+    kind = ForKind.PARALLEL if n_numbers >= LEAST_STEPS else ForKind.SERIAL
     return For(variable, integer(0), integer(n_steps), kind, SeqStmt(list(body)))
 
 
@@ -337,27 +300,16 @@ def _function(
     return function.with_attr("op_pattern", _ELEMENTWISE_MAY_FOLLOW)
 
 
-def _are_rows(extents: Sequence[int], axes: Sequence[int], *values: Any) -> bool:
-    if not extents or not _are_float(*values):
+def are_rows(extents: Sequence[int], axes: Sequence[int], *values: Any) -> bool:
+    """Say whether axes are those of rows that this module computes, if all values are float32."""
+    if not extents or not are_float32(*values):
         return False
     is_last = [axis % len(extents) for axis in axes] == [len(extents) - 1]
     return is_last and len(extents) > 1 and extents[-1] >= _LEAST_COLUMNS
 
 
-def _number(x: Any) -> float | None:
-    """Return the value of a constant of one number; None of anything else."""
-    if not isinstance(x, Constant):
-        return None
-    values = data_of_constant(x).numpy()
-    return float(values.item()) if values.size == 1 else None
-
-
 def _load(buffer: Any, indices: Sequence[Any]) -> Any:
     return buffer[tuple(indices)]
-
-
-def _are_float(*values: Any) -> bool:
-    return {str(each.ty.dtype) for each in values} == {"float32"}
 
 
 def _float(value: float) -> Any:

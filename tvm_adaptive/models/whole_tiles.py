@@ -14,7 +14,7 @@ import numpy as np
 
 from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import relax, te, topi
-from tvm_adaptive.models.network import known_extents
+from tvm_adaptive.models.network import are_float32, known_extents
 
 # Rows that a tile of registers has in a fast product, whatever the vectors. More do not fit into a
 # set of the first cache where rows are a page apart.
@@ -28,7 +28,8 @@ _MOST_ROWS = 1.1
 # 24 columns instead of 20 take 0.8 of the time, 48 instead of 44 0.6, 16 instead of 12 1.3.
 _MOST_COLUMNS = 1.2
 
-Legalization = Callable[[Any, Any], Any]
+# None for a call that it does not lower.
+Legalization = Callable[[Any, Any], Any | None]
 
 
 def whole_tile_legalizations(n_lanes: int) -> dict[str, Legalization]:
@@ -46,46 +47,51 @@ def whole_tile_legalizations(n_lanes: int) -> dict[str, Legalization]:
     }
 
 
-def _product(n_lanes: int, builder: Any, call: Any) -> Any:
+def _product(n_lanes: int, builder: Any, call: Any) -> Any | None:
     """Lower a product of matrices, with more rows and columns where tiles need them."""
     a, b = call.args
     extents = [*map(known_extents, (a, b))]
     batch, others = extents[0][:-2], extents[1][:-2]
     is_plain = min(map(len, extents)) > 1 and (not others or others == batch)
-    if not (is_plain and _are_float(a, b)):
-        return _as_it_is(builder, call)
+    if not (is_plain and are_float32(a, b)):
+        return None
     n_rows, n_columns = extents[0][-2], extents[1][-1]
-    wide = _with_whole_columns(b, n_lanes)
-    tiles = _whole_rows(n_rows), _whole_columns(n_columns, n_lanes)
-    if wide is None and n_rows < _LEAST_ROWS:
-        tiles = tiles[0], n_columns  # a copy of the other matrix takes as long as the product
+    n_wide, is_constant = _whole_columns(n_columns, n_lanes), isinstance(b, _tvm.Constant)
+    if not is_constant and n_rows < _LEAST_ROWS:
+        n_wide = n_columns  # a copy of the other matrix takes as long as the product
+    tiles = _whole_rows(n_rows), n_wide
     if tiles == (n_rows, n_columns):
-        return _as_it_is(builder, call)
+        return None
     compute = functools.partial(_tiled_product, tiles, n_columns)
-    return builder.call_te(compute, a, b if wide is None else wide, primfunc_name_hint="matmul")
+    b = _widened(b, n_wide) if is_constant else b
+    return builder.call_te(compute, a, b, primfunc_name_hint="matmul")
 
 
-def _convolution(n_lanes: int, builder: Any, call: Any) -> Any:
+def _convolution(n_lanes: int, builder: Any, call: Any) -> Any | None:
     """Lower a convolution, with more channels where vectors need them."""
     data, kernel = call.args
     attrs = call.attrs
     layouts = [str(each) for each in (attrs.data_layout, attrs.kernel_layout, attrs.out_layout)]
     is_plain = layouts == ["NHWC", "HWIO", "NHWC"] and int(attrs.groups) == 1
-    wide = _with_whole_columns(kernel, n_lanes) if is_plain and _are_float(data, kernel) else None
-    if wide is None:
-        return _as_it_is(builder, call)
+    if not (is_plain and are_float32(data, kernel) and isinstance(kernel, _tvm.Constant)):
+        return None
+    n_filters = int(kernel.ty.shape[-1])
+    n_wide = _whole_columns(n_filters, n_lanes)
+    if n_wide == n_filters:
+        return None
     strides, padding, dilation = (
         [int(n) for n in each] for each in (attrs.strides, attrs.padding, attrs.dilation)
     )
 
     def compute(x: Any, weight: Any) -> Any:
         result = topi.nn.conv(x, weight, strides, padding, dilation, 1, *layouts[:2])
-        return _cut(result, [*result.shape[:-1], int(kernel.ty.shape[-1])], "columns")
+        return _cut(result, [*result.shape[:-1], n_filters], "columns")
 
+    wide = _widened(kernel, n_wide)
     return builder.call_te(compute, data, wide, primfunc_name_hint="conv2d")
 
 
-def _convolution_1d(builder: Any, call: Any) -> Any:
+def _convolution_1d(builder: Any, call: Any) -> Any | None:
     """Lower a convolution along one axis, with more places where tiles need them."""
     data, kernel = call.args
     attrs = call.attrs
@@ -94,8 +100,8 @@ def _convolution_1d(builder: Any, call: Any) -> Any:
     extents = known_extents(call) if is_plain else []
     n = extents[1] if extents else 0
     n_rows = _whole_rows(n)
-    if n_rows == n or not _are_float(data, kernel):
-        return _as_it_is(builder, call)
+    if n_rows == n or not are_float32(data, kernel):
+        return None
     (stride,), (dilation,) = ([int(n) for n in each] for each in (attrs.strides, attrs.dilation))
     before, after = (int(n) for n in attrs.padding)
 
@@ -117,14 +123,6 @@ def _convolution_1d(builder: Any, call: Any) -> Any:
     return builder.call_te(compute, data, kernel, primfunc_name_hint="conv1d")
 
 
-def _as_it_is(builder: Any, call: Any) -> Any:
-    return call.op.get_attr("FLegalize")(builder, call)
-
-
-def _are_float(*values: Any) -> bool:
-    return {str(each.ty.dtype) for each in values} == {"float32"}
-
-
 def _whole_rows(n: int) -> int:
     """Return how many rows to compute instead of ``n``: as many if tiles divide them."""
     if n < _LEAST_ROWS:
@@ -142,17 +140,11 @@ def _whole_columns(n: int, n_lanes: int) -> int:
     return next(in_tiles, more[0])
 
 
-def _with_whole_columns(weight: Any, n_lanes: int) -> Any | None:
-    """Return a constant with columns of zeros, so that vectors divide it; None if not needed."""
-    if not isinstance(weight, _tvm.Constant):
-        return None
+def _widened(weight: Any, n_wide: int) -> Any:
+    """Return a constant with columns of zeros after its own."""
     values = _tvm.data_of_constant(weight).numpy()
-    n = values.shape[-1]
-    n_more = _whole_columns(n, n_lanes) - n
-    if n_more == 0:
-        return None
     before = [(0, 0)] * (values.ndim - 1)
-    return relax.const(_tvm.tensor(np.pad(values, [*before, (0, n_more)])))
+    return relax.const(_tvm.tensor(np.pad(values, [*before, (0, n_wide - values.shape[-1])])))
 
 
 def _tiled_product(tiles: tuple[int, int], n_columns: int, a: Any, b: Any) -> Any:
