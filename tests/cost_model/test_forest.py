@@ -48,9 +48,31 @@ def test_total_variance_is_the_naive_sum_over_leaves():
         leaves = estimator.apply(view)
         within += [estimator.tree_.impurity[leaf] for leaf in leaves]
     between = forest.tree_predictions(X).var(axis=1)
-    between = (15 * between + 2 * oob_error(forest, forest.tree_predictions(X), y)) / 17
     np.testing.assert_allclose(forest.predict(X)[1] ** 2, within / 15 + between, rtol=1e-9)
     assert within.max() > 0
+
+
+def test_the_paper_takes_the_spread_of_the_trees_alone():
+    X, y = data()
+    y[0] = 100.0
+    forest = Forest(n_trees=10, std="between-tree").fit(X, y, seed=1)
+    std = forest.predict(X)[1]
+    np.testing.assert_allclose(std, forest.tree_predictions(X).std(axis=1), rtol=1e-12)
+    # Where all trees agree it is 0, however far the forest was off elsewhere.
+    X, y = np.array([[0.0], [1.0]], dtype=np.float32).repeat(40, axis=0), np.repeat([1.0, 2.0], 40)
+    shrunk, plain = (
+        Forest(n_trees=10, std=std).fit(X, y + 0.1 * np.tile([0, 1], 40) * (y > 1), seed=1)
+        for std in ("shrunk", "between-tree")
+    )
+    assert plain.predict(X[:1])[1] == [0.0]
+    assert shrunk.predict(X[:1])[1] > 0.0
+
+
+@pytest.mark.parametrize(("max_features", "n_tried"), [(3, 3), (10, 10), (99, 11), (1 / 3, 4)])
+def test_features_tried_are_a_number_or_a_share(max_features, n_tried):
+    X, y = data()  # 11 of 12 columns vary
+    forest = Forest(n_trees=2, max_features=max_features).fit(X, y, seed=0)
+    assert {tree.max_features_ for tree in forest._trees} == {n_tried}
 
 
 def test_the_jackknife_is_the_published_formula():

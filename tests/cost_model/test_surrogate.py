@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from tvm_adaptive.cost_model.acquisition import log_expected_improvement
 from tvm_adaptive.cost_model.dataset import Dataset
+from tvm_adaptive.cost_model.forest import STDS
 from tvm_adaptive.cost_model.surrogate import Surrogate, SurrogateOptions, rank_correlation
 from tvm_adaptive.cost_model.targets import TARGETS
 from tvm_adaptive.errors import InvalidOptionError
@@ -32,8 +33,12 @@ def trained(n=60, **options):
         ({"n_trees": 2.5}, "n_trees must be an integer of at least 2 but got 2.5"),
         ({"n_jobs": 0}, "n_jobs must be an integer of at least 1 but got 0"),
         ({"max_features": 0.0}, r"max_features must be in \(0, 1\] but got 0.0"),
+        ({"max_features": 0}, "max_features must be an integer of at least 1 but got 0"),
         ({"max_features": math.nan}, r"max_features must be in \(0, 1\] but got nan"),
-        ({"std": "tree"}, "std must be one of between-tree, total, jackknife but got 'tree'"),
+        (
+            {"std": "tree"},
+            "std must be one of shrunk, between-tree, total, jackknife but got 'tree'",
+        ),
         ({"target": "time"}, "target must be one of root, log, throughput but got 'time'"),
         ({"acquisition": "ucb"}, "acquisition must be one of ei, mean but got 'ucb'"),
     ],
@@ -44,7 +49,7 @@ def test_options_out_of_range(options, message):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("std", ["between-tree", "total", "jackknife"])
+@pytest.mark.parametrize("std", STDS)
 @pytest.mark.parametrize("acquisition", ["ei", "mean"])
 def test_fast_candidates_score_higher(target, std, acquisition):
     # The jackknife needs hundreds of trees: with 30, most of its variances are clipped to 0.

@@ -20,7 +20,9 @@ def test_presets_by_name():
     assert preset("default") is DEFAULT
     assert preset("paper") is PAPER
     assert PAPER.measure.rule == "paper"
-    assert (PAPER.model.n_trees, PAPER.model.target) == (10, "throughput")
+    assert PAPER.model == ModelConfig(
+        n_trees=10, std="between-tree", max_features=10, target="throughput"
+    )
 
 
 def test_an_unknown_preset_lists_the_known():

@@ -2,9 +2,12 @@ r"""A random forest that states its uncertainty.
 
 Standard deviations on offer, with t_b(x) the prediction of tree b:
 
-- ``"between-tree"``: of t_b(x) over b, as AdaTune's released code has it. Ad hoc, yet with
-  fully grown trees and the log target it is calibrated: on recorded candidates of GMM,
-  trained on 32 to 128, the root mean square of (measured - mean) / std is 1.0 to 1.1.
+- ``"between-tree"``: of t_b(x) over b, as AdaTune's released code has it. Ad hoc, and 0
+  where all trees agree.
+- ``"shrunk"``: of ``(n Var_b[t_b(x)] + m e^2) / (n + m)``, with n trees, m = 2 and e^2 the
+  mean squared error on samples that trees had not seen. Never 0 by chance; with fully grown
+  trees and the log target it is calibrated: on recorded candidates of GMM, trained on 32 to
+  128, the root mean square of (measured - mean) / std is 1.0 to 1.1.
 - ``"total"``: law of total variance over leaves, ``E_b[var in leaf] + Var_b[t_b(x)]``
   (Hutter et al., "Algorithm runtime prediction", 2014, section 4.3.2). Adds the noise
   within leaves; leaves then hold three samples or more.
@@ -27,7 +30,7 @@ import numpy.typing as npt
 
 from tvm_adaptive.values.trial import FloatArray
 
-Std = Literal["between-tree", "total", "jackknife"]
+Std = Literal["shrunk", "between-tree", "total", "jackknife"]
 STDS: tuple[str, ...] = get_args(Std)
 
 # With more samples than this, a tree draws fewer than there are, but never below this share
@@ -37,8 +40,8 @@ LEAST_SHARE_DRAWN = 0.6
 # Values in double precision at the same time, while columns are compared: 32 MB, where all of
 # a large fit would be twice as much as its data.
 _MAX_CENTERED = 1 << 22
-# Features tried at a split, at the most. Several hundred vary on tasks of many stores,
-# and trying a third of those costs more than it teaches.
+# Features tried at a split, at the most, where a share is asked for. Several hundred vary on
+# tasks of many stores, and trying a third of those costs more than it teaches.
 MAX_TRIED = 48
 # With single-sample leaves, the variance within leaves is 0 by construction.
 _MIN_LEAF_FOR_TOTAL = 3
@@ -71,8 +74,8 @@ class Forest:
     """
 
     n_trees: int = 24
-    max_features: float = 1 / 3
-    std: Std = "between-tree"
+    max_features: float | int = 1 / 3
+    std: Std = "shrunk"
     n_jobs: int = 2
     draws_by_weight: bool = True
 
@@ -156,9 +159,11 @@ class Forest:
         X : ndarray of shape (n, d)
         """
         predictions = self.tree_predictions(X)
-        weight = self.n_trees / (self.n_trees + _PRIOR_TREES)
-        variance = weight * predictions.var(axis=1) + (1.0 - weight) * self._oob_error
-        if self.std == "total":
+        variance = predictions.var(axis=1)
+        if self.std == "shrunk":
+            weight = self.n_trees / (self.n_trees + _PRIOR_TREES)
+            variance = weight * variance + (1.0 - weight) * self._oob_error
+        elif self.std == "total":
             variance = variance + self._variance_in_leaves(X)
         elif self.std == "jackknife":
             variance = self._jackknife_variance(X)
@@ -207,9 +212,13 @@ class Forest:
         from sklearn.tree import DecisionTreeRegressor
 
         drawn = np.flatnonzero(bag)
-        n_tried = math.ceil(self.max_features * view.shape[1])
+        n_features = view.shape[1]
+        if isinstance(self.max_features, int):
+            n_tried = min(self.max_features, n_features)
+        else:
+            n_tried = min(math.ceil(self.max_features * n_features), MAX_TRIED)
         tree = DecisionTreeRegressor(
-            max_features=min(n_tried, MAX_TRIED),
+            max_features=n_tried,
             min_samples_leaf=_MIN_LEAF_FOR_TOTAL if self.std == "total" else 1,
             random_state=seed,
         )

@@ -73,7 +73,7 @@ class SurrogateOptions:
     ----------
     n_trees : int, default 24
         At least 2; the error of the standard deviation falls with the root of their number.
-    std : {"between-tree", "total", "jackknife"}, default "between-tree"
+    std : {"shrunk", "between-tree", "total", "jackknife"}, default "shrunk"
         Standard deviation of a forecast; see :mod:`tvm_adaptive.cost_model.forest`.
     target : {"root", "log", "throughput"}, default "root"
         What the forest learns: ``"root"`` or ``"log"``, a transform of the throughput
@@ -84,8 +84,8 @@ class SurrogateOptions:
         ``"ei"`` scores by expected improvement, ``"mean"`` by the forecast alone; a
         function of mean, standard deviation and incumbent (arrays of shape (n,), and a
         number; higher is better) returns the logarithm of what each candidate is worth.
-    max_features : float
-        Share of features tried at a split, in (0, 1]; never more than 48. Default 1/3.
+    max_features : float or int, default 1/3
+        Features tried at a split: a share in (0, 1], but never more than 48; or a number.
     n_jobs : int, default 2
         Threads that fit the forest.
 
@@ -96,10 +96,10 @@ class SurrogateOptions:
     """
 
     n_trees: int = 24
-    std: Std = "between-tree"
+    std: Std = "shrunk"
     target: TargetKind = "root"
     acquisition: Acquisition = "ei"
-    max_features: float = 1 / 3
+    max_features: float | int = 1 / 3
     n_jobs: int = 2
 
     def __post_init__(self) -> None:
@@ -107,8 +107,12 @@ class SurrogateOptions:
         check_choices("target", self.target, TARGETS)
         if not callable(self.acquisition):
             check_choices("acquisition", self.acquisition, ACQUISITIONS)
-        check_share("max_features", self.max_features, "(0, 1]")
-        for name, least in (("n_trees", 2), ("n_jobs", 1)):
+        numbers = [("n_trees", 2), ("n_jobs", 1)]
+        if isinstance(self.max_features, int):
+            numbers.append(("max_features", 1))
+        else:
+            check_share("max_features", self.max_features, "(0, 1]")
+        for name, least in numbers:
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise InvalidOptionError(
@@ -249,7 +253,10 @@ class Surrogate:
         return selection_score(log_worth if cost_sec is None else log_worth - np.log(cost_sec))
 
     def posterior(self, key: str, rows: Rows) -> Prediction | None:
-        """Return mean and standard deviation of the normalised throughput."""
+        """Return mean and standard deviation of the normalised throughput.
+
+        With the log or root target, ``"shrunk"`` is the spread of the trees alone, too.
+        """
         if self._forest is None or not math.isfinite(self.dataset.best_sec(key)):
             return None
         if self.options.target == "throughput":
@@ -261,7 +268,7 @@ class Surrogate:
         trees = self._forest.tree_predictions(rows)
         throughput = ratio_of(trees, self.options.target) / self._incumbent_ratio(key)
         std = throughput.std(axis=1)
-        if self.options.std != "between-tree":
+        if self.options.std in ("total", "jackknife"):
             between = np.maximum(trees.std(axis=1), _MIN_STD)
             std = std * self._forest.predict(rows)[1] / between
         return Prediction(throughput.mean(axis=1), std)

@@ -1,7 +1,27 @@
 """All options of a run, as frozen values with two named presets.
 
-``PAPER`` is AdaTune as published; ``DEFAULT`` is the best of our benchmarks. Where the
-two differ, the attribute has the reason.
+``DEFAULT`` is the best of our benchmarks; ``PAPER`` is AdaTune (Li et al., NeurIPS 2020) and
+DynaTune (Zhang et al., ICLR 2021) as published. Where the two differ, the attribute has the
+reason. What ``PAPER`` does otherwise than the papers or their released code:
+
+==================  ==================================  =====================================
+of                  published                           here
+==================  ==================================  =====================================
+search space        AutoTVM's templates and knobs       MetaSchedule's sketches and traces
+features            of loops (AutoTVM)                  of stores (MetaSchedule); copies and
+                                                        constants dropped
+target              FLOP/s                              throughput over the task's best, in
+                                                        the same order
+forest              one per task                        one for all tasks of a run
+search              simulated annealing                 MetaSchedule's evolution
+score               expected improvement                a rising function of its logarithm
+epsilon             may exceed 1 (AdaTune's code)       clipped at 1 (DynaTune's code)
+micro-batches       no least number                     three
+time of a trial     mean of all micro-batches           trimmed mean of them
+tuning curves       unbounded priors; chains start      uniform priors within bounds; starts
+                    within 1e-6 of the best fit         spread over 5 % of them
+end of a run        best record                         play-off, as in all runs
+==================  ==================================  =====================================
 """
 
 from __future__ import annotations
@@ -75,14 +95,18 @@ class ModelConfig:
     n_trees : int, default 24
         The paper's 10 trees give a standard deviation that is mostly noise; 100 rank
         little better than 24 and take more seconds than stock's model.
-    std : {"between-tree", "total", "jackknife"}, default "between-tree"
+    std : {"shrunk", "between-tree", "total", "jackknife"}, default "shrunk"
+        See :mod:`tvm_adaptive.cost_model.forest`; ``"between-tree"`` is the paper's.
+    max_features : float or int, default 1/3
+        Features tried at a split: a share, or a number, as in AdaTune's released code.
     target : {"root", "log", "throughput"}, default "root"
         See :mod:`tvm_adaptive.cost_model.targets`: ``"root"`` finds faster candidates of
         recorded pools sooner than ``"log"`` and ranks those of other tasks better.
     """
 
     n_trees: int = 24
-    std: str = "between-tree"
+    std: str = "shrunk"
+    max_features: float | int = 1 / 3
     target: str = "root"
 
     def __post_init__(self) -> None:
@@ -342,7 +366,7 @@ PAPER = TuneConfig(
         n_analytical=0,
         reduction_sketches=False,
     ),
-    model=ModelConfig(n_trees=10, std="between-tree", target="throughput"),
+    model=ModelConfig(n_trees=10, std="between-tree", max_features=10, target="throughput"),
     measure=MeasureConfig(
         rule="paper",
         timeout_sec=100.0,

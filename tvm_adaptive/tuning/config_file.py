@@ -97,7 +97,8 @@ def _checked(value: Any, hint: Any, option: str) -> Any:
         # True is an integer in Python only.
         if isinstance(value, bool) == (kind is bool) and isinstance(value, kind):
             return value
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        if kind is float and is_whole and int not in allowed:
             return float(value)
     kinds = " or ".join(_NONE if kind is type(None) else kind.__name__ for kind in allowed)
     raise InvalidOptionError(f"{option} must be {kinds} but got {value!r}.")
