@@ -23,6 +23,7 @@ from tvm_adaptive.measure_callback import read_journal
 from tvm_adaptive.models import resnet18
 from tvm_adaptive.models.run import run_exported
 from tvm_adaptive.tuning.config import DEFAULT, FinishConfig, SchedulerConfig, SearchConfig
+from tvm_adaptive.tuning.deploy import apply
 from tvm_adaptive.tuning.registry import check_names
 
 QUICK = TuneConfig(
@@ -319,4 +320,7 @@ def test_a_network_without_any_choice_is_compiled_without_a_search(tmp_path):
     (tmp_path / "net.json").write_text(save_json(builder.get()))
     report = tune(str(tmp_path / "net.json"), work_dir=tmp_path / "run", budget_sec=60, seed=0)
     assert report.tasks == ()
+    assert (report.shortfall, report.coverage) == ("", "no function has schedules to choose from")
     assert (tmp_path / "run" / "net.so").is_file()
+    applied = apply(str(tmp_path / "run"), out_dir=tmp_path / "deploy")
+    assert applied.library.is_file()

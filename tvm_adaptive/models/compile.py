@@ -48,6 +48,8 @@ class Coverage:
     def summary(self) -> str:
         """Return one line, e.g. ``"21 of 23 functions tuned (28 of 30 calls)"``."""
         n_functions = len(self.tuned) + len(self.fallback)
+        if not n_functions:
+            return "no function has schedules to choose from"
         n_tuned, n_calls = sum(self.tuned.values()), sum(self.fallback.values())
         text = (
             f"{len(self.tuned)} of {n_functions} functions tuned "

@@ -207,7 +207,7 @@ def _compiled(
                 return None
             finalists = [_proven_only(each) for each in finalists]
         check.measure_untuned()
-        if not any(each.records for each in finalists):
+        if tasks and not any(each.records for each in finalists):
             raise InvalidOptionError(
                 f"Nothing was recorded for {model.name} on {describe_target(context.target)}; tune "
                 "it first, with the same layout and target."
@@ -219,7 +219,7 @@ def _compiled(
             f"{context.journal.path} has the whole message."
         )
     library = check.library or next(iter(check.libraries.values()), None)
-    if library is None or not check.n_tuned:
+    if library is None or (tasks and not check.n_tuned):
         raise InvalidOptionError(
             f"No record of {model.name} passed its check and could be compiled; "
             f"{context.journal.path} says why. Tune it for longer."

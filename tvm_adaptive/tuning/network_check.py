@@ -452,7 +452,8 @@ class NetworkCheck(LibraryCheck):
                 *(prepared or self._prepared, database, context.target), check=self._check_time
             )
             if not coverage.tuned and context.budget.seconds is not None:
-                self._report_shortfall("nothing is tuned; the library is the untuned one")
+                if coverage.fallback:
+                    self._report_shortfall("nothing is tuned; the library is the untuned one")
                 return False
             with ScratchFolder("network", context.work_dir) as folder:
                 save_module(mod, folder)
