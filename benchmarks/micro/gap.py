@@ -21,16 +21,14 @@ import contextlib
 import dataclasses
 import functools
 import json
-import math
 import os
 import statistics
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -56,7 +54,7 @@ from tvm_adaptive._tvm import (
     Schedule,
     VirtualMachine,
     anchor_of,
-    args_info_of,
+    argument_bytes,
     buffer_of,
     estimate_tir_flops,
     has_blocks,
@@ -70,9 +68,11 @@ from tvm_adaptive.models.frontend.peers import compile_openvino
 from tvm_adaptive.models.run import time_exported
 from tvm_adaptive.tuning.resume import read_settings
 from tvm_adaptive.tuning.target import n_cores_of, resolve_target
+from tvm_adaptive.values.roofline import Roofline
 from tvm_adaptive.workers import device_session
 from tvm_adaptive.workers.cores import thread_env, usable_physical_cores
 from tvm_adaptive.workers.pool import WorkerPool
+from tvm_adaptive.workers.roofline import measure_roofline
 from tvm_adaptive.workers.scratch import ScratchFolder
 
 Array = npt.NDArray[Any]
@@ -87,27 +87,10 @@ N_WARM_UP = 5
 LEAST_RUNS = 5
 # Threads of the one before spin for a while.
 SETTLE_SEC = 0.1
-# Large enough for the full rate, and a few milliseconds: some are not disturbed.
-_PRODUCT_SIZE = 512
-# Per thread, read and written: more than a core's own cache, less than its share of the last.
-_COPIED_BYTES = 2 << 20
-_COPIES = 20
-_ROOF_SEC = 0.2
 # What the virtual machine does itself: it allocates, and makes views.
 _BUILTIN = "vm.builtin."
 # What TVM adds to the name of a function whose schedule packs a weight.
 _PACKED = "_prepacked"
-
-
-class Roofline(NamedTuple):
-    """What this machine's cores reach together."""
-
-    flop_per_sec: float
-    bytes_per_sec: float
-
-    def limit_ms(self, flop: float, n_bytes: float) -> float:
-        """Return the least milliseconds for so many operations and bytes."""
-        return 1e3 * max(flop / self.flop_per_sec, n_bytes / self.bytes_per_sec)
 
 
 class CallTimer:
@@ -283,33 +266,6 @@ def onnx_weights(path: Path) -> OnnxWeights:
     return OnnxWeights(nodes, constants)
 
 
-def measure_roofline(n_threads: int) -> Roofline:
-    """Measure what a large product of matrices and copies between caches reach."""
-    left = np.ones((_PRODUCT_SIZE, _PRODUCT_SIZE), np.float32)
-    right, product = left.copy(), left.copy()
-    flop = 2.0 * _PRODUCT_SIZE**3
-    product_sec = min(_timed(lambda: np.matmul(left, right, out=product)))
-    arrays = [np.ones((2, _COPIED_BYTES), np.uint8) for _ in range(n_threads)]
-
-    def copy(pair: Array) -> None:
-        for _ in range(_COPIES):
-            np.copyto(pair[0], pair[1])
-
-    with ThreadPoolExecutor(n_threads) as threads:
-        copies_sec = min(_timed(lambda: list(threads.map(copy, arrays))))
-    n_bytes = 2.0 * _COPIED_BYTES * _COPIES * n_threads
-    return Roofline(flop / product_sec, n_bytes / copies_sec)
-
-
-def _timed(work: Callable[[], Any]) -> list[float]:
-    found = []
-    for _ in repeated(_ROOF_SEC):
-        start_sec = time.perf_counter()
-        work()
-        found.append(time.perf_counter() - start_sec)
-    return found
-
-
 def blocks_of(function: PrimFunc) -> list[Block]:
     """Return the blocks of a tensor function without a schedule; none if it has none."""
     if not has_blocks(function):
@@ -351,11 +307,7 @@ def own_works(mod: IRModule, layout: str) -> dict[str, tuple[Work, float]]:
             channels_last=layout == "NHWC",
             flop=float(estimate_tir_flops(alone)) if blocks else 0.0,
         )
-        n_bytes = sum(
-            math.prod(map(int, info.shape)) * np.dtype(str(info.dtype)).itemsize
-            for info in args_info_of(alone)
-        )
-        found[str(name)] = (work, float(n_bytes))
+        found[str(name)] = (work, float(argument_bytes(alone)))
     return found
 
 

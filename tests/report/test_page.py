@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -28,6 +29,7 @@ from tvm_adaptive.report.charts import (
     stages_chart,
 )
 from tvm_adaptive.report.page import page
+from tvm_adaptive.report.tables import number
 from tvm_adaptive.tuning.config import FinishConfig, SearchConfig
 from tvm_adaptive.tuning.outcome import Comparison, PeerTiming
 
@@ -67,6 +69,31 @@ def test_bands_hold_what_is_known_and_go_on_from_there(write_run: WriteRun) -> N
 def test_seconds_of_stages_add_up(write_run: WriteRun) -> None:
     chart = stages_chart([read_run(write_run())])
     assert sum(trace["x"][0] for trace in chart.data) == pytest.approx(22.0)
+
+
+def test_tasks_state_how_far_they_are_from_the_roofline(write_run: WriteRun) -> None:
+    folder = write_run()
+    history = read_run(folder)
+    assert all(math.isnan(history.limit_ms(task)) for task in history.tasks.values())
+    first, *others = history.tasks
+    with closing(Journal(folder / "journal.jsonl")) as journal:
+        journal.write("tasks", tasks=[{"name": first, "weight": 2.0, "bytes": 1e7}])
+        journal.write("roofline", flop_per_sec=1e12, bytes_per_sec=2e10)
+    history = read_run(folder)
+    # 0.1 ms for the operations of each task, 0.5 ms for the bytes of the first.
+    limits_ms = {first: 0.5} | dict.fromkeys(others, 0.1)
+    assert {name: history.limit_ms(task) for name, task in history.tasks.items()} == limits_ms
+    for name, task in history.tasks.items():
+        share = number(100 * limits_ms[name] / task.best_ms)
+        left_ms = number(2.0 * (task.best_ms - limits_ms[name]))
+        assert f"<td class=n>{share}</td><td class=n>{left_ms}</td>" in page([history])
+
+
+def test_a_roofline_of_nothing_is_none(write_run: WriteRun) -> None:
+    folder = write_run()
+    with closing(Journal(folder / "journal.jsonl")) as journal:
+        journal.write("roofline", flop_per_sec=None, bytes_per_sec=1.0)
+    assert read_run(folder).roofline is None
 
 
 def test_the_rounds_of_frameworks_are_listed(write_run: WriteRun) -> None:

@@ -23,6 +23,7 @@ from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.history import read_history
 from tvm_adaptive.measure_callback.journal import read_journal
 from tvm_adaptive.models import run_exported
+from tvm_adaptive.report import read_run
 from tvm_adaptive.tuning.config import FinishConfig, SearchConfig
 from tvm_adaptive.tuning.deploy import APPLY_FILE, apply
 from tvm_adaptive.tuning.manifest import MANIFEST_FILE
@@ -122,6 +123,13 @@ def check_manifest(manifest: dict[str, Any]) -> None:
     versions = [manifest[name] for name in ("tvm", "tvm_ffi", "tvm_adaptive")]
     names = ("apache-tvm", "apache-tvm-ffi", "tvm-adaptive")
     assert versions == [metadata.version(name) for name in names]
+
+
+def test_the_journal_bounds_each_task_by_what_the_processor_reaches(run):
+    history = read_run(run / "run")
+    assert history.tasks
+    limits_ms = [history.limit_ms(task) for task in history.tasks.values()]
+    assert all(0 < limit_ms < 1 for limit_ms in limits_ms), (limits_ms, history.roofline)
 
 
 def test_what_was_applied_is_not_taken_for_a_run(run, tmp_path, monkeypatch, capsys):

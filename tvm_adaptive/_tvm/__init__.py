@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,7 +32,7 @@ check_versions(TVM_VERSION, FFI_VERSION)
 # mypy: implicit-reexport
 # ruff: noqa: E402, F401 - the versions are checked before TVM is touched; re-exported
 import tvm
-from tvm import IRModule, relax, s_tir, te, tirx, topi
+from tvm import DataType, IRModule, relax, s_tir, te, tirx, topi
 from tvm.driver import build as build_tir
 from tvm.ir import Range, load_json, save_json
 from tvm.ir.transform import PassContext, Sequential, module_pass
@@ -304,6 +305,14 @@ def is_reshape(function: PrimFunc) -> bool:
 def args_info_of(mod: IRModule) -> list[ArgInfo]:
     """Return the arguments that a candidate's module takes when it is measured."""
     return list(ArgInfo.from_entry_func(mod, remove_preproc=True))
+
+
+def argument_bytes(mod: IRModule) -> int:
+    """Return the bytes of the arguments: what a call reads and writes at least."""
+    return sum(
+        math.prod(map(int, info.shape)) * DataType(str(info.dtype)).itemsize
+        for info in args_info_of(mod)
+    )
 
 
 def json_database(work_dir: str | Path) -> Database:

@@ -18,6 +18,7 @@ from tvm_adaptive.report.trials import TrialJoiner, TrialRow
 from tvm_adaptive.tuning.outcome import PeerTiming
 from tvm_adaptive.tuning.session import journal_of
 from tvm_adaptive.values.forms import DIRECT, NO_FORM, FormKey
+from tvm_adaptive.values.roofline import Roofline
 
 Event = dict[str, Any]
 
@@ -70,6 +71,9 @@ class RunHistory(History):
     # Calls and form of each task, by its name; empty until the search begins.
     weights: dict[str, float] = dataclasses.field(default_factory=dict)
     forms: dict[str, FormKey] = dataclasses.field(default_factory=dict)
+    # Bytes of each task's arguments, by its name; and what the processor reaches.
+    n_bytes: dict[str, float] = dataclasses.field(default_factory=dict)
+    roofline: Roofline | None = None
     untuned_sec: float | None = None  # latency without tuning
     comparison: Event | None = None
     peers: tuple[PeerTiming, ...] = ()
@@ -88,6 +92,12 @@ class RunHistory(History):
     def used_tasks(self) -> list[TaskProgress]:
         """The tasks that the network would consist of now; empty until the search begins."""
         return self.progress(list(self.weights.items()), self.forms).used_tasks
+
+    def limit_ms(self, task: TaskHistory) -> float:
+        """Return the least milliseconds of a task by the roofline; NaN if that is not known."""
+        if self.roofline is None or task.flop is None:
+            return math.nan
+        return self.roofline.limit_ms(task.flop, self.n_bytes.get(task.name, 0.0))
 
     @property
     def heaviest(self) -> list[TaskHistory]:
@@ -143,6 +153,7 @@ class RunHistory(History):
             name = str(task.get("name", number))
             self.weights[name] = float(task.get("weight") or 1.0)
             self.forms[name] = FormKey(str(task.get("group", "")), str(task.get("form", DIRECT)))
+            self.n_bytes[name] = float(task.get("bytes") or 0.0)
 
     def _add_untuned(self, event: Event) -> None:
         if event.get("seconds") is not None:
@@ -188,6 +199,10 @@ class RunHistory(History):
     def _add_comparison(self, event: Event) -> None:
         self.comparison = event
         self.peers = tuple(PeerTiming.from_fields(peer) for peer in event.get("peers") or ())
+
+    def _add_roofline(self, event: Event) -> None:
+        rates = [float(event[name] or 0.0) for name in Roofline._fields]
+        self.roofline = Roofline(*rates) if min(rates) > 0 else None
 
     def _add_report(self, event: Event) -> None:
         self.last_report = event

@@ -236,13 +236,26 @@ def _tasks(history: RunHistory) -> str:
     rows = []
     for task in history.heaviest[: charts.MAX_TASKS]:
         gflops = task.flop / task.best_ms / 1e6 if task.flop else math.nan
+        limit_ms = history.limit_ms(task)
+        left_ms = max(0.0, task.share_ms - task.weight * limit_ms)
         counts = [f"{task.weight:g}", str(len(task.latencies_ms)), str(task.n_errors)]
-        numbers = map(number, (task.best_ms, task.share_ms, gflops, task.spent_sec))
+        numbers = map(
+            number,
+            (
+                *(task.best_ms, task.share_ms, gflops),
+                *(100.0 * limit_ms / task.best_ms, left_ms, task.spent_sec),
+            ),
+        )
         form = history.forms.get(task.name, NO_FORM).form
         rows.append([task.name, form, *counts, *numbers, words[checked.get(task.name)]])
     head = ["task", "form", "calls", "trials", "failed", "best, ms", "in all, ms", "GFLOP/s"]
-    head += ["seconds", "checked"]
-    caption = '<p class="caption">Seconds are of tuning: of all slots of the task.</p>'
+    head += ["roofline, %", "left, ms", "seconds", "checked"]
+    caption = (
+        '<p class="caption">Roofline: the share of what the processor reaches, in single-precision '
+        "operations or in bytes of the task's arguments, as measured at the end of the run. Left: "
+        "milliseconds of the network above that. Seconds are of tuning: of all slots of the "
+        "task.</p>"
+    )
     return f"<h2>Tasks</h2>\n{caption}\n" + table(head, rows, n_text=2)
 
 

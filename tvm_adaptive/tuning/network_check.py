@@ -64,12 +64,17 @@ from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.peers import Rivals, rivals_reserve_sec
 from tvm_adaptive.tuning.session import RunContext
 from tvm_adaptive.tuning.source_of_difference import source_of_difference
+from tvm_adaptive.tuning.target import n_cores_of
 from tvm_adaptive.tuning.untuned_build import UntunedBuild
 from tvm_adaptive.values.agreement import outputs_problem
 from tvm_adaptive.values.forms import NO_FORM
 from tvm_adaptive.values.trace_json import without_flags
+from tvm_adaptive.workers.cores import usable_physical_cores
+from tvm_adaptive.workers.roofline import measure_roofline
 from tvm_adaptive.workers.scratch import ScratchFolder
 
+# Two measurements, with importing what they need.
+_ROOFLINE_SEC = 1.0
 # Nobody runs an untuned network that takes longer; with loading it.
 _SLOW_RUN_SEC = 10.0
 # Load the tuned network and run it once, if loading the untuned one was not timed.
@@ -364,6 +369,8 @@ class NetworkCheck(LibraryCheck):
             # An untuned library is compared with a framework only, and if it is quick.
             is_comparable = is_compiled or (self._has_reference and self._before is not None)
             comparison = self._compare_tuned(path) if is_comparable else None
+            if comparison is not None:
+                self._write_roofline()
             self.library = self._linked(path)
         if comparison is None or comparison.agree or not self.uses_forms:
             self._remove_others()
@@ -416,6 +423,15 @@ class NetworkCheck(LibraryCheck):
             tuple(rivals.timings),
             problem,
         )
+
+    def _write_roofline(self) -> None:
+        """Measure for the journal what the processor reaches, if there is time."""
+        if not self._is_here or self._context.budget.left_sec < _ROOFLINE_SEC:
+            return
+        n_threads = n_cores_of(self._context.target) or usable_physical_cores()
+        (outcome,) = self._pool.map(measure_roofline, [(n_threads,)], _SLOW_RUN_SEC)
+        if outcome.error is None:
+            self._context.journal.write("roofline", **outcome.value._asdict())
 
     def _problem(
         self, path: Path, outputs: Sequence[Any], expected: Sequence[Any], framework: str

@@ -13,6 +13,7 @@ from tvm_adaptive._tvm import (
     RemoveBuildArtifact,
     TuneContext,
     anchor_of,
+    argument_bytes,
     contexts_of,
     ms,
     scheduler_hooks,
@@ -362,6 +363,7 @@ def _search(
                 "weight": float(int(task.weight)),
                 "workload_key": workload_key(context.mod),
                 "family": anchor_of(context.mod),
+                "bytes": argument_bytes(context.mod),
                 **forms.get(str(context.task_name), NO_FORM)._asdict(),
             }
             for context, task in zip(contexts, tasks, strict=True)

@@ -1,6 +1,8 @@
-"""A lower bound of a kernel's time: a faster kernel skipped some of its operations."""
+"""Lower bounds of a kernel's time: what no processor exceeds, and what this one reaches."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 # A higher clock than any processor has, and operations per cycle and core of the widest
 # units by the bits of the narrowest operand: two AVX-512 multiply-adds of 32 bits, a tile
@@ -12,8 +14,19 @@ _OPS_PER_CYCLE = {8: 4096, 16: 2048, 32: 64}
 _MAX_SKIPPED_FACTOR = 4.0
 
 
+class Roofline(NamedTuple):
+    """What a machine's cores reach together (Williams et al., CACM 52, 2009)."""
+
+    flop_per_sec: float  # single precision
+    bytes_per_sec: float  # from and to the last cache
+
+    def limit_ms(self, flop: float, n_bytes: float) -> float:
+        """Return the least milliseconds for so many operations and bytes."""
+        return 1e3 * max(flop / self.flop_per_sec, n_bytes / self.bytes_per_sec)
+
+
 def fastest_believable_sec(flop: float, n_cores: int | None, bits: int) -> float:
-    """Return the least seconds that a kernel can take on a CPU; 0 if its cores are unknown."""
+    """Return the seconds below which a kernel has skipped operations; 0 for unknown cores."""
     if n_cores is None:
         return 0.0
     width = next((known for known in sorted(_OPS_PER_CYCLE) if bits <= known), 32)
