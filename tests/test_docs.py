@@ -1,11 +1,28 @@
-"""The pages: every block of code runs, every command is understood, every name is there."""
+"""The pages: every block of code runs, every command is understood, every name is there.
+
+=================  ===============================================================================
+blocks             what is done with them
+=================  ===============================================================================
+python             run
+sh                 run from top to bottom, page after page of ``WALK`` (slow); parsed
+cpp                compiled
+py                 only shown, as they take minutes: parsed, and arguments compared with signatures
+console, bash      only shown, as they need other machines: parsed by bash, our commands by us
+dockerfile, toml   parsed, and compared with what the package needs
+=================  ===============================================================================
+"""
 
 from __future__ import annotations
 
 import argparse
+import ast
+import html
 import importlib
+import importlib.util
+import inspect
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import types
@@ -19,14 +36,34 @@ from packaging.specifiers import SpecifierSet
 
 import tvm_adaptive
 from tvm_adaptive import cli
+from tvm_adaptive._tvm import Target
+from tvm_adaptive.report.demo import read_demo
+from tvm_adaptive.report.page import page as report_page
 from tvm_adaptive.search_strategy import AdaptiveSearch
+from tvm_adaptive.tuning import native, torch_backend
 from tvm_adaptive.tuning.config import PRESETS
+from tvm_adaptive.tuning.config_file import parse_config
+from tvm_adaptive.tuning.manifest import Interface, TensorInfo
 from tvm_adaptive.values.moved import MODULES
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "tvm_adaptive" / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
+PROJECT = (ROOT / "pyproject.toml").read_text()
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# Pages with commands that run here, each in the folder that those before it have left.
+WALK = ("quickstart", "report", "servers", "shared_store", "cpp")
+# Blocks that commands are shown in.
+SHELLS = ("sh", "console", "bash", "dockerfile")
+OUR_COMMAND = re.compile(
+    r"(?<![\w/-])tvm-adaptive ((?:tune|apply|report|show|db|doctor)\b[^|;&\n]*)"
+)
+# A page says "tvm-adaptive", which the environment of the tests has as a module.
+SHELL = """
+pip() { :; }
+python() { "$PYTHON" "$@"; }
+tvm-adaptive() { "$PYTHON" -m tvm_adaptive "$@"; }
+"""
 
 
 def blocks(language: str) -> list[Any]:
@@ -38,14 +75,10 @@ def blocks(language: str) -> list[Any]:
 
 
 def commands() -> list[list[str]]:
-    lines = [line for block in blocks("sh") for line in block.values[0].splitlines()]
-    return [shlex.split(line) for line in lines if line]
-
-
-def only_shown() -> list[list[str]]:
-    """Return the commands of this package that need more than this machine."""
-    lines = [line for block in blocks("console") for line in block.values[0].splitlines()]
-    return [shlex.split(line[2:]) for line in lines if line.startswith("$ tvm-adaptive")]
+    """Return each different command of this package, with its arguments."""
+    texts = [block.values[0].replace("\\\n", " ") for each in SHELLS for block in blocks(each)]
+    found = [shlex.split(each) for text in texts for each in OUR_COMMAND.findall(text)]
+    return [list(each) for each in dict.fromkeys(map(tuple, found))]
 
 
 def test_there_are_pages() -> None:
@@ -71,30 +104,129 @@ def test_every_block_of_code_runs(text: str, folder: Path, monkeypatch: Any) -> 
     exec(compile(text, "page", "exec"), page.__dict__)
 
 
-@pytest.mark.parametrize("command", [*commands(), *only_shown()], ids=" ".join)
+def test_there_are_commands() -> None:
+    assert len(commands()) >= 25
+    assert {command[0] for command in commands()} >= {"tune", "apply", "report", "db", "doctor"}
+
+
+@pytest.mark.parametrize("command", commands(), ids=" ".join)
 def test_every_command_is_understood(command: list[str]) -> None:
-    if command[0] == "tvm-adaptive":
-        assert cli._parser().parse_args(command[1:]).run is not None
-    else:
-        assert command[:2] in (["pip", "install"], ["python", "deploy/example.py"])
+    assert cli._parser().parse_args(command).run is not None
+
+
+@pytest.mark.parametrize("text", [*blocks("console"), *blocks("bash"), *blocks("sh")])
+def test_bash_reads_what_is_shown(text: str) -> None:
+    script = re.sub(r"^\$ ", "", text, flags=re.MULTILINE)
+    subprocess.run(["bash", "-n", "-c", script], check=True)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.usefixtures("torch_for_commands")
-def test_the_quick_start_works_from_top_to_bottom(tmp_path: Path, monkeypatch: Any) -> None:
+def test_the_pages_work_from_top_to_bottom(tmp_path: Path, monkeypatch: Any) -> None:
     pytest.importorskip("torch")
-    (model,) = [b.values[0] for b in blocks("python") if b.values[0].startswith("# my_model.py")]
-    (tmp_path / "my_model.py").write_text(model)
-    for command in commands():
-        if command[0] == "pip":
+    pytest.importorskip("plotly")
+    monkeypatch.setenv("PYTHON", sys.executable)
+    for name in WALK:
+        if name == "cpp" and shutil.which("cmake") is None:
             continue
-        start = [sys.executable] + (["-m", "tvm_adaptive"] if command[0] != "python" else [])
-        done = subprocess.run(
-            [*start, *command[1:]], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, (command, done.stderr)
+        for language, text in BLOCK.findall(text_of(name)):
+            if text.startswith("# my_model.py"):
+                (tmp_path / "my_model.py").write_text(text)
+            if language != "sh":
+                continue
+            # Minutes are for readers; so few trials suffice for what follows.
+            script = SHELL + re.sub(r"--budget \w+", "--trials 8", text)
+            done = subprocess.run(
+                ["bash", "-euc", script], cwd=tmp_path, capture_output=True, text=True, check=False
+            )
+            # A machine may have a problem, which is not the page's.
+            allowed = {0, 1} if "doctor" in text else {0}
+            assert done.returncode in allowed, (name, text, done.stdout, done.stderr)
     assert (tmp_path / "runs" / "mine" / "report.html").exists()
     assert (tmp_path / "deploy" / "example.cc").exists()
+
+
+def test_the_walk_passes_all_pages_with_commands_that_run() -> None:
+    assert {block.id.rpartition("-")[0] for block in blocks("sh")} == set(WALK)
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("text", blocks("cpp"))
+def test_programs_compile(text: str, tmp_path: Path) -> None:
+    tensors = (TensorInfo("values", (1, 8), "float32"),)
+    target = Target({"kind": "llvm", "num-cores": 2})
+    header = native.model_header("net.so", target, Interface(tensors, tensors), {})
+    (tmp_path / "net_model.h").write_text(header)
+    (tmp_path / "program.cc").write_text(text)
+    options = ["-std=c++17", "-Wall", "-Wpedantic", "-Werror", "-fsyntax-only"]
+    subprocess.run(
+        ["c++", *options, f"-I{native._TEMPLATES}", "program.cc"], cwd=tmp_path, check=True
+    )
+
+
+@pytest.mark.parametrize("text", blocks("py"))
+def test_calls_that_are_only_shown_have_arguments_that_exist(text: str) -> None:
+    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    n_known = 0
+    for call in calls:
+        given = {each.arg: each.value for each in call.keywords}
+        module, _, function = ast.unparse(call.func).rpartition(".")
+        if module == "tvm_adaptive":
+            n_known += 1
+            assert set(given) <= set(inspect.signature(getattr(tvm_adaptive, function)).parameters)
+        elif "backend" in given:
+            n_known += 1
+            assert ast.literal_eval(given["backend"]) == torch_backend.tvm_adaptive.__name__
+            assert set(ast.literal_eval(given["options"])) <= set(torch_backend._OPTIONS)
+    assert n_known
+
+
+@pytest.mark.parametrize("text", blocks("toml"))
+def test_options_of_a_file_exist(text: str) -> None:
+    assert parse_config(text) not in PRESETS.values()
+
+
+@pytest.mark.parametrize("text", blocks("dockerfile"))
+def test_an_image_has_what_the_package_needs(text: str) -> None:
+    (python,) = re.findall(r"^FROM python:([\d.]+)", text, re.MULTILINE)
+    (supported,) = re.findall(r'^requires-python = "(.+)"$', PROJECT, re.MULTILINE)
+    assert SpecifierSet(supported).contains(python)
+    assert "gcc" in text.split("apt-get install", 1)[1].split("\n", 1)[0].split()
+
+
+def test_what_pip_is_asked_for_exists() -> None:
+    pages = "\n".join(map(text_of, (page.stem for page in PAGES)))
+    extras = PROJECT.split("[project.optional-dependencies]", 1)[1].split("\n[", 1)[0]
+    asked = ",".join(re.findall(r"tvm-adaptive\[([\w,]+)\]", pages)).split(",")
+    assert set(asked) <= set(re.findall(r"^(\w+) = ", extras, re.MULTILINE))
+    known = {name: versions.split(", ") for name, versions in rows_of(text_of("versions"))[1:]}
+    pins = re.findall(r"(apache-tvm(?:-ffi)?)==([\w.]+)", pages)
+    assert pins
+    assert all(version in known[name] for name, version in pins)
+
+
+def test_the_programs_of_tvm_exist() -> None:
+    modules = {each for page in PAGES for each in re.findall(r"-m (tvm\.[\w.]+)", page.read_text())}
+    assert modules
+    assert all(importlib.util.find_spec(module) is not None for module in modules)
+
+
+def test_the_page_on_the_report_has_all_its_sections() -> None:
+    pytest.importorskip("plotly")
+    titles = re.findall(r"<h2[^>]*>(.+?)</h2>", report_page([read_demo()]))
+    assert len(titles) >= 10
+    assert [each for each in map(html.unescape, titles) if each not in text_of("report")] == []
+
+
+def test_the_functions_of_the_papers_exist() -> None:
+    named = re.findall(r"`([\w/]+)\.py`: ((?:`[\w.]+`(?:, )?)+)", text_of("papers"))
+    places = [(file, name) for file, names in named for name in re.findall(r"`([\w.]+)`", names)]
+    assert len(places) >= 50
+    for file, name in places:
+        found: Any = importlib.import_module(f"tvm_adaptive.{file.replace('/', '.')}")
+        for part in name.split("."):
+            found = getattr(found, part)
 
 
 def text_of(page: str) -> str:
@@ -154,14 +286,13 @@ def test_the_diversities_exist(diversity: str) -> None:
 
 
 def test_the_versions_are_those_that_pip_takes() -> None:
-    project = (ROOT / "pyproject.toml").read_text()
     wanted = {
         name: SpecifierSet(rest)
-        for name, rest in re.findall(r'^  "(apache-tvm(?:-ffi)?)([<>=][^"]+)"', project, re.M)
+        for name, rest in re.findall(r'^  "(apache-tvm(?:-ffi)?)([<>=][^"]+)"', PROJECT, re.M)
     }
     stated = {name: versions.split(", ") for name, versions in rows_of(text_of("versions"))[1:]}
     tested = stated.pop("torch (optional)")
-    assert tested == re.findall(r'deps = \["torch==([^"]+)"\]', project)
+    assert tested == re.findall(r'deps = \["torch==([^"]+)"\]', PROJECT)
     assert set(wanted) == set(stated) == {"apache-tvm", "apache-tvm-ffi"}
     for name, versions in stated.items():
         assert all(wanted[name].contains(version) for version in versions)
@@ -192,8 +323,8 @@ def test_the_changes_name_the_moved_modules() -> None:
 
 def test_every_page_is_in_the_navigation() -> None:
     navigation = (ROOT / ".ci" / "mkdocs.yml").read_text()
-    assert re.findall(r"^  - (\w+)\.md$", navigation, re.MULTILINE)[0] == "index"
-    assert set(re.findall(r"^  - (\w+)\.md$", navigation, re.MULTILINE)) == {
+    assert re.findall(r"^ +- (\w+)\.md$", navigation, re.MULTILINE)[0] == "index"
+    assert set(re.findall(r"^ +- (\w+)\.md$", navigation, re.MULTILINE)) == {
         page.stem for page in PAGES
     }
 
