@@ -231,17 +231,6 @@ def load_own_json(text: str) -> Any:
     return from_json_graph_str(text)
 
 
-def parallel_product(size: int) -> IRModule:
-    """Return a product of square matrices whose rows all cores share."""
-    from tvm.s_tir.meta_schedule.testing.te_workload import matmul
-    from tvm.te import create_prim_func
-
-    schedule = Schedule(create_prim_func(matmul(n=size, m=size, k=size)))
-    (block,) = schedule.get_child_blocks(schedule.get_sblock("root"))
-    schedule.parallel(schedule.get_loops(block)[0])
-    return schedule.mod
-
-
 def module_key(mod: IRModule) -> int:
     """Return the structural hash of a module: the key of a candidate."""
     return int(structural_hash(mod))

@@ -15,7 +15,8 @@ from typing import Literal
 
 import numpy as np
 
-from tvm_adaptive._tvm import FFI_VERSION, TVM_VERSION, device, parallel_product, tensor
+from tvm_adaptive._tvm import FFI_VERSION, TVM_VERSION, device, tensor
+from tvm_adaptive._tvm.products import parallel_product
 from tvm_adaptive.database.location import USER_STORE, user_store
 from tvm_adaptive.database.store import open_store
 from tvm_adaptive.errors import AdaptiveError

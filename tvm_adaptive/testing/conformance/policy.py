@@ -1,10 +1,4 @@
-"""Rules for every policy of a task scheduler, a user's as the package's.
-
-    from tvm_adaptive.testing.conformance import check_policy
-    check_policy(lambda: MyPolicy())
-
-Each check raises AssertionError with the rule and what the policy did.
-"""
+"""Rules for every policy of a task scheduler."""
 
 from __future__ import annotations
 
@@ -49,7 +43,20 @@ class PolicyReport:
 
 
 def check_policy(make_policy: MakePolicy, *, seed: int = 0) -> PolicyReport:
-    """Run all checks."""
+    """Run all checks of a policy, in replays of made-up recordings.
+
+    Parameters
+    ----------
+    make_policy : callable
+        Returns a fresh policy each time.
+    seed : int, default 0
+        Of the recordings and of the generator that the policy gets.
+
+    Raises
+    ------
+    AssertionError
+        With the rule, and what the policy did.
+    """
     # Live arms, well-formed decisions, and histories that are left alone.
     _replayed(make_policy, _arms_alike(failing=0.2), seed)
     check_single_arm(make_policy, seed)

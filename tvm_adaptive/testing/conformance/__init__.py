@@ -1,0 +1,30 @@
+"""Rules for whoever extends the package; each suite checks one kind of extension.
+
+    from tvm_adaptive.testing.conformance import check_policy
+    check_policy(lambda: MyPolicy())
+
+Each check raises AssertionError with the rule and what the extension did. None needs hardware.
+"""
+
+from tvm_adaptive.testing.conformance.acquisition import check_acquisition
+from tvm_adaptive.testing.conformance.form import check_form
+from tvm_adaptive.testing.conformance.policy import MakePolicy, PolicyReport, check_policy
+from tvm_adaptive.testing.conformance.search_strategy import MakeStrategy, check_search_strategy
+from tvm_adaptive.testing.conformance.stopping_rule import (
+    MakeRule,
+    StoppingReport,
+    check_stopping_rule,
+)
+
+__all__ = [
+    "MakePolicy",
+    "MakeRule",
+    "MakeStrategy",
+    "PolicyReport",
+    "StoppingReport",
+    "check_acquisition",
+    "check_form",
+    "check_policy",
+    "check_search_strategy",
+    "check_stopping_rule",
+]
