@@ -1,0 +1,201 @@
+#!/usr/bin/env bash
+# Make every published figure anew: benchmarks/all.sh FOLDER [--quick] [STEP ...]
+#
+# Killed, the same command goes on where it was. --quick makes the least of each step, which
+# allows no conclusion but shows that every script ends. A step whose packages are missing is
+# skipped. Ends with 1 if a step failed; its output is FOLDER/logs/STEP.txt.
+set -uo pipefail
+
+out=${1:?usage: benchmarks/all.sh FOLDER [--quick] [STEP ...]}
+shift
+quick=
+[ "${1:-}" = --quick ] && { quick=1; shift; }
+wanted=" $* "
+python=${PYTHON:-python}
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+mkdir -p "$out"/{logs,data,packed,pools}
+failed=()
+# Our method in the benchmark of operators: with as many seconds as stock, or the one that is quick.
+ours=$([ -z "$quick" ] && echo long || echo default)
+
+full() { [ -z "$quick" ]; }
+bench() { "$python" -m "benchmarks.$@"; }
+has() { "$python" -c "import $(printf '%s, ' "$@" | sed 's/, $//')" 2>/dev/null; }
+
+# step NAME [PACKAGE ...]: run the function of that name, once.
+step() {
+  local name=$1 start=$SECONDS
+  shift
+  [[ "$wanted" = "  " || "$wanted" = *" $name "* ]] || return 0
+  [ -e "$out/logs/$name.done" ] && { echo "$name: done before"; return 0; }
+  if [ $# -gt 0 ] && ! has "$@"; then
+    echo "$name: skipped, needs $*"
+    return 0
+  fi
+  # Not as a condition: bash would go on after a command in it that fails.
+  (set -e; "$name") >"$out/logs/$name.txt" 2>&1
+  if [ $? -eq 0 ]; then
+    touch "$out/logs/$name.done"
+    echo "$name: $((SECONDS - start)) s"
+  else
+    failed+=("$name")
+    echo "$name: FAILED, see $out/logs/$name.txt"
+  fi
+}
+
+# What other figures are drawn from.
+compared() {
+  bench compare "$out/$1"
+  bench pack "$out/$1" "$out/packed/$1"
+}
+
+operators() {
+  if full; then bench run --size operators --out "$out/operators"
+  else bench run --size smoke --out "$out/operators"; fi
+  compared operators
+  bench regret "$out/operators" --method "$ours" $(full || echo --top 2 --quick)
+}
+first_trials() {
+  full && bench run --size start --out "$out/start"
+  full || bench run --workloads te:GMM --methods no-start default --trials 4 --seeds 1 \
+    --noise 0.2 --no-remeasure --out "$out/start"
+  compared start
+}
+networks() {
+  full && bench run --workloads resnet18 transformer mobilenet_v2 --methods stock default \
+    --seeds 3 --network-budget 27m --out "$out/networks"
+  full || bench run --workloads resnet18 --methods default --network-budget 25s --seeds 1 \
+    --noise 0.2 --no-remeasure --out "$out/networks"
+  compared networks
+}
+ablation() {
+  full && bench run --workloads te:GMM te:C2D te:DEP --methods ladder --seeds 3 --trials 256 \
+    --out "$out/ladder"
+  full || bench run --workloads te:GMM --methods ladder-9 --trials 4 --seeds 1 --noise 0.2 \
+    --no-remeasure --out "$out/ladder"
+  compared ladder
+  full || return 0
+  bench run --workloads te:GMM te:C2D --methods epsilon --seeds 3 --trials 256 --out "$out/epsilon"
+  compared epsilon
+  bench run --workloads resnet18 mobilenet_v2 transformer --methods families --seeds 3 \
+    --out "$out/families"
+  compared families
+}
+peers() {
+  if full; then
+    bench budgets "$out/peers" --budgets 30s 60s --reference 10m
+    bench peers "$out/peers" --budget 60s
+    bench peers "$out/peers" --budget 10m
+    bench peers "$out/peers" --budget 60s --picture "$out/peers.svg"
+  else
+    bench budgets "$out/peers" --models ppocr_cls --budgets 15s --reference 20s --seeds 0 --rounds 1
+    bench peers "$out/peers" --models ppocr_cls --budget 15s --timings 1
+    bench peers "$out/peers" --budget 15s --picture "$out/peers.svg"
+  fi
+}
+gap() {
+  local run
+  for run in "$out"/peers/*-0/; do
+    bench micro.gap "$run" --rounds "$(full && echo 5 || echo 1)" --out "$run/gap.json"
+  done
+}
+zoo() {
+  if full; then bench zoo.models "$out/zoo.jsonl"
+  else bench zoo.models "$out/zoo.jsonl" onnx/light_squeezenet; fi
+  bench zoo.models "$out/zoo.jsonl" --table
+}
+schedulers() {
+  local networks=(resnet18 transformer mobilenet_v2 squeezenet1_1 resnet50 bert_base) data=() each
+  full || networks=(resnet18)
+  for each in "${networks[@]}"; do
+    data+=("$out/data/$each-0.npz")
+    [ -e "${data[-1]}" ] || bench scheduler.record "$each" --out "${data[-1]}" \
+      $(full || echo --budget 30s)
+  done
+  if full; then bench scheduler.replay "${data[@]}" --seeds 20 --paper --out "$out/schedulers"
+  else
+    bench scheduler.replay benchmarks/data/resnet18-0.npz --seeds 1 --policies default gradient \
+      --out "$out/schedulers"
+  fi
+}
+figures() {
+  local recordings=("$out"/data/*.npz)
+  full || recordings=(benchmarks/data/resnet18-0.npz)
+  bench micro.variance --out "$out/variance.json" \
+    $(full || echo --workloads GMM --candidates 2 --runs 20)
+  bench figures dynatune-2 $(full && echo dynatune-{4,13,19,7,8,9,14,20}) \
+    --recordings "${recordings[@]}" --out "$out/figures"
+  bench figures adatune-{2,6} --bench "$out/packed/operators" --out "$out/figures"
+  bench figures adatune-{7,8} --bench "$out/packed/networks" --out "$out/figures"
+  bench figures adatune-{10,11} --bench "$out/packed/ladder" --out "$out/figures"
+  bench figures adatune-3 --runs "$out/variance.json" --out "$out/figures"
+  full || return 0
+  bench figures adatune-4 --bench "$out/packed/epsilon" --out "$out/figures"
+  bench figures familyseer --bench "$out/packed/families" --out "$out/figures"
+}
+warm_starts() {
+  local network
+  for network in $(full && echo resnet18 transformer mobilenet_v2 || echo resnet18); do
+    bench micro.warm_start "$network" --out "$out/warm-$network" \
+      --budget "$(full && echo 10m || echo 25s)" $(full || echo --warm-budget 20s --rounds 0)
+  done
+}
+starter_records() {
+  bench starter "$out/starter" --threads 2 $(full || echo --trials 4 --budget 20s)
+  full || return 0
+  bench starter "$out/starter" --threads 2 --pack "$out/starter.json.xz"
+  bench starter.fading "$out/starter"
+}
+measuring() {
+  bench micro.runner --json $(full || echo --candidates 2 --workloads GMM) >"$out/runner.json"
+  bench micro.racing --out "$out/racing.json" $(full || echo --candidates 2 --workloads GMM)
+  bench micro.agreement "$out/operators/te-GMM/$ours/0" \
+    --out "$out/agreement.json" $(full || echo --candidates 2 --rounds 1)
+}
+ranking() {
+  local pools=(C2D GMM SFM) each
+  full || pools=(GMM)
+  for each in "${pools[@]}"; do
+    [ -e "$out/pools/$each.npz" ] || bench micro.record_pool "$each" --out "$out/pools/$each.npz" \
+      $(full || echo --n 8)
+  done
+  full || pools=(benchmarks/micro/pools/GMM.npz)
+  full && pools=("$out"/pools/*.npz)
+  bench micro.cost_model "${pools[@]}" --out "$out/cost_model.json" \
+    $(full || echo --repeats 1 --sizes 32)
+}
+long_runs() {
+  bench micro.growth --out "$out/growth.json" $(full || echo --trials 64 --arms)
+  bench micro.growth --made-up --tasks "$(full && echo 100 || echo 2)" --out "$out/network.json" \
+    --trials $(full && echo 2000 10000 100000 || echo 64)
+  bench micro.builder --out "$out/builder.json" $(full || echo --builds 8 --candidates 4)
+  bench faults.soak --out "$out/soak.json" --trials "$(full && echo 1000 || echo 32)"
+}
+many_devices() {
+  bench micro.farm --out "$out/farm.json" $(full || echo --devices 1 --candidates 4)
+  bench scheduler.scale --out "$out/scale.json" \
+    $(full || echo --tasks 2 --trials 64 --devices 1 --lanes 1)
+}
+first_trial() {
+  bench micro.preparation resnet18 $(full && echo mobilenet_v2 transformer) \
+    --out "$out/preparation.json"
+}
+
+step operators
+step first_trials
+step networks
+step ablation
+step peers openvino onnxruntime rapidocr_onnxruntime
+step gap openvino
+step zoo onnx onnxruntime
+step schedulers
+step figures matplotlib
+step warm_starts
+step starter_records
+step measuring
+step ranking
+step long_runs
+step many_devices
+step first_trial
+
+[ ${#failed[@]} -eq 0 ] || { echo "failed: ${failed[*]}" >&2; exit 1; }
