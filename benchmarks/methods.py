@@ -42,10 +42,11 @@ class Method:
         Candidates per round, of stock only.
     post_optimization : bool
         Whether stock goes on with MetaSchedule's ``post_optimization`` after its trials.
-    starter : {"", "other-tasks", "other-families"}
+    starter : {"", "other-tasks", "other-families", "other-processor"}
         What starter records a run begins with: none, those without the workload's own, or those
-        without its family's. Runs take starter records of their families alone, so that the last
-        must be the same as none.
+        without its family's. Runs take starter records of their families alone, so that these
+        must be the same as none. Or those of other tasks that were measured with another
+        instruction set, as if they were of this one.
     """
 
     name: str
@@ -128,6 +129,11 @@ _ALL: tuple[Method, ...] = (
         "other-families",
         "ours, starter records of other families",
         starter="other-families",
+    ),
+    Method(
+        "foreign-starter",
+        "ours, others' starter records of another instruction set",
+        starter="other-processor",
     ),
     _with("no-start", "neither starter nor analytical candidates", search__n_analytical=0),
     Method(

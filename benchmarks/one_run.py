@@ -18,10 +18,12 @@ import tvm_adaptive
 from benchmarks.configs import config_of
 from benchmarks.methods import METHODS, STOCK
 from benchmarks.plan import RunSpec, write_outcome
-from benchmarks.starter.without import write_without
+from benchmarks.starter.without import pass_off, write_without
 from benchmarks.stock import SET_UP_SCOPE, tune_stock
 from tvm_adaptive.database.location import STARTER_FOLDER
 from tvm_adaptive.models import load_workload
+from tvm_adaptive.tuning.starter import instruction_set_of
+from tvm_adaptive.tuning.target import resolve_target
 
 SPEC_FILE = "spec.json"
 _PR_SET_PDEATHSIG = 1  # Linux <sys/prctl.h>
@@ -79,6 +81,8 @@ def _start_with(what: str, spec: RunSpec, folder: Path) -> str:
     others = write_without(
         STARTER_FOLDER, folder / "starter", workload, whole_family=what == "other-families"
     )
+    if what == "other-processor":
+        pass_off(others, instruction_set_of(resolve_target(spec.target)))
     warm_start = sys.modules["tvm_adaptive.tuning.warm_start"]
     choose = functools.partial(warm_start.starter_file_of, folder=others)
     warm_start.starter_file_of = choose  # type: ignore[attr-defined]

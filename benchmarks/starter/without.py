@@ -1,4 +1,4 @@
-"""Starter records without a workload's own: what helps must be others'."""
+"""Starter records without a workload's own, or of another processor: what helps must be others'."""
 
 from __future__ import annotations
 
@@ -48,3 +48,13 @@ def write_without(
         others = [task for task in tasks if task.workload_key != key]
         write_starter(folder / path.name, header, others)
     return folder
+
+
+def pass_off(folder: Path, instruction_set: str) -> None:
+    """Let files of another instruction set, which a run would not take, pass for its own."""
+    for path in sorted(folder.glob("*.json.xz")):
+        owner, _, rest = path.name.partition("-")
+        if owner == instruction_set:
+            path.unlink()
+        else:
+            path.rename(folder / f"{instruction_set}-{rest}")

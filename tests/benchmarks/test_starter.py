@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.starter import __main__ as making
 from benchmarks.starter.pack import SAMPLES_PER_TASK, pack
-from benchmarks.starter.without import write_without
+from benchmarks.starter.without import pass_off, write_without
 from benchmarks.starter.workloads import WORKLOADS, Workload
 from tests.tuning.test_prior_trials import trials
 from tvm_adaptive._tvm import IRModule, Target, anchor_of, te_workload, workload_key
@@ -172,3 +172,11 @@ def test_a_workloads_own_records_can_be_left_out(tmp_path: Path) -> None:
 def test_a_networks_records_are_not_left_out(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="resnet18 is a network"):
         write_without(STARTER_FOLDER, tmp_path, load_workload("resnet18"), whole_family=True)
+
+
+def test_files_of_another_processor_pass_for_ones_own(tmp_path: Path) -> None:
+    for name in ("avx2-2.json.xz", "avx512-2.json.xz", "avx512-4.json.xz"):
+        (tmp_path / name).write_text(name)
+    pass_off(tmp_path, "avx2")
+    found = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert found == {"avx2-2.json.xz": "avx512-2.json.xz", "avx2-4.json.xz": "avx512-4.json.xz"}
