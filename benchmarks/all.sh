@@ -120,15 +120,15 @@ schedulers() {
   fi
 }
 figures() {
-  local recordings=("$out"/data/*.npz)
-  full || recordings=(benchmarks/data/resnet18-0.npz)
+  local recordings=("$out"/data/*.npz) ladder=$out/packed/ladder
+  full || { recordings=(benchmarks/data/resnet18-0.npz); ladder=benchmarks/results/ladder; }
   bench micro.variance --out "$out/variance.json" \
     $(full || echo --workloads GMM --candidates 2 --runs 20)
   bench figures dynatune-2 $(full && echo dynatune-{4,13,19,7,8,9,14,20}) \
     --recordings "${recordings[@]}" --out "$out/figures"
   bench figures adatune-{2,6} --bench "$out/packed/operators" --out "$out/figures"
   bench figures adatune-{7,8} --bench "$out/packed/networks" --out "$out/figures"
-  bench figures adatune-{10,11} --bench "$out/packed/ladder" --out "$out/figures"
+  bench figures adatune-{10,11} --bench "$ladder" --out "$out/figures"
   bench figures adatune-3 --runs "$out/variance.json" --out "$out/figures"
   full || return 0
   bench figures adatune-4 --bench "$out/packed/epsilon" --out "$out/figures"

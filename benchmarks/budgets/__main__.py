@@ -36,7 +36,7 @@ from tvm_adaptive.workers.cores import thread_env
 from tvm_adaptive.workers.fork_server import ForkServer
 from tvm_adaptive.workers.pool import WorkerPool
 
-ROWS_FILE = "rows.jsonl"
+ROWS_FILE = "budgets.jsonl"
 # An odd number, whose median is one of them.
 _ROUNDS = 15
 # Some twenty inferences of a network of 10 ms.

@@ -180,12 +180,14 @@ def _task(name: str, measured: Sequence[Event], rounds: Sequence[_Round]) -> Tas
     # A killed run may have searched for a round whose results never came.
     pairs = list(zip(measured, rounds, strict=False))
     for event, each in pairs:
-        if len(event["latencies_ms"]) != each.n_trials:
+        # Fewer where the budget ended within the round: who was not tried has no result.
+        if len(event["latencies_ms"]) > each.n_trials:
             raise InvalidOptionError(
                 f"{name}: a round of {each.n_trials} candidates brought "
                 f"{len(event['latencies_ms'])} results; the journal cannot be matched."
             )
-    sizes = np.array([each.n_trials for _, each in pairs], dtype=np.int64)
+    pairs = [(event, each) for event, each in pairs if event["latencies_ms"]]
+    sizes = np.array([len(event["latencies_ms"]) for event, _ in pairs], dtype=np.int64)
     rest_sec = [each.stop_sec - each.start_sec - each.search_sec for _, each in pairs]
     latencies = [ms for event, _ in pairs for ms in event["latencies_ms"]]
     first = measured[0]

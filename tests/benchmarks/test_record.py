@@ -107,11 +107,22 @@ def test_what_is_missing_is_named(path, clock):
         record_from_journal(path)
 
 
+def test_of_a_round_that_the_budget_cut_what_was_tried_counts(path, clock):
+    header(clock)
+    clock.round(11.0, "a", 4)
+    clock.measured(15.0, "a", [4.0, 3.0, 5.0])
+    clock.at(16.0, "stage", stage="search", seconds=6.0)
+    (a,) = record_from_journal(path).tasks
+    assert a.latencies_ms == pytest.approx([4, 3, 5])
+    assert a.round_sizes.tolist() == [3]
+    assert a.trial_sec == pytest.approx([5 / 3] * 3)
+
+
 def test_results_that_do_not_fit_are_refused(path, clock):
     header(clock)
-    clock.round(11.0, "a", 3)
-    clock.measured(12.0, "a", [1.0])
-    with pytest.raises(InvalidOptionError, match="a round of 3 candidates brought 1 results"):
+    clock.round(11.0, "a", 1)
+    clock.measured(12.0, "a", [1.0, 2.0])
+    with pytest.raises(InvalidOptionError, match="a round of 1 candidates brought 2 results"):
         record_from_journal(path)
 
 
