@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tvm_adaptive._tvm import ms
+from tvm_adaptive._tvm import PerStoreFeature, ms
 from tvm_adaptive.tuning import registry
 
 # For each part, stock's names (its default first) and the names that take their place. The
@@ -47,8 +47,10 @@ def _forest(
     adaptive_training: bool = True,
     **options: Any,
 ) -> dict[str, Any]:
-    """Drop how boosted trees are trained; a forest extracts its features by itself."""
-    del extractor, num_warmup_samples, adaptive_training
+    """Drop how boosted trees are trained; a forest has the features of stock's default."""
+    del num_warmup_samples, adaptive_training
+    if not isinstance(extractor, PerStoreFeature | None):
+        raise TypeError(f"a forest takes no extractor {extractor}")
     return options
 
 

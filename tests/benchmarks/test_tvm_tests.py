@@ -9,11 +9,19 @@ import pytest
 from tvm.s_tir import meta_schedule as ms
 
 import tvm_adaptive
-from benchmarks.tvm_tests.__main__ import EXCLUDED_TESTS, excluded_table, table
+from benchmarks.tvm_tests.__main__ import excluded_table, table
 from benchmarks.tvm_tests.parts import CLASSES, NAMES, ours_in_place
-from benchmarks.tvm_tests.plugin import COLLECTION, STOCK, TestLog, read
+from benchmarks.tvm_tests.plugin import (
+    COLLECTION,
+    EXCLUDED,
+    EXCLUDED_TESTS,
+    OURS,
+    STOCK,
+    TestLog,
+    read,
+)
 
-OURS = {
+CLASSES_OF_OURS = {
     "XGBModel": tvm_adaptive.RFEICostModel,
     "EvolutionarySearch": tvm_adaptive.AdaptiveSearch,
     "LocalRunner": tvm_adaptive.AdaptiveRunner,
@@ -32,13 +40,13 @@ def write(path: Path, *events: dict[str, Any]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", CLASSES_OF_OURS)
 def test_a_class_of_stocks_makes_ours_until_the_end(name: str) -> None:
     module, part, _, _ = CLASSES[name]
     stock = getattr(getattr(ms, module), name)
     made: set[str] = set()
     with ours_in_place(made):
-        assert isinstance(getattr(getattr(ms, module), name)(), OURS[name])
+        assert isinstance(getattr(getattr(ms, module), name)(), CLASSES_OF_OURS[name])
         assert made == {part}
     assert getattr(getattr(ms, module), name) is stock
 
@@ -73,6 +81,8 @@ def test_options_of_stocks_classes_reach_ours() -> None:
         runner = ms.runner.LocalRunner(timeout_sec=3.0, evaluator_config=config)
         with pytest.raises(TypeError, match="f_build"):
             ms.builder.LocalBuilder(f_build="any")
+        with pytest.raises(TypeError, match="extractor"):
+            ms.cost_model.XGBModel(extractor=ms.feature_extractor.RandomFeatureExtractor())
     assert (search.options.population_size, search.options.epsilon) == (5, 0.9)
     assert runner.timeout_sec == 3.0
     assert (runner.options.min_repeat_ms, runner.options.cpu_cache_flush) == (7.0, True)
@@ -135,10 +145,11 @@ def test_excluded_tests_are_named_with_their_reason() -> None:
 
 PLUGIN_FILE = """
 import pytest
+from tvm.s_tir import meta_schedule as ms
 
 @pytest.mark.skip("Integration test")
 def test_lifted():
-    pass
+    assert ms.Builder.create("local", max_workers=1)
 
 @pytest.mark.skip("Disable this test to unblock CI.")
 def test_skipped():
@@ -146,21 +157,33 @@ def test_skipped():
 
 def test_failing():
     assert False, "why"
+
+def test_device():
+    assert ms.runner.RunnerInput("path", "llvm", []).device_type == "cpu"
+
+def test_meta_schedule_missing_build_func():
+    pass
 """
 
 
-def test_the_plugin_notes_each_test(tmp_path: Path) -> None:
-    (tmp_path / "test_file.py").write_text(PLUGIN_FILE)
-    (tmp_path / "test_broken.py").write_text("import nothing_of_this_name\n")
+@pytest.mark.parametrize(("side", "last"), [(STOCK, "passed"), (OURS, EXCLUDED)])
+def test_the_plugin_notes_each_test(tmp_path: Path, side: str, last: str) -> None:
+    # Modules of this process: each side's have names of their own.
+    names = (f"test_sound_{side}.py", f"test_broken_{side}.py")
+    (tmp_path / names[0]).write_text(PLUGIN_FILE)
+    (tmp_path / names[1]).write_text("import nothing_of_this_name\n")
     log = tmp_path / "log"
     arguments = ["-c", os.devnull, "--rootdir", str(tmp_path), "-p", "no:cacheprovider"]
-    for name in ("test_file.py", "test_broken.py"):
-        pytest.main([*arguments, str(tmp_path / name)], plugins=[TestLog(log, STOCK)])
+    for name in names:
+        pytest.main([*arguments, str(tmp_path / name)], plugins=[TestLog(log, side)])
     found = read(log)
     assert {name: each["outcome"] for name, each in found.items()} == {
         "test_lifted": "passed",
         "test_skipped": "skipped",
         "test_failing": "failed",
+        "test_device": "passed",
+        "test_meta_schedule_missing_build_func": last,
         COLLECTION: "failed",
     }
     assert "why" in found["test_failing"]["error"]
+    assert found["test_lifted"].get("parts") == (["builder"] if side == OURS else None)
