@@ -1,0 +1,1 @@
+"""TVM's own tests of MetaSchedule, with our parts in the place of stock's."""
