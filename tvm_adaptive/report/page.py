@@ -18,10 +18,11 @@ from pathlib import Path
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.report import charts
 from tvm_adaptive.report.comparison import peer_lines
+from tvm_adaptive.report.decisions import importances
 from tvm_adaptive.report.history import RunHistory
 from tvm_adaptive.report.run_options import option_differences
 from tvm_adaptive.report.tables import TRIALS_SCRIPT, number, script_json, table, trial_table
-from tvm_adaptive.report.trials import source_shares
+from tvm_adaptive.report.trials import TrialRow, source_shares
 from tvm_adaptive.values.forms import NO_FORM
 
 _STYLE = """
@@ -67,6 +68,8 @@ _LAYOUT = {
     "legend": {"orientation": "h", "y": -0.2},
 }
 _MAX_FAILURES = 20
+# A forest of each takes a tenth of a second.
+_MAX_IMPORTANCES = 8
 
 
 def write_report(histories: Sequence[RunHistory], path: Path) -> Path:
@@ -117,7 +120,8 @@ def page(histories: Sequence[RunHistory]) -> str:
     sections = [_section(chart) for chart in drawn if chart.is_drawable]
     sections.insert(1, _tasks(first))
     sections.insert(1, _peers(histories))
-    sections += [_sources(first), _devices(first), _failures(first), trial_table(first.trials)]
+    sections += [_importances(first), _sources(first), _devices(first), _failures(first)]
+    sections.append(trial_table(first.trials))
     body = "\n".join([_head(first), _runs(histories), _options(histories), *sections])
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -208,6 +212,27 @@ def _sources(history: RunHistory) -> str:
         "this task from a store or the starter records; seed: what was good for tasks of the same "
         "family; analytical: what suits the processor; model: the search's choice. An improvement "
         "is faster than all earlier trials of its task.</p>\n" + table(head, rows, n_text=1)
+    )
+
+
+def _importances(history: RunHistory) -> str:
+    """Return which decisions explain the times of the heaviest tasks."""
+    by_task: dict[str, list[TrialRow]] = {}
+    for trial in history.trials:
+        by_task.setdefault(trial.task, []).append(trial)
+    found = [
+        each
+        for task in history.heaviest[:_MAX_IMPORTANCES]
+        for each in importances(by_task.get(task.name, ()))
+    ]
+    if not found:
+        return ""
+    rows = [[each.task, each.decision, each.fastest, number(100 * each.share)] for each in found]
+    return (
+        '<h2 id="importance">Decisions that matter</h2>\n<p class="caption">How much of the '
+        "differences of a task's times each decision explains, by the splits of a random forest "
+        "that learned them. Decisions are counted by their place in the schedule.</p>\n"
+        + table(["task", "decision", "the fastest has", "share, %"], rows, n_text=3)
     )
 
 

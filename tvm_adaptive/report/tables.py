@@ -9,18 +9,19 @@ from html import escape
 from typing import Any
 
 from tvm_adaptive.measure_callback.journal import finite
+from tvm_adaptive.report.decisions import difference
 from tvm_adaptive.report.trials import TrialRow
 
 # Rows in the document at a time: twenty thousand would take seconds to lay out.
 _PAGE_ROWS = 100
-_TRIAL_HEAD = ("task", "form", "source", "ms", "error, %", "timing ended", "seconds")
-_N_TEXT = 3  # columns before the first number
+_TRIAL_HEAD = ("task", "form", "source", "ms", "error, %", "timing ended", "seconds", "differs in")
+_NUMBERS = ("ms", "error, %", "seconds")
 
 TRIALS_SCRIPT = """
 const trials = document.getElementById("trial-data");
 if (trials) {
   const {words, rows, size} = JSON.parse(trials.textContent);
-  const isText = [true, true, true, false, false, true, false];
+  const isText = [true, true, true, false, false, true, false, true];
   const value = (row, c) => isText[c] ? words[row[c]] : row[c];
   const body = document.querySelector("#trial-table tbody");
   const count = document.getElementById("trial-count");
@@ -106,22 +107,30 @@ def trial_table(trials: Sequence[TrialRow]) -> str:
     def place(word: str) -> int:
         return words.setdefault(word, len(words))
 
+    fastest: dict[str, TrialRow] = {}
+    for t in trials:
+        if t.improves:
+            fastest[t.task] = t
     rows = []
     for t in trials:
         texts = map(place, (t.task, t.form, t.source))
         numbers = map(_short, (t.ms, 100.0 * t.error))
         ended = place("failed" if math.isnan(t.ms) else t.reason)
-        rows.append([*texts, *numbers, ended, _short(t.seconds)])
+        best = fastest.get(t.task)
+        known = None if best is None else best.decisions
+        differs = place("fastest" if t is best else difference(t.decisions, known))
+        rows.append([*texts, *numbers, ended, _short(t.seconds), differs])
     data = script_json({"words": list(words), "rows": rows, "size": _PAGE_ROWS})
     heads = "".join(
-        f"<th{'' if place < _N_TEXT or name == 'timing ended' else ' class=n'}>"
+        f"<th{' class=n' if name in _NUMBERS else ''}>"
         f'<button type="button">{escape(name)}</button></th>'
-        for place, name in enumerate(_TRIAL_HEAD)
+        for name in _TRIAL_HEAD
     )
     return (
         '<h2 id="trials">Trials</h2>\n<p class="caption">In the order measured. A click on a head '
         "sorts; words in the filter must all be in a row. The error is the standard error of the "
-        "mean.</p>\n"
+        "mean. The last column has the decisions that the task's fastest trial takes otherwise, by "
+        "their place in the schedule; splits from the outermost loop to the innermost.</p>\n"
         f'<script type="application/json" id="trial-data">{data}</script>\n'
         '<p><input id="trial-filter" type="search" placeholder="filter" aria-label="filter"> '
         '<button type="button" id="trial-back">back</button> '

@@ -8,6 +8,8 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Any
 
+from tvm_adaptive.report.decisions import Decisions, decisions_of
+
 Event = dict[str, Any]
 
 # A timing belongs to a result of the same time, which the journal does not round: batches of
@@ -30,6 +32,7 @@ class TrialRow:
     reason: str  # why its timing ended; empty if unknown
     seconds: float  # of the timing; NaN if unknown
     improves: bool  # faster than every earlier trial of its task, the first one included
+    decisions: Decisions | None = None
 
 
 class TrialJoiner:
@@ -61,9 +64,11 @@ class TrialJoiner:
         task = str(event["task"])
         latencies_ms = [math.nan if ms is None else float(ms) for ms in event["latencies_ms"]]
         rounds = self._rounds[task]
-        sources = _sources(rounds.popleft() if rounds else {}, len(latencies_ms))
+        round_ = rounds.popleft() if rounds else {}
+        sources = _sources(round_, len(latencies_ms))
+        decisions = decisions_of(round_, len(latencies_ms))
         rows = []
-        for ms, source in zip(latencies_ms, sources, strict=True):
+        for ms, source, decided in zip(latencies_ms, sources, decisions, strict=True):
             timing = self._timings.pop(_time_key(ms), {})
             error = 1e3 * float(timing.get("stderr_sec") or math.nan) / ms
             seconds = float(timing.get("elapsed_sec") or math.nan)
@@ -71,7 +76,7 @@ class TrialJoiner:
             improves = ms < self._best_ms.get(task, math.inf)
             if improves:
                 self._best_ms[task] = ms
-            rows.append(TrialRow(task, form, source, ms, error, reason, seconds, improves))
+            rows.append(TrialRow(task, form, source, ms, error, reason, seconds, improves, decided))
         return rows
 
 

@@ -182,6 +182,10 @@ class KnobSpace:
         sketch = one.sketch if rng.random() < 0.5 else other.sketch
         return Point(sketch, tuple(vector))
 
+    def parts_of(self, point: Point) -> tuple[Vector, ...]:
+        """Return the decision of each knob."""
+        return tuple(point.vector[where] for where in self._slices[point.sketch])
+
     def encode(self, points: Sequence[Point]) -> Encoded:
         """Describe points by numbers that a tree can split on."""
         levels = sorted({key for members in self._levels for key in members})

@@ -176,11 +176,17 @@ class Proposer(abc.ABC):
             n_population=self._n_population,
             is_evolved=is_evolved,
             n_spares=self._n_spares,
+            decisions=self._decisions(batch),
             sample_sec=sample_sec,
             posterior_sec=posterior_sec,
             evolve_sec=search_sec,
         )
         return batch
+
+    def _decisions(self, batch: Sequence[Schedule]) -> list[Any] | None:
+        """Return the sketch and the decisions of each candidate; None where they are not known."""
+        del batch
+        return None
 
     def _exclude(self, keys: set[int]) -> None:
         """Never propose these programs again."""

@@ -254,6 +254,11 @@ class SurrogateProposer(Proposer):
         super()._exclude(keys)
         self.candidates.send(keys, self.trial_log)
 
+    def _decisions(self, batch: Sequence[Schedule]) -> list[Any] | None:
+        points = [self.candidates.sent.get(key_of(schedule)) for schedule in batch]
+        parts_of = self.candidates.space.parts_of
+        return [None if point is None else [point.sketch, parts_of(point)] for point in points]
+
     def _add_elite(self, seconds: float, point: Point) -> None:
         bisect.insort(self._elites, (seconds, point), key=lambda elite: elite[0])
         del self._elites[N_ELITES:]
