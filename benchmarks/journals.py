@@ -104,7 +104,7 @@ class Bench:
     ----------
     machines : tuple of dict
         See ``machine.describe_machine``; with the size of the benchmark and the ``seeds``
-        that ran there. Sittings that differ in processor or commit are kept apart.
+        that ran there. Invocations that differ in processor or commit are kept apart.
     noise : dict of str to dict
         ``"before"`` and ``"after"``.
     runs : tuple of Run
@@ -179,12 +179,12 @@ def load_bench(folder: Path) -> Bench:
         When it is none.
     """
     events = read_events(folder / BENCH_JOURNAL)
-    # Of several sittings, the noisiest is reported.
-    sittings = sorted(
+    # Of several invocations, the noisiest is reported.
+    noises = sorted(
         (event for event in events if event["event"] == "noise"),
         key=lambda event: float(event.get("spread", math.inf)),
     )
-    noise = {event["when"]: event for event in sittings}
+    noise = {event["when"]: event for event in noises}
     outcomes = sorted(folder.glob(f"*/*/*/{OUTCOME_FILE}"))
     order = {
         _key_of(event): number for number, event in enumerate(events) if event["event"] == "run-end"
@@ -213,7 +213,7 @@ def read_rounds(path: Path) -> tuple[dict[str, Rounds], dict[str, str]]:
             for name, ms in event["ms"].items():
                 timed.setdefault(name, {})[number] = float(ms)
             errors.update(event["errors"])
-            # Rounds that several sittings made are different rounds.
+            # Rounds that several processes made are different rounds.
             number += 1
     return {name: each for name, each in timed.items() if name not in errors}, errors
 

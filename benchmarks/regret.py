@@ -34,11 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--method", default="default", help="whose runs (default: default)")
     parser.add_argument("--top", type=int, default=_TOP, help="records of each run")
     parser.add_argument("--rounds", type=int, default=Effort.rounds)
-    parser.add_argument("--sittings", type=int, default=Effort.sittings, help="processes")
+    parser.add_argument("--processes", type=int, default=Effort.n_processes, metavar="N")
     parser.add_argument("--quick", action="store_true", help="shows that it works, no more")
     parser.add_argument("--table", action="store_true", help="of what is there, time nothing")
     options = parser.parse_args(arguments)
-    effort = QUICK if options.quick else Effort(options.rounds, options.sittings)
+    effort = QUICK if options.quick else Effort(options.rounds, options.processes)
     top = _QUICK_TOP if options.quick else options.top
     bench = load_bench(options.folder)
     rows = []

@@ -4,7 +4,7 @@
     python -m benchmarks.remeasure runs/operators --quick
 
 Each round is journaled when it is made. Killed, the same command goes on with the next round;
-what was built is kept. Every sitting is a process of its own with memory of its own.
+what was built is kept. Several processes make the rounds, each with memory of its own.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ class Effort:
     ----------
     rounds : int
         Timings of each entry.
-    sittings : int
+    n_processes : int
         Processes that make these rounds, one after the other.
     repeat_ms : float
         One timing of a kernel: long against whatever wakes up on a machine for a moment.
     """
 
     rounds: int = 21
-    sittings: int = 3
+    n_processes: int = 3
     repeat_ms: float = REPEAT_MS
 
 
 # Shows that it works, and nothing else.
-QUICK = Effort(rounds=2, sittings=1, repeat_ms=1.0)
+QUICK = Effort(rounds=2, n_processes=1, repeat_ms=1.0)
 
 
 def remeasure_all(out: Path, effort: Effort) -> None:
@@ -108,7 +108,7 @@ def remeasure(path: Path, spec: RunSpec, entries: Sequence[Entry], effort: Effor
         shutil.rmtree(folder, ignore_errors=True)
         events = []
     n_done = len([event for event in events if event["event"] == "round"])
-    per_sitting = math.ceil(effort.rounds / effort.sittings)
+    per_process = math.ceil(effort.rounds / effort.n_processes)
     n_missing: int = max(0, effort.rounds - n_done)
     settle_sec = _SETTLE_SEC if spec.workload in TORCH_MODELS else 0.0
     with contextlib.closing(Journal(path)) as journal:
@@ -116,7 +116,7 @@ def remeasure(path: Path, spec: RunSpec, entries: Sequence[Entry], effort: Effor
             about = describe_machine()
             journal.write("plan", workload=spec.workload, entries=names, machine=about)
         while n_done < effort.rounds:
-            last = min(effort.rounds, (n_done // per_sitting + 1) * per_sitting)
+            last = min(effort.rounds, (n_done // per_process + 1) * per_process)
             with timers_of(folder, spec, entries, effort.repeat_ms) as (timers, errors):
                 errors.update(read_rounds(path)[1])
                 for number in range(n_done, last):
@@ -282,10 +282,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="time all that was ever a run's best anew")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rounds", type=int, default=Effort.rounds)
-    parser.add_argument("--sittings", type=int, default=Effort.sittings, help="processes")
+    parser.add_argument("--processes", type=int, default=Effort.n_processes, metavar="N")
     parser.add_argument("--quick", action="store_true", help="shows that it works, no more")
     options = parser.parse_args(arguments)
-    effort = QUICK if options.quick else Effort(options.rounds, options.sittings)
+    effort = QUICK if options.quick else Effort(options.rounds, options.processes)
     remeasure_all(options.folder, effort)
     return 0
 

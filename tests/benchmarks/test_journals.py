@@ -121,7 +121,7 @@ def test_runs_that_are_packed_later_join_those_that_are_there(
     assert [bench.neutral_ms(run) for run in bench.of(spec().workload, "stock")] == [3.0, 5.0]
 
 
-def test_sittings_on_other_machines_are_distinguished(
+def test_invocations_on_other_machines_are_distinguished(
     spec: Spec, write_run: Write, write_bench: Write
 ) -> None:
     write_run(spec(), [(10.0, 4.0, 16)], finish_sec=30.0)
@@ -140,7 +140,7 @@ def test_sittings_on_other_machines_are_distinguished(
     assert found == [("a processor", {0, 1}), ("another", {2})]
 
 
-def test_of_several_sittings_the_noisiest_is_reported(
+def test_of_several_invocations_the_noisiest_is_reported(
     tmp_path: Path, spec: Spec, write_run: Write, write_bench: Write
 ) -> None:
     write_run(spec(), [(10.0, 4.0, 16)], finish_sec=30.0)

@@ -25,7 +25,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.true_ms: dict[str, float] = {}
-        self.n_sittings = 0
+        self.n_processes = 0
         self.n_left = 10**6
         self._hour = itertools.count(1)
 
@@ -33,7 +33,7 @@ class Bench:
     def timers_of(
         self, folder: Path, spec: RunSpec, entries: Sequence[Entry], repeat_ms: float
     ) -> Iterator[TIMERS]:
-        self.n_sittings += 1
+        self.n_processes += 1
         yield {entry.name: (lambda name=entry.name: self._time(name)) for entry in entries}, {}
 
     def _time(self, name: str) -> float:
@@ -56,7 +56,7 @@ def test_a_killed_measurement_goes_on_with_the_next_round(
 ) -> None:
     path = tmp_path / "neutral.jsonl"
     entries = [Entry("a"), Entry("b")]
-    effort = Effort(rounds=6, sittings=3)
+    effort = Effort(rounds=6, n_processes=3)
     kernels.n_left = 7
     with pytest.raises(KeyboardInterrupt):
         remeasure.remeasure(path, spec(), entries, effort)
@@ -70,18 +70,18 @@ def test_a_killed_measurement_goes_on_with_the_next_round(
         name: each[0] for name, each in first.items()
     }
     # Two before the end, then the rest of the second and the third.
-    assert kernels.n_sittings == 4
+    assert kernels.n_processes == 4
     assert remeasure.remeasure(path, spec(), entries, effort) == 0
-    assert kernels.n_sittings == 4
+    assert kernels.n_processes == 4
 
 
 def test_when_there_is_more_to_time_all_of_it_is_timed_together(
     tmp_path: Path, spec: Spec, kernels: Bench
 ) -> None:
     path = tmp_path / "neutral.jsonl"
-    remeasure.remeasure(path, spec(), [Entry("a")], Effort(rounds=2, sittings=1))
+    remeasure.remeasure(path, spec(), [Entry("a")], Effort(rounds=2, n_processes=1))
     entries = [Entry("a"), Entry("b")]
-    assert remeasure.remeasure(path, spec(), entries, Effort(rounds=3, sittings=1)) == 3
+    assert remeasure.remeasure(path, spec(), entries, Effort(rounds=3, n_processes=1)) == 3
     assert [len(each) for each in read_rounds(path)[0].values()] == [3, 3]
     (plan,) = [event for event in read_events(path) if event["event"] == "plan"]
     assert plan["entries"] == ["a", "b"]
@@ -110,7 +110,7 @@ def test_regret_is_of_what_was_deployed_and_luck_does_not_choose_the_best(
     write_run(spec("default"), [(5.0, 0.8, 32)], 50.0)
     out = write_bench()
     kernels.true_ms = {"default/0/final": 1.1, "default/0/top-2": 0.9}
-    assert regret.main([str(out), "--top", "3", "--rounds", "8", "--sittings", "2"]) == 0
+    assert regret.main([str(out), "--top", "3", "--rounds", "8", "--processes", "2"]) == 0
     # 1.1 over 0.9; the recorded 0.8 ms were 1.0.
     row = capsys.readouterr().out.splitlines()[-1]
     assert row.startswith("| te:C2D | default/0 | 3 | 1.22")

@@ -140,7 +140,7 @@ def start(*arguments: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-# A sitting begins to measure some 4 s after its start, and comes to its end after some 12 s.
+# A run begins to measure some 4 s after its start, and comes to its end after some 12 s.
 LONGEST_SEC = 15.0
 N_STOPS = 20
 

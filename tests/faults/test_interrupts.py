@@ -18,7 +18,7 @@ from tvm_adaptive.measure_callback import read_journal
 
 N_STOPS = 20
 TRIALS = 400
-# A sitting begins to measure some 4 s after its start.
+# A run begins to measure some 4 s after its start.
 LONGEST_SEC = 12.0
 
 

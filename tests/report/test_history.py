@@ -41,7 +41,7 @@ def test_a_run_that_has_only_begun(tmp_path: Path) -> None:
     assert (history.n_trials, history.curve, history.heaviest) == (0, [], [])
 
 
-def test_sittings_follow_one_another(write_run: WriteRun) -> None:
+def test_attempts_follow_one_another(write_run: WriteRun) -> None:
     folder = write_run(n_slots=3, ended=False)
     first = read_run(folder)
     journal = Journal(folder / "journal.jsonl")
