@@ -17,6 +17,9 @@ from tvm_adaptive.values.agreement import Array, random_array
 ROTATION_BYTES = 64 << 20
 # Less than that is back in the cache at once.
 LEAST_BYTES = 64 << 10
+# Drawn once, and repeated: kernels take no longer with values that differ everywhere, and drawing
+# 64 MiB of them takes half a second.
+_DRAWN_BYTES = 1 << 20
 # TVM's kernels assume that every argument starts at a cache line.
 _ALIGNMENT_BYTES = 64
 
@@ -53,8 +56,10 @@ class Arena:
         """Return the memory of one type, replaced if it is too small."""
         known = self._memory.get(dtype)
         if known is None or len(known) < n_items:
-            n_wanted = max(n_items, self._n_bytes // np.dtype(dtype).itemsize)
-            known = self._memory[dtype] = _aligned(random_array(self._rng, (n_wanted,), dtype))
+            item_bytes = np.dtype(dtype).itemsize
+            n_wanted = max(n_items, self._n_bytes // item_bytes)
+            drawn = random_array(self._rng, (_DRAWN_BYTES // item_bytes,), dtype)
+            known = self._memory[dtype] = _repeated(drawn, n_wanted)
         return known
 
 
@@ -77,9 +82,13 @@ def _pitch(dtype: str, shape: Sequence[int]) -> int:
     return max(1, math.ceil(math.prod(shape) / per_line)) * per_line
 
 
-def _aligned(values: Array) -> Array:
-    room = np.empty(values.nbytes + _ALIGNMENT_BYTES, np.uint8)
+def _repeated(values: Array, n_items: int) -> Array:
+    """Return aligned memory of so many items, filled with the values again and again."""
+    n_bytes = n_items * values.itemsize
+    room = np.empty(n_bytes + _ALIGNMENT_BYTES, np.uint8)
     first = -room.ctypes.data % _ALIGNMENT_BYTES
-    found: Array = room[first : first + values.nbytes].view(values.dtype)
-    found[:] = values
+    found: Array = room[first : first + n_bytes].view(values.dtype)
+    for start in range(0, n_items, len(values)):
+        part = found[start : start + len(values)]
+        part[:] = values[: len(part)]
     return found

@@ -68,6 +68,7 @@ class SurrogateProposer(Proposer):
         self._elites: list[tuple[float, Point]] = []
         self._randoms: IndexArray = np.zeros(0, dtype=np.intp)
         self._seeds: list[int] = []  # keys, the best first
+        self._points_left: list[Point] = []  # that suit the processor, and were not needed yet
 
     def start(self, max_trials: int, design_spaces: list[Schedule], database: Database) -> None:
         """Open the sketches, and read what the database knows of the task."""
@@ -98,6 +99,7 @@ class SurrogateProposer(Proposer):
             "n_rounds": self.n_rounds,
             "n_population": self._n_population,
             "elites": self._elites,
+            "points_left": self._points_left,
             **self.candidates.carry(),
         }
 
@@ -106,7 +108,7 @@ class SurrogateProposer(Proposer):
         self.transfer_pool = transfer_pool or self.transfer_pool
         self.measured, self.n_rounds = carried["measured"], carried["n_rounds"]
         self._n_population, self._elites = carried["n_population"], carried["elites"]
-        self.rng = carried["rng"]
+        self.rng, self._points_left = carried["rng"], carried["points_left"]
         self.candidates.resume(carried)
 
     def tell(self, schedules: Sequence[Schedule], seconds: Sequence[float | None]) -> None:
@@ -146,6 +148,9 @@ class SurrogateProposer(Proposer):
     def _sample(self, n: int | None) -> list[Schedule] | None:
         candidates, pool = self.candidates, self.candidates.pool
         candidates.forget_programs()
+        if self._points_left:
+            candidates.add(self._points_left)
+            self._points_left = []
         # Enough for a batch of nothing but random candidates, some of which fail.
         n_samples = max(self.options.n_samples, self.batch + self.batch // 2)
         wanted = n_samples if n is None else min(n, n_samples)
@@ -199,11 +204,21 @@ class SurrogateProposer(Proposer):
         # Of a detector's 75 tasks, the best of one seed of starter records and three of these was
         # 3 % faster than that of two and two, and than that of four seeds 29 %.
         seeds = self._first_seeds(n // _SEEDS_AMONG_FIRST)
-        points = candidates.sketches.promising(processor, n_drafts, self.rng)
-        keys = set(candidates.add(points)) - set(self._seeds)
         # In this order: it ranks them better than a model that knows only other tasks.
-        drafts = [i for i, key in enumerate(candidates.pool.keys) if key in keys]
-        return seeds, candidates.schedules(drafts[: n - len(seeds)])
+        self._points_left = candidates.sketches.promising(processor, n_drafts, self.rng)
+        return seeds, candidates.schedules(self._drafted(n - len(seeds)))
+
+    def _drafted(self, n: int) -> list[int]:
+        """Add what suits the processor until ``n`` have a program; return places in the pool."""
+        keys: list[int] = []
+        while self._points_left and len(keys) < n:
+            n_missing = n - len(keys)
+            some, self._points_left = self._points_left[:n_missing], self._points_left[n_missing:]
+            found = self.candidates.add(some)
+            known = {*self._seeds, *keys, None}
+            keys += [key for key in dict.fromkeys(found) if key is not None and key not in known]
+        places = {key: i for i, key in enumerate(self.candidates.pool.keys)}
+        return [places[key] for key in keys if key in places]
 
     def _screened(self, n: int, without: Sequence[Schedule]) -> list[Schedule]:
         taken = {key_of(schedule) for schedule in without}

@@ -1,0 +1,151 @@
+"""How often a race drops the faster candidate, simulated with recorded noise.
+
+    python -m benchmarks.micro.race_simulation --out race_simulation.json
+
+The runner's own code measures candidates whose timer replays single runs of a kernel
+(``micro/variance.py``), multiplied by what a round of a published neutral measurement differs from
+the median of its rounds: seconds and minutes apart, a virtual machine is not equally fast. The
+incumbent is the fastest of several measurements of equally fast kernels, lucky as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import lzma
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_adaptive.runner.evaluator import RACED, Race, evaluate
+from tvm_adaptive.runner.stopping import make_rule
+
+Array = npt.NDArray[np.float64]
+
+_HERE = Path(__file__).parent
+RUNS_FILE = _HERE / "results" / "variance.json.xz"
+ROUNDS_FOLDER = _HERE.parent / "results"
+# Times of the incumbent's: the goal is for the first; the others show what a race is for.
+CANDIDATES = (0.95, 1.5, 2.0)
+# Measurements that the incumbent is the fastest of: alone, of a batch, of a long search.
+LUCKIEST_OF = (1, 16, 256)
+_N_REPEATS = 2000
+# Fewer rounds have no median to differ from.
+_MIN_ROUNDS = 10
+
+
+class ReplayTimer:
+    """A timer of the runner that returns recorded runs, from a random one on, in turns."""
+
+    def __init__(self, run_secs: Array, factor: float, rng: np.random.Generator) -> None:
+        self._sums = np.concatenate([[0.0], np.cumsum(run_secs * factor)])
+        self._n = len(run_secs)
+        self._at = int(rng.integers(self._n))
+        self.now_sec = 0.0
+
+    def __call__(self, number: int, repeat: int) -> list[float]:
+        """Return the means of micro-batches."""
+        return [self._next(number) / number for _ in range(repeat)]
+
+    def _next(self, number: int) -> float:
+        rounds, rest = divmod(self._at + number, self._n)
+        total = rounds * self._sums[-1] + self._sums[rest] - self._sums[self._at]
+        self._at = rest
+        self.now_sec += total
+        return float(total)
+
+
+def measured_sec(
+    run_secs: Array, factor: float, race: Race | None, rng: np.random.Generator
+) -> tuple[float, bool]:
+    """Measure a replayed kernel; return its seconds, and whether the race dropped it."""
+    timer = ReplayTimer(run_secs, factor, rng)
+    timing = evaluate(timer, make_rule("precision"), race=race, clock=lambda: timer.now_sec)
+    return timing.mean_sec, timing.reason == RACED
+
+
+def share_dropped(
+    kernels: Sequence[Array],
+    factors: Array,
+    candidate: float,
+    *,
+    luckiest_of: int,
+    n_repeats: int,
+    rng: np.random.Generator,
+) -> float:
+    """Return the share of races that drop a candidate.
+
+    Parameters
+    ----------
+    kernels : sequence of ndarray
+        Seconds of single runs of each kernel.
+    factors : ndarray of shape (n,)
+        What measurements at other times differ by.
+    candidate : float
+        Its true time over the incumbent's true time.
+    luckiest_of : int
+        Measurements that the incumbent is the fastest of.
+    n_repeats : int
+    rng : numpy.random.Generator
+    """
+    n_dropped = 0
+    for _ in range(n_repeats):
+        kernel = kernels[int(rng.integers(len(kernels)))]
+        incumbent_sec = min(
+            measured_sec(kernel, factor, None, rng)[0]
+            for factor in rng.choice(factors, luckiest_of)
+        )
+        factor = candidate * float(rng.choice(factors))
+        n_dropped += measured_sec(kernel, factor, Race(incumbent_sec), rng)[1]
+    return n_dropped / n_repeats
+
+
+def recorded_factors(folder: Path) -> Array:
+    """Return each round of neutral measurements over the median of its library's rounds."""
+    found: list[float] = []
+    for path in sorted(folder.glob("*/*/neutral.json")):
+        for entry in json.loads(path.read_text())["entries"].values():
+            rounds = np.array(entry.get("samples_ms") or [])
+            if len(rounds) >= _MIN_ROUNDS:
+                found += (rounds / np.median(rounds)).tolist()
+    return np.array(found)
+
+
+def recorded_runs(path: Path) -> dict[str, list[Array]]:
+    """Return the seconds of single runs of each operator's kernels."""
+    data: dict[str, Any] = json.loads(lzma.decompress(path.read_bytes()))
+    return {name: [np.array(runs) / 1e3 for runs in kernels] for name, kernels in data.items()}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=_N_REPEATS)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args(arguments)
+    factors, runs = recorded_factors(ROUNDS_FOLDER), recorded_runs(RUNS_FILE)
+    rng = np.random.default_rng(0)
+    rows = []
+    print("| operator | luckiest of | " + " | ".join(f"{c:g} x" for c in CANDIDATES) + " |")
+    print("|---" * (2 + len(CANDIDATES)) + "|")
+    for name, kernels in runs.items():
+        for n in LUCKIEST_OF:
+            # A long search's incumbent takes many measurements; fewer races show it as well.
+            n_repeats = max(1, options.repeats // n)
+            shares = [
+                share_dropped(kernels, factors, c, luckiest_of=n, n_repeats=n_repeats, rng=rng)
+                for c in CANDIDATES
+            ]
+            rows.append({"operator": name, "luckiest_of": n, "n": n_repeats, "shares": shares})
+            cells = " | ".join(f"{100 * share:.1f} %" for share in shares)
+            print(f"| {name} | {n} | {cells} |", flush=True)
+    found = {"candidates": CANDIDATES, "n_factors": len(factors), "rows": rows}
+    options.out.write_text(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

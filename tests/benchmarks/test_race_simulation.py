@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.micro.race_simulation import (
+    ROUNDS_FOLDER,
+    RUNS_FILE,
+    ReplayTimer,
+    recorded_factors,
+    recorded_runs,
+    share_dropped,
+)
+
+QUIET = np.full(50, 1e-4)
+
+
+def test_a_replay_repeats_all_runs_in_their_order() -> None:
+    runs = np.array([1.0, 2.0, 3.0])
+    timer = ReplayTimer(runs, 2.0, np.random.default_rng(0))
+    means = timer(1, 6)
+    start = [2.0, 4.0, 6.0].index(means[0])
+    assert means == [2.0 * runs[(start + k) % 3] for k in range(6)]
+    assert timer.now_sec == pytest.approx(sum(means))
+    assert timer(300, 1) == [pytest.approx(4.0)]
+
+
+@pytest.mark.parametrize(("candidate", "share"), [(0.95, 0.0), (1.2, 0.0), (1.3, 1.0), (4.0, 1.0)])
+def test_without_noise_the_limit_decides(candidate: float, share: float) -> None:
+    rng = np.random.default_rng(0)
+    assert (
+        share_dropped([QUIET], np.ones(1), candidate, luckiest_of=1, n_repeats=5, rng=rng) == share
+    )
+
+
+def test_a_lucky_incumbent_drops_what_is_better() -> None:
+    often = {"luckiest_of": 8, "n_repeats": 40, "rng": np.random.default_rng(0)}
+    factors = np.array([0.5, 1.0])
+    honest = share_dropped([QUIET], np.ones(1), 0.95, **often)
+    lucky = share_dropped([QUIET], factors, 0.95, **often)
+    assert (honest, lucky) == (0.0, pytest.approx(0.5, abs=0.3))
+
+
+def test_what_was_recorded_is_read(tmp_path: Path) -> None:
+    folder = tmp_path / "bench" / "te-GMM"
+    folder.mkdir(parents=True)
+    entries = {
+        "a": {"samples_ms": [2.0] * 5 + [4.0] * 6},
+        "b": {"samples_ms": [1.0]},
+        "c": {"error": "failed"},
+    }
+    (folder / "neutral.json").write_text(json.dumps({"entries": entries}))
+    assert sorted(recorded_factors(tmp_path)) == [0.5] * 5 + [1.0] * 6
+    factors, runs = recorded_factors(ROUNDS_FOLDER), recorded_runs(RUNS_FILE)
+    assert len(factors) > 500
+    assert np.median(factors) == pytest.approx(1.0, abs=0.02)
+    assert all(len(kernels) >= 8 for kernels in runs.values())
