@@ -20,6 +20,7 @@ from tvm_adaptive._tvm.torch_frontend import TorchConverter, relax_of_exported_p
 from tvm_adaptive.errors import InvalidOptionError, summary_line
 from tvm_adaptive.models.frontend.onnx_file import read_onnx
 from tvm_adaptive.models.frontend.reader import is_of_memory
+from tvm_adaptive.models.frontend.torch_core import core_of_plain
 from tvm_adaptive.models.frontend.torch_flat import FlatModel, quiet
 from tvm_adaptive.models.network import extents_of, main_of, shape_text
 from tvm_adaptive.workers.scratch import ScratchFolder
@@ -77,7 +78,7 @@ def _core_program(program: Any) -> Any:
     """Return a program of core operators that only computes the user's results, of tensors."""
     from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 
-    core = program.run_decompositions()
+    core = core_of_plain(program) or program.run_decompositions()
     graph, signature = core.graph, core.graph_signature
     (output,) = graph.find_nodes(op="output")
     kept = [
