@@ -35,6 +35,7 @@ from tvm.target import Target
 from tvm.target.codegen import llvm_get_system_cpu
 
 from tvm_adaptive._tvm import MeasureCandidate
+from tvm_adaptive._tvm.intrinsics import backends_of, only_intrinsics
 from tvm_adaptive.builder import PersistentBuilder
 from tvm_adaptive.runner.local import AdaptiveRunner
 from tvm_adaptive.runner.measure import (
@@ -82,13 +83,14 @@ def random_candidates(name: str, n: int, target: Target, seed: int) -> list[Runn
 
 def drawn_candidates(name: str, n: int, target: Target, seed: int) -> list[MeasureCandidate]:
     """Draw n random schedules of a testing workload."""
-    context = ms.TuneContext(
-        mod=create_te_workload(name, 0),
-        target=target,
-        space_generator="post-order-apply",
-        search_strategy="replay-trace",
-        rand_state=seed,
-    )
+    with only_intrinsics(backends_of([target])):  # those of all take a minute to import
+        context = ms.TuneContext(
+            mod=create_te_workload(name, 0),
+            target=target,
+            space_generator="post-order-apply",
+            search_strategy="replay-trace",
+            rand_state=seed,
+        )
     context.pre_tuning(max_trials=n, num_trials_per_iter=n)
     return list(context.generate_measure_candidates() or [])
 
