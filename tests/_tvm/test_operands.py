@@ -8,7 +8,7 @@ from tvm.s_tir.meta_schedule.testing.te_workload import create_te_workload
 from benchmarks.starter.workloads import WORKLOADS
 from tests._tvm.test_reduction_rule import module_of
 from tvm_adaptive._tvm import IRModule
-from tvm_adaptive._tvm.operands import shares_operands
+from tvm_adaptive._tvm.operands import reads_with_gaps, shares_operands
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,7 @@ from tvm_adaptive._tvm.operands import shares_operands
 def test_tvms_testing_workloads(name: str, expected: bool) -> None:
     mod = IRModule({"main": create_te_workload(name, 0)})
     assert shares_operands(mod) == expected
+    assert reads_with_gaps(mod) == (name == "T2D")
 
 
 @pytest.mark.parametrize(

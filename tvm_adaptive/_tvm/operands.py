@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
-from tvm_adaptive._tvm import IRModule, buffer_of, handle, s_tir, tirx
+from tvm_adaptive._tvm import IRModule, Schedule, buffer_of, handle, s_tir, tirx
 
+# In the text of a value: the condition of a choice has a remainder.
+_BY_REMAINDER = re.compile(r"(?:if_then_else|Select)\([^,]*%")
 _LINEAR = (tirx.Add, tirx.Sub, tirx.Mul)
 
 
@@ -22,6 +25,17 @@ def shares_operands(mod: IRModule) -> bool:
     spatial = [each for each in block.iter_vars if each.iter_type == each.DataPar]
     axes = [each.var for each in spatial if getattr(each.dom.extent, "value", 0) != 1]
     return not any(_has_own_elements(each, axes) for each in operands_of(block))
+
+
+def reads_with_gaps(mod: IRModule) -> bool:
+    """Say whether remainders decide which elements are read and which are zero.
+
+    So it is in a transposed convolution that is written as one of a dilated image.
+    """
+    schedule = Schedule(mod)
+    blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
+    values = [getattr(schedule.get(each).body, "value", None) for each in blocks]
+    return any(_BY_REMAINDER.search(str(value)) for value in values)
 
 
 def operands_of(block: Any) -> list[Any]:
