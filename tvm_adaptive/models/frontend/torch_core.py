@@ -125,7 +125,7 @@ def _batch_norm(graph: Any, node: Any) -> Any:
     import torch
 
     target = torch.ops.aten._native_batch_norm_legit_no_training.default
-    (*tensors, _, momentum, epsilon) = node.args[:8]
+    *tensors, _, momentum, epsilon = tuple(node.args)[:8]
     found = _call(graph, target, (*tensors, momentum, epsilon), {"val": (node.meta["val"],)})
     return _call(graph, operator.getitem, (found, 0), node.meta)
 
@@ -133,12 +133,10 @@ def _batch_norm(graph: Any, node: Any) -> Any:
 def _convolution(graph: Any, node: Any) -> Any:
     import torch
 
-    n = len(_shape(node)) - 2
-    data, weight, bias, stride, padding, dilation, groups = (
-        *node.args,
-        *(None, [1] * n, [0] * n, [1] * n, 1)[len(node.args) - 2 :],
-    )
-    args = (data, weight, bias, stride, padding, dilation, False, [0] * n, groups)
+    n, given = len(_shape(node)) - 2, tuple(node.args)
+    defaults = (None, None, None, [1] * n, [0] * n, [1] * n, 1)
+    *first, groups = given + defaults[len(given) :]
+    args = (*first, False, [0] * n, groups)
     return _call(graph, torch.ops.aten.convolution.default, args, node.meta)
 
 
@@ -146,7 +144,8 @@ def _layer_norm(graph: Any, node: Any) -> Any:
     import torch
 
     target = torch.ops.aten.native_layer_norm.default
-    args = (*node.args, *(None, None, 1e-5)[len(node.args) - 2 :])[:5]
+    given = tuple(node.args)[:5]
+    args = given + (None, None, None, None, 1e-5)[len(given) :]
     found = _call(graph, target, args, {"val": (node.meta["val"],)})
     return _call(graph, operator.getitem, (found, 0), node.meta)
 
