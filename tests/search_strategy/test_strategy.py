@@ -63,14 +63,14 @@ def test_a_fixed_epsilon_gives_exactly_its_share(make_task, epsilon):
 def test_the_journal_has_the_decisions_of_each_candidate(make_task):
     journal = Events()
     strategy = AdaptiveSearch(**SMALL, proposer="distilled", journal=journal)
-    batch = make_task(strategy, ConstantModel()).round()
+    batch = make_task(strategy, RFEICostModel()).round()
     (event,) = journal.of("round")
     for candidate, (_, parts) in zip(batch, event["decisions"], strict=True):
         # The postprocessors' own follow.
         assert parts == tuple(knobs_of(candidate.sch)[: len(parts)])
     evolution = Events()
     strategy = AdaptiveSearch(**SMALL, proposer="evolution", journal=evolution)
-    make_task(strategy, ConstantModel()).round()
+    make_task(strategy, RFEICostModel()).round()
     assert evolution.of("round")[0]["decisions"] is None
 
 
