@@ -5,7 +5,8 @@
 The runner's own code measures candidates whose timer replays single runs of a kernel
 (``micro/variance.py``), multiplied by what a round of a published neutral measurement differs from
 the median of its rounds: seconds and minutes apart, a virtual machine is not equally fast. The
-incumbent is the fastest of several measurements of equally fast kernels, lucky as it is.
+incumbent is the fastest of several measurements of equally fast kernels, lucky as it is; or, as a
+race against a repeat of the incumbent in the same batch would be, a measurement in the same round.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ RUNS_FILE = _HERE / "results" / "variance.json.xz"
 ROUNDS_FOLDER = _HERE.parent / "results"
 # Times of the incumbent's: the goal is for the first; the others show what a race is for.
 CANDIDATES = (0.95, 1.5, 2.0)
-# Measurements that the incumbent is the fastest of: alone, of a batch, of a long search.
-LUCKIEST_OF = (1, 16, 256)
+# Measurements that the incumbent is the fastest of: alone, and of a batch; 0 is the same round.
+LUCKIEST_OF = (0, 1, 16)
 _N_REPEATS = 2000
 # Fewer rounds have no median to differ from.
 _MIN_ROUNDS = 10
@@ -70,7 +71,7 @@ def measured_sec(
 
 def share_dropped(
     kernels: Sequence[Array],
-    factors: Array,
+    rounds: Sequence[Array],
     candidate: float,
     *,
     luckiest_of: int,
@@ -83,36 +84,38 @@ def share_dropped(
     ----------
     kernels : sequence of ndarray
         Seconds of single runs of each kernel.
-    factors : ndarray of shape (n,)
-        What measurements at other times differ by.
+    rounds : sequence of ndarray
+        What measurements differ by: of each round, those of several libraries.
     candidate : float
         Its true time over the incumbent's true time.
     luckiest_of : int
-        Measurements that the incumbent is the fastest of.
+        Measurements that the incumbent is the fastest of; 0 for one of the candidate's round.
     n_repeats : int
     rng : numpy.random.Generator
     """
-    n_dropped = 0
+    n_dropped, factors = 0, np.concatenate(rounds)
     for _ in range(n_repeats):
         kernel = kernels[int(rng.integers(len(kernels)))]
-        incumbent_sec = min(
-            measured_sec(kernel, factor, None, rng)[0]
-            for factor in rng.choice(factors, luckiest_of)
-        )
-        factor = candidate * float(rng.choice(factors))
-        n_dropped += measured_sec(kernel, factor, Race(incumbent_sec), rng)[1]
+        if luckiest_of:
+            own, *others = rng.choice(factors, 1 + luckiest_of)
+        else:
+            own, *others = rng.choice(rounds[int(rng.integers(len(rounds)))], 2, replace=False)
+        incumbent_sec = min(measured_sec(kernel, other, None, rng)[0] for other in others)
+        n_dropped += measured_sec(kernel, candidate * own, Race(incumbent_sec), rng)[1]
     return n_dropped / n_repeats
 
 
-def recorded_factors(folder: Path) -> Array:
-    """Return each round of neutral measurements over the median of its library's rounds."""
-    found: list[float] = []
+def recorded_factors(folder: Path) -> list[Array]:
+    """Return of each round of neutral measurements the libraries' times over their medians."""
+    found: list[Array] = []
     for path in sorted(folder.glob("*/*/neutral.json")):
-        for entry in json.loads(path.read_text())["entries"].values():
-            rounds = np.array(entry.get("samples_ms") or [])
-            if len(rounds) >= _MIN_ROUNDS:
-                found += (rounds / np.median(rounds)).tolist()
-    return np.array(found)
+        entries = json.loads(path.read_text())["entries"].values()
+        timed = [np.array(entry.get("samples_ms") or []) for entry in entries]
+        whole = [each / np.median(each) for each in timed if len(each) >= _MIN_ROUNDS]
+        n_rounds = min((len(each) for each in whole), default=0)
+        if len(whole) > 1:
+            found += list(np.stack([each[:n_rounds] for each in whole], axis=1))
+    return found
 
 
 def recorded_runs(path: Path) -> dict[str, list[Array]]:
@@ -126,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=_N_REPEATS)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(arguments)
-    factors, runs = recorded_factors(ROUNDS_FOLDER), recorded_runs(RUNS_FILE)
+    rounds, runs = recorded_factors(ROUNDS_FOLDER), recorded_runs(RUNS_FILE)
     rng = np.random.default_rng(0)
     rows = []
     print("| operator | luckiest of | " + " | ".join(f"{c:g} x" for c in CANDIDATES) + " |")
@@ -134,15 +137,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, kernels in runs.items():
         for n in LUCKIEST_OF:
             # A long search's incumbent takes many measurements; fewer races show it as well.
-            n_repeats = max(1, options.repeats // n)
+            n_repeats = max(1, options.repeats // max(1, n))
             shares = [
-                share_dropped(kernels, factors, c, luckiest_of=n, n_repeats=n_repeats, rng=rng)
+                share_dropped(kernels, rounds, c, luckiest_of=n, n_repeats=n_repeats, rng=rng)
                 for c in CANDIDATES
             ]
             rows.append({"operator": name, "luckiest_of": n, "n": n_repeats, "shares": shares})
             cells = " | ".join(f"{100 * share:.1f} %" for share in shares)
             print(f"| {name} | {n} | {cells} |", flush=True)
-    found = {"candidates": CANDIDATES, "n_factors": len(factors), "rows": rows}
+    found = {"candidates": CANDIDATES, "n_rounds": len(rounds), "rows": rows}
     options.out.write_text(json.dumps(found, indent=1) + "\n")
     return 0
 

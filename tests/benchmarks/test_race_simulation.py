@@ -30,17 +30,15 @@ def test_a_replay_repeats_all_runs_in_their_order() -> None:
 
 @pytest.mark.parametrize(("candidate", "share"), [(0.95, 0.0), (1.2, 0.0), (1.3, 1.0), (4.0, 1.0)])
 def test_without_noise_the_limit_decides(candidate: float, share: float) -> None:
-    rng = np.random.default_rng(0)
-    assert (
-        share_dropped([QUIET], np.ones(1), candidate, luckiest_of=1, n_repeats=5, rng=rng) == share
-    )
+    often = {"luckiest_of": 1, "n_repeats": 5, "rng": np.random.default_rng(0)}
+    assert share_dropped([QUIET], [np.ones(2)], candidate, **often) == share
 
 
 def test_a_lucky_incumbent_drops_what_is_better() -> None:
     often = {"luckiest_of": 8, "n_repeats": 40, "rng": np.random.default_rng(0)}
-    factors = np.array([0.5, 1.0])
-    honest = share_dropped([QUIET], np.ones(1), 0.95, **often)
-    lucky = share_dropped([QUIET], factors, 0.95, **often)
+    rounds = [np.array([0.5, 1.0])]
+    honest = share_dropped([QUIET], [np.ones(2)], 0.95, **often)
+    lucky = share_dropped([QUIET], rounds, 0.95, **often)
     assert (honest, lucky) == (0.0, pytest.approx(0.5, abs=0.3))
 
 
@@ -48,13 +46,22 @@ def test_what_was_recorded_is_read(tmp_path: Path) -> None:
     folder = tmp_path / "bench" / "te-GMM"
     folder.mkdir(parents=True)
     entries = {
-        "a": {"samples_ms": [2.0] * 5 + [4.0] * 6},
-        "b": {"samples_ms": [1.0]},
-        "c": {"error": "failed"},
+        "a": {"samples_ms": [2.0] * 6 + [4.0] * 5},
+        "b": {"samples_ms": [1.0] * 12},
+        "c": {"samples_ms": [1.0]},
+        "d": {"error": "failed"},
     }
     (folder / "neutral.json").write_text(json.dumps({"entries": entries}))
-    assert sorted(recorded_factors(tmp_path)) == [0.5] * 5 + [1.0] * 6
-    factors, runs = recorded_factors(ROUNDS_FOLDER), recorded_runs(RUNS_FILE)
-    assert len(factors) > 500
-    assert np.median(factors) == pytest.approx(1.0, abs=0.02)
+    found = recorded_factors(tmp_path)
+    assert [each.tolist() for each in found] == [[1.0, 1.0]] * 6 + [[2.0, 1.0]] * 5
+    rounds, runs = recorded_factors(ROUNDS_FOLDER), recorded_runs(RUNS_FILE)
+    assert len(rounds) > 100
+    assert np.median(np.concatenate(rounds)) == pytest.approx(1.0, abs=0.02)
     assert all(len(kernels) >= 8 for kernels in runs.values())
+
+
+def test_what_a_round_has_in_common_cancels() -> None:
+    often = {"n_repeats": 40, "rng": np.random.default_rng(0)}
+    rounds = [np.array([0.5, 0.5]), np.array([1.0, 1.0])]
+    assert share_dropped([QUIET], rounds, 0.95, luckiest_of=0, **often) == 0.0
+    assert share_dropped([QUIET], rounds, 0.95, luckiest_of=1, **often) > 0.0
