@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import lzma
 import re
 import shutil
 import subprocess
@@ -26,7 +25,7 @@ from rich.terminal_theme import DEFAULT_TERMINAL_THEME, SVG_EXPORT_THEME, Termin
 
 from tvm_adaptive.measure_callback.journal import JOURNAL_FILE, follow
 from tvm_adaptive.report import read_run, write_report
-from tvm_adaptive.report.demo import DEMO_JOURNAL
+from tvm_adaptive.report.demo import unpack_demo
 from tvm_adaptive.report.history import RunHistory
 from tvm_adaptive.report.live import screen
 from tvm_adaptive.tuning.budget import Budget
@@ -116,7 +115,7 @@ def _add_until(history: RunHistory, event: dict[str, object], now_sec: float) ->
 def _unpacked(folder: Path) -> Path:
     run = folder / "resnet18"
     run.mkdir()
-    (run / JOURNAL_FILE).write_bytes(lzma.decompress(DEMO_JOURNAL.read_bytes()))
+    unpack_demo(run)
     return run
 
 

@@ -116,8 +116,8 @@ def write_long_run(folder: Path) -> None:
         journal.write("slot", task=task, reason="index", gain=0.1, unit="ms/s")
         counts = {"n_candidates": BATCH, "n_seeded": 0, "n_analytical": 0, "n_random": 2}
         splits = [[0, [[number % 7 + 1, place + 1, 8, 1]] * 4] for place in range(BATCH)]
-        told = {"epsilon": 0.1, "mean_std": 0.2, "reason": "posterior", "decisions": splits}
-        journal.write("round", task=task, **told, **counts)
+        explored = {"epsilon": 0.1, "mean_std": 0.2, "reason": "posterior", "decisions": splits}
+        journal.write("round", task=task, **explored, **counts)
         journal.write("build", n=BATCH, n_errors=0, seconds=0.7)
         latencies_ms = [1e3 / (1 + number * BATCH + place) for place in range(BATCH)]
         for place, ms in enumerate(latencies_ms):

@@ -74,9 +74,10 @@ def difference(decisions: Decisions | None, reference: Decisions | None) -> str:
 def importances(trials: Sequence[TrialRow]) -> list[Importance]:
     """Return the decisions of one task that matter most, the most important first.
 
-    The share of a decision is the decrease of variance that splits by it bring in a random
-    forest, which learns the logarithms of the times (Breiman, "Random Forests", 2001; Louppe et
-    al., "Understanding variable importances in forests of randomized trees", NeurIPS 2013).
+    The share of a decision is the decrease of variance that splits by it bring in a forest of
+    extremely randomised trees, which learns the logarithms of the times (Geurts et al., Machine
+    Learning 63, 2006; Louppe et al., "Understanding variable importances in forests of randomized
+    trees", NeurIPS 2013).
 
     Parameters
     ----------

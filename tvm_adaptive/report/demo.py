@@ -9,13 +9,18 @@ from pathlib import Path
 from tvm_adaptive.measure_callback.journal import JOURNAL_FILE
 from tvm_adaptive.report.history import RunHistory, read_run
 
-DEMO_JOURNAL = Path(__file__).with_name("demo.jsonl.xz")
+_PACKED = Path(__file__).with_name("demo.jsonl.xz")
+
+
+def unpack_demo(folder: Path) -> None:
+    """Write the kept run's journal to a folder."""
+    (folder / JOURNAL_FILE).write_bytes(lzma.decompress(_PACKED.read_bytes()))
 
 
 def read_demo() -> RunHistory:
     """Return the kept run's history."""
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / JOURNAL_FILE).write_bytes(lzma.decompress(DEMO_JOURNAL.read_bytes()))
+        unpack_demo(Path(folder))
         history = read_run(Path(folder))
     history.name = f"{history.run['what']} (a kept run)"
     return history

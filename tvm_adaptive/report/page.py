@@ -230,8 +230,9 @@ def _importances(history: RunHistory) -> str:
     rows = [[each.task, each.decision, each.fastest, number(100 * each.share)] for each in found]
     return (
         '<h2 id="importance">Decisions that matter</h2>\n<p class="caption">How much of the '
-        "differences of a task's times each decision explains, by the splits of a random forest "
-        "that learned them. Decisions are counted by their place in the schedule.</p>\n"
+        "differences of a task's times each decision explains, by the splits of a forest of "
+        "randomised trees that learned them. Decisions are counted by their place in the "
+        "schedule.</p>\n"
         + table(["task", "decision", "the fastest has", "share, %"], rows, n_text=3)
     )
 

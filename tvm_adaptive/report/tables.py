@@ -10,7 +10,7 @@ from typing import Any
 
 from tvm_adaptive.measure_callback.journal import finite
 from tvm_adaptive.report.decisions import difference
-from tvm_adaptive.report.trials import TrialRow
+from tvm_adaptive.report.trials import TrialRow, fastest_trials
 
 # Rows in the document at a time: twenty thousand would take seconds to lay out.
 _PAGE_ROWS = 100
@@ -107,11 +107,7 @@ def trial_table(trials: Sequence[TrialRow]) -> str:
     def place(word: str) -> int:
         return words.setdefault(word, len(words))
 
-    fastest: dict[str, TrialRow] = {}
-    for t in trials:
-        if t.improves:
-            fastest[t.task] = t
-    rows = []
+    fastest, rows = fastest_trials(trials), []
     for t in trials:
         texts = map(place, (t.task, t.form, t.source))
         numbers = map(_short, (t.ms, 100.0 * t.error))

@@ -109,14 +109,18 @@ class SourceShare:
     n_winners: int  # tasks of which its candidate is the fastest
 
 
+def fastest_trials(trials: Sequence[TrialRow]) -> dict[str, TrialRow]:
+    """Return the fastest trial of each task that had a success."""
+    return {trial.task: trial for trial in trials if trial.improves}
+
+
 def source_shares(trials: Sequence[TrialRow]) -> list[SourceShare]:
     """Return what each source brought, for those that had a trial."""
     firsts: dict[str, TrialRow] = {}
-    winners: dict[str, TrialRow] = {}
     for trial in trials:
         if trial.improves:
             firsts.setdefault(trial.task, trial)
-            winners[trial.task] = trial
+    winners = fastest_trials(trials)
     shares = []
     for source in SOURCES:
         own = [trial for trial in trials if trial.source == source]

@@ -193,10 +193,8 @@ class SurrogateProposer(Proposer):
         return self._first_seeds(n // 2)
 
     def _first_seeds(self, n: int) -> list[Schedule]:
-        places = {key: i for i, key in enumerate(self.candidates.pool.keys)}
         # Some were measured since, as random candidates, or dropped from the pool.
-        seeds = [places[key] for key in self._seeds if key in places]
-        return self.candidates.schedules(seeds[:n])
+        return self.candidates.schedules(self._places_of(self._seeds)[:n])
 
     def _started(self, n: int) -> tuple[list[Schedule], list[Schedule]]:
         processor = processor_of(self.context.target)
@@ -221,8 +219,12 @@ class SurrogateProposer(Proposer):
             n_missing = n - len(keys)
             some, self._points_left = self._points_left[:n_missing], self._points_left[n_missing:]
             found = self.candidates.add(some)
-            known = {*self._seeds, *keys, None}
+            known = {*self._seeds, *keys}
             keys += [key for key in dict.fromkeys(found) if key is not None and key not in known]
+        return self._places_of(keys)
+
+    def _places_of(self, keys: Sequence[int]) -> list[int]:
+        """Return where programs are in the pool, without those that have left it."""
         places = {key: i for i, key in enumerate(self.candidates.pool.keys)}
         return [places[key] for key in keys if key in places]
 

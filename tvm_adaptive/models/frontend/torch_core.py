@@ -88,20 +88,10 @@ def _rewrite_of(node: Any) -> _Rewrite | None:
     if name in _IN_PLACE:
         _check_alone(node.args[0])
         return _functional
-    rewrite = _REWRITES.get(name)
-    if rewrite is None or not hasattr(node.meta.get("val"), "shape"):
-        raise _NotPlainError
-    if name == "batch_norm.default" and node.args[5]:
-        raise _NotPlainError
-    if name.startswith("dropout") and node.args[2]:
-        raise _NotPlainError
-    if name == "adaptive_avg_pool2d.default" and list(node.args[1]) != [1, 1]:
-        raise _NotPlainError
-    if not all(isinstance(n, int) for n in _shape(node)):
-        raise _NotPlainError
     if name == "linear.default" and len(_shape(node)) == 2:
         return None
-    if name == "linear.default" and len(_shape(node)) < 2:
+    rewrite, is_plain = _REWRITES.get(name, (_input, _never))
+    if not is_plain(node) or not all(isinstance(n, int) for n in _shape(node)):
         raise _NotPlainError
     return rewrite
 
@@ -179,16 +169,25 @@ def _input(_graph: Any, node: Any) -> Any:
     return node.args[0]
 
 
-_REWRITES: dict[str, _Rewrite] = {
-    "adaptive_avg_pool2d.default": _global_mean,
-    "batch_norm.default": _batch_norm,
-    "conv1d.default": _convolution,
-    "conv2d.default": _convolution,
-    "dropout.default": _input,
-    "dropout_.default": _input,
-    "flatten.using_ints": _view,
-    "layer_norm.default": _layer_norm,
-    "linear.default": _linear,
+def _always(_node: Any) -> bool:
+    return True
+
+
+def _never(_node: Any) -> bool:
+    return False
+
+
+# With the condition that a node has to meet: not in training, to a single place, of rows.
+_REWRITES: dict[str, tuple[_Rewrite, Callable[[Any], bool]]] = {
+    "adaptive_avg_pool2d.default": (_global_mean, lambda node: list(node.args[1]) == [1, 1]),
+    "batch_norm.default": (_batch_norm, lambda node: not node.args[5]),
+    "conv1d.default": (_convolution, _always),
+    "conv2d.default": (_convolution, _always),
+    "dropout.default": (_input, lambda node: not node.args[2]),
+    "dropout_.default": (_input, lambda node: not node.args[2]),
+    "flatten.using_ints": (_view, _always),
+    "layer_norm.default": (_layer_norm, _always),
+    "linear.default": (_linear, lambda node: len(_shape(node)) > 2),
 }
 
 
