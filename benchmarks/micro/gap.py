@@ -67,10 +67,10 @@ from tvm_adaptive.models.frontend import PEERS, READER_ENV, load, open_peer, tim
 from tvm_adaptive.models.frontend.peers import compile_openvino
 from tvm_adaptive.models.run import time_exported
 from tvm_adaptive.tuning.resume import read_settings
-from tvm_adaptive.tuning.target import n_cores_of, resolve_target
+from tvm_adaptive.tuning.target import n_threads_of, resolve_target
 from tvm_adaptive.values.roofline import Roofline
 from tvm_adaptive.workers import device_session
-from tvm_adaptive.workers.cores import thread_env, usable_physical_cores
+from tvm_adaptive.workers.cores import thread_env
 from tvm_adaptive.workers.pool import WorkerPool
 from tvm_adaptive.workers.roofline import measure_roofline
 from tvm_adaptive.workers.scratch import ScratchFolder
@@ -380,7 +380,7 @@ def profile_run(run: Path, peer: str, rounds: int) -> Profile:
         if prepared.alternatives is not None:
             works |= works_of_forms(prepared.alternatives, works)
         path = network.original.file(stack.enter_context(ScratchFolder("gap")))
-        n_threads = n_cores_of(target) or usable_physical_cores()
+        n_threads = n_threads_of(target)
         if peer == "ort" and path.suffix != ".onnx":
             raise InvalidOptionError(f"{run}: ort reads ONNX files only; take --peer openvino.")
         ours, theirs, theirs_whole, roof = (

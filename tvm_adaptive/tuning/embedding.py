@@ -28,9 +28,8 @@ from tvm_adaptive.tuning.deploy import apply_network
 from tvm_adaptive.tuning.observer import Observer
 from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.session import RunOptions
-from tvm_adaptive.tuning.target import n_cores_of, resolve_target
+from tvm_adaptive.tuning.target import n_threads_of, resolve_target
 from tvm_adaptive.tuning.tune import run_loaded
-from tvm_adaptive.workers.cores import usable_physical_cores
 
 # Of the calls of an inference, for a model that was not tuned here: records of less were made
 # for other models. Of one that was, any proven record will do: a short run reaches few tasks.
@@ -147,7 +146,7 @@ def compile_model(
         library,
         network.input_shapes,
         network.input_dtypes,
-        n_threads=n_threads or n_cores_of(target) or usable_physical_cores(),
+        n_threads=n_threads or n_threads_of(target),
         keep=keep,
     )
 

@@ -64,12 +64,11 @@ from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.peers import Rivals, rivals_reserve_sec
 from tvm_adaptive.tuning.session import RunContext
 from tvm_adaptive.tuning.source_of_difference import source_of_difference
-from tvm_adaptive.tuning.target import n_cores_of
+from tvm_adaptive.tuning.target import n_threads_of
 from tvm_adaptive.tuning.untuned_build import UntunedBuild
 from tvm_adaptive.values.agreement import outputs_problem
 from tvm_adaptive.values.forms import NO_FORM
 from tvm_adaptive.values.trace_json import without_flags
-from tvm_adaptive.workers.cores import usable_physical_cores
 from tvm_adaptive.workers.roofline import measure_roofline
 from tvm_adaptive.workers.scratch import ScratchFolder
 
@@ -428,7 +427,7 @@ class NetworkCheck(LibraryCheck):
         """Measure for the journal what the processor reaches, if there is time."""
         if not self._is_here or self._context.budget.left_sec < _ROOFLINE_SEC:
             return
-        n_threads = n_cores_of(self._context.target) or usable_physical_cores()
+        n_threads = n_threads_of(self._context.target)
         (outcome,) = self._pool.map(measure_roofline, [(n_threads,)], _SLOW_RUN_SEC)
         if outcome.error is None:
             self._context.journal.write("roofline", **outcome.value._asdict())

@@ -23,9 +23,9 @@ from tvm_adaptive.tuning.lanes.lanes import ProcessLanes, RayLanes
 from tvm_adaptive.tuning.lanes.request import Lanes
 from tvm_adaptive.tuning.lanes.search import ArtifactCache, CachedArtifactBuilder, LaneSearch
 from tvm_adaptive.tuning.session import RunContext, Session
-from tvm_adaptive.tuning.target import FARM_RUNNERS, n_cores_of, rpc_config_of
+from tvm_adaptive.tuning.target import FARM_RUNNERS, n_cores_of, n_threads_of, rpc_config_of
 from tvm_adaptive.values.trial_log import TrialLog
-from tvm_adaptive.workers.cores import n_build_workers, usable_physical_cores
+from tvm_adaptive.workers.cores import n_build_workers
 from tvm_adaptive.workers.fork_server import ForkServer
 
 # Runners that measure on the machine that builds.
@@ -213,7 +213,7 @@ def _task_scheduler(session: Session, n_devices: int, lanes: Lanes | None) -> An
 
 def _build_options(context: RunContext, folder: Path) -> dict[str, Any]:
     """Return options of our builder that can be sent to another machine."""
-    n_cores = n_cores_of(context.target) or usable_physical_cores()
+    n_cores = n_threads_of(context.target)
     return {
         "timeout_sec": context.config.measure.build_timeout_sec,
         "patience": context.config.measure.build_patience,

@@ -22,8 +22,7 @@ from tvm_adaptive.models.frontend import (
 from tvm_adaptive.models.network import Original
 from tvm_adaptive.tuning.outcome import PeerTiming
 from tvm_adaptive.tuning.session import RunContext
-from tvm_adaptive.tuning.target import n_cores_of
-from tvm_adaptive.workers.cores import usable_physical_cores
+from tvm_adaptive.tuning.target import n_threads_of
 from tvm_adaptive.workers.pool import WorkerPool
 from tvm_adaptive.workers.scratch import ScratchFolder
 
@@ -81,7 +80,7 @@ class Rivals:
         self._problem = problem
         self._original = original
         self._inputs = list(inputs)
-        self._n_threads = n_cores_of(context.target) or usable_physical_cores()
+        self._n_threads = n_threads_of(context.target)
         self._stack = contextlib.ExitStack()
         self._running: list[_Rival] = []
         self.timings: list[PeerTiming] = []

@@ -56,6 +56,11 @@ def n_cores_of(target: Target) -> int | None:
     return int(target.attrs.get("num-cores", 0)) or None
 
 
+def n_threads_of(target: Target) -> int:
+    """Return the threads of kernels: the target's cores, or those that this process may use."""
+    return n_cores_of(target) or usable_physical_cores()
+
+
 def farm_of(config: TuneConfig) -> RPCConfig | None:
     """Return where the devices are that a configuration measures on; None for this machine."""
     if config.runner not in FARM_RUNNERS:
