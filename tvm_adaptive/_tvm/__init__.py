@@ -386,19 +386,24 @@ def is_scheduled(function: Any) -> bool:
     return bool(function.attrs and function.attrs.get("tirx.is_scheduled"))
 
 
-def network_code(mod: IRModule, target: Target, untuned: Target) -> tuple[Any, list[Part]]:
+def network_code(
+    mod: IRModule, target: Target, others: Mapping[str, Target]
+) -> tuple[Any, list[Part]]:
     """Compile a lowered network for the virtual machine; return that code and the functions.
 
-    Functions without a schedule have a target of their own.
+    ``others`` has targets of functions that are not compiled for ``target``, by their names.
     """
     builder = relax.ExecBuilder()
     left = vm_build._vmcodegen(builder, mod, "bytecode")
-    parts: dict[bool, dict[Any, PrimFunc]] = {True: {}, False: {}}
-    together = untuned.same_as(target)
+    parts: list[tuple[Target, dict[Any, PrimFunc]]] = [(target, {})]
     for variable, function in _tensor_functions(left):
-        parts[together or is_scheduled(function)][variable] = function
-    targets = ((True, target), (False, untuned))
-    return builder, [(IRModule(parts[key]), each) for key, each in targets if parts[key]]
+        own = others.get(str(variable.name_hint), target)
+        functions = next((each for known, each in parts if known.same_as(own)), None)
+        if functions is None:
+            functions = {}
+            parts.append((own, functions))
+        functions[variable] = function
+    return builder, [(IRModule(functions), each) for each, functions in parts if functions]
 
 
 def link_network(code: Any, parts: Sequence[Part]) -> Any:

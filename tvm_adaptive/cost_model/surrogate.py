@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-from scipy.stats import rankdata
 
 from tvm_adaptive.cost_model.acquisition import log_expected_improvement, selection_score
 from tvm_adaptive.cost_model.dataset import Dataset
@@ -25,6 +24,7 @@ from tvm_adaptive.cost_model.targets import (
 )
 from tvm_adaptive.errors import InvalidOptionError, check_choices, check_share
 from tvm_adaptive.values.hooks import Rows
+from tvm_adaptive.values.ranks import average_ranks
 from tvm_adaptive.values.trial import FloatArray, Prediction
 
 # From mean, standard deviation and incumbent, higher is better, to the logarithm of what a
@@ -372,7 +372,7 @@ class Surrogate:
 
 def rank_correlation(a: FloatArray, b: FloatArray) -> float:
     """Return Spearman's rank correlation; NaN if one side is constant."""
-    ranks_a, ranks_b = rankdata(a), rankdata(b)
+    ranks_a, ranks_b = average_ranks(a), average_ranks(b)
     if np.ptp(ranks_a) == 0 or np.ptp(ranks_b) == 0:
         return math.nan
     return float(np.corrcoef(ranks_a, ranks_b)[0, 1])

@@ -10,6 +10,9 @@ from tvm_adaptive.workers.forks import MAX_JOBS, run_in_forks
 
 # With fewer shares one long one may be the last; with more, each costs its own set-up.
 _SHARES_PER_PROCESS = 8
+# Of tuned functions, of others, and of others that are compiled quickly; those of a share for the
+# same target are one job.
+_MOST_TARGETS = 3
 # In the text of a function that calls another one.
 _CALL = '"ir.GlobalVar"'
 
@@ -72,8 +75,7 @@ def divide(works: Sequence[float], n_processes: int) -> list[list[int]]:
     list of list of int
         The indices of the functions of each share.
     """
-    # Each function may have its own target, and become two jobs of its share.
-    n_shares = min(_SHARES_PER_PROCESS * n_processes, MAX_JOBS // 2 - 1)
+    n_shares = min(_SHARES_PER_PROCESS * n_processes, MAX_JOBS // _MOST_TARGETS - 1)
     most = sum(works) / n_shares
     shares: list[list[int]] = []
     work_of_last = most

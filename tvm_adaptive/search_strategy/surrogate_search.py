@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.stats import rankdata
 
 from tvm_adaptive.search_strategy.knobs import Encoded, KnobSpace, Point
 from tvm_adaptive.search_strategy.picking import IndexArray, pick_best
 from tvm_adaptive.values.hash_set import HashSet
 from tvm_adaptive.values.hooks import Rows
+from tvm_adaptive.values.ranks import average_ranks
 from tvm_adaptive.values.trial import FloatArray
 
 # Trees of the model of knobs: only their mean is wanted.
@@ -226,7 +226,7 @@ def pick_by_trees(forecasts: FloatArray, n: int, rng: np.random.Generator) -> li
 def spread_ranks(values: FloatArray) -> FloatArray:
     """Map values to exponential scores of their ranks, among which the best stand out."""
     # Acquisitions span hundreds of orders of magnitude, of which a mean shows the worst only.
-    share = (rankdata(np.where(np.isnan(values), -np.inf, values)) - 1.0) / len(values)
+    share = (average_ranks(np.where(np.isnan(values), -np.inf, values)) - 1.0) / len(values)
     return np.asarray(-np.log1p(-share))
 
 

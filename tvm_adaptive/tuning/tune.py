@@ -353,7 +353,7 @@ def _search(
         session.observer.note("no search: no schedule can change a function of this network")
         return progress
     n_left = (session.options.trials or _UNLIMITED) - history.n_trials
-    if session.budget.should_stop() or n_left <= 0:
+    if n_left <= 0 or not session.budget.can_search(len(tasks)):
         session.observer.note("no search: the budget does not reach beyond the first steps")
         return progress
     with session.stage("search"):

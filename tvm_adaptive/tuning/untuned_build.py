@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
@@ -17,9 +18,13 @@ from tvm_adaptive.workers.scratch import ScratchFolder
 
 
 class UntunedBuild:
-    """The compilation of a network without tuning; it begins at once, and is to be closed."""
+    """The compilation of a network without tuning; it begins at once, and is to be closed.
 
-    def __init__(self, context: RunContext, prepared: Prepared, path: Path) -> None:
+    A ``quick`` one is only compared with, see :func:`~tvm_adaptive.models.compile.export_module`.
+    """
+
+    def __init__(self, context: RunContext, prepared: Prepared, path: Path, *, quick: bool) -> None:
+        self.is_quick = quick
         self._context = context
         self._path = path
         self._is_closed = False
@@ -33,7 +38,8 @@ class UntunedBuild:
     def _compile(self, folder: ScratchFolder) -> Outcome | None:
         """Compile in a worker, which one thread uses and ends; None if stopped."""
         task = (str(folder.path), save_json(self._context.target), str(self._path))
-        step = Step("compiling", export_module, task, math.inf)
+        compiling = functools.partial(export_module, quick=self.is_quick)
+        step = Step("compiling", compiling, task, math.inf)
 
         def is_over() -> bool:
             return self._is_closed or self._context.budget.interrupted

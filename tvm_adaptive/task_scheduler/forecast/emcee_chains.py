@@ -18,7 +18,6 @@ import dataclasses
 import math
 
 import numpy as np
-from scipy.optimize import least_squares
 
 from tvm_adaptive.task_scheduler.forecast.curve import CurveFamily
 from tvm_adaptive.task_scheduler.forecast.result import Forecast, NoFitError, ThroughputHistory
@@ -80,6 +79,9 @@ def fit_least_squares(
     family: CurveFamily, x: FloatArray, y: FloatArray, *, ceiling: float
 ) -> CurveFit:
     """Fit a curve that has reached the last value at the last trial, by variable projection."""
+    # Its import takes a quarter of a second of each command.
+    from scipy.optimize import least_squares
+
     lower, upper = family.bounds(int(x[-1]))
 
     def project(shapes: FloatArray) -> tuple[FloatArray, FloatArray]:
