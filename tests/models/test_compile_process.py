@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from tvm_adaptive._tvm import (
+    IRModule,
     Part,
     copy_record,
+    estimate_tir_flops,
     ms,
     save_json,
     structural_hash,
@@ -75,6 +77,33 @@ def test_processes_that_share_a_network_compile_the_same(
         assert len(list(folder.glob("part*.o"))) > 3
         (found,) = run_exported(tmp_path / name, case.inputs)
         np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("most_flops", [0.0, 1e4, 1e12])
+def test_what_is_only_compared_with_is_compiled_quickly_where_it_is_small(
+    case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_flops: float
+) -> None:
+    monkeypatch.setattr(compile_, "_MOST_QUICK_FLOPS", most_flops)
+    prepared, database = case.prepared["prepack"], ms.database.MemoryDatabase()
+    for record in case.databases["prepack"].get_all_tuning_records()[::2]:
+        copy_record(record, database)
+    mod, coverage = schedule_network(prepared, database, case.target)
+    targets = compile_._untuned_targets(mod, case.target, quick=True)
+    assert not targets.keys() & coverage.tuned.keys()
+    assert targets.keys() >= coverage.fallback.keys()
+    flops = {name: estimate_tir_flops(IRModule({"main": mod[name]})) for name in targets}
+    for name, target in targets.items():
+        assert (target.attrs["opt-level"] == 0) == (flops[name] <= most_flops)
+    assert all(
+        target.attrs["opt-level"] > 0
+        for target in compile_._untuned_targets(mod, case.target).values()
+    )
+    save_module(mod, tmp_path)
+    library = tmp_path / "net.so"
+    export_module(str(tmp_path), save_json(case.target), str(library), quick=True)
+    (found,) = run_exported(library, case.inputs)
+    (expected,) = run_network(compile_network(prepared, database, case.target), case.inputs)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_an_error_of_the_compiler_is_raised(

@@ -50,6 +50,19 @@ def test_the_reserve_and_one_more_round_are_kept_back():
     assert budget.should_stop()
 
 
+def test_a_search_begins_only_if_it_reaches_its_first_round():
+    clock = Clock()
+    budget = Budget(100.0, clock)
+    reserve(budget, 90.0)
+    assert budget.can_search(62)
+    clock.now += 9.0
+    assert budget.can_search(20)
+    assert not budget.can_search(62)
+    assert Budget(None, clock).can_search(10**6)
+    budget.interrupt()
+    assert not budget.can_search(0)
+
+
 def test_what_earlier_attempts_took_counts():
     clock = Clock()
     budget = Budget(100.0, clock)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import re
 import sys
@@ -73,15 +74,15 @@ class Clock:
         return self.now
 
 
-def hang(*_args: Any) -> None:
+def hang(*_args: Any, **_options: Any) -> None:
     time.sleep(1000.0)
 
 
-def die(*_args: Any) -> None:
+def die(*_args: Any, **_options: Any) -> None:
     os._exit(5)
 
 
-def refuse(*_args: Any) -> None:
+def refuse(*_args: Any, **_options: Any) -> None:
     raise RuntimeError("no such instruction")
 
 
@@ -378,6 +379,41 @@ def test_an_imported_network_is_compared_with_its_framework(
     assert ("original" in events) != is_slow
     assert any("are first compared with ONNX Runtime" in note for note in observer.notes) == is_slow
     assert check.shortfall == ""
+
+
+@pytest.mark.parametrize("is_timed", [True, False])
+def test_an_untuned_network_whose_latency_is_told_is_compiled_with_optimizations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_timed: bool
+) -> None:
+    network = onnx_network(tmp_path)
+    assert network.original is not None
+    if not is_timed:
+        original = dataclasses.replace(network.original, run=refuse)
+        network = dataclasses.replace(network, original=original)
+    with session_in(tmp_path / "run", Budget(1000.0, Clock())) as session:
+        prepared, _ = tuned(network, session)
+        with NetworkCheck(session, network, prepared) as check:
+            check.begin_untuned()
+            first = check._compiling
+            assert first is not None
+            assert first.is_quick
+            check.measure_untuned()
+            assert check._compiling is not None
+            assert check._compiling.is_quick == is_timed
+            assert check._before is not None
+
+
+def test_without_a_record_the_library_is_compiled_with_optimizations(tmp_path: Path) -> None:
+    network = onnx_network(tmp_path)
+    with session_in(tmp_path / "run", Budget(1000.0, Clock())) as session:
+        prepared, _ = tuned(network, session)
+        with NetworkCheck(session, network, prepared) as check:
+            check.measure_untuned()
+            before = check._untuned.read_bytes()
+            check.measure_tuned(memory_database())
+            assert check.library is not None
+            assert check.library.read_bytes() != before
+    assert check.shortfall == "nothing is tuned; the library is the untuned one"
 
 
 def test_an_untuned_network_that_nobody_would_run_is_no_reference(
