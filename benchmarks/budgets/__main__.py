@@ -41,6 +41,8 @@ ROWS_FILE = "budgets.jsonl"
 _ROUNDS = 15
 # Some twenty inferences of a network of 10 ms.
 _TURN_SEC = 0.2
+# Threads of the library before wait actively for some milliseconds.
+_SETTLE_SEC = 0.05
 # Of one turn; the first one also starts a process and loads the library.
 _TURN_LIMIT_SEC = 120.0
 
@@ -148,6 +150,7 @@ def time_in_turns(
             # In another order in each round: none always comes after the same one.
             order = np.random.default_rng(number).permutation(list(libraries))
             for name in map(str, order):
+                time.sleep(_SETTLE_SEC)
                 task = (str(libraries[name]), inputs, "cpu", _TURN_SEC)
                 (outcome,) = pools[name].map(time_exported, [task], _TURN_LIMIT_SEC)
                 if outcome.error is not None:

@@ -7,6 +7,7 @@ The runner's own code measures candidates whose timer replays single runs of a k
 the median of its rounds: seconds and minutes apart, a virtual machine is not equally fast. The
 incumbent is the fastest of several measurements of equally fast kernels, lucky as it is; or, as a
 race against a repeat of the incumbent in the same batch would be, a measurement in the same round.
+The limit follows the noise as a run would estimate it, from pairs of measurements of one round.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import numpy.typing as npt
 
 from tvm_adaptive.runner.evaluator import RACED, Race, evaluate
 from tvm_adaptive.runner.stopping import make_rule
+from tvm_adaptive.values.noise import MachineNoise
 
 Array = npt.NDArray[np.float64]
 
@@ -75,6 +77,7 @@ def share_dropped(
     candidate: float,
     *,
     luckiest_of: int,
+    noise: float,
     n_repeats: int,
     rng: np.random.Generator,
 ) -> float:
@@ -90,6 +93,8 @@ def share_dropped(
         Its true time over the incumbent's true time.
     luckiest_of : int
         Measurements that the incumbent is the fastest of; 0 for one of the candidate's round.
+    noise : float
+        The relative standard deviation of a measurement that the race allows for.
     n_repeats : int
     rng : numpy.random.Generator
     """
@@ -101,7 +106,8 @@ def share_dropped(
         else:
             own, *others = rng.choice(rounds[int(rng.integers(len(rounds)))], 2, replace=False)
         incumbent_sec = min(measured_sec(kernel, other, None, rng)[0] for other in others)
-        n_dropped += measured_sec(kernel, candidate * own, Race(incumbent_sec), rng)[1]
+        race = Race(incumbent_sec, noise)
+        n_dropped += measured_sec(kernel, candidate * own, race, rng)[1]
     return n_dropped / n_repeats
 
 
@@ -118,6 +124,14 @@ def recorded_factors(folder: Path) -> list[Array]:
     return found
 
 
+def estimated_noise(rounds: Sequence[Array], rng: np.random.Generator) -> float:
+    """Return the noise that a run would estimate from two measurements of each round."""
+    noise = MachineNoise()
+    for each in rng.permutation(len(rounds)):
+        noise.add_pair(*rng.choice(rounds[each], 2, replace=False))
+    return noise.relative_error
+
+
 def recorded_runs(path: Path) -> dict[str, list[Array]]:
     """Return the seconds of single runs of each operator's kernels."""
     data: dict[str, Any] = json.loads(lzma.decompress(path.read_bytes()))
@@ -131,6 +145,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     rounds, runs = recorded_factors(ROUNDS_FOLDER), recorded_runs(RUNS_FILE)
     rng = np.random.default_rng(0)
+    noise = estimated_noise(rounds, rng)
+    print(f"noise {100 * noise:.1f} %: behind at {Race(1.0, noise).behind_factor:.2f} x")
     rows = []
     print("| operator | luckiest of | " + " | ".join(f"{c:g} x" for c in CANDIDATES) + " |")
     print("|---" * (2 + len(CANDIDATES)) + "|")
@@ -139,13 +155,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # A long search's incumbent takes many measurements; fewer races show it as well.
             n_repeats = max(1, options.repeats // max(1, n))
             shares = [
-                share_dropped(kernels, rounds, c, luckiest_of=n, n_repeats=n_repeats, rng=rng)
+                share_dropped(
+                    *(kernels, rounds, c),
+                    luckiest_of=n,
+                    noise=noise,
+                    n_repeats=n_repeats,
+                    rng=rng,
+                )
                 for c in CANDIDATES
             ]
             rows.append({"operator": name, "luckiest_of": n, "n": n_repeats, "shares": shares})
             cells = " | ".join(f"{100 * share:.1f} %" for share in shares)
             print(f"| {name} | {n} | {cells} |", flush=True)
-    found = {"candidates": CANDIDATES, "n_rounds": len(rounds), "rows": rows}
+    found = {"candidates": CANDIDATES, "n_rounds": len(rounds), "noise": noise, "rows": rows}
     options.out.write_text(json.dumps(found, indent=1) + "\n")
     return 0
 

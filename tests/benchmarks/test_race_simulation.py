@@ -10,6 +10,7 @@ from benchmarks.micro.race_simulation import (
     ROUNDS_FOLDER,
     RUNS_FILE,
     ReplayTimer,
+    estimated_noise,
     recorded_factors,
     recorded_runs,
     share_dropped,
@@ -28,14 +29,23 @@ def test_a_replay_repeats_all_runs_in_their_order() -> None:
     assert timer(300, 1) == [pytest.approx(4.0)]
 
 
-@pytest.mark.parametrize(("candidate", "share"), [(0.95, 0.0), (1.2, 0.0), (1.3, 1.0), (4.0, 1.0)])
-def test_without_noise_the_limit_decides(candidate: float, share: float) -> None:
-    often = {"luckiest_of": 1, "n_repeats": 5, "rng": np.random.default_rng(0)}
+@pytest.mark.parametrize(
+    ("candidate", "noise", "share"),
+    [(0.95, 0.05, 0.0), (1.2, 0.05, 0.0), (1.3, 0.05, 1.0), (1.3, 0.1, 0.0), (4.0, 0.1, 1.0)],
+)
+def test_without_noise_the_limit_decides(candidate: float, noise: float, share: float) -> None:
+    often = {"luckiest_of": 1, "noise": noise, "n_repeats": 5, "rng": np.random.default_rng(0)}
     assert share_dropped([QUIET], [np.ones(2)], candidate, **often) == share
 
 
+def test_the_noise_is_that_of_a_round() -> None:
+    rng = np.random.default_rng(0)
+    rounds = [speed * np.exp(rng.normal(0.0, 0.1, 4)) for speed in rng.uniform(0.5, 2.0, 400)]
+    assert estimated_noise(rounds, rng) == pytest.approx(0.1, rel=0.3)
+
+
 def test_a_lucky_incumbent_drops_what_is_better() -> None:
-    often = {"luckiest_of": 8, "n_repeats": 40, "rng": np.random.default_rng(0)}
+    often = {"luckiest_of": 8, "noise": 0.05, "n_repeats": 40, "rng": np.random.default_rng(0)}
     rounds = [np.array([0.5, 1.0])]
     honest = share_dropped([QUIET], [np.ones(2)], 0.95, **often)
     lucky = share_dropped([QUIET], rounds, 0.95, **often)
@@ -61,7 +71,7 @@ def test_what_was_recorded_is_read(tmp_path: Path) -> None:
 
 
 def test_what_a_round_has_in_common_cancels() -> None:
-    often = {"n_repeats": 40, "rng": np.random.default_rng(0)}
+    often = {"noise": 0.05, "n_repeats": 40, "rng": np.random.default_rng(0)}
     rounds = [np.array([0.5, 0.5]), np.array([1.0, 1.0])]
     assert share_dropped([QUIET], rounds, 0.95, luckiest_of=0, **often) == 0.0
     assert share_dropped([QUIET], rounds, 0.95, luckiest_of=1, **often) > 0.0

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tvm_adaptive.runner.evaluator import (
-    BEHIND_FACTOR,
     HOPELESS_FACTOR,
     WARM_UP_SEC,
     Race,
@@ -69,6 +68,14 @@ def test_one_that_is_clearly_slower_gets_the_rules_minimum(run_sec):
     assert timing.stderr_sec >= 0
 
 
+@pytest.mark.parametrize(("noise", "loses"), [(0.01, True), (0.05, False), (0.1, False)])
+def test_the_noisier_the_machine_the_further_behind_a_loser_is(noise, loses):
+    kernel = Kernel(1e-3)
+    timing = kernel.measure(Race(kernel.run_sec / 1.15, noise))
+    assert (timing.reason == "raced") == loses
+    assert Race(1.0, noise).behind_factor < HOPELESS_FACTOR
+
+
 @given(
     run_sec=st.floats(1e-6, 0.05),
     ratio=st.floats(0.1, 1.0),
@@ -104,7 +111,7 @@ def test_a_host_that_stays_slow_spoils_a_race_no_more_than_a_measurement():
     raced = Kernel(run_sec, np.random.default_rng(0), stays_slow=slow).measure(race)
     full = Kernel(run_sec, np.random.default_rng(0), stays_slow=slow).measure()
     assert raced.reason == "raced"
-    assert full.mean_sec > BEHIND_FACTOR * race.incumbent_sec
+    assert full.mean_sec > race.behind_factor * race.incumbent_sec
 
 
 def test_most_of_a_batch_costs_a_fraction():

@@ -94,6 +94,7 @@ from tvm.support.tar import tar
 from tvm.target import Target
 from tvm.target.codegen import llvm_get_system_cpu, target_has_features
 from tvm.tirx import (
+    Bind,
     BufferLoad,
     BufferStore,
     Evaluate,

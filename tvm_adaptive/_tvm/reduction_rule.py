@@ -27,6 +27,7 @@ from tvm_adaptive._tvm import (
     tirx,
 )
 from tvm_adaptive._tvm.operands import has_all, operands_of
+from tvm_adaptive._tvm.transform_rule import TileTransform
 
 _SPATIAL, _REDUCTION = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
 # Values that are reduced side by side: MetaSchedule's largest vector, and the least that pays.
@@ -41,7 +42,7 @@ _FACTORED = "_rf"
 
 
 def space_generator_of(targets: Sequence[Target], *, reductions: bool) -> Any:
-    """Return MetaSchedule's space generator; for CPUs with this rule after its own reductions."""
+    """Return MetaSchedule's space generator; for CPUs with our rules after its own reductions."""
     if not (reductions and targets and all(each.kind.name == "llvm" for each in targets)):
         return "post-order-apply"
     # Only a context knows a target's rules; the module does not matter.
@@ -50,7 +51,7 @@ def space_generator_of(targets: Sequence[Target], *, reductions: bool) -> Any:
     for rule in own.sch_rules:
         rules.append(rule)
         if type(rule).__name__ == "AddRFactor":
-            rules.append(VectorizedReduction())
+            rules += [VectorizedReduction(), TileTransform()]
     return ms.space_generator.PostOrderApply(
         sch_rules=rules, postprocs=list(own.postprocs), mutator_probs=dict(own.mutator_probs)
     )

@@ -15,6 +15,7 @@ import numpy as np
 from tvm_adaptive.errors import AdaptiveError
 from tvm_adaptive.runner.stopping import StoppingRule, looks
 from tvm_adaptive.runner.summary import summarize
+from tvm_adaptive.values.noise import PRIOR_ERROR
 from tvm_adaptive.values.trial import FloatArray, Timing
 
 # Long against a timer's resolution and a scheduler tick; three of them cost a twentieth
@@ -39,9 +40,9 @@ MAX_RUNS_PER_BATCH = 2**31 - 1
 RACED = "raced"
 # One run is enough to see it.
 HOPELESS_FACTOR = 3.0
-# Two measurements of one kernel, a minute apart, may differ by 15 to 20 % on a virtual
-# machine, and the incumbent is the luckiest of all.
-BEHIND_FACTOR = 1.25
+# Standard deviations of the machine's noise: 1.25 x at the noise of a rented virtual machine, 5 %.
+# Timings have long tails, and the incumbent is the luckiest of many.
+_BEHIND_SIGMAS = 4.5
 
 # ``timer(number, repeat)`` returns ``repeat`` means of ``number`` runs each, in seconds; a call
 # may pay one run of warm-up that does not count.
@@ -60,6 +61,12 @@ class Race:
     """
 
     incumbent_sec: float  # of one run
+    noise: float = PRIOR_ERROR  # relative standard deviation of a timing, a moment later
+
+    @property
+    def behind_factor(self) -> float:
+        """How many times as long as the incumbent a candidate takes that has lost."""
+        return math.exp(_BEHIND_SIGMAS * self.noise)
 
     def is_hopeless(self, run_sec: float) -> bool:
         """Say whether to stop after one run, or one micro-batch, of a warm kernel."""
@@ -67,7 +74,7 @@ class Race:
 
     def is_behind(self, batch_means_sec: FloatArray) -> bool:
         """Say whether to stop after micro-batches, shape (i,), seconds."""
-        return float(batch_means_sec.min()) >= BEHIND_FACTOR * self.incumbent_sec
+        return float(batch_means_sec.min()) >= self.behind_factor * self.incumbent_sec
 
 
 def evaluate(

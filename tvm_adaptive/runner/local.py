@@ -164,6 +164,13 @@ class QueueingRunner(PyRunner):  # type: ignore[misc]
             pool, self._plan, self._give_up, overlap=overlap, may_end=self._may_end
         )
 
+    @property
+    def _race_noise(self) -> float | None:
+        """The noise of the machine that a race allows for; None without races."""
+        if not self._race or self._trial_log is None:
+            return None
+        return self._trial_log.noise.relative_error
+
     def run(self, runner_inputs: list[RunnerInput]) -> list[MeasurementFuture]:
         """Measure a batch, in its order; never raises for a candidate's failure."""
         # A copy for this batch: by the time that it is measured, a search may have set others.
@@ -400,7 +407,7 @@ class AdaptiveRunner(QueueingRunner):
         try:
             if job.task.is_retry:
                 yield Step("pausing", time.sleep, (_RETRY_PAUSE_SEC,), START_TIMEOUT_SEC)
-            options = self.options.for_batch(job.task.facts, race=self._race)
+            options = self.options.for_batch(job.task.facts, noise=self._race_noise)
             args = (*job.task.measure_args(), options)
             step = Step("running", self._measure, args, self.timeout_sec)
             timing = yield from in_time(step, self._time_left)
@@ -432,7 +439,7 @@ class AdaptiveRunner(QueueingRunner):
     ) -> Generator[Step, Any, Any]:
         """Time a kernel that has been measured before."""
         options = dataclasses.replace(
-            self.options.for_batch(facts, race=False), rule=REPEAT_RULE, is_kept=is_kept
+            self.options.for_batch(facts), rule=REPEAT_RULE, is_kept=is_kept
         )
         step = Step("timing again", self._measure, (*kernel, options), self.timeout_sec)
         return (yield from in_time(step, self._time_left))

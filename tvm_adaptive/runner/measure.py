@@ -44,13 +44,17 @@ class MeasureOptions:
         check_positive("max_sec", self.max_sec)
         check_at_least("device_index", self.device_index, 0)
 
-    def for_batch(self, facts: BatchFacts | None, *, race: bool) -> MeasureOptions:
-        """Return the options for candidates of a task; they race against a known incumbent."""
+    def for_batch(self, facts: BatchFacts | None, *, noise: float | None = None) -> MeasureOptions:
+        """Return the options for candidates of a task.
+
+        They race against a known incumbent, if the noise of the machine is given.
+        """
         if facts is None:
             return self
-        incumbent_sec = facts.incumbent_sec if race else None
-        against = None if incumbent_sec is None else Race(incumbent_sec)
-        return dataclasses.replace(self, race=against, weights=facts.weights)
+        race = None
+        if noise is not None and facts.incumbent_sec is not None:
+            race = Race(facts.incumbent_sec, noise)
+        return dataclasses.replace(self, race=race, weights=facts.weights)
 
     @property
     def rotates_weights(self) -> bool:

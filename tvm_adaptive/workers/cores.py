@@ -13,6 +13,11 @@ import psutil
 from tvm_adaptive.errors import check_at_least
 from tvm_adaptive.workers.containers import PROC, available_memory, cpu_limit, memory_limit
 
+# Turns in which a thread of TVM's pool waits for the next kernel before it sleeps: 4 ms, longer
+# than between the kernels of a network. The default of 300,000 takes 0.1 s, and up to 1 s where
+# another process wants the core: then builds, and the next process that is timed, run beside it.
+# Libraries of a detector that were timed in turns took 30 instead of 12 ms.
+_SPIN_COUNT = 10_000
 # Memory of the tuner of a network, and of each of its workers.
 _TUNER_BYTES = 1200 << 20
 _WORKER_BYTES = 200 << 20
@@ -63,7 +68,7 @@ def thread_env(n_threads: int | None = None) -> dict[str, str]:
     if n_threads is None:
         n_threads = usable_physical_cores()
     check_at_least("n_threads", n_threads, 1)
-    return {"TVM_NUM_THREADS": str(n_threads)}
+    return {"TVM_NUM_THREADS": str(n_threads), "TVM_THREAD_POOL_SPIN_COUNT": str(_SPIN_COUNT)}
 
 
 def take_free_core() -> None:

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tvm_adaptive._tvm import BufferStore, PrimFunc, SeqStmt, handle, te, tirx
+from tvm_adaptive._tvm import Bind, BufferStore, PrimFunc, SeqStmt, handle, te, tirx
 from tvm_adaptive._tvm.tensor_functions import (
     as_private,
     block_in_loops,
@@ -55,14 +55,16 @@ def input_function(tiles: Tiles) -> PrimFunc:
         # No selection between two values: that would load what is outside of the data.
         return tirx.if_then_else(tirx.all(*conditions), loaded, tirx.const(0.0, "float32"))
 
-    values = [[value(row, column) for column in range(n)] for row in range(n)]
+    names = _Names()
+    values = [[names.bind(value(row, column)) for column in range(n)] for row in range(n)]
     stores = [
         BufferStore(result, element, [integer(place), tile.var, channel.var])
-        for place, element in enumerate(_transformed(tiles.filtering.data, values))
+        for place, element in enumerate(_transformed(tiles.filtering.data, values, names))
     ]
     reads = [(data, [*map(whole, extents_of(data)[:3]), one(channel.var)])]
     writes = [(result, [whole(tiles.n_products), one(tile.var), one(channel.var)])]
-    block = block_in_loops("winograd_input", (tile, channel), reads, writes, SeqStmt(stores))
+    body = SeqStmt([*names.statements, *stores])
+    block = block_in_loops("winograd_input", (tile, channel), reads, writes, body)
     return tensor_function([data, result], block)
 
 
@@ -94,11 +96,15 @@ def output_function(tiles: Tiles) -> PrimFunc:
     tile, filter_ = spatial_iterator("tile", tiles.n_tiles), spatial_iterator("filter", n_filters)
     image, first_row, first_column = tiles.origin(tile.var)
     n = tiles.filtering.n_inputs
+    names = _Names()
     values = [
-        [products[integer(row * n + column), tile.var, filter_.var] for column in range(n)]
+        [
+            names.bind(products[integer(row * n + column), tile.var, filter_.var])
+            for column in range(n)
+        ]
         for row in range(n)
     ]
-    found = _transformed(tiles.filtering.results, values)
+    found = [names.bind(each) for each in _transformed(tiles.filtering.results, values, names)]
     epilogue = epilogue_of(convolution)
     result = convolution.result if epilogue is None else epilogue.result
     stores = []
@@ -121,7 +127,7 @@ def output_function(tiles: Tiles) -> PrimFunc:
             *_reads_of(epilogue),
         ],
         [(result, [*map(whole, extents_of(result)[:3]), one(filter_.var)])],
-        SeqStmt(stores),
+        SeqStmt([*names.statements, *stores]),
     )
     own = {handle(convolution.data), handle(convolution.kernel)}
     others = [each for each in convolution.function.params if handle(each) not in own]
@@ -140,13 +146,32 @@ def _reads_of(epilogue: Any) -> list[tuple[Any, list[Any]]]:
     return [(buffer, [*map(whole, extents_of(buffer))]) for buffer in buffers]
 
 
-def _transformed(matrix: Sequence[Sequence[Any]], values: Sequence[Sequence[Any]]) -> list[Any]:
+class _Names:
+    """Names for values that are used more than once.
+
+    Without them each of the 36 results repeats the expressions of its inputs, and LLVM takes
+    seconds to find that out.
+    """
+
+    def __init__(self) -> None:
+        self.statements: list[Any] = []
+
+    def bind(self, value: Any) -> Any:
+        """Return a variable with a value of float32."""
+        variable = tirx.Var(f"value{len(self.statements)}", "float32")
+        self.statements.append(Bind(variable, value))
+        return variable
+
+
+def _transformed(
+    matrix: Sequence[Sequence[Any]], values: Sequence[Sequence[Any]], names: _Names
+) -> list[Any]:
     """Return ``matrix values matrix^T``, row by row."""
     columns = [
         combinations(matrix, [row[place] for row in values], **_OPERATIONS)
         for place in range(len(values[0]))
     ]
-    rows = zip(*columns, strict=True)
+    rows = zip(*[[*map(names.bind, column)] for column in columns], strict=True)
     return [each for row in rows for each in combinations(matrix, row, **_OPERATIONS)]
 
 

@@ -215,7 +215,7 @@ class AdaptiveRPCRunner(QueueingRunner):
         try:
             task = job.task.measure_args()
             options = self.options.for_batch(
-                self._facts_on(address, job.task.facts), race=self._race
+                self._facts_on(address, job.task.facts), noise=self._race_noise
             )
             args = (self._measure, *task, options)
             timing = yield Step("running", lease.measure_leased, args, self.timeout_sec)
