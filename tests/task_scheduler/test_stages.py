@@ -1,4 +1,3 @@
-import dataclasses
 import math
 
 import numpy as np
@@ -47,15 +46,6 @@ def test_a_trivial_task_gets_fewer_trials():
     assert not is_trivial([arm(flop=1.0)], 0)
     assert [WarmUp().trials_of(arms, k) for k in (1, 2)] == [2, 4]
     assert WarmUp(n_trials=1).trials_of(arms, 1) == 1
-
-
-@pytest.mark.parametrize(("left_sec", "trials"), [(math.inf, 4), (9.0, 4), (7.0, 2), (0.0, 2)])
-def test_first_slots_are_shorter_where_they_would_take_most_of_the_search(left_sec, trials):
-    arms = [arm(), arm(), arm(), dataclasses.replace(arm(), finished=True), arm([10.0])]
-    # Three of four trials each, a third of a second each.
-    found = WarmUp().trials_of(arms, 0, left_sec=left_sec, trial_sec=1.0 / 3.0)
-    assert found == trials
-    assert WarmUp(n_trials=1).trials_of(arms, 0, left_sec=0.0, trial_sec=1.0) == 1
 
 
 @pytest.mark.parametrize(

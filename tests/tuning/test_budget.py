@@ -272,7 +272,7 @@ def test_where_the_network_is_checked_only_worthy_playoffs_are_reserved():
     tasks = [(2e-3, 2e-3, 0.5), (1e-3, 2e-3, 0.7)]
     budget.update_reserve(network_of(tasks), (), 16)
     after_sec = 5.0 + 1.2 / 2 + 3.0
-    closing_sec = 0.5 + 2 * 0.02
+    closing_sec = 0.5 + 2 * 0.02 + 0.2 * after_sec
     assert budget.reserve_sec == pytest.approx(after_sec + closing_sec + 1 / 15 / 0.3 * 30.0)
     budget.release_playoffs(1.0)
     assert budget.reserve_sec == pytest.approx(after_sec)
@@ -285,7 +285,7 @@ def test_playoffs_take_a_share_of_a_short_budget_at_the_most():
     budget = with_network_check()
     budget._clock.now += 80.0
     budget.update_reserve(network_of([(1e-3, 1e-3, 0.0)] * 6), (), 16)
-    assert budget.reserve_sec <= 5.0 + 3.0 + 10.0 + 0.7
+    assert budget.reserve_sec <= 1.2 * (5.0 + 3.6 / 2 + 3.0) + 10.0 + 0.7
 
 
 @pytest.mark.parametrize(
@@ -315,12 +315,12 @@ def test_tasks_without_trials_keep_the_seconds_of_their_drafts() -> None:
     progress = RunProgress([TaskProgress(str(i), 1.0) for i in range(10)])
     budget.update_reserve(progress, (), 16)
     # Untuned code, the check, the search's end, and drafts.
-    assert budget.reserve_sec == pytest.approx(14.0 + 2.0 + 0.5 + 10 * (0.02 + 0.03))
+    assert budget.reserve_sec == pytest.approx(1.2 * (14.0 + 2.0) + 0.5 + 10 * (0.02 + 0.03))
     clock.now += 100.0 - 16.0 - 0.13
     assert budget.reserve_drafts(10) == 4  # of 0.03 s each
     budget.plan_reserve(FinishConfig(), 10, network_check_sec=2.0, drafts=False, **secs)
     budget.update_reserve(progress, (), 16)
-    assert budget.reserve_sec == pytest.approx(16.7)
+    assert budget.reserve_sec == pytest.approx(1.2 * 16.0 + 0.7)
     assert budget.reserve_drafts(10) == 0
 
 

@@ -1,33 +1,14 @@
 """What a command starts before it imports TVM, and which program is a command."""
 
-import contextlib
 import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
-import cloudpickle
 import pytest
 
-from tvm_adaptive.workers.early_start import (
-    PROGRAM_MODULES,
-    RUN_MODULES,
-    command_of,
-    early_program_server,
-    early_server,
-    reads_program,
-)
-from tvm_adaptive.workers.fork_server import ForkServer
+from tvm_adaptive.workers.early_start import RUN_MODULES, command_of, early_server
 from tvm_adaptive.workers.main import hidden
-from tvm_adaptive.workers.pool import WorkerPool
-
-# Workers cannot import this file.
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-
-def imported(name: str) -> bool:
-    """Say whether this process has imported a module."""
-    return name in sys.modules
 
 
 @pytest.mark.parametrize(
@@ -51,39 +32,11 @@ def test_only_a_command_of_ours_starts_early(
 
 def test_another_program_has_no_early_server() -> None:
     assert early_server() is None
-    assert early_program_server() is None
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["-m", "tune", "net.pt2"], True),
-        (["tvm-adaptive", "tune", "--budget", "30s", "a/net.pt2", "--seed", "0"], True),
-        (["-m", "tune", "net.onnx"], False),
-        (["-m", "tune", "pt2"], False),
-        ([], False),
-    ],
-)
-def test_a_program_of_pytorch_is_known_by_its_name(arguments: list[str], expected: bool) -> None:
-    assert reads_program(arguments) == expected
 
 
 def test_the_modules_of_workers_exist() -> None:
     for name in RUN_MODULES:
         assert importlib.util.find_spec(name) is not None
-    if importlib.util.find_spec("torch") is not None:
-        for name in PROGRAM_MODULES:
-            assert importlib.util.find_spec(name) is not None
-
-
-def test_a_worker_has_torch_where_the_server_is_to_import_it() -> None:
-    pytest.importorskip("torch")
-    with (
-        contextlib.closing(ForkServer(PROGRAM_MODULES)) as server,
-        contextlib.closing(WorkerPool(1, server=server)) as pool,
-    ):
-        (outcome,) = pool.map(imported, [(name,) for name in ("torch",)], 120.0)
-    assert outcome.value
 
 
 def test_a_hidden_package_can_be_imported_afterwards(

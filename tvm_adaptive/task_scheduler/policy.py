@@ -22,9 +22,8 @@ from tvm_adaptive.values.trial import FloatArray
 INDICES = ("gain-per-sec", "ucb", "bayes-ucb", "ei", "epsilon-greedy", "softmax")
 # Of the indices, those in milliseconds per second of slot; the others are in milliseconds.
 _PER_SEC = ("gain-per-sec", "bayes-ucb")
-# Arms whose seconds are unknown (nothing charged yet) count as equally expensive; networks took
-# 0.25 to 0.4 s per trial on two cores.
-_UNKNOWN_SEC_PER_TRIAL = 0.3
+# Arms whose seconds are unknown (nothing charged yet) count as equally expensive.
+_UNKNOWN_SEC_PER_TRIAL = 1.0
 # Peers that have become better by no more than this leave a forecast as it was.
 _PEER_TOLERANCE = 0.05
 
@@ -106,22 +105,17 @@ class _Outlook:
 class DynaTunePolicy:
     """Forecast each arm, convert to end-to-end milliseconds, and play the best arm.
 
-    One object serves one run. ``time_left`` returns the seconds until the search has to end.
+    One object serves one run.
     """
 
     def __init__(
-        self,
-        options: PolicyOptions | str = "default",
-        forecaster: Forecaster | None = None,
-        *,
-        time_left: Callable[[], float] | None = None,
+        self, options: PolicyOptions | str = "default", forecaster: Forecaster | None = None
     ) -> None:
         if isinstance(options, str):
             check_choices("The preset", options, PRESETS)
             options = PRESETS[options]
         self.options = options
         self._forecast = forecaster or self._own_forecast
-        self._time_left = time_left or (lambda: math.inf)
         self._outlooks: dict[int, _Outlook] = {}
         self._waiting = stages.Waiting()
         self._initial_ms: float | None = None
@@ -167,9 +161,7 @@ class DynaTunePolicy:
 
     def _warmed_up(self, arms: Sequence[Arm], k: int, retired: tuple[int, ...]) -> Decision:
         """Return the decision for an arm without a result."""
-        trials = self.options.warm_up.trials_of(
-            arms, k, left_sec=self._time_left(), trial_sec=_mean_sec(arms)
-        )
+        trials = self.options.warm_up.trials_of(arms, k)
         # A slot of a few trials is for a first result; the paper's is a whole one.
         few = trials is not None
         return Decision(k, "warm-up", n_trials=trials, retired=retired, until_success=few)

@@ -40,9 +40,8 @@ def make_policy(
     slot_sec: float | None = None,
     warm_up_trials: int | None = None,
     patience_trials: int | None = None,
-    time_left: Callable[[], float] | None = None,
 ) -> Policy:
-    """Return a new policy, fitted to the slots that it decides on and the seconds left for them."""
+    """Return a new policy, fitted to the slots that it decides on."""
     check_policy_name(name)
     if name == "gradient":
         return baselines.GradientPolicy()
@@ -58,7 +57,7 @@ def make_policy(
     if warm_up_trials is not None and options.warm_up.n_trials is not None:
         warm_up = dataclasses.replace(options.warm_up, n_trials=warm_up_trials)
         options = dataclasses.replace(options, warm_up=warm_up)
-    return DynaTunePolicy(options, time_left=time_left)
+    return DynaTunePolicy(options)
 
 
 def fresh_copy(policy: Policy) -> Policy:

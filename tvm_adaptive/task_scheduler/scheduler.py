@@ -83,9 +83,6 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         Ends the run when so many slots in a row saved no more than ``plateau_share``.
     plateau_share : float, default 0.005
         Of the network's latency, in [0, 1).
-    time_left : callable or None, default None
-        Returns the seconds until the search has to end, for policies by name: if they are few,
-        first slots are shorter.
     seed : int or None, default None
         Of the policy's randomness; None draws one.
     journal : JournalWriter or None, default None
@@ -114,7 +111,6 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         budget_sec: float | None = None,
         plateau_slots: int | None = None,
         plateau_share: float = 0.005,
-        time_left: Callable[[], float] | None = None,
         seed: int | None = None,
         journal: JournalWriter | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -134,7 +130,6 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         self.foresee_share = foresee_share
         self.max_waiting = max_waiting
         self.n_lanes = n_lanes
-        self.time_left = time_left
         self.seed = seed
         self.journal: JournalWriter = journal or NullJournal()
         self.clock = clock
@@ -254,7 +249,6 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
                 slot_sec=self.length.sec,
                 warm_up_trials=self.warm_up_trials,
                 patience_trials=self.patience_trials,
-                time_left=self.time_left,
             )
         else:
             policy = fresh_copy(self.policy)

@@ -15,13 +15,8 @@ from tvm_adaptive.values.forms import in_use
 # A task forecast to be below this share of the network's latency is trivial: halving
 # its latency would not show in an end-to-end timing, which repeats to some 0.1 %.
 TRIVIAL_SHARE = 1e-3
-# One candidate may fail for a reason of its own; two are the fewest that mean anything. After
-# two, tasks of eleven networks were at 1.06 of what the best of four takes (median, weighted by
-# milliseconds), after one at 1.15.
-FEW_TRIALS = 2
-# Of the seconds that a search has left, what first slots may take before they become shorter: with
-# four trials a task, a minute reached 16 of a network's 60.
-_MOST_SHARE = 0.5
+# One candidate may fail for a reason of its own; two are the fewest that mean anything.
+TRIVIAL_TRIALS = 2
 # A forecast after a short pause may be wrong, and the run ends when all arms are stuck: wait
 # for as many trials as stock takes in one batch.
 STUCK_TRIALS = 64
@@ -62,19 +57,11 @@ class WarmUp:
             default=None,
         )
 
-    def trials_of(
-        self, arms: Sequence[Arm], k: int, *, left_sec: float = math.inf, trial_sec: float = 0.0
-    ) -> int | None:
-        """Return the trials of arm k's slot; None for a full batch.
-
-        Fewer if first slots of all arms would take most of the seconds that the search has left.
-        """
+    def trials_of(self, arms: Sequence[Arm], k: int) -> int | None:
+        """Return the trials of arm k's slot; None for a full batch."""
         if self.n_trials is None or arms[k].n_trials > 0:
             return None
-        n_new = sum(not arm.finished and not arm.n_trials for arm in arms)
-        is_short = n_new * self.n_trials * trial_sec > _MOST_SHARE * left_sec
-        few = is_short or is_trivial(arms, k)
-        return min(FEW_TRIALS, self.n_trials) if few else self.n_trials
+        return min(TRIVIAL_TRIALS, self.n_trials) if is_trivial(arms, k) else self.n_trials
 
 
 def is_trivial(arms: Sequence[Arm], k: int) -> bool:

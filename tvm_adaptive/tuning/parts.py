@@ -206,7 +206,6 @@ def _task_scheduler(session: Session, n_devices: int, lanes: Lanes | None) -> An
         "seed": session.seed,
         "max_waiting": n_devices,
         "n_lanes": 1 if lanes is None else lanes.n_lanes,
-        "time_left": lambda: session.budget.search_left_sec,
         "journal": session.journal,
     }
     return _made("task_scheduler", session.config.task_scheduler, ours, {})

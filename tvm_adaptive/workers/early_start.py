@@ -1,4 +1,4 @@
-"""Start a command's fork servers before the command itself imports TVM: both take seconds."""
+"""Start a command's fork server before the command itself imports TVM: both take seconds."""
 
 from __future__ import annotations
 
@@ -19,15 +19,6 @@ RUN_MODULES = (
     "tvm_adaptive.runner.rpc.lease",
     "tvm_adaptive.runner.playoff.worker",
 )
-# What a program of PyTorch is read with: to import it takes five seconds, as long as all other
-# imports of a command, which go on meanwhile.
-PROGRAM_MODULES = (
-    "torch",
-    "torch.export.pt2_archive",
-    "torch._export.serde.serialize",
-    "tvm_adaptive.models.frontend.reader",
-)
-_PROGRAM_SUFFIX = ".pt2"
 _PACKAGE = "tvm_adaptive"
 _SCRIPT = "tvm-adaptive"
 # Commands that fork workers.
@@ -46,29 +37,12 @@ def command_of(arguments: Sequence[str], original: Sequence[str]) -> str:
     return arguments[1] if (is_script or is_module) and len(arguments) > 1 else ""
 
 
-def reads_program(arguments: Sequence[str]) -> bool:
-    """Say whether the arguments of a command name a program of PyTorch."""
-    return any(each.endswith(_PROGRAM_SUFFIX) for each in arguments)
-
-
 @functools.cache
 def early_server() -> ForkServer | None:
     """Return the server that this process started first; None if it is no command of ours."""
     if command_of(sys.argv, sys.orig_argv) not in _COMMANDS:
         return None
-    return _started(RUN_MODULES)
-
-
-@functools.cache
-def early_program_server() -> ForkServer | None:
-    """Return a server whose workers read programs of PyTorch; None if the command has none."""
-    if early_server() is None or not reads_program(sys.argv):
-        return None
-    return _started(PROGRAM_MODULES)
-
-
-def _started(modules: Sequence[str]) -> ForkServer:
-    server = ForkServer(modules)
+    server = ForkServer(RUN_MODULES)
     with contextlib.suppress(OSError):  # it is tried again when a worker is needed
         server.start()
     return server
@@ -76,12 +50,12 @@ def _started(modules: Sequence[str]) -> ForkServer:
 
 @contextlib.contextmanager
 def early_start() -> Iterator[None]:
-    """Import the package inside: a command's servers start, and TVM does not import PyTorch.
+    """Import the package inside: a command's server starts, and TVM does not import PyTorch.
 
     TVM only learns PyTorch's types from it, which no command gives to TVM. Another program
     may do so: its import is left as it is.
     """
-    early_program_server()  # and the one of all others
+    early_server()
     is_command = bool(command_of(sys.argv, sys.orig_argv))
     with hidden("torch") if is_command else contextlib.nullcontext():
         yield

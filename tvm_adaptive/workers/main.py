@@ -195,8 +195,8 @@ def die_with(parent: int) -> bool:
 
 
 def _import_all(modules: Sequence[str]) -> None:
-    # TVM would import PyTorch, for seconds; only workers that use it need it.
-    with contextlib.nullcontext() if "torch" in modules else hidden("torch"):
+    # TVM would import PyTorch, for seconds; those workers that use it import it themselves.
+    with hidden("torch"):
         for name in modules:
             with contextlib.suppress(Exception):  # the worker that needs it raises again
                 importlib.import_module(name)

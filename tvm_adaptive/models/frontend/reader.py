@@ -24,7 +24,6 @@ from tvm_adaptive.models.folding import fold
 from tvm_adaptive.models.frontend.shapes import Shapes, network_of_imported
 from tvm_adaptive.models.network import Network, Original, network_of_relax
 from tvm_adaptive.models.weights import load_module, save_module
-from tvm_adaptive.workers.early_start import early_program_server
 from tvm_adaptive.workers.fork_server import ForkServer
 from tvm_adaptive.workers.pool import WorkerPool
 from tvm_adaptive.workers.scratch import ScratchFolder
@@ -97,9 +96,7 @@ class ModelReader:
     """A worker, started when needed, that reads model files and runs them in their frameworks."""
 
     def __init__(self, server: ForkServer | None = None) -> None:
-        self._server = server
-        self._pool: WorkerPool | None = None
-        self._program_server: ForkServer | None = None
+        self._pool = WorkerPool(1, env=READER_ENV, server=server, modules=(__name__,))
 
     def read(
         self, form: Form, path: Path, name: str, shapes: Shapes, numbers: Numbers | None = None
@@ -119,24 +116,12 @@ class ModelReader:
 
     def close(self) -> None:
         """End the worker; a later use starts a new one."""
-        if self._pool is not None:
-            self._pool.close()
-        if self._program_server is not None:  # it holds half a gigabyte
-            self._program_server.close()
-
-    def _pool_for(self, form: Form) -> WorkerPool:
-        """Return the worker, which is forked where the form's package is imported already."""
-        if self._pool is None:
-            if form.package == "torch":
-                self._program_server = early_program_server()
-            server = self._program_server or self._server
-            self._pool = WorkerPool(1, env=READER_ENV, server=server, modules=(__name__,))
-        return self._pool
+        self._pool.close()
 
     def _read(self, form: Form, path: Path, shapes: Shapes, limits: Limits) -> IRModule:
         with ScratchFolder("model") as folder:
             task = (form, path.resolve(), shapes, folder, limits.memory_bytes)
-            (outcome,) = self._pool_for(form).map(convert, [task], limits.read_sec)
+            (outcome,) = self._pool.map(convert, [task], limits.read_sec)
             if outcome.error is not None:
                 raise InvalidOptionError(f"{path} {form.misfit}: {summary_line(outcome.error)}")
             if outcome.value != "":
@@ -156,7 +141,7 @@ class ModelReader:
     def _run(self, form: Form, path: Path, limits: Limits, inputs: Sequence[Array]) -> list[Array]:
         """Run a file as its own framework does; raises WorkerError."""
         task = (form, path, list(inputs), limits.memory_bytes)
-        (outcome,) = self._pool_for(form).map(run_original, [task], limits.run_sec)
+        (outcome,) = self._pool.map(run_original, [task], limits.run_sec)
         if outcome.error is not None:
             raise outcome.error
         if not isinstance(outcome.value, list):
