@@ -52,7 +52,8 @@ typedef struct tvm_adaptive_model tvm_adaptive_model;
  * n_threads: number of threads, the calling one included; 0: the number tuned for, or all
  * processors if there are fewer. Each thread that runs networks has threads of its own; how
  * many is decided once, by its first call. The call sets the environment variable
- * TVM_NUM_THREADS, so make it before other threads read the environment.
+ * TVM_NUM_THREADS, and TVM_THREAD_POOL_SPIN_COUNT unless it is set, so make it before other
+ * threads read the environment.
  *
  * Returns NULL on failure, also if this processor lacks an instruction set that is needed.
  */
