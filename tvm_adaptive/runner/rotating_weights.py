@@ -5,7 +5,9 @@ There the weights of all other layers pass through the caches between two calls 
 
 from __future__ import annotations
 
+import contextlib
 import math
+import mmap
 from collections.abc import Sequence
 
 import numpy as np
@@ -83,11 +85,13 @@ def _pitch(dtype: str, shape: Sequence[int]) -> int:
 
 
 def _repeated(values: Array, n_items: int) -> Array:
-    """Return aligned memory of so many items, filled with the values again and again."""
-    n_bytes = n_items * values.itemsize
-    room = np.empty(n_bytes + _ALIGNMENT_BYTES, np.uint8)
-    first = -room.ctypes.data % _ALIGNMENT_BYTES
-    found: Array = room[first : first + n_bytes].view(values.dtype)
+    """Return memory of so many items, filled with the values again and again."""
+    memory = mmap.mmap(-1, max(1, n_items * values.itemsize))
+    # numpy asks for pages of 2 MiB, TVM for none: in a network, weights lie in small ones.
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without large pages
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+    found: Array = np.frombuffer(memory, values.dtype, n_items)
     for start in range(0, n_items, len(values)):
         part = found[start : start + len(values)]
         part[:] = values[: len(part)]
