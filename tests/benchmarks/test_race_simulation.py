@@ -31,7 +31,7 @@ def test_a_replay_repeats_all_runs_in_their_order() -> None:
 
 @pytest.mark.parametrize(
     ("candidate", "noise", "share"),
-    [(0.95, 0.05, 0.0), (1.2, 0.05, 0.0), (1.3, 0.05, 1.0), (1.3, 0.1, 0.0), (4.0, 0.1, 1.0)],
+    [(0.95, 0.05, 0.0), (1.2, 0.05, 0.0), (1.4, 0.05, 1.0), (1.4, 0.1, 0.0), (4.0, 0.1, 1.0)],
 )
 def test_without_noise_the_limit_decides(candidate: float, noise: float, share: float) -> None:
     often = {"luckiest_of": 1, "noise": noise, "n_repeats": 5, "rng": np.random.default_rng(0)}

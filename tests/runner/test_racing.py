@@ -106,7 +106,7 @@ def test_better_candidates_are_hardly_ever_dropped():
 
 
 def test_a_host_that_stays_slow_spoils_a_race_no_more_than_a_measurement():
-    run_sec, slow = 1e-4, 1.3
+    run_sec, slow = 1e-4, 1.5
     race = Race(run_sec)
     raced = Kernel(run_sec, np.random.default_rng(0), stays_slow=slow).measure(race)
     full = Kernel(run_sec, np.random.default_rng(0), stays_slow=slow).measure()
