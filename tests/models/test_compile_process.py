@@ -13,6 +13,7 @@ from tvm_adaptive._tvm import (
     ms,
     save_json,
     structural_hash,
+    te,
     te_workload,
 )
 from tvm_adaptive.models import compile as compile_
@@ -104,6 +105,27 @@ def test_what_is_only_compared_with_is_compiled_quickly_where_it_is_small(
     (found,) = run_exported(library, case.inputs)
     (expected,) = run_network(compile_network(prepared, database, case.target), case.inputs)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_functions_whose_operations_cannot_be_counted_are_not_compiled_quickly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    n = te.var("n", "int64")
+    x = te.placeholder((n,), name="x")
+    doubled = te.compute((n,), lambda i: x[i] * 2.0, name="doubled")
+    mod = IRModule({"doubled": te.create_prim_func([x, doubled])})
+
+    def level() -> int:
+        (found,) = compile_._untuned_targets(mod, resolve_target("cpu"), quick=True).values()
+        return int(found.attrs["opt-level"])
+
+    assert level() == 0  # TVM counts an unknown extent as 1
+
+    def refuse(_mod: IRModule) -> float:
+        raise ValueError("the extent of a loop is not constant")
+
+    monkeypatch.setattr(compile_._tvm, "estimate_tir_flops", refuse)
+    assert level() > 0
 
 
 def test_an_error_of_the_compiler_is_raised(
