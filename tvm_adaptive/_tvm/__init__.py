@@ -396,15 +396,11 @@ def network_code(
     """
     builder = relax.ExecBuilder()
     left = vm_build._vmcodegen(builder, mod, "bytecode")
-    parts: list[tuple[Target, dict[Any, PrimFunc]]] = [(target, {})]
+    parts: dict[int, tuple[Target, dict[Any, PrimFunc]]] = {handle(target): (target, {})}
     for variable, function in _tensor_functions(left):
         own = others.get(str(variable.name_hint), target)
-        functions = next((each for known, each in parts if known.same_as(own)), None)
-        if functions is None:
-            functions = {}
-            parts.append((own, functions))
-        functions[variable] = function
-    return builder, [(IRModule(functions), each) for each, functions in parts if functions]
+        parts.setdefault(handle(own), (own, {}))[1][variable] = function
+    return builder, [(IRModule(found), each) for each, found in parts.values() if found]
 
 
 def link_network(code: Any, parts: Sequence[Part]) -> Any:

@@ -263,9 +263,8 @@ class NetworkCheck(LibraryCheck):
 
     def _compile_untuned(self, *, quick: bool) -> UntunedBuild:
         with as_invalid_option(f"TVM cannot compile {self._prepared.name}"):
-            self._compiling = UntunedBuild(
-                self._context, self._prepared, self._untuned, quick=quick
-            )
+            parts = self._context, self._prepared, self._untuned
+            self._compiling = UntunedBuild(*parts, quick=quick)
         self._set_coverage(self._compiling.coverage)
         return self._compiling
 
@@ -476,11 +475,10 @@ class NetworkCheck(LibraryCheck):
             mod, coverage = schedule_network(
                 *(prepared or self._prepared, database, context.target), check=self._check_time
             )
-            is_final = self._compiling is not None and not self._compiling.is_quick
             if not coverage.tuned and context.budget.seconds is not None:
                 if coverage.fallback:
                     self._report_shortfall("nothing is tuned; the library is the untuned one")
-                if is_final:
+                if not (self._compiling and self._compiling.is_quick):
                     return False
             with ScratchFolder("network", context.work_dir) as folder:
                 save_module(mod, folder)
