@@ -128,7 +128,7 @@ def export_module(folder: str, target_json: str, path: str, *, quick: bool = Fal
 
     Several processes compile its functions to object files in ``folder``, as many as cores
     and memory allow. ``quick`` compiles functions without a schedule without optimizations where
-    that takes less time than it costs in two inferences.
+    that saves more time than two inferences then take longer.
 
     Returns
     -------
