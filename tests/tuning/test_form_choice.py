@@ -55,6 +55,25 @@ def test_a_form_without_all_records_is_not_used() -> None:
     assert choice.of_other_forms == []
 
 
+def test_a_form_with_a_draft_counts_as_its_work_lets_expect() -> None:
+    found = finalists_of(conv=3.0, input=None, product=2.0)
+    works = {0: 6.0, 1: 1.0, 2: 4.0}
+    # Half a second for each, and half as much again for a draft.
+    choice = FormChoice.of(found, FORMS, works)
+    assert choice.used == [False, True, True]
+    assert not choice.is_complete
+    assert FormChoice.of(found, FORMS, works | {1: 2.0}).used == [True, False, False]
+    # A task of which trials failed has no draft.
+    del works[1]
+    assert FormChoice.of(found, FORMS, works).used == [True, False, False]
+
+
+def test_without_any_record_the_form_with_the_least_work_is_used() -> None:
+    found = finalists_of(conv=None, input=None, product=None)
+    assert FormChoice.of(found, FORMS, {0: 6.0, 1: 1.0, 2: 4.0}).used == [False, True, True]
+    assert FormChoice.of(found, FORMS, {0: 5.0, 1: 1.0, 2: 4.0}).used == [True, False, False]
+
+
 def test_where_a_form_does_not_pass_the_direct_one_is_used() -> None:
     choice = FormChoice.of(finalists_of(conv=3.0, input=0.5, product=2.0), FORMS)
     assert choice.without_unchecked(reports_of(None, object(), object())) is choice

@@ -2,7 +2,8 @@
 
 Both run in one worker, in turns: a call of the reference, then the same call of the other
 build. Afterwards the other build gets the reference's outputs, so that each function is
-judged on the reference's inputs and one wrong function does not affect the others.
+judged on the reference's inputs and one wrong function does not affect the others. Where the
+other build computes something in several steps, the result of the last one is compared.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -54,26 +56,34 @@ def compare_calls(
     n_outputs: Mapping[str, int],
     rtol: float | Mapping[str, float],
     *,
+    steps: Mapping[str, Sequence[str]] = MappingProxyType({}),
     skipped: Collection[str] = (),
     progress_file: str | None = None,
 ) -> ComparedCalls:
     """Run two builds of a network in turns and compare the outputs of each call.
 
     The first of the ``paths`` is the reference. ``n_outputs`` has the functions that
-    are compared if both builds call them as often, in the same order. Those in ``skipped``
-    are not run in the other build. While a function of the other build runs, its name is in
-    the ``progress_file``, which shows which one has crashed.
+    are compared if both builds call them as often, in the same order; ``steps`` has those that
+    the other build calls, in this order, instead of one of the reference. What is found of the
+    last step is said of all. Functions in ``skipped`` are not run in the other build. While a
+    function of the other build runs, its name is in the ``progress_file``, which shows which one
+    has crashed.
     """
     where = device_session.place(device_kind)
     machines = [VirtualMachine(device_session.load_once(path), where) for path in paths]
     tensors = [tensor(value, device=where) for value in inputs]
-    calls = [_calls_of(machine, tensors, n_outputs) for machine in machines]
+    last = {name: those[-1] for name, those in steps.items()}
+    calls = [_calls_of(machine, tensors, n_outputs, last) for machine in machines]
     # A build makes views instead of calls of what it recognises as reshapes.
     n_outputs = {name: n for name, n in n_outputs.items() if calls[0][name] == calls[1][name]}
+    former = {name: those[-1] for those in steps.values() for name in those[:-1]}
+    former = {name: final for name, final in former.items() if final in n_outputs}
+    n_outputs = {name: n for name, n in n_outputs.items() if name not in former}
     turns = _Turns()
-    reference = _Reference(n_outputs, turns)
+    reference = _Reference(n_outputs, turns, last)
     other = _Other(
         *(n_outputs, turns, reference),
+        former=former.keys(),
         rtol=rtol,
         skipped=frozenset(skipped),
         progress=_Progress(progress_file),
@@ -96,20 +106,38 @@ def compare_calls(
     thread.join()
     if failures:  # the first is the cause: it ends the other side
         raise failures[0]
+    for those in steps.values():
+        _say_of_all(those, other.found)
     return other.found
 
 
+def _say_of_all(steps: Sequence[str], found: ComparedCalls) -> None:
+    """Let the comparison of a last step's results count for the steps before it."""
+    *former, last = steps
+    for name in former:
+        if last in found.problems:
+            found.problems.setdefault(name, found.problems[last])
+        if last in found.n_compared:
+            found.n_compared[name] = max(found.n_compared.get(name, 0), found.n_compared[last])
+
+
 def _calls_of(
-    machine: VirtualMachine, tensors: Sequence[Any], names: Collection[str]
+    machine: VirtualMachine,
+    tensors: Sequence[Any],
+    names: Collection[str],
+    last: Mapping[str, str],
 ) -> Counter[str]:
-    """Count the calls of functions in an inference, of which none is run."""
+    """Count the calls of functions in an inference, of which none is run.
+
+    A function that the other build computes in steps counts as the last of them.
+    """
     found: Counter[str] = Counter()
 
     def count(_function: Any, name: str, is_before: bool, *_rest: Any) -> int:
         name = name.removesuffix(_PACKED)
         if not is_before or name not in names:
             return _GO_ON
-        found[name] += 1
+        found[last.get(name, name)] += 1
         return _SKIP
 
     machine.set_instrument(count)
@@ -161,13 +189,20 @@ class _Watch:
 
     side: int
 
-    def __init__(self, n_outputs: Mapping[str, int], turns: _Turns) -> None:
+    def __init__(
+        self,
+        n_outputs: Mapping[str, int],
+        turns: _Turns,
+        last: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._n_outputs = n_outputs
         self._turns = turns
+        self._last = last
 
     def __call__(self, _function: Any, name: str, is_before: bool, _result: Any, *args: Any) -> int:
         """Look at the arguments of a call, of which the last ones are its outputs."""
         name = name.removesuffix(_PACKED)
+        name = self._last.get(name, name)
         if name not in self._n_outputs:
             return _GO_ON
         outputs = args[-self._n_outputs[name] :]
@@ -214,17 +249,44 @@ class _Other(_Watch):
         turns: _Turns,
         reference: _Reference,
         *,
+        former: Collection[str],
         rtol: float | Mapping[str, float],
         skipped: frozenset[str],
         progress: _Progress,
     ) -> None:
         super().__init__(n_outputs, turns)
         self._reference = reference
+        self._former = former
         self._rtol = rtol
         self._skipped = skipped
         self._progress = progress
         self._start_sec = 0.0
         self.found = ComparedCalls()
+
+    def __call__(self, function: Any, name: str, is_before: bool, result: Any, *args: Any) -> int:
+        """Look at the arguments of a call, of which the last ones are its outputs."""
+        plain = name.removesuffix(_PACKED)
+        if plain not in self._former:
+            return super().__call__(function, name, is_before, result, *args)
+        if not is_before:
+            self._end(plain)
+            return _GO_ON
+        # While the reference computes what the steps do.
+        self._turns.wait(self.side)
+        args[-1].copyfrom(wrong_everywhere(args[-1].numpy()))
+        if plain in self._skipped:
+            return _SKIP
+        self._start(plain)
+        return _GO_ON
+
+    def _start(self, name: str) -> None:
+        self._progress.write(name)
+        self._start_sec = time.perf_counter()
+
+    def _end(self, name: str) -> None:
+        seconds = time.perf_counter() - self._start_sec
+        self.found.seconds[name] = min(seconds, self.found.seconds.get(name, math.inf))
+        self._progress.write("")
 
     def begin(self, name: str, outputs: Sequence[Any]) -> bool:
         """Fill the outputs with wrong values: a kernel that writes nothing has to show."""
@@ -234,15 +296,12 @@ class _Other(_Watch):
         for each, expected in zip(outputs, self._reference.outputs, strict=True):
             each.copyfrom(wrong_everywhere(expected) if is_run else expected)
         if is_run:
-            self._progress.write(name)
-        self._start_sec = time.perf_counter()
+            self._start(name)
         return is_run
 
     def finish(self, name: str, outputs: Sequence[Any]) -> None:
         """Compare the outputs unless an earlier call of the function was wrong."""
-        seconds = time.perf_counter() - self._start_sec
-        self.found.seconds[name] = min(seconds, self.found.seconds.get(name, math.inf))
-        self._progress.write("")
+        self._end(name)
         expected = self._reference.outputs
         if name not in self.found.problems and not any(map(_is_undefined, expected)):
             rtol = self._rtol if isinstance(self._rtol, float) else self._rtol[name]

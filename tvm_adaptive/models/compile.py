@@ -23,7 +23,12 @@ from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.packing import pack
 from tvm_adaptive.models.parts import write_objects
 from tvm_adaptive.models.prefetch import follow_hints
-from tvm_adaptive.models.prepare import Prepared, in_fastest_forms, tunable_counts
+from tvm_adaptive.models.prepare import (
+    Prepared,
+    fastest_forms_of,
+    in_forms,
+    tunable_counts,
+)
 from tvm_adaptive.models.weights import load_module
 from tvm_adaptive.workers.cores import n_build_workers, usable_physical_cores
 
@@ -93,7 +98,7 @@ def schedule_network(
 ) -> tuple[IRModule, Coverage]:
     """Give the functions of a prepared network their best schedules, without compiling."""
     if database is not None:
-        prepared = in_fastest_forms(prepared, database, target)
+        prepared = in_forms(prepared, fastest_forms_of(prepared, database, target))
     mod, tuned, failed = _apply(prepared.mod, database, target, check)
     calls = sorted(tunable_counts(prepared.mod).items())
     coverage = Coverage(

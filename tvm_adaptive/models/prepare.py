@@ -11,7 +11,7 @@ import functools
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import IRModule, PassContext, Sequential, Target, is_gpu, relax, vector_lanes
@@ -99,11 +99,11 @@ def _with_forms(prepared: Prepared) -> Prepared:
     return dataclasses.replace(prepared, alternatives=found) if found else prepared
 
 
-def in_fastest_forms(prepared: Prepared, database: _tvm.Database, target: Target) -> Prepared:
-    """Return the network with the forms of its parts that are fastest by a database's times."""
+def fastest_forms_of(prepared: Prepared, database: _tvm.Database, target: Target) -> dict[str, str]:
+    """Return the form of each part of a network that is the fastest by a database's times."""
     alternatives = prepared.alternatives
     if alternatives is None:
-        return prepared
+        return {}
 
     def seconds(function: _tvm.PrimFunc, name: str) -> float:
         mod = _tvm.normalize_mod(function)
@@ -115,8 +115,14 @@ def in_fastest_forms(prepared: Prepared, database: _tvm.Database, target: Target
         name: seconds(alternatives.functions.get(name) or prepared.mod[name], name)
         for name in alternatives.keys
     }
-    chosen = alternatives.chosen(prepared.mod, known)
-    mod = alternatives.applied(prepared.mod, chosen)
+    return alternatives.chosen(prepared.mod, known)
+
+
+def in_forms(prepared: Prepared, forms: Mapping[str, str]) -> Prepared:
+    """Return a network that computes each of its parts in the form of that name."""
+    if prepared.alternatives is None:
+        return prepared
+    mod = prepared.alternatives.applied(prepared.mod, forms)
     return dataclasses.replace(prepared, mod=mod, alternatives=None)
 
 

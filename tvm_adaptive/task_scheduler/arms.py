@@ -13,6 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
+from tvm_adaptive.values import roofline
 from tvm_adaptive.values.forms import NO_FORM, FormKey
 from tvm_adaptive.values.trial import N_VERIFIED, FloatArray
 
@@ -51,6 +52,8 @@ class Arm:
     prior : PriorTrials
     key : FormKey
         The part of the network, and the form in which the task computes it.
+    n_bytes : float
+        Of the arguments: what one run reads and writes at least; 0 if not known.
     """
 
     name: str
@@ -62,6 +65,7 @@ class Arm:
     finished: bool = False
     prior: PriorTrials = PriorTrials()
     key: FormKey = NO_FORM
+    n_bytes: float = 0.0
 
     @property
     def n_trials(self) -> int:
@@ -78,6 +82,11 @@ class Arm:
     def share_ms(self) -> float:
         """Milliseconds of an inference; ``inf`` before the first success."""
         return self.weight * self.best_ms
+
+    @property
+    def work(self) -> float:
+        """Operations of an inference, its bytes counted as such: a guess of what it takes."""
+        return self.weight * roofline.work(self.flop, self.n_bytes)
 
     @property
     def sec_per_trial(self) -> float:

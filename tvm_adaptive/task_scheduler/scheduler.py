@@ -17,6 +17,7 @@ from tvm_adaptive._tvm import (
     RunnerResult,
     TaskScheduler,
     anchor_of,
+    argument_bytes,
     derived_object,
     handle,
     search_hooks,
@@ -230,7 +231,11 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         names = [str(record.ctx.task_name) for record in self._records]
         weights = [float(record.task_weight) for record in self._records]
         flops = [float(record.flop) for record in self._records]
-        arm_table = ArmTable(names, weights, flops, self._forms)
+        n_bytes = {
+            name: float(argument_bytes(record.ctx.mod))
+            for name, record in zip(names, self._records, strict=True)
+        }
+        arm_table = ArmTable(names, weights, flops, self._forms, n_bytes)
         for index, name in enumerate(names):
             if name in self._prior:
                 arm_table.change(index, prior=self._prior[name])

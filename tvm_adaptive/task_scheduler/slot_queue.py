@@ -33,11 +33,13 @@ class ArmTable:
         weights: Sequence[float],
         flops: Sequence[float],
         keys: Mapping[str, FormKey] = MappingProxyType({}),
+        n_bytes: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         self._arms = [
             Arm(
                 *(str(name), float(weight), max(1.0, float(flop)), np.empty(0), 0, 0.0),
                 key=keys.get(str(name), NO_FORM),
+                n_bytes=n_bytes.get(str(name), 0.0),
             )
             for name, weight, flop in zip(names, weights, flops, strict=True)
         ]

@@ -53,7 +53,7 @@ class WarmUp:
         cold = [k for k in live if math.isinf(arms[k].best_ms)]
         return max(
             cold,
-            key=lambda k: (not arms[k].prior.is_proven, arms[k].weight * arms[k].flop, -k),
+            key=lambda k: (not arms[k].prior.is_proven, arms[k].work, -k),
             default=None,
         )
 
@@ -65,13 +65,12 @@ class WarmUp:
 
 
 def is_trivial(arms: Sequence[Arm], k: int) -> bool:
-    """Say whether an arm will be negligible end to end, guessed from its flop; False at first."""
+    """Say whether an arm will be negligible end to end, guessed from its work; False at first."""
     known = [arm for arm in arms if math.isfinite(arm.best_ms)]
     if not known:
         return False
-    flop_per_ms = float(np.median([arm.flop / arm.best_ms for arm in known]))
-    total_ms = end_to_end_ms(arms)
-    return arms[k].weight * arms[k].flop / flop_per_ms < TRIVIAL_SHARE * total_ms
+    work_per_ms = float(np.median([arm.work / arm.share_ms for arm in known]))
+    return arms[k].work / work_per_ms < TRIVIAL_SHARE * end_to_end_ms(arms)
 
 
 def end_to_end_ms(arms: Sequence[Arm]) -> float:

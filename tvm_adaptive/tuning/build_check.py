@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from tvm_adaptive._tvm import IRModule, normalize_mod
+from tvm_adaptive._tvm import IRModule, PrimFunc, normalize_mod
 from tvm_adaptive.errors import MachineError, OutOfTimeError, WorkerError, WorkerTimeoutError
 from tvm_adaptive.models.compare_calls import ComparedCalls, compare_calls
+from tvm_adaptive.models.prepare import output_counts
 from tvm_adaptive.runner.playoff.modules import buffers_of, reduction_length
 from tvm_adaptive.runner.playoff.verifier import failure_text
 from tvm_adaptive.tuning.session import RunContext
@@ -34,9 +36,12 @@ def compare_builds(
     n_outputs: Mapping[str, int],
     *,
     rtol: float | Mapping[str, float],
+    steps: Mapping[str, Sequence[str]] = MappingProxyType({}),
     most_sec: float,
 ) -> ComparedCalls:
     """Compare two builds call by call; a crash or a hang is the problem of its function.
+
+    See :func:`~tvm_adaptive.models.compare_calls.compare_calls`.
 
     Raises
     ------
@@ -54,7 +59,7 @@ def compare_builds(
             if limit_sec < min(LEAST_CHECK_SEC, most_sec):
                 raise OutOfTimeError("no time was left to compare the functions one by one")
             compare = functools.partial(
-                compare_calls, skipped=tuple(failed), progress_file=str(path)
+                compare_calls, steps=dict(steps), skipped=tuple(failed), progress_file=str(path)
             )
             (outcome,) = pool.map(compare, [(*builds, n_outputs, rtol)], limit_sec)
             if outcome.error is None:
@@ -75,14 +80,19 @@ def _raise_unless_its_own(error: WorkerError, name: str, is_short: bool) -> None
         raise error
 
 
-def tolerances(mod: IRModule, names: Sequence[str], rtol: float) -> dict[str, float]:
+def compared_outputs(mod: IRModule, steps: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """Return how many outputs each function of two builds has, one of which computes in steps."""
+    return output_counts(mod) | {name: 1 for those in steps.values() for name in those}
+
+
+def tolerances(functions: Mapping[str, PrimFunc], rtol: float) -> dict[str, float]:
     """Return the relative difference that is allowed of each function's outputs.
 
     At least ``rtol``; more for short types, of which another order of additions rounds more.
     """
     found = {}
-    for name in names:
-        single = normalize_mod(mod[name])
+    for name, function in functions.items():
+        single = normalize_mod(function)
         dtypes = [dtype for dtype, _ in buffers_of(single)]
         found[name] = max(rtol, tolerance(dtypes, reduction_length(single)))
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,6 @@ from tvm_adaptive._tvm import (
     TuneContext,
     TuningRecord,
     copy_record,
-    estimate_tir_flops,
     memory_database,
 )
 from tvm_adaptive.database.metaschedule import trial_of
@@ -48,7 +48,7 @@ from tvm_adaptive.tuning.budget import (
     Budget,
 )
 from tvm_adaptive.tuning.finalists import Finalists, finalists_of
-from tvm_adaptive.tuning.form_choice import FormChoice
+from tvm_adaptive.tuning.form_choice import FormChoice, work_of
 from tvm_adaptive.tuning.library_check import LibraryCheck
 from tvm_adaptive.tuning.observer import Observer
 from tvm_adaptive.tuning.outcome import TaskOutcome
@@ -126,10 +126,13 @@ def decide(
     """
     budget = session.budget
     n_records = _N_STAKED if budget.checks_network else None
-    choice = FormChoice.of(finalists_of(session, tasks, n_records=n_records), check.forms)
-    finalists = choice.finalists
+    recorded = finalists_of(session, tasks, n_records=n_records)
     if budget.checks_network and not budget.interrupted:
-        _add_drafts(session, contexts, choice, progress, draft)
+        add_drafts = functools.partial(_add_drafts, session, contexts, progress, draft)
+        choice = _choose_forms(recorded, contexts, progress, check.forms, add_drafts=add_drafts)
+    else:
+        choice = FormChoice.of(recorded, check.forms)
+    finalists = choice.finalists
     reports = {
         index: without_playoff(mine.records, mine.proven, mine.name)
         for index, mine in enumerate(finalists)
@@ -157,12 +160,35 @@ def decide(
     return database, outcomes
 
 
+def _choose_forms(
+    finalists: Sequence[Finalists],
+    contexts: Sequence[TuneContext],
+    progress: RunProgress,
+    forms: Mapping[str, FormKey],
+    *,
+    add_drafts: Callable[[FormChoice], None],
+) -> FormChoice:
+    """Choose the forms of a network's parts, and give the tasks in use without a record drafts."""
+    works = {
+        i: task.weight * work_of(contexts[i].mod)
+        for i, task in enumerate(progress.tasks)
+        # Where trials have failed, a draft would.
+        if forms and (finalists[i].records or not task.n_trials)
+    }
+    choice = FormChoice.of(finalists, forms, works)
+    add_drafts(choice)
+    if not choice.is_complete:
+        choice = FormChoice.of(finalists, forms)
+        add_drafts(choice)
+    return choice
+
+
 def _add_drafts(
     session: Session,
     contexts: Sequence[TuneContext],
-    choice: FormChoice,
     progress: RunProgress,
     draft: Draft,
+    choice: FormChoice,
 ) -> None:
     """Give tasks in use without any record a promising schedule, as time allows."""
     finalists = choice.finalists
@@ -174,7 +200,7 @@ def _add_drafts(
     if not gaps:
         return
     # Untuned, functions of many operations take most of the time.
-    gaps.sort(key=lambda i: -progress.tasks[i].weight * float(estimate_tir_flops(contexts[i].mod)))
+    gaps.sort(key=lambda i: -progress.tasks[i].weight * work_of(contexts[i].mod))
     gaps_in_time = gaps[: session.budget.reserve_drafts(len(gaps))]
     rngs = np.random.default_rng(session.seed).spawn(len(gaps_in_time))
     with ThreadPoolExecutor(n_cores_of(session.target) or 1) as threads:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
+from tvm_adaptive._tvm import IRModule, argument_bytes, estimate_tir_flops
 from tvm_adaptive.measure_callback.progress import RunProgress
 from tvm_adaptive.runner.playoff.playoff import FinalistReport
 from tvm_adaptive.tuning.finalists import Finalists
+from tvm_adaptive.values import roofline
 from tvm_adaptive.values.forms import DIRECT, NO_FORM, FormKey, fastest_forms, form_costs, in_use
+
+# How much longer than with the best of four trials a task takes with its first draft.
+_DRAFT_FACTOR = 1.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,10 +39,28 @@ class FormChoice:
     _all: Sequence[Finalists]
 
     @classmethod
-    def of(cls, finalists: Sequence[Finalists], forms: Mapping[str, FormKey]) -> FormChoice:
-        """Choose by the records of tasks; ``forms`` has the keys by the names of tasks."""
+    def of(
+        cls,
+        finalists: Sequence[Finalists],
+        forms: Mapping[str, FormKey],
+        drafted_works: Mapping[int, float] = MappingProxyType({}),
+    ) -> FormChoice:
+        """Choose by the records of tasks; ``forms`` has the keys by the names of tasks.
+
+        Tasks without a record of which drafts will be made count as their work lets expect.
+        """
         keys = [forms.get(each.name, NO_FORM) for each in finalists]
         costs = [each.importance_sec if each.records else math.inf for each in finalists]
+        known = [i for i in drafted_works if math.isfinite(costs[i])]
+        # Without any record, works are compared as they are.
+        sec_per_work = (
+            math.fsum(costs[i] for i in known) / math.fsum(drafted_works[i] for i in known)
+            if known
+            else 1.0
+        )
+        for i, work in drafted_works.items():
+            if math.isinf(costs[i]):
+                costs[i] = _DRAFT_FACTOR * sec_per_work * work
         used = in_use(keys, costs)
         found = [
             each
@@ -45,6 +69,11 @@ class FormChoice:
             for each, is_used in zip(finalists, used, strict=True)
         ]
         return cls(keys, found, used, finalists)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every form in use but the direct one has records of all its tasks."""
+        return all(self.finalists[i].records for i in self.of_other_forms)
 
     @property
     def of_other_forms(self) -> list[int]:
@@ -87,3 +116,8 @@ class FormChoice:
             }
             for group, forms in costs.items()
         }
+
+
+def work_of(mod: IRModule) -> float:
+    """Return operations that take about as long as a task's operations and bytes together."""
+    return roofline.work(float(estimate_tir_flops(mod)), argument_bytes(mod))

@@ -18,6 +18,7 @@ from tvm_adaptive._tvm import (
     Database,
     ExtractedTask,
     IRModule,
+    PrimFunc,
     TuningRecord,
     functions_as_tasks,
     normalize_mod,
@@ -29,7 +30,6 @@ from tvm_adaptive.errors import (
     ImportMismatchError,
     InvalidOptionError,
     MachineError,
-    OutOfTimeError,
     WorkerError,
     as_invalid_option,
     summary_line,
@@ -49,10 +49,10 @@ from tvm_adaptive.models.compare_calls import ComparedCalls
 from tvm_adaptive.models.compile import device_kind, export_module, schedule_network
 from tvm_adaptive.models.frontend import peer_names
 from tvm_adaptive.models.network import Original
-from tvm_adaptive.models.prepare import in_fastest_forms, output_counts
+from tvm_adaptive.models.prepare import fastest_forms_of, in_forms, output_counts
 from tvm_adaptive.models.run import time_exported
 from tvm_adaptive.models.weights import save_module
-from tvm_adaptive.tuning.build_check import compare_builds, tolerances
+from tvm_adaptive.tuning.build_check import compare_builds, compared_outputs, tolerances
 from tvm_adaptive.tuning.library_check import (
     UNTUNED_SHARE,
     LibraryCheck,
@@ -87,10 +87,6 @@ _LEAST_HANG_SEC = 10.0
 # Compiling a tuned network, without writing the weights, takes 6 to 10 times as long as the
 # untuned one, plus what else the machine does.
 _TUNED_NETWORK_MARGIN = 12.0
-# Compiling the reference of other forms beside the tuned network, each in the other's serial parts;
-# the untuned network was compiled beside the preparation. ResNet-18: 4 s for both, where the tuned
-# one alone has 3.9 s of the reserve.
-_REFERENCE_MARGIN = 0.5
 # The share of the remaining budget that the first untuned inference may take where the framework
 # is the reference. Functions are checked against another one at the end; without it each needs
 # a play-off, for which a short budget has no time: ResNet-18 with 30 s stayed half untuned.
@@ -121,10 +117,10 @@ class NetworkCheck(LibraryCheck):
         # Under a name of its own until each function in it is checked.
         self._unchecked = context.work_dir / f"unchecked{self._suffix}"
         self._compiled: frozenset[str] = frozenset()  # the records in it
+        # The functions that take the place of one in the tuned library, by its name.
+        self._steps: dict[str, tuple[str, str, str]] = {}
         # Kept until there is a tuned one: a run always ends with a library.
         self._untuned = context.work_dir / f"untuned{self._suffix}"
-        # Untuned, with convolutions in the forms of the tuned one.
-        self._reference = context.work_dir / f"reference{self._suffix}"
         has_file = network.original is not None and network.original.file is not None
         self._is_here = context.farm is None and self._device_kind == "cpu"
         self._has_rivals = has_file and self._is_here
@@ -137,6 +133,7 @@ class NetworkCheck(LibraryCheck):
         """Compute everything in its direct form from now on."""
         super().without_forms()
         self._prepared = dataclasses.replace(self._prepared, alternatives=None)
+        self._steps = {}
 
     @property
     def _later_run_sec(self) -> float:
@@ -170,58 +167,36 @@ class NetworkCheck(LibraryCheck):
         if self._before is None or not is_here:
             return None
         run_sec = 0.0 if math.isnan(self._before.latency_sec) else self._before.latency_sec
-        reference_sec = _REFERENCE_MARGIN * self._build_sec if self.forms else 0.0
-        return self._load_sec + reference_sec + _CHECK_MARGIN * run_sec
+        return self._load_sec + _CHECK_MARGIN * run_sec
 
     def check_functions(self, database: Database, mods: Sequence[IRModule]) -> list[Verdict]:
         """Compile with a database, and check the functions of ``mods``, which are not tuned."""
         context = self._context
-        prepared = in_fastest_forms(self._prepared, database, context.target)
-        with contextlib.ExitStack() as stack:
-            build = None
-            if prepared.mod is not self._prepared.mod:
-                # The untuned network does not call the functions of other forms.
-                build = UntunedBuild(context, prepared, self._reference, quick=True)
-                stack.callback(build.close)
-            with context.stage("compile"):
-                if not self._compile(database, self._unchecked, prepared):
-                    return [Verdict()] * len(mods)
-                self._compiled = frozenset(map(_key_of, database.get_all_tuning_records()))
-                try:
-                    reference = self._untuned if build is None else self._built(build)
-                except WorkerError as error:
-                    return self._nothing_known(mods, error)
+        with context.stage("compile"):
+            if not self._compile(database, self._unchecked):
+                return [Verdict()] * len(mods)
+            self._compiled = frozenset(map(_key_of, database.get_all_tuning_records()))
         with context.stage("check"):
             try:
-                found = self._compare_functions(prepared.mod, reference)
+                found = self._compare_functions()
             except WorkerError as error:
-                return self._nothing_known(mods, error)
+                context.journal.write("error", where="network check", message=str(error))
+                return [Verdict()] * len(mods)
         return [self._verdict(mod, found) for mod in mods]
 
-    def _built(self, build: UntunedBuild) -> Path:
-        """Wait for the reference of another form."""
-        outcome = build.result()
-        if outcome is None:
-            raise OutOfTimeError("the run was interrupted")
-        if outcome.error is not None:
-            raise outcome.error
-        return self._reference
-
-    def _nothing_known(self, mods: Sequence[IRModule], error: WorkerError) -> list[Verdict]:
-        self._context.journal.write("error", where="network check", message=str(error))
-        return [Verdict()] * len(mods)
-
-    def _compare_functions(self, mod: IRModule, reference: Path) -> ComparedCalls:
-        """Compare the functions of the tuned library with those of an untuned one."""
-        rtol, n_outputs = self._context.config.finish.rtol, output_counts(mod)
-        builds = (str(reference), str(self._unchecked)), self._inputs, self._device_kind
+    def _compare_functions(self) -> ComparedCalls:
+        """Compare the functions of the tuned library with those of the untuned one."""
+        rtol, steps = self._context.config.finish.rtol, self._steps
+        n_outputs = compared_outputs(self._prepared.mod, steps)
+        builds = (str(self._untuned), str(self._unchecked)), self._inputs, self._device_kind
         start_sec = time.perf_counter()
         found = compare_builds(
             self._context,
             self._pool,
             builds,
             n_outputs,
-            rtol=tolerances(mod, list(n_outputs), rtol),
+            rtol=tolerances({name: self._functions[name] for name in n_outputs}, rtol),
+            steps=steps,
             most_sec=max(_LEAST_HANG_SEC, _HANG_MARGIN * (self.network_check_sec or 0.0)),
         )
         self._context.journal.write(
@@ -235,7 +210,7 @@ class NetworkCheck(LibraryCheck):
 
     def _verdict(self, mod: IRModule, found: ComparedCalls) -> Verdict:
         """Return what was found of the functions of one task."""
-        names = self._functions.get(workload_key(mod), [])
+        names = self._names.get(workload_key(mod), [])
         problems = [found.problems[name] for name in names if name in found.problems]
         if problems:
             return Verdict(problems[0])
@@ -245,14 +220,17 @@ class NetworkCheck(LibraryCheck):
         return Verdict("", min(found.seconds.get(name, 0.0) for name in names))
 
     @functools.cached_property
-    def _functions(self) -> dict[str, list[str]]:
-        """The names of the functions of each task, by its workload's key."""
+    def _functions(self) -> dict[str, PrimFunc]:
+        """The functions of the network in all forms, by their names."""
         mod, alternatives = self._prepared.mod, self._prepared.alternatives
-        functions = {name: mod[name] for name in output_counts(mod)}
-        if alternatives is not None:
-            functions |= alternatives.functions
+        direct = {name: mod[name] for name in output_counts(mod)}
+        return direct if alternatives is None else direct | alternatives.functions
+
+    @functools.cached_property
+    def _names(self) -> dict[str, list[str]]:
+        """The names of the functions of each task, by its workload's key."""
         found: dict[str, list[str]] = {}
-        for name, function in functions.items():
+        for name, function in self._functions.items():
             found.setdefault(workload_key(normalize_mod(function)), []).append(name)
         return found
 
@@ -396,7 +374,7 @@ class NetworkCheck(LibraryCheck):
 
     def _remove_others(self) -> None:
         """Remove the libraries beside the result."""
-        for path in (self._untuned, self._unchecked, self._reference):
+        for path in (self._untuned, self._unchecked):
             path.unlink(missing_ok=True)
 
     def _compare_tuned(self, path: Path) -> Comparison | None:
@@ -457,7 +435,9 @@ class NetworkCheck(LibraryCheck):
         paths = str(self._untuned), str(path)
         builds = (paths, self._inputs, self._device_kind)
         source = source_of_difference(
-            self._context, self._pool, self._prepared, builds, self.covered.tuned
+            *(self._context, self._pool, self._prepared, builds),
+            tuned=self.covered.tuned,
+            steps=self._steps,
         )
         return f"{problem}; {source}"
 
@@ -467,13 +447,15 @@ class NetworkCheck(LibraryCheck):
         rtol = self._context.config.finish.rtol
         return self._network.problem_beside_framework(outputs, expected, rtol)
 
-    def _compile(self, database: Database, path: Path, prepared: Prepared | None = None) -> bool:
+    def _compile(self, database: Database, path: Path) -> bool:
         """Compile the tuned network; return False, and report why, if there is no library."""
         context = self._context
         try:
             self._check_time()
+            forms = fastest_forms_of(self._prepared, database, context.target)
+            prepared = in_forms(self._prepared, forms)
             mod, coverage = schedule_network(
-                *(prepared or self._prepared, database, context.target), check=self._check_time
+                prepared, database, context.target, check=self._check_time
             )
             if not coverage.tuned and context.budget.seconds is not None:
                 if coverage.fallback:
@@ -488,6 +470,8 @@ class NetworkCheck(LibraryCheck):
             self._report_uncompiled(self._path, error, "; the library is the untuned one")
             return False
         self.failure = ""
+        if self._prepared.alternatives is not None:
+            self._steps = self._prepared.alternatives.steps(forms)
         self._set_coverage(coverage)
         context.journal.write("coverage", **dataclasses.asdict(coverage))
         return True

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 
 from tvm_adaptive._tvm import normalize_mod, workload_key
 from tvm_adaptive.errors import OutOfTimeError, WorkerError, summary_line
 from tvm_adaptive.models import Prepared, extract
-from tvm_adaptive.models.prepare import output_counts
-from tvm_adaptive.tuning.build_check import Builds, compare_builds
+from tvm_adaptive.tuning.build_check import Builds, compare_builds, compared_outputs
 from tvm_adaptive.tuning.session import RunContext
 from tvm_adaptive.workers.pool import WorkerPool
 
@@ -21,14 +20,19 @@ def source_of_difference(
     pool: WorkerPool,
     prepared: Prepared,
     builds: Builds,
+    *,
     tuned: Collection[str],
+    steps: Mapping[str, Sequence[str]],
 ) -> str:
     """Compare the functions of two builds one by one, as far as time allows; return the finding."""
     if context.farm is not None:
         return "on a farm, functions are not compared one by one"
-    n_outputs, rtol = output_counts(prepared.mod), context.config.finish.rtol
+    rtol = context.config.finish.rtol
+    n_outputs = compared_outputs(prepared.mod, steps)
     try:
-        found = compare_builds(context, pool, builds, n_outputs, rtol=rtol, most_sec=_MOST_SEC)
+        found = compare_builds(
+            *(context, pool, builds, n_outputs), rtol=rtol, steps=steps, most_sec=_MOST_SEC
+        )
     except OutOfTimeError as error:
         return str(error)
     except WorkerError as error:
@@ -43,6 +47,7 @@ def source_of_difference(
 
 def _task_of(function: str, prepared: Prepared, context: RunContext) -> str:
     """Return the name of a function's task, which equal functions share."""
-    key = workload_key(normalize_mod(prepared.mod[function]))
+    others = {} if prepared.alternatives is None else prepared.alternatives.functions
+    key = workload_key(normalize_mod(others.get(function) or prepared.mod[function]))
     tasks = extract(prepared, context.target)
     return {workload_key(task.dispatched[0]): str(task.task_name) for task in tasks}[key]

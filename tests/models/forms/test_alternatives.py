@@ -20,7 +20,7 @@ from tvm_adaptive._tvm import (
 )
 from tvm_adaptive.models import compile_network, extract, outputs_agree, prepare, run_network
 from tvm_adaptive.models.network import Network, network_of_relax
-from tvm_adaptive.models.prepare import Prepared, in_fastest_forms
+from tvm_adaptive.models.prepare import Prepared, fastest_forms_of, in_forms
 from tvm_adaptive.tuning.target import resolve_target
 from tvm_adaptive.values.forms import FormKey
 
@@ -153,7 +153,10 @@ def test_a_network_takes_the_fastest_form_of_a_database(
         function = alternatives.functions.get(name) or prepared.mod[name]
         workload = database.commit_workload(normalize_mod(function))
         database.commit_tuning_record(_record(workload, seconds, target))
-    found = in_fastest_forms(prepared, database, target)
+    forms = fastest_forms_of(prepared, database, target)
+    assert all(len(steps) == 3 for steps in alternatives.steps(forms).values())
+    assert bool(alternatives.steps(forms)) == bool(n_steps)
+    found = in_forms(prepared, forms)
     names = [str(variable.name_hint) for variable in found.mod.functions]
     assert sum(name.startswith("winograd") for name in names) == n_steps
 

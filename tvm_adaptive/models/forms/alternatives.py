@@ -71,6 +71,14 @@ class Alternatives:
         """A function of the module that each function of a form takes the place of."""
         return {step: name for (name, _), steps in self._steps.items() for step in steps.names}
 
+    def steps(self, forms: Mapping[str, str]) -> dict[str, tuple[str, str, str]]:
+        """Return the functions that take the place of one, by its name, in a choice of forms."""
+        return {
+            name: self._steps[name, forms[key.group]].names
+            for name, key in self.keys.items()
+            if key.form == DIRECT and forms.get(key.group, DIRECT) != DIRECT
+        }
+
     def _add(self, name: str, n_calls: int, convolution: Convolution) -> None:
         batch, height, width, channels, *_ = convolution.shape
         group = f"3x3 of {batch}x{height}x{width}x{channels}"
@@ -124,9 +132,7 @@ class Alternatives:
     def applied(self, mod: IRModule, forms: Mapping[str, str]) -> IRModule:
         """Return a module that computes each group in the form of that name."""
         steps = {
-            name: self._steps[name, forms[key.group]]
-            for name, key in self.keys.items()
-            if key.form == DIRECT and forms.get(key.group, DIRECT) != DIRECT
+            name: self._steps[name, forms[self.keys[name].group]] for name in self.steps(forms)
         }
         if not steps:
             return mod
