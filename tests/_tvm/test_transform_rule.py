@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,8 @@ from tvm_adaptive.tuning.target import resolve_target
 TARGET = resolve_target("cpu")
 
 
-def transforms_of(n_channels: int) -> dict[str, IRModule]:
-    network = network_of(relu, shape=(1, n_channels, 9, 10), n_filters=n_channels)
+def transforms_of(n_channels: int, height: int = 9, width: int = 10) -> dict[str, IRModule]:
+    network = network_of(relu, shape=(1, n_channels, height, width), n_filters=n_channels)
     tasks = extract(prepared_of(network), TARGET)
     mods = {str(each.task_name): each.dispatched[0] for each in tasks}
     return {name: mod for name, mod in mods.items() if "_input_" in name or "_output_" in name}
@@ -47,6 +48,27 @@ def test_trials_choose_the_columns_of_a_transform(
         assert tuple(map(int, inst.attrs[0])) == choices
         (stock,) = context_of(mod, reductions=False).generate_design_space()
         assert not len(stock.trace.decisions)
+
+
+@pytest.mark.parametrize("shape", [(1, 96, 20, 20), (1, 48, 13, 13), (1, 64, 56, 56)])
+def test_vectors_stay_as_long_as_they_were_chosen(shape: tuple[int, ...]) -> None:
+    for mod in transforms_of(*shape[1:]).values():
+        context = context_of(mod, reductions=True)
+        (space,) = context.generate_design_space()
+        schedule = drawn(context, mod, space, 1)
+        assert _vectors(schedule.mod) == [_chosen(schedule)]
+        assert "T.parallel" in str(schedule.mod)
+
+
+def _chosen(schedule: Any) -> int:
+    """Return the columns of the only decision."""
+    ((inst, decision),) = schedule.trace.decisions.items()
+    return int(inst.attrs[0][int(decision)])
+
+
+def _vectors(mod: IRModule) -> list[int]:
+    """Return the lengths of the vectors of a function."""
+    return [int(each) for each in re.findall(r"T\.vectorized\((?:T\.int64\()?(\d+)", str(mod))]
 
 
 @pytest.mark.parametrize("n_channels", [20, 64])

@@ -17,6 +17,8 @@ _COLUMNS = (4, 8, 16, 32)
 # Fewer choices take fewer trials; smaller vectors are slower.
 _N_CHOICES = 3
 _NAMES = ("winograd_input", "winograd_output")
+# On a loop; MetaSchedule leaves those with an annotation of any name as they are.
+_MARK = "tvm_adaptive.columns"
 _N_LOOPS = 2  # tiles, and channels or filters
 
 
@@ -42,4 +44,6 @@ class TileTransform(PyScheduleRule):  # type: ignore[misc]
             n = sch.sample_categorical(choices, [1.0 / len(choices)] * len(choices))
             _, inner = sch.split(loops[-1], [None, n])
             sch.vectorize(inner)
+            # Otherwise MetaSchedule fuses all loops, this one too, and makes vectors of 64.
+            sch.annotate(inner, _MARK, 1)
         return [sch]
