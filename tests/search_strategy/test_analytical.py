@@ -81,6 +81,32 @@ def test_results_that_share_no_operand_load_one_each():
     assert own > 1.1 * shared  # 14 loads for 12 multiply-adds instead of 8
 
 
+def test_matrices_of_a_batch_share_nothing():
+    def cycles(batch, rows, is_batch):
+        # A batch of 32 products of 32 by 32: as many results in each tile.
+        spatial = [[[2, 16 // batch, 1, batch], [1, 32 // rows, 1, rows], [1, 2, 1, 16]]]
+        tilings = Tilings(np.array(spatial), np.array([[[4, 8]]]), np.array([64]), is_batch)
+        return forecast_cycles(tilings, AVX2)[0]
+
+    is_batch = (True, False, False)
+    assert cycles(4, 1, is_batch) > 1.3 * cycles(1, 4, is_batch)
+    # Rows are rows, whichever loop they are in.
+    assert cycles(4, 1, ()) == pytest.approx(cycles(1, 4, ()), rel=0.05)
+
+
+def test_points_of_a_batched_product_keep_its_matrices_apart():
+    knobs = (Tile(36, 4, 64), Tile(16, 4, 64), Tile(64, 4, 64), Tile(64, 2, 64), UNROLL)
+    space = KnobSpace([knobs])
+    batches = {}
+    for is_batch in (True, False):
+        points = analytical_points(
+            *(space, AVX2, 8, np.random.default_rng(0)), is_batch=(is_batch, False, False)
+        )
+        batches[is_batch] = [point.vector[3] for point in points]
+    assert batches[True].count(1) > 4 > batches[False].count(1)
+    assert batches[True][0] == 1
+
+
 def test_loops_around_a_tile_that_are_written_out_keep_its_sums_in_registers():
     def cycles(unrolled):
         # Six rows of three vectors, which are no part of the tile, at each step of the reduction.

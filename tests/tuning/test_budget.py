@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
 from tvm_adaptive.tuning.budget import Budget, tuned_compile_sec, tuned_share
 from tvm_adaptive.tuning.config import DEFAULT, FinishConfig
+from tvm_adaptive.values.forms import FormKey
 
 
 class Clock:
@@ -251,7 +252,9 @@ def network_of(tasks):
     return RunProgress(found)
 
 
-def with_network_check(seconds=100.0, left_sec=90.0, network_check_sec=3.0, **finish):
+def with_network_check(
+    seconds=100.0, left_sec=90.0, network_check_sec=3.0, weight_secs=None, **finish
+):
     budget = budget_with(seconds, left_sec)
     budget.plan_reserve(
         *(FinishConfig(**finish), 2),
@@ -260,6 +263,7 @@ def with_network_check(seconds=100.0, left_sec=90.0, network_check_sec=3.0, **fi
         network_check_sec=network_check_sec,
         n_compilers=2,
         drafts=False,
+        weight_secs=weight_secs or {},
     )
     return budget
 
@@ -279,6 +283,25 @@ def test_where_the_network_is_checked_only_worthy_playoffs_are_reserved():
     # While a task has nothing, no play-off is worth its time.
     budget.update_reserve(network_of([*tasks, (math.inf, math.inf, math.nan)]), (), 16)
     assert budget.reserve_sec == pytest.approx(after_sec + closing_sec + 0.02)
+
+
+def test_weights_are_reserved_of_the_heaviest_form_that_was_tried():
+    budget = with_network_check(weight_secs={"light": 1.0, "heavy": 3.0, "other": 2})
+    forms = {"conv": "", "light": "2x2", "heavy": "4x4", "other": ""}
+    tasks = [
+        TaskProgress(name, 1.0, 0, best_sec=1e-3, build_sec=0.1, key=FormKey("conv", form))
+        for name, form in forms.items()
+    ]
+    tasks[3].key = FormKey("another", "2x2")
+
+    def reserved_sec():
+        budget.update_reserve(RunProgress(tasks), (), 16)
+        return budget.reserve_parts["weights"]
+
+    assert reserved_sec() == 0.0
+    for index, expected_sec in ((1, 1.0), (2, 3.0), (3, 5.0)):
+        tasks[index].n_trials = 4
+        assert reserved_sec() == expected_sec
 
 
 def test_playoffs_take_a_share_of_a_short_budget_at_the_most():

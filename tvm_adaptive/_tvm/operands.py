@@ -27,6 +27,22 @@ def shares_operands(mod: IRModule) -> bool:
     return not any(_has_own_elements(each, axes) for each in operands_of(block))
 
 
+def batch_axes(mod: IRModule) -> list[bool]:
+    """Say of each spatial axis of the heaviest block whether all of its operands depend on it.
+
+    So it is with the first axis of a batched product: matrices of different places share nothing.
+    """
+    block = s_tir.analysis.find_anchor_sblock(mod)
+    if block is None:
+        return []
+    used = [
+        {handle(var) for each in region.region for var in tirx.analysis.undefined_vars(each.min)}
+        for region in operands_of(block)
+    ]
+    spatial = [each.var for each in block.iter_vars if each.iter_type == each.DataPar]
+    return [bool(used) and all(handle(axis) in found for found in used) for axis in spatial]
+
+
 def reads_with_gaps(mod: IRModule) -> bool:
     """Say whether remainders decide which elements are read and which are zero.
 

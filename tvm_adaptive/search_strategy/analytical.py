@@ -100,11 +100,19 @@ class Tilings:
     spatial: IntArray  # (n, loops, 4): parts of each loop, the last of which is contiguous
     reduction: IntArray  # (n, loops, 2)
     unrolled: IntArray  # (n,): loops of no more steps are written out
+    # Of each spatial loop, whether all operands depend on it: the matrices of a batch. None if
+    # empty.
+    is_batch: Sequence[bool] = ()
 
     @property
     def rows(self) -> IntArray:
         """Rows of the register tile."""
-        return _product(self.spatial[:, :-1, 3])
+        return self.rows_of(3)
+
+    @property
+    def copies(self) -> IntArray:
+        """Register tiles side by side, of matrices that share nothing."""
+        return self.copies_of(3)
 
     @property
     def columns(self) -> IntArray:
@@ -115,6 +123,20 @@ class Tilings:
     def depth(self) -> IntArray:
         """Steps of the innermost reduction."""
         return _product(self.reduction[:, :, 1])
+
+    def rows_of(self, part: int) -> IntArray:
+        """Return the steps of a part of the loops along which operands are shared."""
+        kept = [not each for each in self._is_batch[:-1]]
+        return _product(self.spatial[:, :-1, part][:, kept])
+
+    def copies_of(self, part: int) -> IntArray:
+        """Return the steps of a part of the loops that all operands depend on."""
+        return _product(self.spatial[:, :-1, part][:, self._is_batch[:-1]])
+
+    @property
+    def _is_batch(self) -> list[bool]:
+        n_loops = self.spatial.shape[1]
+        return list(self.is_batch) if len(self.is_batch) == n_loops else [False] * n_loops
 
     @property
     def inner(self) -> IntArray:
@@ -129,6 +151,7 @@ def analytical_points(
     rng: np.random.Generator,
     *,
     shares_operands: bool = True,
+    is_batch: Sequence[bool] = (),
     is_fused: Sequence[bool] = (),
 ) -> list[Point]:
     """Return up to ``n`` points of different tilings, the most promising first.
@@ -146,6 +169,8 @@ def analytical_points(
     rng : Generator
     shares_operands : bool, default True
         As in :func:`forecast_cycles`.
+    is_batch : sequence of bool, default ()
+        As in :class:`Tilings`.
     is_fused : sequence of bool, default ()
         Of each sketch, whether the functions that follow are computed within its loops; none
         if that is not known. Without that, 230 tilings took 1.6 x as long.
@@ -155,7 +180,7 @@ def analytical_points(
     for number, knobs in enumerate(space.sketches):
         vectors = _drawn(knobs, decisions, rng)
         vectors = vectors[_unrolled(knobs, vectors) <= _MOST_UNROLLED]
-        tilings = tilings_of(knobs, vectors)
+        tilings = tilings_of(knobs, vectors, is_batch)
         # Of sketches without tilings, one that factors no reduction is as fast on a few threads.
         cost, order, place = math.inf, np.arange(len(vectors)), _AT_ROOT
         if tilings is not None:
@@ -187,28 +212,29 @@ def forecast_cycles(
     With ``shares_operands``, results in a row or column of a tile share an operand, as in
     products of matrices; without, each has one of its own, as in depthwise convolutions.
     """
-    columns, depth = tilings.columns, tilings.depth
+    columns, depth, copies = tilings.columns, tilings.depth, tilings.copies
     n_inner = _product(tilings.spatial[:, :, 2])
     # Where the loops around a tile are written out, too, registers hold the sums of the block.
-    is_block = tilings.rows * depth * n_inner <= tilings.unrolled
-    more_rows = np.where(is_block, _product(tilings.spatial[:, :-1, 2]), 1)
+    is_block = tilings.rows * copies * depth * n_inner <= tilings.unrolled
+    more_rows = np.where(is_block, tilings.rows_of(2), 1)
+    more_copies = np.where(is_block, tilings.copies_of(2), 1)
     more_columns = np.where(is_block, tilings.spatial[:, -1, 2], 1)
-    rows = tilings.rows * more_rows
+    rows, copies = tilings.rows * more_rows, copies * more_copies
     in_row = np.ceil(columns / processor.lanes)
     n_vectors = in_row * more_columns
-    n_sums = rows * n_vectors
+    n_sums = copies * rows * n_vectors
     # LLVM widens a row of 24 numbers to 32, which take four registers of eight.
     n_held = 2 ** np.ceil(np.log2(in_row)) * more_columns
-    n_spilled = np.maximum(0, (rows + 1) * n_held + 1 - processor.n_registers)
+    n_spilled = np.maximum(0, copies * (rows + 1) * n_held + 1 - processor.n_registers)
     # A step of the innermost reduction: multiply-adds, loads, or the wait for the sums.
-    n_loads = n_vectors + (rows if shares_operands else n_sums)
+    n_loads = copies * (n_vectors + rows) if shares_operands else n_vectors + n_sums
     step = np.maximum(n_sums, n_loads) / _PER_CYCLE
     step = np.maximum(step, _LATENCY_CYCLES)
     step += _SPILL_CYCLES * n_spilled
     step *= _uneven_factor(columns, processor.lanes, shares_operands)
-    is_written_out = rows * depth <= tilings.unrolled
+    is_written_out = copies * rows * depth <= tilings.unrolled
     # Rows in a loop: no register can hold a sum from one step to the next.
-    in_loop = np.where(rows > np.maximum(tilings.unrolled, 1), n_sums, _LOOP_CYCLES)
+    in_loop = np.where(copies * rows > np.maximum(tilings.unrolled, 1), n_sums, _LOOP_CYCLES)
     length = n_sums * np.where(is_written_out, depth, 1)
     decoding = np.where(length > _MOST_IN_A_ROW, n_sums / _PER_CYCLE, 0.0)
     # A reduction that goes on in the next loop has that loop's cycles.
@@ -217,8 +243,8 @@ def forecast_cycles(
     # Without loops between the reduction's two, sums stay in registers through both.
     is_held = is_block | (n_inner == 1)
     held = np.where(is_held, _product(tilings.reduction, (1, 2)), depth)
-    n_tiles = n_steps / (rows * columns * more_columns * held)
-    waiting = _waiting_cycles(tilings, processor) * more_rows * more_columns
+    n_tiles = n_steps / (copies * rows * columns * more_columns * held)
+    waiting = _waiting_cycles(tilings, processor) * more_copies * more_rows * more_columns
     per_tile = held * step + n_sums + _LOOP_CYCLES + waiting
     n_chunks = _product(tilings.spatial[:, :, 0])
     n_turns = np.ceil(n_chunks / processor.n_threads)
@@ -238,14 +264,16 @@ def _uneven_factor(columns: IntArray, lanes: int, shares_operands: bool) -> Floa
 def _waiting_cycles(tilings: Tilings, processor: Processor) -> FloatArray:
     """Return the cycles that a register tile waits for its operands."""
     rows, columns, depth = tilings.rows, tilings.columns, tilings.depth
-    block_rows = rows * _product(tilings.spatial[:, :-1, 2])
+    block_rows = rows * tilings.rows_of(2)
     block_columns = columns * tilings.spatial[:, -1, 2]
-    block_bytes = _bytes_of(block_rows, block_columns, depth)
+    block_copies = tilings.copies * tilings.copies_of(2)
+    block_bytes = block_copies * _bytes_of(block_rows, block_columns, depth)
     # A block in the first cache is fetched once for all of its tiles.
-    shared = block_bytes * (rows * columns) / (block_rows * block_columns) / _L2_BYTES_PER_CYCLE
+    n_tiles = tilings.rows_of(2) * tilings.spatial[:, -1, 2] * tilings.copies_of(2)
+    shared = block_bytes / n_tiles / _L2_BYTES_PER_CYCLE
     is_near = block_bytes <= processor.l2_bytes / 2
     per_cycle = np.where(is_near, _L2_BYTES_PER_CYCLE, _FAR_BYTES_PER_CYCLE)
-    own = _bytes_of(rows, columns, depth) / per_cycle
+    own = tilings.copies * _bytes_of(rows, columns, depth) / per_cycle
     return np.where(block_bytes <= processor.l1_bytes / 2, shared, own)
 
 
@@ -254,7 +282,9 @@ def _bytes_of(rows: IntArray, columns: IntArray, depth: IntArray) -> IntArray:
     return np.asarray(_ITEM_BYTES * (depth * (rows + columns) + rows * columns))
 
 
-def tilings_of(knobs: Sequence[Knob], vectors: IntArray) -> Tilings | None:
+def tilings_of(
+    knobs: Sequence[Knob], vectors: IntArray, is_batch: Sequence[bool] = ()
+) -> Tilings | None:
     """Return the tilings of points, one per row; None where loops are not split as on CPUs."""
     parts: dict[int, list[IntArray]] = {_N_SPATIAL: [], _N_REDUCTION: []}
     for knob, where in zip(knobs, slices_of(knobs), strict=True):
@@ -265,7 +295,7 @@ def tilings_of(knobs: Sequence[Knob], vectors: IntArray) -> Tilings | None:
     none: IntArray = np.ones((len(vectors), 0, _N_REDUCTION), dtype=np.int64)
     reduction = np.stack(parts[_N_REDUCTION], axis=1) if parts[_N_REDUCTION] else none
     spatial = np.stack(parts[_N_SPATIAL], axis=1)
-    return Tilings(spatial, reduction, _unrolled(knobs, vectors))
+    return Tilings(spatial, reduction, _unrolled(knobs, vectors), tuple(is_batch))
 
 
 def _unrolled(knobs: Sequence[Knob], vectors: IntArray) -> IntArray:

@@ -16,7 +16,7 @@ from tvm_adaptive._tvm import (
     Trace,
     TuneContext,
 )
-from tvm_adaptive._tvm.operands import shares_operands
+from tvm_adaptive._tvm.operands import batch_axes, shares_operands
 from tvm_adaptive.search_strategy.analytical import Processor, analytical_points
 from tvm_adaptive.search_strategy.knobs import (
     OPEN,
@@ -61,9 +61,12 @@ class Sketches:
 
     def promising(self, processor: Processor, n: int, rng: np.random.Generator) -> list[Point]:
         """Return up to ``n`` points that suit a processor, the most promising first."""
+        mod = self._context.mod
+        is_shared = shares_operands(mod)
         return analytical_points(
             *(self.space, processor, n, rng),
-            shares_operands=shares_operands(self._context.mod),
+            shares_operands=is_shared,
+            is_batch=batch_axes(mod) if is_shared else (),
             is_fused=self._is_fused,
         )
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from types import MappingProxyType
 
 from tvm_adaptive.measure_callback.progress import RunProgress
 from tvm_adaptive.tuning.config import FinishConfig
@@ -63,6 +64,8 @@ class _Reserve:
     n_compilers: int = 1  # processes that compile a network
     draft_sec: float = 0.0  # to draft a task without trials
     margin_sec: float = 0.0  # of ``least_later_sec``, what drafts may use
+    # To write the additional weights of tasks, by their names.
+    weight_secs: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def after_playoffs_sec(self, tuned_share: float) -> float:
         return self.least_later_sec + tuned_share * (self.later_sec - self.least_later_sec)
@@ -175,6 +178,7 @@ class Budget:
         margin_sec: float = 0.0,
         n_compilers: int = 1,
         drafts: bool = True,
+        weight_secs: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         """Compute what the end of the run needs; for the seconds, see ``_Reserve``."""
         timing_sec = n_tasks * finish.max_task_sec
@@ -194,6 +198,7 @@ class Budget:
             n_compilers=n_compilers,
             draft_sec=_DRAFT_SEC if drafts else 0.0,
             margin_sec=margin_sec,
+            weight_secs=weight_secs,
         )
 
     def update_reserve(
@@ -223,6 +228,7 @@ class Budget:
                 "later": reserve.least_later_sec,
                 "compile": build_sec / reserve.n_compilers,
                 "check": reserve.network_check_sec,
+                "weights": self._weights_sec(progress),
             }
             # A task without trials is drafted.
             drafts_sec = (1.0 - share) * n_tasks * reserve.draft_sec
@@ -235,6 +241,15 @@ class Budget:
         self._after_sec = sum(later.values())
         self.reserve_parts = first | later
         self.reserve_sec = sum(self.reserve_parts.values())
+
+    def _weights_sec(self, progress: RunProgress) -> float:
+        """Return the seconds of writing weights, of each part in the form with the most of them."""
+        most: dict[str, float] = {}
+        for task in progress.tasks:
+            if task.n_trials:
+                own_sec = self._reserve.weight_secs.get(task.name, 0.0)
+                most[task.key.group] = max(own_sec, most.get(task.key.group, 0.0))
+        return math.fsum(most.values())
 
     def _worthy_playoffs_sec(self, progress: RunProgress) -> float:
         """Return the seconds of the play-offs that would be held now."""

@@ -129,6 +129,11 @@ class LibraryCheck:
         """Start in a worker what ``measure_untuned`` waits for, where anything can be."""
 
     @property
+    def weight_secs(self) -> Mapping[str, float]:
+        """Seconds of writing the weights that the forms of tasks add to the library."""
+        return {}
+
+    @property
     def network_check_sec(self) -> float | None:
         """Seconds of a check of all functions within the network; None if it is impossible."""
         return None

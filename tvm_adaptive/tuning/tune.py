@@ -298,6 +298,7 @@ def _tune_tasks(
             margin_sec=check.margin_sec,
             n_compilers=n_build_workers(usable_physical_cores()),
             drafts=session.config.search.n_analytical > 0,
+            weight_secs=check.weight_secs,
         )
         progress = _search(session, tasks, contexts, parts, check.forms)
     database, outcomes = decide(*(session, tasks, contexts, progress, check), draft=parts.draft)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+import numpy as np
 
 from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import Constant, ExtractedTask, IRModule, PrimFunc, Target, relax
@@ -70,6 +73,17 @@ class Alternatives:
     def replaced(self) -> dict[str, str]:
         """A function of the module that each function of a form takes the place of."""
         return {step: name for (name, _), steps in self._steps.items() for step in steps.names}
+
+    @property
+    def weight_bytes(self) -> dict[str, int]:
+        """The bytes of transformed weights in an inference's calls, by the names of functions."""
+        found: dict[str, int] = {}
+        for steps in self._steps.values():
+            name = steps.names[1]
+            weights = self.functions[name].params[1].ty
+            n_items = math.prod(int(extent) for extent in weights.shape)
+            found[name] = self.calls[name] * n_items * np.dtype(str(weights.dtype)).itemsize
+        return found
 
     def steps(self, forms: Mapping[str, str]) -> dict[str, tuple[str, str, str]]:
         """Return the functions that take the place of one, by its name, in a choice of forms."""
