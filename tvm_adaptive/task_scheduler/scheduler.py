@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tvm_adaptive._tvm import (
+    IRModule,
     PyMeasureCallback,
     PyTaskScheduler,
     RunnerResult,
@@ -232,7 +233,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         weights = [float(record.task_weight) for record in self._records]
         flops = [float(record.flop) for record in self._records]
         n_bytes = {
-            name: float(argument_bytes(record.ctx.mod))
+            name: _bytes_of(record.ctx.mod)
             for name, record in zip(names, self._records, strict=True)
         }
         arm_table = ArmTable(names, weights, flops, self._forms, n_bytes)
@@ -432,3 +433,11 @@ def tune_guarded(self: Any, *args: Any, **options: Any) -> None:
 # On the object that Python calls, not among the methods passed to C++: an override there is
 # called by its own base, without end.
 AdaptiveScheduler.tune = tune_guarded
+
+
+def _bytes_of(mod: IRModule) -> float:
+    """Return the bytes that a run of a task reads and writes; 0 where that is not known."""
+    try:
+        return float(argument_bytes(mod))
+    except Exception:  # open extents, arguments that are no buffers: it is only a guess
+        return 0.0

@@ -161,6 +161,15 @@ def test_a_network_takes_the_fastest_form_of_a_database(
     assert sum(name.startswith("winograd") for name in names) == n_steps
 
 
+def test_transformed_weights_are_larger() -> None:
+    alternatives = prepared_of(network_of(relu)).alternatives
+    assert alternatives is not None
+    kernel_bytes = 16 * 16 * 9 * 4
+    found = {name.split("_product")[0]: n for name, n in alternatives.weight_bytes.items()}
+    assert found["winograd_2x2"] == 16 * kernel_bytes // 9
+    assert found["winograd_4x4"] == 4 * kernel_bytes
+
+
 def _record(workload: Workload, seconds: float, target: Any) -> TuningRecord:
     schedule = Schedule(workload.mod)
     # A database gives out no record that does nothing.
