@@ -35,12 +35,9 @@ def batch_axes(mod: IRModule) -> list[bool]:
     block = s_tir.analysis.find_anchor_sblock(mod)
     if block is None:
         return []
-    used = [
-        {handle(var) for each in region.region for var in tirx.analysis.undefined_vars(each.min)}
-        for region in operands_of(block)
-    ]
+    used = [variables_of(region) for region in operands_of(block)]
     spatial = [each.var for each in block.iter_vars if each.iter_type == each.DataPar]
-    return [bool(used) and all(handle(axis) in found for found in used) for axis in spatial]
+    return [bool(used) and all(has_all(found, [axis]) for found in used) for axis in spatial]
 
 
 def reads_with_gaps(mod: IRModule) -> bool:
@@ -58,6 +55,11 @@ def operands_of(block: Any) -> list[Any]:
     """Return the regions that a block reads, but for those of its results."""
     written = {handle(buffer_of(each)) for each in block.writes}
     return [each for each in block.reads if handle(buffer_of(each)) not in written]
+
+
+def variables_of(region: Any) -> list[Any]:
+    """Return the variables that the place of a region depends on."""
+    return [var for each in region.region for var in tirx.analysis.undefined_vars(each.min)]
 
 
 def has_all(variables: Sequence[Any], axes: Sequence[Any]) -> bool:

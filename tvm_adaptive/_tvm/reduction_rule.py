@@ -26,7 +26,7 @@ from tvm_adaptive._tvm import (
     ms,
     tirx,
 )
-from tvm_adaptive._tvm.operands import has_all, operands_of
+from tvm_adaptive._tvm.operands import has_all, operands_of, variables_of
 from tvm_adaptive._tvm.transform_rule import TileTransform
 
 _SPATIAL, _REDUCTION = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
@@ -107,12 +107,10 @@ def _fitting(sch: Schedule, reference: Any) -> int:
 
 def _is_streamed(region: Any, stays: list[Any]) -> bool:
     """Say whether a region depends on all axes that stay, and is contiguous along the last."""
-    ranges = list(region.region)
-    last = ranges[-1]
+    last = list(region.region)[-1]
     if not (last.min.same_as(stays[-1]) and int(getattr(last.extent, "value", 0)) == 1):
         return False
-    used = [var for each in ranges for var in tirx.analysis.undefined_vars(each.min)]
-    return has_all(used, stays)
+    return has_all(variables_of(region), stays)
 
 
 def _columns_of(extent: int) -> list[int]:

@@ -76,14 +76,13 @@ def compare_calls(
     calls = [_calls_of(machine, tensors, n_outputs, last) for machine in machines]
     # A build makes views instead of calls of what it recognises as reshapes.
     n_outputs = {name: n for name, n in n_outputs.items() if calls[0][name] == calls[1][name]}
-    former = {name: those[-1] for those in steps.values() for name in those[:-1]}
-    former = {name: final for name, final in former.items() if final in n_outputs}
+    former = {name for those in steps.values() if those[-1] in n_outputs for name in those[:-1]}
     n_outputs = {name: n for name, n in n_outputs.items() if name not in former}
     turns = _Turns()
     reference = _Reference(n_outputs, turns, last)
     other = _Other(
         *(n_outputs, turns, reference),
-        former=former.keys(),
+        former=former,
         rtol=rtol,
         skipped=frozenset(skipped),
         progress=_Progress(progress_file),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -102,12 +103,13 @@ class FormArms:
             return 0.0
         # As fast as another form of the part, or as the network is where that is slow.
         ms_per_work = min(
-            self._network_ms_per_work(),
+            self._network_ms_per_work,
             *(costs_ms[form] / works[form] for form in costs_ms if costs_ms[form] < math.inf),
         )
         expected_ms = ms_per_work * works[key.form]
         return expected_improvement_ms(expected_ms, _SPREAD * expected_ms, least_ms)
 
+    @functools.cached_property
     def _network_ms_per_work(self) -> float:
         known = [arm for arm in self._arms if math.isfinite(arm.best_ms)]
         return math.fsum(arm.share_ms for arm in known) / math.fsum(arm.work for arm in known)
