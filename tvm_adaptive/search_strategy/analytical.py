@@ -39,15 +39,24 @@ _UNROLLED = (0, 16, 64, 512)
 # Written out, 512 steps take seconds to compile, up to half a minute. In 59 of 70 recorded
 # tasks, the best with at most 64 was within 2 % of the best of all.
 _MOST_UNROLLED = 64
-# Decisions that are drawn of each kind of knob, 20 microseconds each, and points made of them, some
-# 200 nanoseconds each.
-_N_DECISIONS = 64
-_N_POINTS = 8192
+# Decisions that are drawn of each knob that is no tile, 20 microseconds each, and points,
+# some 200 nanoseconds each. Points of the best ones' decisions are added in two rounds: on 35 tasks
+# the fourth tiling is forecast to take 10 % less than among 8192 random ones.
+_N_DECISIONS = 32
+_N_POINTS = 4096
+_N_RECOMBINED = 2048
+_N_ROUNDS = 2
+_N_BEST = 256
+# Of the narrowest vectors.
+_LANES = 8
 # Points whose tiles are compared, the best first: among as many are some hundred tiles.
 _N_COMPARED = 512
 # Multiply-adds that start in a cycle, and the cycles until a sum can be added to again.
 _PER_CYCLE = 2.0
 _LATENCY_CYCLES = 4.0
+# Two start in a cycle, and wait for each other: with 1.3 the forecast ranks 4,900 recorded
+# candidates of seven networks (AVX2) better (0.66) than with 2 (0.645).
+_LOADS_PER_CYCLE = 1.3
 # A store, and a load that waits for it, of a sum that no register holds: with 8 the forecast
 # ranks recorded candidates better (0.41) than with 1 (0.34), and more changes little.
 _SPILL_CYCLES = 8.0
@@ -60,11 +69,17 @@ _UNEVEN_FACTOR = 4.0
 # 1.3 to 2.9 x.
 _UNFILLED_FACTOR = 1.3
 _UNFILLED_OWN_FACTOR = 3.0
-# Branch, counter and addresses of a loop.
-_LOOP_CYCLES = 2.0
-# A core's share of the second-level cache's bandwidth, and of what lies beyond it.
+# Branch, counter and addresses of a loop, most of which run beside the multiply-adds.
+_LOOP_CYCLES = 1.0
+# Of nearly all cores' first-level caches; and a load from the second one, while others are under
+# way. Written out, a 3 x 3 window took 5 to 8 x as long where its inputs evict each other.
+_L1_WAYS = 8
+_LINE_BYTES = 64
+_MISS_CYCLES = 4.0
+# A core's share of the second-level cache's bandwidth, and of what lies beyond it. With 8 for the
+# latter, the first of 68 tilings of each of three dense layers took 1.17 x as long as with 16.
 _L2_BYTES_PER_CYCLE = 32.0
-_FAR_BYTES_PER_CYCLE = 8.0
+_FAR_BYTES_PER_CYCLE = 16.0
 # Each thread has its chunks at once: one more is a step of a loop. With 3000 cycles for each,
 # as if each were handed out, the forecast ranks recorded candidates worse (0.53; 0.56 with this).
 _CHUNK_CYCLES = 100.0
@@ -182,18 +197,26 @@ def analytical_points(
         vectors = vectors[_unrolled(knobs, vectors) <= _MOST_UNROLLED]
         tilings = tilings_of(knobs, vectors, is_batch)
         # Of sketches without tilings, one that factors no reduction is as fast on a few threads.
-        cost, order, place = math.inf, np.arange(len(vectors)), _AT_ROOT
+        cost, place = math.inf, _AT_ROOT
         if tilings is not None:
             cycles = forecast_cycles(tilings, processor, shares_operands=shares_operands)
-            order = np.argsort(cycles, kind="stable")
+            inner = tilings.inner
+            for _ in range(_N_ROUNDS):
+                more = _recombined(knobs, vectors[np.argsort(cycles)[:_N_BEST]], rng)
+                tilings = tilings_of(knobs, more, is_batch)
+                assert tilings is not None  # as that of the same knobs above
+                more_cycles = forecast_cycles(tilings, processor, shares_operands=shares_operands)
+                cycles = np.concatenate([cycles, more_cycles])
+                inner = np.concatenate([inner, tilings.inner])
+                vectors = np.concatenate([vectors, more])
+            order = np.argsort(cycles, kind="stable")[:_N_COMPARED]
             cost = float(cycles[order[0]])
-            order = order[:_N_COMPARED]
-            _, first = np.unique(tilings.inner[order], axis=0, return_index=True)
-            order = order[np.sort(first)]
+            _, first = np.unique(inner[order], axis=0, return_index=True)
+            vectors = vectors[order[np.sort(first)]]
             place = _AT_ROOT if shares_operands else _INLINE
-        vectors = np.where(vectors == OPEN, place, vectors)
+        vectors = np.where(vectors[:n] == OPEN, place, vectors[:n])
         n_splits = sum(isinstance(knob, Tile) for knob in knobs)
-        points = [Point(number, tuple(vectors[i].tolist())) for i in order[:n]]
+        points = [Point(number, tuple(vector)) for vector in vectors.tolist()]
         is_behind = tilings is not None and any(is_fused) and not is_fused[number]
         queues.append((is_behind, cost, n_splits, list(dict.fromkeys(points))))
     queues.sort(key=lambda queue: queue[:-1])
@@ -228,9 +251,11 @@ def forecast_cycles(
     n_spilled = np.maximum(0, copies * (rows + 1) * n_held + 1 - processor.n_registers)
     # A step of the innermost reduction: multiply-adds, loads, or the wait for the sums.
     n_loads = copies * (n_vectors + rows) if shares_operands else n_vectors + n_sums
-    step = np.maximum(n_sums, n_loads) / _PER_CYCLE
+    step = np.maximum(n_sums / _PER_CYCLE, n_loads / _LOADS_PER_CYCLE)
     step = np.maximum(step, _LATENCY_CYCLES)
     step += _SPILL_CYCLES * n_spilled
+    if shares_operands:
+        step += rows * copies * _missed_cycles(tilings, processor, rows * copies)
     step *= _uneven_factor(columns, processor.lanes, shares_operands)
     is_written_out = copies * rows * depth <= tilings.unrolled
     # Rows in a loop: no register can hold a sum from one step to the next.
@@ -249,6 +274,8 @@ def forecast_cycles(
     n_chunks = _product(tilings.spatial[:, :, 0])
     n_turns = np.ceil(n_chunks / processor.n_threads)
     cycles = n_tiles * per_tile * n_turns / n_chunks + n_turns * _CHUNK_CYCLES
+    if shares_operands:
+        cycles += _far_bytes(tilings, processor, n_turns) / _FAR_BYTES_PER_CYCLE
     return np.asarray(cycles * (1 + 0.1 * length / _LONG_CODE))
 
 
@@ -261,25 +288,62 @@ def _uneven_factor(columns: IntArray, lanes: int, shares_operands: bool) -> Floa
     return np.where(is_uneven, factor, 1.0)
 
 
+def _missed_cycles(tilings: Tilings, processor: Processor, n_rows: IntArray) -> FloatArray:
+    """Return the cycles that a step waits for the input of each of its rows.
+
+    They evict each other where more lines are used than their sets keep. Rows, and positions of a
+    window, are as far apart in memory as the last reduction is long: with 512 channels every second
+    one is in the same set.
+    """
+    if not tilings.reduction.shape[1]:
+        return np.zeros(len(tilings.reduction))
+    inner = tilings.reduction[:, :, 1]
+    n_lines = n_rows * _product(inner[:, :-1])
+    way_bytes = processor.l1_bytes // _L1_WAYS
+    distance = _ITEM_BYTES * _product(tilings.reduction[:, -1:], (1, 2))
+    n_kept = _L1_WAYS * (way_bytes // np.gcd(way_bytes, distance))
+    # A line that was fetched serves the steps along it.
+    share = np.ceil(inner[:, -1] * _ITEM_BYTES / _LINE_BYTES) / inner[:, -1]
+    return np.where(n_lines > n_kept, _MISS_CYCLES * share, 0.0)
+
+
 def _waiting_cycles(tilings: Tilings, processor: Processor) -> FloatArray:
-    """Return the cycles that a register tile waits for its operands."""
-    rows, columns, depth = tilings.rows, tilings.columns, tilings.depth
-    block_rows = rows * tilings.rows_of(2)
-    block_columns = columns * tilings.spatial[:, -1, 2]
-    block_copies = tilings.copies * tilings.copies_of(2)
-    block_bytes = block_copies * _bytes_of(block_rows, block_columns, depth)
-    # A block in the first cache is fetched once for all of its tiles.
-    n_tiles = tilings.rows_of(2) * tilings.spatial[:, -1, 2] * tilings.copies_of(2)
-    shared = block_bytes / n_tiles / _L2_BYTES_PER_CYCLE
-    is_near = block_bytes <= processor.l2_bytes / 2
-    per_cycle = np.where(is_near, _L2_BYTES_PER_CYCLE, _FAR_BYTES_PER_CYCLE)
-    own = tilings.copies * _bytes_of(rows, columns, depth) / per_cycle
-    return np.where(block_bytes <= processor.l1_bytes / 2, shared, own)
+    """Return the cycles that a register tile waits for its operands.
+
+    In a block, loops over rows are around those over columns. Weights that the first cache keeps
+    are fetched once for all rows of the block, and inputs once for all of its columns.
+    """
+    depth, copies, block_columns = tilings.depth, tilings.copies, tilings.spatial[:, -1, 2]
+    weights = _ITEM_BYTES * copies * depth * tilings.columns
+    is_kept = weights * block_columns <= processor.l1_bytes / 2
+    n_uses = np.where(is_kept, tilings.rows_of(2), 1)
+    inputs = _ITEM_BYTES * copies * depth * tilings.rows / block_columns
+    results = _ITEM_BYTES * copies * tilings.rows * tilings.columns
+    return np.asarray((weights / n_uses + inputs + results) / _L2_BYTES_PER_CYCLE)
 
 
-def _bytes_of(rows: IntArray, columns: IntArray, depth: IntArray) -> IntArray:
-    """Return the bytes of both operands and of the results."""
-    return np.asarray(_ITEM_BYTES * (depth * (rows + columns) + rows * columns))
+def _far_bytes(tilings: Tilings, processor: Processor, n_turns: IntArray) -> FloatArray:
+    """Return the bytes that a thread takes from beyond its second-level cache.
+
+    Columns have weights, rows have inputs. Loops over rows are around those over columns, so
+    that weights which the cache can't keep are fetched again for each row of blocks.
+    """
+    most_bytes = processor.l2_bytes / 2
+    columns, extents = tilings.spatial[:, -1], np.prod(tilings.reduction, axis=2)
+    # Of a convolution's reductions the longest are channels; the others are a window, whose
+    # positions have most of their inputs in common.
+    n_weights, n_inputs = _product(extents), extents.max(axis=1, initial=1)
+    copies = tilings.copies_of(1) * tilings.copies_of(2) * tilings.copies
+    weights = _ITEM_BYTES * n_weights * _product(columns[:, 1:])
+    all_weights = weights * copies * columns[:, 0] * tilings.copies_of(0)
+    n_fetched = np.where(weights > most_bytes, tilings.rows_of(1), 1) * n_turns
+    weight_bytes = np.where(all_weights > most_bytes, copies * weights * n_fetched, 0)
+    block = _ITEM_BYTES * n_inputs * tilings.rows_of(2) * tilings.rows
+    inputs = block * tilings.rows_of(1)
+    # Chunks in a row of blocks follow each other, and share its inputs.
+    n_chunks = np.where(inputs > most_bytes, n_turns, np.ceil(n_turns / columns[:, 0]))
+    n_fetched = np.where(block > most_bytes, columns[:, 1], 1) * n_chunks
+    return np.asarray(weight_bytes + copies * inputs * n_fetched)
 
 
 def tilings_of(
@@ -312,36 +376,51 @@ def _drawn(
     """Return random points; what only the compiler can draw stays open."""
     columns: list[IntArray] = [np.zeros((_N_POINTS, 0), dtype=np.int64)]
     for knob in knobs:
+        if isinstance(knob, Tile):
+            columns.append(_splits(knob, _N_POINTS, rng))
+            continue
         if knob not in decisions:
-            drawn = [
-                _split(knob, rng) if isinstance(knob, Tile) else knob.draw(rng)
-                for _ in range(_N_DECISIONS)
-            ]
+            drawn = [knob.draw(rng) for _ in range(_N_DECISIONS)]
             decisions[knob] = np.array(drawn, dtype=np.int64)
         columns.append(decisions[knob][rng.integers(_N_DECISIONS, size=_N_POINTS)])
     return np.concatenate(columns, axis=1)
 
 
-def _split(knob: Tile, rng: np.random.Generator) -> tuple[int, ...]:
-    """Draw a split of a loop, of which each divisor is as likely to be the innermost part.
+def _recombined(knobs: Sequence[Knob], vectors: IntArray, rng: np.random.Generator) -> IntArray:
+    """Return points of which each decision is one of the points given."""
+    columns = [
+        vectors[rng.integers(len(vectors), size=_N_RECOMBINED), where] for where in slices_of(knobs)
+    ]
+    return np.concatenate(columns, axis=1)
+
+
+def _splits(knob: Tile, n: int, rng: np.random.Generator) -> IntArray:
+    """Draw splits of a loop, of which each divisor is as likely to be the innermost part.
 
     Draws of prime factors, as those of the search, hardly ever give all twos of an extent to
     one part, as vectors need: 16 of 240 in one of 500.
     """
-    parts, left = [1] * knob.n_parts, knob.extent
+    parts = np.ones((n, knob.n_parts), dtype=np.int64)
+    left = np.full(n, knob.extent, dtype=np.int64)
     rest = 0 if knob.n_parts == _N_REDUCTION else 1  # the part that takes what is left
     for place in (*range(knob.n_parts - 1, rest, -1), *range(rest)):
+        is_innermost = place == knob.n_parts - 1
+        is_half = rng.random(n) < 0.5
         # Half of the splits have no loops between the two parts of a reduction, half of these
         # only one part.
-        if place == knob.n_parts // 2 and rng.random() < 0.5:
-            continue
-        is_bounded = place == knob.n_parts - 1 and knob.max_innermost > 0
-        most = knob.max_innermost if is_bounded else left
-        options = [each for each in divisors(left) if each <= most]
-        parts[place] = options[int(rng.integers(len(options)))]
-        left //= parts[place]
-    parts[rest] = left
-    return tuple(parts)
+        is_drawn = ~is_half if place == knob.n_parts // 2 else np.ones(n, dtype=bool)
+        # The innermost parts of half of them fill vectors, if any do.
+        fills = is_half if place == _N_SPATIAL - 1 else np.zeros(n, dtype=bool)
+        for extent in np.unique(left):
+            most = knob.max_innermost if is_innermost and knob.max_innermost > 0 else extent
+            options = np.array([each for each in divisors(int(extent)) if each <= most])
+            filling = options[options % _LANES == 0]
+            for is_filled, each in ((False, options), (True, filling if filling.size else options)):
+                where = np.flatnonzero((left == extent) & is_drawn & (fills == is_filled))
+                parts[where, place] = rng.choice(each, size=len(where))
+        left //= parts[:, place]
+    parts[:, rest] = left
+    return parts
 
 
 def _product(parts: IntArray, axis: int | tuple[int, ...] = 1) -> IntArray:
