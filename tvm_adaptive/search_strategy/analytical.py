@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,8 @@ from tvm_adaptive.search_strategy.knobs import (
 from tvm_adaptive.values.trial import FloatArray
 
 IntArray = npt.NDArray[np.int64]
+# Of points of a sketch: their cycles, and by what their tiles differ.
+_Forecast = Callable[[Sequence[Knob], IntArray], tuple[FloatArray, IntArray]]
 
 # Parts of a loop in MetaSchedule's tilings for CPUs, "SSRSRS": of spatial loops, of reductions.
 _N_SPATIAL = 4
@@ -39,10 +41,10 @@ _UNROLLED = (0, 16, 64, 512)
 # Written out, 512 steps take seconds to compile, up to half a minute. In 59 of 70 recorded
 # tasks, the best with at most 64 was within 2 % of the best of all.
 _MOST_UNROLLED = 64
-# Decisions that are drawn of each knob that is no tile, 20 microseconds each, and points,
-# some 200 nanoseconds each. Points of the best ones' decisions are added in two rounds: on 35 tasks
-# the fourth tiling is forecast to take 10 % less than among 8192 random ones.
+# Decisions that are drawn of each knob but tiles, 20 microseconds each.
 _N_DECISIONS = 32
+# Random points, and points of the decisions of the best, some 200 nanoseconds each. The fourth
+# tiling of 35 tasks is forecast to take 10 % less than the fourth of 8192 random points.
 _N_POINTS = 4096
 _N_RECOMBINED = 2048
 _N_ROUNDS = 2
@@ -190,34 +192,28 @@ def analytical_points(
         Of each sketch, whether the functions that follow are computed within its loops; none
         if that is not known. Without that, 230 tilings took 1.6 x as long.
     """
+
+    def forecast(knobs: Sequence[Knob], vectors: IntArray) -> tuple[FloatArray, IntArray]:
+        tilings = tilings_of(knobs, vectors, is_batch)
+        assert tilings is not None  # other sketches are not forecast
+        cycles = forecast_cycles(tilings, processor, shares_operands=shares_operands)
+        return cycles, tilings.inner
+
     queues: list[tuple[bool, float, int, list[Point]]] = []
     decisions: dict[Knob, IntArray] = {}  # which sketches share
     for number, knobs in enumerate(space.sketches):
         vectors = _drawn(knobs, decisions, rng)
         vectors = vectors[_unrolled(knobs, vectors) <= _MOST_UNROLLED]
-        tilings = tilings_of(knobs, vectors, is_batch)
         # Of sketches without tilings, one that factors no reduction is as fast on a few threads.
         cost, place = math.inf, _AT_ROOT
-        if tilings is not None:
-            cycles = forecast_cycles(tilings, processor, shares_operands=shares_operands)
-            inner = tilings.inner
-            for _ in range(_N_ROUNDS):
-                more = _recombined(knobs, vectors[np.argsort(cycles)[:_N_BEST]], rng)
-                tilings = tilings_of(knobs, more, is_batch)
-                assert tilings is not None  # as that of the same knobs above
-                more_cycles = forecast_cycles(tilings, processor, shares_operands=shares_operands)
-                cycles = np.concatenate([cycles, more_cycles])
-                inner = np.concatenate([inner, tilings.inner])
-                vectors = np.concatenate([vectors, more])
-            order = np.argsort(cycles, kind="stable")[:_N_COMPARED]
-            cost = float(cycles[order[0]])
-            _, first = np.unique(inner[order], axis=0, return_index=True)
-            vectors = vectors[order[np.sort(first)]]
+        has_tilings = tilings_of(knobs, vectors, is_batch) is not None
+        if has_tilings:
+            vectors, cost = _most_promising(knobs, vectors, forecast, rng)
             place = _AT_ROOT if shares_operands else _INLINE
         vectors = np.where(vectors[:n] == OPEN, place, vectors[:n])
         n_splits = sum(isinstance(knob, Tile) for knob in knobs)
         points = [Point(number, tuple(vector)) for vector in vectors.tolist()]
-        is_behind = tilings is not None and any(is_fused) and not is_fused[number]
+        is_behind = has_tilings and any(is_fused) and not is_fused[number]
         queues.append((is_behind, cost, n_splits, list(dict.fromkeys(points))))
     queues.sort(key=lambda queue: queue[:-1])
     found: list[Point] = []
@@ -225,6 +221,22 @@ def analytical_points(
         turns = itertools.zip_longest(*(points for *_, points in group))
         found += [point for turn in turns for point in turn if point is not None]
     return found[:n]
+
+
+def _most_promising(
+    knobs: Sequence[Knob], vectors: IntArray, forecast: _Forecast, rng: np.random.Generator
+) -> tuple[IntArray, float]:
+    """Return points of different tiles, the best first, and the cycles of the best."""
+    cycles, inner = forecast(knobs, vectors)
+    for _ in range(_N_ROUNDS):
+        more = _recombined(knobs, vectors[np.argsort(cycles)[:_N_BEST]], rng)
+        more_cycles, more_inner = forecast(knobs, more)
+        vectors = np.concatenate([vectors, more])
+        cycles = np.concatenate([cycles, more_cycles])
+        inner = np.concatenate([inner, more_inner])
+    order = np.argsort(cycles, kind="stable")[:_N_COMPARED]
+    _, first = np.unique(inner[order], axis=0, return_index=True)
+    return vectors[order[np.sort(first)]], float(cycles[order[0]])
 
 
 def forecast_cycles(
