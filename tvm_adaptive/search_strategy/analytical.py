@@ -1,10 +1,10 @@
 """Candidates from a task's extents and the processor alone, before anything was measured.
 
-Of some thousand random points those are taken whose tiling a model of one core forecasts to be
-the fastest: registers hold the sums, loads and multiply-adds share a cycle, a block of each
-operand stays in a cache, and the outer loops are divided among the threads. Roller (OSDI 2022)
-and Tuna (arXiv 2104.14641) choose tiles by such models; the terms are those of a blocked matrix
-product (Goto and van de Geijn, ACM TOMS 34, 2008).
+Of some thousand points, random ones and combinations of the best of these, those are taken whose
+tiling a model of one core forecasts to be the fastest: registers hold the sums, loads and
+multiply-adds share a cycle, a block of each operand stays in a cache, and the outer loops are
+divided among the threads. Roller (OSDI 2022) and Tuna (arXiv 2104.14641) choose tiles by such
+models; the terms are those of a blocked matrix product (Goto and van de Geijn, ACM TOMS 34, 2008).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MOST_UNROLLED = 64
 # Decisions that are drawn of each knob but tiles, 20 microseconds each.
 _N_DECISIONS = 32
 # Random points, and points of the decisions of the best, some 200 nanoseconds each. The fourth
-# tiling of 35 tasks is forecast to take 10 % less than the fourth of 8192 random points.
+# tiling of some 30 tasks is forecast to take 10 % less than the fourth of 8192 random points.
 _N_POINTS = 4096
 _N_RECOMBINED = 2048
 _N_ROUNDS = 2
@@ -56,8 +56,8 @@ _N_COMPARED = 512
 # Multiply-adds that start in a cycle, and the cycles until a sum can be added to again.
 _PER_CYCLE = 2.0
 _LATENCY_CYCLES = 4.0
-# Two start in a cycle, and wait for each other: with 1.3 the forecast ranks 4,900 recorded
-# candidates of seven networks (AVX2) better (0.66) than with 2 (0.645).
+# Two start in a cycle, and wait for each other: with 1.3 the forecast ranks some 5,000
+# candidates of six networks (AVX2) better (0.66) than with 2 (0.645).
 _LOADS_PER_CYCLE = 1.3
 # A store, and a load that waits for it, of a sum that no register holds: with 8 the forecast
 # ranks recorded candidates better (0.41) than with 1 (0.34), and more changes little.
@@ -206,7 +206,7 @@ def analytical_points(
         vectors = vectors[_unrolled(knobs, vectors) <= _MOST_UNROLLED]
         # Of sketches without tilings, one that factors no reduction is as fast on a few threads.
         cost, place = math.inf, _AT_ROOT
-        has_tilings = tilings_of(knobs, vectors, is_batch) is not None
+        has_tilings = tilings_of(knobs, vectors[:1], is_batch) is not None
         if has_tilings:
             vectors, cost = _most_promising(knobs, vectors, forecast, rng)
             place = _AT_ROOT if shares_operands else _INLINE
@@ -267,7 +267,7 @@ def forecast_cycles(
     step = np.maximum(step, _LATENCY_CYCLES)
     step += _SPILL_CYCLES * n_spilled
     if shares_operands:
-        step += rows * copies * _missed_cycles(tilings, processor, rows * copies)
+        step += _missed_cycles(tilings, processor, rows * copies)
     step *= _uneven_factor(columns, processor.lanes, shares_operands)
     is_written_out = copies * rows * depth <= tilings.unrolled
     # Rows in a loop: no register can hold a sum from one step to the next.
@@ -301,7 +301,7 @@ def _uneven_factor(columns: IntArray, lanes: int, shares_operands: bool) -> Floa
 
 
 def _missed_cycles(tilings: Tilings, processor: Processor, n_rows: IntArray) -> FloatArray:
-    """Return the cycles that a step waits for the input of each of its rows.
+    """Return the cycles that a step waits for the inputs of its rows.
 
     They evict each other where more lines are used than their sets keep. Rows, and positions of a
     window, are as far apart in memory as the last reduction is long: with 512 channels every second
@@ -312,11 +312,11 @@ def _missed_cycles(tilings: Tilings, processor: Processor, n_rows: IntArray) -> 
     inner = tilings.reduction[:, :, 1]
     n_lines = n_rows * _product(inner[:, :-1])
     way_bytes = processor.l1_bytes // _L1_WAYS
-    distance = _ITEM_BYTES * _product(tilings.reduction[:, -1:], (1, 2))
+    distance = _ITEM_BYTES * _product(tilings.reduction[:, -1])
     n_kept = _L1_WAYS * (way_bytes // np.gcd(way_bytes, distance))
     # A line that was fetched serves the steps along it.
     share = np.ceil(inner[:, -1] * _ITEM_BYTES / _LINE_BYTES) / inner[:, -1]
-    return np.where(n_lines > n_kept, _MISS_CYCLES * share, 0.0)
+    return np.where(n_lines > n_kept, n_rows * _MISS_CYCLES * share, 0.0)
 
 
 def _waiting_cycles(tilings: Tilings, processor: Processor) -> FloatArray:
@@ -348,14 +348,14 @@ def _far_bytes(tilings: Tilings, processor: Processor, n_turns: IntArray) -> Flo
     copies = tilings.copies_of(1) * tilings.copies_of(2) * tilings.copies
     weights = _ITEM_BYTES * n_weights * _product(columns[:, 1:])
     all_weights = weights * copies * columns[:, 0] * tilings.copies_of(0)
-    n_fetched = np.where(weights > most_bytes, tilings.rows_of(1), 1) * n_turns
-    weight_bytes = np.where(all_weights > most_bytes, copies * weights * n_fetched, 0)
+    n_times = np.where(weights > most_bytes, tilings.rows_of(1), 1) * n_turns
+    weight_bytes = np.where(all_weights > most_bytes, copies * weights * n_times, 0)
     block = _ITEM_BYTES * n_inputs * tilings.rows_of(2) * tilings.rows
     inputs = block * tilings.rows_of(1)
     # Chunks in a row of blocks follow each other, and share its inputs.
     n_chunks = np.where(inputs > most_bytes, n_turns, np.ceil(n_turns / columns[:, 0]))
-    n_fetched = np.where(block > most_bytes, columns[:, 1], 1) * n_chunks
-    return np.asarray(weight_bytes + copies * inputs * n_fetched)
+    input_bytes = copies * inputs * n_chunks * np.where(block > most_bytes, columns[:, 1], 1)
+    return np.asarray(weight_bytes + input_bytes)
 
 
 def tilings_of(
@@ -407,7 +407,7 @@ def _recombined(knobs: Sequence[Knob], vectors: IntArray, rng: np.random.Generat
 
 
 def _splits(knob: Tile, n: int, rng: np.random.Generator) -> IntArray:
-    """Draw splits of a loop, of which each divisor is as likely to be the innermost part.
+    """Draw splits of a loop; each divisor, and each that fills vectors, is as likely innermost.
 
     Draws of prime factors, as those of the search, hardly ever give all twos of an extent to
     one part, as vectors need: 16 of 240 in one of 500.
