@@ -28,19 +28,20 @@ def joined(round_: dict[str, Any], latencies_ms: list[float | None]) -> list[Tri
 
 
 def test_sources_stand_in_the_order_of_a_batch() -> None:
-    counts = {"n_seeded": 1, "n_analytical": 2, "n_random": 1}
-    rows = joined(counts, [4.0, 2.0, None, 3.0, 1.0])
-    assert [row.source for row in rows] == ["seed", "analytical", "analytical", "model", "random"]
-    assert [row.improves for row in rows] == [True, True, False, False, True]
+    counts = {"n_seeded": 1, "n_analytical": 2, "n_prefetching": 1, "n_random": 1}
+    rows = joined(counts, [4.0, 2.0, None, 2.5, 3.0, 1.0])
+    sources = ["seed", "analytical", "analytical", "prefetching", "model", "random"]
+    assert [row.source for row in rows] == sources
+    assert [row.improves for row in rows] == [True, True, False, False, False, True]
     first, failed = rows[0], rows[2]
     assert (first.form, first.reason, first.seconds) == ("winograd-2x2", "precise", 0.5)
     assert first.error == pytest.approx(0.01)
     assert math.isnan(failed.ms)
     assert failed.reason == ""
-    (seed, analytical, model, random) = source_shares(rows)
+    (seed, analytical, prefetching, model, random) = source_shares(rows)
     assert (seed.n_firsts, seed.n_winners, seed.n_improvements) == (1, 0, 0)
     assert (analytical.n_trials, analytical.n_errors, analytical.n_improvements) == (2, 1, 1)
-    assert (model.n_improvements, random.n_winners) == (0, 1)
+    assert (prefetching.n_trials, model.n_improvements, random.n_winners) == (1, 0, 1)
 
 
 def test_recalled_candidates_are_no_seeds() -> None:

@@ -7,9 +7,9 @@ from tvm_adaptive._tvm import python_side
 from tvm_adaptive.tuning.target import resolve_target
 
 
-def context_of(name, strategy=None, *, seed=7, num_threads=1, shape=0):
+def context_of(name, strategy=None, *, seed=7, num_threads=1, shape=0, mod=None):
     return ms.TuneContext(
-        tvm.IRModule({"main": create_te_workload(name, shape)}),
+        mod or tvm.IRModule({"main": create_te_workload(name, shape)}),
         target=resolve_target("cpu"),
         space_generator="post-order-apply",
         search_strategy=strategy,
@@ -23,9 +23,18 @@ class Task:
     """A small task with everything that a search needs, and results made up by a rule."""
 
     def __init__(
-        self, strategy, cost_model, *, seed=7, database=None, batch=16, max_trials=1000, shape=0
+        self,
+        strategy,
+        cost_model,
+        *,
+        seed=7,
+        database=None,
+        batch=16,
+        max_trials=1000,
+        shape=0,
+        mod=None,
     ):
-        self.context = context_of("GMM", strategy, seed=seed, shape=shape)
+        self.context = context_of("GMM", strategy, seed=seed, shape=shape, mod=mod)
         self.mod = self.context.mod
         # An empty database is false.
         self.database = ms.database.MemoryDatabase() if database is None else database

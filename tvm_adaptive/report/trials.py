@@ -16,8 +16,9 @@ Event = dict[str, Any]
 # several lanes may be timed in turns, so that their order does not tell.
 _DIGITS = 9
 # Sources of candidates, in the order in which a batch has them.
-RECALLED, SEED, ANALYTICAL, MODEL, RANDOM = "recalled", "seed", "analytical", "model", "random"
-SOURCES = (RECALLED, SEED, ANALYTICAL, MODEL, RANDOM)
+RECALLED, SEED, ANALYTICAL, PREFETCHING = "recalled", "seed", "analytical", "prefetching"
+MODEL, RANDOM = "model", "random"
+SOURCES = (RECALLED, SEED, ANALYTICAL, PREFETCHING, MODEL, RANDOM)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,15 +87,17 @@ def _time_key(ms: float) -> str:
 
 def _sources(event: Event, n_results: int) -> list[str]:
     """Return the source of each candidate; empty where candidates are missing in the results."""
-    n_seeded, n_analytical, n_random = (
-        int(event.get(f"n_{name}") or 0) for name in ("seeded", "analytical", "random")
+    names = ("seeded", "analytical", "prefetching", "random")
+    n_seeded, n_analytical, n_prefetching, n_random = (
+        int(event.get(f"n_{name}") or 0) for name in names
     )
-    n_model = n_results - n_seeded - n_analytical - n_random
+    n_model = n_results - n_seeded - n_analytical - n_prefetching - n_random
     if event.get("n_candidates") != n_results or n_model < 0:
         return [""] * n_results
     first = RECALLED if event.get("reason") == RECALLED else SEED
-    counts = ((first, n_seeded), (ANALYTICAL, n_analytical), (MODEL, n_model), (RANDOM, n_random))
-    return [source for source, n in counts for _ in range(n)]
+    counts = (n_seeded, n_analytical, n_prefetching, n_model, n_random)
+    sources = (first, ANALYTICAL, PREFETCHING, MODEL, RANDOM)
+    return [source for source, n in zip(sources, counts, strict=True) for _ in range(n)]
 
 
 @dataclasses.dataclass(frozen=True)

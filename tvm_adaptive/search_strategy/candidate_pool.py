@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,8 @@ class CandidatePool:
         self._model = model
         self._diversity = diversity
         self._programs: dict[int, Schedule] = {}  # by key: those of this round
+        # By key: points of this round's programs that prefetch weights, and their features.
+        self._prefetching: dict[int, tuple[Point, FloatArray]] = {}
 
     def carry(self) -> dict[str, Any]:
         """Return the pool in plain values, all but the programs, for :meth:`resume`."""
@@ -87,6 +89,17 @@ class CandidatePool:
         self._programs |= self._replayed(missing, self.rng)
         return [self._programs[key] for key, _ in pairs if key in self._programs]
 
+    def prefetching(self, point: Point) -> list[Schedule]:
+        """Return forms of a point's program that prefetch its weights, for this batch."""
+        (found,) = self.sketches.replay([point], self.rng)
+        forms = [] if found is None else self.sketches.prefetching(found[1])
+        if forms:
+            rows = self._model.describe(self._context, [candidate_of(form) for form in forms])
+            self._prefetching = {
+                key_of(form): (point, row) for form, row in zip(forms, rows, strict=True)
+            }
+        return forms
+
     def sent_programs(self, keys: Sequence[int]) -> dict[int, Schedule]:
         """Make programs that were sent again, without those that come out otherwise."""
         known = [(key, self.sent[key]) for key in keys if key in self.sent]
@@ -101,6 +114,11 @@ class CandidatePool:
             for key, row in zip(taken_keys, self.pool.rows[taken], strict=True):
                 trial_log.note(key, features=row)
         self.sent.update(zip(taken_keys, self.pool.take(taken), strict=True))
+        for key in keys & self._prefetching.keys():
+            self.sent[key], row = self._prefetching[key]
+            if trial_log is not None:
+                trial_log.note(key, features=row)
+        self._prefetching = {}
         if len(self.pool) > self.pool.capacity:
             self.pool.trim(self.scores())
         self.forget_programs()
@@ -143,6 +161,15 @@ class CandidatePool:
         self, points: Sequence[tuple[int, Point]], rng: np.random.Generator
     ) -> dict[int, Schedule]:
         """Make the programs of points again, by their keys."""
-        again = self.sketches.replay([point for _, point in points], rng)
-        pairs = zip((key for key, _ in points), again, strict=True)
-        return {key: found[1] for key, found in pairs if found and key_of(found[1]) == key}
+        found = self.sketches.replay([point for _, point in points], rng)
+        again = {}
+        for (key, _), program in zip(points, found, strict=True):
+            if program is not None:
+                forms = self._with_prefetching(program[1])
+                again[key] = next((form for form in forms if key_of(form) == key), None)
+        return {key: schedule for key, schedule in again.items() if schedule is not None}
+
+    def _with_prefetching(self, schedule: Schedule) -> Iterator[Schedule]:
+        """Yield a program, then its forms that prefetch weights."""
+        yield schedule
+        yield from self.sketches.prefetching(schedule)

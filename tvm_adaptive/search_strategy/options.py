@@ -56,6 +56,9 @@ class SearchOptions:
     n_analytical : int, default 8
         Candidates of ``"distilled"`` that a task's first batch is chosen from, beside seeds:
         those that a model of the processor prefers. 0 begins with random ones. For CPUs.
+    prefetch : bool, default True
+        Whether ``"distilled"`` also tries the fastest candidate with its weights prefetched,
+        where they are large. See :mod:`tvm_adaptive.models.prefetch`. For CPUs.
     n_plans : int, default 20
         Random plans that the posterior's standard deviation is averaged over.
     diversity : {"none", "knobs", "medoids"}, default "medoids"
@@ -81,6 +84,7 @@ class SearchOptions:
     epsilon: float | None = None
     n_initial: int = 16
     n_analytical: int = 8
+    prefetch: bool = True
     n_plans: int = N_PLANS
     diversity: str = "medoids"
 

@@ -96,10 +96,12 @@ class Proposer(abc.ABC):
         clock.append(time.perf_counter())
         exploration = self._exploration(cheap=cheap)
         clock.append(time.perf_counter())
-        seeds = (self._seeded(size) if cheap else []) + drafts
-        explore = min(n_random(exploration.epsilon, size - len(seeds)), len(randoms))
-        wanted = size - explore - len(seeds)
-        exploit = seeds + (self._screened(wanted, seeds) if cheap else self._searched(wanted))
+        seeds = self._seeded(size) if cheap else []
+        prefetching = self._prefetching((size - len(seeds) - len(drafts)) // 2)
+        given = seeds + drafts + prefetching
+        explore = min(n_random(exploration.epsilon, size - len(given)), len(randoms))
+        wanted = size - explore - len(given)
+        exploit = given + (self._screened(wanted, given) if cheap else self._searched(wanted))
         clock.append(time.perf_counter())
         batch = exploit[: size - explore]
         others = distinct(randoms, {key_of(schedule) for schedule in batch})
@@ -108,8 +110,9 @@ class Proposer(abc.ABC):
             batch,
             exploration,
             n_random=len(batch) - min(len(exploit), size - explore),
-            n_seeded=len(seeds) - len(drafts),
+            n_seeded=len(seeds),
             n_analytical=len(drafts),
+            n_prefetching=len(prefetching),
             is_evolved=not cheap,
             seconds=np.diff(clock).tolist(),
         )
@@ -142,6 +145,11 @@ class Proposer(abc.ABC):
         del n
         return [], []
 
+    def _prefetching(self, n: int) -> list[Schedule]:
+        """Return up to ``n`` forms of the fastest candidate that prefetch its weights."""
+        del n
+        return []
+
     @abc.abstractmethod
     def _screened(self, n: int, without: Sequence[Schedule]) -> list[Schedule]:
         """Return the ``n`` other candidates that the model prefers, without a search for more."""
@@ -158,6 +166,7 @@ class Proposer(abc.ABC):
         n_random: int = 0,
         n_seeded: int = 0,
         n_analytical: int = 0,
+        n_prefetching: int = 0,
         is_evolved: bool = False,
         seconds: Sequence[float],
     ) -> list[Schedule]:
@@ -172,6 +181,7 @@ class Proposer(abc.ABC):
             n_random=n_random,
             n_seeded=n_seeded,
             n_analytical=n_analytical,
+            n_prefetching=n_prefetching,
             **dataclasses.asdict(exploration),
             n_population=self._n_population,
             is_evolved=is_evolved,

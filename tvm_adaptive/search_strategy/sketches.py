@@ -17,6 +17,8 @@ from tvm_adaptive._tvm import (
     TuneContext,
 )
 from tvm_adaptive._tvm.operands import batch_axes, shares_operands
+from tvm_adaptive._tvm.tensor_functions import weights_of
+from tvm_adaptive.models.prefetch import hinted_schedules
 from tvm_adaptive.search_strategy.analytical import Processor, analytical_points
 from tvm_adaptive.search_strategy.knobs import (
     OPEN,
@@ -78,6 +80,10 @@ class Sketches:
         # One point needs no copies, which take as long as its program.
         mods = self._mods if len(seeded) > 1 else [self._context.mod]
         return in_threads(self._replay, mods, seeded)
+
+    def prefetching(self, schedule: Schedule) -> list[Schedule]:
+        """Return forms of a program that prefetch its weights; none where these are small."""
+        return hinted_schedules(schedule, weights_of(self._context.mod))
 
     def point_of(self, schedule: Schedule) -> Point | None:
         """Return the point of a schedule, e.g. of a database; None for one of another sketch."""

@@ -243,8 +243,8 @@ class FinishConfig:
     max_task_sec : float, default 8.0
         Seconds that one task's play-off may take.
     prefetch : bool, default True
-        Whether winners with large constant weights may prefetch them, if that is
-        faster: up to 14 % for a kernel. See :mod:`tvm_adaptive.models.prefetch`.
+        Whether the fastest candidates with large constant weights, and winners, may prefetch
+        them, if that is faster: up to 14 % for a kernel. See :mod:`tvm_adaptive.models.prefetch`.
     within_network : bool, default True
         Whether only tasks whose play-off is worth its time have one, in a network on this
         machine's CPU with a budget in seconds; see :mod:`tvm_adaptive.tuning.stakes`. The

@@ -160,6 +160,7 @@ def _strategy(session: Session, trial_log: TrialLog, transfer_pool: TransferPool
     # MetaSchedule's own, and the run's.
     for name in ("n_trials_per_round", "seeds", "lanes", "ray", "reduction_sketches"):
         del ours[name]
+    ours["prefetch"] = session.config.finish.prefetch
     ours |= {"trial_log": trial_log, "transfer_pool": transfer_pool, "journal": session.journal}
     return _made("strategy", session.config.strategy, ours, {})
 

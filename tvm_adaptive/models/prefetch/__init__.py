@@ -11,6 +11,6 @@ The same instructions run on the same numbers in the same order: results stay th
 the last bit.
 """
 
-from tvm_adaptive.models.prefetch.rewrite import follow_hints, hinted
+from tvm_adaptive.models.prefetch.rewrite import follow_hints, hinted, hinted_schedules
 
-__all__ = ["follow_hints", "hinted"]
+__all__ = ["follow_hints", "hinted", "hinted_schedules"]

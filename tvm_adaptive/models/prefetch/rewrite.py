@@ -9,7 +9,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tvm_adaptive import _tvm
-from tvm_adaptive._tvm import For, ForKind, IRModule, PrimFunc, SBlockRealize, SeqStmt, Var
+from tvm_adaptive._tvm import (
+    For,
+    ForKind,
+    IRModule,
+    PrimFunc,
+    SBlockRealize,
+    Schedule,
+    SeqStmt,
+    Var,
+)
 from tvm_adaptive.models.prefetch import reading as panels
 from tvm_adaptive.models.prefetch.reading import Bursts, Reading, Visits, integer
 
@@ -55,7 +64,16 @@ def hinted(record: _tvm.TuningRecord, weights: tuple[int, ...]) -> list[_tvm.Tun
         With the hint in their traces, after all that a search can choose, so that they
         count as the same candidate; empty where no weight can be prefetched.
     """
-    schedule = record.as_measure_candidate().sch
+    return [
+        _tvm.TuningRecord(
+            form.trace, record.workload, record.run_secs, record.target, record.args_info
+        )
+        for form in hinted_schedules(record.as_measure_candidate().sch, weights)
+    ]
+
+
+def hinted_schedules(schedule: Schedule, weights: tuple[int, ...]) -> list[Schedule]:
+    """Return forms of a schedule that prefetch its weights; see :func:`hinted`."""
     readers = list(_readers(_packed(schedule.mod), weights))
     forms = []
     for lines in LINES_AT_ONCE if readers else ():
@@ -65,12 +83,7 @@ def hinted(record: _tvm.TuningRecord, weights: tuple[int, ...]) -> list[_tvm.Tun
         packed = _packed(form.mod)
         if follow_hints(packed) is not packed:
             forms.append(form)
-    return [
-        _tvm.TuningRecord(
-            form.trace, record.workload, record.run_secs, record.target, record.args_info
-        )
-        for form in forms
-    ]
+    return forms
 
 
 def follow_hints(mod: IRModule) -> IRModule:
