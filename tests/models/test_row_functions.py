@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from tvm_adaptive._tvm import vector_lanes
+from tvm_adaptive._tvm.vector_unit import vector_unit_of
 from tvm_adaptive.models import Network, call_counts, compile_network, prepare, run_network
 from tvm_adaptive.tuning.target import resolve_target
 
 CPU = resolve_target("cpu")
-WIDTH = 2 * vector_lanes(CPU)
+WIDTH = 2 * vector_unit_of(CPU).lanes
 SHAPES = [
     (3, 5, WIDTH),
     (2, 3, 5, 3 * WIDTH),

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from tvm_adaptive._tvm import vector_lanes
+from tvm_adaptive._tvm.vector_unit import VectorUnit, vector_unit_of
 from tvm_adaptive.models import Network, call_counts, compile_network, prepare, run_network
+from tvm_adaptive.models.whole_tiles import whole_rows
 from tvm_adaptive.tuning.target import resolve_target
 
 CPU = resolve_target("cpu")
-N_LANES = vector_lanes(CPU)
+UNIT = vector_unit_of(CPU)
+N_LANES = UNIT.lanes
 WHOLE = 12 * N_LANES
 
 
@@ -98,7 +100,28 @@ def test_matrices_that_are_no_constants_are_copied_if_that_pays(n, expected):
     found, prepared = outputs(network_of((1, n, 8), layers))
     x = drawn((1, n, 8), seed=3)
     np.testing.assert_allclose(found, np.maximum(x @ x.swapaxes(1, 2), 0), rtol=1e-5, atol=1e-5)
-    assert extents_of_product(prepared) == expected
+    batch, _, n_wide = expected
+    assert extents_of_product(prepared) == (batch, whole_rows(n, UNIT), n_wide)
+
+
+@pytest.mark.parametrize(
+    ("n_registers", "rows"), [(16, {49: 50, 169: 170, 196: 196}), (32, {49: 49, 169: 170})]
+)
+def test_few_registers_want_two_vectors_in_a_row(n_registers, rows):
+    unit = VectorUnit(8, n_registers)
+    assert {n: whole_rows(n, unit) for n in rows} == rows
+
+
+@pytest.mark.parametrize(
+    ("mcpu", "n", "n_wide"), [("znver3", 1000, 1008), ("skylake-avx512", 1008, 1008)]
+)
+@pytest.mark.parametrize("n_images", [1, 40])
+def test_few_registers_want_an_even_number_of_vectors(mcpu, n, n_wide, n_images):
+    network, _ = product((n_images, 8), (8, n))
+    target = resolve_target({"kind": "llvm", "mcpu": mcpu, "num-cores": 2})
+    assert extents_of_product(prepare(network, target)) == (n_images, n_wide)
+    narrow, _ = product((n_images, 8), (8, 48 + n % 16))  # one more vector would be a seventh
+    assert extents_of_product(prepare(narrow, target)) == (n_images, 48 + n % 16)
 
 
 @pytest.mark.parametrize(

@@ -252,14 +252,6 @@ def has_feature(target: Target, name: str) -> bool:
     return bool(target_has_features([name], target))
 
 
-def vector_lanes(target: Target) -> int:
-    """Return how many 32-bit numbers a vector register of a processor holds."""
-    if has_feature(target, "avx512f"):
-        return 16
-    # SSE and Neon have vectors of four numbers.
-    return 8 if has_feature(target, "avx") else 4
-
-
 def is_gpu(target: Target) -> bool:
     """Say whether a target's functions need thread bindings."""
     return "gpu" in [str(key) for key in target.keys]

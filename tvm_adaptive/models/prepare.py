@@ -14,14 +14,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from tvm_adaptive import _tvm
-from tvm_adaptive._tvm import IRModule, PassContext, Sequential, Target, is_gpu, relax, vector_lanes
+from tvm_adaptive._tvm import IRModule, PassContext, Sequential, Target, is_gpu, relax
 from tvm_adaptive._tvm.tensor_functions import has_choices
+from tvm_adaptive._tvm.vector_unit import vector_unit_of
 from tvm_adaptive.errors import InvalidOptionError, check_choices, summary_line
 from tvm_adaptive.models.affine import fold_affine, with_numbers_as_data
 from tvm_adaptive.models.concatenation import with_runs
 from tvm_adaptive.models.folding import fold
 from tvm_adaptive.models.forms import Alternatives
 from tvm_adaptive.models.network import Network
+from tvm_adaptive.models.pointwise import as_products
 from tvm_adaptive.models.rewrites import (
     legalizations,
     split_clips,
@@ -191,7 +193,7 @@ def _lower(
     mod: IRModule, target: Target, layout: str, *, prepack: bool, vector_math: bool
 ) -> IRModule:
     t = _tvm.relax_transform
-    n_lanes = None if is_gpu(target) else vector_lanes(target)
+    unit = None if is_gpu(target) else vector_unit_of(target)
     decompose = [t.DecomposeOpsForInference(), t.CanonicalizeBindings()]
     convert = [
         t.ConvertLayout({}, layout_cb=_layouts_of),
@@ -201,7 +203,7 @@ def _lower(
     lower = [
         _tvm.relax_backend.DispatchSampling(),
         _tvm.relax_backend.DispatchSortScan(),
-        t.LegalizeOps(legalizations(vector_math=vector_math, n_lanes=n_lanes)),
+        t.LegalizeOps(legalizations(vector_math=vector_math, unit=unit)),
         t.CanonicalizeBindings(),  # a second name for a value would keep it out of fusion
         t.AnnotateTIROpPattern(),
         t.FoldConstant(),  # what took several steps
@@ -212,7 +214,7 @@ def _lower(
     if layout == "NHWC":
         mod = split_clips(mod)
     mod = without_equal_broadcasts(mod)
-    if vector_math and n_lanes is not None:
+    if vector_math and unit is not None:
         mod = without_masked_rows(mod)
     with target, PassContext(opt_level=3):
         mod = with_numbers_as_data(fold_affine(fold(mod)))
@@ -220,5 +222,6 @@ def _lower(
         mod = fold(Sequential(decompose)(mod))
         if layout == "NHWC":
             mod = fold(Sequential(convert)(mod))
+            mod = mod if unit is None else as_products(mod, unit)
         mod = with_runs(Sequential(lower)(mod))
         return t.AttachAttrLayoutFreeBuffers()(mod) if prepack else mod

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm_adaptive._tvm import Constant, IRModule, data_of_constant, relax, relax_patterns, te, topi
+from tvm_adaptive._tvm.vector_unit import VectorUnit
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.concatenation import concatenation
 from tvm_adaptive.models.network import known_extents
@@ -93,7 +94,7 @@ def _rewritten(mod: IRModule, pattern: Any, rewrite: Callable[[Any, Any], Any]) 
     return IRModule(functions, attrs=mod.attrs)
 
 
-def legalizations(*, vector_math: bool, n_lanes: int | None) -> dict[str, Legalization]:
+def legalizations(*, vector_math: bool, unit: VectorUnit | None) -> dict[str, Legalization]:
     """Return legalizations of our own, for ``relax.transform.LegalizeOps``.
 
     TVM's layout conversion makes transposed convolutions with channels last where a neighbour
@@ -105,14 +106,14 @@ def legalizations(*, vector_math: bool, n_lanes: int | None) -> dict[str, Legali
     4e-7, some three units in the last place. Other types stay as they are. One property is
     lost: ``erf`` of NaN is 1 (its GELU is still NaN).
 
-    With ``n_lanes``, the numbers in a vector register, products and convolutions are
-    lowered to whole tiles, and concatenations so that vectors lie within their parts.
+    With ``unit``, of a processor, products and convolutions are lowered to whole tiles,
+    and concatenations so that vectors lie within their parts.
     """
     own: list[dict[str, Legalization]] = [{"relax.nn.conv2d_transpose": _transposed_convolution}]
-    if n_lanes is not None:
-        own += [whole_tile_legalizations(n_lanes), {"relax.concat": concatenation}]
-    if vector_math and n_lanes is not None:
-        own.append(row_legalizations(n_lanes))
+    if unit is not None:
+        own += [whole_tile_legalizations(unit), {"relax.concat": concatenation}]
+    if vector_math and unit is not None:
+        own.append(row_legalizations(unit.lanes))
     if vector_math:
         own.append({f"relax.{name}": _for_float32(name, *how) for name, how in _VECTORS.items()})
     found: dict[str, list[Legalization]] = {}

@@ -14,11 +14,17 @@ import numpy as np
 
 from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import relax, te, topi
+from tvm_adaptive._tvm.vector_unit import VectorUnit
 from tvm_adaptive.models.network import are_float32, known_extents
 
 # Rows that a tile of registers has in a fast product, whatever the vectors. More do not fit into a
 # set of the first cache where rows are a page apart.
 _TILE_ROWS = range(6, 13)
+# The same with 16 registers: two vectors in a row. Of sums with one vector in a row, LLVM puts each
+# into the register of the number that was multiplied, and moves it or spills others: a product in
+# tiles of 8 x 1 vectors took 1.3 to 1.9 x as long as in 4 x 2 to 6 x 2, of 12 x 1 1.6 to 2.0 x.
+_MANY_REGISTERS = 32
+_TILE_ROWS_OF_FEW = range(4, 7)
 # Fewer rows fit into one tile.
 _LEAST_ROWS = 32
 # Vectors of a fast tile in a row, beside one.
@@ -27,27 +33,24 @@ _TILE_VECTORS = (2, 3, 4)
 _MOST_ROWS = 1.1
 # 24 columns instead of 20 take 0.8 of the time, 48 instead of 44 0.6, 16 instead of 12 1.3.
 _MOST_COLUMNS = 1.2
+# With 16 registers, an even number of vectors: 1,008 columns instead of 1,000 take 0.86 of the
+# time, 48 instead of 40 1.06 to 1.2.
+_MOST_EVEN_COLUMNS = 1.05
 
 # None for a call that it does not lower.
 Legalization = Callable[[Any, Any], Any | None]
 
 
-def whole_tile_legalizations(n_lanes: int) -> dict[str, Legalization]:
-    """Return legalizations for ``relax.transform.LegalizeOps``, for processors.
-
-    Parameters
-    ----------
-    n_lanes : int
-        Numbers in a vector register.
-    """
+def whole_tile_legalizations(unit: VectorUnit) -> dict[str, Legalization]:
+    """Return legalizations for ``relax.transform.LegalizeOps``, for processors."""
     return {
-        "relax.matmul": functools.partial(_product, n_lanes),
-        "relax.nn.conv1d": _convolution_1d,
-        "relax.nn.conv2d": functools.partial(_convolution, n_lanes),
+        "relax.matmul": functools.partial(_product, unit),
+        "relax.nn.conv1d": functools.partial(_convolution_1d, unit),
+        "relax.nn.conv2d": functools.partial(_convolution, unit),
     }
 
 
-def _product(n_lanes: int, builder: Any, call: Any) -> Any | None:
+def _product(unit: VectorUnit, builder: Any, call: Any) -> Any | None:
     """Lower a product of matrices, with more rows and columns where tiles need them."""
     a, b = call.args
     extents = [*map(known_extents, (a, b))]
@@ -56,10 +59,10 @@ def _product(n_lanes: int, builder: Any, call: Any) -> Any | None:
     if not (is_plain and are_float32(a, b)):
         return None
     n_rows, n_columns = extents[0][-2], extents[1][-1]
-    n_wide, is_constant = _whole_columns(n_columns, n_lanes), isinstance(b, _tvm.Constant)
+    n_wide, is_constant = _whole_columns(n_columns, unit), isinstance(b, _tvm.Constant)
     if not is_constant and n_rows < _LEAST_ROWS:
         n_wide = n_columns  # a copy of the other matrix takes as long as the product
-    tiles = _whole_rows(n_rows), n_wide
+    tiles = whole_rows(n_rows, unit), n_wide
     if tiles == (n_rows, n_columns):
         return None
     compute = functools.partial(_tiled_product, tiles, n_columns)
@@ -67,7 +70,7 @@ def _product(n_lanes: int, builder: Any, call: Any) -> Any | None:
     return builder.call_te(compute, a, b, primfunc_name_hint="matmul")
 
 
-def _convolution(n_lanes: int, builder: Any, call: Any) -> Any | None:
+def _convolution(unit: VectorUnit, builder: Any, call: Any) -> Any | None:
     """Lower a convolution, with more channels where vectors need them."""
     data, kernel = call.args
     attrs = call.attrs
@@ -76,7 +79,7 @@ def _convolution(n_lanes: int, builder: Any, call: Any) -> Any | None:
     if not (is_plain and are_float32(data, kernel) and isinstance(kernel, _tvm.Constant)):
         return None
     n_filters = int(kernel.ty.shape[-1])
-    n_wide = _whole_columns(n_filters, n_lanes)
+    n_wide = _whole_columns(n_filters, unit)
     if n_wide == n_filters:
         return None
     strides, padding, dilation = (
@@ -91,7 +94,7 @@ def _convolution(n_lanes: int, builder: Any, call: Any) -> Any | None:
     return builder.call_te(compute, data, wide, primfunc_name_hint="conv2d")
 
 
-def _convolution_1d(builder: Any, call: Any) -> Any | None:
+def _convolution_1d(unit: VectorUnit, builder: Any, call: Any) -> Any | None:
     """Lower a convolution along one axis, with more places where tiles need them."""
     data, kernel = call.args
     attrs = call.attrs
@@ -99,7 +102,7 @@ def _convolution_1d(builder: Any, call: Any) -> Any | None:
     is_plain = layouts == ["NWC", "WIO", "NWC"] and int(attrs.groups) == 1
     extents = known_extents(call) if is_plain else []
     n = extents[1] if extents else 0
-    n_rows = _whole_rows(n)
+    n_rows = whole_rows(n, unit)
     if n_rows == n or not are_float32(data, kernel):
         return None
     (stride,), (dilation,) = ([int(n) for n in each] for each in (attrs.strides, attrs.dilation))
@@ -123,20 +126,29 @@ def _convolution_1d(builder: Any, call: Any) -> Any | None:
     return builder.call_te(compute, data, kernel, primfunc_name_hint="conv1d")
 
 
-def _whole_rows(n: int) -> int:
+def tile_rows(unit: VectorUnit) -> range:
+    """Return how many rows a tile of registers has in a fast product."""
+    return _TILE_ROWS if unit.n_registers >= _MANY_REGISTERS else _TILE_ROWS_OF_FEW
+
+
+def whole_rows(n: int, unit: VectorUnit) -> int:
     """Return how many rows to compute instead of ``n``: as many if tiles divide them."""
     if n < _LEAST_ROWS:
         return n
     more = range(n, int(_MOST_ROWS * n) + 1)
-    return next((m for m in more if any(m % rows == 0 for rows in _TILE_ROWS)), n)
+    return next((m for m in more if any(m % rows == 0 for rows in tile_rows(unit))), n)
 
 
-def _whole_columns(n: int, n_lanes: int) -> int:
+def _whole_columns(n: int, unit: VectorUnit) -> int:
     """Return how many columns to compute instead of ``n``: as many if vectors divide them."""
-    more = range(n + -n % n_lanes, int(_MOST_COLUMNS * n) + 1, n_lanes)
-    if n in more or not more:
+    more = range(n + -n % unit.lanes, int(_MOST_COLUMNS * n) + 1, unit.lanes)
+    if n in more:
+        n_even = n + n % (2 * unit.lanes)
+        is_even = unit.n_registers < _MANY_REGISTERS and n_even <= _MOST_EVEN_COLUMNS * n
+        return n_even if is_even else n
+    if not more:
         return n
-    in_tiles = (m for m in more if any(m // n_lanes % each == 0 for each in _TILE_VECTORS))
+    in_tiles = (m for m in more if any(m // unit.lanes % each == 0 for each in _TILE_VECTORS))
     return next(in_tiles, more[0])
 
 

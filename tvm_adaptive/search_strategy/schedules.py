@@ -23,12 +23,11 @@ from tvm_adaptive._tvm import (
     database_hooks,
     estimate_tir_flops,
     handle,
-    has_feature,
     load_own_json,
     module_key,
     save_json,
-    vector_lanes,
 )
+from tvm_adaptive._tvm.vector_unit import vector_unit_of
 from tvm_adaptive.search_strategy.analytical import Processor
 from tvm_adaptive.search_strategy.knobs import as_ints
 from tvm_adaptive.values.roofline import fastest_believable_sec
@@ -67,8 +66,8 @@ def processor_of(target: Target) -> Processor | None:
     n_threads = int(target.attrs.get("num-cores", 0))
     if target.kind.name != "llvm" or not n_threads:
         return None
-    has_many = has_feature(target, "avx512f") or has_feature(target, "neon")
-    return Processor(vector_lanes(target), 32 if has_many else 16, n_threads)
+    unit = vector_unit_of(target)
+    return Processor(unit.lanes, unit.n_registers, n_threads)
 
 
 def knobs_of(schedule: Schedule) -> list[tuple[int, ...]]:
