@@ -147,6 +147,7 @@ starter_records() {
   bench starter "$out/starter" --threads 2
   bench starter "$out/starter" --threads 2 --pack "$out/starter.json.xz"
   bench starter.fading "$out/starter"
+  bench starter.ablation "$out/starter-ablation" --models resnet18 ppocr_det
 }
 measuring() {
   bench micro.runner --json $(full || echo --candidates 2 --workloads GMM) >"$out/runner.json"

@@ -101,12 +101,17 @@ def row_of_model(model: PeerModel, options: argparse.Namespace) -> dict[str, Any
 
 
 def tune(
-    model: PeerModel, path: Path, work_dir: Path, options: argparse.Namespace
+    model: PeerModel,
+    path: Path,
+    work_dir: Path,
+    options: argparse.Namespace,
+    *,
+    extra: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Tune a model; a run that was cut short is resumed."""
     command = ["tune", str(path), "--work-dir", str(work_dir), "--seed", str(options.seed)]
     command += ["--budget", f"{options.budget:g}s", "--store", "none"]
-    command += ["--peers", ",".join(PEERS)]
+    command += ["--peers", ",".join(PEERS), *extra]
     for name, shape in model.shapes.items():
         command += ["--input-shape", f"{name}={'x'.join(map(str, shape))}"]
     if (work_dir / "journal.jsonl").exists():

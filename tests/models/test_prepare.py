@@ -143,9 +143,9 @@ def convolved_signal(groups):
 
 @pytest.mark.parametrize(
     ("groups", "layouts"),
-    [(1, ["NWC", "NWC"]), (12, ["NWC", "NWC"]), (3, ["NCW", "NWC"])],  # 12: depthwise
+    [(1, ["NWC", "NWC"]), (12, ["NWC", "NWC"]), (3, ["NWC", "NWC"])],  # 12: depthwise
 )
-def test_one_dimensional_convolutions_have_channels_last_if_not_in_groups(case, groups, layouts):
+def test_one_dimensional_convolutions_have_channels_last(case, groups, layouts):
     network = convolved_signal(groups)
     inputs = network.random_inputs()
     prepared = [prepare(network, case.target, way) for way in ("keep", "NHWC")]

@@ -13,6 +13,8 @@ from tvm_adaptive._tvm import python_side
 from tvm_adaptive.measure_callback.journal import NullJournal
 from tvm_adaptive.models.prefetch.rewrite import HINT
 from tvm_adaptive.search_strategy.schedules import key_of
+from tvm_adaptive.search_strategy.surrogate_proposer import draft_of
+from tvm_adaptive.search_strategy.transfer import TransferPool
 from tvm_adaptive.values.trial_log import TrialLog
 
 
@@ -103,6 +105,34 @@ def test_what_another_process_sent_is_made_again(make: Any) -> None:
     }
     # The state says that they were tried.
     assert here.proposer._prefetched == there.proposer._prefetched
+
+
+def test_a_task_with_far_weights_begins_with_a_form_of_its_first_draft(make: Any) -> None:
+    task = make(2048)  # 4 MiB
+    assert task.proposer.candidates.sketches.has_far_weights
+    python_side(task.strategy).limit_next_batch(4)
+    *drafts, form = generate(task)
+    assert [prefetches(draft) for draft in drafts] == [False] * 3
+    assert prefetches(form)
+    sent = task.proposer.candidates.sent
+    assert sent[key_of(form)] == sent[key_of(drafts[0])]
+    assert task.journal.n_prefetching == [1]
+    # If the second one is the fastest, its forms follow, and else none.
+    for fastest in (1, 0):
+        task.proposer.tell(drafts[:2], [1e-3 + 1e-4 * (i != fastest) for i in range(2)])
+        assert any(map(prefetches, generate(task))) == (fastest == 1)
+
+
+def test_drafts_of_tasks_with_far_weights_prefetch(make_context: Any) -> None:
+    for n_columns, far in ((256, False), (2048, True)):
+        context = make_context("GMM", mod=product(n_columns))
+        rng = np.random.default_rng(0)
+        draft = draft_of(context, rng, TransferPool())
+        assert draft is not None
+        assert prefetches(draft) == far
+        plain = draft_of(context, np.random.default_rng(0), TransferPool(), prefetch=False)
+        assert plain is not None
+        assert not prefetches(plain)
 
 
 @pytest.mark.parametrize(("n_columns", "options"), [(64, {}), (256, {"prefetch": False})])

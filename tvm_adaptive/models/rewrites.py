@@ -13,6 +13,7 @@ from tvm_adaptive._tvm import Constant, IRModule, data_of_constant, relax, relax
 from tvm_adaptive._tvm.vector_unit import VectorUnit
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.concatenation import concatenation
+from tvm_adaptive.models.grouped import grouped_legalizations
 from tvm_adaptive.models.network import known_extents
 from tvm_adaptive.models.row_functions import are_rows, row_legalizations
 from tvm_adaptive.models.whole_tiles import Legalization, whole_tile_legalizations
@@ -111,7 +112,8 @@ def legalizations(*, vector_math: bool, unit: VectorUnit | None) -> dict[str, Le
     """
     own: list[dict[str, Legalization]] = [{"relax.nn.conv2d_transpose": _transposed_convolution}]
     if unit is not None:
-        own += [whole_tile_legalizations(unit), {"relax.concat": concatenation}]
+        own += [whole_tile_legalizations(unit), grouped_legalizations(unit)]
+        own.append({"relax.concat": concatenation})
     if vector_math and unit is not None:
         own.append(row_legalizations(unit.lanes))
     if vector_math:

@@ -77,15 +77,18 @@ class Proposer(abc.ABC):
                 exploration = Exploration(0.0, "recalled")
                 return self._send(recalled, exploration, n_seeded=len(recalled), seconds=seconds)
         clock = [time.perf_counter()]
-        seeds, drafts = self._started(size) if cheap and not len(self.measured) else ([], [])
-        if 0 < size <= len(seeds) + len(drafts):  # random candidates would be made for nothing
+        is_first = cheap and not len(self.measured)
+        seeds, drafts, prefetching = self._started(size) if is_first else ([], [], [])
+        given = seeds + drafts + prefetching
+        if 0 < size <= len(given):  # random candidates would be made for nothing
             seconds = (0.0, 0.0, time.perf_counter() - clock[0])
             exploration = Exploration(0.0, "analytical")
             return self._send(
-                seeds + drafts,
+                given,
                 exploration,
                 n_seeded=len(seeds),
                 n_analytical=len(drafts),
+                n_prefetching=len(prefetching),
                 seconds=seconds,
             )
         n_samples = max(self.options.init_min_unmeasured, CHEAP_SAMPLES_PER_TRIAL * size)
@@ -96,8 +99,8 @@ class Proposer(abc.ABC):
         clock.append(time.perf_counter())
         exploration = self._exploration(cheap=cheap)
         clock.append(time.perf_counter())
-        seeds = self._seeded(size) if cheap else []
-        prefetching = self._prefetching((size - len(seeds) - len(drafts)) // 2)
+        prefetching = prefetching or self._prefetching(max(1, size // 2))
+        seeds = self._seeded(size - len(drafts) - len(prefetching)) if cheap else []
         given = seeds + drafts + prefetching
         explore = min(n_random(exploration.epsilon, size - len(given)), len(randoms))
         wanted = size - explore - len(given)
@@ -140,10 +143,13 @@ class Proposer(abc.ABC):
         del n
         return []
 
-    def _started(self, n: int) -> tuple[list[Schedule], list[Schedule]]:
-        """Return a task's first candidates, ``n`` at most: seeds, and those for the processor."""
+    def _started(self, n: int) -> tuple[list[Schedule], list[Schedule], list[Schedule]]:
+        """Return a task's first candidates, ``n`` at most.
+
+        Seeds, those that suit the processor, and the first of these with its weights prefetched.
+        """
         del n
-        return [], []
+        return [], [], []
 
     def _prefetching(self, n: int) -> list[Schedule]:
         """Return up to ``n`` forms of the fastest candidate that prefetch its weights."""

@@ -203,10 +203,10 @@ class SurrogateProposer(Proposer):
         # Some were measured since, as random candidates, or dropped from the pool.
         return self.candidates.schedules(self._places_of(self._seeds)[:n])
 
-    def _started(self, n: int) -> tuple[list[Schedule], list[Schedule]]:
+    def _started(self, n: int) -> tuple[list[Schedule], list[Schedule], list[Schedule]]:
         processor = processor_of(self.context.target)
         if processor is None or not self.options.n_analytical:
-            return [], []
+            return [], [], []
         candidates, n_drafts = self.candidates, self.options.n_analytical
         if reads_with_gaps(self.context.mod):
             n_drafts = min(n_drafts, _DRAFTS_WITH_GAPS)
@@ -217,7 +217,13 @@ class SurrogateProposer(Proposer):
         seeds = self._first_seeds(n // _SEEDS_AMONG_FIRST)
         # In this order: it ranks them better than a model that knows only other tasks.
         self._points_left = candidates.sketches.promising(processor, n_drafts, self.rng)
-        return seeds, candidates.schedules(self._drafted(n - len(seeds)))
+        places = self._drafted(n - len(seeds))
+        forms: list[Schedule] = []
+        if len(places) > 1 and self.options.prefetch and candidates.sketches.has_far_weights:
+            first = candidates.pool.points[places[0]]
+            self._prefetched = math.inf, first
+            forms = candidates.prefetching(first)[:1]
+        return seeds, candidates.schedules(places[: n - len(seeds) - len(forms)]), forms
 
     def _drafted(self, n: int) -> list[int]:
         """Add what suits the processor until ``n`` have a program; return places in the pool."""
@@ -317,12 +323,17 @@ class SurrogateProposer(Proposer):
 
 
 def draft_of(
-    context: TuneContext, rng: np.random.Generator, transfer_pool: TransferPool
+    context: TuneContext,
+    rng: np.random.Generator,
+    transfer_pool: TransferPool,
+    *,
+    prefetch: bool = True,
 ) -> TuningRecord | None:
     """Return the most promising candidate of a task without trials, as a record without times.
 
-    That is the best of a task with the same extents, or what suits the processor best. None
-    where the processor is not known, as of GPUs, or no candidate is valid.
+    That is the best of a task with the same extents, or what suits the processor best, with
+    its weights prefetched where no core's own cache keeps them. None where the processor is
+    not known, as of GPUs, or no candidate is valid.
 
     Notes
     -----
@@ -340,6 +351,8 @@ def draft_of(
         points += sketches.promising(processor, _N_TRIED, rng)
         found = (sketches.replay([point], rng)[0] for point in points)
         schedule = next((each[1] for each in found if each is not None), None)
+        if schedule is not None and prefetch and sketches.has_far_weights:
+            schedule = next(iter(sketches.prefetching(schedule)), schedule)
     except Exception:
         logger.warning("%s: no schedule could be drafted", name, exc_info=True)
         return None

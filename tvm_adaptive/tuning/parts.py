@@ -47,11 +47,13 @@ class Parts:
     task_scheduler: Any
     transfer_pool: TransferPool | None  # None if the tasks' searches share no records
     trial_log: TrialLog  # shared by the parts that are ours
+    prefetch: bool = True  # whether drafts may prefetch large weights
     closeable: tuple[Any, ...] = ()  # those that may have worker processes
 
     def draft(self, context: TuneContext, rng: np.random.Generator) -> TuningRecord | None:
         """Return a schedule for a task without trials; None where there is none."""
-        return draft_of(context, rng, self.transfer_pool or TransferPool())
+        pool = self.transfer_pool or TransferPool()
+        return draft_of(context, rng, pool, prefetch=self.prefetch)
 
     def close(self) -> None:
         """End the worker processes of lanes, builder and runner; stock's have none to end."""
@@ -99,6 +101,7 @@ def make_parts(session: Session) -> Parts:
         task_scheduler=task_scheduler,
         transfer_pool=transfer_pool,
         trial_log=trial_log,
+        prefetch=config.finish.prefetch,
         closeable=closeable,
     )
 
