@@ -38,8 +38,9 @@ _LEADERS = (CONCAT, RESIZE, ELEMENTWISE, COPY)
 
 # Kinds of blocks without a reduction by words of their names.
 _BY_WORD = {"concat": CONCAT, "resize": RESIZE, "normalization": REDUCTION}
-# Blocks of ``models.whole_tiles``: what is left of wide results, and a copy with more columns.
-_CUTS, _WIDENED = ("rows", "columns"), "columns_pad"
+# Blocks of ``models.whole_tiles`` and ``models.grouped``: what is left of wide results, or without
+# an axis of groups, and a copy with more columns.
+_CUTS, _WIDENED = ("rows", "columns", "channels"), "columns_pad"
 
 # By kind, OpenVINO's types of layers in a compiled model.
 _OPENVINO_NAMES = {
@@ -271,7 +272,8 @@ def _of_block(
         # TOPI names convolutions by the layout of their data, as conv2d_nhwc.
         is_last = block.name.endswith("c")
         weight = block.reads[1]
-        kernel = weight[:-2] if is_last else weight[2:]
+        # Filters may have an axis of groups.
+        kernel = weight[: len(shape) - 2] if is_last else weight[2:]
         length = math.prod(block.reduction)
         n_inputs = max(1, length // math.prod(kernel))
         spread = next((each for each in named.values() if "dilate" in each.name), None)
@@ -311,7 +313,10 @@ def _convolution(kind: str, kernel: Shape, n_inputs: int, shape: Shape) -> tuple
     # A product of matrices in everything but its name.
     is_product = kind == CONVOLUTION and set(kernel) == {1}
     length = n_inputs * math.prod(kernel)
-    signature = Signature(PRODUCT if is_product else kind, extents_of(shape), length)
+    n_images, n_filters, *places = shape
+    matrix = (n_images * math.prod(places), n_filters)
+    extents = extents_of(matrix if is_product else shape)
+    signature = Signature(PRODUCT if is_product else kind, extents, length)
     return signature, _words(words, shape)
 
 

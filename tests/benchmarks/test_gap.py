@@ -250,6 +250,33 @@ def test_what_is_computed_for_whole_tiles_alone_is_not_counted() -> None:
     assert works[0] == works[1]
 
 
+def test_a_product_of_places_is_the_pointwise_convolution() -> None:
+    image, kernel = (1, 13, 13, 512), (1, 1, 512, 1000)
+    convolution = [block("conv2d_nhwc", (1, 13, 13, 1000), (1, 1, 512), image, kernel)]
+    product = [
+        block("matmul", (170, 1008), (512,), (169, 512), (512, 1008)),
+        block("rows", (169, 1000), (), (170, 1008)),
+    ]
+    works = [
+        work_of_blocks("w", each, each[0].name, channels_last=True)
+        for each in (convolution, product)
+    ]
+    assert works[0].signature == works[1].signature
+
+
+def test_groups_may_have_an_axis_of_their_own() -> None:
+    image, kernel = (1, 58, 58, 128), (3, 3, 4, 128)
+    as_asked = [block("group_conv2d_nhwc", (1, 56, 56, 128), (3, 3, 4), image, kernel)]
+    name = "group_conv2d_nhwc"
+    with_axis = [
+        block(name, (1, 56, 56, 32, 4), (3, 3, 4), image, (3, 3, 4, 32, 4)),
+        block("channels", (1, 56, 56, 128), (), (1, 56, 56, 32, 4)),
+    ]
+    works = [work_of_blocks("w", each, name, channels_last=True) for each in (as_asked, with_axis)]
+    assert works[0] == works[1]
+    assert works[0].words == "grouped convolution 3x3 of 4, 1x128x56x56"
+
+
 def test_the_rows_of_a_table_add_up() -> None:
     own = [timed(DEPTHWISE, 0.5), timed(MEAN, 0.2), timed(GATE, 0.4)]
     groups = match(own, [openvino_work(node) for node in OPENVINO])
