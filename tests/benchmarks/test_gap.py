@@ -301,7 +301,7 @@ def test_every_function_of_a_network_is_recognised() -> None:
     mobile = prepare(BUILTIN["mobilenet_v2"](), target, prepack=None)
     works = [work for work, _ in own_works(mobile.mod, mobile.layout).values()]
     kinds = {work.words.split(",")[0] for work in works}
-    assert {"depthwise 3x3", "convolution 3x3 of 3", "convolution 1x1 of 320"} <= kinds
+    assert {"depthwise 3x3", "convolution 3x3 of 3", "convolution 1x1 of 384"} <= kinds
     assert not [work.words for work in works if work.words.startswith("other")]
     encoder = prepare(BUILTIN["transformer"](), target, prepack=None)
     kinds = {work.words.split(" of")[0] for work, _ in own_works(encoder.mod, "keep").values()}
