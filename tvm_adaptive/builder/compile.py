@@ -25,7 +25,6 @@ from tvm_adaptive._tvm import (
     without_argument_checks,
 )
 from tvm_adaptive.models.prefetch import follow_hints
-from tvm_adaptive.models.vectors import with_register_vectors
 
 BuildFunction = Callable[[IRModule, Target, dict[str, Tensor] | None], Module]
 ARCHIVE_NAME = "candidate.tar"  # linked by the process that loads it, on any machine
@@ -75,7 +74,7 @@ def build_candidate(mod: IRModule, target: Target, params: dict[str, Tensor] | N
     # A compiled network rewrites its weights' layout once, ahead of all runs.
     packed = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(mod)
     with without_argument_checks():
-        return build_tir(with_register_vectors(follow_hints(packed), target), target=target)
+        return build_tir(follow_hints(packed), target=target)
 
 
 def link_shared(output: str, objects: Sequence[str] | str, options: Any = None, **_: Any) -> None:

@@ -29,7 +29,6 @@ from tvm_adaptive.models.prepare import (
     in_forms,
     tunable_counts,
 )
-from tvm_adaptive.models.vectors import with_register_vectors
 from tvm_adaptive.models.weights import load_module
 from tvm_adaptive.workers.cores import n_build_workers, usable_physical_cores
 
@@ -194,7 +193,7 @@ def _network_code(
         t.VMShapeLower(),
         t.AttachGlobalSymbol(),
     ]
-    mod = _with_own_rewrites(_without_blockless(mod, pack), target)
+    mod = with_default_schedules(follow_hints(_without_blockless(mod, pack)), target)
     return _tvm.network_code(Sequential(lower)(mod), target, others)
 
 
@@ -237,12 +236,7 @@ def _without_blockless(mod: IRModule, change: Callable[[IRModule], IRModule]) ->
 def _build_tir(mod: IRModule, target: Target) -> _tvm.Module:
     """Compile what :func:`schedule_tir` returns."""
     with target, PassContext(opt_level=3):
-        return _tvm.build_tir(_with_own_rewrites(mod, target), target=target)
-
-
-def _with_own_rewrites(mod: IRModule, target: Target) -> IRModule:
-    """Return scheduled functions as they were built when they were measured, and the others."""
-    return with_default_schedules(with_register_vectors(follow_hints(mod), target), target)
+        return _tvm.build_tir(with_default_schedules(follow_hints(mod), target), target=target)
 
 
 def _apply(

@@ -294,7 +294,7 @@ def forecast_cycles(
 
 def _uneven_factor(columns: IntArray, lanes: int, shares_operands: bool) -> FloatArray:
     """Return how many times as long rows take that are no power of two."""
-    # Whole registers are taken apart before LLVM sees them, see ``models.vectors``.
+    # Whole registers are taken apart before LLVM sees them, see ``sketches``.
     is_uneven = (columns & (columns - 1) != 0) & (columns % lanes != 0)
     unfilled = _UNFILLED_FACTOR if shares_operands else _UNFILLED_OWN_FACTOR
     is_unfilled = (columns > lanes / 2) & (columns <= lanes)
