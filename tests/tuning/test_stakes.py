@@ -19,7 +19,9 @@ from tvm_adaptive.tuning.stakes import (
 )
 
 SECS = st.floats(1e-6, 1.0)
-STAKES = st.lists(st.builds(Stake, st.floats(0.0, 1.0), st.floats(0.0, 0.05)), max_size=30)
+# Products of numbers that are barely above zero are no longer in proportion.
+SECS = st.just(0.0) | st.floats(1e-12, 1.0)
+STAKES = st.lists(st.builds(Stake, SECS, st.floats(0.0, 0.05)), max_size=30)
 
 
 @pytest.mark.parametrize(

@@ -47,8 +47,8 @@ class Parts:
     task_scheduler: Any
     transfer_pool: TransferPool | None  # None if the tasks' searches share no records
     trial_log: TrialLog  # shared by the parts that are ours
-    prefetch: bool = True  # whether drafts may prefetch large weights
     closeable: tuple[Any, ...] = ()  # those that may have worker processes
+    prefetch: bool = True  # whether drafts may prefetch large weights
 
     def draft(self, context: TuneContext, rng: np.random.Generator) -> TuningRecord | None:
         """Return a schedule for a task without trials; None where there is none."""
