@@ -20,8 +20,8 @@ from tvm_adaptive.tuning.stakes import (
 
 SECS = st.floats(1e-6, 1.0)
 # Products of numbers that are barely above zero are no longer in proportion.
-SECS = st.just(0.0) | st.floats(1e-12, 1.0)
-STAKES = st.lists(st.builds(Stake, SECS, st.floats(0.0, 0.05)), max_size=30)
+IMPORTANCES = st.just(0.0) | st.floats(1e-12, 1.0)
+STAKES = st.lists(st.builds(Stake, IMPORTANCES, st.floats(0.0, 0.05)), max_size=30)
 
 
 @pytest.mark.parametrize(
