@@ -21,13 +21,13 @@ def test_the_table_compares_each_variant_with_both_in_pairs() -> None:
 def test_a_network_is_tuned_once_in_each_variant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = []
+    runs = []
 
     def tune(_model: Any, _path: Path, work_dir: Path, _options: Any, *, extra: Any) -> None:
         *flags, name, file = extra
         assert name == "--config"
         search = read_config(Path(file)).search
-        told.append((tuple(flags), search.n_analytical > 0, search.seeds))
+        runs.append((tuple(flags), search.n_analytical > 0, search.seeds))
         work_dir.mkdir()
         (work_dir / "journal.jsonl").write_text(json.dumps({"event": "end"}) + "\n")
         (work_dir / "net.so").touch()
@@ -42,7 +42,7 @@ def test_a_network_is_tuned_once_in_each_variant(
     for _ in range(2):
         ablation.main([str(tmp_path), "--models", "net"])
     none = ("--no-starter",)
-    assert told == [
+    assert runs == [
         ((), True, True),
         ((), False, True),
         (none, True, True),

@@ -16,7 +16,7 @@ from typing import Any
 from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import Constant, relax, te, topi
 from tvm_adaptive._tvm.vector_unit import VectorUnit
-from tvm_adaptive.models.network import are_float32, known_extents
+from tvm_adaptive.models.network import are_float32, known_extents, layouts_of
 from tvm_adaptive.models.whole_tiles import Legalization, whole_rows
 
 _LAYOUTS = (["NWC", "WIO", "NWC"], ["NHWC", "HWIO", "NHWC"])
@@ -29,10 +29,10 @@ def grouped_legalizations(unit: VectorUnit) -> dict[str, Legalization]:
 
 
 def is_grouped(call: Any) -> bool:
-    """Say whether a convolution has groups of several channels, and constant weights."""
-    _, kernel = call.args
+    """Say whether a convolution of float32 has groups of several channels, and constant weights."""
+    data, kernel = call.args
     n_groups = int(call.attrs.groups)
-    if n_groups == 1 or not isinstance(kernel, Constant):
+    if n_groups == 1 or not (isinstance(kernel, Constant) and are_float32(data, kernel)):
         return False
     axis = str(call.attrs.kernel_layout).index("I")
     return known_extents(kernel)[axis] > 1
@@ -41,9 +41,8 @@ def is_grouped(call: Any) -> bool:
 def _grouped(unit: VectorUnit, builder: Any, call: Any) -> Any | None:
     """Lower a convolution in groups, with channels last."""
     data, kernel = call.args
-    attrs, extents = call.attrs, known_extents(call)
-    layouts = [str(each) for each in (attrs.data_layout, attrs.kernel_layout, attrs.out_layout)]
-    if not (layouts in _LAYOUTS and extents and is_grouped(call) and are_float32(data, kernel)):
+    attrs, extents, layouts = call.attrs, known_extents(call), layouts_of(call)
+    if not (layouts in _LAYOUTS and extents and is_grouped(call)):
         return None
     n_groups, places = int(attrs.groups), extents[1:-1]
     *window, n_inputs, n_filters = known_extents(kernel)

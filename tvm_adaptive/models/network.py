@@ -230,6 +230,12 @@ def known_extents(value: Any) -> list[int]:
     return extents if all(extents) else []
 
 
+def layouts_of(convolution: Any) -> list[str]:
+    """Return the layouts of a convolution's data, kernel and result."""
+    attrs = convolution.attrs
+    return [str(each) for each in (attrs.data_layout, attrs.kernel_layout, attrs.out_layout)]
+
+
 def are_float32(*values: Any) -> bool:
     """Say whether values of a network are tensors of float32."""
     return {str(each.ty.dtype) for each in values} == {"float32"}

@@ -18,17 +18,17 @@ from typing import Any
 from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import Constant, IRModule, Sequential, relax, relax_transform
 from tvm_adaptive._tvm.vector_unit import VectorUnit
-from tvm_adaptive.models.network import are_float32, known_extents
+from tvm_adaptive.models.network import are_float32, known_extents, layouts_of
 from tvm_adaptive.models.whole_tiles import tile_rows, whole_rows
 
 _CONVOLUTION = "relax.nn.conv2d"
 _RESHAPE = "relax.reshape"
-# Element by element: they are the same on a matrix.
+# Element by element: they are the same on a matrix. Clips are minima and maxima by now.
 _ELEMENTWISE = frozenset(
     f"relax.{name}"
     for name in (
         *("add", "subtract", "multiply", "divide", "maximum", "minimum", "abs", "negative"),
-        *("clip", "exp", "log", "sqrt", "rsqrt", "sigmoid", "tanh", "erf"),
+        *("exp", "log", "sqrt", "rsqrt", "sigmoid", "tanh", "erf"),
         *("nn.relu", "nn.leakyrelu", "nn.silu", "nn.gelu", "nn.gelu_tanh"),
     )
 )
@@ -70,10 +70,9 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
     def _is_worth_it(self, call: Any) -> bool:
         data, kernel = call.args
         attrs, extents = call.attrs, known_extents(call)
-        layouts = [str(each) for each in (attrs.data_layout, attrs.kernel_layout, attrs.out_layout)]
         numbers = [*attrs.strides, *attrs.dilation, attrs.groups, *known_extents(kernel)[:2]]
         is_plain = (
-            layouts == ["NHWC", "HWIO", "NHWC"]
+            layouts_of(call) == ["NHWC", "HWIO", "NHWC"]
             and {int(n) for n in numbers} == {1}
             and not any(int(n) for n in attrs.padding)
             and isinstance(kernel, Constant)
@@ -109,8 +108,6 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
 
     def _operand(self, value: Any, extents: Sequence[int]) -> Any | None:
         """Return an operand as a matrix, a row or a number; None if it is none of them."""
-        if not hasattr(getattr(value, "ty", None), "shape"):  # a number of the operation
-            return value
         own = known_extents(value)
         if own == extents:
             return self._matrix(value)

@@ -15,7 +15,7 @@ import numpy as np
 from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import relax, te, topi
 from tvm_adaptive._tvm.vector_unit import VectorUnit
-from tvm_adaptive.models.network import are_float32, known_extents
+from tvm_adaptive.models.network import are_float32, known_extents, layouts_of
 
 # Rows that a tile of registers has in a fast product, whatever the vectors. More do not fit into a
 # set of the first cache where rows are a page apart.
@@ -74,7 +74,7 @@ def _convolution(unit: VectorUnit, builder: Any, call: Any) -> Any | None:
     """Lower a convolution, with more channels where vectors need them."""
     data, kernel = call.args
     attrs = call.attrs
-    layouts = [str(each) for each in (attrs.data_layout, attrs.kernel_layout, attrs.out_layout)]
+    layouts = layouts_of(call)
     is_plain = layouts == ["NHWC", "HWIO", "NHWC"] and int(attrs.groups) == 1
     if not (is_plain and are_float32(data, kernel) and isinstance(kernel, _tvm.Constant)):
         return None
@@ -98,7 +98,7 @@ def _convolution_1d(unit: VectorUnit, builder: Any, call: Any) -> Any | None:
     """Lower a convolution along one axis, with more places where tiles need them."""
     data, kernel = call.args
     attrs = call.attrs
-    layouts = [str(each) for each in (attrs.data_layout, attrs.kernel_layout, attrs.out_layout)]
+    layouts = layouts_of(call)
     is_plain = layouts == ["NWC", "WIO", "NWC"] and int(attrs.groups) == 1
     extents = known_extents(call) if is_plain else []
     n = extents[1] if extents else 0
