@@ -107,14 +107,8 @@ def row_of_model(model: PeerModel, options: argparse.Namespace) -> dict[str, Any
     libraries: dict[str, Path] = {}
     for run in runs_of(options):
         work_dir = options.out / f"{model.name}-{run.name}"
-        found = library_of(work_dir)
-        if found is None:
-            settings = argparse.Namespace(seed=run.seed, budget=run.budget_sec)
-            tune(model, path, work_dir, settings)
-            found = library_of(work_dir)
-        if found is None:
-            raise OSError(f"{work_dir} has no library; see its journal")
-        libraries[run.name] = found
+        settings = argparse.Namespace(seed=run.seed, budget=run.budget_sec)
+        libraries[run.name] = tuned_library(model, path, work_dir, settings)
     return {
         "model": model.name,
         "reference": runs_of(options)[-1].name,
@@ -122,6 +116,23 @@ def row_of_model(model: PeerModel, options: argparse.Namespace) -> dict[str, Any
         "machine": describe_machine(),
         "secs": time_in_turns(libraries, path, model.shapes, options.rounds),
     }
+
+
+def tuned_library(
+    model: PeerModel,
+    path: Path,
+    work_dir: Path,
+    settings: argparse.Namespace,
+    extra: Sequence[str] = (),
+) -> Path:
+    """Return the library of a run, which is made or finished if it is not yet."""
+    found = library_of(work_dir)
+    if found is None:
+        tune(model, path, work_dir, settings, extra=extra)
+        found = library_of(work_dir)
+    if found is None:
+        raise OSError(f"{work_dir} has no library; see its journal")
+    return found
 
 
 def library_of(work_dir: Path) -> Path | None:

@@ -18,9 +18,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.budgets.__main__ import library_of, read_rows, time_in_turns
+from benchmarks.budgets.__main__ import read_rows, time_in_turns, tuned_library
 from benchmarks.machine import describe_machine
-from benchmarks.peers.__main__ import tune
 from benchmarks.peers.models import MODELS, PeerModel
 from tvm_adaptive.cli.arguments import parse_duration
 
@@ -65,15 +64,11 @@ def row_of_model(model: PeerModel, options: argparse.Namespace) -> dict[str, Any
     path = model.file(options.out / "models")
     libraries: dict[str, Path] = {}
     for number, (name, (flags, config)) in enumerate(VARIANTS.items()):
+        file = options.out / f"{number}.toml"
+        file.write_text(config, encoding="utf-8")
+        extra = (*flags, "--config", str(file))
         work_dir = options.out / f"{model.name}-{number}"
-        if library_of(work_dir) is None:
-            file = options.out / f"{number}.toml"
-            file.write_text(config, encoding="utf-8")
-            tune(model, path, work_dir, options, extra=(*flags, "--config", str(file)))
-        found = library_of(work_dir)
-        if found is None:
-            raise OSError(f"{work_dir} has no library; see its journal")
-        libraries[name] = found
+        libraries[name] = tuned_library(model, path, work_dir, options, extra)
     return {
         "model": model.name,
         "budget_sec": options.budget,

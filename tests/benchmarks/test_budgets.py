@@ -34,7 +34,10 @@ def test_only_what_is_not_finished_is_run_and_the_latest_row_counts(
 ) -> None:
     tuned = []
 
-    def tune(_model: Any, path: Path, work_dir: Path, options: argparse.Namespace) -> None:
+    def tune(
+        _model: Any, path: Path, work_dir: Path, options: argparse.Namespace, *, extra: Any
+    ) -> None:
+        assert extra == ()
         assert path.read_text() == "a model"
         tuned.append((options.budget, options.seed))
         work_dir.mkdir()

@@ -15,28 +15,28 @@ CPU = resolve_target("cpu")
 N_GROUPS = 3
 
 
-def drawn(shape, seed=1):
-    return np.random.default_rng(seed).standard_normal(shape).astype("float32")
+def drawn(shape, seed=1, dtype="float32"):
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 
 
-def network_of(shape, window, *, n_inputs=4, n_filters=8, constant=True, **how):
+def network_of(shape, window, *, n_inputs=4, n_filters=8, constant=True, dtype="float32", **how):
     """Return a convolution of an image or a signal with channels first, and what follows."""
     convolve = relax.op.nn.conv1d if len(window) == 1 else relax.op.nn.conv2d
     shape = (shape[0], N_GROUPS * n_inputs, *shape[1:])
-    weight = drawn((N_GROUPS * n_filters, n_inputs, *window))
-    bias = drawn((1, N_GROUPS * n_filters, *(1 for _ in window)), 2)
+    weight = drawn((N_GROUPS * n_filters, n_inputs, *window), dtype=dtype)
+    bias = drawn((1, N_GROUPS * n_filters, *(1 for _ in window)), 2, dtype)
     builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType(shape, "float32"))
-    w = relax.Var("w", relax.TensorType(weight.shape, "float32"))
+    x = relax.Var("x", relax.TensorType(shape, dtype))
+    w = relax.Var("w", relax.TensorType(weight.shape, dtype))
     with builder.function("main", [x] if constant else [x, w]):
         with builder.dataflow():
-            kernel = relax.const(weight) if constant else w
+            kernel = relax.const(weight, dtype) if constant else w
             y = builder.emit(convolve(x, kernel, groups=N_GROUPS, **how))
-            y = builder.emit(relax.op.add(y, relax.const(bias)))
+            y = builder.emit(relax.op.add(y, relax.const(bias, dtype)))
             y = builder.emit_output(relax.op.nn.relu(y))
         builder.emit_func_output(y)
     shapes = {"x": shape} if constant else {"x": shape, "w": weight.shape}
-    return Network("net", builder.get(), {}, shapes, dict.fromkeys(shapes, "float32"))
+    return Network("net", builder.get(), {}, shapes, dict.fromkeys(shapes, dtype))
 
 
 @pytest.mark.parametrize(
@@ -74,9 +74,14 @@ def test_groups_have_an_axis_of_their_own_and_whole_rows():
     assert axes_of(prepare(network_of((1, 7, 9), (3, 3), padding=1), CPU)) == (1, 7, 9, 3, 8)
 
 
-@pytest.mark.parametrize("how", [{"n_inputs": 1}, {"constant": False}])
+@pytest.mark.parametrize("how", [{"n_inputs": 1}, {"constant": False}, {"dtype": "float64"}])
 def test_others_are_lowered_as_they_were(how):
     for shape, window in (((1, 37), (5,)), ((1, 9, 11), (3, 3))):
         prepared = prepare(network_of(shape, window, **how), CPU)
         text = prepared.mod.script()
         assert f"{N_GROUPS}), T.int64(8)" not in text
+
+
+def test_groups_that_are_not_lowered_here_keep_their_channels_first_along_one_axis():
+    for how in ({"constant": False}, {"dtype": "float64"}):
+        assert "ncw" in prepare(network_of((1, 37), (5,), **how), CPU).mod.script()
