@@ -100,6 +100,13 @@ gap() {
     bench micro.gap "$run" --rounds "$(full && echo 5 || echo 1)" --out "$run/gap.json"
   done
 }
+preparation() {
+  # In short, only a table without rows: each network is tuned five times.
+  bench ablation "$out/preparation-ablation" --of preparation \
+    $(full && echo --models resnet18 ppocr_det mobilenet_v3_small deit_tiny_patch16_224)
+  bench micro.copies "$out/copies" $(full || echo --models ppocr_cls)
+  bench micro.calls "$out/calls" $(full || echo --kinds chain --counts 1)
+}
 zoo() {
   if full; then bench zoo.models "$out/zoo.jsonl"
   else bench zoo.models "$out/zoo.jsonl" onnx/light_squeezenet; fi
@@ -147,7 +154,7 @@ starter_records() {
   bench starter "$out/starter" --threads 2
   bench starter "$out/starter" --threads 2 --pack "$out/starter.json.xz"
   bench starter.fading "$out/starter"
-  bench starter.ablation "$out/starter-ablation" --models resnet18 ppocr_det
+  bench ablation "$out/starter-ablation" --of starter --models resnet18 ppocr_det
 }
 measuring() {
   bench micro.runner --json $(full || echo --candidates 2 --workloads GMM) >"$out/runner.json"
@@ -173,6 +180,7 @@ long_runs() {
     --trials $(full && echo 2000 10000 100000 || echo 64)
   bench micro.builder --out "$out/builder.json" $(full || echo --builds 8 --candidates 4)
   bench faults.soak --out "$out/soak.json" --trials "$(full && echo 1000 || echo 32)"
+  bench faults.drift "$out/drift" $(full || echo --workloads te:GMM --seeds 0 --trials 16 --rounds 1)
 }
 many_devices() {
   bench micro.farm --out "$out/farm.json" $(full || echo --devices 1 --candidates 4)
@@ -190,6 +198,7 @@ step networks
 step ablation
 step peers openvino onnxruntime rapidocr_onnxruntime
 step gap openvino
+step preparation onnx onnxruntime rapidocr_onnxruntime
 step zoo onnx onnxruntime
 step schedulers
 step figures matplotlib

@@ -156,7 +156,7 @@ def test_the_walk_passes_all_pages_with_commands_that_run() -> None:
 def test_programs_compile(text: str, tmp_path: Path) -> None:
     tensors = (TensorInfo("values", (1, 8), "float32"),)
     target = Target({"kind": "llvm", "num-cores": 2})
-    header = native.model_header("net.so", target, Interface(tensors, tensors), {})
+    header = native.model_header("net.so", target, Interface(tensors, tensors), {}, 2)
     (tmp_path / "net_model.h").write_text(header)
     (tmp_path / "program.cc").write_text(text)
     options = ["-std=c++17", "-Wall", "-Wpedantic", "-Werror", "-fsyntax-only"]

@@ -12,7 +12,6 @@ that has tuned nothing, and timed in turns. Killed, the same command goes on whe
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import statistics
@@ -22,29 +21,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.machine import describe_machine
-from benchmarks.peers.__main__ import tune
+from benchmarks.peers.__main__ import COMMAND_LINE, tune
 from benchmarks.peers.models import MODELS, PeerModel, model_of_file
 from benchmarks.stats import geometric_mean
 from tvm_adaptive.cli.arguments import parse_count, parse_duration
 from tvm_adaptive.models.frontend import load
-from tvm_adaptive.models.run import time_exported
-from tvm_adaptive.tuning.target import n_cores_of, resolve_target
-from tvm_adaptive.workers.cores import thread_env
-from tvm_adaptive.workers.fork_server import ForkServer
-from tvm_adaptive.workers.pool import WorkerPool
+from tvm_adaptive.tuning.target import n_threads_of, resolve_target
+from tvm_adaptive.tuning.turns import time_in_turns
 
 ROWS_FILE = "budgets.jsonl"
 # An odd number, whose median is one of them.
 _ROUNDS = 15
-# Some twenty inferences of a network of 10 ms.
-_TURN_SEC = 0.2
-# Threads of the library before wait actively for some milliseconds.
-_SETTLE_SEC = 0.05
-# Of one turn; the first one also starts a process and loads the library.
-_TURN_LIMIT_SEC = 120.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +102,7 @@ def row_of_model(model: PeerModel, options: argparse.Namespace) -> dict[str, Any
         "reference": runs_of(options)[-1].name,
         "unix_sec": round(time.time()),
         "machine": describe_machine(),
-        "secs": time_in_turns(libraries, path, model.shapes, options.rounds),
+        "secs": secs_in_turns(libraries, path, model.shapes, options.rounds),
     }
 
 
@@ -124,11 +112,13 @@ def tuned_library(
     work_dir: Path,
     settings: argparse.Namespace,
     extra: Sequence[str] = (),
+    *,
+    program: Sequence[str] = COMMAND_LINE,
 ) -> Path:
     """Return the library of a run, which is made or finished if it is not yet."""
     found = library_of(work_dir)
     if found is None:
-        tune(model, path, work_dir, settings, extra=extra)
+        tune(model, path, work_dir, settings, extra=extra, program=program)
         found = library_of(work_dir)
     if found is None:
         raise OSError(f"{work_dir} has no library; see its journal")
@@ -144,31 +134,13 @@ def library_of(work_dir: Path) -> Path | None:
     return next(work_dir.glob("*.so"), None) if json.loads(last)["event"] == "end" else None
 
 
-def time_in_turns(
+def secs_in_turns(
     libraries: Mapping[str, Path], path: Path, shapes: Mapping[str, Sequence[int]], n_rounds: int
 ) -> dict[str, list[float]]:
     """Return the seconds of an inference of each library in each round, each in a process."""
-    inputs = load(str(path), shapes).inputs(0)
-    env = thread_env(n_cores_of(resolve_target("cpu")))
-    secs: dict[str, list[float]] = {name: [] for name in libraries}
-    with contextlib.ExitStack() as stack:
-        server = stack.enter_context(contextlib.closing(ForkServer()))
-        pools = {
-            name: stack.enter_context(contextlib.closing(WorkerPool(1, env=env, server=server)))
-            for name in libraries
-        }
-        for number in range(n_rounds + 1):  # the first one loads the libraries
-            # In another order in each round: none always comes after the same one.
-            order = np.random.default_rng(number).permutation(list(libraries))
-            for name in map(str, order):
-                time.sleep(_SETTLE_SEC)
-                task = (str(libraries[name]), inputs, "cpu", _TURN_SEC)
-                (outcome,) = pools[name].map(time_exported, [task], _TURN_LIMIT_SEC)
-                if outcome.error is not None:
-                    raise outcome.error
-                if number:
-                    secs[name].append(outcome.value)
-    return secs
+    n_threads = n_threads_of(resolve_target("cpu"))
+    threaded = {name: (library, n_threads) for name, library in libraries.items()}
+    return time_in_turns(threaded, load(str(path), shapes).inputs(0), n_rounds)
 
 
 def ratios_of(row: Mapping[str, Any]) -> dict[str, float]:

@@ -31,6 +31,8 @@ from tvm_adaptive.models.frontend import PEERS
 from tvm_adaptive.tuning.manifest import MANIFEST_FILE
 
 ROWS_FILE = "rows.jsonl"
+# What Python runs.
+COMMAND_LINE = ("-m", "tvm_adaptive")
 # Each compiles the network anew: where its memory lies also counts.
 _TIMINGS = 3
 _GRACE_SEC = 600.0
@@ -107,6 +109,7 @@ def tune(
     options: argparse.Namespace,
     *,
     extra: Sequence[str] = (),
+    program: Sequence[str] = COMMAND_LINE,
 ) -> dict[str, Any]:
     """Tune a model; a run that was cut short is resumed."""
     command = ["tune", str(path), "--work-dir", str(work_dir), "--seed", str(options.seed)]
@@ -117,7 +120,7 @@ def tune(
     if (work_dir / "journal.jsonl").exists():
         command = ["tune", "--resume", str(work_dir)]
     start_sec = time.monotonic()
-    run(command, options.budget + _GRACE_SEC)
+    run(command, options.budget + _GRACE_SEC, program)
     return {"seconds": round(time.monotonic() - start_sec, 1)}
 
 
@@ -131,10 +134,10 @@ def timing(work_dir: Path, deployed: Path) -> dict[str, Any]:
     return comparison
 
 
-def run(command: Sequence[str], limit_sec: float) -> None:
+def run(command: Sequence[str], limit_sec: float, program: Sequence[str] = COMMAND_LINE) -> None:
     """Run a command of the package; outputs that disagree are a result."""
     done = subprocess.run(
-        [sys.executable, "-m", "tvm_adaptive", *command],
+        [sys.executable, *program, *command],
         capture_output=True,
         text=True,
         timeout=limit_sec,

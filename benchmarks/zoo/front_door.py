@@ -58,7 +58,7 @@ def take(model: Model, way: str, tell: Callable[[str], None]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         try:
             with stages.stage("export"):
-                path, shapes = _file(model, way, Path(folder))
+                path, shapes = file_of(model, way, Path(folder))
             row |= _compared(path, shapes, stages, _target(model))
         except Exception as error:
             kind = "" if isinstance(error, AdaptiveError) else f"{type(error).__name__}: "
@@ -75,7 +75,8 @@ def _version(model: Model) -> str:
     return f"{name} {importlib.metadata.version(name)}"
 
 
-def _file(model: Model, way: str, folder: Path) -> tuple[Path, dict[str, tuple[int, ...]]]:
+def file_of(model: Model, way: str, folder: Path) -> tuple[Path, dict[str, tuple[int, ...]]]:
+    """Return a model's file, which is exported if no package ships it, and its open shapes."""
     if way == FILE:
         return file_in_package(model.package, model.file), model.shapes
     from benchmarks.zoo.modules import export, make

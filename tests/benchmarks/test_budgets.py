@@ -35,7 +35,13 @@ def test_only_what_is_not_finished_is_run_and_the_latest_row_counts(
     tuned = []
 
     def tune(
-        _model: Any, path: Path, work_dir: Path, options: argparse.Namespace, *, extra: Any
+        _model: Any,
+        path: Path,
+        work_dir: Path,
+        options: argparse.Namespace,
+        *,
+        extra: Any,
+        program: Any,
     ) -> None:
         assert extra == ()
         assert path.read_text() == "a model"
@@ -44,11 +50,11 @@ def test_only_what_is_not_finished_is_run_and_the_latest_row_counts(
         (work_dir / "journal.jsonl").write_text(json.dumps({"event": "end"}) + "\n")
         (work_dir / "net.so").touch()
 
-    def time_in_turns(libraries: dict[str, Path], *_rest: Any) -> dict[str, list[float]]:
+    def secs_in_turns(libraries: dict[str, Path], *_rest: Any) -> dict[str, list[float]]:
         return {name: [1e-3 * len(tuned)] for name in libraries}
 
     monkeypatch.setattr(command, "tune", tune)
-    monkeypatch.setattr(command, "time_in_turns", time_in_turns)
+    monkeypatch.setattr(command, "secs_in_turns", secs_in_turns)
     model = tmp_path / "net.onnx"
     model.write_text("a model")
     out = tmp_path / "out"

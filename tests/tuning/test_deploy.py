@@ -118,7 +118,10 @@ def check_manifest(manifest: dict[str, Any]) -> None:
     functions = manifest["functions"]
     n_functions = len(functions["tuned"]) + len(functions["fallback"])
     assert manifest["coverage"].startswith(f"{len(functions['tuned'])} of {n_functions} functions")
-    assert manifest["n_threads"] == manifest["target_config"]["num-cores"]
+    n_cores = manifest["target_config"]["num-cores"]
+    secs = {int(count): sec for count, sec in manifest["latency_sec_by_threads"].items()}
+    assert (n_cores in secs) == (n_cores // 2 in secs) == (n_cores > 1)
+    assert manifest["n_threads"] == min(secs, key=secs.__getitem__, default=n_cores)
     assert manifest["mcpu"] == manifest["target_config"]["mcpu"]
     versions = [manifest[name] for name in ("tvm", "tvm_ffi", "tvm_adaptive")]
     names = ("apache-tvm", "apache-tvm-ffi", "tvm-adaptive")

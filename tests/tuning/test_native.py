@@ -67,8 +67,8 @@ def test_a_description_compiles_in_c_and_cpp(tmp_path):
     )
     architecture = architecture_of(HOST)
     features = CPU_FEATURES[architecture]
-    (tmp_path / "net_model.h").write_text(model_header("net.so", HOST, interface, features))
-    (tmp_path / "plain_model.h").write_text(model_header("plain.so", HOST, Interface(), {}))
+    (tmp_path / "net_model.h").write_text(model_header("net.so", HOST, interface, features, 3))
+    (tmp_path / "plain_model.h").write_text(model_header("plain.so", HOST, Interface(), {}, 1))
     program = """
 #include <stdio.h>
 #include "net_model.h"
@@ -89,7 +89,7 @@ int main(void) {
         done = run(*compiler, f"-I{_TEMPLATES}", name, "-o", "main", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         said = run("./main", cwd=tmp_path).stdout
-        assert said == f'2 3 {len(features)}\n0 3 0\n0 12 "\\ué??/*\n'
+        assert said == f'2 3 {len(features)}\n0 1 0\n0 12 "\\ué??/*\n'
 
 
 def test_outputs_of_unknown_size_are_not_for_c():
@@ -106,7 +106,7 @@ def test_the_loader_finds_what_linux_finds_in_this_processor(tmp_path):
     table, flags = CPU_FEATURES.get(architecture, {}), processor_flags()
     if not table or not flags:
         pytest.skip("nothing is known of this processor")
-    (tmp_path / "all_model.h").write_text(model_header("all.so", HOST, Interface(), table))
+    (tmp_path / "all_model.h").write_text(model_header("all.so", HOST, Interface(), table, 1))
     program = """
 #include "tvm_adaptive.c"
 #include "all_model.h"
@@ -136,7 +136,7 @@ int main(void) {
 @pytest.mark.skipif(shutil.which("aarch64-linux-gnu-gcc") is None, reason="no cross compiler")
 def test_the_loader_compiles_for_arm(tmp_path):
     target = Target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "num-cores": 4})
-    header = model_header("net.so", target, Interface(), CPU_FEATURES["aarch64"])
+    header = model_header("net.so", target, Interface(), CPU_FEATURES["aarch64"], 4)
     (tmp_path / "net_model.h").write_text(header)
     (tmp_path / "main.c").write_text('#include "tvm_adaptive.c"\n#include "net_model.h"\n')
     options = [f"-I{_TEMPLATES}", f"-I{header_folder()}", "-Wno-unused-variable", "-c"]

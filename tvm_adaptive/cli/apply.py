@@ -12,7 +12,7 @@ from tvm_adaptive.cli.console import EXIT_BAD_RESULT, EXIT_OK, PlainConsole, unl
 from tvm_adaptive.cli.display import Display
 from tvm_adaptive.cli.native_log import NATIVE_LOG, NativeLog
 from tvm_adaptive.models.frontend import slug
-from tvm_adaptive.report.comparison import comparison_lines, peer_lines
+from tvm_adaptive.report.comparison import comparison_lines, peer_lines, threads_text
 from tvm_adaptive.tuning.config import DEFAULT
 
 
@@ -46,6 +46,8 @@ def run(options: argparse.Namespace) -> int:
     else:
         lines = peer_lines(applied.comparison.peers) + lines
         lines += comparison_lines(applied.comparison)
+    if applied.thread_secs:
+        lines.append(f"threads       {threads_text(applied.thread_secs)}")
     lines.append(f"coverage      {applied.coverage}")
     lines.append(f"library       {applied.library}")
     lines.append(f"manifest      {applied.manifest}")

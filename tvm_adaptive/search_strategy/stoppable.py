@@ -47,9 +47,9 @@ class DelegatingSearch(PySearchStrategy):  # type: ignore[misc]
         """Limit the inner strategy's next batch."""
         search_hooks(self.inner).limit_next_batch(n_trials)
 
-    def prefetch(self) -> None:
+    def begin_next_batch(self) -> None:
         """Let the inner strategy begin its next batch in another process."""
-        search_hooks(self.inner).prefetch()
+        search_hooks(self.inner).begin_next_batch()
 
     def is_ready(self) -> bool:
         """Say whether the inner strategy's next batch is available at once."""
@@ -85,10 +85,10 @@ class StoppableSearch(DelegatingSearch):
         self.task_name = str(context.task_name)
         super()._initialize_with_tune_context(context)
 
-    def prefetch(self) -> None:
+    def begin_next_batch(self) -> None:
         """Let the inner strategy begin its next batch, unless none will be needed."""
         if not self.should_stop():
-            super().prefetch()
+            super().begin_next_batch()
 
     def generate_measure_candidates(self) -> list[MeasureCandidate] | None:
         """Return the inner strategy's next batch; None ends the task."""

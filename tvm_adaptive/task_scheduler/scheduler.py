@@ -78,7 +78,8 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         Batches that may be measured in the background while another task's is searched
         and built, where the runner supports it: the number of devices.
     n_lanes : int, default 1
-        Slots whose first batches are searched at the same time, by strategies with ``prefetch``.
+        Slots whose first batches are searched at the same time, by strategies that can
+        begin a batch in another process.
     budget_sec : float or None, default None
         Ends the run after the batch in which so many seconds are over.
     plateau_slots : int or None, default None
@@ -305,7 +306,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
                 return decision.reason
             if self.n_lanes > 1:
                 self._play(queue, queue.ahead[-1])
-                self._hooks(decision.arm).prefetch()
+                self._hooks(decision.arm).begin_next_batch()
         return ""
 
     def _join(self, queue: SlotQueue) -> None:

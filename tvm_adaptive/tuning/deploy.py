@@ -31,13 +31,20 @@ from tvm_adaptive.tuning.manifest import (
     write_manifest,
 )
 from tvm_adaptive.tuning.native import filled, is_supported, write_programs
-from tvm_adaptive.tuning.network_check import tasks_and_check
+from tvm_adaptive.tuning.network_check import Check, tasks_and_check
 from tvm_adaptive.tuning.observer import Observer
 from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.resume import read_settings
 from tvm_adaptive.tuning.run_lock import owned
 from tvm_adaptive.tuning.session import RunContext, check_disk_space, interrupts_of, open_services
-from tvm_adaptive.tuning.target import TargetLike, describe_target, farm_of, resolve_target
+from tvm_adaptive.tuning.target import (
+    TargetLike,
+    describe_target,
+    farm_of,
+    n_cores_of,
+    resolve_target,
+)
+from tvm_adaptive.tuning.turns import time_thread_counts
 from tvm_adaptive.workers.environment import Environment
 
 _FORMER_SUMMARY_FILE = "summary.json"
@@ -58,6 +65,8 @@ class Applied:
     coverage: str  # which functions run with a tuned schedule, in words
     # With the untuned model; None when one of the two could not be run.
     comparison: Comparison | None
+    # Seconds of an inference by number of threads; empty if fewer were not tried.
+    thread_secs: Mapping[int, float] = dataclasses.field(default_factory=dict)
 
 
 def apply(
@@ -128,7 +137,7 @@ def apply(
             "apply", **fields, target=json.loads(str(context.target)), **environment.as_fields()
         )
         with _records(run, context, environment) as records:
-            applied = _compiled(context, model, records)
+            applied = _compiled(context, model, records, compares_threads=True)
     assert applied is not None
     return applied
 
@@ -198,6 +207,8 @@ def _compiled(
     model: Network | TIRWorkload,
     records: Callable[[Sequence[ExtractedTask]], list[Finalists]],
     least_proven_share: float = 0.0,
+    *,
+    compares_threads: bool = False,
 ) -> Applied | None:
     tasks, check = tasks_and_check(context, model)
     with check:
@@ -213,22 +224,17 @@ def _compiled(
                 "it first, with the same layout and target."
             )
         comparison = check.measure_tuned(checked_database(context, finalists, check.forms))
-    if check.failure:
-        raise WorkerError(
-            f"The tuned {model.name} could not be compiled: {check.failure}. "
-            f"{context.journal.path} has the whole message."
-        )
-    library = check.library or next(iter(check.libraries.values()), None)
-    if library is None or (tasks and not check.n_tuned):
-        raise InvalidOptionError(
-            f"No record of {model.name} passed its check and could be compiled; "
-            f"{context.journal.path} says why. Tune it for longer."
-        )
+    library = _library_of(context, model, check, is_tunable=bool(tasks))
+    is_timed = compares_threads and comparison is not None
+    thread_secs = _thread_secs(context, model, library) if is_timed else {}
+    n_threads = min(thread_secs, key=thread_secs.__getitem__, default=n_cores_of(context.target))
     interface, features = interface_of(model), features_of(context)
     runtime = runtime_libraries(library) if _runs_in_c(context, interface) else []
     examples = [_write_python_example(context, interface, library)]
     if runtime:
-        examples += write_programs(context, interface, library, features, runtime)
+        examples += write_programs(
+            context, interface, library, features, runtime, n_threads=n_threads or 1
+        )
     manifest = write_manifest(
         context.work_dir / MANIFEST_FILE,
         model.name,
@@ -240,6 +246,8 @@ def _compiled(
         coverage=check.coverage,
         functions=check.covered,
         comparison=comparison,
+        n_threads=n_threads,
+        thread_secs=thread_secs,
     )
     # What earlier versions wrote there says the same of another library.
     (context.work_dir / _FORMER_SUMMARY_FILE).unlink(missing_ok=True)
@@ -252,7 +260,38 @@ def _compiled(
         examples=tuple(examples),
         coverage=check.coverage,
         comparison=comparison,
+        thread_secs=thread_secs,
     )
+
+
+def _library_of(
+    context: RunContext, model: Network | TIRWorkload, check: Check, *, is_tunable: bool
+) -> Path:
+    """Return the library that a check has made, or raise why there is none to deploy."""
+    if check.failure:
+        raise WorkerError(
+            f"The tuned {model.name} could not be compiled: {check.failure}. "
+            f"{context.journal.path} has the whole message."
+        )
+    library = check.library or next(iter(check.libraries.values()), None)
+    if library is None or (is_tunable and not check.n_tuned):
+        raise InvalidOptionError(
+            f"No record of {model.name} passed its check and could be compiled; "
+            f"{context.journal.path} says why. Tune it for longer."
+        )
+    return library
+
+
+def _thread_secs(
+    context: RunContext, model: Network | TIRWorkload, library: Path
+) -> dict[int, float]:
+    """Return the seconds of an inference by number of threads; {} where none can be timed."""
+    n_cores = n_cores_of(context.target)
+    is_here = context.farm is None and device_kind(context.target) == "cpu"
+    if not (isinstance(model, Network) and is_here and n_cores):
+        return {}
+    with context.stage("threads"):
+        return time_thread_counts(context, library, model.inputs(context.seed), n_cores)
 
 
 def _proven_only(finalists: Finalists) -> Finalists:

@@ -26,7 +26,7 @@ from tvm_adaptive.models.compile import device_kind
 from tvm_adaptive.models.network import extents_of, main_of
 from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.session import RunContext
-from tvm_adaptive.tuning.target import describe_target, n_cores_of
+from tvm_adaptive.tuning.target import describe_target
 from tvm_adaptive.values.cpu_features import CpuFeature, needed_features
 from tvm_adaptive.workers.environment import processor_flags
 
@@ -124,6 +124,8 @@ def write_manifest(
     coverage: str,
     functions: Coverage,
     comparison: Comparison | None,
+    n_threads: int | None,
+    thread_secs: Mapping[int, float],
 ) -> Path:
     """Write what is known of a deployed model; return the file."""
     is_cpu = device_kind(target) == "cpu"
@@ -139,7 +141,8 @@ def write_manifest(
         "architecture": architecture_of(target) if is_cpu else None,
         "mcpu": target.attrs.get("mcpu") and str(target.attrs["mcpu"]),
         "cpu_features": {name: each.flag for name, each in cpu_features.items()},
-        "n_threads": n_cores_of(target),
+        "n_threads": n_threads,
+        "latency_sec_by_threads": {str(count): sec for count, sec in thread_secs.items()},
         "latency_sec": comparison and comparison.after_sec,
         "coverage": coverage,
         "functions": dataclasses.asdict(functions),

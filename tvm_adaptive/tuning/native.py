@@ -16,7 +16,6 @@ from tvm_adaptive._tvm.runtime_files import (
 )
 from tvm_adaptive.tuning.manifest import Interface, TensorInfo
 from tvm_adaptive.tuning.session import RunContext
-from tvm_adaptive.tuning.target import n_cores_of
 from tvm_adaptive.values.cpu_features import CpuFeature
 
 _TEMPLATES = Path(__file__).with_name("templates")
@@ -46,6 +45,8 @@ def write_programs(
     library: Path,
     features: Mapping[str, CpuFeature],
     runtime: Sequence[Path],
+    *,
+    n_threads: int,
 ) -> list[Path]:
     """Write the loader, the network's description, TVM's files and examples; return these."""
     folder = context.work_dir
@@ -60,7 +61,7 @@ def write_programs(
     # What a farm has not linked is linked to this name by the user.
     name = library.with_suffix(".so").name
     identifier = identifier_of(name)
-    header = model_header(name, context.target, interface, features)
+    header = model_header(name, context.target, interface, features, n_threads)
     (folder / f"{identifier}.h").write_text(header, encoding="utf-8")
     values = {
         "library": name,
@@ -83,7 +84,11 @@ def identifier_of(library: str) -> str:
 
 
 def model_header(
-    library: str, target: Target, interface: Interface, features: Mapping[str, CpuFeature]
+    library: str,
+    target: Target,
+    interface: Interface,
+    features: Mapping[str, CpuFeature],
+    n_threads: int,
 ) -> str:
     """Return a header that describes a network to the loader."""
     outputs = interface.outputs or ()
@@ -95,7 +100,7 @@ def model_header(
             "identifier": identifier,
             "guard": f"{identifier.upper()}_H",
             "architecture": architecture_of(target),
-            "n_threads": n_cores_of(target) or 1,
+            "n_threads": n_threads,
             "inputs": _rows(map(_tensor, interface.inputs)),
             "outputs": _rows(map(_tensor, outputs)),
             "n_inputs": len(interface.inputs),

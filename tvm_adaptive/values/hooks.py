@@ -29,7 +29,7 @@ class SearchHooks(Protocol):
         """Let the next batch, and only that, have at most ``n_trials``; None for a full one."""
         del n_trials
 
-    def prefetch(self) -> None:
+    def begin_next_batch(self) -> None:
         """Begin the next batch in another process, where the search has one."""
         return
 

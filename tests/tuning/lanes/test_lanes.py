@@ -76,8 +76,8 @@ def test_a_limit_reaches_the_lane(lanes: ProcessLanes, make_task: Any) -> None:
 def test_a_round_can_be_begun_before_it_is_asked_for(lanes: ProcessLanes, make_task: Any) -> None:
     task = make_task(lanes)
     assert not task.side.is_ready()
-    task.side.prefetch()
-    task.side.prefetch()  # it has begun
+    task.side.begin_next_batch()
+    task.side.begin_next_batch()  # it has begun
     task.side._pending.result(timeout=60)
     assert task.side.is_ready()
     assert len(task.round()) == 8

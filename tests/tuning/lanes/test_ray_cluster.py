@@ -44,10 +44,10 @@ def test_nodes_answer_requests_side_by_side_and_one_that_dies_costs_its_own(
         assert lanes.n_lanes == 2  # of one processor each: no node has two
         there = [make_task(lanes, seed=seed) for seed in (7, 8)]
         for task in there:
-            task.side.prefetch()
+            task.side.begin_next_batch()
         assert [task.round() for task in there] == [task.round() for task in here]
         for task in there:
-            task.side.prefetch()
+            task.side.begin_next_batch()
         end_sec = time.monotonic() + 60.0
         while ray.available_resources().get("CPU", 0) and time.monotonic() < end_sec:
             time.sleep(0.01)

@@ -157,7 +157,7 @@ class LaneSearch(DelegatingSearch):
         assert search is not None
         return search
 
-    def prefetch(self) -> None:
+    def begin_next_batch(self) -> None:
         """Request the next batch from a lane, unless it is requested already."""
         if self._pending is not None or self._spec is None:
             return
@@ -183,7 +183,7 @@ class LaneSearch(DelegatingSearch):
         search = self._search
         if search.is_spent:
             return None
-        self.prefetch()
+        self.begin_next_batch()
         result = self._result()
         if result is None:
             return None

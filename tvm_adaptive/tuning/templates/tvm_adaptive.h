@@ -37,7 +37,7 @@ typedef struct {
 /* What a network takes, returns and needs: see NAME_model.h. */
 typedef struct {
   const char *library; /* name of the file */
-  int n_threads;       /* that it was tuned for */
+  int n_threads;       /* with which it is fastest */
   int n_inputs, n_outputs;
   const tvm_adaptive_tensor *inputs, *outputs;
   int n_cpu_features;
@@ -49,7 +49,7 @@ typedef struct tvm_adaptive_model tvm_adaptive_model;
 
 /* Load a network from the path of its library; it must stay loaded with its description.
  *
- * n_threads: number of threads, the calling one included; 0: the number tuned for, or all
+ * n_threads: number of threads, the calling one included; 0: the fastest number, or all
  * processors if there are fewer. Each thread that runs networks has threads of its own; how
  * many is decided once, by its first call. The call sets the environment variable
  * TVM_NUM_THREADS, and TVM_THREAD_POOL_SPIN_COUNT unless it is set, so make it before other

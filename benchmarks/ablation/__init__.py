@@ -1,0 +1,1 @@
+"""What single parts bring networks."""
