@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import tempfile
 from collections import Counter
@@ -20,13 +21,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.micro.gap import blocks_of, own_works
 from benchmarks.micro.gap_groups import CONCAT, COPY, Block
 from benchmarks.peers.models import MODELS as PEERS
 from benchmarks.zoo.catalog import EXPORTS, FILE
 from benchmarks.zoo.catalog import MODELS as ZOO
 from benchmarks.zoo.front_door import file_of
-from tvm_adaptive._tvm import IRModule, bindings_of, relax
+from tvm_adaptive._tvm import IRModule, args_info_of, bindings_of, relax
 from tvm_adaptive.errors import summary_line
 from tvm_adaptive.models import Network, call_counts, prepare
 from tvm_adaptive.models.frontend import load
@@ -120,14 +123,20 @@ def left(mod: IRModule, layout: str) -> dict[str, Any]:
     works, calls = own_works(mod, layout), call_counts(mod)
     found: Counter[str] = Counter()
     moved: dict[str, float] = {}
+    rest = 0.0
     for name, n_calls in calls.items():
         work, n_bytes = works[name]
-        if work.signature.kind in (COPY, CONCAT):
-            blocks = blocks_of(mod[name])
-            found[kind_of(blocks)] += n_calls
-            last = "x".join(map(str, blocks[-1].shape))
-            moved[f"{n_calls} x {name} ({last})"] = n_calls * n_bytes
-    total = sum(n_calls * works[name][1] for name, n_calls in calls.items())
+        if work.signature.kind not in (COPY, CONCAT):
+            rest += n_calls * n_bytes
+            continue
+        blocks = blocks_of(mod[name])
+        found[kind_of(blocks)] += n_calls
+        last = "x".join(map(str, blocks[-1].shape))
+        # Read and written: rows that are looked up are a small part of their table.
+        *_, result = args_info_of(IRModule({"main": mod[name]}))
+        n_result = math.prod(map(int, result.shape)) * np.dtype(str(result.dtype)).itemsize
+        moved[f"{n_calls} x {name} ({last})"] = 2.0 * n_calls * n_result
+    total = rest + sum(moved.values())
     return {
         "calls": sum(calls.values()),
         "left": {kind: found[kind] for kind in _KINDS},

@@ -31,6 +31,7 @@ from tvm_adaptive.models.rewrites import (
     without_equal_broadcasts,
     without_masked_rows,
 )
+from tvm_adaptive.models.views import without_repeated_moves
 
 logger = logging.getLogger(__name__)
 
@@ -193,6 +194,7 @@ def _lower(
 ) -> IRModule:
     t = _tvm.relax_transform
     unit = None if is_gpu(target) else vector_unit_of(target)
+    merge = functools.partial(without_repeated_moves, channels_last=layout == "NHWC")
     decompose = [t.DecomposeOpsForInference(), t.CanonicalizeBindings()]
     convert = [
         t.ConvertLayout({}, layout_cb=_layouts_of),
@@ -216,11 +218,12 @@ def _lower(
     if vector_math and unit is not None:
         mod = without_masked_rows(mod)
     with target, PassContext(opt_level=3):
-        mod = with_numbers_as_data(fold_affine(fold(mod)))
+        mod = with_numbers_as_data(fold_affine(fold(merge(mod))))
         # ConvertLayout ends the process when a weight is still an expression.
         mod = fold(Sequential(decompose)(mod))
         if layout == "NHWC":
             mod = fold(Sequential(convert)(mod))
             mod = mod if unit is None else as_products(mod, unit)
+        mod = merge(mod)
         mod = with_runs(Sequential(lower)(mod))
         return t.AttachAttrLayoutFreeBuffers()(mod) if prepack else mod
