@@ -27,7 +27,7 @@ class OddSearch(PySearchStrategy):
         self.promise = promise and (lambda: promise)
         if promise is not None:  # all that a task scheduler may ask of a search, or nothing
             self.limit_next_batch = lambda n_trials: None
-            self.prefetch = lambda: None
+            self.begin_next_batch = lambda: None
             self.is_ready = lambda: True
         self.inner = ms.search_strategy.ReplayTrace()
         self.name = ""
