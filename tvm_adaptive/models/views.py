@@ -96,8 +96,9 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
     def _origin(self, value: Any) -> Any | None:
         """Return what a value is the transpose to channels first of."""
         found = self._behind(value, _TRANSPOSE)
-        is_it = found is not None and tuple(_axes_of(found)) == _TO_CHANNELS_FIRST
-        return found.args[0] if is_it else None
+        if found is None or tuple(_axes_of(found)) != _TO_CHANNELS_FIRST:
+            return None
+        return found.args[0]
 
     def _operand(self, value: Any, extents: Sequence[int]) -> Any | None:
         """Return an operand with channels last; None if that would be a copy."""
