@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import statistics
 import sys
 import time
@@ -22,10 +21,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.budgets.__main__ import read_rows, secs_in_turns, tuned_library
+from benchmarks.budgets.__main__ import secs_in_turns, tuned_library
 from benchmarks.machine import describe_machine
 from benchmarks.peers.__main__ import COMMAND_LINE
 from benchmarks.peers.models import MODELS, PeerModel
+from benchmarks.rows import append_row, read_rows
 from tvm_adaptive.cli.arguments import parse_duration
 
 ROWS_FILE = "ablation.jsonl"
@@ -82,12 +82,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--table", action="store_true", help="print the table, run nothing")
     options = parser.parse_args(arguments)
     variants = ABLATIONS[options.of]
-    rows = read_rows(options.out / ROWS_FILE)
+    rows = read_rows(options.out / ROWS_FILE, "model")
     for name in () if options.table else options.models:
         if name not in rows:
             rows[name] = row_of_model(by_name[name], variants, options)
-            with open(options.out / ROWS_FILE, "a", encoding="utf-8") as file:
-                file.write(json.dumps(rows[name]) + "\n")
+            append_row(options.out / ROWS_FILE, rows[name])
     print(table(list(variants), list(rows.values())))
     return 0
 

@@ -24,8 +24,10 @@ from typing import Any
 from benchmarks.machine import describe_machine
 from benchmarks.peers.__main__ import COMMAND_LINE, tune
 from benchmarks.peers.models import MODELS, PeerModel, model_of_file
+from benchmarks.rows import append_row, read_rows
 from benchmarks.stats import geometric_mean
 from tvm_adaptive.cli.arguments import parse_count, parse_duration
+from tvm_adaptive.measure_callback.journal import JOURNAL_FILE
 from tvm_adaptive.models.frontend import load
 from tvm_adaptive.tuning.target import n_threads_of, resolve_target
 from tvm_adaptive.tuning.turns import time_in_turns
@@ -60,27 +62,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=parse_count, default=_ROUNDS)
     parser.add_argument("--table", action="store_true", help="print the table, run nothing")
     options = parser.parse_args(arguments)
-    rows = read_rows(options.out / ROWS_FILE)
+    rows = read_rows(options.out / ROWS_FILE, "model")
     if not options.table:
         by_name = {each.name: each for each in MODELS}
         for name in options.models or by_name:
             model = by_name.get(name) or model_of_file(Path(name))
             row = row_of_model(model, options)
             options.out.mkdir(parents=True, exist_ok=True)
-            with open(options.out / ROWS_FILE, "a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+            append_row(options.out / ROWS_FILE, row)
             rows[model.name] = row
             print(table([row]), flush=True)
     print(table(list(rows.values())))
     return 0
-
-
-def read_rows(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the latest row of each network."""
-    if not path.exists():
-        return {}
-    rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-    return {row["model"]: row for row in rows}
 
 
 def runs_of(options: argparse.Namespace) -> list[Run]:
@@ -127,11 +120,16 @@ def tuned_library(
 
 def library_of(work_dir: Path) -> Path | None:
     """Return the library of a finished run."""
-    journal = work_dir / "journal.jsonl"
+    return next(work_dir.glob("*.so"), None) if is_finished(work_dir) else None
+
+
+def is_finished(work_dir: Path) -> bool:
+    """Say whether a folder holds a run that has ended."""
+    journal = work_dir / JOURNAL_FILE
     if not journal.exists():
-        return None
+        return False
     *_, last = journal.read_text(encoding="utf-8").splitlines()
-    return next(work_dir.glob("*.so"), None) if json.loads(last)["event"] == "end" else None
+    return bool(json.loads(last)["event"] == "end")
 
 
 def secs_in_turns(

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import json
 import multiprocessing
 import os
 import statistics
@@ -24,10 +23,12 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
+from benchmarks.budgets.__main__ import is_finished
 from benchmarks.entries import Entry
 from benchmarks.machine import describe_machine
 from benchmarks.peers.__main__ import run
 from benchmarks.remeasure import time_anew
+from benchmarks.rows import append_row, read_rows
 from benchmarks.stats import geometric_mean
 from tvm_adaptive.cli.arguments import parse_count, parse_duration
 from tvm_adaptive.measure_callback.journal import JOURNAL_FILE
@@ -67,24 +68,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=parse_count, default=21, help="of the final measurement")
     parser.add_argument("--table", action="store_true", help="print the table, run nothing")
     options = parser.parse_args(arguments)
-    rows = read_rows(options.out / ROWS_FILE)
+    rows = read_rows(options.out / ROWS_FILE, "workload", "seed")
     for workload in () if options.table else options.workloads:
         for seed in options.seeds:
             if (workload, seed) in rows:
                 continue
             rows[workload, seed] = row_of(workload, seed, options)
-            with open(options.out / ROWS_FILE, "a", encoding="utf-8") as file:
-                file.write(json.dumps(rows[workload, seed]) + "\n")
+            append_row(options.out / ROWS_FILE, rows[workload, seed])
     print(table(list(rows.values())))
     return 0
-
-
-def read_rows(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
-    """Return the latest row of each workload and seed."""
-    if not path.exists():
-        return {}
-    rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-    return {(row["workload"], row["seed"]): row for row in rows}
 
 
 def row_of(workload: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -120,15 +112,6 @@ def row_of(workload: str, seed: int, options: argparse.Namespace) -> dict[str, A
         "ms": samples,
         "errors": errors,
     }
-
-
-def is_finished(folder: Path) -> bool:
-    """Say whether a folder holds a run that has ended."""
-    journal = folder / JOURNAL_FILE
-    if not journal.exists():
-        return False
-    *_, last = journal.read_text(encoding="utf-8").splitlines()
-    return bool(json.loads(last)["event"] == "end")
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ it was; models that are there are not prepared again.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 import tempfile
@@ -26,6 +25,7 @@ import numpy as np
 from benchmarks.micro.gap import blocks_of, own_works
 from benchmarks.micro.gap_groups import CONCAT, COPY, Block
 from benchmarks.peers.models import MODELS as PEERS
+from benchmarks.rows import append_row, read_rows
 from benchmarks.zoo.catalog import EXPORTS, FILE
 from benchmarks.zoo.catalog import MODELS as ZOO
 from benchmarks.zoo.front_door import file_of
@@ -53,24 +53,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--models", nargs="+", metavar="MODEL", default=(), help="default: all")
     parser.add_argument("--table", action="store_true", help="print the table, run nothing")
     options = parser.parse_args(arguments)
-    rows = read_rows(options.out / ROWS_FILE)
+    rows = read_rows(options.out / ROWS_FILE, "model")
     if not options.table:
         options.out.mkdir(parents=True, exist_ok=True)
         for name, row in new_rows(options.models, options.out, rows):
             rows[name] = {"model": name, **row}
-            with open(options.out / ROWS_FILE, "a", encoding="utf-8") as file:
-                file.write(json.dumps(rows[name]) + "\n")
+            append_row(options.out / ROWS_FILE, rows[name])
             print(table([rows[name]]).splitlines()[-1], flush=True)
     print(table(list(rows.values())))
     return 0
-
-
-def read_rows(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the latest row of each model."""
-    if not path.exists():
-        return {}
-    rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-    return {row["model"]: row for row in rows}
 
 
 def new_rows(

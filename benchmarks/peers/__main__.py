@@ -25,6 +25,7 @@ from benchmarks.machine import describe_machine
 from benchmarks.peers.models import MODELS, PeerModel
 from benchmarks.peers.picture import picture
 from benchmarks.peers.table import row_of, table
+from benchmarks.rows import append_row, read_rows
 from tvm_adaptive.cli.arguments import parse_count, parse_duration
 from tvm_adaptive.cli.console import EXIT_BAD_RESULT, EXIT_OK
 from tvm_adaptive.models.frontend import PEERS
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unknown = set(options.models) - {each.name for each in MODELS}
     if unknown:
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
-    rows = read_rows(options.out / ROWS_FILE)
+    rows = read_rows(options.out / ROWS_FILE, "model", "budget_sec", "seed")
     if options.picture is not None:
         wanted = (options.budget, options.seed)
         chosen = [row_of(row) for (_, *run), row in rows.items() if tuple(run) == wanted]
@@ -65,20 +66,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if key in rows or (options.models and model.name not in options.models):
                 continue
             row = row_of_model(model, options)
-            with open(options.out / ROWS_FILE, "a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+            append_row(options.out / ROWS_FILE, row)
             rows[key] = row
             print(table([row_of(row)]), flush=True)
     print(table([row_of(each) for each in rows.values()]))
     return EXIT_OK
-
-
-def read_rows(path: Path) -> dict[tuple[str, float, int], dict[str, Any]]:
-    """Return what is known of each model, budget and seed."""
-    if not path.exists():
-        return {}
-    rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-    return {(row["model"], row["budget_sec"], row["seed"]): row for row in rows}
 
 
 def row_of_model(model: PeerModel, options: argparse.Namespace) -> dict[str, Any]:

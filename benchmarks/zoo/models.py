@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
-import json
 import multiprocessing
 import os
 import re
@@ -23,6 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from benchmarks.rows import append_row, read_rows
 from benchmarks.zoo.catalog import EXPORTS, FILE, MODELS, Model
 from benchmarks.zoo.front_door import take
 
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     # A shell lets programs in the background ignore interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    rows = _read(options.rows)
+    rows = read_rows(options.rows, "model", "export")
     if options.table:
         print(table(list(rows.values())))
         return
@@ -58,8 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if known is not None and (is_good or not options.again):
             continue
         row = {"model": model.key, "export": export, **run(model, export)}
-        with open(options.rows, "a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        append_row(options.rows, row)
         print(f"{model.key} {export}: {_state(row)} {row.get('message', '')}", flush=True)
 
 
@@ -72,14 +71,6 @@ def _wanted(names: Sequence[str], exports: Sequence[str]) -> Iterator[tuple[Mode
                 yield model, export
             elif place == 0:
                 yield model, FILE
-
-
-def _read(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    """Return the last row of each model and export."""
-    if not path.exists():
-        return {}
-    rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-    return {(row["model"], row["export"]): row for row in rows}
 
 
 def run(model: Model, export: str) -> dict[str, Any]:

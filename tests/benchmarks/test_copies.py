@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.micro import copies
-from benchmarks.micro.copies import main, read_rows, row_of_file, transposes_of
+from benchmarks.micro.copies import main, row_of_file, transposes_of
+from benchmarks.rows import read_rows
 from tvm_adaptive._tvm import IRModule, relax, save_json
 
 
@@ -49,7 +50,7 @@ def test_a_model_is_prepared_once_and_an_error_is_a_row(
     broken.write_text("{}")
     out = tmp_path / "out"
     assert main([str(out), "--models", str(path), str(broken)]) == 0
-    rows = read_rows(out / copies.ROWS_FILE)
+    rows = read_rows(out / copies.ROWS_FILE, "model")
     assert set(rows) == {str(path), str(broken)}
     assert rows[str(broken)]["error"]
     monkeypatch.setattr(copies, "row_of_file", None)

@@ -102,7 +102,7 @@ def test_a_model_is_tuned_once_and_timed_three_times(tmp_path: Path, commands: C
     tune = commands.seen[0]
     assert tune[tune.index("--input-shape") + 1] == "x=1x3x320x320"
     assert tune[tune.index("--store") + 1] == "none"
-    ((_, row),) = command.read_rows(tmp_path / command.ROWS_FILE).items()
+    ((_, row),) = command.read_rows(tmp_path / command.ROWS_FILE, "model").items()
     assert row_of(row).n_rounds == 3
 
 

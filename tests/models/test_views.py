@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvm_adaptive._tvm import IRModule, bindings_of, relax
-from tvm_adaptive.models import Network, compile_network, prepare, run_network
+from tests.models.test_pointwise import drawn, network_of
+from tvm_adaptive._tvm import IRModule, VirtualMachine, bindings_of, device, relax, tensor
+from tvm_adaptive.models import compile_network, prepare, run_network
 from tvm_adaptive.models.views import without_repeated_moves
 from tvm_adaptive.tuning.target import resolve_target
 
@@ -17,18 +18,8 @@ CPU = resolve_target("cpu")
 Build = Callable[[Any, Any], Any]
 
 
-def drawn(shape: tuple[int, ...], seed: int = 1) -> Any:
-    return np.random.default_rng(seed).standard_normal(shape).astype("float32")
-
-
 def module(build: Build, shape: tuple[int, ...]) -> IRModule:
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType(shape, "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            y = builder.emit_output(build(builder.emit, x))
-        builder.emit_func_output(y)
-    return builder.get()
+    return network_of(shape, build).mod
 
 
 def names_of(mod: IRModule) -> list[str]:
@@ -121,21 +112,8 @@ def test_blocks_with_channels_last_have_no_transposes_left(*, channels_last: boo
     ],
 )
 def test_outputs_stay_the_same(build: Build, shape: tuple[int, ...], layout: str) -> None:
-    mod, x = module(build, shape), drawn(shape, 5)
-    network = Network("net", mod, {}, {"x": shape}, {"x": "float32"})
+    network, x = network_of(shape, build), drawn(shape, 5)
     (found,) = run_network(compile_network(prepare(network, CPU, layout), None, CPU), [x])
-    plain = relax.get_pipeline("zero")(mod)
-    machine = relax.VirtualMachine(relax.build(plain, "llvm"), _cpu())
-    assert np.allclose(found, machine["main"](_tensor(x)).numpy(), rtol=1e-4, atol=1e-5)
-
-
-def _cpu() -> Any:
-    import tvm
-
-    return tvm.cpu()
-
-
-def _tensor(x: Any) -> Any:
-    import tvm
-
-    return tvm.runtime.tensor(x)
+    plain = relax.get_pipeline("zero")(network.mod)
+    machine = VirtualMachine(relax.build(plain, "llvm"), device("cpu", 0))
+    assert np.allclose(found, machine["main"](tensor(x)).numpy(), rtol=1e-4, atol=1e-5)

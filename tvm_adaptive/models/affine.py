@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_adaptive import _tvm
-from tvm_adaptive._tvm import Constant, IRModule, Sequential, handle, relax, relax_transform
+from tvm_adaptive._tvm import Constant, IRModule, handle, relax
+from tvm_adaptive.models.network import with_rewritten_main, without_dead_bindings
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -32,11 +33,7 @@ def fold_affine(mod: IRModule) -> IRModule:
     Constants are computed in double precision. TVM folds only normalisations that directly
     follow a convolution, and makes a difference, a quotient, a product and a sum of others.
     """
-    t = relax_transform
-    rewriter = _Rewriter(mod)
-    main = rewriter.visit_expr(mod["main"])
-    mod = _tvm.with_main(rewriter.builder_.get(), main)
-    return Sequential([t.CanonicalizeBindings(), t.DeadCodeElimination()])(mod)
+    return without_dead_bindings(with_rewritten_main(mod, _Rewriter(mod)))
 
 
 def with_numbers_as_data(mod: IRModule) -> IRModule:
@@ -52,8 +49,7 @@ def with_numbers_as_data(mod: IRModule) -> IRModule:
         if isinstance(argument, Constant) and not _extents(argument)
     )
     rewriter = _DataRewriter(mod, {number for number, n_uses in counts.items() if n_uses == 1})
-    main = rewriter.visit_expr(mod["main"])
-    return _tvm.with_main(rewriter.builder_.get(), main)
+    return with_rewritten_main(mod, rewriter)
 
 
 def _operands(value: Any) -> list[Any]:

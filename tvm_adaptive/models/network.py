@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_adaptive._tvm import IRModule, nn, relax, tensor, with_main
+from tvm_adaptive._tvm import IRModule, Sequential, nn, relax, relax_transform, tensor, with_main
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.value_ranges import input_ranges, output_scales
 from tvm_adaptive.values.agreement import outputs_problem
@@ -182,6 +182,18 @@ def network_of_relax(
                 "the model an input of float32 and convert it inside."
             )
     return Network(name, mod, params, shapes, dtypes, original)
+
+
+def with_rewritten_main(mod: IRModule, rewriter: Any) -> IRModule:
+    """Return a module with what a mutator of expressions makes of ``main``."""
+    main = rewriter.visit_expr(mod["main"])
+    return with_main(rewriter.builder_.get(), main)
+
+
+def without_dead_bindings(mod: IRModule) -> IRModule:
+    """Return a module without second names of values and without those that nothing uses."""
+    t = relax_transform
+    return Sequential([t.CanonicalizeBindings(), t.DeadCodeElimination()])(mod)
 
 
 def with_output_names(mod: IRModule, names: Sequence[str]) -> IRModule:

@@ -16,9 +16,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from tvm_adaptive import _tvm
-from tvm_adaptive._tvm import Constant, IRModule, Sequential, relax, relax_transform
+from tvm_adaptive._tvm import Constant, IRModule, relax
 from tvm_adaptive._tvm.vector_unit import VectorUnit
-from tvm_adaptive.models.network import are_float32, known_extents, layouts_of
+from tvm_adaptive.models.network import (
+    are_float32,
+    known_extents,
+    layouts_of,
+    with_rewritten_main,
+    without_dead_bindings,
+)
 from tvm_adaptive.models.whole_tiles import tile_rows, whole_rows
 
 _CONVOLUTION = "relax.nn.conv2d"
@@ -40,11 +46,7 @@ def as_products(mod: IRModule, unit: VectorUnit) -> IRModule:
     Only those whose images have no tile of registers, while their places have. What is computed
     element by element from their results is computed on matrices, too.
     """
-    rewriter = _Rewriter(mod, unit)
-    main = rewriter.visit_expr(mod["main"])
-    mod = _tvm.with_main(rewriter.builder_.get(), main)
-    t = relax_transform
-    return Sequential([t.CanonicalizeBindings(), t.DeadCodeElimination()])(mod)
+    return without_dead_bindings(with_rewritten_main(mod, _Rewriter(mod, unit)))
 
 
 @_tvm.mutator

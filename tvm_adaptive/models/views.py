@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tvm_adaptive import _tvm
-from tvm_adaptive._tvm import Constant, IRModule, Sequential, relax, relax_transform
-from tvm_adaptive.models.network import known_extents
+from tvm_adaptive._tvm import Constant, IRModule, relax
+from tvm_adaptive.models.network import known_extents, with_rewritten_main, without_dead_bindings
 
 _RESHAPE, _TRANSPOSE = "relax.reshape", "relax.permute_dims"
 # From channels last to channels first: how PyTorch's blocks of channels last return.
@@ -29,10 +29,7 @@ def without_repeated_moves(mod: IRModule, *, channels_last: bool) -> IRModule:
     such transposes. There it meets the transposes of the next block, and both vanish.
     """
     rewriter = _Rewriter(mod, channels_last=channels_last)
-    main = rewriter.visit_expr(mod["main"])
-    mod = _tvm.with_main(rewriter.builder_.get(), main)
-    t = relax_transform
-    return Sequential([t.CanonicalizeBindings(), t.DeadCodeElimination()])(mod)
+    return without_dead_bindings(with_rewritten_main(mod, rewriter))
 
 
 @_tvm.mutator

@@ -20,6 +20,7 @@ from tvm_adaptive.models.forms.winograd import (
     output_function,
     product_function,
 )
+from tvm_adaptive.models.network import with_rewritten_main
 from tvm_adaptive.values.forms import (
     DIRECT,
     FormKey,
@@ -150,9 +151,7 @@ class Alternatives:
         }
         if not steps:
             return mod
-        rewriter = _Rewriter(mod, steps, self.functions)
-        main = rewriter.visit_expr(mod["main"])
-        return _tvm.with_main(rewriter.builder_.get(), main)
+        return with_rewritten_main(mod, _Rewriter(mod, steps, self.functions))
 
 
 def _calls_with_constant_kernel(mod: IRModule) -> Iterator[tuple[str, Any]]:
