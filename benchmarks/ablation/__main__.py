@@ -5,9 +5,9 @@
     python -m benchmarks.ablation runs/starter --of starter --table
 
 ``starter``: what the first trials begin with. ``preparation``: how networks are lowered, one part
-less from column to column. Each run is a command of its own without a record store. Then all
-libraries of a network are timed in turns, each in a process that has tuned nothing. Killed, the
-same command goes on where it was.
+less from column to column. Each run is a command of its own with an empty record store: without
+any, there are no starter records either. Then all libraries of a network are timed in turns, each
+in a process that has tuned nothing. Killed, the same command goes on where it was.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.budgets.__main__ import secs_in_turns, tuned_library
+from benchmarks.budgets.__main__ import is_finished, secs_in_turns, tuned_library
 from benchmarks.machine import describe_machine
 from benchmarks.peers.__main__ import COMMAND_LINE
 from benchmarks.peers.models import MODELS, PeerModel
@@ -102,7 +102,7 @@ def row_of_model(
         file = options.out / f"{number}.toml"
         file.write_text(variant.config, encoding="utf-8")
         work_dir = options.out / f"{model.name}-{number}"
-        extra = (*variant.flags, "--config", str(file))
+        extra = (*variant.flags, "--config", str(file), "--store", str(empty_store(work_dir)))
         program = variant.program or COMMAND_LINE
         libraries[name] = tuned_library(model, path, work_dir, options, extra, program=program)
     return {
@@ -113,6 +113,15 @@ def row_of_model(
         "machine": describe_machine(),
         "secs": secs_in_turns(libraries, path, model.shapes, _ROUNDS),
     }
+
+
+def empty_store(work_dir: Path) -> Path:
+    """Return the path of a run's record store, without what a run that was cut short left there."""
+    store = work_dir.with_suffix(".db")
+    if not is_finished(work_dir):
+        for path in work_dir.parent.glob(f"{store.name}*"):
+            path.unlink()
+    return store
 
 
 def table(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:

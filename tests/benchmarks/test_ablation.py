@@ -31,8 +31,10 @@ def test_a_network_is_tuned_once_in_each_variant(
     runs = []
 
     def tune(_model: Any, _path: Path, work_dir: Path, _options: Any, **given: Any) -> None:
-        *flags, name, file = given["extra"]
-        assert name == "--config"
+        *flags, name, file, option, store = given["extra"]
+        assert (name, option) == ("--config", "--store")
+        assert not Path(store).exists()
+        Path(store).touch()
         search = read_config(Path(file)).search
         assert given["program"] == COMMAND_LINE
         runs.append((tuple(flags), search.n_analytical > 0, search.seeds))

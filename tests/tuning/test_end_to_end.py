@@ -677,6 +677,19 @@ class Answer:
         return self.outcomes
 
 
+@pytest.mark.parametrize(("left_sec", "limit_sec"), [(100.0, 60.0), (5.0, 6.0), (-1.0, 1.0)])
+def test_what_is_compiled_is_checked_even_if_that_ends_after_the_budget(
+    make_session: Any, left_sec: float, limit_sec: float
+) -> None:
+    budget = Budget(10.0, Clock(), spent_sec=10.0 - left_sec)
+    session, pool = make_session(budget=budget), Answer(ComparedCalls())
+    builds = (("untuned.so", "net.so"), [], "cpu")
+    build_check.compare_builds(
+        session, pool, builds, {}, rtol=1e-3, most_sec=60.0, in_overtime=True
+    )
+    assert pool.limits_sec == [limit_sec]
+
+
 @pytest.mark.parametrize(
     ("pool", "left_sec", "text"),
     [

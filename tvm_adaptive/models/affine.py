@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import Constant, IRModule, handle, relax
-from tvm_adaptive.models.network import with_rewritten_main, without_dead_bindings
+from tvm_adaptive.models.network import uses_of, with_rewritten_main, without_dead_bindings
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -82,27 +82,13 @@ class _DataRewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         return _constant(_numbers(argument).reshape([1] * rank), argument)
 
 
-def _uses_of(mod: IRModule) -> Counter[int]:
-    """Count the uses of each variable of ``main``, by its handle."""
-    found: Counter[int] = Counter()
-
-    def count(expression: Any) -> None:
-        if isinstance(expression, relax.Var):
-            found[handle(expression)] += 1
-
-    for binding in _tvm.bindings_of(mod["main"]):
-        relax.analysis.post_order_visit(binding.value, count)
-    relax.analysis.post_order_visit(mod["main"].body.body, count)
-    return found
-
-
 @_tvm.mutator
 class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
     """Rewrites ``main``, binding by binding."""
 
     def __init__(self, mod: IRModule) -> None:
         super().__init__(mod)
-        self._uses = _uses_of(mod)
+        self._uses = uses_of(mod)
         self._shared: set[int] = set()  # handles of new variables with several uses
 
     def visit_var_binding_(self, binding: Any) -> None:

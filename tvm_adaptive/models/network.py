@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_adaptive._tvm import IRModule, Sequential, nn, relax, relax_transform, tensor, with_main
+from tvm_adaptive._tvm import (
+    IRModule,
+    Sequential,
+    bindings_of,
+    handle,
+    nn,
+    relax,
+    relax_transform,
+    tensor,
+    with_main,
+)
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.value_ranges import input_ranges, output_scales
 from tvm_adaptive.values.agreement import outputs_problem
@@ -194,6 +205,20 @@ def without_dead_bindings(mod: IRModule) -> IRModule:
     """Return a module without second names of values and without those that nothing uses."""
     t = relax_transform
     return Sequential([t.CanonicalizeBindings(), t.DeadCodeElimination()])(mod)
+
+
+def uses_of(mod: IRModule) -> Counter[int]:
+    """Count the uses of each variable of ``main``, by its handle."""
+    found: Counter[int] = Counter()
+
+    def count(expression: Any) -> None:
+        if isinstance(expression, relax.Var):
+            found[handle(expression)] += 1
+
+    for binding in bindings_of(mod["main"]):
+        relax.analysis.post_order_visit(binding.value, count)
+    relax.analysis.post_order_visit(mod["main"].body.body, count)
+    return found
 
 
 def with_output_names(mod: IRModule, names: Sequence[str]) -> IRModule:

@@ -28,23 +28,13 @@ from tvm_adaptive.models.network import (
 from tvm_adaptive.models.whole_tiles import tile_rows, whole_rows
 
 _CONVOLUTION = "relax.nn.conv2d"
-_RESHAPE = "relax.reshape"
-# Element by element: they are the same on a matrix. Clips are minima and maxima by now.
-_ELEMENTWISE = frozenset(
-    f"relax.{name}"
-    for name in (
-        *("add", "subtract", "multiply", "divide", "maximum", "minimum", "abs", "negative"),
-        *("exp", "log", "sqrt", "rsqrt", "sigmoid", "tanh", "erf"),
-        *("nn.relu", "nn.leakyrelu", "nn.silu", "nn.gelu", "nn.gelu_tanh"),
-    )
-)
 
 
 def as_products(mod: IRModule, unit: VectorUnit) -> IRModule:
     """Return a network, with channels last, whose pointwise convolutions are products.
 
-    Only those whose images have no tile of registers, while their places have. What is computed
-    element by element from their results is computed on matrices, too.
+    Only those whose images have no tile of registers, while their places have. ``views`` makes
+    what is computed element by element from their results follow.
     """
     return without_dead_bindings(with_rewritten_main(mod, _Rewriter(mod, unit)))
 
@@ -58,15 +48,17 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         self._unit = unit
 
     def visit_call_(self, call: Any) -> Any:
-        """Rewrite a convolution, or an operation on the result of one."""
+        """Rewrite a convolution."""
         call = super().visit_call_(call)
         name = str(getattr(call.op, "name", ""))
         if name == _CONVOLUTION and self._is_worth_it(call):
             data, kernel = call.args
             weight = _reshaped_constant(kernel, known_extents(kernel)[-2:])
-            return self._image(relax.op.matmul(self._matrix(data), weight), known_extents(call))
-        if name in _ELEMENTWISE and known_extents(call):
-            return self._on_matrices(call)
+            extents = known_extents(data)
+            shape = (math.prod(extents[:-1]), extents[-1])
+            matrix = self.builder_.emit(relax.op.reshape(data, shape))
+            product = self.builder_.emit(relax.op.matmul(matrix, weight))
+            return relax.op.reshape(product, tuple(known_extents(call)))
         return call
 
     def _is_worth_it(self, call: Any) -> bool:
@@ -97,54 +89,6 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
             for rows in range(1, n + 1)
             if n % rows == 0
         ]
-
-    def _on_matrices(self, call: Any) -> Any:
-        """Compute an operation on matrices if an operand is one; the call itself otherwise."""
-        extents = known_extents(call)
-        if not any(self._matrix_behind(each) is not None for each in call.args):
-            return call
-        arguments = [self._operand(each, extents) for each in call.args]
-        if any(each is None for each in arguments):
-            return call
-        return self._image(relax.Call(call.op, arguments, call.attrs, call.ty_args), extents)
-
-    def _operand(self, value: Any, extents: Sequence[int]) -> Any | None:
-        """Return an operand as a matrix, a row or a number; None if it is none of them."""
-        own = known_extents(value)
-        if own == extents:
-            return self._matrix(value)
-        if not own:
-            return value if int(value.ty.ndim) == 0 else None
-        if math.prod(own) != own[-1] or own[-1] not in (1, extents[-1]):
-            return None
-        row = (1, own[-1])
-        if isinstance(value, Constant):
-            return _reshaped_constant(value, row)
-        return self.builder_.emit(relax.op.reshape(value, row))
-
-    def _matrix(self, image: Any) -> Any:
-        """Return an image as a matrix with a row for each place."""
-        known = self._matrix_behind(image)
-        if known is not None:
-            return known
-        extents = known_extents(image)
-        shape = (math.prod(extents[:-1]), extents[-1])
-        if isinstance(image, Constant):
-            return _reshaped_constant(image, shape)
-        return self.builder_.emit(relax.op.reshape(image, shape))
-
-    def _matrix_behind(self, image: Any) -> Any | None:
-        """Return the matrix that an image is a view of; None if there is none."""
-        found = self.lookup_binding(image) if isinstance(image, relax.Var) else None
-        if not (isinstance(found, relax.Call) and str(getattr(found.op, "name", "")) == _RESHAPE):
-            return None
-        matrix, extents = found.args[0], known_extents(image)
-        rows = [math.prod(extents[:-1]), extents[-1]] if len(extents) == 4 else []
-        return matrix if rows and known_extents(matrix) == rows else None
-
-    def _image(self, matrix: Any, extents: Sequence[int]) -> Any:
-        """Return an expression of a matrix as an image."""
-        return relax.op.reshape(self.builder_.emit(matrix), tuple(extents))
 
 
 def _reshaped_constant(value: Any, shape: Sequence[int]) -> Any:

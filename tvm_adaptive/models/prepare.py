@@ -23,6 +23,7 @@ from tvm_adaptive.models.concatenation import with_runs
 from tvm_adaptive.models.folding import fold
 from tvm_adaptive.models.forms import Alternatives
 from tvm_adaptive.models.grouped import is_grouped
+from tvm_adaptive.models.in_place import with_products_in_place
 from tvm_adaptive.models.network import Network
 from tvm_adaptive.models.pointwise import as_products
 from tvm_adaptive.models.rewrites import (
@@ -225,5 +226,6 @@ def _lower(
             mod = fold(Sequential(convert)(mod))
             mod = mod if unit is None else as_products(mod, unit)
         mod = merge(mod)
+        mod = mod if unit is None else with_products_in_place(mod, unit)
         mod = with_runs(Sequential(lower)(mod))
         return t.AttachAttrLayoutFreeBuffers()(mod) if prepack else mod

@@ -1,7 +1,8 @@
-"""Copies that vanish: reshapes of reshapes, transposes of transposes, and transposes moved down."""
+"""Copies that vanish: moves of moves, transposes of nothing, and moves behind other operations."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,13 +13,16 @@ from tvm_adaptive.models.network import known_extents, with_rewritten_main, with
 _RESHAPE, _TRANSPOSE = "relax.reshape", "relax.permute_dims"
 # From channels last to channels first: how PyTorch's blocks of channels last return.
 _TO_CHANNELS_FIRST = (0, 3, 1, 2)
-_ELEMENTWISE = {
+_PRODUCT = "relax.matmul"
+# Clips are minima and maxima by the time that they matter.
+_ELEMENTWISE = frozenset(
     f"relax.{name}"
     for name in (
-        *("abs", "clip", "exp", "negative", "nn.gelu", "nn.relu", "nn.silu", "sigmoid", "tanh"),
         *("add", "divide", "maximum", "minimum", "multiply", "subtract"),
+        *("abs", "clip", "erf", "exp", "log", "negative", "rsqrt", "sigmoid", "sqrt", "tanh"),
+        *("nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.relu", "nn.silu"),
     )
-}
+)
 
 
 def without_repeated_moves(mod: IRModule, *, channels_last: bool) -> IRModule:
@@ -27,6 +31,9 @@ def without_repeated_moves(mod: IRModule, *, channels_last: bool) -> IRModule:
     With ``channels_last``, a transpose to channels first moves behind the elementwise operations
     on its result, where the other operands follow at no cost: numbers, constants, and results of
     such transposes. There it meets the transposes of the next block, and both vanish.
+
+    What is computed element by element from a product in another shape is computed from the product
+    itself, with which it is fused.
     """
     rewriter = _Rewriter(mod, channels_last=channels_last)
     return without_dead_bindings(with_rewritten_main(mod, rewriter))
@@ -44,49 +51,92 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         """Rewrite a reshape, a transpose, or an operation on the result of one."""
         call = super().visit_call_(call)
         name = str(getattr(call.op, "name", ""))
-        if name == _RESHAPE:
-            return self._reshaped(call)
+        if name == _RESHAPE and known_extents(call):
+            return self._reshaped(call.args[0], known_extents(call))
         if name == _TRANSPOSE:
-            return self._transposed(call.args[0], _axes_of(call), call)
-        if self._channels_last and name in _ELEMENTWISE:
-            return self._before_transposes(call)
+            return self._transposed(call.args[0], _axes_of(call))
+        if name in _ELEMENTWISE and known_extents(call):
+            found = self._before_transposes(call) if self._channels_last else None
+            found = self._before_reshapes(call) if found is None else found
+            return call if found is None else found
         return call
 
-    def _behind(self, value: Any, name: str) -> Any | None:
+    def _behind(self, value: Any, *names: str) -> Any | None:
         """Return the call of an operator whose result a variable is; None if it is another's."""
         found = self.lookup_binding(value) if isinstance(value, relax.Var) else None
-        is_it = isinstance(found, relax.Call) and str(getattr(found.op, "name", "")) == name
+        is_it = isinstance(found, relax.Call) and str(getattr(found.op, "name", "")) in names
         return found if is_it else None
 
-    def _reshaped(self, call: Any) -> Any:
-        extents, source = known_extents(call), call.args[0]
-        if not extents:
-            return call
+    def _reshaped(self, source: Any, extents: Sequence[int]) -> Any:
         before = self._behind(source, _RESHAPE)
         while before is not None:
             source = before.args[0]
             before = self._behind(source, _RESHAPE)
-        if known_extents(source) == extents:
+        if known_extents(source) == list(extents):
             return source
-        return call if source is call.args[0] else relax.op.reshape(source, tuple(extents))
+        if isinstance(source, Constant):
+            numbers = _tvm.data_of_constant(source).numpy().reshape(extents)
+            return relax.const(_tvm.tensor(numbers))
+        return relax.op.reshape(source, tuple(extents))
 
-    def _transposed(self, source: Any, axes: Sequence[int], call: Any) -> Any:
+    def _transposed(self, source: Any, axes: Sequence[int]) -> Any:
         before = self._behind(source, _TRANSPOSE)
         if before is not None:
             first = _axes_of(before)
-            source, axes, call = before.args[0], [first[axis] for axis in axes], None
-        if list(axes) == sorted(axes):
-            return source
-        return relax.op.permute_dims(source, list(axes)) if call is None else call
+            source, axes = before.args[0], [first[axis] for axis in axes]
+        extents = known_extents(source)
+        moved = [axis for axis in axes if not extents or extents[axis] != 1]
+        if moved == sorted(moved) and extents:
+            return self._reshaped(source, [extents[axis] for axis in axes])
+        return source if list(axes) == sorted(axes) else relax.op.permute_dims(source, list(axes))
 
-    def _before_transposes(self, call: Any) -> Any:
+    def _before_reshapes(self, call: Any) -> Any | None:
+        """Compute an operation on a product, and reshape the result; None without a product."""
+        products = (self._product_behind(each) for each in call.args)
+        product = next((each for each in products if each is not None), None)
+        if product is None:
+            return None
+        shape, extents = known_extents(product), known_extents(call)
+        operands = [self._like(each, shape, extents) for each in call.args]
+        if any(each is None for each in operands):
+            return None
+        result = relax.Call(call.op, operands, call.attrs, call.ty_args)
+        return self._reshaped(self.builder_.emit(result), extents)
+
+    def _product_behind(self, value: Any) -> Any | None:
+        """Return the product, or what is computed from one, that a value is a reshape of."""
+        found = self._behind(value, _RESHAPE)
+        source = None if found is None else found.args[0]
+        before = self._behind(source, _PRODUCT, *_ELEMENTWISE)
+        while before is not None and str(before.op.name) != _PRODUCT:
+            extents = known_extents(before)
+            same = (each for each in before.args if known_extents(each) == extents)
+            calls = (self._behind(each, _PRODUCT, *_ELEMENTWISE) for each in same)
+            before = next((each for each in calls if each is not None), None)
+        return None if before is None else source
+
+    def _like(self, value: Any, shape: Sequence[int], extents: Sequence[int]) -> Any | None:
+        """Return an operand of the shape of a product, or a row or number for it."""
+        own = known_extents(value)
+        if own == list(extents):
+            wanted = list(shape)
+        elif not own:
+            return value if not getattr(value.ty, "ndim", 0) else None
+        elif math.prod(own) == 1 or (math.prod(own) == own[-1] == extents[-1] == shape[-1]):
+            wanted = [*[1] * (len(shape) - 1), own[-1]]
+        else:
+            return None
+        found = self._reshaped(value, wanted)
+        return self.builder_.emit(found) if isinstance(found, relax.Call) else found
+
+    def _before_transposes(self, call: Any) -> Any | None:
         """Compute an operation on what was transposed, and transpose the result."""
         extents = known_extents(call)
         if len(extents) != 4 or not any(self._origin(each) is not None for each in call.args):
-            return call
+            return None
         operands = [self._operand(each, extents) for each in call.args]
         if any(each is None for each in operands):
-            return call
+            return None
         result = relax.Call(call.op, operands, call.attrs, call.ty_args)
         return relax.op.permute_dims(self.builder_.emit(result), list(_TO_CHANNELS_FIRST))
 

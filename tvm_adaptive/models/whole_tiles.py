@@ -59,15 +59,26 @@ def _product(unit: VectorUnit, builder: Any, call: Any) -> Any | None:
     if not (is_plain and are_float32(a, b)):
         return None
     n_rows, n_columns = extents[0][-2], extents[1][-1]
-    n_wide, is_constant = _whole_columns(n_columns, unit), isinstance(b, _tvm.Constant)
-    if not is_constant and n_rows < _LEAST_ROWS:
-        n_wide = n_columns  # a copy of the other matrix takes as long as the product
-    tiles = whole_rows(n_rows, unit), n_wide
+    is_constant = isinstance(b, _tvm.Constant)
+    tiles = product_tiles(unit, n_rows, n_columns, is_constant=is_constant)
     if tiles == (n_rows, n_columns):
         return None
     compute = functools.partial(_tiled_product, tiles, n_columns)
-    b = _widened(b, n_wide) if is_constant else b
+    b = _widened(b, tiles[1]) if is_constant else b
     return builder.call_te(compute, a, b, primfunc_name_hint="matmul")
+
+
+def product_tiles(
+    unit: VectorUnit, n_rows: int, n_columns: int, *, is_constant: bool = False
+) -> tuple[int, int]:
+    """Return how many rows and columns of a product to compute.
+
+    Constants get more columns for nothing. Of another matrix that is a copy, which takes as long as
+    the product of a few rows.
+    """
+    is_widened = is_constant or n_rows >= _LEAST_ROWS
+    n_wide = _whole_columns(n_columns, unit) if is_widened else n_columns
+    return whole_rows(n_rows, unit), n_wide
 
 
 def _convolution(unit: VectorUnit, builder: Any, call: Any) -> Any | None:

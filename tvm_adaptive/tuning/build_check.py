@@ -38,10 +38,12 @@ def compare_builds(
     rtol: float | Mapping[str, float],
     steps: Mapping[str, Sequence[str]] = MappingProxyType({}),
     most_sec: float,
+    in_overtime: bool = False,
 ) -> ComparedCalls:
     """Compare two builds call by call; a crash or a hang is the problem of its function.
 
-    See :func:`~tvm_adaptive.models.compare_calls.compare_calls`.
+    See :func:`~tvm_adaptive.models.compare_calls.compare_calls`. With ``in_overtime``,
+    the first attempt may end after the budget.
 
     Raises
     ------
@@ -55,7 +57,10 @@ def compare_builds(
         path = folder / "function"
         while True:
             path.write_text("")
-            limit_sec = min(most_sec, context.budget.left_sec)
+            left_sec = context.budget.left_sec
+            if in_overtime and not failed:
+                left_sec = max(LEAST_CHECK_SEC, context.budget.overtime_left_sec)
+            limit_sec = min(most_sec, left_sec)
             if limit_sec < min(LEAST_CHECK_SEC, most_sec):
                 raise OutOfTimeError("no time was left to compare the functions one by one")
             compare = functools.partial(

@@ -168,9 +168,9 @@ class LibraryCheck:
         return None
 
     def _compile_tuned(self, export: Callable[..., Any], task: tuple[Any, ...]) -> None:
-        """Compile in a worker, as long as the budget lasts."""
-        self._check_time()
-        limit_sec = self._context.budget.left_sec
+        """Compile in a worker, as long as budget and overtime last."""
+        self._check_overtime()
+        limit_sec = self._context.budget.overtime_left_sec
         (outcome,) = self._compiler.map(export, [task], limit_sec)
         self._build_sec += outcome.elapsed_sec
         if isinstance(outcome.error, WorkerTimeoutError):
@@ -180,6 +180,10 @@ class LibraryCheck:
 
     def _check_time(self) -> None:
         if self._context.budget.left_sec <= 0:
+            raise OutOfTimeError(OUT_OF_TIME)
+
+    def _check_overtime(self) -> None:
+        if self._context.budget.overtime_left_sec <= 0:
             raise OutOfTimeError(OUT_OF_TIME)
 
     def _report_uncompiled(self, path: Path, error: Exception, consequence: str) -> None:
@@ -269,6 +273,7 @@ class OperatorCheck(LibraryCheck):
         state = ".untuned" if database is None else ""
         path = self._context.work_dir / f"{task.task_name}{state}{self._suffix}"
         try:
+            self._check_time()
             mod = schedule_tir(task.dispatched[0], target, database)
             self._compile_tuned(export_function, (save_json(mod), save_json(target), str(path)))
         except Exception as error:

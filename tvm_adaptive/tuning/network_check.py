@@ -208,6 +208,7 @@ class NetworkCheck(LibraryCheck):
             rtol=tolerances({name: self._functions[name] for name in n_outputs}, rtol),
             steps=steps,
             most_sec=max(_LEAST_HANG_SEC, _HANG_MARGIN * (self.network_check_sec or 0.0)),
+            in_overtime=True,
         )
         self._context.journal.write(
             "network-check",
@@ -465,7 +466,7 @@ class NetworkCheck(LibraryCheck):
             forms = fastest_forms_of(self._prepared, database, context.target)
             prepared = in_forms(self._prepared, forms)
             mod, coverage = schedule_network(
-                prepared, database, context.target, check=self._check_time
+                prepared, database, context.target, check=self._check_overtime
             )
             if not coverage.tuned and context.budget.seconds is not None:
                 if coverage.fallback:

@@ -1,0 +1,157 @@
+"""Attention, whose products read and write where their operands and results are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.models.test_pointwise import drawn, network_of
+from tvm_adaptive._tvm import VirtualMachine, device, relax, tensor
+from tvm_adaptive.models import Network, call_counts, compile_network, prepare, run_network
+from tvm_adaptive.tuning.target import resolve_target
+
+CPU = resolve_target("cpu")
+N_HEADS, N_NUMBERS = 2, 8
+WIDTH = N_HEADS * N_NUMBERS
+
+Build = Callable[[Any, Any], Any]
+
+
+def attended(emit: Any, heads: list[Any], *, scale: float = 1.0) -> Any:
+    """Return attention of queries, keys and values, each of (1, heads, tokens, numbers)."""
+    queries, keys, values = heads
+    keys = emit(relax.op.permute_dims(keys, [0, 1, 3, 2]))
+    if scale != 1.0:
+        number = relax.const(np.float32(scale))
+        queries = emit(relax.op.multiply(queries, number))
+        keys = emit(relax.op.multiply(keys, number))
+    scores = emit(relax.op.matmul(queries, keys))
+    weights = emit(relax.op.nn.softmax(scores))
+    result = emit(relax.op.matmul(weights, values))
+    return emit(relax.op.permute_dims(result, [0, 2, 1, 3]))
+
+
+def projected(emit: Any, x: Any, n: int, seed: int = 1) -> Any:
+    return emit(relax.op.matmul(x, relax.const(drawn((WIDTH, n), seed))))
+
+
+def tokens_of(x: Any) -> int:
+    return int(x.ty.shape[0])
+
+
+def by_taking(emit: Any, x: Any) -> Any:
+    """As torch.nn.MultiheadAttention: three tensors, then heads."""
+    n = tokens_of(x)
+    y = emit(relax.op.reshape(projected(emit, x, 3 * WIDTH), (n, 1, 3, WIDTH)))
+    y = emit(relax.op.permute_dims(emit(relax.op.expand_dims(y, 0)), [3, 1, 2, 0, 4]))
+    y = emit(relax.op.squeeze(y, 3))
+    heads = []
+    for place in range(3):
+        part = emit(relax.op.take(y, relax.const(place, "int64"), 0))
+        part = emit(relax.op.reshape(part, (n, N_HEADS, N_NUMBERS)))
+        part = emit(relax.op.permute_dims(part, [1, 0, 2]))
+        heads.append(emit(relax.op.reshape(part, (1, N_HEADS, n, N_NUMBERS))))
+    result = emit(relax.op.reshape(attended(emit, heads), (n, WIDTH)))
+    return projected(emit, result, WIDTH, 2)
+
+
+def by_slices(emit: Any, x: Any) -> Any:
+    """As timm: heads, then three tensors, and a scale."""
+    n = tokens_of(x)
+    y = projected(emit, x, 3 * WIDTH)
+    y = emit(relax.op.reshape(y, (1, n, 3, N_HEADS, N_NUMBERS)))
+    y = emit(relax.op.permute_dims(y, [2, 0, 3, 1, 4]))
+    heads = [
+        emit(relax.op.squeeze(emit(relax.op.strided_slice(y, [0], [i], [i + 1])), 0))
+        for i in range(3)
+    ]
+    result = emit(relax.op.reshape(attended(emit, heads, scale=0.6), (n, WIDTH)))
+    return projected(emit, result, WIDTH, 2)
+
+
+def by_splitting(emit: Any, x: Any) -> Any:
+    """As exporters to ONNX write it."""
+    n = tokens_of(x)
+    parts = emit(relax.op.split(projected(emit, x, 3 * WIDTH), [WIDTH, 2 * WIDTH], 1))
+    heads = []
+    for place in range(3):
+        part = emit(relax.TupleGetItem(parts, place))
+        part = emit(relax.op.reshape(part, (1, n, N_HEADS, N_NUMBERS)))
+        heads.append(emit(relax.op.permute_dims(part, [0, 2, 1, 3])))
+    result = emit(relax.op.reshape(attended(emit, heads), (n, WIDTH)))
+    return projected(emit, result, WIDTH, 2)
+
+
+def apart(emit: Any, x: Any) -> Any:
+    """As transformers: a product for each."""
+    n = tokens_of(x)
+    heads = []
+    for place in range(3):
+        part = projected(emit, x, WIDTH, 3 + place)
+        part = emit(relax.op.reshape(part, (1, n, N_HEADS, N_NUMBERS)))
+        heads.append(emit(relax.op.permute_dims(part, [0, 2, 1, 3])))
+    result = emit(relax.op.reshape(attended(emit, heads, scale=0.6), (n, WIDTH)))
+    return projected(emit, result, WIDTH, 2)
+
+
+def shared(emit: Any, x: Any) -> Any:
+    """Results that something else needs as they are."""
+    n = tokens_of(x)
+    part = emit(relax.op.reshape(projected(emit, x, WIDTH), (1, n, N_HEADS, N_NUMBERS)))
+    part = emit(relax.op.permute_dims(part, [0, 2, 1, 3]))
+    scores = emit(relax.op.matmul(part, emit(relax.op.permute_dims(part, [0, 1, 3, 2]))))
+    result = emit(relax.op.matmul(scores, part))
+    moved = emit(relax.op.permute_dims(result, [0, 2, 1, 3]))
+    kept = emit(relax.op.reshape(emit(relax.op.nn.softmax(result)), (n, WIDTH)))
+    return relax.op.add(emit(relax.op.reshape(moved, (n, WIDTH))), kept)
+
+
+def with_columns_moved(emit: Any, x: Any) -> Any:
+    """A result whose columns do not stay side by side."""
+    n = tokens_of(x)
+    part = emit(relax.op.reshape(x, (n, N_HEADS, N_NUMBERS)))
+    part = emit(relax.op.permute_dims(part, [1, 0, 2]))
+    scores = emit(relax.op.matmul(part, emit(relax.op.permute_dims(part, [0, 2, 1]))))
+    result = emit(relax.op.matmul(scores, part))
+    moved = emit(relax.op.permute_dims(result, [0, 2, 1]))
+    return relax.op.reshape(emit(relax.op.nn.relu(moved)), (WIDTH, n))
+
+
+def prepared_of(build: Build, n_tokens: int) -> tuple[Network, Any]:
+    network = network_of((n_tokens, WIDTH), build)
+    return network, prepare(network, CPU)
+
+
+def copies_of(prepared: Any) -> int:
+    """Count calls that compute nothing."""
+    names = call_counts(prepared.mod)
+    return sum(n for name, n in names.items() if not any(w in name for w in ("matmul", "softmax")))
+
+
+ALL = [by_taking, by_slices, by_splitting, apart]
+
+
+@pytest.mark.parametrize("build", ALL)
+@pytest.mark.parametrize("n_tokens", [16, 37, 50])
+def test_only_keys_are_copied(build: Build, n_tokens: int) -> None:
+    assert copies_of(prepared_of(build, n_tokens)[1]) == 1
+
+
+@pytest.mark.parametrize("build", [*ALL, shared, with_columns_moved])
+@pytest.mark.parametrize("n_tokens", [16, 37, 50])
+def test_outputs_stay_the_same(build: Build, n_tokens: int) -> None:
+    network, prepared = prepared_of(build, n_tokens)
+    x = drawn((n_tokens, WIDTH), 5)
+    (found,) = run_network(compile_network(prepared, None, CPU), [x])
+    plain = relax.get_pipeline("zero")(network.mod)
+    machine = VirtualMachine(relax.build(plain, "llvm"), device("cpu", 0))
+    expected = machine["main"](tensor(x)).numpy()
+    assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+def test_a_result_with_other_uses_is_computed_once() -> None:
+    names = call_counts(prepared_of(shared, 16)[1].mod)
+    assert sum(n for name, n in names.items() if "matmul" in name) == 3

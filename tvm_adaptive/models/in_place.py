@@ -1,0 +1,354 @@
+"""Products of matrices that read their operands, and write their results, where these are.
+
+Attention takes queries, keys and values out of one tensor, head by head, and puts the heads of its
+results side by side again. A product can read rows of its first operand anywhere, those of its
+second one as long as columns are side by side, and its result may have its axes in any order but
+for the columns. The keys remain, which have to be transposed: one copy instead of seven.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tvm_adaptive import _tvm
+from tvm_adaptive._tvm import Constant, IRModule, handle, relax, te
+from tvm_adaptive._tvm.vector_unit import VectorUnit
+from tvm_adaptive.models.network import (
+    are_float32,
+    known_extents,
+    uses_of,
+    with_rewritten_main,
+    without_dead_bindings,
+)
+from tvm_adaptive.models.strided_view import Axis, StridedView
+from tvm_adaptive.models.whole_tiles import product_tiles
+
+_PRODUCT, _TRANSPOSE = "relax.matmul", "relax.permute_dims"
+_RESHAPES = {f"relax.{name}" for name in ("reshape", "flatten", "expand_dims", "squeeze")}
+
+
+def with_products_in_place(mod: IRModule, unit: VectorUnit) -> IRModule:
+    """Return a module without most of the copies around batched products.
+
+    A number that an operand is multiplied by multiplies the result instead, where the product may
+    have it done at once.
+    """
+    return without_dead_bindings(with_rewritten_main(mod, _Rewriter(mod, unit)))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Operand:
+    """An operand as numbers of the tensor that they were computed in."""
+
+    source: Any
+    view: StridedView
+    factor: float = 1.0
+
+    @classmethod
+    def of(cls, value: Any) -> _Operand:
+        """Return a value as it is."""
+        return cls(value, StridedView.of(known_extents(value)))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reading:
+    """A tensor, and which of its axes an operand's places run along."""
+
+    source: Any
+    axes: Sequence[Axis]
+
+    @classmethod
+    def of(cls, value: Any) -> _Reading:
+        """Return how all of a value is read."""
+        return cls(value, [Axis(n, 0, i) for i, n in enumerate(known_extents(value))])
+
+    def indices(self, places: Sequence[Any]) -> tuple[Any, ...]:
+        """Return where the number of a place is."""
+        begins = (each.begin for each in self.axes)
+        runs = (0 if each.of_view is None else places[each.of_view] for each in self.axes)
+        return tuple(run + begin for begin, run in zip(begins, runs, strict=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Product:
+    """A batched product."""
+
+    left: _Reading
+    right: _Reading
+    extents: Sequence[int]  # of the result
+    depth: int
+    tiles: tuple[int, int]  # rows and columns that are computed
+
+    def call(self, builder: Any, order: Sequence[int]) -> Any:
+        """Return a call whose result has its axes in another order."""
+        compute = functools.partial(self._computed, order)
+        operands = self.left.source, self.right.source
+        return builder.call_te(compute, *operands, primfunc_name_hint="matmul")
+
+    def _computed(self, order: Sequence[int], a: Any, b: Any) -> Any:
+        n_rows = self.extents[-2]
+        wide = [*self.extents[:-2], *self.tiles]
+        k = te.reduce_axis((0, self.depth), name="k")
+
+        def element(*ordered: Any) -> Any:
+            places = dict(zip(order, ordered, strict=True))
+            *outer, row, column = (places[axis] for axis in range(len(order)))
+            # The last row again, which needs no copy with zeros.
+            row = te.min(row, n_rows - 1) if self.tiles[0] > n_rows else row
+            of_a, of_b = (
+                self.left.indices([*outer, row, k]),
+                self.right.indices([*outer, k, column]),
+            )
+            return te.sum(a[of_a] * b[of_b], axis=k)
+
+        product = te.compute([wide[axis] for axis in order], element, name="matmul")
+        if wide == list(self.extents):
+            return product
+        shape = [self.extents[axis] for axis in order]
+        return te.compute(shape, lambda *places: product[places], name="rows")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Moved:
+    """The result of a product, reshaped and transposed."""
+
+    product: _Product
+    view: StridedView
+
+    @property
+    def order(self) -> list[int] | None:
+        """The order of the product's axes that makes a reshape of the moves; None without one."""
+        plain = StridedView.of(self.product.extents)
+        own, moved = (
+            [each for each in zip(view.extents, view.strides, strict=True) if each[0] != 1]
+            for view in (plain, self.view)
+        )
+        if sorted(own) != sorted(moved) or own[-1:] != moved[-1:]:
+            return None
+        axes = list(zip(plain.extents, plain.strides, strict=True))
+        single = [axis for axis, (n, _) in enumerate(axes) if n == 1]
+        return [*single, *(axes.index(each) for each in moved)]
+
+
+@_tvm.mutator
+class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
+    """Rewrites ``main``, binding by binding."""
+
+    def __init__(self, mod: IRModule, unit: VectorUnit) -> None:
+        super().__init__(mod)
+        self._unit = unit
+        self._uses = uses_of(mod)
+        self._visited: list[_Moved] = []  # of the binding that is visited, one at most
+        # Products that have one use, and what was made of their places, by the handles of their
+        # new variables.
+        self._products: dict[int, _Moved] = {}
+        # Sources in shapes that they are read in, which operands share.
+        self._reshaped: dict[tuple[int, tuple[int, ...]], Any] = {}
+
+    def visit_var_binding_(self, binding: Any) -> None:
+        """Visit a binding, and note the product that its new variable is."""
+        self._visited = []
+        super().visit_var_binding_(binding)
+        if self._uses[handle(binding.var)] == 1:
+            for product in self._visited:
+                self._products[handle(self.visit_expr(binding.var))] = product
+
+    def visit_call_(self, call: Any) -> Any:
+        """Rewrite a batched product, or the transpose of one."""
+        call = super().visit_call_(call)
+        name = _name_of(call)
+        if name == _PRODUCT:
+            return self._product(call)
+        is_move = name in _RESHAPES or name == _TRANSPOSE
+        found = self._products.get(handle(call.args[0])) if is_move else None
+        if found is None:
+            return call
+        view = _moved(call, found.view)
+        if view is None:
+            return call
+        moved = dataclasses.replace(found, view=view)
+        order = moved.order if name == _TRANSPOSE else None
+        if order is None:
+            self._visited = [moved]
+            return call
+        result = self.builder_.emit(found.product.call(self.builder_, order))
+        extents = known_extents(call)
+        is_same = known_extents(result) == extents
+        return result if is_same else relax.op.reshape(result, tuple(extents))
+
+    def _product(self, call: Any) -> Any:
+        """Return a product that reads in place what it can."""
+        a, b = call.args
+        extents, of_a, of_b = (known_extents(each) for each in (call, a, b))
+        is_batched = len(of_a) > 2 and of_a[:-2] == of_b[:-2] and bool(extents)
+        if not is_batched or isinstance(b, Constant) or not are_float32(a, b):
+            return call
+        tiles = product_tiles(self._unit, *extents[-2:])
+        n_more = tiles[1] - extents[-1]
+        left, right = self._operand(a), self._operand(b)
+        reading, factor = self._in_place(left), left.factor
+        if reading is None:
+            reading, factor = _Reading.of(a), 1.0
+        if right.source is b:
+            if n_more:  # a copy that belongs to the product alone
+                return call
+            other = _Reading.of(b)
+        else:
+            in_place = None if n_more else self._in_place(right)
+            other = in_place or _Reading.of(self._copied(right, n_more))
+            factor *= right.factor
+        product = _Product(reading, other, extents, of_a[-1], tiles)
+        if factor == 1.0:
+            self._visited = [_Moved(product, StridedView.of(extents))]
+        if reading.source is a and other.source is b:
+            return call
+        result = product.call(self.builder_, range(len(extents)))
+        if factor == 1.0:
+            return result
+        number = relax.const(np.full([1] * len(extents), factor, "float32"))
+        return relax.op.multiply(self.builder_.emit(result), number)
+
+    def _operand(self, value: Any) -> _Operand:
+        """Return a value as numbers of the tensor that they were computed in."""
+        found = self.lookup_binding(value) if isinstance(value, relax.Var) else None
+        if isinstance(found, relax.TupleGetItem):
+            parts = self.lookup_binding(found.tuple_value)
+            if _name_of(parts) != "relax.split":
+                return _Operand.of(value)
+            source, move = parts.args[0], functools.partial(_part, parts, int(found.index))
+        elif isinstance(found, relax.Call) and found.args and known_extents(found):
+            source, move = found.args[0], functools.partial(_moved, found)
+            number = _factor_of(found)
+            if number is not None:
+                before = self._operand(source)
+                return dataclasses.replace(before, factor=before.factor * number)
+        else:
+            return _Operand.of(value)
+        if not known_extents(source):
+            return _Operand.of(value)
+        before = self._operand(source)
+        view = move(before.view)
+        if view is None and before.source is not source:
+            # Through a copy of what it cannot see through.
+            before = _Operand.of(source)
+            view = move(before.view)
+        return _Operand.of(value) if view is None else dataclasses.replace(before, view=view)
+
+    def _in_place(self, operand: _Operand) -> _Reading | None:
+        """Return how an operand is read; None if numbers of its last axis are apart."""
+        axes = operand.view.axes()
+        if axes is None or operand.view.strides[-1] != 1:
+            return None
+        return _Reading(self._seen_as(operand.source, [each.extent for each in axes]), axes)
+
+    def _seen_as(self, source: Any, extents: Sequence[int]) -> Any:
+        """Return a tensor in another shape."""
+        if known_extents(source) == list(extents):
+            return source
+        key = handle(source), tuple(extents)
+        if key not in self._reshaped:
+            self._reshaped[key] = self.builder_.emit(relax.op.reshape(source, key[1]))
+        return self._reshaped[key]
+
+    def _copied(self, operand: _Operand, n_more: int) -> Any:
+        """Return an operand as a tensor of its own, with columns of zeros after its own."""
+        emit, extents = self.builder_.emit, operand.view.extents
+        axes = operand.view.axes()
+        assert axes is not None  # as of all views that are made here
+        x = emit(relax.op.reshape(operand.source, tuple(each.extent for each in axes)))
+        taken = [1 if each.of_view is None else extents[each.of_view] for each in axes]
+        for place, (each, n) in enumerate(zip(axes, taken, strict=True)):
+            if n < each.extent:
+                x = emit(relax.op.strided_slice(x, [place], [each.begin], [each.begin + n]))
+        of_view = [len(extents) if each.of_view is None else each.of_view for each in axes]
+        order = sorted(range(len(axes)), key=of_view.__getitem__)
+        x = emit(relax.op.permute_dims(x, order))
+        x = emit(relax.op.reshape(x, extents))
+        if n_more:
+            pad = [0] * (2 * len(extents) - 1) + [n_more]
+            x = emit(relax.op.nn.pad(x, pad))
+        return x
+
+
+def _moved(call: Any, view: StridedView) -> StridedView | None:
+    """Return a view as an operator moves it; None for another operator."""
+    name, extents = _name_of(call), known_extents(call)
+    if name in _RESHAPES:
+        return view.reshaped(extents)
+    if name == _TRANSPOSE:
+        return view.transposed(_axes_of(call))
+    if name == "relax.take":
+        place, axis = _integer(call.args[1]), call.attrs.axis
+        if place is None or axis is None:
+            return None
+        axis = int(axis) % len(view.extents)
+        place = place + view.extents[axis] if place < 0 else place
+        return view.taken(axis, place) if 0 <= place < view.extents[axis] else None
+    if name == "relax.strided_slice":
+        return _sliced(call, view)
+    return None
+
+
+def _sliced(call: Any, view: StridedView) -> StridedView | None:
+    given = [[_integer(each) for each in getattr(part, "fields", ())] for part in call.args[1:]]
+    axes, begins, _, *strides = given
+    if None in [*axes, *begins] or any(each != [1] * len(axes) for each in strides):
+        return None
+    extents = known_extents(call)
+    for axis, begin in zip(axes, begins, strict=True):
+        assert axis is not None
+        assert begin is not None
+        place = axis % len(extents)
+        n = view.extents[place]
+        first = min(max(begin + n if begin < 0 else begin, 0), n)
+        view = view.sliced(place, first, extents[place])
+    return view
+
+
+def _part(split: Any, index: int, view: StridedView) -> StridedView | None:
+    """Return one part of a view."""
+    axis = int(split.attrs.axis) % len(view.extents)
+    n, sections = view.extents[axis], split.attrs.indices_or_sections
+    try:
+        ends = [int(each) for each in sections]
+    except TypeError:
+        n_parts = int(sections)
+        if n % n_parts:
+            return None
+        ends = [n // n_parts * i for i in range(1, n_parts)]
+    begins = [0, *ends]
+    return view.sliced(axis, begins[index], [*ends, n][index] - begins[index])
+
+
+def _factor_of(call: Any) -> float | None:
+    """Return the number that a tensor is multiplied by; None if it is not."""
+    if _name_of(call) != "relax.multiply" or not isinstance(call.args[1], Constant):
+        return None
+    values = _tvm.data_of_constant(call.args[1]).numpy()
+    is_number = values.size == 1 and known_extents(call) == known_extents(call.args[0])
+    return float(values.item()) if is_number and math.isfinite(values.item()) else None
+
+
+def _integer(value: Any) -> int | None:
+    """Return a constant of one integer; None of anything else."""
+    if isinstance(value, Constant):
+        numbers = _tvm.data_of_constant(value).numpy()
+        is_one = numbers.ndim == 0 and np.issubdtype(numbers.dtype, np.integer)
+        return int(numbers) if is_one else None
+    number = getattr(value, "value", None)
+    return None if number is None else int(number)
+
+
+def _name_of(value: Any) -> str:
+    return str(getattr(getattr(value, "op", None), "name", ""))
+
+
+def _axes_of(call: Any) -> list[int]:
+    axes, rank = call.attrs.axes, int(call.args[0].ty.ndim)
+    return [int(axis) for axis in axes] if axes is not None else list(range(rank))[::-1]
