@@ -226,6 +226,6 @@ def _lower(
             mod = fold(Sequential(convert)(mod))
             mod = mod if unit is None else as_products(mod, unit)
         mod = merge(mod)
-        mod = mod if unit is None else with_products_in_place(mod, unit)
+        mod = mod if unit is None else merge(with_products_in_place(mod, unit))
         mod = with_runs(Sequential(lower)(mod))
         return t.AttachAttrLayoutFreeBuffers()(mod) if prepack else mod

@@ -10,7 +10,8 @@ from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import Constant, IRModule, relax
 from tvm_adaptive.models.network import known_extents, with_rewritten_main, without_dead_bindings
 
-_RESHAPE, _TRANSPOSE = "relax.reshape", "relax.permute_dims"
+_TRANSPOSE = "relax.permute_dims"
+_RESHAPES = [f"relax.{name}" for name in ("reshape", "flatten", "expand_dims", "squeeze")]
 # From channels last to channels first: how PyTorch's blocks of channels last return.
 _TO_CHANNELS_FIRST = (0, 3, 1, 2)
 _PRODUCT = "relax.matmul"
@@ -51,8 +52,12 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         """Rewrite a reshape, a transpose, or an operation on the result of one."""
         call = super().visit_call_(call)
         name = str(getattr(call.op, "name", ""))
-        if name == _RESHAPE and known_extents(call):
-            return self._reshaped(call.args[0], known_extents(call))
+        if name in _RESHAPES and known_extents(call):
+            extents = known_extents(call)
+            # The conversion of layouts follows a squeeze, but no other reshape.
+            is_one_of_several = self._behind(call.args[0], *_RESHAPES) is not None
+            is_left = name != _RESHAPES[0] and not is_one_of_several
+            return call if is_left else self._reshaped(call.args[0], extents)
         if name == _TRANSPOSE:
             return self._transposed(call.args[0], _axes_of(call))
         if name in _ELEMENTWISE and known_extents(call):
@@ -68,10 +73,10 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         return found if is_it else None
 
     def _reshaped(self, source: Any, extents: Sequence[int]) -> Any:
-        before = self._behind(source, _RESHAPE)
+        before = self._behind(source, *_RESHAPES)
         while before is not None:
             source = before.args[0]
-            before = self._behind(source, _RESHAPE)
+            before = self._behind(source, *_RESHAPES)
         if known_extents(source) == list(extents):
             return source
         if isinstance(source, Constant):
@@ -105,7 +110,7 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
 
     def _product_behind(self, value: Any) -> Any | None:
         """Return the product, or what is computed from one, that a value is a reshape of."""
-        found = self._behind(value, _RESHAPE)
+        found = self._behind(value, *_RESHAPES)
         source = None if found is None else found.args[0]
         before = self._behind(source, _PRODUCT, *_ELEMENTWISE)
         while before is not None and str(before.op.name) != _PRODUCT:
