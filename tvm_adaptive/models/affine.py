@@ -17,7 +17,12 @@ import numpy.typing as npt
 
 from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import Constant, IRModule, handle, relax
-from tvm_adaptive.models.network import uses_of, with_rewritten_main, without_dead_bindings
+from tvm_adaptive.models.network import (
+    operator_of,
+    uses_of,
+    with_rewritten_main,
+    without_dead_bindings,
+)
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -54,7 +59,7 @@ def with_numbers_as_data(mod: IRModule) -> IRModule:
 
 def _operands(value: Any) -> list[Any]:
     """Return the arguments of a product or sum of floating-point numbers; none of others."""
-    name = str(getattr(getattr(value, "op", None), "name", ""))
+    name = operator_of(value)
     return list(value.args) if name in _PRODUCTS + _SUMS and _is_float(value) else []
 
 
@@ -100,7 +105,7 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
     def visit_call_(self, call: Any) -> Any:
         """Rewrite a product or sum with a constant."""
         call = super().visit_call_(call)
-        name = str(getattr(call.op, "name", ""))
+        name = operator_of(call)
         if name not in _PRODUCTS + _SUMS or not _is_float(call):
             return call
         value, constant = call.args
@@ -123,7 +128,7 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         """Write the first result of a batch normalisation as a product and a sum."""
         item = super().visit_tuple_getitem_(item)
         norm = self._bound(item.tuple_value)
-        if item.index != 0 or str(getattr(norm.op, "name", "")) != "relax.nn.batch_norm":
+        if item.index != 0 or operator_of(norm) != "relax.nn.batch_norm":
             return item
         attrs, (data, *statistics) = norm.attrs, norm.args
         if not all(isinstance(each, Constant) for each in statistics) or not _is_float(data):
@@ -145,7 +150,7 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         """Return the call behind a variable that has no other use; None if it is another one."""
         call = self._bound(value)
         is_shared = isinstance(value, relax.Var) and handle(value) in self._shared
-        is_named = isinstance(call, relax.Call) and str(getattr(call.op, "name", "")) in names
+        is_named = isinstance(call, relax.Call) and operator_of(call) in names
         return call if is_named and not is_shared else None
 
     def _product(self, value: Any, factor: FloatArray) -> Any:

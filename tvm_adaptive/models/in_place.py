@@ -19,9 +19,11 @@ import numpy as np
 from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import Constant, IRModule, handle, relax, te
 from tvm_adaptive._tvm.vector_unit import VectorUnit
+from tvm_adaptive.models.moves import RESHAPES, TRANSPOSE, moved, part_of
 from tvm_adaptive.models.network import (
     are_float32,
     known_extents,
+    operator_of,
     uses_of,
     with_rewritten_main,
     without_dead_bindings,
@@ -29,8 +31,7 @@ from tvm_adaptive.models.network import (
 from tvm_adaptive.models.strided_view import Axis, StridedView
 from tvm_adaptive.models.whole_tiles import product_tiles
 
-_PRODUCT, _TRANSPOSE = "relax.matmul", "relax.permute_dims"
-_RESHAPES = {f"relax.{name}" for name in ("reshape", "flatten", "expand_dims", "squeeze")}
+_PRODUCT = "relax.matmul"
 
 
 def with_products_in_place(mod: IRModule, unit: VectorUnit) -> IRModule:
@@ -162,25 +163,25 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
     def visit_call_(self, call: Any) -> Any:
         """Rewrite a batched product, or the transpose of one."""
         call = super().visit_call_(call)
-        name = _name_of(call)
+        name = operator_of(call)
         if name == _PRODUCT:
             return self._product(call)
-        is_move = name in _RESHAPES or name == _TRANSPOSE
+        is_move = name in RESHAPES or name == TRANSPOSE
         found = self._products.get(handle(call.args[0])) if is_move else None
         if found is None:
             return call
-        view = _moved(call, found.view)
+        view = moved(call, found.view)
         if view is None:
             return call
-        moved = dataclasses.replace(found, view=view)
-        order = moved.order if name == _TRANSPOSE else None
+        result = dataclasses.replace(found, view=view)
+        order = result.order if name == TRANSPOSE else None
         if order is None:
-            self._visited = [moved]
+            self._visited = [result]
             return call
-        result = self.builder_.emit(found.product.call(self.builder_, order))
+        in_order = self.builder_.emit(found.product.call(self.builder_, order))
         extents = known_extents(call)
-        is_same = known_extents(result) == extents
-        return result if is_same else relax.op.reshape(result, tuple(extents))
+        is_same = known_extents(in_order) == extents
+        return in_order if is_same else relax.op.reshape(in_order, tuple(extents))
 
     def _product(self, call: Any) -> Any:
         """Return a product that reads in place what it can."""
@@ -219,11 +220,11 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         found = self.lookup_binding(value) if isinstance(value, relax.Var) else None
         if isinstance(found, relax.TupleGetItem):
             parts = self.lookup_binding(found.tuple_value)
-            if _name_of(parts) != "relax.split":
+            if operator_of(parts) != "relax.split":
                 return _Operand.of(value)
-            source, move = parts.args[0], functools.partial(_part, parts, int(found.index))
+            source, move = parts.args[0], functools.partial(part_of, parts, int(found.index))
         elif isinstance(found, relax.Call) and found.args and known_extents(found):
-            source, move = found.args[0], functools.partial(_moved, found)
+            source, move = found.args[0], functools.partial(moved, found)
             number = _factor_of(found)
             if number is not None:
                 before = self._operand(source)
@@ -276,79 +277,10 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         return x
 
 
-def _moved(call: Any, view: StridedView) -> StridedView | None:
-    """Return a view as an operator moves it; None for another operator."""
-    name, extents = _name_of(call), known_extents(call)
-    if name in _RESHAPES:
-        return view.reshaped(extents)
-    if name == _TRANSPOSE:
-        return view.transposed(_axes_of(call))
-    if name == "relax.take":
-        place, axis = _integer(call.args[1]), call.attrs.axis
-        if place is None or axis is None:
-            return None
-        axis = int(axis) % len(view.extents)
-        place = place + view.extents[axis] if place < 0 else place
-        return view.taken(axis, place) if 0 <= place < view.extents[axis] else None
-    if name == "relax.strided_slice":
-        return _sliced(call, view)
-    return None
-
-
-def _sliced(call: Any, view: StridedView) -> StridedView | None:
-    given = [[_integer(each) for each in getattr(part, "fields", ())] for part in call.args[1:]]
-    axes, begins, _, *strides = given
-    if None in [*axes, *begins] or any(each != [1] * len(axes) for each in strides):
-        return None
-    extents = known_extents(call)
-    for axis, begin in zip(axes, begins, strict=True):
-        assert axis is not None
-        assert begin is not None
-        place = axis % len(extents)
-        n = view.extents[place]
-        first = min(max(begin + n if begin < 0 else begin, 0), n)
-        view = view.sliced(place, first, extents[place])
-    return view
-
-
-def _part(split: Any, index: int, view: StridedView) -> StridedView | None:
-    """Return one part of a view."""
-    axis = int(split.attrs.axis) % len(view.extents)
-    n, sections = view.extents[axis], split.attrs.indices_or_sections
-    try:
-        ends = [int(each) for each in sections]
-    except TypeError:
-        n_parts = int(sections)
-        if n % n_parts:
-            return None
-        ends = [n // n_parts * i for i in range(1, n_parts)]
-    begins = [0, *ends]
-    return view.sliced(axis, begins[index], [*ends, n][index] - begins[index])
-
-
 def _factor_of(call: Any) -> float | None:
     """Return the number that a tensor is multiplied by; None if it is not."""
-    if _name_of(call) != "relax.multiply" or not isinstance(call.args[1], Constant):
+    if operator_of(call) != "relax.multiply" or not isinstance(call.args[1], Constant):
         return None
     values = _tvm.data_of_constant(call.args[1]).numpy()
     is_number = values.size == 1 and known_extents(call) == known_extents(call.args[0])
     return float(values.item()) if is_number and math.isfinite(values.item()) else None
-
-
-def _integer(value: Any) -> int | None:
-    """Return a constant of one integer; None of anything else."""
-    if isinstance(value, Constant):
-        numbers = _tvm.data_of_constant(value).numpy()
-        is_one = numbers.ndim == 0 and np.issubdtype(numbers.dtype, np.integer)
-        return int(numbers) if is_one else None
-    number = getattr(value, "value", None)
-    return None if number is None else int(number)
-
-
-def _name_of(value: Any) -> str:
-    return str(getattr(getattr(value, "op", None), "name", ""))
-
-
-def _axes_of(call: Any) -> list[int]:
-    axes, rank = call.attrs.axes, int(call.args[0].ty.ndim)
-    return [int(axis) for axis in axes] if axes is not None else list(range(rank))[::-1]

@@ -267,6 +267,11 @@ def known_extents(value: Any) -> list[int]:
     return extents if all(extents) else []
 
 
+def operator_of(value: Any) -> str:
+    """Return the name of the operator that a value is the call of; "" if it is none."""
+    return str(getattr(getattr(value, "op", None), "name", ""))
+
+
 def layouts_of(convolution: Any) -> list[str]:
     """Return the layouts of a convolution's data, kernel and result."""
     attrs = convolution.attrs

@@ -22,6 +22,7 @@ from tvm_adaptive.models.network import (
     are_float32,
     known_extents,
     layouts_of,
+    operator_of,
     with_rewritten_main,
     without_dead_bindings,
 )
@@ -50,7 +51,7 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
     def visit_call_(self, call: Any) -> Any:
         """Rewrite a convolution."""
         call = super().visit_call_(call)
-        name = str(getattr(call.op, "name", ""))
+        name = operator_of(call)
         if name == _CONVOLUTION and self._is_worth_it(call):
             data, kernel = call.args
             weight = _reshaped_constant(kernel, known_extents(kernel)[-2:])

@@ -8,10 +8,14 @@ from typing import Any
 
 from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import Constant, IRModule, relax
-from tvm_adaptive.models.network import known_extents, with_rewritten_main, without_dead_bindings
+from tvm_adaptive.models.moves import RESHAPE, RESHAPES, TRANSPOSE, axes_of_transpose
+from tvm_adaptive.models.network import (
+    known_extents,
+    operator_of,
+    with_rewritten_main,
+    without_dead_bindings,
+)
 
-_TRANSPOSE = "relax.permute_dims"
-_RESHAPES = [f"relax.{name}" for name in ("reshape", "flatten", "expand_dims", "squeeze")]
 # From channels last to channels first: how PyTorch's blocks of channels last return.
 _TO_CHANNELS_FIRST = (0, 3, 1, 2)
 _PRODUCT = "relax.matmul"
@@ -51,15 +55,15 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
     def visit_call_(self, call: Any) -> Any:
         """Rewrite a reshape, a transpose, or an operation on the result of one."""
         call = super().visit_call_(call)
-        name = str(getattr(call.op, "name", ""))
-        if name in _RESHAPES and known_extents(call):
+        name = operator_of(call)
+        if name in RESHAPES and known_extents(call):
             extents = known_extents(call)
             # The conversion of layouts follows a squeeze, but no other reshape.
-            is_one_of_several = self._behind(call.args[0], *_RESHAPES) is not None
-            is_left = name != _RESHAPES[0] and not is_one_of_several
+            is_one_of_several = self._behind(call.args[0], *RESHAPES) is not None
+            is_left = name != RESHAPE and not is_one_of_several
             return call if is_left else self._reshaped(call.args[0], extents)
-        if name == _TRANSPOSE:
-            return self._transposed(call.args[0], _axes_of(call))
+        if name == TRANSPOSE:
+            return self._transposed(call.args[0], axes_of_transpose(call))
         if name in _ELEMENTWISE and known_extents(call):
             found = self._before_transposes(call) if self._channels_last else None
             found = self._before_reshapes(call) if found is None else found
@@ -69,14 +73,14 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
     def _behind(self, value: Any, *names: str) -> Any | None:
         """Return the call of an operator whose result a variable is; None if it is another's."""
         found = self.lookup_binding(value) if isinstance(value, relax.Var) else None
-        is_it = isinstance(found, relax.Call) and str(getattr(found.op, "name", "")) in names
+        is_it = isinstance(found, relax.Call) and operator_of(found) in names
         return found if is_it else None
 
     def _reshaped(self, source: Any, extents: Sequence[int]) -> Any:
-        before = self._behind(source, *_RESHAPES)
+        before = self._behind(source, *RESHAPES)
         while before is not None:
             source = before.args[0]
-            before = self._behind(source, *_RESHAPES)
+            before = self._behind(source, *RESHAPES)
         if known_extents(source) == list(extents):
             return source
         if isinstance(source, Constant):
@@ -85,9 +89,9 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         return relax.op.reshape(source, tuple(extents))
 
     def _transposed(self, source: Any, axes: Sequence[int]) -> Any:
-        before = self._behind(source, _TRANSPOSE)
+        before = self._behind(source, TRANSPOSE)
         if before is not None:
-            first = _axes_of(before)
+            first = axes_of_transpose(before)
             source, axes = before.args[0], [first[axis] for axis in axes]
         extents = known_extents(source)
         moved = [axis for axis in axes if not extents or extents[axis] != 1]
@@ -110,10 +114,10 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
 
     def _product_behind(self, value: Any) -> Any | None:
         """Return the product, or what is computed from one, that a value is a reshape of."""
-        found = self._behind(value, *_RESHAPES)
+        found = self._behind(value, *RESHAPES)
         source = None if found is None else found.args[0]
         before = self._behind(source, _PRODUCT, *_ELEMENTWISE)
-        while before is not None and str(before.op.name) != _PRODUCT:
+        while before is not None and operator_of(before) != _PRODUCT:
             extents = known_extents(before)
             same = (each for each in before.args if known_extents(each) == extents)
             calls = (self._behind(each, _PRODUCT, *_ELEMENTWISE) for each in same)
@@ -147,8 +151,8 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
 
     def _origin(self, value: Any) -> Any | None:
         """Return what a value is the transpose to channels first of."""
-        found = self._behind(value, _TRANSPOSE)
-        if found is None or tuple(_axes_of(found)) != _TO_CHANNELS_FIRST:
+        found = self._behind(value, TRANSPOSE)
+        if found is None or tuple(axes_of_transpose(found)) != _TO_CHANNELS_FIRST:
             return None
         return found.args[0]
 
@@ -164,8 +168,3 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
             return value
         numbers = numbers.reshape([1] * (4 - numbers.ndim) + list(numbers.shape))
         return relax.const(_tvm.tensor(numbers.transpose(0, 2, 3, 1).copy()))
-
-
-def _axes_of(call: Any) -> list[int]:
-    axes, rank = call.attrs.axes, int(call.args[0].ty.ndim)
-    return [int(axis) for axis in axes] if axes is not None else list(range(rank))[::-1]
