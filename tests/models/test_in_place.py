@@ -120,6 +120,14 @@ def with_columns_moved(emit: Any, x: Any) -> Any:
     return relax.op.reshape(emit(relax.op.nn.relu(moved)), (WIDTH, n))
 
 
+def across_rows(emit: Any, x: Any) -> Any:
+    """Parts that no axis of the source begins with."""
+    flat = emit(relax.op.reshape(x, (tokens_of(x) * WIDTH,)))
+    part = emit(relax.op.strided_slice(flat, [0], [2], [66]))
+    part = emit(relax.op.reshape(part, (2, 8, 4)))
+    return relax.op.matmul(part, emit(relax.op.permute_dims(part, [0, 2, 1])))
+
+
 def prepared_of(build: Build, n_tokens: int) -> tuple[Network, Any]:
     network = network_of((n_tokens, WIDTH), build)
     return network, prepare(network, CPU)
@@ -140,7 +148,7 @@ def test_only_keys_are_copied(build: Build, n_tokens: int) -> None:
     assert copies_of(prepared_of(build, n_tokens)[1]) == 1
 
 
-@pytest.mark.parametrize("build", [*ALL, shared, with_columns_moved])
+@pytest.mark.parametrize("build", [*ALL, shared, with_columns_moved, across_rows])
 @pytest.mark.parametrize("n_tokens", [16, 37, 50])
 def test_outputs_stay_the_same(build: Build, n_tokens: int) -> None:
     network, prepared = prepared_of(build, n_tokens)
@@ -155,3 +163,22 @@ def test_outputs_stay_the_same(build: Build, n_tokens: int) -> None:
 def test_a_result_with_other_uses_is_computed_once() -> None:
     names = call_counts(prepared_of(shared, 16)[1].mod)
     assert sum(n for name, n in names.items() if "matmul" in name) == 3
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "width", "n_copies"), [(128, 1536, 1), (64, 768, 1), (16, 1536, 0), (80, 576, 0)]
+)
+def test_rows_that_evict_each_other_are_copied(n_rows: int, width: int, n_copies: int) -> None:
+    def build(emit: Any, x: Any) -> Any:
+        weights = emit(relax.op.strided_slice(x, [1], [0], [n_rows]))
+        values = emit(relax.op.strided_slice(x, [1], [width - 64], [width]))
+        weights = emit(relax.op.reshape(weights, (1, n_rows, n_rows)))
+        return relax.op.matmul(weights, emit(relax.op.reshape(values, (1, n_rows, 64))))
+
+    network = network_of((n_rows, width), build)
+    prepared = prepare(network, CPU)
+    assert copies_of(prepared) == n_copies
+    x = drawn((n_rows, width), 5)
+    (found,) = run_network(compile_network(prepared, None, CPU), [x])
+    expected = x[:, :n_rows] @ x[:, width - 64 :]
+    assert np.abs(found[0] - expected).max() <= 1e-5 * np.abs(expected).max()

@@ -91,6 +91,12 @@ def test_heads_of_attention_are_read_where_they_are() -> None:
     assert found == [(5, 0, 1), (6, 2, 0), (4, 0, 2)]
 
 
+def test_a_view_across_rows_has_no_axes() -> None:
+    view = StridedView.of((24,)).sliced(0, 2, 12).reshaped((3, 4))
+    assert view is not None
+    assert view.axes() is None
+
+
 @pytest.mark.parametrize(
     ("axes", "shape", "is_view"),
     [([1, 0], (6,), False), ([0, 1], (6,), True), ([1, 0], (3, 1, 2), True)],

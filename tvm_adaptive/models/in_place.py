@@ -3,7 +3,8 @@
 Attention takes queries, keys and values out of one tensor, head by head, and puts the heads of its
 results side by side again. A product can read rows of its first operand anywhere, those of its
 second one as long as columns are side by side, and its result may have its axes in any order but
-for the columns. The keys remain, which have to be transposed: one copy instead of seven.
+for the columns. The keys remain, which have to be transposed, and values whose rows evict each
+other from the cache: one or two copies instead of seven.
 """
 
 from __future__ import annotations
@@ -29,9 +30,13 @@ from tvm_adaptive.models.network import (
     without_dead_bindings,
 )
 from tvm_adaptive.models.strided_view import Axis, StridedView
-from tvm_adaptive.models.whole_tiles import product_tiles
+from tvm_adaptive.models.whole_tiles import product_tiles, with_more_columns
 
 _PRODUCT = "relax.matmul"
+_ITEM_BYTES = 4
+# Of the first cache of nearly all cores. Rows as far apart as a way is long share their sets: heads
+# of 64 numbers in rows of 1,536 took 1.6 x as long in place, a copy of them a twentieth of that.
+_WAY_BYTES, _N_WAYS = 4096, 8
 
 
 def with_products_in_place(mod: IRModule, unit: VectorUnit) -> IRModule:
@@ -94,6 +99,8 @@ class _Product:
 
     def _computed(self, order: Sequence[int], a: Any, b: Any) -> Any:
         n_rows = self.extents[-2]
+        if self.tiles[1] > self.extents[-1]:
+            b = with_more_columns(b, self.tiles[1])
         wide = [*self.extents[:-2], *self.tiles]
         k = te.reduce_axis((0, self.depth), name="k")
 
@@ -191,18 +198,17 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         if not is_batched or isinstance(b, Constant) or not are_float32(a, b):
             return call
         tiles = product_tiles(self._unit, *extents[-2:])
-        n_more = tiles[1] - extents[-1]
         left, right = self._operand(a), self._operand(b)
         reading, factor = self._in_place(left), left.factor
         if reading is None:
             reading, factor = _Reading.of(a), 1.0
         if right.source is b:
-            if n_more:  # a copy that belongs to the product alone
-                return call
             other = _Reading.of(b)
         else:
-            in_place = None if n_more else self._in_place(right)
-            other = in_place or _Reading.of(self._copied(right, n_more))
+            # More columns are a copy anyway, of the right tensor alone.
+            is_kept = tiles[1] == extents[-1] and _keeps_rows(right.view)
+            in_place = self._in_place(right) if is_kept else None
+            other = in_place or _Reading.of(self._copied(right))
             factor *= right.factor
         product = _Product(reading, other, extents, of_a[-1], tiles)
         if factor == 1.0:
@@ -220,7 +226,7 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         found = self.lookup_binding(value) if isinstance(value, relax.Var) else None
         if isinstance(found, relax.TupleGetItem):
             parts = self.lookup_binding(found.tuple_value)
-            if operator_of(parts) != "relax.split":
+            if operator_of(parts) != "relax.split":  # functions have several results, too
                 return _Operand.of(value)
             source, move = parts.args[0], functools.partial(part_of, parts, int(found.index))
         elif isinstance(found, relax.Call) and found.args and known_extents(found):
@@ -234,12 +240,12 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         if not known_extents(source):
             return _Operand.of(value)
         before = self._operand(source)
-        view = move(before.view)
-        if view is None and before.source is not source:
-            # Through a copy of what it cannot see through.
-            before = _Operand.of(source)
-            view = move(before.view)
-        return _Operand.of(value) if view is None else dataclasses.replace(before, view=view)
+        # What moves cannot be seen through is read from a copy.
+        for start in (before, _Operand.of(source)):
+            view = move(start.view)
+            if view is not None and view.axes() is not None:
+                return dataclasses.replace(start, view=view)
+        return _Operand.of(value)
 
     def _in_place(self, operand: _Operand) -> _Reading | None:
         """Return how an operand is read; None if numbers of its last axis are apart."""
@@ -257,11 +263,11 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
             self._reshaped[key] = self.builder_.emit(relax.op.reshape(source, key[1]))
         return self._reshaped[key]
 
-    def _copied(self, operand: _Operand, n_more: int) -> Any:
-        """Return an operand as a tensor of its own, with columns of zeros after its own."""
+    def _copied(self, operand: _Operand) -> Any:
+        """Return an operand as a tensor of its own."""
         emit, extents = self.builder_.emit, operand.view.extents
         axes = operand.view.axes()
-        assert axes is not None  # as of all views that are made here
+        assert axes is not None  # as of all operands
         x = emit(relax.op.reshape(operand.source, tuple(each.extent for each in axes)))
         taken = [1 if each.of_view is None else extents[each.of_view] for each in axes]
         for place, (each, n) in enumerate(zip(axes, taken, strict=True)):
@@ -270,11 +276,14 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         of_view = [len(extents) if each.of_view is None else each.of_view for each in axes]
         order = sorted(range(len(axes)), key=of_view.__getitem__)
         x = emit(relax.op.permute_dims(x, order))
-        x = emit(relax.op.reshape(x, extents))
-        if n_more:
-            pad = [0] * (2 * len(extents) - 1) + [n_more]
-            x = emit(relax.op.nn.pad(x, pad))
-        return x
+        return emit(relax.op.reshape(x, extents))
+
+
+def _keeps_rows(view: StridedView) -> bool:
+    """Say whether the first cache can keep the rows of a matrix that are read again and again."""
+    n_rows, n_columns = view.extents[-2:]
+    step = math.gcd(_WAY_BYTES, _ITEM_BYTES * view.strides[-2])
+    return n_rows <= _N_WAYS * (_WAY_BYTES // step) or step <= _ITEM_BYTES * n_columns
 
 
 def _factor_of(call: Any) -> float | None:

@@ -176,7 +176,7 @@ def _tiled_product(tiles: tuple[int, int], n_columns: int, a: Any, b: Any) -> An
     n_rows, n_wide = tiles
     k = te.reduce_axis((0, depth), name="k")
     if n_wide > int(b.shape[-1]):
-        b = _padded(b, n_wide)
+        b = with_more_columns(b, n_wide)
 
     def element(*places: Any) -> Any:
         *outer, row, column = places
@@ -190,7 +190,7 @@ def _tiled_product(tiles: tuple[int, int], n_columns: int, a: Any, b: Any) -> An
     return _cut(product, (*batch, n, n_columns), "rows")
 
 
-def _padded(b: Any, n_wide: int) -> Any:
+def with_more_columns(b: Any, n_wide: int) -> Any:
     """Return a copy with columns of zeros: the last one again would be loaded number by number."""
     *outer, n = (int(each) for each in b.shape)
     pad = [0] * len(outer)
