@@ -174,11 +174,12 @@ def tunable_counts(mod: IRModule) -> Counter[str]:
 
 
 def output_counts(mod: IRModule) -> dict[str, int]:
-    """Return how many outputs each tensor function has that Relax functions call."""
-    return {
+    """Return how many outputs each tensor function has that Relax functions call; but for views."""
+    found = {
         str(call.args[0].name_hint): len(getattr(call.ty, "fields", (None,)))
         for call in _calls(mod)
     }
+    return {name: n for name, n in found.items() if not _tvm.is_reshape(mod[name])}
 
 
 def _calls(mod: IRModule) -> Iterator[relax.Call]:
