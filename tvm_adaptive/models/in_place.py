@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tvm_adaptive import _tvm
-from tvm_adaptive._tvm import Constant, IRModule, handle, relax, te
+from tvm_adaptive._tvm import Constant, IRModule, handle, relax
 from tvm_adaptive._tvm.vector_unit import VectorUnit
 from tvm_adaptive.models.moves import RESHAPES, TRANSPOSE, moved, part_of
 from tvm_adaptive.models.network import (
@@ -30,7 +30,7 @@ from tvm_adaptive.models.network import (
     without_dead_bindings,
 )
 from tvm_adaptive.models.strided_view import Axis, StridedView
-from tvm_adaptive.models.whole_tiles import product_tiles, with_more_columns
+from tvm_adaptive.models.whole_tiles import product_tiles, tiled_product
 
 _PRODUCT = "relax.matmul"
 _ITEM_BYTES = 4
@@ -93,33 +93,13 @@ class _Product:
 
     def call(self, builder: Any, order: Sequence[int]) -> Any:
         """Return a call whose result has its axes in another order."""
-        compute = functools.partial(self._computed, order)
+
+        def compute(a: Any, b: Any) -> Any:
+            operands = (a, self.left.indices), (b, self.right.indices)
+            return tiled_product(*operands, self.extents, self.depth, tiles=self.tiles, order=order)
+
         operands = self.left.source, self.right.source
         return builder.call_te(compute, *operands, primfunc_name_hint="matmul")
-
-    def _computed(self, order: Sequence[int], a: Any, b: Any) -> Any:
-        n_rows = self.extents[-2]
-        if self.tiles[1] > self.extents[-1]:
-            b = with_more_columns(b, self.tiles[1])
-        wide = [*self.extents[:-2], *self.tiles]
-        k = te.reduce_axis((0, self.depth), name="k")
-
-        def element(*ordered: Any) -> Any:
-            places = dict(zip(order, ordered, strict=True))
-            *outer, row, column = (places[axis] for axis in range(len(order)))
-            # The last row again, which needs no copy with zeros.
-            row = te.min(row, n_rows - 1) if self.tiles[0] > n_rows else row
-            of_a, of_b = (
-                self.left.indices([*outer, row, k]),
-                self.right.indices([*outer, k, column]),
-            )
-            return te.sum(a[of_a] * b[of_b], axis=k)
-
-        product = te.compute([wide[axis] for axis in order], element, name="matmul")
-        if wide == list(self.extents):
-            return product
-        shape = [self.extents[axis] for axis in order]
-        return te.compute(shape, lambda *places: product[places], name="rows")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,15 +113,15 @@ class _Moved:
     def order(self) -> list[int] | None:
         """The order of the product's axes that makes a reshape of the moves; None without one."""
         plain = StridedView.of(self.product.extents)
-        own, moved = (
+        own, left = (
             [each for each in zip(view.extents, view.strides, strict=True) if each[0] != 1]
             for view in (plain, self.view)
         )
-        if sorted(own) != sorted(moved) or own[-1:] != moved[-1:]:
+        if sorted(own) != sorted(left) or own[-1:] != left[-1:]:
             return None
         axes = list(zip(plain.extents, plain.strides, strict=True))
         single = [axis for axis, (n, _) in enumerate(axes) if n == 1]
-        return [*single, *(axes.index(each) for each in moved)]
+        return [*single, *(axes.index(each) for each in left)]
 
 
 @_tvm.mutator

@@ -39,6 +39,8 @@ _MOST_EVEN_COLUMNS = 1.05
 
 # None for a call that it does not lower.
 Legalization = Callable[[Any, Any], Any | None]
+# From places along the axes of an operand of a product to its indices.
+Indices = Callable[[Sequence[Any]], tuple[Any, ...]]
 
 
 def whole_tile_legalizations(unit: VectorUnit) -> dict[str, Legalization]:
@@ -172,25 +174,46 @@ def _widened(weight: Any, n_wide: int) -> Any:
 
 def _tiled_product(tiles: tuple[int, int], n_columns: int, a: Any, b: Any) -> Any:
     """Return a product of which more rows and columns are computed than it has."""
-    *batch, n, depth = (int(each) for each in a.shape)
-    n_rows, n_wide = tiles
+    extents = [*(int(each) for each in a.shape[:-1]), n_columns]
+    first = len(extents) - len(b.shape)  # of the axes of b: it has no others if all share a matrix
+    operands = (a, tuple), (b, lambda places: tuple(places[first:]))
+    return tiled_product(*operands, extents, int(a.shape[-1]), tiles=tiles)
+
+
+def tiled_product(
+    left: tuple[Any, Indices],
+    right: tuple[Any, Indices],
+    extents: Sequence[int],
+    depth: int,
+    *,
+    tiles: tuple[int, int],
+    order: Sequence[int] | None = None,
+) -> Any:
+    """Return a product of matrices, of which ``tiles`` rows and columns are computed.
+
+    Each operand comes with what turns places of batch, row and column into its indices. With
+    ``order``, the result has its axes in that order.
+    """
+    (a, of_a), (b, of_b) = left, right
+    if tiles[1] > int(b.shape[-1]):
+        b = _with_more_columns(b, tiles[1])
+    n_rows, axes = extents[-2], range(len(extents)) if order is None else order
+    wide = [*extents[:-2], *tiles]
     k = te.reduce_axis((0, depth), name="k")
-    if n_wide > int(b.shape[-1]):
-        b = with_more_columns(b, n_wide)
 
-    def element(*places: Any) -> Any:
-        *outer, row, column = places
-        outer_b = outer[len(outer) + 2 - len(b.shape) :]  # none if all share a matrix
+    def element(*ordered: Any) -> Any:
+        places = dict(zip(axes, ordered, strict=True))
+        *outer, row, column = (places[axis] for axis in range(len(extents)))
         # The last row again, which needs no copy with zeros.
-        left = (*outer, te.min(row, n - 1) if n_rows > n else row, k)
-        right = (*outer_b, k, column)
-        return te.sum(a[left] * b[right], axis=k)
+        row = te.min(row, n_rows - 1) if tiles[0] > n_rows else row
+        return te.sum(a[of_a([*outer, row, k])] * b[of_b([*outer, k, column])], axis=k)
 
-    product = te.compute((*batch, n_rows, n_wide), element, name="matmul")
-    return _cut(product, (*batch, n, n_columns), "rows")
+    product = te.compute([wide[axis] for axis in axes], element, name="matmul")
+    is_whole = wide == list(extents)
+    return product if is_whole else _cut(product, [extents[axis] for axis in axes], "rows")
 
 
-def with_more_columns(b: Any, n_wide: int) -> Any:
+def _with_more_columns(b: Any, n_wide: int) -> Any:
     """Return a copy with columns of zeros: the last one again would be loaded number by number."""
     *outer, n = (int(each) for each in b.shape)
     pad = [0] * len(outer)
