@@ -72,6 +72,16 @@ def gated(emit: Any, x: Any) -> Any:
     return relax.op.multiply(y, gate)
 
 
+def concatenated(first: int, second: int) -> Build:
+    """Concatenate what has been concatenated, which is read once more (DenseNet)."""
+
+    def build(emit: Any, x: Any) -> Any:
+        y = emit(relax.op.concat(relax.Tuple([x, emit(relax.op.exp(x))]), first))
+        return relax.op.concat(relax.Tuple([emit(relax.op.tanh(y)), y, y]), second)
+
+    return build
+
+
 @pytest.mark.parametrize(
     ("build", "shape", "names"),
     [
@@ -82,6 +92,7 @@ def gated(emit: Any, x: Any) -> Any:
         (transposed([0, 1, 2]), (2, 3, 4), ["exp"]),
         (same, (2, 3, 4), []),
         (gated, (1, 3, 4, 8), ["permute_dims", "mean", "multiply"]),
+        (concatenated(1, -1), (2, 3), ["exp", "concat", "tanh", "concat"]),
     ],
 )
 def test_what_moves_data_twice_moves_it_once_or_not_at_all(
@@ -89,6 +100,13 @@ def test_what_moves_data_twice_moves_it_once_or_not_at_all(
 ) -> None:
     found = names_of(without_repeated_moves(module(build, shape), channels_last=True))
     assert found == [f"relax.{name}" for name in names]
+
+
+@pytest.mark.parametrize(("second", "n_parts"), [(-1, 5), (1, 5), (0, 3)])
+def test_parts_of_parts_along_the_same_axis_are_parts(second: int, n_parts: int) -> None:
+    mod = without_repeated_moves(module(concatenated(1, second), (2, 3)), channels_last=True)
+    last = [binding.value for binding in bindings_of(mod["main"])][-1]
+    assert len(last.args[0].fields) == n_parts
 
 
 @pytest.mark.parametrize("channels_last", [True, False])
@@ -109,6 +127,8 @@ def test_blocks_with_channels_last_have_no_transposes_left(*, channels_last: boo
         (transposed([1, 2, 0], [0, 2, 1]), (2, 3, 4)),
         (blocks, (1, 3, 4, 8)),
         (gated, (1, 3, 4, 8)),
+        (concatenated(1, -1), (2, 3)),
+        (concatenated(0, 1), (2, 3)),
     ],
 )
 def test_outputs_stay_the_same(build: Build, shape: tuple[int, ...], layout: str) -> None:

@@ -19,6 +19,7 @@ from tvm_adaptive._tvm.tensor_functions import has_choices
 from tvm_adaptive._tvm.vector_unit import vector_unit_of
 from tvm_adaptive.errors import InvalidOptionError, check_choices, summary_line
 from tvm_adaptive.models.affine import fold_affine, with_numbers_as_data
+from tvm_adaptive.models.concatenated import with_parts_of_concatenations
 from tvm_adaptive.models.concatenation import with_runs
 from tvm_adaptive.models.folding import fold
 from tvm_adaptive.models.forms import Alternatives
@@ -224,7 +225,7 @@ def _lower(
         # ConvertLayout ends the process when a weight is still an expression.
         mod = fold(Sequential(decompose)(mod))
         if layout == "NHWC":
-            mod = fold(Sequential(convert)(mod))
+            mod = with_parts_of_concatenations(fold(Sequential(convert)(mod)))
             mod = mod if unit is None else as_products(mod, unit)
         mod = merge(mod)
         mod = mod if unit is None else merge(with_products_in_place(mod, unit))

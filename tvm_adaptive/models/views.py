@@ -19,6 +19,7 @@ from tvm_adaptive.models.network import (
 # From channels last to channels first: how PyTorch's blocks of channels last return.
 _TO_CHANNELS_FIRST = (0, 3, 1, 2)
 _PRODUCT = "relax.matmul"
+_CONCATENATION = "relax.concat"
 # Clips are minima and maxima by the time that they matter.
 _ELEMENTWISE = frozenset(
     f"relax.{name}"
@@ -38,7 +39,7 @@ def without_repeated_moves(mod: IRModule, *, channels_last: bool) -> IRModule:
     such transposes. There it meets the transposes of the next block, and both vanish.
 
     What is computed element by element from a product in another shape is computed from the product
-    itself, with which it is fused.
+    itself, with which it is fused. A concatenation of concatenations takes their parts.
     """
     rewriter = _Rewriter(mod, channels_last=channels_last)
     return without_dead_bindings(with_rewritten_main(mod, rewriter))
@@ -64,6 +65,8 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
             return call if is_left else self._reshaped(call.args[0], extents)
         if name == TRANSPOSE:
             return self._transposed(call.args[0], axes_of_transpose(call))
+        if name == _CONCATENATION:
+            return self._concatenated(call)
         if name in _ELEMENTWISE and known_extents(call):
             found = self._before_transposes(call) if self._channels_last else None
             found = self._before_reshapes(call) if found is None else found
@@ -98,6 +101,17 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         if moved == sorted(moved) and extents:
             return self._reshaped(source, [extents[axis] for axis in axes])
         return source if list(axes) == sorted(axes) else relax.op.permute_dims(source, list(axes))
+
+    def _concatenated(self, call: Any) -> Any:
+        """Concatenate the parts of parts, along the same axis, at once."""
+        parts, axis = getattr(call.args[0], "fields", ()), call.attrs.axis
+        found: list[Any] = []
+        for part in parts:
+            before = self._behind(part, _CONCATENATION)
+            own = () if before is None else getattr(before.args[0], "fields", ())
+            is_same = own and _axis_of(call) is not None and _axis_of(before) == _axis_of(call)
+            found += own if is_same else [part]
+        return call if len(found) == len(parts) else relax.op.concat(relax.Tuple(found), axis)
 
     def _before_reshapes(self, call: Any) -> Any | None:
         """Compute an operation on a product, and reshape the result; None without a product."""
@@ -168,3 +182,9 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
             return value
         numbers = numbers.reshape([1] * (4 - numbers.ndim) + list(numbers.shape))
         return relax.const(_tvm.tensor(numbers.transpose(0, 2, 3, 1).copy()))
+
+
+def _axis_of(concatenation: Any) -> int | None:
+    """Return the axis of a concatenation of known rank, counted from the first; None of others."""
+    axis, extents = concatenation.attrs.axis, known_extents(concatenation)
+    return int(axis) % len(extents) if axis is not None and extents else None
