@@ -33,6 +33,7 @@ from tvm_adaptive.models.rewrites import (
     without_equal_broadcasts,
     without_masked_rows,
 )
+from tvm_adaptive.models.subnormals import without_subnormals
 from tvm_adaptive.models.views import without_repeated_moves
 
 logger = logging.getLogger(__name__)
@@ -229,5 +230,5 @@ def _lower(
             mod = mod if unit is None else as_products(mod, unit)
         mod = merge(mod)
         mod = mod if unit is None else merge(with_products_in_place(mod, unit))
-        mod = with_runs(Sequential(lower)(mod))
+        mod = without_subnormals(with_runs(Sequential(lower)(mod)))
         return t.AttachAttrLayoutFreeBuffers()(mod) if prepack else mod
