@@ -8,14 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tvm_adaptive.search_strategy.analytical import (
-    Processor,
-    Tilings,
-    analytical_points,
-    forecast_cycles,
-    tilings_of,
-)
+from tvm_adaptive.search_strategy.analytical import analytical_points, forecast_cycles
 from tvm_adaptive.search_strategy.knobs import OPEN, Choice, KnobSpace, Tile, Undrawn, slices_of
+from tvm_adaptive.search_strategy.tilings import Processor, Tilings, tilings_of
 
 AVX2 = Processor(lanes=8, n_registers=16, n_threads=2)
 UNROLL = Choice((0.25,) * 4)

@@ -9,17 +9,14 @@ models; the terms are those of a blocked matrix product (Goto and van de Geijn, 
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from tvm_adaptive.search_strategy.knobs import (
     OPEN,
-    Choice,
     Knob,
     KnobSpace,
     Point,
@@ -27,17 +24,22 @@ from tvm_adaptive.search_strategy.knobs import (
     divisors,
     slices_of,
 )
+from tvm_adaptive.search_strategy.tilings import (
+    N_REDUCTION,
+    N_SPATIAL,
+    IntArray,
+    Processor,
+    Tilings,
+    product,
+    tilings_of,
+    unrolled_of,
+)
+from tvm_adaptive.search_strategy.windows import has_windows, window_cycles
 from tvm_adaptive.values.trial import FloatArray
 
-IntArray = npt.NDArray[np.int64]
 # Of points of a sketch: their cycles, and by what their tiles differ.
 _Forecast = Callable[[Sequence[Knob], IntArray], tuple[FloatArray, IntArray]]
 
-# Parts of a loop in MetaSchedule's tilings for CPUs, "SSRSRS": of spatial loops, of reductions.
-_N_SPATIAL = 4
-_N_REDUCTION = 2
-# MetaSchedule's choices on CPUs: loops of no more steps are written out.
-_UNROLLED = (0, 16, 64, 512)
 # Written out, 512 steps take seconds to compile, up to half a minute. In 59 of 70 recorded
 # tasks, the best with at most 64 was within 2 % of the best of all.
 _MOST_UNROLLED = 64
@@ -98,69 +100,6 @@ _AT_ROOT = -1
 _INLINE = -2
 
 
-@dataclasses.dataclass(frozen=True)
-class Processor:
-    """A core's registers and caches, and the threads that share the work."""
-
-    lanes: int  # 32-bit numbers in a vector register
-    n_registers: int  # vector registers
-    n_threads: int
-    # Of nearly all cores with vectors; where they are larger, blocks are smaller than they could.
-    l1_bytes: int = 32 << 10
-    l2_bytes: int = 512 << 10
-
-
-@dataclasses.dataclass(frozen=True)
-class Tilings:
-    """The decisions of some points of one sketch that the model knows."""
-
-    spatial: IntArray  # (n, loops, 4): parts of each loop, the last of which is contiguous
-    reduction: IntArray  # (n, loops, 2)
-    unrolled: IntArray  # (n,): loops of no more steps are written out
-    # Of each spatial loop, whether all operands depend on it: the matrices of a batch. None if
-    # empty.
-    is_batch: Sequence[bool] = ()
-
-    @property
-    def rows(self) -> IntArray:
-        """Rows of the register tile."""
-        return self.rows_of(3)
-
-    @property
-    def copies(self) -> IntArray:
-        """Register tiles side by side, of matrices that share nothing."""
-        return self.copies_of(3)
-
-    @property
-    def columns(self) -> IntArray:
-        """Numbers in a row of the register tile."""
-        return self.spatial[:, -1, 3]
-
-    @property
-    def depth(self) -> IntArray:
-        """Steps of the innermost reduction."""
-        return _product(self.reduction[:, :, 1])
-
-    def rows_of(self, part: int) -> IntArray:
-        """Return the steps of a part of the loops along which operands are shared."""
-        kept = [not each for each in self._is_batch[:-1]]
-        return _product(self.spatial[:, :-1, part][:, kept])
-
-    def copies_of(self, part: int) -> IntArray:
-        """Return the steps of a part of the loops that all operands depend on."""
-        return _product(self.spatial[:, :-1, part][:, self._is_batch[:-1]])
-
-    @property
-    def _is_batch(self) -> list[bool]:
-        n_loops = self.spatial.shape[1]
-        return list(self.is_batch) if len(self.is_batch) == n_loops else [False] * n_loops
-
-    @property
-    def inner(self) -> IntArray:
-        """The innermost parts, by which candidates differ most; one row per point."""
-        return np.concatenate([self.spatial[:, :, 3], self.reduction[:, :, 1]], axis=1)
-
-
 def analytical_points(
     space: KnobSpace,
     processor: Processor,
@@ -203,7 +142,7 @@ def analytical_points(
     decisions: dict[Knob, IntArray] = {}  # which sketches share
     for number, knobs in enumerate(space.sketches):
         vectors = _drawn(knobs, decisions, rng)
-        vectors = vectors[_unrolled(knobs, vectors) <= _MOST_UNROLLED]
+        vectors = vectors[unrolled_of(knobs, vectors) <= _MOST_UNROLLED]
         # Of sketches without tilings, one that factors no reduction is as fast on a few threads.
         cost, place = math.inf, _AT_ROOT
         has_tilings = tilings_of(knobs, vectors[:1], is_batch) is not None
@@ -247,8 +186,11 @@ def forecast_cycles(
     With ``shares_operands``, results in a row or column of a tile share an operand, as in
     products of matrices; without, each has one of its own, as in depthwise convolutions.
     """
+    if not shares_operands and has_windows(tilings):
+        factor = _uneven_factor(tilings.columns, processor.lanes, shares_operands)
+        return np.asarray(window_cycles(tilings, processor) * factor)
     columns, depth, copies = tilings.columns, tilings.depth, tilings.copies
-    n_inner = _product(tilings.spatial[:, :, 2])
+    n_inner = product(tilings.spatial[:, :, 2])
     # Where the loops around a tile are written out, too, registers hold the sums of the block.
     is_block = tilings.rows * copies * depth * n_inner <= tilings.unrolled
     more_rows = np.where(is_block, tilings.rows_of(2), 1)
@@ -277,14 +219,14 @@ def forecast_cycles(
     decoding = np.where(length > _MOST_IN_A_ROW, n_sums / _PER_CYCLE, 0.0)
     # A reduction that goes on in the next loop has that loop's cycles.
     step += np.where(is_written_out, decoding + _LOOP_CYCLES / depth, in_loop)
-    n_steps = _product(tilings.spatial, (1, 2)) * _product(tilings.reduction, (1, 2))
+    n_steps = product(tilings.spatial, (1, 2)) * product(tilings.reduction, (1, 2))
     # Without loops between the reduction's two, sums stay in registers through both.
     is_held = is_block | (n_inner == 1)
-    held = np.where(is_held, _product(tilings.reduction, (1, 2)), depth)
+    held = np.where(is_held, product(tilings.reduction, (1, 2)), depth)
     n_tiles = n_steps / (copies * rows * columns * more_columns * held)
     waiting = _waiting_cycles(tilings, processor) * more_copies * more_rows * more_columns
     per_tile = held * step + n_sums + _LOOP_CYCLES + waiting
-    n_chunks = _product(tilings.spatial[:, :, 0])
+    n_chunks = product(tilings.spatial[:, :, 0])
     n_turns = np.ceil(n_chunks / processor.n_threads)
     cycles = n_tiles * per_tile * n_turns / n_chunks + n_turns * _CHUNK_CYCLES
     if shares_operands:
@@ -312,9 +254,9 @@ def _missed_cycles(tilings: Tilings, processor: Processor, n_rows: IntArray) -> 
     if not tilings.reduction.shape[1]:
         return np.zeros(len(tilings.reduction))
     inner = tilings.reduction[:, :, 1]
-    n_lines = n_rows * _product(inner[:, :-1])
+    n_lines = n_rows * product(inner[:, :-1])
     way_bytes = processor.l1_bytes // _L1_WAYS
-    distance = _ITEM_BYTES * _product(tilings.reduction[:, -1])
+    distance = _ITEM_BYTES * product(tilings.reduction[:, -1])
     n_kept = _L1_WAYS * (way_bytes // np.gcd(way_bytes, distance))
     # A line that was fetched serves the steps along it.
     share = np.ceil(inner[:, -1] * _ITEM_BYTES / _LINE_BYTES) / inner[:, -1]
@@ -346,9 +288,9 @@ def _far_bytes(tilings: Tilings, processor: Processor, n_turns: IntArray) -> Flo
     columns, extents = tilings.spatial[:, -1], np.prod(tilings.reduction, axis=2)
     # Of a convolution's reductions the longest are channels; the others are a window, whose
     # positions have most of their inputs in common.
-    n_weights, n_inputs = _product(extents), extents.max(axis=1, initial=1)
+    n_weights, n_inputs = product(extents), extents.max(axis=1, initial=1)
     copies = tilings.copies_of(1) * tilings.copies_of(2) * tilings.copies
-    weights = _ITEM_BYTES * n_weights * _product(columns[:, 1:])
+    weights = _ITEM_BYTES * n_weights * product(columns[:, 1:])
     all_weights = weights * copies * columns[:, 0] * tilings.copies_of(0)
     n_times = np.where(weights > most_bytes, tilings.rows_of(1), 1) * n_turns
     weight_bytes = np.where(all_weights > most_bytes, copies * weights * n_times, 0)
@@ -358,30 +300,6 @@ def _far_bytes(tilings: Tilings, processor: Processor, n_turns: IntArray) -> Flo
     n_chunks = np.where(inputs > most_bytes, n_turns, np.ceil(n_turns / columns[:, 0]))
     input_bytes = copies * inputs * n_chunks * np.where(block > most_bytes, columns[:, 1], 1)
     return np.asarray(weight_bytes + input_bytes)
-
-
-def tilings_of(
-    knobs: Sequence[Knob], vectors: IntArray, is_batch: Sequence[bool] = ()
-) -> Tilings | None:
-    """Return the tilings of points, one per row; None where loops are not split as on CPUs."""
-    parts: dict[int, list[IntArray]] = {_N_SPATIAL: [], _N_REDUCTION: []}
-    for knob, where in zip(knobs, slices_of(knobs), strict=True):
-        if isinstance(knob, Tile) and knob.n_parts in parts:
-            parts[knob.n_parts].append(vectors[:, where])
-    if not parts[_N_SPATIAL]:
-        return None
-    none: IntArray = np.ones((len(vectors), 0, _N_REDUCTION), dtype=np.int64)
-    reduction = np.stack(parts[_N_REDUCTION], axis=1) if parts[_N_REDUCTION] else none
-    spatial = np.stack(parts[_N_SPATIAL], axis=1)
-    return Tilings(spatial, reduction, _unrolled(knobs, vectors), tuple(is_batch))
-
-
-def _unrolled(knobs: Sequence[Knob], vectors: IntArray) -> IntArray:
-    """Return of each point how many steps a loop may have that is written out."""
-    for knob, where in zip(knobs, slices_of(knobs), strict=True):
-        if isinstance(knob, Choice) and len(knob.weights) == len(_UNROLLED):
-            return np.array(_UNROLLED)[vectors[:, where.start]]
-    return np.zeros(len(vectors), dtype=np.int64)
 
 
 def _drawn(
@@ -416,7 +334,7 @@ def _splits(knob: Tile, n: int, rng: np.random.Generator) -> IntArray:
     """
     parts = np.ones((n, knob.n_parts), dtype=np.int64)
     left = np.full(n, knob.extent, dtype=np.int64)
-    rest = 0 if knob.n_parts == _N_REDUCTION else 1  # the part that takes what is left
+    rest = 0 if knob.n_parts == N_REDUCTION else 1  # the part that takes what is left
     for place in (*range(knob.n_parts - 1, rest, -1), *range(rest)):
         is_innermost = place == knob.n_parts - 1
         is_half = rng.random(n) < 0.5
@@ -424,7 +342,7 @@ def _splits(knob: Tile, n: int, rng: np.random.Generator) -> IntArray:
         # only one part.
         is_drawn = ~is_half if place == knob.n_parts // 2 else np.ones(n, dtype=bool)
         # The innermost parts of half of them fill vectors, if any do.
-        fills = is_half if place == _N_SPATIAL - 1 else np.zeros(n, dtype=bool)
+        fills = is_half if place == N_SPATIAL - 1 else np.zeros(n, dtype=bool)
         for extent in np.unique(left):
             most = knob.max_innermost if is_innermost and knob.max_innermost > 0 else extent
             options = np.array([each for each in divisors(int(extent)) if each <= most])
@@ -435,7 +353,3 @@ def _splits(knob: Tile, n: int, rng: np.random.Generator) -> IntArray:
         left //= parts[:, place]
     parts[:, rest] = left
     return parts
-
-
-def _product(parts: IntArray, axis: int | tuple[int, ...] = 1) -> IntArray:
-    return np.asarray(np.prod(parts, axis=axis, dtype=np.int64))

@@ -28,8 +28,8 @@ from tvm_adaptive._tvm import (
     save_json,
 )
 from tvm_adaptive._tvm.vector_unit import vector_unit_of
-from tvm_adaptive.search_strategy.analytical import Processor
 from tvm_adaptive.search_strategy.knobs import as_ints
+from tvm_adaptive.search_strategy.tilings import Processor
 from tvm_adaptive.values.roofline import fastest_believable_sec
 from tvm_adaptive.values.trial import FloatArray, median_sec
 

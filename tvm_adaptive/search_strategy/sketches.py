@@ -24,7 +24,7 @@ from tvm_adaptive._tvm.operands import batch_axes, shares_operands
 from tvm_adaptive._tvm.tensor_functions import weights_of
 from tvm_adaptive._tvm.vector_unit import vector_unit_of
 from tvm_adaptive.models.prefetch import hinted_schedules
-from tvm_adaptive.search_strategy.analytical import Processor, analytical_points
+from tvm_adaptive.search_strategy.analytical import analytical_points
 from tvm_adaptive.search_strategy.knobs import (
     OPEN,
     KnobSpace,
@@ -35,6 +35,7 @@ from tvm_adaptive.search_strategy.knobs import (
     slices_of,
 )
 from tvm_adaptive.search_strategy.schedules import copies_of, in_threads, knobs_of
+from tvm_adaptive.search_strategy.tilings import Processor
 from tvm_adaptive.values.trace_json import without_flags
 
 logger = logging.getLogger(__name__)
