@@ -2,10 +2,10 @@
 
 Each result has inputs of its own, which are used as often as a window has places. Multiply-adds are
 few beside comparisons with the border of the image, sums that no register holds, and lines of the
-first cache that evict each other. Without these terms the first draft took 2.5 to 4 x as long as
-the best of some hundred random tilings (four depthwise convolutions, AVX-512); with them the best
-of four drafts takes 1.0 to 1.5 x. The rank correlation with 500 measured tilings is 0.57 to 0.75
-instead of 0.24 to 0.42, and nearly the same with constants half or twice as large.
+first cache that evict each other. Of 20 to 150 random tilings each of seven depthwise convolutions
+(AVX-512), the best of the first four by this model takes 1.24 x as long as the best of all, and
+1.77 x by the model of products with shared operands; mean rank correlations are 0.51 and 0.37.
+Constants half or twice as large change little.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from tvm_adaptive.values.trial import FloatArray
 
 # Multiply-adds, and loads, that start in a cycle.
 _PER_CYCLE = 2.0
+# Until a sum can be added to again.
+_LATENCY_CYCLES = 4.0
 # A vector's comparison with the border of the image: a branch, or what is left of it where the
 # places along a row are written out and the compiler knows most answers.
-_BORDER_CYCLES = 2.0
+_BORDER_CYCLES = 1.0
 _KNOWN_BORDER_CYCLES = 0.5
 # A load and a store of a sum that no register holds, each of which waits for the other.
 _SUM_CYCLES = 8.0
 # A load from the second cache, others under way.
-_MISS_CYCLES = 2.0
+_MISS_CYCLES = 1.0
 # Ways of the first cache that inputs of one tile can use before they evict each other or results.
 _N_WAYS = 2
 _L1_WAYS = 8
@@ -52,7 +54,7 @@ def window_cycles(tilings: Tilings, processor: Processor) -> FloatArray:
     n_sums = code.rows * code.columns * in_row
     n_weights = code.columns * in_row
     n_terms = code.steps
-    step = (n_sums + n_weights) / _PER_CYCLE
+    step = np.maximum((n_sums + n_weights) / _PER_CYCLE, _LATENCY_CYCLES)
     border = np.where(code.knows_border, _KNOWN_BORDER_CYCLES, _BORDER_CYCLES)
     step += border * code.rows * code.columns
     n_spilled = np.maximum(0, n_sums + n_weights + 1 - processor.n_registers)
@@ -121,7 +123,8 @@ def _lines(tilings: Tilings) -> IntArray:
     axes = np.flatnonzero(_extents(tilings.spatial)[:-1] > 1)[-len(windows) :]
     wide = tile.copy()
     for axis, n in zip(axes, windows, strict=True):
-        wide[:, axis] += n - 1
+        # The border of a small image is most of its window.
+        wide[:, axis] = np.minimum(tile[:, axis] + n - 1, _extents(tilings.spatial)[axis])
     return product(wide)
 
 
