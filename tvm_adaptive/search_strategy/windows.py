@@ -56,7 +56,9 @@ def window_cycles(tilings: Tilings, processor: Processor) -> FloatArray:
     n_terms = code.steps
     step = np.maximum((n_sums + n_weights) / _PER_CYCLE, _LATENCY_CYCLES)
     border = np.where(code.knows_border, _KNOWN_BORDER_CYCLES, _BORDER_CYCLES)
-    step += border * code.rows * code.columns
+    # Rows of three registers are loops over registers, see ``sketches``.
+    is_vector = (tilings.columns & (tilings.columns - 1)) == 0
+    step += border * code.rows * code.columns * np.where(is_vector, 1, in_row)
     n_spilled = np.maximum(0, n_sums + n_weights + 1 - processor.n_registers)
     step += _SUM_CYCLES * n_spilled
     n_results = product(spatial[:, :, 2]) * product(spatial[:, :-1, 3]) * in_row
