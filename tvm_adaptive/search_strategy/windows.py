@@ -49,22 +49,21 @@ def has_windows(tilings: Tilings) -> bool:
 def window_cycles(tilings: Tilings, processor: Processor) -> FloatArray:
     """Return the cycles of each tiling on each of the threads, of shape (n,), lower is better."""
     spatial, n_steps = tilings.spatial, product(tilings.reduction, (1, 2))
-    in_row = np.ceil(tilings.columns / processor.lanes)
+    in_row: FloatArray = np.ceil(tilings.columns / processor.lanes)
     code = _written_out(tilings)
     n_sums = code.rows * code.columns * in_row
     n_weights = code.columns * in_row
-    n_terms = code.steps
     step = np.maximum((n_sums + n_weights) / _PER_CYCLE, _LATENCY_CYCLES)
     border = np.where(code.knows_border, _KNOWN_BORDER_CYCLES, _BORDER_CYCLES)
     # Rows of three registers are loops over registers, see ``sketches``.
     is_vector = (tilings.columns & (tilings.columns - 1)) == 0
-    step += border * code.rows * code.columns * np.where(is_vector, 1, in_row)
+    step += border * code.rows * code.columns * np.where(is_vector, 1.0, in_row)
     n_spilled = np.maximum(0, n_sums + n_weights + 1 - processor.n_registers)
     step += _SUM_CYCLES * n_spilled
     n_results = product(spatial[:, :, 2]) * product(spatial[:, :-1, 3]) * in_row
     cycles = n_results / n_sums * n_steps * step
     # Sums are loaded and stored as often as the code around all their terms is left.
-    cycles += n_results * n_steps / (n_terms * code.held_steps) * _SUM_CYCLES
+    cycles += n_results * n_steps / (code.steps * code.held_steps) * _SUM_CYCLES
     n_lines = _lines(tilings)
     is_evicted = n_lines > _N_WAYS * _sets(tilings, processor)
     cycles += np.where(is_evicted, _MISS_CYCLES * n_results * n_steps, 0.0)
