@@ -88,6 +88,7 @@ peers() {
     bench peers "$out/peers" --budget 60s
     bench peers "$out/peers" --budget 10m
     bench peers "$out/peers" --budget 60s --picture "$out/peers.svg"
+    bench peers "$out/others" --budget 60s --others
   else
     bench budgets "$out/peers" --models ppocr_cls --budgets 30s --reference 40s --seeds 0 --rounds 1
     bench peers "$out/peers" --models ppocr_cls --budget 30s --timings 1

@@ -45,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("out", type=Path)
     parser.add_argument("--models", nargs="+", metavar="MODEL", default=(), help="default: fifteen")
+    parser.add_argument("--others", action="store_true", help="ten files of other packages instead")
     parser.add_argument("--budget", type=parse_duration, default=600.0, metavar="TIME")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--timings", type=parse_count, default=_TIMINGS)
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_OK
     if not options.table:
         named = [each for each in (*MODELS, *OTHERS) if each.name in options.models]
-        for model in named or MODELS:
+        for model in named or (OTHERS if options.others else MODELS):
             key = (model.name, options.budget, options.seed)
             if key in rows:
                 continue

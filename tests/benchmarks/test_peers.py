@@ -127,11 +127,12 @@ def test_models_have_names_of_their_own() -> None:
     assert len({each.name for each in (*MODELS, *OTHERS)}) == len(MODELS) + len(OTHERS)
 
 
+@pytest.mark.parametrize("named", [["--others"], ["--models", OTHERS[0].name]])
 def test_other_models_are_timed_where_they_are_named(
-    tmp_path: Path, commands: Commands, monkeypatch: pytest.MonkeyPatch
+    named: list[str], tmp_path: Path, commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = dataclasses.replace(OTHERS[0], write=lambda path: path.write_text("a model"))
     monkeypatch.setattr(command, "OTHERS", (model,))
-    command.main([str(tmp_path), "--budget", "60s", "--models", model.name])
+    command.main([str(tmp_path), "--budget", "60s", *named])
     (row,) = command.read_rows(tmp_path / command.ROWS_FILE, "model").values()
     assert row["model"] == model.name

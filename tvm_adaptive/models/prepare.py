@@ -226,8 +226,9 @@ def _lower(
         # ConvertLayout ends the process when a weight is still an expression.
         mod = fold(Sequential(decompose)(mod))
         if layout == "NHWC":
-            mod = with_parts_of_concatenations(fold(Sequential(convert)(mod)))
-            mod = mod if unit is None else as_products(mod, unit)
+            mod = fold(Sequential(convert)(mod))
+            if unit is not None:
+                mod = as_products(with_parts_of_concatenations(mod), unit)
         mod = merge(mod)
         mod = mod if unit is None else merge(with_products_in_place(mod, unit))
         mod = without_subnormals(with_runs(Sequential(lower)(mod)))
