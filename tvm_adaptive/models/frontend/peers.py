@@ -52,7 +52,7 @@ def open_exported(path: Path, inputs: Sequence[Array], n_threads: int | None) ->
 
 
 def open_openvino(path: Path, inputs: Sequence[Array], n_threads: int | None) -> Inference:
-    """Open a file in OpenVINO: lowest latency, float32, fixed shapes."""
+    """Open a file in OpenVINO: lowest latency, float32, fixed shapes, subnormals as zeros."""
     import openvino
 
     request = compile_openvino(path, inputs, n_threads).create_infer_request()
@@ -75,6 +75,8 @@ def compile_openvino(
     model = openvino.convert_model(load_program(path)) if is_program else core.read_model(str(path))
     model.reshape({place: list(value.shape) for place, value in enumerate(inputs)})
     config = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32", **settings}
+    # Subnormal numbers as zeros: PP-OCRv5's detector takes 26 instead of 43 ms.
+    config["CPU_DENORMALS_OPTIMIZATION"] = "YES"
     if n_threads is not None:
         config["INFERENCE_NUM_THREADS"] = str(n_threads)
     return core.compile_model(model, "CPU", config)
