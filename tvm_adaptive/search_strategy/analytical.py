@@ -25,8 +25,14 @@ from tvm_adaptive.search_strategy.knobs import (
     slices_of,
 )
 from tvm_adaptive.search_strategy.tilings import (
+    CHUNK_CYCLES,
+    ITEM_BYTES,
+    L1_WAYS,
+    LATENCY_CYCLES,
+    LINE_BYTES,
     N_REDUCTION,
     N_SPATIAL,
+    PER_CYCLE,
     IntArray,
     Processor,
     Tilings,
@@ -55,9 +61,6 @@ _N_BEST = 256
 _LANES = 8
 # Points whose tiles are compared, the best first: among as many are some hundred tiles.
 _N_COMPARED = 512
-# Multiply-adds that start in a cycle, and the cycles until a sum can be added to again.
-_PER_CYCLE = 2.0
-_LATENCY_CYCLES = 4.0
 # Two start in a cycle, and wait for each other: with 1.3 the forecast ranks some 5,000
 # candidates of six networks (AVX2) better (0.66) than with 2 (0.645).
 _LOADS_PER_CYCLE = 1.3
@@ -75,24 +78,18 @@ _UNFILLED_FACTOR = 1.3
 _UNFILLED_OWN_FACTOR = 3.0
 # Branch, counter and addresses of a loop, most of which run beside the multiply-adds.
 _LOOP_CYCLES = 1.0
-# Of nearly all cores' first-level caches; and a load from the second one, while others are under
-# way. Written out, a 3 x 3 window took 5 to 8 x as long where its inputs evict each other.
-_L1_WAYS = 8
-_LINE_BYTES = 64
+# A load from the second-level cache, while others are under way. Written out, a 3 x 3 window took 5
+# to 8 x as long where its inputs evict each other.
 _MISS_CYCLES = 4.0
 # A core's share of the second-level cache's bandwidth, and of what lies beyond it. With 8 for the
 # latter, the first of 68 tilings of each of three dense layers took 1.17 x as long as with 16.
 _L2_BYTES_PER_CYCLE = 32.0
 _FAR_BYTES_PER_CYCLE = 16.0
-# Each thread has its chunks at once: one more is a step of a loop. With 3000 cycles for each,
-# as if each were handed out, the forecast ranks recorded candidates worse (0.53; 0.56 with this).
-_CHUNK_CYCLES = 100.0
 # Vector instructions in a row; more do not fit into the cache of decoded ones.
 _MOST_IN_A_ROW = 1024
 # Longer code takes seconds to build, which the first candidates must not: as many vector
 # instructions count as much as a tenth of the cycles.
 _LONG_CODE = 1024
-_ITEM_BYTES = 4
 # A padded input that is computed in full costs a pass; at most places within its user's loops
 # it is computed again and again, number by number. A depthwise convolution needs each number a
 # few times only, and is 1.4 x as fast where it takes them from the input, or zeros.
@@ -206,8 +203,8 @@ def forecast_cycles(
     n_spilled = np.maximum(0, n_held + 1 - processor.n_registers)
     # A step of the innermost reduction: multiply-adds, loads, or the wait for the sums.
     n_loads = copies * (n_vectors + rows) if shares_operands else n_vectors + n_sums
-    step = np.maximum(n_sums / _PER_CYCLE, n_loads / _LOADS_PER_CYCLE)
-    step = np.maximum(step, _LATENCY_CYCLES)
+    step = np.maximum(n_sums / PER_CYCLE, n_loads / _LOADS_PER_CYCLE)
+    step = np.maximum(step, LATENCY_CYCLES)
     step += _SPILL_CYCLES * n_spilled
     if shares_operands:
         step += _missed_cycles(tilings, processor, rows * copies)
@@ -216,7 +213,7 @@ def forecast_cycles(
     # Rows in a loop: no register can hold a sum from one step to the next.
     in_loop = np.where(copies * rows > np.maximum(tilings.unrolled, 1), n_sums, _LOOP_CYCLES)
     length = n_sums * np.where(is_written_out, depth, 1)
-    decoding = np.where(length > _MOST_IN_A_ROW, n_sums / _PER_CYCLE, 0.0)
+    decoding = np.where(length > _MOST_IN_A_ROW, n_sums / PER_CYCLE, 0.0)
     # A reduction that goes on in the next loop has that loop's cycles.
     step += np.where(is_written_out, decoding + _LOOP_CYCLES / depth, in_loop)
     n_steps = product(tilings.spatial, (1, 2)) * product(tilings.reduction, (1, 2))
@@ -228,7 +225,7 @@ def forecast_cycles(
     per_tile = held * step + n_sums + _LOOP_CYCLES + waiting
     n_chunks = product(tilings.spatial[:, :, 0])
     n_turns = np.ceil(n_chunks / processor.n_threads)
-    cycles = n_tiles * per_tile * n_turns / n_chunks + n_turns * _CHUNK_CYCLES
+    cycles = n_tiles * per_tile * n_turns / n_chunks + n_turns * CHUNK_CYCLES
     if shares_operands:
         cycles += _far_bytes(tilings, processor, n_turns) / _FAR_BYTES_PER_CYCLE
     return np.asarray(cycles * (1 + 0.1 * length / _LONG_CODE))
@@ -255,11 +252,11 @@ def _missed_cycles(tilings: Tilings, processor: Processor, n_rows: IntArray) -> 
         return np.zeros(len(tilings.reduction))
     inner = tilings.reduction[:, :, 1]
     n_lines = n_rows * product(inner[:, :-1])
-    way_bytes = processor.l1_bytes // _L1_WAYS
-    distance = _ITEM_BYTES * product(tilings.reduction[:, -1])
-    n_kept = _L1_WAYS * (way_bytes // np.gcd(way_bytes, distance))
+    way_bytes = processor.way_bytes
+    distance = ITEM_BYTES * product(tilings.reduction[:, -1])
+    n_kept = L1_WAYS * (way_bytes // np.gcd(way_bytes, distance))
     # A line that was fetched serves the steps along it.
-    share = np.ceil(inner[:, -1] * _ITEM_BYTES / _LINE_BYTES) / inner[:, -1]
+    share = np.ceil(inner[:, -1] * ITEM_BYTES / LINE_BYTES) / inner[:, -1]
     return np.where(n_lines > n_kept, n_rows * _MISS_CYCLES * share, 0.0)
 
 
@@ -270,11 +267,11 @@ def _waiting_cycles(tilings: Tilings, processor: Processor) -> FloatArray:
     are fetched once for all rows of the block, and inputs once for all of its columns.
     """
     depth, copies, block_columns = tilings.depth, tilings.copies, tilings.spatial[:, -1, 2]
-    weights = _ITEM_BYTES * copies * depth * tilings.columns
+    weights = ITEM_BYTES * copies * depth * tilings.columns
     is_kept = weights * block_columns <= processor.l1_bytes / 2
     n_uses = np.where(is_kept, tilings.rows_of(2), 1)
-    inputs = _ITEM_BYTES * copies * depth * tilings.rows / block_columns
-    results = _ITEM_BYTES * copies * tilings.rows * tilings.columns
+    inputs = ITEM_BYTES * copies * depth * tilings.rows / block_columns
+    results = ITEM_BYTES * copies * tilings.rows * tilings.columns
     return np.asarray((weights / n_uses + inputs + results) / _L2_BYTES_PER_CYCLE)
 
 
@@ -290,11 +287,11 @@ def _far_bytes(tilings: Tilings, processor: Processor, n_turns: IntArray) -> Flo
     # positions have most of their inputs in common.
     n_weights, n_inputs = product(extents), extents.max(axis=1, initial=1)
     copies = tilings.copies_of(1) * tilings.copies_of(2) * tilings.copies
-    weights = _ITEM_BYTES * n_weights * product(columns[:, 1:])
+    weights = ITEM_BYTES * n_weights * product(columns[:, 1:])
     all_weights = weights * copies * columns[:, 0] * tilings.copies_of(0)
     n_times = np.where(weights > most_bytes, tilings.rows_of(1), 1) * n_turns
     weight_bytes = np.where(all_weights > most_bytes, copies * weights * n_times, 0)
-    block = _ITEM_BYTES * n_inputs * tilings.rows_of(2) * tilings.rows
+    block = ITEM_BYTES * n_inputs * tilings.rows_of(2) * tilings.rows
     inputs = block * tilings.rows_of(1)
     # Chunks in a row of blocks follow each other, and share its inputs.
     n_chunks = np.where(inputs > most_bytes, n_turns, np.ceil(n_turns / columns[:, 0]))

@@ -15,13 +15,19 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
-from tvm_adaptive.search_strategy.tilings import IntArray, Processor, Tilings, product
+from tvm_adaptive.search_strategy.tilings import (
+    CHUNK_CYCLES,
+    ITEM_BYTES,
+    LATENCY_CYCLES,
+    LINE_BYTES,
+    PER_CYCLE,
+    IntArray,
+    Processor,
+    Tilings,
+    product,
+)
 from tvm_adaptive.values.trial import FloatArray
 
-# Multiply-adds, and loads, that start in a cycle.
-_PER_CYCLE = 2.0
-# Until a sum can be added to again.
-_LATENCY_CYCLES = 4.0
 # A vector's comparison with the border of the image: a branch, or what is left of it where the
 # places along a row are written out and the compiler knows most answers.
 _BORDER_CYCLES = 1.0
@@ -32,11 +38,6 @@ _SUM_CYCLES = 8.0
 _MISS_CYCLES = 1.0
 # Ways of the first cache that inputs of one tile can use before they evict each other or results.
 _N_WAYS = 2
-_L1_WAYS = 8
-_LINE_BYTES = 64
-_ITEM_BYTES = 4
-# One more chunk of a thread's is a step of a loop.
-_CHUNK_CYCLES = 100.0
 
 
 def has_windows(tilings: Tilings) -> bool:
@@ -53,7 +54,8 @@ def window_cycles(tilings: Tilings, processor: Processor) -> FloatArray:
     code = _written_out(tilings)
     n_sums = code.rows * code.columns * in_row
     n_weights = code.columns * in_row
-    step = np.maximum((n_sums + n_weights) / _PER_CYCLE, _LATENCY_CYCLES)
+    # As many loads start in a cycle as multiply-adds.
+    step = np.maximum((n_sums + n_weights) / PER_CYCLE, LATENCY_CYCLES)
     border = np.where(code.knows_border, _KNOWN_BORDER_CYCLES, _BORDER_CYCLES)
     # Rows of three registers are loops over registers, see ``sketches``.
     is_vector = (tilings.columns & (tilings.columns - 1)) == 0
@@ -71,7 +73,7 @@ def window_cycles(tilings: Tilings, processor: Processor) -> FloatArray:
     is_sliced = (spatial[:, -1, 0] > 1) & (_first_axis(spatial)[:, 0] == 1)
     cycles += np.where(is_sliced, _MISS_CYCLES * n_lines * spatial[:, -1, 2] * in_row, 0.0)
     n_turns = np.ceil(product(spatial[:, :, 0]) / processor.n_threads)
-    return np.asarray(n_turns * (product(spatial[:, :, 1]) * cycles + _CHUNK_CYCLES))
+    return np.asarray(n_turns * (product(spatial[:, :, 1]) * cycles + CHUNK_CYCLES))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,9 +133,9 @@ def _lines(tilings: Tilings) -> IntArray:
 
 def _sets(tilings: Tilings, processor: Processor) -> int:
     """Return in how many sets of the first cache the same channels of all places are."""
-    way_bytes = processor.l1_bytes // _L1_WAYS
-    place_bytes = _ITEM_BYTES * int(_extents(tilings.spatial)[-1])
-    return int(min(way_bytes // np.gcd(way_bytes, place_bytes), way_bytes // _LINE_BYTES))
+    way_bytes = processor.way_bytes
+    place_bytes = ITEM_BYTES * int(_extents(tilings.spatial)[-1])
+    return int(min(way_bytes // np.gcd(way_bytes, place_bytes), way_bytes // LINE_BYTES))
 
 
 def _first_axis(spatial: IntArray) -> IntArray:
