@@ -17,6 +17,7 @@ from typing import Any
 
 from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import Constant, IRModule, bindings_of, handle, relax
+from tvm_adaptive.models.moves import CONCATENATION, axis_of_concatenation
 from tvm_adaptive.models.network import (
     are_float32,
     known_extents,
@@ -27,7 +28,6 @@ from tvm_adaptive.models.network import (
     without_dead_bindings,
 )
 
-_CONCATENATION = "relax.concat"
 _CONVOLUTION = "relax.nn.conv2d"
 _POOLS = frozenset({"relax.nn.max_pool2d", "relax.nn.avg_pool2d"})
 # Sums that are written and read once more, as a share of what the copy writes and reads.
@@ -89,12 +89,12 @@ def _readers(mod: IRModule) -> Mapping[int, list[Any]]:
 
 def _parts_of(value: Any) -> Sequence[Any]:
     """Return the parts of a concatenation of images' channels; none of anything else."""
-    if operator_of(value) != _CONCATENATION or len(known_extents(value)) != 4:
+    is_it = operator_of(value) == CONCATENATION and len(known_extents(value)) == 4
+    if not is_it or axis_of_concatenation(value) != 3:
         return ()
     parts = tuple(getattr(value.args[0], "fields", ()))
-    is_last = value.attrs.axis is not None and int(value.attrs.axis) in {3, -1}
-    is_wide = all(each[-1] >= _LEAST_CHANNELS for each in map(known_extents, parts) if each)
-    return parts if is_last and is_wide and all(map(known_extents, parts)) else ()
+    extents = [known_extents(each) for each in parts]
+    return parts if all(each and each[-1] >= _LEAST_CHANNELS for each in extents) else ()
 
 
 def _is_pointwise(call: Any) -> bool:

@@ -11,6 +11,7 @@ from tvm_adaptive.models.network import known_extents, operator_of
 from tvm_adaptive.models.strided_view import StridedView
 
 TRANSPOSE = "relax.permute_dims"
+CONCATENATION = "relax.concat"
 RESHAPE = "relax.reshape"
 RESHAPES = frozenset({RESHAPE, "relax.flatten", "relax.expand_dims", "relax.squeeze"})
 
@@ -19,6 +20,12 @@ def axes_of_transpose(call: Any) -> list[int]:
     """Return the axes of a transpose's argument in the order of the result."""
     axes, rank = call.attrs.axes, int(call.args[0].ty.ndim)
     return [int(axis) for axis in axes] if axes is not None else list(range(rank))[::-1]
+
+
+def axis_of_concatenation(call: Any) -> int | None:
+    """Return the axis of a concatenation of known rank, counted from the first; None of others."""
+    axis, extents = call.attrs.axis, known_extents(call)
+    return int(axis) % len(extents) if axis is not None and extents else None
 
 
 def moved(call: Any, view: StridedView) -> StridedView | None:

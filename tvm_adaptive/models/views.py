@@ -8,7 +8,14 @@ from typing import Any
 
 from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import Constant, IRModule, relax
-from tvm_adaptive.models.moves import RESHAPE, RESHAPES, TRANSPOSE, axes_of_transpose
+from tvm_adaptive.models.moves import (
+    CONCATENATION,
+    RESHAPE,
+    RESHAPES,
+    TRANSPOSE,
+    axes_of_transpose,
+    axis_of_concatenation,
+)
 from tvm_adaptive.models.network import (
     known_extents,
     operator_of,
@@ -19,7 +26,6 @@ from tvm_adaptive.models.network import (
 # From channels last to channels first: how PyTorch's blocks of channels last return.
 _TO_CHANNELS_FIRST = (0, 3, 1, 2)
 _PRODUCT = "relax.matmul"
-_CONCATENATION = "relax.concat"
 # Clips are minima and maxima by the time that they matter.
 _ELEMENTWISE = frozenset(
     f"relax.{name}"
@@ -65,7 +71,7 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
             return call if is_left else self._reshaped(call.args[0], extents)
         if name == TRANSPOSE:
             return self._transposed(call.args[0], axes_of_transpose(call))
-        if name == _CONCATENATION:
+        if name == CONCATENATION:
             return self._concatenated(call)
         if name in _ELEMENTWISE and known_extents(call):
             found = self._before_transposes(call) if self._channels_last else None
@@ -104,12 +110,12 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
 
     def _concatenated(self, call: Any) -> Any:
         """Concatenate the parts of parts, along the same axis, at once."""
-        parts, axis = getattr(call.args[0], "fields", ()), call.attrs.axis
+        parts, axis = getattr(call.args[0], "fields", ()), axis_of_concatenation(call)
         found: list[Any] = []
         for part in parts:
-            before = self._behind(part, _CONCATENATION)
+            before = self._behind(part, CONCATENATION)
             own = () if before is None else getattr(before.args[0], "fields", ())
-            is_same = own and _axis_of(call) is not None and _axis_of(before) == _axis_of(call)
+            is_same = own and axis is not None and axis_of_concatenation(before) == axis
             found += own if is_same else [part]
         return call if len(found) == len(parts) else relax.op.concat(relax.Tuple(found), axis)
 
@@ -182,9 +188,3 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
             return value
         numbers = numbers.reshape([1] * (4 - numbers.ndim) + list(numbers.shape))
         return relax.const(_tvm.tensor(numbers.transpose(0, 2, 3, 1).copy()))
-
-
-def _axis_of(concatenation: Any) -> int | None:
-    """Return the axis of a concatenation of known rank, counted from the first; None of others."""
-    axis, extents = concatenation.attrs.axis, known_extents(concatenation)
-    return int(axis) % len(extents) if axis is not None and extents else None

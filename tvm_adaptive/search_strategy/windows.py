@@ -105,16 +105,13 @@ def _written_out(tilings: Tilings) -> _Code:
         is_open &= total * extent <= np.maximum(tilings.unrolled, 1)
         inside = np.where(is_open, extent, 1)
         total *= inside
-        if kind == "row":
-            rows *= inside
-        elif kind == "column":
-            columns *= inside
-        else:
+        if kind == "step":
             steps *= inside
             along_row *= inside if axis == along else 1
-        if kind == "step":
             held *= np.where(is_held & ~is_open, extent, 1)
         else:
+            sums = rows if kind == "row" else columns
+            sums *= inside
             is_held &= is_open | (extent == 1)
     return _Code(rows, columns, steps, held, along_row == _extents(reduction)[along])
 

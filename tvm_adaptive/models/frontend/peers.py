@@ -74,9 +74,13 @@ def compile_openvino(
     is_program = path.suffix == ".pt2"
     model = openvino.convert_model(load_program(path)) if is_program else core.read_model(str(path))
     model.reshape({place: list(value.shape) for place, value in enumerate(inputs)})
-    config = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32", **settings}
-    # Subnormal numbers as zeros: PP-OCRv5's detector takes 26 instead of 43 ms.
-    config["CPU_DENORMALS_OPTIMIZATION"] = "YES"
+    config = {
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": "f32",
+        # Subnormal numbers as zeros: PP-OCRv5's detector takes 26 instead of 43 ms.
+        "CPU_DENORMALS_OPTIMIZATION": "YES",
+        **settings,
+    }
     if n_threads is not None:
         config["INFERENCE_NUM_THREADS"] = str(n_threads)
     return core.compile_model(model, "CPU", config)
