@@ -23,6 +23,7 @@ from tvm.s_tir.meta_schedule.arg_info import TensorInfo
 from tvm.s_tir.meta_schedule.runner import Runner, RunnerInput, RunnerResult
 from tvm.support.tar import tar
 
+from tests.processes import gone
 from tvm_adaptive.errors import InvalidOptionError, is_machine_failure, is_out_of_time
 from tvm_adaptive.measure_callback.journal import Journal, read_journal
 from tvm_adaptive.runner.local import AdaptiveRunner, MeasurementFuture
@@ -82,15 +83,6 @@ def results(runner, inputs):
     futures = Runner.run(runner, inputs)  # through C++, as a run does
     assert all(future.done() for future in futures)
     return [future.result() for future in futures]
-
-
-def gone(pid):
-    for _ in range(100):
-        status = Path(f"/proc/{pid}/status")
-        if not status.exists() or "State:\tZ" in status.read_text():
-            return True
-        time.sleep(0.1)
-    return False
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])

@@ -16,6 +16,7 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
+from tests.processes import gone
 from tvm_adaptive.errors import MachineError
 from tvm_adaptive.workers.cores import usable_physical_cores
 from tvm_adaptive.workers.fork_server import ForkServer
@@ -67,15 +68,6 @@ def n_threads_of_tvm():
 
 def n_threads_of_system():
     return len(os.listdir("/proc/self/task"))
-
-
-def gone(process):
-    for _ in range(100):
-        status = Path(f"/proc/{process}/status")
-        if not status.exists() or "State:\tZ" in status.read_text():
-            return True
-        time.sleep(0.1)
-    return False
 
 
 def test_workers_have_the_modules_of_their_server(make_server):

@@ -19,6 +19,7 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
+from tests.processes import gone
 from tvm_adaptive.errors import (
     MachineError,
     WorkerDiedError,
@@ -104,15 +105,6 @@ def make_pool(server):
     yield make
     for pool in pools:
         pool.close()
-
-
-def gone(process):
-    for _ in range(100):
-        status = Path(f"/proc/{process}/status")
-        if not status.exists() or "State:\tZ" in status.read_text():
-            return True
-        time.sleep(0.1)
-    return False
 
 
 def open_files():
