@@ -20,6 +20,7 @@ import numpy as np
 from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import Constant, IRModule, handle, relax
 from tvm_adaptive._tvm.vector_unit import VectorUnit
+from tvm_adaptive.models.attention import Attention, AttentionTiles
 from tvm_adaptive.models.moves import RESHAPES, TRANSPOSE, moved, part_of
 from tvm_adaptive.models.network import (
     are_float32,
@@ -29,10 +30,10 @@ from tvm_adaptive.models.network import (
     with_rewritten_main,
     without_dead_bindings,
 )
-from tvm_adaptive.models.strided_view import Axis, StridedView
+from tvm_adaptive.models.strided_view import Axis, Reading, StridedView
 from tvm_adaptive.models.whole_tiles import product_tiles, tiled_product
 
-_PRODUCT = "relax.matmul"
+_PRODUCT, _SOFTMAX = "relax.matmul", "relax.nn.softmax"
 _ITEM_BYTES = 4
 # Of the first cache of nearly all cores. Rows as far apart as a way is long share their sets: heads
 # of 64 numbers in rows of 1,536 took 1.6 x as long in place, a copy of them a twentieth of that.
@@ -61,32 +62,18 @@ class _Operand:
         """Return a value as it is."""
         return cls(value, StridedView.of(known_extents(value)))
 
-
-@dataclasses.dataclass(frozen=True)
-class _Reading:
-    """A tensor, and which of its axes an operand's places run along."""
-
-    source: Any
-    axes: Sequence[Axis]
-
-    @classmethod
-    def of(cls, value: Any) -> _Reading:
-        """Return how all of a value is read."""
-        return cls(value, [Axis(n, 0, i) for i, n in enumerate(known_extents(value))])
-
-    def indices(self, places: Sequence[Any]) -> tuple[Any, ...]:
-        """Return where the number of a place is."""
-        begins = (each.begin for each in self.axes)
-        runs = (0 if each.of_view is None else places[each.of_view] for each in self.axes)
-        return tuple(run + begin for begin, run in zip(begins, runs, strict=True))
+    @property
+    def has_rows(self) -> bool:
+        """Say whether the numbers of its last axis are side by side in the source."""
+        return self.view.axes() is not None and self.view.strides[-1] == 1
 
 
 @dataclasses.dataclass(frozen=True)
 class _Product:
     """A batched product."""
 
-    left: _Reading
-    right: _Reading
+    left: Reading
+    right: Reading
     extents: Sequence[int]  # of the result
     depth: int
     tiles: tuple[int, int]  # rows and columns that are computed
@@ -106,7 +93,7 @@ class _Product:
 class _Moved:
     """The result of a product, reshaped and transposed."""
 
-    product: _Product
+    product: _Product | Attention
     view: StridedView
 
     @property
@@ -132,20 +119,33 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         super().__init__(mod)
         self._unit = unit
         self._uses = uses_of(mod)
-        self._visited: list[_Moved] = []  # of the binding that is visited, one at most
+        # Of the binding that is visited, one of each at most.
+        self._visited: list[_Moved] = []
+        self._multiplied: list[tuple[_Operand, _Operand]] = []
         # Products that have one use, and what was made of their places, by the handles of their
         # new variables.
         self._products: dict[int, _Moved] = {}
+        # Operands of products, by the handles of their new variables, and the new variables that
+        # have one use.
+        self._operands: dict[int, tuple[_Operand, _Operand]] = {}
+        self._used_once: set[int] = set()
         # Sources in shapes that they are read in, which operands share.
         self._reshaped: dict[tuple[int, tuple[int, ...]], Any] = {}
+        # Masks as they are added to scores, which layers share.
+        self._biases: dict[tuple[int, tuple[int, ...]], Reading] = {}
 
     def visit_var_binding_(self, binding: Any) -> None:
         """Visit a binding, and note the product that its new variable is."""
-        self._visited = []
+        self._visited, self._multiplied = [], []
         super().visit_var_binding_(binding)
-        if self._uses[handle(binding.var)] == 1:
-            for product in self._visited:
-                self._products[handle(self.visit_expr(binding.var))] = product
+        if self._uses[handle(binding.var)] != 1:
+            return
+        variable = handle(self.visit_expr(binding.var))
+        self._used_once.add(variable)
+        for product in self._visited:
+            self._products[variable] = product
+        for operands in self._multiplied:
+            self._operands[variable] = operands
 
     def visit_call_(self, call: Any) -> Any:
         """Rewrite a batched product, or the transpose of one."""
@@ -177,18 +177,23 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         is_batched = len(of_a) > 2 and of_a[:-2] == of_b[:-2] and bool(extents)
         if not is_batched or isinstance(b, Constant) or not are_float32(a, b):
             return call
-        tiles = product_tiles(self._unit, *extents[-2:])
         left, right = self._operand(a), self._operand(b)
-        reading, factor = self._in_place(left), left.factor
-        if reading is None:
-            reading, factor = _Reading.of(a), 1.0
+        attention = self._attention(a, right, extents)
+        if attention is not None:
+            self._visited = [_Moved(attention, StridedView.of(extents))]
+            return attention.call(self.builder_, range(len(extents)))
+        self._multiplied = [(left, right)]
+        tiles = product_tiles(self._unit, *extents[-2:])
+        if left.has_rows:
+            reading, factor = self._in_place(left), left.factor
+        else:
+            reading, factor = Reading.of(a, of_a), 1.0
         if right.source is b:
-            other = _Reading.of(b)
+            other = Reading.of(b, of_b)
         else:
             # More columns are a copy anyway, of the right tensor alone.
-            is_kept = tiles[1] == extents[-1] and _keeps_rows(right.view)
-            in_place = self._in_place(right) if is_kept else None
-            other = in_place or _Reading.of(self._copied(right))
+            is_kept = tiles[1] == extents[-1] and right.has_rows and _keeps_rows(right.view)
+            other = self._in_place(right) if is_kept else Reading.of(self._copied(right), of_b)
             factor *= right.factor
         product = _Product(reading, other, extents, of_a[-1], tiles)
         if factor == 1.0:
@@ -200,6 +205,99 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
             return result
         number = relax.const(np.full([1] * len(extents), factor, "float32"))
         return relax.op.multiply(self.builder_.emit(result), number)
+
+    def _attention(self, a: Any, values: _Operand, extents: Sequence[int]) -> Attention | None:
+        """Return attention whose weights are the first operand; None if they are none."""
+        softmax = self._single_use(self._unshaped(a))
+        if operator_of(softmax) != _SOFTMAX:
+            return None
+        (x,) = softmax.args
+        scores, mask = self._masked(x)
+        found = self._scaled_product(scores)
+        if found is None or int(softmax.attrs.axis) not in {-1, len(known_extents(x)) - 1}:
+            return None
+        queries, keys, scale = found
+        *batch, n_numbers, n_keys = keys.view.extents
+        if batch != [*extents[:-2]] or values.factor != 1.0:
+            return None
+        order = [*range(len(batch)), len(batch) + 1, len(batch)]
+        rows = dataclasses.replace(keys, view=keys.view.transposed(order))
+        operands, inner = (queries, rows, values), (n_keys, n_numbers)
+        tiles = AttentionTiles.of(self._unit, extents, inner)
+        if tiles is None or not all(each.has_rows for each in operands):
+            return None
+        q, k, v = (self._in_place(each) for each in operands)
+        bias = None if mask is None else self._bias(mask, known_extents(x)[:-2], batch, tiles)
+        return Attention(q, k, v, bias, extents, inner, scale, tiles)
+
+    def _masked(self, value: Any) -> tuple[Any, Any | None]:
+        """Return scores without the mask that is added to them, and the mask."""
+        added = self._single_use(value)
+        if operator_of(added) == "relax.add":
+            for scores, mask in (added.args, reversed([*added.args])):
+                is_whole = known_extents(scores) == known_extents(value)
+                if is_whole and known_extents(mask) and self._scaled_product(scores) is not None:
+                    return scores, mask
+        return value, None
+
+    def _scaled_product(self, value: Any) -> tuple[_Operand, _Operand, float] | None:
+        """Return the operands of a product with one use, and the number it is multiplied by."""
+        value, scale = self._unshaped(value), 1.0
+        if handle(value) not in self._operands:
+            multiplied = self._single_use(value)
+            number = None if multiplied is None else _factor_of(multiplied)
+            if number is None:
+                return None
+            scale, value = number, self._unshaped(multiplied.args[0])
+        if handle(value) not in self._operands:
+            return None
+        left, right = self._operands[handle(value)]
+        return left, right, scale * left.factor * right.factor
+
+    def _bias(
+        self, mask: Any, of_scores: Sequence[int], batch: Sequence[int], tiles: AttentionTiles
+    ) -> Reading:
+        """Return what is added to scores, in columns of as many queries as are computed.
+
+        Scores have the axes ``of_scores`` instead of those of the batch.
+        """
+        key = handle(mask), tuple(batch)
+        if key in self._biases:
+            return self._biases[key]
+        emit, extents = self.builder_.emit, known_extents(mask)
+        *outer, n_queries, n_keys = [1] * (len(of_scores) + 2 - len(extents)) + extents
+        if outer != [1] * len(outer) and outer != [*of_scores]:
+            outer = [*of_scores]
+            mask = emit(relax.op.broadcast_to(mask, [*outer, n_queries, n_keys]))
+        outer = [*batch] if outer == [*of_scores] else [1] * len(batch)
+        if n_queries == 1:
+            columns = self._seen_as(mask, [*outer, n_keys, 1])
+        else:
+            order = [*range(len(outer)), len(outer) + 1, len(outer)]
+            rows = self._seen_as(mask, [*outer, n_queries, n_keys])
+            columns = emit(relax.op.permute_dims(rows, order))
+            n_more = -n_queries % tiles.block
+            pad = [0] * (2 * len(outer) + 3) + [n_more]
+            columns = emit(relax.op.nn.pad(columns, pad)) if n_more else columns
+        runs = enumerate(known_extents(columns))
+        self._biases[key] = Reading(columns, [Axis(n, 0, i if n > 1 else None) for i, n in runs])
+        return self._biases[key]
+
+    def _unshaped(self, value: Any) -> Any:
+        """Return a value with one use before its other axes than the last two were reshaped."""
+        while True:
+            found = self._single_use(value)
+            if operator_of(found) not in RESHAPES:
+                return value
+            source = found.args[0]
+            if known_extents(source)[-2:] != known_extents(found)[-2:]:
+                return value
+            value = source
+
+    def _single_use(self, value: Any) -> Any:
+        """Return what a variable with one use is bound to; None of anything else."""
+        is_single = isinstance(value, relax.Var) and handle(value) in self._used_once
+        return self.lookup_binding(value) if is_single else None
 
     def _operand(self, value: Any) -> _Operand:
         """Return a value as numbers of the tensor that they were computed in."""
@@ -227,12 +325,11 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
                 return dataclasses.replace(start, view=view)
         return _Operand.of(value)
 
-    def _in_place(self, operand: _Operand) -> _Reading | None:
-        """Return how an operand is read; None if numbers of its last axis are apart."""
+    def _in_place(self, operand: _Operand) -> Reading:
+        """Return how an operand with rows is read."""
         axes = operand.view.axes()
-        if axes is None or operand.view.strides[-1] != 1:
-            return None
-        return _Reading(self._seen_as(operand.source, [each.extent for each in axes]), axes)
+        assert axes is not None
+        return Reading(self._seen_as(operand.source, [each.extent for each in axes]), axes)
 
     def _seen_as(self, source: Any, extents: Sequence[int]) -> Any:
         """Return a tensor in another shape."""

@@ -21,13 +21,13 @@ from tvm_adaptive._tvm import (
     relax,
     tirx,
 )
-from tvm_adaptive._tvm.default_schedules import LEAST_STEPS
-from tvm_adaptive._tvm.tensor_functions import (
-    block_in_loops,
-    float_buffer,
-    integer,
-    tensor_function,
-    whole,
+from tvm_adaptive._tvm.tensor_functions import float_buffer, integer
+from tvm_adaptive.models.fixed_functions import (
+    exponential,
+    fixed_function,
+    float_number,
+    shared_by_threads,
+    unravelled,
 )
 from tvm_adaptive.models.network import are_float32, known_extents
 
@@ -35,17 +35,6 @@ from tvm_adaptive.models.network import are_float32, known_extents
 _REGISTERS = 2
 # Shorter rows have no vectors.
 _LEAST_COLUMNS = 4
-# TVM's pattern of functions that elementwise ones may follow.
-_ELEMENTWISE_MAY_FOLLOW = 4
-# Below, e^x is no normal number.
-_LEAST_EXPONENT = -87.0
-# ln 2 in two parts, the first of which has zeros in its last bits (Cody and Waite, Software Manual
-# for the Elementary Functions, 1980).
-_LN2_FIRST = 355 / 512
-_LN2_REST = math.log(2) - _LN2_FIRST
-# Terms of the series of e^x: with |x| below ln(2) / 2, the rest is below 1.2e-7.
-_N_TERMS = 7
-_MANTISSA_BITS, _EXPONENT_BIAS = 23, 127
 
 Columns = Callable[[Any], Any]
 
@@ -74,19 +63,19 @@ def _softmax(n_lanes: int, builder: Any, call: Any) -> Any | None:
     rows = _Rows(extents, n_lanes)
     data, result = (float_buffer(name, extents) for name in ("data", "softmax"))
     at = rows.at
-    nothing = _float(-math.inf)
+    nothing = float_number(-math.inf)
     largest, find = rows.reduced("largest", nothing, tirx.max, lambda c: _load(data, at(c)))
-    total, add = rows.reduced("total", _float(0.0), _plus, lambda c: _load(result, at(c)))
+    total, add = rows.reduced("total", float_number(0.0), _plus, lambda c: _load(result, at(c)))
 
-    def exponential(c: Any, _: Any) -> Any:
-        return BufferStore(result, _exp(_load(data, at(c)) - largest), at(c))
+    def power(c: Any, _: Any) -> Any:
+        return BufferStore(result, exponential(_load(data, at(c)) - largest), at(c))
 
     def share(c: Any, is_repeated: Any | None) -> Any:
         value = _load(result, at(c))
-        found = tirx.Select(largest == nothing, _float(0.0), value / total)
+        found = tirx.Select(largest == nothing, float_number(0.0), value / total)
         return BufferStore(result, _unless(is_repeated, value, found), at(c))
 
-    body = [*find, rows.each(exponential), *add, rows.each(share)]
+    body = [*find, rows.each(power), *add, rows.each(share)]
     return _called(builder, call, rows.function("softmax", [data], result, body))
 
 
@@ -132,7 +121,11 @@ def _channel_normalization(extents: Sequence[int], width: int, epsilon: float) -
     data, result = (float_buffer(name, extents) for name in ("data", "normalized"))
     scale, shift = (float_buffer(name, [n_channels]) for name in ("scale", "shift"))
     means, squares = (float_buffer(name, [width]) for name in ("means", "squares"))
-    block, n_blocks, n = tirx.Var("block", "int64"), n_channels // width, _float(math.prod(spatial))
+    block, n_blocks, n = (
+        tirx.Var("block", "int64"),
+        n_channels // width,
+        float_number(math.prod(spatial)),
+    )
 
     def vector(store: Callable[[Any, Any], Any]) -> Any:
         lane = tirx.Var("lane", "int64")
@@ -141,7 +134,7 @@ def _channel_normalization(extents: Sequence[int], width: int, epsilon: float) -
 
     def everywhere(store: Callable[[Any, Any, list[Any]], Any]) -> Any:
         place = tirx.Var("place", "int64")
-        position = [tirx.floordiv(block, n_blocks), *_unravelled(place, spatial)]
+        position = [tirx.floordiv(block, n_blocks), *unravelled(place, spatial)]
         body = vector(lambda lane, channel: store(lane, channel, [*position, channel]))
         return For(place, integer(0), integer(math.prod(spatial)), ForKind.SERIAL, body)
 
@@ -157,10 +150,10 @@ def _channel_normalization(extents: Sequence[int], width: int, epsilon: float) -
         return BufferStore(result, value, at)
 
     def inverse(squares: Any) -> Any:
-        return _float(1.0) / tirx.sqrt(squares / n + _float(epsilon))
+        return float_number(1.0) / tirx.sqrt(squares / n + float_number(epsilon))
 
     def cleared(buffer: Any) -> Any:
-        return vector(lambda lane, _: BufferStore(buffer, _float(0.0), [lane]))
+        return vector(lambda lane, _: BufferStore(buffer, float_number(0.0), [lane]))
 
     body = [
         *map(cleared, (means, squares)),
@@ -170,9 +163,9 @@ def _channel_normalization(extents: Sequence[int], width: int, epsilon: float) -
         vector(lambda lane, _: BufferStore(squares, inverse(squares[lane]), [lane])),
         everywhere(normalized),
     ]
-    loop = _threads(block, n_images * n_blocks, math.prod(extents), body)
+    loop = shared_by_threads(block, n_images * n_blocks, math.prod(extents), body)
     operands = [data, scale, shift]
-    return _function("normalization", operands, result, loop, [means, squares])
+    return fixed_function("normalization", operands, result, loop, [means, squares])
 
 
 def _normalization(rows: _Rows, n_scales: int, epsilon: float, scale_of: Columns) -> PrimFunc:
@@ -182,8 +175,8 @@ def _normalization(rows: _Rows, n_scales: int, epsilon: float, scale_of: Columns
     """
     data, result = (float_buffer(name, rows.extents) for name in ("data", "normalized"))
     scale, shift = (float_buffer(name, [n_scales]) for name in ("scale", "shift"))
-    at, n = rows.at, _float(rows.n_columns)
-    total, add = rows.reduced("total", _float(0.0), _plus, lambda c: _load(data, at(c)))
+    at, n = rows.at, float_number(rows.n_columns)
+    total, add = rows.reduced("total", float_number(0.0), _plus, lambda c: _load(data, at(c)))
 
     def centred(c: Any) -> Any:
         return _load(data, at(c)) - total / n
@@ -191,8 +184,8 @@ def _normalization(rows: _Rows, n_scales: int, epsilon: float, scale_of: Columns
     def square(c: Any) -> Any:
         return centred(c) * centred(c)
 
-    squares, add_squares = rows.reduced("squares", _float(0.0), _plus, square)
-    factor = _float(1.0) / tirx.sqrt(squares / n + _float(epsilon))
+    squares, add_squares = rows.reduced("squares", float_number(0.0), _plus, square)
+    factor = float_number(1.0) / tirx.sqrt(squares / n + float_number(epsilon))
 
     def normalized(c: Any) -> Any:
         return centred(c) * factor * scale[scale_of(c)] + shift[scale_of(c)]
@@ -223,7 +216,7 @@ class _Rows:
 
     def at(self, column: Any) -> list[Any]:
         """Return the indices of a number in this row."""
-        return [*_unravelled(self._row, self._outer), column]
+        return [*unravelled(self._row, self._outer), column]
 
     def each(self, store: Callable[[Any, Any | None], Any]) -> Any:
         """Return a loop over vectors.
@@ -268,36 +261,8 @@ class _Rows:
         self, name: str, operands: Sequence[Any], result: Any, body: Sequence[Any]
     ) -> PrimFunc:
         """Return a function of the tensor, which is the first operand, and of vectors."""
-        loop = _threads(self._row, math.prod(self._outer), math.prod(self.extents), body)
-        return _function(name, operands, result, loop, self._allocated)
-
-
-def _unravelled(place: Any, extents: Sequence[int]) -> list[Any]:
-    """Return the indices of a place in row-major order."""
-    indices: list[Any] = []
-    for extent in reversed(extents):
-        indices.insert(0, tirx.floormod(place, extent))
-        place = tirx.floordiv(place, extent)
-    return indices
-
-
-def _threads(variable: Any, n_steps: int, n_numbers: int, body: Sequence[Any]) -> Any:
-    """Return a loop that the threads share, if there is enough to do."""
-    kind = ForKind.PARALLEL if n_numbers >= LEAST_STEPS else ForKind.SERIAL
-    return For(variable, integer(0), integer(n_steps), kind, SeqStmt(list(body)))
-
-
-def _function(
-    name: str, operands: Sequence[Any], result: Any, loop: Any, allocated: Sequence[Any]
-) -> PrimFunc:
-    """Return a function with all of its loops in one block.
-
-    MetaSchedule would take the rows of a block with loops as a vector.
-    """
-    regions = [(each, [*map(whole, map(int, each.shape))]) for each in (*operands, result)]
-    block = block_in_loops(name, [], regions[:-1], regions[-1:], loop, allocated=allocated)
-    function = tensor_function([*operands, result], block)
-    return function.with_attr("op_pattern", _ELEMENTWISE_MAY_FOLLOW)
+        loop = shared_by_threads(self._row, math.prod(self._outer), math.prod(self.extents), body)
+        return fixed_function(name, operands, result, loop, self._allocated)
 
 
 def are_rows(extents: Sequence[int], axes: Sequence[int], *values: Any) -> bool:
@@ -312,26 +277,9 @@ def _load(buffer: Any, indices: Sequence[Any]) -> Any:
     return buffer[tuple(indices)]
 
 
-def _float(value: float) -> Any:
-    return tirx.const(value, "float32")
-
-
 def _plus(a: Any, b: Any) -> Any:
     return a + b
 
 
 def _unless(condition: Any | None, otherwise: Any, value: Any) -> Any:
     return value if condition is None else tirx.Select(condition, otherwise, value)
-
-
-def _exp(x: Any) -> Any:
-    """Return e^x of an x of 0 or less: 2^k times the series of the rest."""
-    least = _float(_LEAST_EXPONENT)
-    x = tirx.Select(x < least, least, x)  # which leaves NaN as it is
-    k = tirx.floor(x * _float(1 / math.log(2)) + _float(0.5))
-    rest = x - k * _float(_LN2_FIRST) - k * _float(_LN2_REST)
-    series = _float(1 / math.factorial(_N_TERMS - 1))
-    for power in reversed(range(_N_TERMS - 1)):
-        series = series * rest + _float(1 / math.factorial(power))
-    bits = (k.astype("int32") + _EXPONENT_BIAS) << _MANTISSA_BITS
-    return series * tirx.reinterpret("float32", bits)

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,6 +16,25 @@ class Axis:
     extent: int  # of the source
     begin: int
     of_view: int | None  # the view's axis that runs along it; None for ``begin`` alone
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """A tensor, and which of its axes the places of an operand run along."""
+
+    source: Any
+    axes: Sequence[Axis]
+
+    @classmethod
+    def of(cls, source: Any, extents: Sequence[int]) -> Reading:
+        """Return how all of a tensor is read."""
+        return cls(source, [Axis(n, 0, i) for i, n in enumerate(extents)])
+
+    def indices(self, places: Sequence[Any]) -> tuple[Any, ...]:
+        """Return where the number of a place is."""
+        begins = (each.begin for each in self.axes)
+        runs = (0 if each.of_view is None else places[each.of_view] for each in self.axes)
+        return tuple(run + begin for begin, run in zip(begins, runs, strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
