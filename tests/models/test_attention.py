@@ -119,6 +119,38 @@ def test_what_is_added_to_scores(shape: tuple[int, ...]) -> None:
     assert error_of(network, [*inputs, 5.0 * mask], 5.0 * mask, 0.5) < 1e-5
 
 
+def test_windows_with_biases_and_masks() -> None:
+    """As in Swin transformers: a bias for each head, and a mask for each window."""
+    n_images, n_windows, n_heads, n = 2, 3, 2, 7 * 7
+    batch = n_images * n_windows
+    shapes: dict[str, tuple[int, ...]] = {
+        **dict.fromkeys("qkv", (batch, n_heads, n, N_NUMBERS)),
+        "bias": (1, n_heads, n, n),
+        "mask": (n_windows, n, n),
+    }
+    builder = relax.BlockBuilder()
+    q, k, v, bias, mask = inputs = [
+        relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in shapes.items()
+    ]
+    emit = builder.emit
+    with builder.function("main", inputs):
+        with builder.dataflow():
+            x = emit(relax.op.matmul(q, emit(relax.op.permute_dims(k, [0, 1, 3, 2]))))
+            x = emit(relax.op.divide(x, relax.const(np.float32(4.0))))
+            x = emit(relax.op.add(x, bias))
+            x = emit(relax.op.reshape(x, (n_images, n_windows, n_heads, n, n)))
+            x = emit(relax.op.add(x, emit(relax.op.reshape(mask, (1, n_windows, 1, n, n)))))
+            x = emit(relax.op.reshape(x, (batch, n_heads, n, n)))
+            x = emit(relax.op.matmul(emit(relax.op.nn.softmax(x)), v))
+            x = builder.emit_output(relax.op.multiply(x, relax.const(np.float32(2.0))))
+        builder.emit_func_output(x)
+    network = Network("net", builder.get(), {}, shapes, dict.fromkeys(shapes, "float32"))
+    assert not any("softmax" in name or "matmul" in name for name in names_of(network))
+    given = inputs_of(network)
+    added = given[3] + np.tile(given[4], (n_images, 1, 1))[:, None]
+    assert error_of(network, given, added, 0.25) < 1e-5
+
+
 def test_keys_that_a_mask_hides_have_no_weight() -> None:
     network = network_of((2,), 50, 70, mask=(50, 70))
     inputs = inputs_of(network)

@@ -40,13 +40,16 @@ _ITEM_BYTES = 4
 _WAY_BYTES, _N_WAYS = 4096, 8
 
 
-def with_products_in_place(mod: IRModule, unit: VectorUnit) -> IRModule:
+def with_products_in_place(
+    mod: IRModule, unit: VectorUnit, *, computes_softmax: bool = True
+) -> IRModule:
     """Return a module without most of the copies around batched products.
 
     A number that an operand is multiplied by multiplies the result instead, where the product may
-    have it done at once.
+    have it done at once. With ``computes_softmax``, attention is one function.
     """
-    return without_dead_bindings(with_rewritten_main(mod, _Rewriter(mod, unit)))
+    rewriter = _Rewriter(mod, unit, computes_softmax=computes_softmax)
+    return without_dead_bindings(with_rewritten_main(mod, rewriter))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +69,20 @@ class _Operand:
     def has_rows(self) -> bool:
         """Say whether the numbers of its last axis are side by side in the source."""
         return self.view.axes() is not None and self.view.strides[-1] == 1
+
+
+# What is added to scores, and the axes that scores have there beside those of queries and keys.
+_Added = tuple[Any, tuple[int, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Scores:
+    """Products of queries and keys, times a number, and what is added to them."""
+
+    queries: _Operand
+    keys: _Operand
+    scale: float
+    added: tuple[_Added, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,9 +132,9 @@ class _Moved:
 class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
     """Rewrites ``main``, binding by binding."""
 
-    def __init__(self, mod: IRModule, unit: VectorUnit) -> None:
+    def __init__(self, mod: IRModule, unit: VectorUnit, *, computes_softmax: bool) -> None:
         super().__init__(mod)
-        self._unit = unit
+        self._unit, self._computes_softmax = unit, computes_softmax
         self._uses = uses_of(mod)
         # Of the binding that is visited, one of each at most.
         self._visited: list[_Moved] = []
@@ -131,8 +148,8 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         self._used_once: set[int] = set()
         # Sources in shapes that they are read in, which operands share.
         self._reshaped: dict[tuple[int, tuple[int, ...]], Any] = {}
-        # Masks as they are added to scores, which layers share.
-        self._biases: dict[tuple[int, tuple[int, ...]], Reading] = {}
+        # Sums of masks in the axes of a product, by these and the masks, which layers share.
+        self._biases: dict[tuple[int, ...], Reading] = {}
 
     def visit_var_binding_(self, binding: Any) -> None:
         """Visit a binding, and note the product that its new variable is."""
@@ -209,79 +226,83 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
     def _attention(self, a: Any, values: _Operand, extents: Sequence[int]) -> Attention | None:
         """Return attention whose weights are the first operand; None if they are none."""
         softmax = self._single_use(self._unshaped(a))
-        if operator_of(softmax) != _SOFTMAX:
+        if not self._computes_softmax or operator_of(softmax) != _SOFTMAX:
             return None
         (x,) = softmax.args
-        scores, mask = self._masked(x)
-        found = self._scaled_product(scores)
-        if found is None or int(softmax.attrs.axis) not in {-1, len(known_extents(x)) - 1}:
+        scores = self._scores(x)
+        if scores is None or int(softmax.attrs.axis) not in {-1, len(known_extents(x)) - 1}:
             return None
-        queries, keys, scale = found
+        keys = scores.keys
         *batch, n_numbers, n_keys = keys.view.extents
         if batch != [*extents[:-2]] or values.factor != 1.0:
             return None
         order = [*range(len(batch)), len(batch) + 1, len(batch)]
         rows = dataclasses.replace(keys, view=keys.view.transposed(order))
-        operands, inner = (queries, rows, values), (n_keys, n_numbers)
+        operands, inner = (scores.queries, rows, values), (n_keys, n_numbers)
         tiles = AttentionTiles.of(self._unit, extents, inner)
         if tiles is None or not all(each.has_rows for each in operands):
             return None
         q, k, v = (self._in_place(each) for each in operands)
-        bias = None if mask is None else self._bias(mask, known_extents(x)[:-2], batch, tiles)
-        return Attention(q, k, v, bias, extents, inner, scale, tiles)
+        bias = self._bias(scores.added, batch, tiles) if scores.added else None
+        return Attention(q, k, v, bias, extents, inner, scores.scale, tiles)
 
-    def _masked(self, value: Any) -> tuple[Any, Any | None]:
-        """Return scores without the mask that is added to them, and the mask."""
-        added = self._single_use(value)
-        if operator_of(added) == "relax.add":
-            for scores, mask in (added.args, reversed([*added.args])):
-                is_whole = known_extents(scores) == known_extents(value)
-                if is_whole and known_extents(mask) and self._scaled_product(scores) is not None:
-                    return scores, mask
-        return value, None
-
-    def _scaled_product(self, value: Any) -> tuple[_Operand, _Operand, float] | None:
-        """Return the operands of a product with one use, and the number it is multiplied by."""
-        value, scale = self._unshaped(value), 1.0
-        if handle(value) not in self._operands:
-            multiplied = self._single_use(value)
-            number = None if multiplied is None else _factor_of(multiplied)
-            if number is None:
-                return None
-            scale, value = number, self._unshaped(multiplied.args[0])
-        if handle(value) not in self._operands:
+    def _scores(self, value: Any) -> _Scores | None:
+        """Return scaled products with one use as what they follow from; None of anything else."""
+        value = self._unshaped(value)
+        if handle(value) in self._operands:
+            left, right = self._operands[handle(value)]
+            return _Scores(left, right, left.factor * right.factor)
+        found = self._single_use(value)
+        number = _factor_of(found)
+        if number is not None:
+            below = self._scores(found.args[0])
+            is_product = below is not None and not below.added
+            return dataclasses.replace(below, scale=below.scale * number) if is_product else None
+        if operator_of(found) != "relax.add":
             return None
-        left, right = self._operands[handle(value)]
-        return left, right, scale * left.factor * right.factor
+        extents = known_extents(found)
+        for x, mask in (found.args, reversed([*found.args])):
+            if known_extents(x) == extents and known_extents(mask) and are_float32(mask):
+                below = self._scores(x)
+                if below is not None:
+                    added = (*below.added, (mask, tuple(extents[:-2])))
+                    return dataclasses.replace(below, added=added)
+        return None
 
     def _bias(
-        self, mask: Any, of_scores: Sequence[int], batch: Sequence[int], tiles: AttentionTiles
+        self, added: Sequence[_Added], batch: Sequence[int], tiles: AttentionTiles
     ) -> Reading:
-        """Return what is added to scores, in columns of as many queries as are computed.
-
-        Scores have the axes ``of_scores`` instead of those of the batch.
-        """
-        key = handle(mask), tuple(batch)
+        """Return what is added to scores, in columns of as many queries as are computed."""
+        key = (*batch, *(handle(mask) for mask, _ in added))
         if key in self._biases:
             return self._biases[key]
-        emit, extents = self.builder_.emit, known_extents(mask)
-        *outer, n_queries, n_keys = [1] * (len(of_scores) + 2 - len(extents)) + extents
-        if outer != [1] * len(outer) and outer != [*of_scores]:
-            outer = [*of_scores]
-            mask = emit(relax.op.broadcast_to(mask, [*outer, n_queries, n_keys]))
-        outer = [*batch] if outer == [*of_scores] else [1] * len(batch)
+        emit = self.builder_.emit
+        rows = [self._rows_of(*each, batch) for each in added]
+        sum_ = functools.reduce(lambda x, y: emit(relax.op.add(x, y)), rows)
+        *outer, n_queries, n_keys = known_extents(sum_)
         if n_queries == 1:
-            columns = self._seen_as(mask, [*outer, n_keys, 1])
+            columns = self._seen_as(sum_, [*outer, n_keys, 1])
         else:
-            order = [*range(len(outer)), len(outer) + 1, len(outer)]
-            rows = self._seen_as(mask, [*outer, n_queries, n_keys])
-            columns = emit(relax.op.permute_dims(rows, order))
+            columns = emit(
+                relax.op.permute_dims(sum_, [*range(len(outer)), len(outer) + 1, len(outer)])
+            )
             n_more = -n_queries % tiles.block
             pad = [0] * (2 * len(outer) + 3) + [n_more]
             columns = emit(relax.op.nn.pad(columns, pad)) if n_more else columns
         runs = enumerate(known_extents(columns))
         self._biases[key] = Reading(columns, [Axis(n, 0, i if n > 1 else None) for i, n in runs])
         return self._biases[key]
+
+    def _rows_of(self, mask: Any, of_scores: Sequence[int], batch: Sequence[int]) -> Any:
+        """Return a mask of scores with other axes of the batch, with those of a product."""
+        extents = known_extents(mask)
+        *outer, n_queries, n_keys = [1] * (len(of_scores) + 2 - len(extents)) + extents
+        if outer == [1] * len(outer):
+            return self._seen_as(mask, [*[1] * len(batch), n_queries, n_keys])
+        if outer != [*of_scores]:
+            whole = relax.op.broadcast_to(mask, [*of_scores, n_queries, n_keys])
+            mask = self.builder_.emit(whole)
+        return self._seen_as(mask, [*batch, n_queries, n_keys])
 
     def _unshaped(self, value: Any) -> Any:
         """Return a value with one use before its other axes than the last two were reshaped."""
@@ -365,8 +386,13 @@ def _keeps_rows(view: StridedView) -> bool:
 
 def _factor_of(call: Any) -> float | None:
     """Return the number that a tensor is multiplied by; None if it is not."""
-    if operator_of(call) != "relax.multiply" or not isinstance(call.args[1], Constant):
+    name = operator_of(call)
+    if name not in {"relax.multiply", "relax.divide"} or not isinstance(call.args[1], Constant):
         return None
     values = _tvm.data_of_constant(call.args[1]).numpy()
-    is_number = values.size == 1 and known_extents(call) == known_extents(call.args[0])
-    return float(values.item()) if is_number and math.isfinite(values.item()) else None
+    if values.size != 1 or known_extents(call) != known_extents(call.args[0]):
+        return None
+    number = float(values.item())
+    if name == "relax.divide":
+        number = 1.0 / number if number else math.inf
+    return number if math.isfinite(number) else None

@@ -230,6 +230,7 @@ def _lower(
             if unit is not None:
                 mod = as_products(with_parts_of_concatenations(mod), unit)
         mod = merge(mod)
-        mod = mod if unit is None else merge(with_products_in_place(mod, unit))
+        if unit is not None:
+            mod = merge(with_products_in_place(mod, unit, computes_softmax=vector_math))
         mod = without_subnormals(with_runs(Sequential(lower)(mod)))
         return t.AttachAttrLayoutFreeBuffers()(mod) if prepack else mod
