@@ -99,6 +99,13 @@ def test_one_function(
     assert error_of(network, inputs_of(network), 0.0, number) < 1e-5
 
 
+@pytest.mark.parametrize("n_values", [LANES, 3 * LANES, 5 * LANES - 6, 5 * LANES + LANES // 2])
+def test_values_that_no_vector_divides(n_values: int) -> None:
+    network = network_of((2,), 4 * LANES, 70, n_values=n_values)
+    assert not any("softmax" in name for name in names_of(network))
+    assert error_of(network, inputs_of(network), 0.0, 1.0) < 1e-5
+
+
 @pytest.mark.parametrize("build", ALL)
 @pytest.mark.parametrize("n_tokens", [2 * LANES, 5 * LANES - 1])
 def test_heads_are_read_where_they_are(build: Build, n_tokens: int) -> None:
@@ -165,9 +172,9 @@ def test_keys_that_a_mask_hides_have_no_weight() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        pytest.param({"n_queries": 3}, id="few queries"),
+        pytest.param({"n_queries": 1}, id="a single query"),
         pytest.param({"n_keys": 2}, id="few keys"),
-        pytest.param({"n_values": LANES + 1}, id="values that no vector divides"),
+        pytest.param({"n_values": LANES - 1}, id="values that fill no vector"),
         pytest.param({"n_keys": 20_000}, id="scores that no cache holds"),
     ],
 )

@@ -28,18 +28,22 @@ from tvm_adaptive.models.network import known_extents
 from tvm_adaptive.models.strided_view import Reading
 from tvm_adaptive.models.whole_tiles import tile_rows
 
-# Vectors of queries, of which sums of several keys are in registers at the same time.
-_QUERY_VECTORS = 2
-# Sums of weighted values: queries beside each other, and vectors of values.
-_QUERIES_OF_MANY, _QUERIES_OF_FEW, _VALUE_VECTORS = 8, 4, 2
+# Vectors of queries or of values in a row of a tile, and the time for each number: beside one
+# vector there are as many loads as multiply-adds.
+_VECTORS = {2: 1.0, 1: 1.2}
+# Queries of a tile of results, with many registers and with few.
+_QUERIES_OF_MANY, _QUERIES_OF_FEW = 8, 4
 _MANY_REGISTERS = 32
-# With a larger share of queries for nothing, products of their own are faster.
-_MOST_QUERIES = 1.4
+# With more queries or values for nothing, products of their own are as fast: 12 heads of 20 tokens,
+# computed as 32, took 0.8 of their time, of 8 tokens, as 16, as long.
+_MOST_COMPUTED = 1.7
 # Keys whose scores and values the first cache keeps for all queries of a block.
 _KEYS_IN_CACHE = 64
 # Half of a small second-level cache, for the scores of a block.
 _MOST_SCORE_BYTES = 1 << 18
 _ITEM_BYTES = 4
+
+Place = Sequence[Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,21 +57,32 @@ class AttentionTiles:
 
     @classmethod
     def of(
-        cls, unit: VectorUnit, extents: Sequence[int], inner: tuple[int, int]
+        cls, unit: VectorUnit, n_queries: int, n_keys: int, n_values: int
     ) -> AttentionTiles | None:
         """Return tiles for a processor; None if the products are to be separate."""
-        (*_, n_queries, n_values), (n_keys, _) = extents, inner
-        block = _QUERY_VECTORS * unit.lanes
-        n_computed = block * math.ceil(n_queries / block)
+        block = _width(n_queries, unit.lanes, 2 * unit.lanes)
+        values = _width(n_values, unit.lanes, n_values)
         rows = [n for n in tile_rows(unit) if n <= n_keys]
-        is_small = _ITEM_BYTES * block * n_keys <= _MOST_SCORE_BYTES
-        is_worth = n_computed <= _MOST_QUERIES * n_queries and n_values % unit.lanes == 0
-        if not (rows and is_small and is_worth):
+        if not rows or values > n_values or _ITEM_BYTES * block * n_keys > _MOST_SCORE_BYTES:
             return None
-        keys = min(rows, key=lambda n: (n * math.ceil(n_keys / n), -n))
+        if any(
+            _whole(n, width) > _MOST_COMPUTED * n
+            for n, width in ((n_queries, block), (n_values, values))
+        ):
+            return None
+        keys = min(rows, key=lambda width: (_whole(n_keys, width), -width))
         has_many = unit.n_registers >= _MANY_REGISTERS
-        queries = _QUERIES_OF_MANY if has_many else _QUERIES_OF_FEW
-        return cls(block, keys, queries, math.gcd(n_values, _VALUE_VECTORS * unit.lanes))
+        return cls(block, keys, _QUERIES_OF_MANY if has_many else _QUERIES_OF_FEW, values)
+
+
+def _width(n: int, lanes: int, most: int) -> int:
+    """Return the width of tiles that take the least time for ``n`` numbers."""
+    times = {m * lanes: time for m, time in _VECTORS.items() if m == 1 or m * lanes <= most}
+    return min(times, key=lambda width: times[width] * _whole(n, width))
+
+
+def _whole(n: int, width: int) -> int:
+    return width * math.ceil(n / width)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +97,8 @@ class Attention:
     values: Reading
     bias: Reading | None  # added to the products; places run along batch, keys and queries
     extents: Sequence[int]  # of the result
-    inner: tuple[int, int]  # keys, and numbers of a query and of a key
+    n_keys: int
+    n_numbers: int  # of a query and of a key
     scale: float
     tiles: AttentionTiles
 
@@ -110,11 +126,11 @@ def _function(
     first = tirx.floormod(chunk, n_blocks) * attention.tiles.block
     block = _Block(attention, operands, outer, first)
 
-    def write(places: Sequence[Any], value: Any) -> Any:
-        return BufferStore(result, value, [places[axis] for axis in order])
+    def write(place: Place, value: Any) -> Any:
+        return BufferStore(result, value, [place[axis] for axis in order])
 
-    n_numbers = math.prod(batch) * n_queries * attention.inner[0]
-    loop = shared_by_threads(chunk, math.prod(batch) * n_blocks, n_numbers, block.body(write))
+    n_scores = math.prod(batch) * n_queries * attention.n_keys
+    loop = shared_by_threads(chunk, math.prod(batch) * n_blocks, n_scores, block.body(write))
     return fixed_function("attention", operands, result, loop, block.buffers)
 
 
@@ -122,21 +138,22 @@ class _Block:
     """What is computed for one block of queries, and the buffers that it needs."""
 
     def __init__(
-        self, attention: Attention, operands: Sequence[Any], outer: Sequence[Any], first: Any
+        self, attention: Attention, operands: Sequence[Any], outer: Place, first: Any
     ) -> None:
         self._attention, self._outer, self._first = attention, list(outer), first
         self._queries, self._keys, self._values, *self._bias = operands
         self._n_queries, self._n_values = attention.extents[-2:]
-        tiles = attention.tiles
-        self._packed = float_buffer("packed", [attention.inner[1], tiles.block])
-        self._scores = float_buffer("scores", [attention.inner[0], tiles.block])
-        self._sums = float_buffer("sums", [tiles.block, self._n_values])
+        self._tiles = tiles = attention.tiles
+        self._n_columns = math.ceil(self._n_values / tiles.values)
+        self._packed = float_buffer("packed", [attention.n_numbers, tiles.block])
+        self._scores = float_buffer("scores", [attention.n_keys, tiles.block])
+        self._sums = float_buffer("sums", [tiles.block, self._n_columns * tiles.values])
         self._largest, self._total = (
             float_buffer(name, [tiles.block]) for name in ("largest", "total")
         )
         self.buffers = [self._packed, self._scores, self._sums, self._largest, self._total]
 
-    def body(self, write: Callable[[Sequence[Any], Any], Any]) -> list[Any]:
+    def body(self, write: Callable[[Place, Any], Any]) -> list[Any]:
         """Return the statements; ``write`` returns one that stores a number of the result."""
         return [self._pack(), self._score(), *self._softmax(), *self._weigh(), self._write(write)]
 
@@ -151,148 +168,162 @@ class _Block:
                 value = self._queries[at] * float_number(attention.scale)
                 return BufferStore(self._packed, value, [k, query])
 
-            return _loop("query", attention.tiles.block, pack)
+            return _loop("query", self._tiles.block, pack)
 
-        return _loop("number", attention.inner[1], number)
+        return _loop("number", attention.n_numbers, number)
 
     def _score(self) -> Any:
         """Return statements that multiply each key with all queries of the block."""
-        attention, n = self._attention, self._attention.tiles.keys
+        attention, n = self._attention, self._tiles.keys
 
         def tile(step: Any) -> Any:
             # The last tile overlaps the one before it.
-            key = tirx.min(step * n, integer(attention.inner[0] - n))
+            first = tirx.min(step * n, integer(attention.n_keys - n))
 
-            def begin(row: Any, lane: Any) -> Any:
-                return BufferStore(self._scores, self._biased(key + row, lane), [key + row, lane])
+            def begin(key: Any, query: Any) -> Any:
+                return BufferStore(self._scores, self._biased(key, query), [key, query])
 
             def number(k: Any) -> Any:
-                def add(row: Any, lane: Any) -> Any:
-                    at = attention.keys.indices([*self._outer, key + row, k])
-                    more = self._keys[at] * self._packed[k, lane]
-                    place = [key + row, lane]
-                    return BufferStore(self._scores, self._scores[tuple(place)] + more, place)
+                def add(key: Any, query: Any) -> Any:
+                    at = attention.keys.indices([*self._outer, key, k])
+                    return _add(self._scores, [key, query], self._keys[at] * self._packed[k, query])
 
-                return self._rows(n, add)
+                return rows(add)
 
-            return SeqStmt([self._rows(n, begin), _loop("number", attention.inner[1], number)])
+            def rows(store: Callable[[Any, Any], Any]) -> Any:
+                def row(i: Any) -> Any:
+                    return self._of_queries(lambda query: store(first + i, query))
 
-        return _loop("step", math.ceil(attention.inner[0] / n), tile)
+                return _loop("row", n, row, ForKind.UNROLLED)
 
-    def _biased(self, key: Any, lane: Any) -> Any:
+            return SeqStmt([rows(begin), _loop("number", attention.n_numbers, number)])
+
+        return _loop("step", math.ceil(attention.n_keys / n), tile)
+
+    def _biased(self, key: Any, query: Any) -> Any:
         """Return what is added to the score of a query with a key."""
         bias = self._attention.bias
         if bias is None:
             return float_number(0.0)
         (buffer,) = self._bias
-        return buffer[bias.indices([*self._outer, key, self._first + lane])]
+        return buffer[bias.indices([*self._outer, key, self._first + query])]
 
-    def _rows(self, n: int, store: Callable[[Any, Any], Any]) -> Any:
-        """Return statements for some rows of scores, in vectors of queries."""
-        return _loop("row", n, lambda row: self._vector(lambda c: store(row, c)), ForKind.UNROLLED)
-
-    def _vector(self, store: Callable[[Any], Any]) -> Any:
-        """Return a statement for all queries of the block."""
-        return _loop("lane", self._attention.tiles.block, store, ForKind.VECTORIZED)
+    def _of_queries(self, store: Callable[[Any], Any]) -> Any:
+        """Return a statement for vectors of all queries of the block."""
+        return _loop("lane", self._tiles.block, store, ForKind.VECTORIZED)
 
     def _softmax(self) -> list[Any]:
         """Return statements that turn scores into powers of e, and add those of each query."""
         scores, largest, total = self._scores, self._largest, self._total
         nothing, zero, one = (float_number(each) for each in (-math.inf, 0.0, 1.0))
 
-        def shift(c: Any) -> Any:
-            # Of a query without keys: its powers are no numbers otherwise.
-            return tirx.Select(largest[c] == nothing, zero, largest[c])
-
         def find(key: Any) -> Any:
-            return self._vector(
+            return self._of_queries(
                 lambda c: BufferStore(largest, tirx.max(largest[c], scores[key, c]), [c])
             )
 
         def power(key: Any) -> Any:
-            found = self._vector(
-                lambda c: BufferStore(scores, exponential(scores[key, c] - shift(c)), [key, c])
-            )
-            add = self._vector(lambda c: BufferStore(total, total[c] + scores[key, c], [c]))
-            return SeqStmt([found, add])
+            def store(c: Any) -> Any:
+                # Of a query without keys: its powers are no numbers otherwise.
+                shift = tirx.Select(largest[c] == nothing, zero, largest[c])
+                return BufferStore(scores, exponential(scores[key, c] - shift), [key, c])
 
-        n = self._attention.inner[0]
-        return [
-            self._vector(lambda c: BufferStore(largest, nothing, [c])),
-            _loop("key", n, find),
-            self._vector(lambda c: BufferStore(total, zero, [c])),
-            _loop("key", n, power),
+            add = self._of_queries(lambda c: _add(total, [c], scores[key, c]))
+            return SeqStmt([self._of_queries(store), add])
+
+        def invert(c: Any) -> Any:
             # Results are 0 where all scores are -inf, as those of our softmax.
-            self._vector(
-                lambda c: BufferStore(
-                    total, tirx.Select(largest[c] == nothing, zero, one / total[c]), [c]
-                )
-            ),
+            found = tirx.Select(largest[c] == nothing, zero, one / total[c])
+            return BufferStore(total, found, [c])
+
+        n = self._attention.n_keys
+        return [
+            self._of_queries(lambda c: BufferStore(largest, nothing, [c])),
+            _loop("key", n, find),
+            self._of_queries(lambda c: BufferStore(total, zero, [c])),
+            _loop("key", n, power),
+            self._of_queries(invert),
         ]
 
     def _weigh(self) -> list[Any]:
         """Return statements that add the values, each times its power."""
-        attention, tiles = self._attention, self._attention.tiles
-        n_keys, n_columns = attention.inner[0], self._n_values // tiles.values
+        tiles, n_keys = self._tiles, self._attention.n_keys
 
-        def columns(column: Any, store: Callable[[Any], Any]) -> Any:
-            start = column * tiles.values
-            return _loop("lane", tiles.values, lambda c: store(start + c), ForKind.VECTORIZED)
+        def begin(query: Any, column: Any) -> Any:
+            return self._of_values(
+                column, lambda c, _: BufferStore(self._sums, float_number(0.0), [query, c])
+            )
 
-        def begin(query: Any) -> Any:
-            def store(c: Any) -> Any:
-                return BufferStore(self._sums, float_number(0.0), [query, c])
+        def add(key: Any, query: Any, column: Any) -> Any:
+            def store(c: Any, number: Any) -> Any:
+                at = self._attention.values.indices([*self._outer, key, number])
+                return _add(self._sums, [query, c], self._scores[key, query] * self._values[at])
 
-            return _loop("column", n_columns, lambda column: columns(column, store))
+            return self._of_values(column, store)
 
-        def add(key: Any, query: Any, c: Any) -> Any:
-            at = attention.values.indices([*self._outer, key, c])
-            more = self._scores[key, query] * self._values[at]
-            return BufferStore(self._sums, self._sums[query, c] + more, [query, c])
+        def part(start: Any, n: int) -> Any:
+            """Add values of keys that the first cache keeps."""
 
-        def block(start: Any, n: int) -> Any:
             def tile(first: Any, column: Any) -> Any:
-                def rows(key: Any) -> Any:
+                def key(k: Any) -> Any:
                     def row(i: Any) -> Any:
-                        return columns(column, lambda c: add(start + key, first + i, c))
+                        return add(start + k, first + i, column)
 
                     return _loop("row", tiles.queries, row, ForKind.UNROLLED)
 
-                return _loop("key", n, rows)
+                return _loop("key", n, key)
 
-            def tiles_of(i: Any) -> Any:
-                return _loop("column", n_columns, lambda column: tile(i * tiles.queries, column))
+            def queries(step: Any) -> Any:
+                return self._columns(lambda column: tile(step * tiles.queries, column))
 
-            return _loop("tile", tiles.block // tiles.queries, tiles_of)
+            return _loop("step", tiles.block // tiles.queries, queries)
 
         n_whole, n_rest = divmod(n_keys, _KEYS_IN_CACHE)
-        found = [_loop("query", tiles.block, begin)]
+        found = [
+            _loop("query", tiles.block, lambda q: self._columns(lambda column: begin(q, column)))
+        ]
         if n_whole:
-            found.append(
-                _loop("part", n_whole, lambda i: block(i * _KEYS_IN_CACHE, _KEYS_IN_CACHE))
-            )
+            found.append(_loop("part", n_whole, lambda i: part(i * _KEYS_IN_CACHE, _KEYS_IN_CACHE)))
         if n_rest:
-            found.append(block(integer(n_whole * _KEYS_IN_CACHE), n_rest))
+            found.append(part(integer(n_whole * _KEYS_IN_CACHE), n_rest))
         return found
 
-    def _write(self, write: Callable[[Sequence[Any], Any], Any]) -> Any:
+    def _columns(self, body: Callable[[Any], Any]) -> Any:
+        return _loop("column", self._n_columns, body)
+
+    def _of_values(self, column: Any, store: Callable[[Any, Any], Any]) -> Any:
+        """Return a statement for vectors of a column of values.
+
+        ``store`` gets places in a row of sums and in one of values: the last column of values
+        overlaps the one before where columns do not divide them.
+        """
+        width = self._tiles.values
+        first = column * width
+        if self._n_values % width:
+            first = tirx.min(first, integer(self._n_values - width))
+
+        def lane(c: Any) -> Any:
+            return store(column * width + c, first + c)
+
+        return _loop("lane", width, lane, ForKind.VECTORIZED)
+
+    def _write(self, write: Callable[[Place, Any], Any]) -> Any:
         """Return statements that divide sums by those of the powers, and write the result."""
-        tiles = self._attention.tiles
-        n_columns = self._n_values // tiles.values
 
         def query(i: Any) -> Any:
-            def column(j: Any) -> Any:
-                def store(c: Any) -> Any:
-                    place = j * tiles.values + c
-                    value = self._sums[i, place] * self._total[i]
-                    return write([*self._outer, self._first + i, place], value)
+            def store(c: Any, number: Any) -> Any:
+                value = self._sums[i, c] * self._total[i]
+                return write([*self._outer, self._first + i, number], value)
 
-                return _loop("lane", tiles.values, store, ForKind.VECTORIZED)
+            return self._columns(lambda column: self._of_values(column, store))
 
-            return _loop("column", n_columns, column)
-
-        n = tirx.min(integer(tiles.block), integer(self._n_queries) - self._first)
+        n = tirx.min(integer(self._tiles.block), integer(self._n_queries) - self._first)
         return _loop("query", n, query)
+
+
+def _add(buffer: Any, place: Place, value: Any) -> Any:
+    """Return a statement that adds to a number of a buffer."""
+    return BufferStore(buffer, buffer[tuple(place)] + value, list(place))
 
 
 def _loop(name: str, n: Any, body: Callable[[Any], Any], kind: Any = ForKind.SERIAL) -> Any:

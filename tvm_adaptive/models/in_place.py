@@ -238,13 +238,23 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
             return None
         order = [*range(len(batch)), len(batch) + 1, len(batch)]
         rows = dataclasses.replace(keys, view=keys.view.transposed(order))
-        operands, inner = (scores.queries, rows, values), (n_keys, n_numbers)
-        tiles = AttentionTiles.of(self._unit, extents, inner)
+        operands = scores.queries, rows, values
+        tiles = AttentionTiles.of(self._unit, extents[-2], n_keys, extents[-1])
         if tiles is None or not all(each.has_rows for each in operands):
             return None
         q, k, v = (self._in_place(each) for each in operands)
         bias = self._bias(scores.added, batch, tiles) if scores.added else None
-        return Attention(q, k, v, bias, extents, inner, scores.scale, tiles)
+        return Attention(
+            queries=q,
+            keys=k,
+            values=v,
+            bias=bias,
+            extents=extents,
+            n_keys=n_keys,
+            n_numbers=n_numbers,
+            scale=scores.scale,
+            tiles=tiles,
+        )
 
     def _scores(self, value: Any) -> _Scores | None:
         """Return scaled products with one use as what they follow from; None of anything else."""
@@ -256,8 +266,9 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         number = _factor_of(found)
         if number is not None:
             below = self._scores(found.args[0])
-            is_product = below is not None and not below.added
-            return dataclasses.replace(below, scale=below.scale * number) if is_product else None
+            if below is None or below.added:
+                return None
+            return dataclasses.replace(below, scale=below.scale * number)
         if operator_of(found) != "relax.add":
             return None
         extents = known_extents(found)
