@@ -34,10 +34,10 @@ OTHER = "other"
 # Work that is often fused into other functions.
 _LIGHT = {RESIZE, CONCAT, COPY, ELEMENTWISE}
 # Which block of a function without a reduction stands for it, first to last.
-_LEADERS = (CONCAT, RESIZE, ELEMENTWISE, COPY)
+_LEADERS = (ATTENTION, CONCAT, RESIZE, ELEMENTWISE, COPY)
 
 # Kinds of blocks without a reduction by words of their names.
-_BY_WORD = {"concat": CONCAT, "resize": RESIZE, "normalization": REDUCTION}
+_BY_WORD = {"attention": ATTENTION, "concat": CONCAT, "resize": RESIZE, "normalization": REDUCTION}
 # Blocks of ``models.whole_tiles`` and ``models.grouped``: what is left of wide results, or without
 # an axis of groups, and a copy with more columns.
 _CUTS, _WIDENED = ("rows", "columns", "channels"), "columns_pad"

@@ -181,7 +181,7 @@ def test_a_packed_weight_of_a_transposed_convolution_is_found() -> None:
 
 
 # Attention over 40 positions in 8 heads of 15 (PP-OCRv4, text recognition).
-def test_products_match_and_fused_attention_stays_alone() -> None:
+def test_products_match_and_attention_of_one_side_stays_alone() -> None:
     linear = work_of_blocks(
         "linear",
         [
@@ -226,6 +226,18 @@ def test_products_match_and_fused_attention_stays_alone() -> None:
     groups = match(own, [ort_work(node) for node in ort])
     assert all(group.calls == group.peer_calls == 1 for group in groups)
     assert by_name(groups)["scores"].words == "batched product of 15, 1x8x40x40"
+
+
+def test_attention_in_one_function_is_the_peers() -> None:
+    heads = ((1, 40, 8, 16),) * 3
+    blocks = [
+        block("attention", (1, 40, 8, 16), (), *heads),
+        block("T_add", (1, 40, 8, 16), (), (1, 40, 8, 16)),
+    ]
+    own = work_of_blocks("attention", blocks, "", channels_last=True)
+    node = Node("mha", "ScaledDotProductAttention", heads, (1, 8, 40, 16), 0.1)
+    (group,) = match([timed(own, 0.2)], [openvino_work(node)])
+    assert (group.calls, group.peer_calls, group.peer_ms) == (1, 1, 0.1)
 
 
 def test_what_is_unknown_keeps_its_name() -> None:

@@ -315,10 +315,12 @@ class _Block:
                 value = self._sums[i, c] * self._total[i]
                 return write([*self._outer, self._first + i, number], value)
 
-            return self._columns(lambda column: self._of_values(column, store))
+            row = self._columns(lambda column: self._of_values(column, store))
+            if self._n_queries % self._tiles.block:
+                row = tirx.IfThenElse(self._first + i < self._n_queries, row, None)
+            return row
 
-        n = tirx.min(integer(self._tiles.block), integer(self._n_queries) - self._first)
-        return _loop("query", n, query)
+        return _loop("query", self._tiles.block, query)
 
 
 def _add(buffer: Any, place: Place, value: Any) -> Any:
@@ -326,8 +328,7 @@ def _add(buffer: Any, place: Place, value: Any) -> Any:
     return BufferStore(buffer, buffer[tuple(place)] + value, list(place))
 
 
-def _loop(name: str, n: Any, body: Callable[[Any], Any], kind: Any = ForKind.SERIAL) -> Any:
+def _loop(name: str, n: int, body: Callable[[Any], Any], kind: Any = ForKind.SERIAL) -> Any:
     """Return a loop whose body follows from its variable."""
     variable = tirx.Var(name, "int64")
-    extent = integer(n) if isinstance(n, int) else n
-    return For(variable, integer(0), extent, kind, body(variable))
+    return For(variable, integer(0), integer(n), kind, body(variable))
