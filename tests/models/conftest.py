@@ -28,9 +28,10 @@ SMALL_IMAGES: dict[str, Any] = {"image_size": 32, "width": 8, "classes": 10}
 SMALL_ENCODER: dict[str, Any] = {
     "sequence": 16,
     "layers": 2,
-    "hidden": 32,
+    # Heads of 16 numbers: attention is one function whatever the vectors.
+    "hidden": 64,
     "heads": 4,
-    "inner": 64,
+    "inner": 128,
 }
 SMALL: dict[str, dict[str, Any]] = {
     "resnet18": SMALL_IMAGES,

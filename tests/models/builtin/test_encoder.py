@@ -51,7 +51,7 @@ def test_batches_are_independent(cases, small):
 def test_layers_share_their_tasks(cases):
     case = cases["transformer"]
     tasks = extract(case.prepared["prepack"], case.target)
-    assert len(tasks) == 7
+    assert len(tasks) == 4
     assert {task.weight % 2 for task in tasks} == {0}
 
 
