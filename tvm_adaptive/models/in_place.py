@@ -5,6 +5,8 @@ results side by side again. A product can read rows of its first operand anywher
 second one as long as columns are side by side, and its result may have its axes in any order but
 for the columns. The keys remain, which have to be transposed, and values whose rows evict each
 other from the cache: one or two copies instead of seven.
+
+Attention that nothing else looks into is one function, see ``attention``, which copies none.
 """
 
 from __future__ import annotations
@@ -284,18 +286,18 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         self, added: Sequence[_Added], batch: Sequence[int], tiles: AttentionTiles
     ) -> Reading:
         """Return what is added to scores, in columns of as many queries as are computed."""
-        key = (*batch, *(handle(mask) for mask, _ in added))
+        key = (*batch, *(handle(each) for each, _ in added))
         if key in self._biases:
             return self._biases[key]
         emit = self.builder_.emit
         rows = [self._rows_of(*each, batch) for each in added]
-        sum_ = functools.reduce(lambda x, y: emit(relax.op.add(x, y)), rows)
-        *outer, n_queries, n_keys = known_extents(sum_)
+        mask = functools.reduce(lambda x, y: emit(relax.op.add(x, y)), rows)
+        *outer, n_queries, n_keys = known_extents(mask)
         if n_queries == 1:
-            columns = self._seen_as(sum_, [*outer, n_keys, 1])
+            columns = self._seen_as(mask, [*outer, n_keys, 1])
         else:
             columns = emit(
-                relax.op.permute_dims(sum_, [*range(len(outer)), len(outer) + 1, len(outer)])
+                relax.op.permute_dims(mask, [*range(len(outer)), len(outer) + 1, len(outer)])
             )
             n_more = -n_queries % tiles.block
             pad = [0] * (2 * len(outer) + 3) + [n_more]
