@@ -9,8 +9,8 @@ import numpy.typing as npt
 import pytest
 
 from tests.models.test_in_place import ALL, N_HEADS, Build, assert_same_outputs, prepared_of
-from tests.models.test_pointwise import drawn
-from tvm_adaptive._tvm import Target, relax
+from tests.models.test_pointwise import drawn, network_of_inputs
+from tvm_adaptive._tvm import relax
 from tvm_adaptive._tvm.vector_unit import vector_unit_of
 from tvm_adaptive.models import Network, call_counts, compile_network, prepare, run_network
 from tvm_adaptive.tuning.target import resolve_target
@@ -38,22 +38,18 @@ def network_of(
         "v": (*batch, n_keys, n_values),
         **({} if mask is None else {"mask": mask}),
     }
-    builder = relax.BlockBuilder()
-    inputs = [relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in shapes.items()]
-    q, k, v, *added = inputs
-    rank = len(batch) + 2
-    with builder.function("main", inputs):
-        with builder.dataflow():
-            emit = builder.emit
-            order = [*range(rank - 2), rank - 1, rank - 2]
-            x = emit(relax.op.matmul(q, emit(relax.op.permute_dims(k, order))))
-            if scale is not None:
-                x = emit(relax.op.multiply(x, relax.const(np.float32(scale))))
-            x = emit(relax.op.add(x, added[0])) if added else x
-            x = emit(relax.op.matmul(emit(relax.op.nn.softmax(x)), v))
-            x = builder.emit_output(relax.op.multiply(x, relax.const(np.float32(2.0))))
-        builder.emit_func_output(x)
-    return Network("net", builder.get(), {}, shapes, dict.fromkeys(shapes, "float32"))
+
+    def build(emit: Any, q: Any, k: Any, v: Any, *added: Any) -> Any:
+        rank = len(batch) + 2
+        order = [*range(rank - 2), rank - 1, rank - 2]
+        x = emit(relax.op.matmul(q, emit(relax.op.permute_dims(k, order))))
+        if scale is not None:
+            x = emit(relax.op.multiply(x, relax.const(np.float32(scale))))
+        x = emit(relax.op.add(x, added[0])) if added else x
+        x = emit(relax.op.matmul(emit(relax.op.nn.softmax(x)), v))
+        return relax.op.multiply(x, relax.const(np.float32(2.0)))
+
+    return network_of_inputs(shapes, build)
 
 
 def attended(q: Array, k: Array, v: Array, mask: Array | float, scale: float) -> Array:
@@ -65,8 +61,8 @@ def attended(q: Array, k: Array, v: Array, mask: Array | float, scale: float) ->
     return (powers / np.where(total == 0.0, 1.0, total)) @ v
 
 
-def names_of(network: Network, target: Target = CPU) -> set[str]:
-    return set(call_counts(prepare(network, target).mod))
+def names_of(network: Network) -> set[str]:
+    return set(call_counts(prepare(network, CPU).mod))
 
 
 def error_of(network: Network, inputs: list[Array], mask: Array | float, scale: float) -> float:
@@ -135,23 +131,19 @@ def test_windows_with_biases_and_masks() -> None:
         "bias": (1, n_heads, n, n),
         "mask": (n_windows, n, n),
     }
-    builder = relax.BlockBuilder()
-    q, k, v, bias, mask = inputs = [
-        relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in shapes.items()
-    ]
-    emit = builder.emit
-    with builder.function("main", inputs):
-        with builder.dataflow():
-            x = emit(relax.op.matmul(q, emit(relax.op.permute_dims(k, [0, 1, 3, 2]))))
-            x = emit(relax.op.divide(x, relax.const(np.float32(4.0))))
-            x = emit(relax.op.add(x, bias))
-            x = emit(relax.op.reshape(x, (n_images, n_windows, n_heads, n, n)))
-            x = emit(relax.op.add(x, emit(relax.op.reshape(mask, (1, n_windows, 1, n, n)))))
-            x = emit(relax.op.reshape(x, (batch, n_heads, n, n)))
-            x = emit(relax.op.matmul(emit(relax.op.nn.softmax(x)), v))
-            x = builder.emit_output(relax.op.multiply(x, relax.const(np.float32(2.0))))
-        builder.emit_func_output(x)
-    network = Network("net", builder.get(), {}, shapes, dict.fromkeys(shapes, "float32"))
+
+    def build(emit: Any, *inputs: Any) -> Any:
+        q, k, v, bias, mask = inputs
+        x = emit(relax.op.matmul(q, emit(relax.op.permute_dims(k, [0, 1, 3, 2]))))
+        x = emit(relax.op.divide(x, relax.const(np.float32(4.0))))
+        x = emit(relax.op.add(x, bias))
+        x = emit(relax.op.reshape(x, (n_images, n_windows, n_heads, n, n)))
+        x = emit(relax.op.add(x, emit(relax.op.reshape(mask, (1, n_windows, 1, n, n)))))
+        x = emit(relax.op.reshape(x, (batch, n_heads, n, n)))
+        x = emit(relax.op.matmul(emit(relax.op.nn.softmax(x)), v))
+        return relax.op.multiply(x, relax.const(np.float32(2.0)))
+
+    network = network_of_inputs(shapes, build)
     assert not any("softmax" in name or "matmul" in name for name in names_of(network))
     given = inputs_of(network)
     added = given[3] + np.tile(given[4], (n_images, 1, 1))[:, None]
@@ -187,13 +179,10 @@ def test_products_of_their_own(change: dict[str, int]) -> None:
 
 def test_weights_that_something_else_needs_stay() -> None:
     shapes = {"q": (2, 4 * LANES, N_NUMBERS), "k": (2, N_NUMBERS, 40), "v": (2, 40, N_NUMBERS)}
-    builder = relax.BlockBuilder()
-    inputs = [relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in shapes.items()]
-    with builder.function("main", inputs):
-        with builder.dataflow():
-            weights = builder.emit(relax.op.nn.softmax(builder.emit(relax.op.matmul(*inputs[:2]))))
-            result = builder.emit(relax.op.matmul(weights, inputs[2]))
-            both = builder.emit_output(relax.Tuple([result, weights]))
-        builder.emit_func_output(both)
-    network = Network("net", builder.get(), {}, shapes, dict.fromkeys(shapes, "float32"))
+
+    def build(emit: Any, q: Any, k: Any, v: Any) -> Any:
+        weights = emit(relax.op.nn.softmax(emit(relax.op.matmul(q, k))))
+        return relax.Tuple([emit(relax.op.matmul(weights, v)), weights])
+
+    network = network_of_inputs(shapes, build)
     assert any("softmax" in name for name in names_of(network))

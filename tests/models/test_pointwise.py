@@ -27,13 +27,18 @@ def convolved(y, n_filters, size=1, groups=1, seed=1, **how):
 
 def network_of(shape, build):
     """Return a network of what is built, step by step, from an image with channels first."""
+    return network_of_inputs({"x": shape}, build)
+
+
+def network_of_inputs(shapes, build):
+    """Return a network of what is built, step by step, from inputs of float32."""
     builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType(shape, "float32"))
-    with builder.function("main", [x]):
+    inputs = [relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in shapes.items()]
+    with builder.function("main", inputs):
         with builder.dataflow():
-            y = builder.emit_output(build(builder.emit, x))
+            y = builder.emit_output(build(builder.emit, *inputs))
         builder.emit_func_output(y)
-    return Network("net", builder.get(), {}, {"x": shape}, {"x": "float32"})
+    return Network("net", builder.get(), {}, shapes, dict.fromkeys(shapes, "float32"))
 
 
 def only(**how):

@@ -14,6 +14,11 @@ class VectorUnit:
     lanes: int  # 32-bit numbers in a register
     n_registers: int
 
+    @property
+    def has_many_registers(self) -> bool:
+        """Whether tiles of more sums are fast than 16 registers hold."""
+        return self.n_registers >= 32
+
 
 def vector_unit_of(target: Target) -> VectorUnit:
     """Return the vector registers of a processor."""

@@ -14,13 +14,14 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tvm_adaptive._tvm import BufferStore, For, ForKind, PrimFunc, SeqStmt, relax, tirx
+from tvm_adaptive._tvm import BufferStore, ForKind, PrimFunc, SeqStmt, relax, tirx
 from tvm_adaptive._tvm.tensor_functions import float_buffer, integer
 from tvm_adaptive._tvm.vector_unit import VectorUnit
 from tvm_adaptive.models.fixed_functions import (
     exponential,
     fixed_function,
     float_number,
+    loop_of,
     shared_by_threads,
     unravelled,
 )
@@ -33,7 +34,6 @@ from tvm_adaptive.models.whole_tiles import tile_rows
 _VECTORS = {2: 1.0, 1: 1.2}
 # Queries of a tile of results, with many registers and with few.
 _QUERIES_OF_MANY, _QUERIES_OF_FEW = 8, 4
-_MANY_REGISTERS = 32
 # With more queries or values for nothing, products of their own are as fast: 12 heads of 20 tokens,
 # computed as 32, took 0.8 of their time, of 8 tokens, as 16, as long.
 _MOST_COMPUTED = 1.7
@@ -71,8 +71,8 @@ class AttentionTiles:
         ):
             return None
         keys = min(rows, key=lambda width: (_whole(n_keys, width), -width))
-        has_many = unit.n_registers >= _MANY_REGISTERS
-        return cls(block, keys, _QUERIES_OF_MANY if has_many else _QUERIES_OF_FEW, values)
+        queries = _QUERIES_OF_MANY if unit.has_many_registers else _QUERIES_OF_FEW
+        return cls(block, keys, queries, values)
 
 
 def _width(n: int, lanes: int, most: int) -> int:
@@ -168,9 +168,9 @@ class _Block:
                 value = self._queries[at] * float_number(attention.scale)
                 return BufferStore(self._packed, value, [k, query])
 
-            return _loop("query", self._tiles.block, pack)
+            return loop_of("query", self._tiles.block, pack)
 
-        return _loop("number", attention.n_numbers, number)
+        return loop_of("number", attention.n_numbers, number)
 
     def _score(self) -> Any:
         """Return statements that multiply each key with all queries of the block."""
@@ -194,11 +194,11 @@ class _Block:
                 def row(i: Any) -> Any:
                     return self._of_queries(lambda query: store(first + i, query))
 
-                return _loop("row", n, row, ForKind.UNROLLED)
+                return loop_of("row", n, row, ForKind.UNROLLED)
 
-            return SeqStmt([rows(begin), _loop("number", attention.n_numbers, number)])
+            return SeqStmt([rows(begin), loop_of("number", attention.n_numbers, number)])
 
-        return _loop("step", math.ceil(attention.n_keys / n), tile)
+        return loop_of("step", math.ceil(attention.n_keys / n), tile)
 
     def _biased(self, key: Any, query: Any) -> Any:
         """Return what is added to the score of a query with a key."""
@@ -210,7 +210,7 @@ class _Block:
 
     def _of_queries(self, store: Callable[[Any], Any]) -> Any:
         """Return a statement for vectors of all queries of the block."""
-        return _loop("lane", self._tiles.block, store, ForKind.VECTORIZED)
+        return loop_of("lane", self._tiles.block, store, ForKind.VECTORIZED)
 
     def _softmax(self) -> list[Any]:
         """Return statements that turn scores into powers of e, and add those of each query."""
@@ -239,9 +239,9 @@ class _Block:
         n = self._attention.n_keys
         return [
             self._of_queries(lambda c: BufferStore(largest, nothing, [c])),
-            _loop("key", n, find),
+            loop_of("key", n, find),
             self._of_queries(lambda c: BufferStore(total, zero, [c])),
-            _loop("key", n, power),
+            loop_of("key", n, power),
             self._of_queries(invert),
         ]
 
@@ -269,27 +269,29 @@ class _Block:
                     def row(i: Any) -> Any:
                         return add(start + k, first + i, column)
 
-                    return _loop("row", tiles.queries, row, ForKind.UNROLLED)
+                    return loop_of("row", tiles.queries, row, ForKind.UNROLLED)
 
-                return _loop("key", n, key)
+                return loop_of("key", n, key)
 
             def queries(step: Any) -> Any:
                 return self._columns(lambda column: tile(step * tiles.queries, column))
 
-            return _loop("step", tiles.block // tiles.queries, queries)
+            return loop_of("step", tiles.block // tiles.queries, queries)
 
         n_whole, n_rest = divmod(n_keys, _KEYS_IN_CACHE)
         found = [
-            _loop("query", tiles.block, lambda q: self._columns(lambda column: begin(q, column)))
+            loop_of("query", tiles.block, lambda q: self._columns(lambda column: begin(q, column)))
         ]
         if n_whole:
-            found.append(_loop("part", n_whole, lambda i: part(i * _KEYS_IN_CACHE, _KEYS_IN_CACHE)))
+            found.append(
+                loop_of("part", n_whole, lambda i: part(i * _KEYS_IN_CACHE, _KEYS_IN_CACHE))
+            )
         if n_rest:
             found.append(part(integer(n_whole * _KEYS_IN_CACHE), n_rest))
         return found
 
     def _columns(self, body: Callable[[Any], Any]) -> Any:
-        return _loop("column", self._n_columns, body)
+        return loop_of("column", self._n_columns, body)
 
     def _of_values(self, column: Any, store: Callable[[Any, Any], Any]) -> Any:
         """Return a statement for vectors of a column of values.
@@ -305,7 +307,7 @@ class _Block:
         def lane(c: Any) -> Any:
             return store(column * width + c, first + c)
 
-        return _loop("lane", width, lane, ForKind.VECTORIZED)
+        return loop_of("lane", width, lane, ForKind.VECTORIZED)
 
     def _write(self, write: Callable[[Place, Any], Any]) -> Any:
         """Return statements that divide sums by those of the powers, and write the result."""
@@ -320,15 +322,9 @@ class _Block:
                 row = tirx.IfThenElse(self._first + i < self._n_queries, row, None)
             return row
 
-        return _loop("query", self._tiles.block, query)
+        return loop_of("query", self._tiles.block, query)
 
 
 def _add(buffer: Any, place: Place, value: Any) -> Any:
     """Return a statement that adds to a number of a buffer."""
     return BufferStore(buffer, buffer[tuple(place)] + value, list(place))
-
-
-def _loop(name: str, n: int, body: Callable[[Any], Any], kind: Any = ForKind.SERIAL) -> Any:
-    """Return a loop whose body follows from its variable."""
-    variable = tirx.Var(name, "int64")
-    return For(variable, integer(0), integer(n), kind, body(variable))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm_adaptive._tvm import For, ForKind, PrimFunc, SeqStmt, tirx
@@ -40,6 +40,12 @@ def shared_by_threads(variable: Any, n_steps: int, n_numbers: int, body: Sequenc
     """Return a loop that the threads share, if there is enough to do."""
     kind = ForKind.PARALLEL if n_numbers >= LEAST_STEPS else ForKind.SERIAL
     return For(variable, integer(0), integer(n_steps), kind, SeqStmt(list(body)))
+
+
+def loop_of(name: str, n: int, body: Callable[[Any], Any], kind: Any = ForKind.SERIAL) -> Any:
+    """Return a loop whose body follows from its variable."""
+    variable = tirx.Var(name, "int64")
+    return For(variable, integer(0), integer(n), kind, body(variable))
 
 
 def unravelled(place: Any, extents: Sequence[int]) -> list[Any]:

@@ -238,8 +238,8 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         *batch, n_numbers, n_keys = keys.view.extents
         if batch != [*extents[:-2]] or values.factor != 1.0:
             return None
-        order = [*range(len(batch)), len(batch) + 1, len(batch)]
-        rows = dataclasses.replace(keys, view=keys.view.transposed(order))
+        by_key = keys.view.transposed(_with_last_swapped(len(extents)))
+        rows = dataclasses.replace(keys, view=by_key)
         operands = scores.queries, rows, values
         tiles = AttentionTiles.of(self._unit, extents[-2], n_keys, extents[-1])
         if tiles is None or not all(each.has_rows for each in operands):
@@ -296,9 +296,7 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         if n_queries == 1:
             columns = self._seen_as(mask, [*outer, n_keys, 1])
         else:
-            columns = emit(
-                relax.op.permute_dims(mask, [*range(len(outer)), len(outer) + 1, len(outer)])
-            )
+            columns = emit(relax.op.permute_dims(mask, _with_last_swapped(len(outer) + 2)))
             n_more = -n_queries % tiles.block
             pad = [0] * (2 * len(outer) + 3) + [n_more]
             columns = emit(relax.op.nn.pad(columns, pad)) if n_more else columns
@@ -388,6 +386,11 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         order = sorted(range(len(axes)), key=of_view.__getitem__)
         x = emit(relax.op.permute_dims(x, order))
         return emit(relax.op.reshape(x, extents))
+
+
+def _with_last_swapped(rank: int) -> list[int]:
+    """Return the order of axes that transposes matrices."""
+    return [*range(rank - 2), rank - 1, rank - 2]
 
 
 def _keeps_rows(view: StridedView) -> bool:

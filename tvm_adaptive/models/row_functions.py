@@ -14,7 +14,6 @@ from typing import Any
 
 from tvm_adaptive._tvm import (
     BufferStore,
-    For,
     ForKind,
     PrimFunc,
     SeqStmt,
@@ -26,6 +25,7 @@ from tvm_adaptive.models.fixed_functions import (
     exponential,
     fixed_function,
     float_number,
+    loop_of,
     shared_by_threads,
     unravelled,
 )
@@ -128,15 +128,15 @@ def _channel_normalization(extents: Sequence[int], width: int, epsilon: float) -
     )
 
     def vector(store: Callable[[Any, Any], Any]) -> Any:
-        lane = tirx.Var("lane", "int64")
-        body = store(lane, tirx.floormod(block, n_blocks) * width + lane)
-        return For(lane, integer(0), integer(width), ForKind.VECTORIZED, body)
+        channel = tirx.floormod(block, n_blocks) * width
+        return loop_of("lane", width, lambda c: store(c, channel + c), ForKind.VECTORIZED)
 
     def everywhere(store: Callable[[Any, Any, list[Any]], Any]) -> Any:
-        place = tirx.Var("place", "int64")
-        position = [tirx.floordiv(block, n_blocks), *unravelled(place, spatial)]
-        body = vector(lambda lane, channel: store(lane, channel, [*position, channel]))
-        return For(place, integer(0), integer(math.prod(spatial)), ForKind.SERIAL, body)
+        def at(place: Any) -> Any:
+            position = [tirx.floordiv(block, n_blocks), *unravelled(place, spatial)]
+            return vector(lambda lane, channel: store(lane, channel, [*position, channel]))
+
+        return loop_of("place", math.prod(spatial), at)
 
     def added(lane: Any, _: Any, at: list[Any]) -> Any:
         return BufferStore(means, means[lane] + _load(data, at), [lane])
@@ -225,16 +225,18 @@ class _Rows:
         the last vector overlaps the one before it where vectors do not divide the row.
         """
         width, n = self._width, self.n_columns
-        step, lane = tirx.Var("step", "int64"), tirx.Var("lane", "int64")
-        inner = self._vector(lane, store(step * width + lane, None))
-        found = [For(step, integer(0), integer(n // width), ForKind.SERIAL, inner)]
+
+        def vector(step: Any) -> Any:
+            return self._vector(lambda lane: store(step * width + lane, None))
+
+        found = [loop_of("step", n // width, vector)]
         if n % width:
-            last = tirx.Var("lane", "int64")
-            found.append(self._vector(last, store(last + (n - width), last < width - n % width)))
+            n_more = width - n % width
+            found.append(self._vector(lambda lane: store(lane + (n - width), lane < n_more)))
         return SeqStmt(found) if len(found) > 1 else found[0]
 
-    def _vector(self, lane: Any, body: Any) -> Any:
-        return For(lane, integer(0), integer(self._width), ForKind.VECTORIZED, body)
+    def _vector(self, body: Columns) -> Any:
+        return loop_of("lane", self._width, body, ForKind.VECTORIZED)
 
     def reduced(
         self, name: str, start: Any, combine: Callable[[Any, Any], Any], value: Columns
@@ -243,8 +245,7 @@ class _Rows:
         width = self._width
         parts, result = float_buffer(f"{name}_parts", [width]), float_buffer(name, [1])
         self._allocated += [parts, result]
-        lane = tirx.Var("lane", "int64")
-        begin = self._vector(lane, BufferStore(parts, start, [lane]))
+        begin = self._vector(lambda lane: BufferStore(parts, start, [lane]))
 
         def store(column: Any, is_repeated: Any | None) -> Any:
             place = tirx.floormod(column, width)

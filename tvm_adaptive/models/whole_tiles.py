@@ -23,7 +23,6 @@ _TILE_ROWS = range(6, 13)
 # The same with 16 registers: two vectors in a row. Of sums with one vector in a row, LLVM puts each
 # into the register of the number that was multiplied, and moves it or spills others: a product in
 # tiles of 8 x 1 vectors took 1.3 to 1.9 x as long as in 4 x 2 to 6 x 2, of 12 x 1 1.6 to 2.0 x.
-_MANY_REGISTERS = 32
 _TILE_ROWS_OF_FEW = range(4, 7)
 # Fewer rows fit into one tile.
 _LEAST_ROWS = 32
@@ -141,7 +140,7 @@ def _convolution_1d(unit: VectorUnit, builder: Any, call: Any) -> Any | None:
 
 def tile_rows(unit: VectorUnit) -> range:
     """Return how many rows a tile of registers has in a fast product."""
-    return _TILE_ROWS if unit.n_registers >= _MANY_REGISTERS else _TILE_ROWS_OF_FEW
+    return _TILE_ROWS if unit.has_many_registers else _TILE_ROWS_OF_FEW
 
 
 def whole_rows(n: int, unit: VectorUnit) -> int:
@@ -157,7 +156,7 @@ def _whole_columns(n: int, unit: VectorUnit) -> int:
     more = range(n + -n % unit.lanes, int(_MOST_COLUMNS * n) + 1, unit.lanes)
     if n in more:
         n_even = n + n % (2 * unit.lanes)
-        is_even = unit.n_registers < _MANY_REGISTERS and n_even <= _MOST_EVEN_COLUMNS * n
+        is_even = not unit.has_many_registers and n_even <= _MOST_EVEN_COLUMNS * n
         return n_even if is_even else n
     if not more:
         return n
