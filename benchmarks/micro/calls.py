@@ -5,7 +5,9 @@
 
 ``products``: matrix-vector products of 64 numbers, which nothing can fuse. ``chain``: additions and
 maxima of 64 numbers, which can be one function. Each graph is tuned by a command of its own, which
-times it in turns with ONNX Runtime and OpenVINO. The last line is what one function more takes.
+times it in turns with ONNX Runtime and OpenVINO, called from Python with values of their own. Ours
+is called by TVM's evaluator there, as a program in C would, and afterwards from Python with a numpy
+array, which is checked and shared in each call. The last line is what one function more takes.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+import timeit
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,20 +23,31 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from benchmarks.budgets.__main__ import library_of
 from benchmarks.peers.__main__ import tune
 from benchmarks.peers.models import model_of_file
+from benchmarks.rows import append_row, read_rows
 from tvm_adaptive.cli.arguments import parse_duration
 from tvm_adaptive.measure_callback.journal import JOURNAL_FILE
+from tvm_adaptive.models.inference import CompiledModel
 from tvm_adaptive.tuning.inspect import shown_comparison
 from tvm_adaptive.tuning.outcome import Comparison
+from tvm_adaptive.tuning.target import n_threads_of, resolve_target
+from tvm_adaptive.workers.cores import thread_env
+from tvm_adaptive.workers.pool import WorkerPool
 
+ROWS_FILE = "from_python.jsonl"
 KINDS = ("products", "chain")
 COUNTS = (0, 1, 10, 100)
 # Some 4,000 multiply-adds: less than a microsecond.
 _WIDTH = 64
 # Of the newest that all frameworks read.
 _OPSET = 17
-_OURS = "ours"
+_OURS, _FROM_PYTHON = "ours", "ours, from Python"
+# An odd number, whose median is one of them.
+_REPEATS = 15
+# Starting a process, loading a library of some kilobytes, and some repeats of 0.2 s.
+_TIMEOUT_SEC = 60.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,7 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--table", action="store_true", help="print the table, run nothing")
     options = parser.parse_args(arguments)
+    rows_file = options.out / ROWS_FILE
+    rows = read_rows(rows_file, "graph")
     for kind in options.kinds:
+        found = {}
         for count in options.counts:
             run = options.out / f"{kind}-{count}"
             if not options.table and comparison_of(run) is None:
@@ -55,8 +72,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 path = run.with_suffix(".onnx")
                 onnx.save(graph(kind, count), path)
                 tune(model_of_file(path), path, run, options)
-        found = {count: comparison_of(options.out / f"{kind}-{count}") for count in options.counts}
-        print(table(kind, {count: micros(each) for count, each in found.items() if each}))
+            if not options.table and run.name not in rows:
+                rows[run.name] = {"graph": run.name, "secs": secs_from_python(run)}
+                append_row(rows_file, rows[run.name])
+            comparison = comparison_of(run)
+            if comparison is not None:
+                found[count] = micros(comparison, rows.get(run.name, {}).get("secs", ()))
+        print(table(kind, found))
     return 0
 
 
@@ -88,9 +110,34 @@ def comparison_of(run: Path) -> Comparison | None:
     return shown_comparison(run) if (run / JOURNAL_FILE).exists() else None
 
 
-def micros(comparison: Comparison) -> dict[str, float]:
+def secs_from_python(run: Path) -> list[float]:
+    """Return the seconds of a call of a run's library in each repeat, in a process of its own."""
+    n_threads = n_threads_of(resolve_target("cpu"))
+    pool = WorkerPool(1, env=thread_env(n_threads))
+    try:
+        (outcome,) = pool.map(_time_calls, [(library_of(run), n_threads)], _TIMEOUT_SEC)
+    finally:
+        pool.close()
+    if outcome.error is not None:
+        raise outcome.error
+    secs: list[float] = outcome.value
+    return secs
+
+
+def _time_calls(library: Path, n_threads: int) -> list[float]:
+    shape = (1, _WIDTH)
+    model = CompiledModel(library, {"x": shape}, {"x": "float32"}, n_threads=n_threads)
+    x = np.ones(shape, np.float32)
+    timer = timeit.Timer(lambda: model(x))
+    n_runs, _ = timer.autorange()
+    return [each / n_runs for each in timer.repeat(_REPEATS, n_runs)]
+
+
+def micros(comparison: Comparison, secs_from_python: Sequence[float]) -> dict[str, float]:
     """Return the median microseconds of an inference, ours and of each framework."""
     found = {_OURS: 1e6 * comparison.after_sec}
+    if secs_from_python:
+        found[_FROM_PYTHON] = 1e6 * statistics.median(secs_from_python)
     return found | {each.framework: 1e6 * statistics.median(each.secs) for each in comparison.peers}
 
 

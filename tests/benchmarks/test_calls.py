@@ -40,11 +40,16 @@ def test_one_function_more_is_a_difference(
         (run / "journal.jsonl").write_text(json.dumps(event) + "\n")
 
     monkeypatch.setattr(calls, "tune", tune)
+    monkeypatch.setattr(
+        calls, "secs_from_python", lambda run: [(5 + 2 * int(run.name.split("-")[1])) * 1e-6]
+    )
     arguments = [str(tmp_path), "--kinds", "chain", "--counts", "1", "10"]
     calls.main(arguments)
-    monkeypatch.setattr(calls, "tune", None)  # all is there
+    # All is there.
+    monkeypatch.setattr(calls, "tune", None)
+    monkeypatch.setattr(calls, "secs_from_python", None)
     calls.main(arguments)
     first, *_ = text = capsys.readouterr().out.splitlines()
-    assert first == "| chain, µs | ours | ONNX Runtime 1 |"
-    assert text[-1] == "| *one more* | 2.00 | 3.00 |"
-    assert text[-3] == "| 1 | 3.00 | 5.00 |"
+    assert first == "| chain, µs | ours | ours, from Python | ONNX Runtime 1 |"
+    assert text[-1] == "| *one more* | 2.00 | 2.00 | 3.00 |"
+    assert text[-3] == "| 1 | 3.00 | 7.00 | 5.00 |"
