@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
@@ -12,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from tvm_adaptive._tvm import VirtualMachine, from_dlpack, start_thread_pool, tensor
+from tvm_adaptive._tvm import Tensor, VirtualMachine, from_dlpack, start_thread_pool, tensor
 from tvm_adaptive._tvm.threads import share_threads
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.values.agreement import random_array
+from tvm_adaptive.values.agreement import item_bytes, random_array
 from tvm_adaptive.workers import device_session
 
 logger = logging.getLogger(__name__)
@@ -29,7 +30,8 @@ class CompiledModel:
 
     Called with one array per input, in the order of :attr:`input_shapes` or by their names,
     it returns its output, or a tuple of several. Outputs are of the kind of the inputs:
-    numpy arrays, PyTorch tensors, or TVM tensors for other objects with ``__dlpack__``.
+    numpy arrays (also for lists of numbers), PyTorch tensors, or TVM tensors for other objects
+    with ``__dlpack__``.
 
     Guarantees:
 
@@ -73,6 +75,7 @@ class CompiledModel:
         executable = device_session.load(os.fspath(library))
         self._machine = VirtualMachine(executable, device_session.place("cpu"))
         self._main = self._machine["main"]
+        self._shared: tuple[int, ...] = ()
         self._shared = self._find_shared_outputs()
 
     def __call__(self, *arrays: Any, **named: Any) -> Any:
@@ -86,9 +89,12 @@ class CompiledModel:
             )
         torch = sys.modules.get("torch")
         is_torch = torch is not None and any(isinstance(each, torch.Tensor) for each in arrays)
-        is_numpy = not is_torch and all(isinstance(each, np.ndarray) for each in arrays)
+        # Lists of numbers have no shape.
+        is_numpy = not is_torch and all(
+            isinstance(each, np.ndarray) or not hasattr(each, "shape") for each in arrays
+        )
         values = [
-            _shared(array, *expected)
+            _as_tensor(array, *expected)
             for array, expected in zip(arrays, self._expected, strict=True)
         ]
         outputs = self._run(values)
@@ -114,7 +120,7 @@ class CompiledModel:
                 self._make_pool()
             result = self._main(*values)
         outputs = [result] if hasattr(result, "shape") else list(result)
-        for place in getattr(self, "_shared", ()):
+        for place in self._shared:
             outputs[place] = tensor(outputs[place].numpy())
         return outputs
 
@@ -147,21 +153,20 @@ class CompiledModel:
         )
 
 
-def _shared(array: Any, name: str, shape: tuple[int, ...], dtype: str) -> Any:
+def _as_tensor(array: Any, name: str, shape: tuple[int, ...], dtype: str) -> Any:
     """Return an array as TVM's tensor, without a copy if possible."""
     if not hasattr(array, "shape"):
         array = np.asarray(array, dtype)
-    found = str(array.dtype).removeprefix("torch.")
-    if tuple(array.shape) != shape or found != dtype:
+    if tuple(array.shape) != shape or _dtype_name(array.dtype) != dtype:
         raise InvalidOptionError(
-            f"Input {name} must be {dtype} of shape {shape} but is {found} of shape "
-            f"{tuple(array.shape)}."
+            f"Input {name} must be {dtype} of shape {shape} but is {_dtype_name(array.dtype)} "
+            f"of shape {tuple(array.shape)}."
         )
     if isinstance(array, np.ndarray):
         is_sharable = array.flags.c_contiguous and array.flags.writeable
-        if is_sharable and array.ctypes.data % _ALIGNMENT_BYTES == 0:
-            return from_dlpack(array)
-        return tensor(np.ascontiguousarray(array))
+        if not is_sharable or array.ctypes.data % _ALIGNMENT_BYTES:
+            array = _aligned_copy(array)
+        return from_dlpack(array)
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(array, torch.Tensor):
         return tensor(np.from_dlpack(array))
@@ -173,9 +178,24 @@ def _shared(array: Any, name: str, shape: tuple[int, ...], dtype: str) -> Any:
     return from_dlpack(array)
 
 
-def _addresses(value: Any) -> tuple[int, int]:
-    array = value.numpy()
-    return array.ctypes.data, array.ctypes.data + array.nbytes
+@functools.cache
+def _dtype_name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _aligned_copy(array: Any) -> Any:
+    """Return a copy of a numpy array that begins where kernels load vectors."""
+    memory = np.empty(array.nbytes + _ALIGNMENT_BYTES, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT_BYTES
+    copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+def _addresses(value: Tensor) -> tuple[int, int]:
+    """Return where the memory of a tensor begins and ends."""
+    start: int = value.data_ptr()
+    return start, start + value.numel() * item_bytes(str(value.dtype))
 
 
 def _overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:

@@ -1,0 +1,62 @@
+"""Compiled networks as functions: which arrays are shared with the caller, and which are copied."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tvm_adaptive._tvm import relax
+from tvm_adaptive.models import Network, compile_network, export, inference, prepare
+from tvm_adaptive.models.inference import CompiledModel
+from tvm_adaptive.tuning.target import resolve_target
+
+SHAPE = (3, 5)
+WEIGHT = np.random.default_rng(0).standard_normal(SHAPE).astype("float32")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> CompiledModel:
+    """What returns its input, a sum, a constant and integers."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(SHAPE, "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            weight = relax.const(WEIGHT)
+            y = builder.emit(relax.op.add(x, weight))
+            whole = builder.emit(relax.op.astype(y, "int32"))
+            results = builder.emit_output(relax.Tuple([x, y, weight, whole]))
+        builder.emit_func_output(results)
+    path = tmp_path_factory.mktemp("shared") / "network.so"
+    target = resolve_target("cpu")
+    network = Network("shared", builder.get(), {}, {"x": SHAPE}, {"x": "float32"})
+    export(compile_network(prepare(network, target, "keep"), None, target), path)
+    return CompiledModel(path, {"x": SHAPE}, {"x": "float32"}, n_threads=2)
+
+
+def test_only_memory_that_others_own_is_copied(
+    model: CompiledModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = []
+    copied = inference.tensor
+    monkeypatch.setattr(inference, "tensor", lambda array: copies.append(array) or copied(array))
+    x = np.ones(SHAPE, np.float32)
+    given, total, constant, whole = model(x)
+    assert [each.shape for each in copies] == [SHAPE, SHAPE]  # the input and the constant
+    np.testing.assert_array_equal(given, x)
+    np.testing.assert_array_equal(constant, WEIGHT)
+    np.testing.assert_allclose(total, x + WEIGHT, rtol=1e-6)
+    assert whole.dtype == np.int32
+    x[...] = 7
+    assert given.max() == 1
+    assert not np.shares_memory(total, model(x)[1])
+
+
+@pytest.mark.parametrize("offset", [0, 1, 5])
+def test_the_place_of_an_array_does_not_matter(model: CompiledModel, offset: int) -> None:
+    memory = np.arange(64, dtype=np.float32)
+    x = memory[offset : offset + 15].reshape(SHAPE)
+    np.testing.assert_array_equal(model(x)[0], x)
+    x.flags.writeable = False
+    np.testing.assert_array_equal(model(x)[0], x)
+    np.testing.assert_array_equal(model(np.asfortranarray(x))[0], x)
+    np.testing.assert_array_equal(model(x.tolist())[0], x)
