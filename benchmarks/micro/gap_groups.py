@@ -289,7 +289,7 @@ def _of_block(
             skipped = 2.0 * math.prod(shape) * length * (1.0 - useful)
         return (*_convolution(kind, kernel, n_inputs, shape), skipped)
     if kind == PRODUCT:
-        return (*_product(shape, math.prod(block.reduction)), 0.0)
+        return (*_product(shape, math.prod(block.reduction), block.reads), 0.0)
     if channels_last and len(shape) == 4:
         shape = _channels_first(shape)
     if kind == POOLING and math.prod(shape[2:]) > 1:
@@ -320,7 +320,11 @@ def _convolution(kind: str, kernel: Shape, n_inputs: int, shape: Shape) -> tuple
     return signature, _words(words, shape)
 
 
-def _product(shape: Shape, length: int) -> tuple[Signature, str]:
+def _product(shape: Shape, length: int, operands: Sequence[Shape]) -> tuple[Signature, str]:
+    """Return signature and words of products of so many numbers each."""
+    # One matrix for the whole batch is a product with more rows. Packed ones are no operands.
+    if len(operands) == 1 or len(operands[1]) == 2:
+        shape = (math.prod(shape[:-1]), *shape[-1:])
     kind = BATCHED if math.prod(shape[:-2]) > 1 else PRODUCT
     return Signature(PRODUCT, extents_of(shape), length), _words(f"{kind} of {length}", shape)
 
@@ -370,7 +374,7 @@ def _work_of_node(node: Node, kind: str, weight: Shape | None, n_groups: int = 1
         signature, words = _convolution(kind, weight[2:], n_inputs, shape)
     elif kind == PRODUCT:
         rows = max(1, math.prod(shape[:-1]))
-        signature, words = _product(shape, math.prod(data) // rows)
+        signature, words = _product(shape, math.prod(data) // rows, node.inputs)
     elif kind == POOLING and math.prod(shape[2:]) > 1:
         signature, words = Signature(kind, extents_of(shape)), _words(kind, shape)
     elif kind in (POOLING, REDUCTION):

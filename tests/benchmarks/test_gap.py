@@ -213,7 +213,7 @@ def test_products_match_and_attention_of_one_side_stays_alone() -> None:
         Node("mha", "Subgraph", heads, (1, 40, 8, 15), 0.1, "MatMul.2,Softmax.0,MatMul.4"),
     ]
     found = by_name(match(own, [openvino_work(node) for node in openvino]))
-    assert found["linear"].words == "matrix product of 120, 1x40x360"
+    assert found["linear"].words == "matrix product of 120, 40x360"
     assert found["linear"].peer_ms == 0.1
     assert found["mha"].words == "fused attention, 1x40x8x15"
     assert (found["scores"].peer_ms, found["shares"].peer_ms) == (0.0, 0.0)
@@ -226,6 +226,22 @@ def test_products_match_and_attention_of_one_side_stays_alone() -> None:
     groups = match(own, [ort_work(node) for node in ort])
     assert all(group.calls == group.peer_calls == 1 for group in groups)
     assert by_name(groups)["scores"].words == "batched product of 15, 1x8x40x40"
+
+
+def test_a_matrix_for_a_whole_batch_is_one_product() -> None:
+    flat = work_of_blocks(
+        "linear",
+        [block("matmul", (196, 384), (96,), (196, 96), (96, 384))],
+        "matmul",
+        channels_last=True,
+    )
+    weight, data, result = (384, 96), (1, 14, 14, 96), (1, 14, 14, 384)
+    for node in (
+        openvino_work(Node("fc", "FullyConnected", (data, weight, (384,)), result, 0.1)),
+        ort_work(Node("MatMul", "MatMul", (data,), result, 0.1)),
+    ):
+        (group,) = match([timed(flat, 0.2)], [node])
+        assert (group.words, group.peer_ms) == ("matrix product of 96, 196x384", 0.1)
 
 
 def test_attention_in_one_function_is_the_peers() -> None:
