@@ -15,6 +15,7 @@ from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.concatenation import concatenation
 from tvm_adaptive.models.grouped import grouped_legalizations
 from tvm_adaptive.models.network import known_extents
+from tvm_adaptive.models.pooling import pooling_legalizations
 from tvm_adaptive.models.row_functions import are_rows, row_legalizations
 from tvm_adaptive.models.whole_tiles import Legalization, whole_tile_legalizations
 
@@ -108,11 +109,12 @@ def legalizations(*, vector_math: bool, unit: VectorUnit | None) -> dict[str, Le
     lost: ``erf`` of NaN is 1 (its GELU is still NaN).
 
     With ``unit``, of a processor, products and convolutions are lowered to whole tiles,
-    and concatenations so that vectors lie within their parts.
+    concatenations so that vectors lie within their parts, and maxima without padding.
     """
     own: list[dict[str, Legalization]] = [{"relax.nn.conv2d_transpose": _transposed_convolution}]
     if unit is not None:
         own += [whole_tile_legalizations(unit), grouped_legalizations(unit)]
+        own.append(pooling_legalizations())
         own.append({"relax.concat": concatenation})
     if vector_math and unit is not None:
         own.append(row_legalizations(unit.lanes))
