@@ -177,7 +177,13 @@ def test_judging_a_batch():
     assert quality.n == 39
     assert quality.spearman > 0.8
     assert 0 < quality.z_rms < 5
-    assert math.isnan(surrogate.check("b", rows, seconds).z_rms)
+    assert 0.5 < quality.coverage <= 1
+    far = surrogate.check("a", rows, 100 * seconds)
+    assert far.coverage == 0
+    assert far.z_rms > 3
+    unknown = surrogate.check("b", rows, seconds)
+    assert math.isnan(unknown.z_rms)
+    assert math.isnan(unknown.coverage)
     assert surrogate.check("a", rows[:2], seconds[:2]) is None
 
 

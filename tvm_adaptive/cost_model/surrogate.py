@@ -61,6 +61,8 @@ _MIN_OF_EACH_CLASS = 4
 _N_VALIDITY_TREES = 24
 # A throughput of 0 would end a candidate's chances in the evolution for good.
 _MIN_SCORE = 1e-6
+# A standard normal number lies between this and its negative with a chance of 0.9.
+_Z_OF_90_PERCENT = 1.6449
 # A rank correlation of two values is always 1 or -1.
 _MIN_FOR_QUALITY = 3
 
@@ -140,6 +142,9 @@ class BatchQuality:
     # Root mean square of (measured - mean) / std: 1 is calibrated, more is overconfident. NaN
     # for a task that the forest had not seen.
     z_rms: float
+    # Share of measured values within the 90 % interval of a normal forecast: 0.9 is calibrated.
+    # NaN as above.
+    coverage: float
 
 
 class Surrogate:
@@ -279,15 +284,17 @@ class Surrogate:
         if self._forest is None or ok.sum() < _MIN_FOR_QUALITY:
             return None
         mean, std = self._forest.predict(rows[ok])
-        z_rms = math.nan
+        z_rms = coverage = math.nan
         ceiling_sec = self._ceilings.get(key)
         if ceiling_sec is not None:
             measured = target_of(ceiling_sec / seconds[ok], self.options.target)
-            z_rms = float(np.sqrt(np.mean(((measured - mean) / np.maximum(std, _MIN_STD)) ** 2)))
+            z = (measured - mean) / np.maximum(std, _MIN_STD)
+            z_rms = float(np.sqrt(np.mean(z**2)))
+            coverage = float(np.mean(np.abs(z) <= _Z_OF_90_PERCENT))
         spearman = rank_correlation(mean, -seconds[ok])
         if math.isfinite(spearman):
             self._qualities.append(spearman)
-        return BatchQuality(int(ok.sum()), spearman, z_rms)
+        return BatchQuality(int(ok.sum()), spearman, z_rms, coverage)
 
     def frozen(self) -> Surrogate:
         """Return a copy that answers alike until more is measured, with each task's best sample."""
