@@ -10,7 +10,8 @@ from tvm_adaptive._tvm import IRModule, Schedule, buffer_of, handle, s_tir, tirx
 
 # In the text of a value: the condition of a choice has a remainder.
 _BY_REMAINDER = re.compile(r"(?:if_then_else|Select)\([^,]*%")
-_LINEAR = (tirx.Add, tirx.Sub, tirx.Mul)
+# The last two at the border alone lead to the same element again.
+_STEPWISE = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Min, tirx.Max)
 
 
 def shares_operands(mod: IRModule) -> bool:
@@ -69,13 +70,13 @@ def has_all(variables: Sequence[Any], axes: Sequence[Any]) -> bool:
 
 def _has_own_elements(region: Any, axes: Sequence[Any]) -> bool:
     """Say whether the place of an element depends on all axes."""
-    return has_all([each for index in region.region for each in _linear_in(index.min)], axes)
+    return has_all([each for index in region.region for each in _stepped_in(index.min)], axes)
 
 
-def _linear_in(index: Any) -> list[Any]:
+def _stepped_in(index: Any) -> list[Any]:
     """Return the variables of which each step leads to another element: not channels of groups."""
     if isinstance(index, tirx.Var):
         return [index]
-    if isinstance(index, _LINEAR):
-        return [*_linear_in(index.a), *_linear_in(index.b)]
+    if isinstance(index, _STEPWISE):
+        return [*_stepped_in(index.a), *_stepped_in(index.b)]
     return []
