@@ -114,7 +114,10 @@ def check(method: Method, pool: Pool, train: np.ndarray, test: np.ndarray) -> tu
 
 def forest(pool: Pool, train: np.ndarray, test: np.ndarray, **options: Any) -> Answer:
     """Learn and forecast as RFEICostModel does with ``acquisition="mean"``."""
-    surrogate = trained(pool, train, **options)
+    surrogate = Surrogate(SurrogateOptions(acquisition="mean", **options), seed=0)
+    rows = to_rows([pool.blocks[i] for i in train])
+    surrogate.dataset.add(pool.name, rows, pool.seconds[train])
+    surrogate.refit_if_due()
     rows = to_rows([pool.blocks[i] for i in test])
     scores = surrogate.scores(pool.name, rows)
     assert scores is not None
@@ -125,14 +128,6 @@ def forest(pool: Pool, train: np.ndarray, test: np.ndarray, **options: Any) -> A
         return quality.z_rms, quality.coverage
 
     return Answer(scores, calibration)
-
-
-def trained(pool: Pool, train: np.ndarray, **options: Any) -> Surrogate:
-    surrogate = Surrogate(SurrogateOptions(acquisition="mean", **options), seed=0)
-    rows = to_rows([pool.blocks[i] for i in train])
-    surrogate.dataset.add(pool.name, rows, pool.seconds[train])
-    surrogate.refit_if_due()
-    return surrogate
 
 
 def forest_total(pool: Pool, train: np.ndarray, test: np.ndarray) -> Answer:

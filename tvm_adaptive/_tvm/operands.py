@@ -10,7 +10,7 @@ from tvm_adaptive._tvm import IRModule, Schedule, buffer_of, handle, s_tir, tirx
 
 # In the text of a value: the condition of a choice has a remainder.
 _BY_REMAINDER = re.compile(r"(?:if_then_else|Select)\([^,]*%")
-# The last two at the border alone lead to the same element again.
+# Steps of the last two lead to the same element again at the border alone.
 _STEPWISE = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Min, tirx.Max)
 
 

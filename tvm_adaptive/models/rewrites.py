@@ -114,8 +114,7 @@ def legalizations(*, vector_math: bool, unit: VectorUnit | None) -> dict[str, Le
     own: list[dict[str, Legalization]] = [{"relax.nn.conv2d_transpose": _transposed_convolution}]
     if unit is not None:
         own += [whole_tile_legalizations(unit), grouped_legalizations(unit)]
-        own.append(pooling_legalizations())
-        own.append({"relax.concat": concatenation})
+        own += [pooling_legalizations(), {"relax.concat": concatenation}]
     if vector_math and unit is not None:
         own.append(row_legalizations(unit.lanes))
     if vector_math:
