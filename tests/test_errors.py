@@ -12,6 +12,7 @@ from tvm_adaptive.errors import MACHINE_FAILURE, is_machine_failure, machine_fai
         ("Runner: timeout\nmore", "Runner: timeout"),
         ("Traceback (most recent call last):\n  File\nValueError: x\n", "ValueError: x"),
         ("job failed:\nTraceback (most recent call last):\nKeyError: 1", "KeyError: 1"),
+        ("Runner: Error: Traceback (most recent call last):\n  f\nKeyError: 1", "KeyError: 1"),
         (ValueError("\n first\nsecond"), "first"),
         (KeyboardInterrupt(), "KeyboardInterrupt"),
     ],

@@ -53,7 +53,8 @@ def summary_line(error: BaseException | str) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return "unknown error" if isinstance(error, str) else type(error).__name__
-    return lines[-1] if any(line.startswith("Traceback") for line in lines) else lines[0]
+    # A runner or builder puts its own name before the worker's traceback.
+    return lines[-1] if any("Traceback (most recent" in line for line in lines) else lines[0]
 
 
 # Error message of candidates that were not tried or were stopped when time ran out.

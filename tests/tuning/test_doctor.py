@@ -9,6 +9,7 @@ import pytest
 
 from tvm_adaptive.cli import main
 from tvm_adaptive.database.location import user_store
+from tvm_adaptive.errors import WorkerError
 from tvm_adaptive.tuning import doctor
 from tvm_adaptive.tuning.doctor import CheckResult, is_fit, noise_result
 
@@ -89,14 +90,21 @@ def test_little_memory_is_reported(
     assert doctor.check_memory().verdict == verdict
 
 
-def test_a_gpu_needs_nvcc(monkeypatch: pytest.MonkeyPatch, without: Any) -> None:
-    monkeypatch.setattr(doctor, "_output_of", lambda command: "GPU 0: H100 (UUID: x)\n")
-    without("nvcc")
-    found = doctor.check_gpu()
-    assert found.verdict == "problem"
-    assert "nvcc" in found.fix
+def test_a_gpu_is_tried_with_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise WorkerError("Traceback (most recent call last):\n  ...\nRuntimeError: no nvrtc\n")
+
     monkeypatch.setattr(doctor, "_output_of", lambda command: "")
     assert doctor.check_gpu().verdict == "ok"
+    monkeypatch.setattr(doctor, "_output_of", lambda command: "GPU 0: H100 (UUID: x)\n")
+    monkeypatch.setattr(doctor, "resolve_target", lambda spec: None)
+    monkeypatch.setattr(doctor, "_in_worker", fail)
+    found = doctor.check_gpu()
+    assert found.verdict == "problem"
+    assert "RuntimeError: no nvrtc" in found.text
+    assert "cuda-bindings" in found.fix
+    monkeypatch.setattr(doctor, "_in_worker", lambda *_: None)
+    assert doctor.check_gpu() == CheckResult("GPU", "ok", "GPU 0: H100; a kernel compiles and runs")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

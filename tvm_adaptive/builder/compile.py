@@ -73,7 +73,8 @@ def build_candidate(mod: IRModule, target: Target, params: dict[str, Tensor] | N
     del params
     # A compiled network rewrites its weights' layout once, ahead of all runs.
     packed = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(mod)
-    with without_argument_checks():
+    # The compiler of CUDA's sources reads the architecture from the target in scope.
+    with target, without_argument_checks():
         return build_tir(follow_hints(packed), target=target)
 
 

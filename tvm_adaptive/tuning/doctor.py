@@ -11,15 +11,15 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from tvm_adaptive._tvm import FFI_VERSION, TVM_VERSION, device, tensor
-from tvm_adaptive._tvm.products import parallel_product
+from tvm_adaptive._tvm.products import matrix_product, parallel_product
 from tvm_adaptive.database.location import USER_STORE, user_store
 from tvm_adaptive.database.store import open_store
-from tvm_adaptive.errors import AdaptiveError
+from tvm_adaptive.errors import AdaptiveError, WorkerError, summary_line
 from tvm_adaptive.models import compile_tir
 from tvm_adaptive.runner.measure import give_threads_cores
 from tvm_adaptive.tuning.target import resolve_target
@@ -151,15 +151,22 @@ def check_gpu() -> CheckResult:
     gpus = [line for line in listed.splitlines() if line.startswith("GPU")]
     if not gpus:
         return CheckResult("GPU", "ok", "none; targets are CPUs here")
-    if shutil.which("nvcc") is None:
-        fix = "Install the CUDA toolkit and put nvcc on PATH."
-        return CheckResult("GPU", "problem", f"{len(gpus)}, but no nvcc on PATH", fix)
     try:
         resolve_target("cuda")
     except AdaptiveError as error:
         fix = "Use a build of apache-tvm with CUDA, or tune for the CPU."
         return CheckResult("GPU", "problem", f"{len(gpus)}, but not for this TVM: {error}", fix)
-    return CheckResult("GPU", "ok", gpus[0].split("(UUID")[0].strip())
+    try:
+        _in_worker(run_gpu_kernel, (), 0.0)
+    except WorkerError as error:
+        fix = (
+            "Install the CUDA toolkit, whose folder CUDA_PATH names, and `pip install "
+            "cuda-bindings`, with which TVM compiles kernels; or set TVM_CUDA_COMPILE_MODE=nvcc."
+        )
+        text = f"{len(gpus)}, but a kernel could not be compiled and run: {summary_line(error)}"
+        return CheckResult("GPU", "problem", text, fix)
+    name = gpus[0].split("(UUID")[0].strip()
+    return CheckResult("GPU", "ok", f"{name}; a kernel compiles and runs")
 
 
 def check_work_dir(work_dir: Path) -> CheckResult:
@@ -227,6 +234,17 @@ def time_fixed_kernel(seconds: float) -> list[float]:
     return samples
 
 
+def run_gpu_kernel() -> None:
+    """Compile a matrix product for the first GPU and run it; for a separate process."""
+    module = compile_tir(matrix_product(_SIZE), resolve_target("cuda"))
+    gpu = device("cuda", 0)
+    values = np.ones((_SIZE, _SIZE), np.float32)
+    args = [tensor(values, gpu) for _ in range(3)]
+    module[module.entry_name](*args)
+    gpu.sync()
+    np.testing.assert_array_equal(args[-1].numpy(), _SIZE * values)
+
+
 def is_fit(results: Sequence[CheckResult]) -> bool:
     """Return True if no result is a problem."""
     return all(each.verdict != "problem" for each in results)
@@ -242,12 +260,17 @@ def _run(name: str, check: Callable[[], CheckResult]) -> CheckResult:
 
 
 def _time_in_worker(seconds: float) -> list[float]:
+    samples: list[float] = _in_worker(time_fixed_kernel, (seconds,), seconds)
+    return samples
+
+
+def _in_worker(function: Callable[..., Any], args: tuple[Any, ...], seconds: float) -> Any:
+    """Call a function that takes so many seconds and a compilation in a separate process."""
     with contextlib.closing(WorkerPool(1, env=thread_env())) as pool:
-        (outcome,) = pool.map(time_fixed_kernel, [(seconds,)], seconds + _KERNEL_TIMEOUT_SEC)
+        (outcome,) = pool.map(function, [args], seconds + _KERNEL_TIMEOUT_SEC)
     if outcome.error is not None:
         raise outcome.error
-    samples: list[float] = outcome.value
-    return samples
+    return outcome.value
 
 
 def _output_of(command: Sequence[str]) -> str:

@@ -146,7 +146,7 @@ def _made(part: str, name: str, ours: dict[str, Any], stock: dict[str, Any]) -> 
 
 
 def _cost_model(session: Session, trial_log: TrialLog) -> Any:
-    n_cores = n_cores_of(session.target)
+    n_cores = n_threads_of(session.target)  # of this machine, if a GPU is the target
     ours = {
         **dataclasses.asdict(session.config.model),
         "seed": session.seed,
@@ -154,8 +154,7 @@ def _cost_model(session: Session, trial_log: TrialLog) -> Any:
         "trial_log": trial_log,
         "journal": session.journal,
     }
-    stock = {} if n_cores is None else {"num_tuning_cores": n_cores}
-    return _made("cost_model", session.config.cost_model, ours, stock)
+    return _made("cost_model", session.config.cost_model, ours, {"num_tuning_cores": n_cores})
 
 
 def _strategy(session: Session, trial_log: TrialLog, transfer_pool: TransferPool | None) -> Any:
