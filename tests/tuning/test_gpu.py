@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from tvm.s_tir.meta_schedule.testing.te_workload import create_te_workload
 
 from tvm_adaptive import TuneConfig, tune
 from tvm_adaptive._tvm import Target, load_module, tensor
+from tvm_adaptive._tvm.default_schedules import with_default_schedules
 from tvm_adaptive.measure_callback import read_journal
 from tvm_adaptive.models import compile_tir
 from tvm_adaptive.runner.local import AdaptiveRunner
@@ -62,6 +64,22 @@ def gmm() -> Any:
     return tvm.IRModule({"main": create_te_workload("GMM", 0)})
 
 
+def test_a_default_schedule_leaves_the_module_as_it_was() -> None:
+    mod = gmm()
+    before = mod.script()
+    scheduled = with_default_schedules(mod, Target(NO_GPU_HERE))
+    assert mod.script() == before
+    assert "blockIdx.x" in scheduled.script()
+    assert "blockIdx.x" not in before
+
+
+@pytest.fixture
+def intrinsics() -> None:
+    """Register CUDA's tensor intrinsics, which the other tests do without."""
+    importlib.import_module("tvm.s_tir.tensor_intrin.dot_product_common")
+    importlib.import_module("tvm.s_tir.tensor_intrin.cuda")
+
+
 @pytest.mark.gpu
 def test_doctor_compiles_a_kernel_for_the_gpu() -> None:
     found = doctor.check_gpu()
@@ -69,6 +87,7 @@ def test_doctor_compiles_a_kernel_for_the_gpu() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("intrinsics")
 @pytest.mark.parametrize("runner", ["adaptive", "local"])
 def test_an_operator_is_tuned_checked_and_deployed(tmp_path: Path, runner: str) -> None:
     store = str(tmp_path / "records.db")
@@ -95,6 +114,7 @@ def test_an_operator_is_tuned_checked_and_deployed(tmp_path: Path, runner: str) 
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("intrinsics")
 def test_a_network_is_tuned_and_agrees_with_the_untuned_one(tmp_path: Path) -> None:
     report = tune("resnet18", work_dir=tmp_path, target="cuda", trials=48, config=QUICK)
     assert report.comparison is not None
@@ -125,5 +145,6 @@ def test_a_kernel_that_faults_costs_only_itself(tmp_path: Path) -> None:
     with contextlib.closing(AdaptiveRunner()) as runner:
         errors = [future.result().error_msg for future in runner.run(inputs)]
     assert errors[0] is None
-    assert "CUDA" in str(errors[1])
+    # The fault ends the worker: CUDA would fail each later kernel in the same process.
+    assert errors[1] is not None
     assert errors[2] is None

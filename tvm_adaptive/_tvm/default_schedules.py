@@ -40,6 +40,8 @@ def with_default_schedules(mod: IRModule, target: Target) -> IRModule:
     from tvm.s_tir import dlight
 
     rules = dlight.gpu
+    # DLight changes the module that it is given.
+    mod = IRModule(dict(mod.functions.items()), attrs=mod.attrs)
     with target:
         return dlight.ApplyDefaultSchedule(
             *(rules.Matmul(), rules.GEMV(), rules.Reduction(), rules.GeneralReduction()),
