@@ -70,13 +70,13 @@ def has_all(variables: Sequence[Any], axes: Sequence[Any]) -> bool:
 
 def _has_own_elements(region: Any, axes: Sequence[Any]) -> bool:
     """Say whether the place of an element depends on all axes."""
-    return has_all([each for index in region.region for each in _stepped_in(index.min)], axes)
+    return has_all([each for index in region.region for each in stepped_in(index.min)], axes)
 
 
-def _stepped_in(index: Any) -> list[Any]:
+def stepped_in(index: Any) -> list[Any]:
     """Return the variables of which each step leads to another element: not channels of groups."""
     if isinstance(index, tirx.Var):
         return [index]
     if isinstance(index, _STEPWISE):
-        return [*_stepped_in(index.a), *_stepped_in(index.b)]
+        return [*stepped_in(index.a), *stepped_in(index.b)]
     return []

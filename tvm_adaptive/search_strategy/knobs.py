@@ -27,6 +27,8 @@ OPEN = -(10**6)
 # Chance of each further change in a variation: a single changed knob keeps most of what was
 # good, and cannot leave a valley.
 _MORE_CHANGES = 0.4
+# Tries for a point within the limits: of GPUs' convolutions, one of 20 to 200 is.
+_MOST_DRAWS = 2000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,11 +127,47 @@ class Point:
     vector: Vector
 
 
-class KnobSpace:
-    """All sketches of a task."""
+# Places in a vector, the product of whose numbers is an extent; extents that add up along one
+# dimension, as of a window and its steps; and dimensions.
+Extent = tuple[int, ...]
+Dimension = tuple[Extent, ...]
 
-    def __init__(self, sketches: Sequence[Sequence[Knob]], names: Sequence[str] = ()) -> None:
+
+@dataclasses.dataclass(frozen=True)
+class Limit:
+    """Bounds of a sum of sizes, outside of which there is no valid program.
+
+    A size is the product of its dimensions. One that two extents m and n lead through has
+    m + n - 1 places.
+    """
+
+    sizes: tuple[tuple[Dimension, ...], ...]
+    least: int
+    most: int
+
+    def allows(self, vector: Vector) -> bool:
+        """Say whether a vector keeps to the bounds; decisions that are left open count as 1."""
+        numbers = [max(1, value) for value in vector]
+        total = sum(math.prod(_length(each, numbers) for each in size) for size in self.sizes)
+        return self.least <= total <= self.most
+
+
+def _length(dimension: Dimension, numbers: Sequence[int]) -> int:
+    extents = [math.prod(numbers[place] for place in extent) for extent in dimension]
+    return sum(extents) - len(extents) + 1
+
+
+class KnobSpace:
+    """All sketches of a task, with the limits of each one's decisions."""
+
+    def __init__(
+        self,
+        sketches: Sequence[Sequence[Knob]],
+        names: Sequence[str] = (),
+        limits: Sequence[Sequence[Limit]] = (),
+    ) -> None:
         self.sketches = [tuple(knobs) for knobs in sketches]
+        self._limits = [tuple(each) for each in limits] or [()] * len(self.sketches)
         self.names = list(names) or [str(i) for i in range(len(sketches))]
         self._slices = [slices_of(knobs) for knobs in self.sketches]
         self._levels = [_levels(knobs) for knobs in self.sketches]
@@ -142,10 +180,18 @@ class KnobSpace:
         ]
 
     def draw(self, rng: np.random.Generator) -> Point:
-        """Draw a sketch, and every knob of it."""
-        sketch = int(rng.integers(len(self.sketches)))
-        parts = [knob.draw(rng) for knob in self.sketches[sketch]]
-        return Point(sketch, tuple(value for part in parts for value in part))
+        """Draw a sketch, and every knob of it, until the limits allow what is drawn."""
+        for _ in range(_MOST_DRAWS):
+            sketch = int(rng.integers(len(self.sketches)))
+            parts = [knob.draw(rng) for knob in self.sketches[sketch]]
+            point = Point(sketch, tuple(value for part in parts for value in part))
+            if self.allows(point):
+                break
+        return point
+
+    def allows(self, point: Point) -> bool:
+        """Say whether a point keeps to its sketch's limits: others have no valid program."""
+        return all(limit.allows(point.vector) for limit in self._limits[point.sketch])
 
     def vary(self, point: Point, rng: np.random.Generator) -> Point:
         """Change one knob, which may be the sketch, and with a falling chance more of them."""

@@ -44,7 +44,7 @@ class SearchOptions:
     init_min_unmeasured : int, default 50
         Fewer random schedules than this and the evolution ends: its space is exhausted.
     max_fail_count : int, default 5
-        Rounds of sampling without a valid schedule before it gives up.
+        Rounds of sampling in a row without a valid schedule before it gives up.
     genetic_mutate_prob : float, default 0.85
     genetic_max_fail_count : int, default 10
     epsilon : float or None, default None

@@ -19,15 +19,19 @@ from tvm_adaptive._tvm import (
     TuneContext,
     args_info_of,
     buffer_of,
+    is_gpu,
 )
 from tvm_adaptive._tvm.operands import batch_axes, shares_operands
 from tvm_adaptive._tvm.tensor_functions import weights_of
 from tvm_adaptive._tvm.vector_unit import vector_unit_of
 from tvm_adaptive.models.prefetch import hinted_schedules
 from tvm_adaptive.search_strategy.analytical import analytical_points
+from tvm_adaptive.search_strategy.gpu_limits import limits_of, places_of
 from tvm_adaptive.search_strategy.knobs import (
     OPEN,
+    Knob,
     KnobSpace,
+    Limit,
     Point,
     Undrawn,
     knob_of,
@@ -65,16 +69,11 @@ class Sketches:
         self._is_fused = ["ReverseComputeAt" in each for each in kinds]
         names = [_name_of(trace) for trace in self._traces]
         self._by_name = {name: i for i, name in enumerate(names)}
-        self.space = KnobSpace(
-            [
-                [
-                    knob_of(str(inst.kind.name), inst.attrs, trace.decisions[inst])
-                    for inst in decided
-                ]
-                for trace, decided in zip(self._traces, self._decided, strict=True)
-            ],
-            names,
-        )
+        knobs = [
+            [knob_of(str(inst.kind.name), inst.attrs, trace.decisions[inst]) for inst in decided]
+            for trace, decided in zip(self._traces, self._decided, strict=True)
+        ]
+        self.space = KnobSpace(knobs, names, self._limits(knobs) if is_gpu(context.target) else ())
 
     def promising(self, processor: Processor, n: int, rng: np.random.Generator) -> list[Point]:
         """Return up to ``n`` points that suit a processor, the most promising first."""
@@ -117,6 +116,15 @@ class Sketches:
     def _mods(self) -> list[IRModule]:
         """One copy of the task for each thread, made when a task of many has its first slot."""
         return copies_of(self._context.mod, max(1, int(self._context.num_threads)))
+
+    def _limits(self, knobs: Sequence[Sequence[Knob]]) -> list[list[Limit]]:
+        """Return what a GPU can hold of each sketch."""
+        mod, target = self._context.mod, self._context.target
+        found = []
+        for trace, decided, own in zip(self._traces, self._decided, knobs, strict=True):
+            places = places_of(decided, [each.start for each in slices_of(own)])
+            found.append(limits_of(trace, places, mod, target))
+        return found
 
     def _replay(self, mod: Any, seeded: tuple[Point, int]) -> tuple[Point, Schedule] | None:
         point, seed = seeded

@@ -166,12 +166,13 @@ class SurrogateProposer(Proposer):
         n_samples = max(self.options.n_samples, self.batch + self.batch // 2)
         wanted = n_samples if n is None else min(n, n_samples)
         n_before = len(pool)
-        n_valid = 0
-        for _ in range(self.options.max_fail_count):
-            points = [candidates.space.draw(self.rng) for _ in range(wanted)]
-            n_valid += sum(key is not None for key in candidates.add(points))
-            if 2 * n_valid >= wanted:
-                break
+        n_valid, n_fruitless = 0, 0
+        while 2 * n_valid < wanted and n_fruitless < self.options.max_fail_count:
+            # Twice as many after each round without any: on GPUs, one of hundreds may be valid.
+            points = [candidates.space.draw(self.rng) for _ in range(wanted << n_fruitless)]
+            n_found = sum(key is not None for key in candidates.add(points))
+            n_fruitless = 0 if n_found else n_fruitless + 1
+            n_valid += n_found
         if n_valid == 0:
             return None
         self._n_population = n_valid

@@ -197,7 +197,7 @@ def neighbours(
         if len(found) >= n:
             break
         point = space.vary(centres[int(rng.integers(len(centres)))], rng)
-        if not pool.knows(point):
+        if not pool.knows(point) and space.allows(point):
             found[point] = None
     return list(found)
 
@@ -247,7 +247,8 @@ def _children(
         # A cross of a point with itself is that point: only a change makes it new.
         if not is_crossed or rng.random() < 0.5:
             child = space.vary(child, rng)
-        children.append(child)
+        if space.allows(child):
+            children.append(child)
     return list(dict.fromkeys(children))
 
 

@@ -65,7 +65,7 @@ from tvm_adaptive.tuning.peers import Rivals, rivals_reserve_sec
 from tvm_adaptive.tuning.session import RunContext
 from tvm_adaptive.tuning.source_of_difference import source_of_difference
 from tvm_adaptive.tuning.target import n_threads_of
-from tvm_adaptive.tuning.untuned_build import UntunedBuild
+from tvm_adaptive.tuning.untuned_build import UntunedBuild, tuned_margin
 from tvm_adaptive.values.agreement import outputs_problem
 from tvm_adaptive.values.forms import NO_FORM
 from tvm_adaptive.values.trace_json import without_flags
@@ -84,9 +84,6 @@ _CHECK_MARGIN = 2.0
 # that hangs.
 _HANG_MARGIN = 3.0
 _LEAST_HANG_SEC = 10.0
-# Compiling a tuned network, without writing the weights, takes 6 to 10 times as long as the
-# untuned one, plus what else the machine does.
-_TUNED_NETWORK_MARGIN = 12.0
 # Saving, packing, writing and linking weights: with 97 MB, 3.3 s of ResNet-18's compilation, with
 # 160 MB 7 s on a disk that takes 270 MB/s.
 _SEC_PER_WEIGHT_BYTE = 3e-8
@@ -161,7 +158,7 @@ class NetworkCheck(LibraryCheck):
     @property
     def reserve_sec(self) -> float:
         """Seconds to reserve for ``measure_tuned`` if everything is tuned."""
-        return self.least_reserve_sec + _TUNED_NETWORK_MARGIN * self._compile_sec
+        return self.least_reserve_sec + tuned_margin(self._context.target) * self._compile_sec
 
     @property
     def weight_secs(self) -> Mapping[str, float]:

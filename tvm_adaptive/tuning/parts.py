@@ -211,6 +211,11 @@ def _task_scheduler(session: Session, n_devices: int, lanes: Lanes | None) -> An
         "n_lanes": 1 if lanes is None else lanes.n_lanes,
         "journal": session.journal,
     }
+    if is_gpu(session.target):
+        # Compiling for a GPU takes a second, timing a hundredth: no build worker is left idle.
+        n_workers = n_build_workers(n_threads_of(session.target))
+        n_first = min(n_workers, session.config.search.n_trials_per_round)
+        ours["warm_up_trials"] = max(n_first, session.config.scheduler.warm_up_trials)
     return _made("task_scheduler", session.config.task_scheduler, ours, {})
 
 
