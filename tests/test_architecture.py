@@ -55,6 +55,7 @@ ADAPTERS = {
     "search_strategy/evolution_proposer.py",
     "search_strategy/proposer.py",
     "search_strategy/schedules.py",
+    "search_strategy/gpu_limits.py",
     "search_strategy/sketches.py",
     "search_strategy/stoppable.py",
     "search_strategy/strategy.py",

@@ -1,6 +1,7 @@
 """Time tuned libraries on an NVIDIA GPU beside PyTorch with cuBLAS and cuDNN, in alternation.
 
-    python -m benchmarks.peers.gpu te:C2D=runs/gpu/main.so resnet18=runs/resnet18/resnet18.so
+    python -m benchmarks.peers.gpu resnet18=runs/resnet18/resnet18.so --out runs/peers.json
+    python -m benchmarks.peers.gpu --show runs/peers.json
 
 PyTorch gets its best: a CUDA graph of many calls, so that launches from Python cost nothing,
 channels last, and cuDNN's own search. It is timed with and without TensorFloat-32, which
@@ -118,16 +119,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.peers.gpu", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("libraries", nargs="+", metavar="WORKLOAD=LIBRARY")
+    parser.add_argument("libraries", nargs="*", metavar="WORKLOAD=LIBRARY")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", type=Path, help="write what was timed there, as JSON")
+    parser.add_argument("--show", type=Path, help="print what an earlier call wrote there")
     options = parser.parse_args(arguments)
+    if options.show is None:
+        fields = time_all(options.libraries, options.rounds)
+    else:
+        fields = json.loads(options.show.read_text())
+    if options.out is not None:
+        options.out.write_text(json.dumps(fields) + "\n")
+    print(f"{fields['gpu']}, PyTorch {fields['torch']}, medians, µs")
+    print(table(fields["rows"]))
+    return 0
 
+
+def time_all(libraries: Sequence[str], n_rounds: int) -> dict[str, Any]:
+    """Time libraries, each beside PyTorch, in alternation; return seconds per call."""
     import torch
 
     torch.backends.cudnn.benchmark = True
     found = []
-    for each in options.libraries:
+    for each in libraries:
         workload, _, path = each.partition("=")
         timers = {"ours": tuned_timer(Path(path), workload)}
         for name, tf32 in (("float32", False), ("TF32", True)):
@@ -137,18 +151,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if not tf32:
                 timers["PyTorch, eager"] = eager_timer(call, torch)
         secs: dict[str, list[float]] = {name: [] for name in timers}
-        for _ in range(options.rounds):
+        for _ in range(n_rounds):
             for name, timer in timers.items():
                 # cuDNN chooses when a graph is made, eager calls when they are made.
                 torch.backends.cudnn.allow_tf32 = name.endswith("TF32")
                 secs[name].append(timer())
         found.append({"workload": workload, "secs": secs})
-    fields = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": found}
-    if options.out is not None:
-        options.out.write_text(json.dumps(fields) + "\n")
-    print(f"{fields['gpu']}, PyTorch {fields['torch']}, medians of {options.rounds} rounds, µs")
-    print(table(found))
-    return 0
+    return {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": found}
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

@@ -102,7 +102,7 @@ def test_a_gpu_is_tried_with_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     found = doctor.check_gpu()
     assert found.verdict == "problem"
     assert "RuntimeError: no nvrtc" in found.text
-    assert "cuda-bindings" in found.fix
+    assert "tvm-adaptive[cuda]" in found.fix
     monkeypatch.setattr(doctor, "_in_worker", lambda *_: None)
     assert doctor.check_gpu() == CheckResult("GPU", "ok", "GPU 0: H100; a kernel compiles and runs")
 

@@ -160,8 +160,8 @@ def check_gpu() -> CheckResult:
         _in_worker(run_gpu_kernel, (), 0.0)
     except WorkerError as error:
         fix = (
-            "Install the CUDA toolkit, whose folder CUDA_PATH names, and `pip install "
-            "cuda-bindings`, with which TVM compiles kernels; or set TVM_CUDA_COMPILE_MODE=nvcc."
+            "Install the CUDA toolkit, 13 for this TVM, name its folder in CUDA_PATH, and `pip "
+            "install tvm-adaptive[cuda]`, with which TVM compiles; or TVM_CUDA_COMPILE_MODE=nvcc."
         )
         text = f"{len(gpus)}, but a kernel could not be compiled and run: {summary_line(error)}"
         return CheckResult("GPU", "problem", text, fix)
