@@ -20,23 +20,27 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.journals import read_events
+from benchmarks.tables import markdown
 from tvm_adaptive.measure_callback.journal import JOURNAL_FILE
 
 Event = dict[str, Any]
+
+HEAD = (
+    *("workload", "method", "batches", "rank correlation, median"),
+    *("z rms, first batch", "z rms, later", "within 90 %, later"),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folders", type=Path, nargs="+", help="of benchmarks")
     options = parser.parse_args(arguments)
-    print(
-        "| workload | method | batches | rank correlation, median | z rms, first batch "
-        "| z rms, later | within 90 %, later |"
-    )
-    print("|---|---|---|---|---|---|---|")
-    for folder in options.folders:
-        for (workload, method), events in sorted(forecasts_of(folder).items()):
-            print(f"| {workload} | {method} | {line_of(events)} |")
+    rows = [
+        [workload, method, *cells_of(events)]
+        for folder in options.folders
+        for (workload, method), events in sorted(forecasts_of(folder).items())
+    ]
+    print(markdown(HEAD, rows))
     return 0
 
 
@@ -56,7 +60,7 @@ def forecasts_of(folder: Path) -> dict[tuple[str, str], list[Event]]:
     return dict(found)
 
 
-def line_of(events: Sequence[Event]) -> str:
+def cells_of(events: Sequence[Event]) -> list[str]:
     """Return the cells of a row: batches, rank correlation, both z rms, coverage."""
     correlations = [e["spearman"] for e in events if _is_number(e["spearman"])]
     cells = [str(len(events)), f"{statistics.median(correlations):.2f}" if correlations else ""]
@@ -65,7 +69,7 @@ def line_of(events: Sequence[Event]) -> str:
         cells.append("" if squares is None else f"{math.sqrt(squares):.2f}")
     coverage = _mean([e for e in events if not e["is_first"]], "coverage")
     cells.append("" if coverage is None else f"{coverage:.0%}")
-    return " | ".join(cells)
+    return cells
 
 
 def _journals(folder: Path) -> Iterator[Path]:

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.micro.cost_model import Pool, load, xgb_scores
+from benchmarks.tables import markdown
 from tvm_adaptive.cost_model.features import to_rows
 from tvm_adaptive.cost_model.surrogate import Surrogate, SurrogateOptions
 from tvm_adaptive.values.ranks import average_ranks
@@ -40,16 +41,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(arguments)
     found: dict[str, dict[str, list[list[float]]]] = {}
-    print(f"| pool | model | {' | '.join(f'best of {n}' for n in TRIALS)} |")
-    print(f"|---|---|{'---|' * len(TRIALS)}")
+    rows: list[list[str]] = []
     for path in options.pools:
         pool = load(path)
-        rows = np.asarray(to_rows(pool.blocks))
+        features = np.asarray(to_rows(pool.blocks))
         curves = found[pool.name] = {}
         for name, model in MODELS.items():
-            curves[name] = [replay(pool, rows, model, seed) for seed in range(options.seeds)]
-            print(f"| {pool.name} | {name} | {cells(curves[name], curves['forest'])} |", flush=True)
+            curves[name] = [replay(pool, features, model, seed) for seed in range(options.seeds)]
+            rows.append([pool.name, name, *cells(curves[name], curves["forest"])])
         options.out.write_text(json.dumps({"trials": TRIALS, "found": found}))
+    print(markdown(["pool", "model", *(f"best of {n}" for n in TRIALS)], rows))
     return 0
 
 
@@ -65,7 +66,7 @@ def replay(pool: Pool, rows: FloatArray, model: Model, seed: int) -> list[float]
     return [float(seconds[measured[:n]].min() / seconds.min()) for n in TRIALS]
 
 
-def cells(found: Sequence[Sequence[float]], of_forest: Sequence[Sequence[float]]) -> str:
+def cells(found: Sequence[Sequence[float]], of_forest: Sequence[Sequence[float]]) -> list[str]:
     """Return the best of so many trials; in brackets over the forest's, with standard errors."""
     logs = np.log(np.asarray(found))
     differences = logs - np.log(np.asarray(of_forest))
@@ -76,7 +77,7 @@ def cells(found: Sequence[Sequence[float]], of_forest: Sequence[Sequence[float]]
             f"{part} ({np.exp(mean):.3f} +- {error:.3f})"
             for part, mean, error in zip(parts, means, errors, strict=True)
         ]
-    return " | ".join(parts)
+    return parts
 
 
 def forest(pool: Pool, rows: FloatArray, measured: Indices, left: Indices, seed: int) -> FloatArray:

@@ -74,7 +74,8 @@ def _made(module: Any, **inputs: Any) -> Made:
     return Made(module, inputs, {})
 
 
-def _distilbert() -> Made:
+def distilbert() -> Made:
+    """Return DistilBERT for 64 words."""
     import torch
 
     from benchmarks.zoo.modules import Tensors
@@ -136,7 +137,7 @@ MODELS: tuple[PeerModel, ...] = (
     _image("torchvision", "densenet121"),
     _image("torchvision", "convnext_tiny"),
     _image("timm", "deit_tiny_patch16_224"),
-    PeerModel("distilbert", ".pt2", _exported(_distilbert)),
+    PeerModel("distilbert", ".pt2", _exported(distilbert)),
     PeerModel("encoder", ".pt2", _exported(_encoder)),
     PeerModel("wav2vec2", ".pt2", _exported(_wav2vec2)),
 )

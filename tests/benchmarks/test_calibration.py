@@ -6,7 +6,7 @@ import contextlib
 import lzma
 import math
 
-from benchmarks.micro.calibration import forecasts_of, line_of, main
+from benchmarks.micro.calibration import cells_of, forecasts_of, main
 from tvm_adaptive.measure_callback.journal import JOURNAL_FILE, Journal
 
 
@@ -26,7 +26,7 @@ def test_batches_count_by_their_candidates(tmp_path):
     ((key, events),) = forecasts_of(tmp_path).items()
     assert key == ("te-GMM", "long")
     rms = math.sqrt((16 * 4 + 4 * 1) / 20)
-    assert line_of(events) == f"4 | 0.60 | 9.00 | {rms:.2f} | 60%"
+    assert cells_of(events) == ["4", "0.60", "9.00", f"{rms:.2f}", "60%"]
 
 
 def test_journals_of_earlier_versions_have_no_coverage(tmp_path, capsys):

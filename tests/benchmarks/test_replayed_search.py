@@ -33,10 +33,10 @@ def test_a_model_that_knows_all_finds_the_best_at_once():
 
 def test_cells_compare_with_the_forest():
     found, of_forest = [[2.0, 1.0, 1.0]] * 4, [[4.0, 1.0, 2.0]] * 4
-    cell, _, last = cells(found, of_forest).split(" | ")
+    cell, _, last = cells(found, of_forest)
     assert cell == "2.000 (0.500 +- 0.000)"
     assert last == "1.000 (0.500 +- 0.000)"
-    assert cells(found, found) == "2.000 | 1.000 | 1.000"
+    assert cells(found, found) == ["2.000", "1.000", "1.000"]
 
 
 def test_the_script_ends(tmp_path, capsys):
