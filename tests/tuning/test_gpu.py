@@ -24,7 +24,7 @@ from tvm_adaptive.measure_callback import read_journal
 from tvm_adaptive.models import compile_tir
 from tvm_adaptive.runner.local import AdaptiveRunner
 from tvm_adaptive.tuning import doctor, registry
-from tvm_adaptive.tuning.config import FinishConfig, SearchConfig
+from tvm_adaptive.tuning.config import DEFAULT, FinishConfig, SearchConfig
 from tvm_adaptive.tuning.deploy import apply
 from tvm_adaptive.tuning.parts import make_parts
 from tvm_adaptive.tuning.target import resolve_target
@@ -58,6 +58,8 @@ def test_the_forest_of_a_gpus_tasks_takes_this_machines_cores(
     with contextlib.closing(make_parts(make_session(target=Target(NO_GPU_HERE)))):
         assert made["cost_model"]["n_jobs"] == usable_physical_cores()
         assert made["runner"]["overlap"]
+        assert made["builder"]["patience"] < DEFAULT.measure.build_patience
+        assert made["task_scheduler"]["warm_up_trials"] >= DEFAULT.scheduler.warm_up_trials
 
 
 def gmm() -> Any:

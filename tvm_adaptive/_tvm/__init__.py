@@ -442,7 +442,7 @@ def contexts_of(
 
     targets = [each.target for each in tasks]
     # MetaSchedule's seeds are in [1, 2^31 - 1).
-    with _without_nameless_handlers(), only_intrinsics(backends_of(targets)):
+    with _own_logging(), only_intrinsics(backends_of(targets)):
         space = space_generator_of(targets, reductions=reductions)
         contexts, _ = extracted_tasks_to_tune_contexts(
             list(tasks), work_dir, space, strategy, seed=1 + seed % (2**31 - 2)
@@ -451,9 +451,18 @@ def contexts_of(
 
 
 @contextlib.contextmanager
-def _without_nameless_handlers() -> Iterator[None]:
-    """Hide an application's nameless handlers, on which MetaSchedule's logging set-up fails."""
+def _own_logging() -> Iterator[None]:
+    """Let MetaSchedule set its logging up, but not print its tables unless a level asks for it.
+
+    The files in the work directory have all of it. An application's nameless handlers, on which
+    the set-up fails, are hidden from it.
+    """
     logger = logging.getLogger("tvm.s_tir.meta_schedule")
+    printing = [each for each in logger.handlers if each.get_name() == f"{logger.name}.console"]
+    # After a set-up, the logger's own level is MetaSchedule's, not the application's choice.
+    is_chosen = logger.level not in (logging.NOTSET, logging.DEBUG) or not printing
+    level = (logger.level if is_chosen else printing[0].level) or logging.WARNING
+    logger.setLevel(level)
     nameless = [handler for handler in logger.handlers if handler.get_name() is None]
     for handler in nameless:
         logger.removeHandler(handler)

@@ -8,11 +8,10 @@ made and verified before it is dropped; the limits say the same of its decisions
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tvm_adaptive._tvm import IRModule, Schedule, Target, Trace, buffer_of, handle
+from tvm_adaptive._tvm import IRModule, Schedule, ScheduleError, Target, Trace, buffer_of, handle
 from tvm_adaptive._tvm.operands import stepped_in
 from tvm_adaptive.search_strategy.knobs import Dimension, Extent, Limit
 from tvm_adaptive.values.agreement import item_bytes
@@ -25,20 +24,24 @@ _MOST_THREADS = "meta_schedule.thread_extent_high_inclusive"
 
 
 def limits_of(
-    trace: Trace, places_of: Mapping[int, int], mod: IRModule, target: Target
+    trace: Trace, tiles: Sequence[tuple[Any, int]], mod: IRModule, target: Target
 ) -> list[Limit]:
     """Return what every valid program of a sketch keeps to; some programs that do are invalid.
 
-    ``places_of`` has the place in a vector of each number that is sampled, by its handle.
+    ``tiles`` are the instructions of a trace that sample a tile, with its place in a vector.
     """
     tiling = _Tiling()
+    place_of = {
+        handle(part): start + i for inst, start in tiles for i, part in enumerate(inst.outputs)
+    }
     for inst in trace.insts:
-        tiling.read(inst, places_of)
+        tiling.read(inst, place_of)
     limits = []
     for loop in tiling.bound.get(_THREAD, []):
         places = tiling.places.get(loop)
-        most = min(tiling.most_threads, int(target.attrs.get("max_threads_per_block", math.inf)))
+        most = int(target.attrs.get("max_threads_per_block", tiling.most_threads))
         if places:
+            most = min(most, tiling.most_threads)
             limits.append(Limit((((places,),),), tiling.least_threads, most))
     shared_bytes = target.attrs.get("max_shared_memory_per_block")
     if shared_bytes is not None and (limit := _shared_limit(tiling, mod, int(shared_bytes))):
@@ -63,14 +66,12 @@ class _Tiling:
     least_threads: int = 1
     most_threads: int = 1 << 31
 
-    def read(self, inst: Any, places_of: Mapping[int, int]) -> None:
+    def read(self, inst: Any, place_of: Mapping[int, int]) -> None:
         """Note what an instruction does."""
         kind, attrs = str(inst.kind.name), [str(each) for each in inst.attrs or ()]
         inputs, outputs = list(inst.inputs), [handle(each) for each in inst.outputs]
         if kind == "Split":
-            self._split(
-                handle(inputs[0]), outputs, [_place(each, places_of) for each in inputs[1:]]
-            )
+            self._split(handle(inputs[0]), outputs, [_place(each, place_of) for each in inputs[1:]])
         elif kind == "Fuse":
             self._fuse(outputs[0], [handle(each) for each in inputs])
         elif kind == "Annotate":
@@ -128,7 +129,10 @@ def _shared_limit(tiling: _Tiling, mod: IRModule, shared_bytes: int) -> Limit | 
         made_at = tiling.made_at.get(copy)
         if name is None or made_at is None:
             continue
-        block = schedule.get(schedule.get_sblock(name))
+        try:
+            block = schedule.get(schedule.get_sblock(name))
+        except ScheduleError:  # the sketch has made it
+            continue
         loops = tiling.loops.get(reader, [])
         if number >= len(block.reads) or len(loops) != len(block.iter_vars):
             continue
@@ -151,15 +155,6 @@ def _least_size(region: Any, inner: Mapping[int, Extent]) -> tuple[Dimension, ..
     return tuple(dimension for dimension in found if dimension)
 
 
-def _place(factor: Any, places_of: Mapping[int, int]) -> int | None:
+def _place(factor: Any, place_of: Mapping[int, int]) -> int | None:
     """Return the place in a vector of a split's factor; None for a plain number, or none."""
-    return None if factor is None or isinstance(factor, int) else places_of.get(handle(factor))
-
-
-def places_of(decided: Sequence[Any], starts: Sequence[int]) -> dict[int, int]:
-    """Return the place in a vector of each number that instructions sample, by its handle."""
-    return {
-        handle(output): start + i
-        for inst, start in zip(decided, starts, strict=True)
-        for i, output in enumerate(inst.outputs)
-    }
+    return None if factor is None or isinstance(factor, int) else place_of.get(handle(factor))

@@ -26,13 +26,14 @@ from tvm_adaptive._tvm.tensor_functions import weights_of
 from tvm_adaptive._tvm.vector_unit import vector_unit_of
 from tvm_adaptive.models.prefetch import hinted_schedules
 from tvm_adaptive.search_strategy.analytical import analytical_points
-from tvm_adaptive.search_strategy.gpu_limits import limits_of, places_of
+from tvm_adaptive.search_strategy.gpu_limits import limits_of
 from tvm_adaptive.search_strategy.knobs import (
     OPEN,
     Knob,
     KnobSpace,
     Limit,
     Point,
+    Tile,
     Undrawn,
     knob_of,
     sketch_name,
@@ -122,8 +123,9 @@ class Sketches:
         mod, target = self._context.mod, self._context.target
         found = []
         for trace, decided, own in zip(self._traces, self._decided, knobs, strict=True):
-            places = places_of(decided, [each.start for each in slices_of(own)])
-            found.append(limits_of(trace, places, mod, target))
+            places = zip(decided, own, slices_of(own), strict=True)
+            tiles = [(inst, at.start) for inst, knob, at in places if isinstance(knob, Tile)]
+            found.append(limits_of(trace, tiles, mod, target))
         return found
 
     def _replay(self, mod: Any, seeded: tuple[Point, int]) -> tuple[Point, Schedule] | None:

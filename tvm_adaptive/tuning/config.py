@@ -127,8 +127,8 @@ class MeasureConfig:
         unrolls without end must not cost a twentieth of a ten-minute budget. Stock's builder
         gets 105 s more: its workers import TVM and all tensor intrinsics in that time.
     build_patience : float or None, default 10.0
-        A build that takes this many times the median is stopped; see
-        :class:`~tvm_adaptive.PersistentBuilder`.
+        A build that takes this many times the median is stopped; for GPUs at most three
+        times. See :class:`~tvm_adaptive.PersistentBuilder`.
     race : bool, default True
         Whether candidates that are clearly slower than the fastest of their task are
         dropped after a few runs.

@@ -5,7 +5,7 @@ PyTorch finds it by the package's entry point: ``torch.compile(model, backend="t
 
 from __future__ import annotations
 
-import contextlib
+import operator
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -18,6 +18,7 @@ from tvm_adaptive.tuning.embedding import compile_model
 Function: TypeAlias = Callable[..., Any]
 
 _OPTIONS = ("budget_sec", "trials", "seed", "config", "observer", "work_dir", "n_threads")
+_VERSION = operator.attrgetter("_version")
 # Without options. Most of the gain of a ResNet-18 comes in its first minute.
 _DEFAULT_BUDGET_SEC = 60.0
 
@@ -77,9 +78,7 @@ class _Graph:
         self._graph, self._options = graph, options
         self._places = _places_of_inputs(graph, examples)
         self._outputs = _outputs_of(graph)
-        # Of weights: as inputs of the graph, by their places, and as its attributes.
-        self._lifted: list[tuple[int, Any, tuple[int, int]]] = []
-        self._held: list[tuple[Any, tuple[int, int]]] = []
+        self._weights: _Weights | None = None
         held = [*graph.parameters(), *graph.buffers()]
         if torch.is_grad_enabled() and any(
             each.requires_grad for each in (*examples, *held) if isinstance(each, torch.Tensor)
@@ -93,19 +92,13 @@ class _Graph:
     def __call__(self, *arguments: Any) -> Any:
         if self._compiled is None and not self._is_eager:
             self._try(self._compile, arguments)
-        if not self._is_eager and not self._has_same_weights(arguments):
+        if self._weights is not None and not self._weights.are_same(arguments):
             self._run_eagerly("a weight has changed; call torch.compile again")
         if self._is_eager or self._compiled is None:
             return self._graph(*arguments)
         results = self._compiled(*(arguments[place] for place in self._places))
         results = iter(results if isinstance(results, tuple) else (results,))
         return tuple(next(results) if is_tensor else None for is_tensor in self._outputs)
-
-    def _has_same_weights(self, arguments: Sequence[Any]) -> bool:
-        return all(
-            arguments[place] is weight and _version(weight) == version
-            for place, weight, version in self._lifted
-        ) and all(_version(weight) == version for weight, version in self._held)
 
     def _try(self, step: Callable[[Sequence[Any]], None], arguments: Sequence[Any]) -> None:
         try:
@@ -114,7 +107,7 @@ class _Graph:
             self._run_eagerly(error)
 
     def _run_eagerly(self, reason: Exception | str) -> None:
-        self._is_eager, self._compiled = True, None
+        self._is_eager, self._compiled, self._weights = True, None, None
         _warn(reason)
 
     def _compile(self, arguments: Sequence[Any]) -> None:
@@ -130,13 +123,37 @@ class _Graph:
             raise _UnsupportedError("it changes its inputs or buffers")
         network = network_of_program(program, "graph", {}, "the graph")
         self._compiled = compile_model(network, **self._options)
-        self._lifted = [
-            (place, each, _version(each))
-            for place, each in enumerate(arguments)
-            if place not in self._places
-        ]
+        lifted = [place for place in range(len(arguments)) if place not in self._places]
         held = [*self._graph.parameters(), *self._graph.buffers()]
-        self._held = [(each, _version(each)) for each in held]
+        self._weights = _Weights(arguments, lifted, held)
+
+
+class _Weights:
+    """The weights of a graph as they were: inputs of it, by their places, and attributes."""
+
+    def __init__(
+        self, arguments: Sequence[Any], places: Sequence[int], held: Sequence[Any]
+    ) -> None:
+        import torch
+
+        self._places = places
+        self._lifted = [arguments[place] for place in places]
+        self._all = [*self._lifted, *held]
+        # Tensors of inference mode have no version.
+        self._versioned = [each for each in self._all if not each.is_inference()]
+        self._data_ptr = torch.Tensor.data_ptr
+        self._state = self._present_state()
+
+    def are_same(self, arguments: Sequence[Any]) -> bool:
+        """Say whether none was replaced, written to, or given other memory.
+
+        It is asked in each call, of hundreds of tensors: without a step of Python for each.
+        """
+        given = map(arguments.__getitem__, self._places)
+        return all(map(operator.is_, given, self._lifted)) and self._present_state() == self._state
+
+    def _present_state(self) -> tuple[list[int], list[int]]:
+        return list(map(_VERSION, self._versioned)), list(map(self._data_ptr, self._all))
 
 
 def _frozen(graph: Any, arguments: Sequence[Any], places: Sequence[int]) -> Any:
@@ -205,13 +222,6 @@ def _outputs_of(graph: Any) -> list[bool]:
     if not any(found):
         raise _UnsupportedError("it has no outputs")
     return found
-
-
-def _version(tensor: Any) -> tuple[int, int]:
-    """Return what changes when a tensor is written to or given other memory."""
-    with contextlib.suppress(RuntimeError):  # tensors of inference mode have no version
-        return tensor._version, tensor.data_ptr()
-    return 0, tensor.data_ptr()
 
 
 def _warn(reason: Exception | str) -> None:
