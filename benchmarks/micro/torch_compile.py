@@ -126,7 +126,7 @@ def first_of(outputs: Any) -> Any:
 
 
 def secs_per_call(call: Callable[[], object]) -> float:
-    """Return the median seconds of calls that last a turn; TVM's evaluator is asked for one, too."""
+    """Return the median seconds of calls that last a turn, as of TVM's evaluator."""
     call()
     secs: list[float] = []
     while math.fsum(secs) < _TURN_SEC:
