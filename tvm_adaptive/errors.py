@@ -54,8 +54,8 @@ def summary_line(error: BaseException | str) -> str:
     if not lines:
         return "unknown error" if isinstance(error, str) else type(error).__name__
     # A runner or builder puts its own name before the worker's traceback.
-    heads = ("Traceback", "Traceback (most recent call last):")
-    has_traceback = any(line.startswith(heads[0]) or line.endswith(heads[1]) for line in lines)
+    head = "Traceback (most recent call last):"
+    has_traceback = any(line.startswith("Traceback") or line.endswith(head) for line in lines)
     return lines[-1] if has_traceback else lines[0]
 
 

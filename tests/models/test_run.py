@@ -40,7 +40,7 @@ def test_a_quick_network_is_measured_several_times(case, library, monkeypatch):
     # A second: on a busy machine, loading the network's code may take a tenth.
     outputs, seconds = try_exported(library, case.inputs, min_seconds=1.0)
     assert outputs_agree(outputs, case.reference)
-    assert seconds > 0
+    assert 0 < seconds < 1
     assert calls.repeats[0] == 1
     assert calls.repeats[1] >= 5
 
