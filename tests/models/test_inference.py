@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from tvm_adaptive._tvm import relax
 from tvm_adaptive.models import Network, compile_network, export, inference, prepare
 from tvm_adaptive.models.inference import CompiledModel
 from tvm_adaptive.tuning.target import resolve_target
+from tvm_adaptive.values.agreement import numpy_dtype
 
 SHAPE = (3, 5)
 WEIGHT = np.random.default_rng(0).standard_normal(SHAPE).astype("float32")
@@ -60,3 +63,21 @@ def test_the_place_of_an_array_does_not_matter(model: CompiledModel, offset: int
     np.testing.assert_array_equal(model(x)[0], x)
     np.testing.assert_array_equal(model(np.asfortranarray(x))[0], x)
     np.testing.assert_array_equal(model(x.tolist())[0], x)
+
+
+def test_arrays_of_brain_floats_come_and_go(tmp_path: Path) -> None:
+    dtype = numpy_dtype("bfloat16")
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(SHAPE, "bfloat16"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit_output(relax.op.add(x, x))
+        builder.emit_func_output(result)
+    target, path = resolve_target("cpu"), tmp_path / "network.so"
+    network = Network("doubled", builder.get(), {}, {"x": SHAPE}, {"x": "bfloat16"})
+    export(compile_network(prepare(network, target, "keep"), None, target), path)
+    model = CompiledModel(path, {"x": SHAPE}, {"x": "bfloat16"}, n_threads=2)
+    array = WEIGHT.astype(dtype)
+    found = model(array)
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found.astype("float32"), 2 * array.astype("float32"))

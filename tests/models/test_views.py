@@ -72,6 +72,12 @@ def gated(emit: Any, x: Any) -> Any:
     return relax.op.multiply(y, gate)
 
 
+def broadcast(emit: Any, x: Any) -> Any:
+    """A product whose result is an operand for many rows (a gate of tokens)."""
+    y = emit(relax.op.matmul(emit(relax.op.mean(x, [1])), relax.const(drawn((8, 8), 1))))
+    return relax.op.multiply(x, emit(relax.op.reshape(y, (1, 1, 8))))
+
+
 def concatenated(first: int, second: int) -> Build:
     """Concatenate what has been concatenated, which is read once more (DenseNet)."""
 
@@ -127,6 +133,7 @@ def test_blocks_with_channels_last_have_no_transposes_left(*, channels_last: boo
         (transposed([1, 2, 0], [0, 2, 1]), (2, 3, 4)),
         (blocks, (1, 3, 4, 8)),
         (gated, (1, 3, 4, 8)),
+        (broadcast, (1, 5, 8)),
         (concatenated(1, -1), (2, 3)),
         (concatenated(0, 1), (2, 3)),
     ],

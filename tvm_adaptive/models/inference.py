@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 # Kernels load vectors from the start of a buffer; TVM's own buffers begin there, too.
 _ALIGNMENT_BYTES = 64
+# numpy's arrays of it cannot be handed to other libraries.
+_NOT_SHARED = "bfloat16"
 
 
 class CompiledModel:
@@ -102,7 +104,7 @@ class CompiledModel:
             assert torch is not None
             results = [torch.from_dlpack(each) for each in outputs]
         else:
-            results = [np.from_dlpack(each) for each in outputs] if is_numpy else outputs
+            results = [_as_array(each) for each in outputs] if is_numpy else outputs
         return results[0] if len(results) == 1 else tuple(results)
 
     def _ordered(self, arrays: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -163,6 +165,8 @@ def _as_tensor(array: Any, name: str, shape: tuple[int, ...], dtype: str) -> Any
             f"of shape {tuple(array.shape)}."
         )
     if isinstance(array, np.ndarray):
+        if dtype == _NOT_SHARED:
+            return tensor(array)
         is_sharable = array.flags.c_contiguous and array.flags.writeable
         if not is_sharable or array.ctypes.data % _ALIGNMENT_BYTES:
             array = _aligned_copy(array)
@@ -176,6 +180,11 @@ def _as_tensor(array: Any, name: str, shape: tuple[int, ...], dtype: str) -> Any
     if array.data_ptr() % _ALIGNMENT_BYTES:
         array = array.clone()
     return from_dlpack(array)
+
+
+def _as_array(output: Any) -> Any:
+    """Return a tensor of TVM's as an array, which shares its memory if possible."""
+    return output.numpy() if output.dtype == _NOT_SHARED else np.from_dlpack(output)
 
 
 @functools.cache

@@ -121,11 +121,13 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
 
     def _before_reshapes(self, call: Any) -> Any | None:
         """Compute an operation on a product, and reshape the result; None without a product."""
-        products = (self._product_behind(each) for each in call.args)
+        extents = known_extents(call)
+        full = (each for each in call.args if known_extents(each) == extents)  # not broadcast
+        products = (self._product_behind(each) for each in full)
         product = next((each for each in products if each is not None), None)
         if product is None:
             return None
-        shape, extents = known_extents(product), known_extents(call)
+        shape = known_extents(product)
         operands = [self._like(each, shape, extents) for each in call.args]
         if any(each is None for each in operands):
             return None

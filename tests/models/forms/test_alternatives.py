@@ -116,6 +116,19 @@ def test_other_convolutions_have_no_forms(options: dict[str, Any]) -> None:
     assert prepared_of(network_of(relu, **options)).alternatives is None
 
 
+def test_a_kernel_that_is_computed_has_no_forms() -> None:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 16, 9, 10), "float32"))
+    w = relax.Var("w", relax.TensorType((16, 16, 3, 3), "float32"))
+    bias = np.random.default_rng(0).standard_normal((1, 16, 1, 1)).astype("float32")
+    with builder.function("main", [x, w]):
+        with builder.dataflow():
+            y = builder.emit(relax.op.nn.conv2d(x, w, padding=1))
+            result = builder.emit_output(relax.op.add(y, relax.const(bias)))
+        builder.emit_func_output(result)
+    assert prepared_of(network_of_relax("conv", builder.get(), {})).alternatives is None
+
+
 def test_without_channels_last_there_are_none() -> None:
     target = resolve_target("cpu")
     assert prepare(network_of(relu), target, "keep", forms=True).alternatives is None

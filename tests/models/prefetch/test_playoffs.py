@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 from tvm.s_tir import meta_schedule as ms
@@ -15,13 +18,16 @@ from tvm_adaptive._tvm import IRModule, copy_record
 from tvm_adaptive.builder import PersistentBuilder
 from tvm_adaptive.measure_callback.journal import Journal, read_journal
 from tvm_adaptive.models.prefetch.rewrite import HINT
-from tvm_adaptive.runner.playoff import playoff
+from tvm_adaptive.runner.playoff import playoff, verifier
 from tvm_adaptive.runner.playoff.finalist import PlayoffOptions
 from tvm_adaptive.runner.playoff.modules import sane_records
 from tvm_adaptive.runner.playoff.playoff import FinalistReport, finalist_pool, play_off
 from tvm_adaptive.runner.playoff.rounds import PlayoffResult
 from tvm_adaptive.workers import pool as pools
 from tvm_adaptive.workers.pool import WorkerPool
+
+# Workers cannot import this file; its functions travel whole.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +104,24 @@ def test_forms_are_timed_as_they_will_run(builder: Any, pool: WorkerPool) -> Non
     assert report.winner is not None
     assert report.winner.playoff_sec > 0
     assert report.winner.stderr_sec >= 0
+
+
+def test_a_winner_that_crashes_beside_its_forms_does_not_win(
+    builder: Any, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = verifier.run_reference
+
+    def crash(kernel: Any, seed: int, path: str) -> None:
+        if path.endswith("-form"):
+            os.abort()
+        kept(kernel, seed, path)
+
+    monkeypatch.setattr(verifier, "run_reference", crash)
+    monkeypatch.setattr(playoff, "play_rounds", decided_by([0]))
+    report = play(builder, pool)
+    (finalist,) = report.finalists
+    assert report.winner is None
+    assert finalist.disqualified.startswith("crash")
 
 
 def test_who_wants_none_gets_none(

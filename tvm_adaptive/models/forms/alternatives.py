@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -61,11 +61,10 @@ class Alternatives:
         self.calls: Counter[str] = Counter()
         self._steps: dict[tuple[str, str], _Steps] = {}
         self._packed = packed
-        n_calls = Counter(name for name, _ in _calls_with_constant_kernel(mod))
-        for name in sorted(n_calls):
+        for name, calls in sorted(_calls_by_function(mod).items()):
             convolution = _convolution(mod, name)
-            if convolution is not None:
-                self._add(name, n_calls[name], convolution)
+            if convolution is not None and all(_has_constant_kernel(c, convolution) for c in calls):
+                self._add(name, len(calls), convolution)
 
     def __bool__(self) -> bool:
         return bool(self.keys)
@@ -139,7 +138,8 @@ class Alternatives:
         seconds : mapping of str to float
             Of one call, by the names of functions.
         """
-        n_calls = self.calls + Counter(name for name, _ in _calls_with_constant_kernel(mod))
+        calls = _calls_by_function(mod)
+        n_calls = self.calls + Counter({name: len(each) for name, each in calls.items()})
         names = list(self.keys)
         costs = [n_calls[name] * seconds.get(name, float("inf")) for name in names]
         return fastest_forms(form_costs([self.keys[name] for name in names], costs))
@@ -154,12 +154,25 @@ class Alternatives:
         return with_rewritten_main(mod, _Rewriter(mod, steps, self.functions))
 
 
-def _calls_with_constant_kernel(mod: IRModule) -> Iterator[tuple[str, Any]]:
-    """Yield the calls of tensor functions in ``main`` that have a second, constant argument."""
+def _calls_by_function(mod: IRModule) -> dict[str, list[Any]]:
+    """Return the calls in ``main`` of each tensor function that always gets a constant."""
+    found: dict[str, list[Any]] = defaultdict(list)
     for binding in _tvm.bindings_of(mod["main"]):
         call = _tvm.tensor_call_of(binding)
-        if call is not None and any(isinstance(each, Constant) for each in call.args[1]):
-            yield str(call.args[0].name_hint), call
+        if call is not None:
+            found[str(call.args[0].name_hint)].append(call)
+    return {
+        name: calls
+        for name, calls in found.items()
+        if all(any(isinstance(each, Constant) for each in call.args[1]) for call in calls)
+    }
+
+
+def _has_constant_kernel(call: Any, convolution: Convolution) -> bool:
+    """Say whether the weights are a constant, and not only what is added to the result."""
+    parameters = [_tvm.handle(each) for each in convolution.function.params]
+    kernel = call.args[1].fields[parameters.index(_tvm.handle(convolution.kernel))]
+    return isinstance(kernel, Constant)
 
 
 def _convolution(mod: IRModule, name: str) -> Convolution | None:

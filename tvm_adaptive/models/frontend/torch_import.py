@@ -22,6 +22,7 @@ from tvm_adaptive.models.frontend.onnx_file import read_onnx
 from tvm_adaptive.models.frontend.reader import is_of_memory
 from tvm_adaptive.models.frontend.torch_core import core_of_plain
 from tvm_adaptive.models.frontend.torch_flat import FlatModel, quiet
+from tvm_adaptive.models.frontend.torch_repairs import misread, repair
 from tvm_adaptive.models.network import extents_of, main_of, shape_text
 from tvm_adaptive.workers.scratch import ScratchFolder
 
@@ -99,6 +100,7 @@ def _core_program(program: Any) -> Any:
         if is_constant or (spec.kind is InputKind.TOKEN and not placeholders[spec.arg.name].users):
             graph.erase_node(placeholders[spec.arg.name])
             signature.input_specs.remove(spec)
+    repair(graph)
     return core
 
 
@@ -124,6 +126,8 @@ class _Conversion:
         try:
             if stock is None or node.target.__name__ in _CONTROL:
                 raise NotImplementedError("no converter")
+            if reason := misread(node):
+                raise NotImplementedError(f"TVM leaves out {reason}")
             return _as_pytorch(stock(node), node.meta.get("val"), builder)
         except MemoryError:
             raise

@@ -86,6 +86,17 @@ def compare(onnx):
 
 
 @pytest.fixture
+def run_graph(onnx):
+    """Return what a graph computes."""
+
+    def run(nodes, inputs, weights, opset=17):
+        model = model_of(onnx, nodes, inputs, weights, opset)
+        return outputs_of(relax_of_graph(Path("net.onnx"), model), inputs)
+
+    return run
+
+
+@pytest.fixture
 def refusal(onnx):
     """Return why a graph cannot be imported."""
 

@@ -79,3 +79,18 @@ def test_before_version_11_the_bounds_of_a_clip_are_attributes(compare):
 )
 def test_what_cannot_be_converted_says_why(node, weights, text, refusal):
     assert text in refusal([node], {"x": drawn(1, 4, 2, 2)}, weights, opset=21)
+
+
+def test_normalization_with_weights_of_fewer_axes(compare):
+    nodes = [
+        make("LayerNormalization", ["x", "scale", "bias"], ["y"], axis=1),
+        make("LayerNormalization", ["x", "scale", "bias"], ["z"], axis=2),
+    ]
+    weights = {"scale": drawn(4, seed=1), "bias": drawn(4, seed=2)}
+    compare(nodes, {"x": drawn(2, 4, 4)}, weights)
+
+
+def test_powers_of_integers_are_cut_off_unless_they_are_whole(compare):
+    nodes = [make("Pow", ["n", "half"], ["roots"]), make("Pow", ["n", "three"], ["cubes"])]
+    weights = {"half": np.float32(0.5), "three": np.int32(3)}
+    compare(nodes, {"n": np.array([2, 3, 5, 7, 8, 1000], "int32")}, weights)

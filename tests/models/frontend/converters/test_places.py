@@ -51,3 +51,59 @@ def test_what_cannot_be_converted_says_why(refusal):
     assert "images of 3 axes are not supported" in refusal(
         [make("Col2Im", ["x", "image", "block"], ["y"])], inputs, weights, opset=18
     )
+
+
+def test_pools_of_the_same_size_are_padded_as_onnx_has_it(compare):
+    nodes = [
+        make("MaxPool", ["odd"], ["upper"], kernel_shape=[3, 2], strides=[2, 2],
+             auto_pad="SAME_UPPER"),
+        make("MaxPool", ["odd"], ["lower"], kernel_shape=[3, 2], strides=[2, 2],
+             auto_pad="SAME_LOWER"),
+        make("MaxPool", ["odd"], ["valid"], kernel_shape=[2, 2], auto_pad="VALID"),
+    ]  # fmt: skip
+    compare(nodes, {"odd": drawn(1, 2, 5, 7)}, {}, opset=12)
+
+
+def test_a_pool_that_skips_has_no_pad(run_graph):
+    """TF-slim's subsampling, which ONNX Runtime refuses: the kernel is smaller than its step."""
+    node = make("MaxPool", ["x"], ["y"], kernel_shape=[1, 1], strides=[2, 2], auto_pad="SAME_UPPER")
+    x = drawn(1, 2, 6, 4)
+    (found,) = run_graph([node], {"x": x}, {}, opset=12)
+    np.testing.assert_array_equal(found, x[:, :, ::2, ::2])
+
+
+def test_operators_as_they_were_before_version_11(compare):
+    nodes = [
+        make("TopK", ["x", "k"], ["values", "places"], axis=1),
+        make("Resize", ["image", "smaller"], ["shrunk"], mode="nearest"),
+        make("Resize", ["image", "larger"], ["grown"], mode="nearest"),
+    ]
+    weights = {
+        "k": np.array([3]),
+        "smaller": np.array([1, 1, 0.6, 0.6], "float32"),
+        "larger": np.array([1, 1, 1.5, 2], "float32"),
+    }
+    compare(nodes, {"x": drawn(2, 5), "image": drawn(1, 1, 5, 4)}, weights, opset=10)
+    slices = [
+        make("Slice", ["x"], ["columns"], axes=[1], starts=[-3], ends=[100]),
+        make("Slice", ["x"], ["corner"], starts=[0, 1], ends=[1, -1]),
+    ]
+    compare(slices, {"x": drawn(2, 5)}, {}, opset=9)
+
+
+def test_the_limits_of_suppression_are_those_of_the_model(compare, refusal):
+    rng = np.random.default_rng(0)
+    corners = rng.random((1, 12, 2)).astype("float32")
+    inputs = {
+        "boxes": np.concatenate([corners, corners + 0.4], 2),
+        "scores": rng.random((1, 1, 12)).astype("float32") - 0.5,
+        "limit": np.array([3]),
+    }
+    weights = {"most": np.array([20]), "few": np.array([2]), "overlap": np.float32(0.3)}
+    weights["least"] = np.float32(-0.2)
+    limits = [("most",), ("most", "overlap"), ("few", "overlap", "least"), ("most", "", "least")]
+    given = {name: inputs[name] for name in ("boxes", "scores")}
+    for each in limits:
+        compare([make("NonMaxSuppression", ["boxes", "scores", *each], ["y"])], given, weights)
+    node = make("NonMaxSuppression", ["boxes", "scores", "limit"], ["chosen"])
+    assert "max_output_boxes_per_class must be constant" in refusal([node], inputs, {})

@@ -123,3 +123,9 @@ def test_what_is_unknown_or_missing_is_named():
         taps(Axis(4, 8, 2.0), Mode(rounding="odd"))
     with pytest.raises(ValueError, match="coordinate_transformation_mode odd is unknown"):
         taps(Axis(4, 8, 2.0), Mode(coordinates="odd"))
+
+
+def test_images_of_integers_are_computed_in_float(compare):
+    image = np.random.default_rng(0).integers(0, 255, (1, 2, 4, 6)).astype("uint8")
+    node = onnx.helper.make_node("Resize", ["x", "", "s"], ["y"], mode="linear")
+    compare([node], {"x": image}, {"s": np.array([1, 1, 2, 2], "float32")})

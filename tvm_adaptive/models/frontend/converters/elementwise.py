@@ -119,7 +119,12 @@ def convert_pow(node: OnnxNode) -> Expr:
     computed = dtype if "float" in dtype else "float64"
     x, y = (cast(node.builder, each, computed) for each in node.inputs)
     result = relax.op.power(x, y)
-    return result if computed == dtype else cast(node.builder, relax.op.round(result), dtype)
+    if computed == dtype:
+        return result
+    # Of whole exponents the exact result is whole, others are cut off.
+    if "float" not in dtype_of(node.inputs[1]):
+        result = relax.op.round(result)
+    return cast(node.builder, result, dtype)
 
 
 def convert_swish(node: OnnxNode) -> Expr:
@@ -170,9 +175,13 @@ def convert_layer_normalization(node: OnnxNode) -> Expr:
     """Convert LayerNormalization, with its mean and deviation where they are used."""
     n_outputs = node.attributes["tvm_custom"]["num_outputs"]
     x, scale, bias = node.inputs[0:3]
-    if n_outputs == 1 and dtype_of(x) == "float32" and bias is not None:
+    axes = _last_axes(node, x)
+    # TVM takes the number of axes from the weights.
+    full = [shape_of(x)[axis] for axis in axes]
+    is_full = bias is not None and shape_of(scale) == shape_of(bias) == full
+    if n_outputs == 1 and dtype_of(x) == "float32" and is_full:
         return node.by_tvm()
-    normal, mean, deviation = _normalized(node, x, _last_axes(node, x))
+    normal, mean, deviation = _normalized(node, x, axes)
     result = relax.op.multiply(normal, scale)
     result = node.builder.emit(result if bias is None else relax.op.add(result, bias))
     return relax.Tuple([result, mean, deviation][:n_outputs]) if n_outputs > 1 else result

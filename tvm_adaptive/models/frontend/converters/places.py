@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tvm_adaptive._tvm import relax
-from tvm_adaptive._tvm.onnx_frontend import OnnxNode
+from tvm_adaptive._tvm.onnx_frontend import OnnxNode, as_text
 from tvm_adaptive.models.frontend.converters import values
 from tvm_adaptive.models.frontend.converters.values import Expr, constant, dtype_of, known, shape_of
 
@@ -131,17 +131,62 @@ def convert_reverse_sequence(node: OnnxNode) -> Expr:
 
 def convert_top_k(node: OnnxNode) -> Expr:
     """Convert TopK; where any order is allowed, it is sorted."""
-    return node.by_tvm(attributes={**node.attributes, "sorted": 1})
+    # TVM reads k as an attribute before version 11; it is an input since version 10.
+    opset = 11 if node.opset == 10 else node.opset
+    return node.by_tvm(attributes={**node.attributes, "sorted": 1}, opset=opset)
+
+
+def convert_slice(node: OnnxNode) -> Expr:
+    """Convert Slice, whose bounds are attributes before version 10, which TVM lacks."""
+    if node.opset >= 10:
+        return node.by_tvm()
+    starts, ends = (node.attributes[name] for name in ("starts", "ends"))
+    axes = node.attributes.get("axes", range(len(starts)))
+    bounds = [constant(list(each), "int64") for each in (starts, ends, axes)]
+    return node.by_tvm(inputs=[node.inputs[0], *bounds], attributes={}, opset=13)
+
+
+def convert_max_pool(node: OnnxNode) -> Expr:
+    """Convert MaxPool, with pads in numbers: TVM's for "SAME" may be below zero, or too few."""
+    attributes = dict(node.attributes)
+    auto = as_text(attributes.pop("auto_pad", "NOTSET"))
+    if not auto.startswith("SAME"):
+        return node.by_tvm()
+    extents = np.array(shape_of(node.inputs[0])[2:])
+    ones = [1] * len(extents)
+    strides, dilations = (np.array(attributes.get(n, ones)) for n in ("strides", "dilations"))
+    reach = (np.array(attributes["kernel_shape"]) - 1) * dilations + 1
+    results = -(-extents // strides)
+    totals = np.maximum((results - 1) * strides + reach - extents, 0)
+    halves = [totals // 2, totals - totals // 2]
+    first, last = halves if auto == "SAME_UPPER" else halves[::-1]
+    attributes["pads"] = (*first.tolist(), *last.tolist())
+    return node.by_tvm(attributes=attributes)
 
 
 def convert_non_max_suppression(node: OnnxNode) -> Expr:
-    """Convert NonMaxSuppression: a box at the threshold stays, which TVM would remove."""
-    inputs = list(node.inputs)
-    threshold = None if node.inputs[3] is None else values.array_of(node.inputs[3])
-    if threshold is not None:
-        above = np.nextafter(threshold.astype("float32"), np.float32(2))
-        inputs[3] = constant(above, "float32")
-    return node.by_tvm(inputs=inputs)
+    """Convert NonMaxSuppression: a box at the threshold stays, which TVM would remove.
+
+    TVM has limits of its own where they are left out or no constants, and takes scores of zero
+    and less for what it has removed.
+    """
+    op, emit = relax.op, node.builder.emit
+    boxes, scores, *limits = node.inputs[0:5]
+    names = ("max_output_boxes_per_class", "iou_threshold", "score_threshold")
+    most, overlap, least = (
+        None if value is None else known(value, name).reshape(-1)[0]
+        for value, name in zip(limits, names, strict=True)
+    )
+    # TVM takes an overlap of zero, also a subnormal one, as none to look for.
+    tiny = np.finfo("float32").tiny
+    above = max(np.nextafter(np.float32(overlap or 0.0), np.float32(2)), tiny)
+    if least is None:  # all stay
+        below = emit(op.subtract(op.min(scores), constant(1.0, "float32")))
+        scores, least = emit(op.subtract(scores, below)), np.float32(0.0)
+    elif least < 0:
+        scores, least = emit(op.subtract(scores, constant(least, "float32"))), np.float32(0.0)
+    limits = [constant(most or 0, "int64"), constant(above, "float32"), constant(least, "float32")]
+    return node.by_tvm(inputs=[boxes, scores, *limits])
 
 
 def convert_cum_prod(node: OnnxNode) -> Expr:

@@ -16,6 +16,8 @@ from tvm_adaptive.models.frontend.converters.values import Array, Expr, constant
 
 # Coordinates in which TVM's function for images agrees with ONNX's definition.
 _SAME = ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric")
+# How Resize rounds places before version 11, where ONNX leaves it open: as ONNX Runtime does.
+_SIMPLE = "floor, ceil if smaller"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +57,7 @@ def convert_resize(node: OnnxNode) -> Expr:
         float(attributes.get("extrapolation_value", 0.0)),
     )
     if node.opset < 11:
-        mode = dataclasses.replace(mode, coordinates="asymmetric", rounding="floor")
+        mode = dataclasses.replace(mode, coordinates="asymmetric", rounding=_SIMPLE)
         given: list[Array | None] = [None, values.known(node.inputs[1], "scales"), None]
     else:
         pairs = zip(node.inputs[1:4], ("roi", "scales", "sizes"), strict=True)
@@ -63,7 +65,11 @@ def convert_resize(node: OnnxNode) -> Expr:
     axes = axes_of(node, *given)
     if node.opset >= 11 and "axes" not in attributes and _is_image(x, axes, mode):
         return node.by_tvm(operator="Resize")
-    return resized(node.builder, x, axes, mode)
+    dtype = dtype_of(x)
+    if mode.method == "nearest" or "float" in dtype:
+        return resized(node.builder, x, axes, mode)
+    found = resized(node.builder, values.cast(node.builder, x, "float32"), axes, mode)
+    return values.cast(node.builder, found, dtype)
 
 
 def convert_upsample(node: OnnxNode) -> Expr:
@@ -147,7 +153,10 @@ def taps(axis: Axis, mode: Mode) -> tuple[Array, Array, Array]:
     if mode.coordinates == "tf_crop_and_resize":
         outside = (positions < 0) | (positions > axis.n_in - 1)
     if mode.method == "nearest":
-        indices = _rounded(positions, mode.rounding)[:, None]
+        rounding = mode.rounding
+        if rounding == _SIMPLE:
+            rounding = "ceil" if axis.scale < 1.0 else "floor"
+        indices = _rounded(positions, rounding)[:, None]
         return np.clip(indices, 0, axis.n_in - 1), np.ones(indices.shape), outside
     reach = 1 if mode.method == "linear" else 2
     # Fewer elements than before: each is an average of all that it covers.

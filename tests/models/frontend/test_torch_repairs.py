@@ -1,0 +1,90 @@
+"""What TVM's converters misread in programs of PyTorch: all is as PyTorch computes it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tvm_adaptive.models.frontend import torch_import
+from tvm_adaptive.models.frontend.torch_program import network_of_module
+
+
+def places(torch, x):
+    picked = x[:, torch.tensor([-1, 0, -2])]
+    return x[:, -1], x.select(-1, -2), picked, x[:, :, torch.tensor([1, -1])]
+
+
+def scaled_sums(torch, x):
+    y = torch.add(x, x.sin(), alpha=0.25) - torch.sub(x, 2.0, alpha=3)
+    return (y + 1).add_(x, alpha=-0.5)
+
+
+def scaled_exponentials(torch, x):
+    f = torch.nn.functional
+    return f.selu(x), f.celu(x, alpha=0.5), f.elu(x, alpha=2.0)
+
+
+def nearest_of_a_size(torch, x):
+    return torch.nn.functional.interpolate(x, size=(7, 5), mode="nearest")
+
+
+def every_second(torch, x):
+    return torch.nn.functional.interpolate(x, scale_factor=0.5, mode="nearest")
+
+
+def by_a_factor(torch, x):
+    return torch.nn.functional.interpolate(x, scale_factor=1.5, mode="bilinear")
+
+
+def corner_to_corner(torch, x):
+    resize = torch.nn.functional.interpolate
+    return resize(x, scale_factor=1.5, mode="bilinear", align_corners=True)
+
+
+def smoothed_images(torch, x):
+    return torch.nn.functional.interpolate(x, size=(3, 3), mode="bilinear", antialias=True)
+
+
+def sums_of_windows(torch, x):
+    pool = torch.nn.functional.avg_pool2d
+    return pool(x, 2, divisor_override=1), pool(x, (3, 2), 1, 1, False, False, 5)
+
+
+def normal_by_the_batch(torch, x):
+    return torch.nn.functional.batch_norm(x, None, None, training=True)
+
+
+def normal_by_image(torch, x):
+    return torch.nn.functional.instance_norm(x)
+
+
+def refuse(*_arguments, **_options):
+    raise NotImplementedError("not needed")
+
+
+BY_TVM = [places, scaled_sums, normal_by_image, sums_of_windows, corner_to_corner]
+BY_ANY = [scaled_exponentials, nearest_of_a_size, every_second, by_a_factor, smoothed_images]
+
+
+@pytest.mark.parametrize("compute", [*BY_TVM, *BY_ANY, normal_by_the_batch])
+def test_the_results_are_those_of_pytorch(torch, compute, check_import, monkeypatch):
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return compute(torch, x)
+
+    if compute in BY_TVM:
+        monkeypatch.setattr(torch_import, "_by_onnx", refuse)
+    shape = (2, 3, 6, 5) if compute is not normal_by_image else (1, 3, 6, 5)
+    torch.manual_seed(0)
+    inputs = (torch.randn(shape),)
+    check_import(network_of_module(Model().eval(), inputs, {}, name="net", shapes={}, source="net"))
+
+
+def test_whole_factors_need_no_other_way(torch, check_import, monkeypatch):
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            resize = torch.nn.functional.interpolate
+            return resize(x, scale_factor=3, mode="nearest"), resize(x, (12, 5), mode="bilinear")
+
+    monkeypatch.setattr(torch_import, "_by_onnx", refuse)
+    inputs = (torch.randn(1, 3, 6, 5),)
+    check_import(network_of_module(Model().eval(), inputs, {}, name="net", shapes={}, source="net"))

@@ -1,0 +1,153 @@
+"""What TVM's converters of PyTorch's operators misread: written otherwise, or refused.
+
+They keep type and shape, so that nothing else notices before the outputs are compared. What is
+refused goes the next way, through ONNX.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+
+def repair(graph: Any) -> None:
+    """Write operators of a graph of fixed shapes so that TVM's converters compute the same."""
+    for node in list(graph.nodes):
+        rewrite = _REWRITES.get(_name_of(node))
+        if rewrite is not None:
+            with graph.inserting_before(node):
+                rewrite(graph, node)
+
+
+def misread(node: Any) -> str:
+    """Return what TVM's converter of a node leaves out; empty if nothing."""
+    check = _MISREAD.get(_name_of(node))
+    return "" if check is None else check(node)
+
+
+def _name_of(node: Any) -> str:
+    is_call = node.op == "call_function"
+    return getattr(node.target, "__name__", "") if is_call else ""
+
+
+def _scale_second(graph: Any, node: Any) -> None:
+    """Multiply the second operand by ``alpha``."""
+    import torch
+
+    alpha = node.kwargs.get("alpha", 1)
+    first, second = node.args
+    node.kwargs = {}
+    if alpha == 1:
+        return
+    if isinstance(second, torch.fx.Node):
+        scaled = graph.call_function(torch.ops.aten.mul.Tensor, (second, alpha))
+        scaled.meta = dict(second.meta)
+    else:
+        scaled = alpha * second
+    node.args = (first, scaled)
+
+
+def _select_from_start(_graph: Any, node: Any) -> None:
+    """Count an index from the start: TVM reads where it points, also before the tensor."""
+    source, axis, place = node.args
+    if isinstance(place, int) and place < 0:
+        node.args = (source, axis, place + source.meta["val"].shape[axis])
+
+
+def _index_from_start(graph: Any, node: Any) -> None:
+    """Count indices that are tensors of integers from the start."""
+    import torch
+
+    source, indices = node.args
+    extents = source.meta["val"].shape
+
+    def counted(index: Any, extent: int) -> Any:
+        if index is None or index.meta["val"].dtype not in (torch.int32, torch.int64):
+            return index  # also masks
+        found = graph.call_function(torch.ops.aten.remainder.Scalar, (index, extent))
+        found.meta = dict(index.meta)
+        return found
+
+    node.args = (source, [counted(*pair) for pair in zip(indices, extents, strict=False)])
+
+
+def _sum_of_window(graph: Any, node: Any) -> None:
+    """Divide the sum of a window by the divisor that is given, and not by its places."""
+    import torch
+
+    source, window, *rest = node.args
+    if len(rest) < 5 or rest[4] is None or rest[2]:  # those at a border that is rounded up differ
+        return
+    stride, padding, *_, divisor = rest
+    n_axes = 2 if "2d" in _name_of(node) else 3
+    n_places = math.prod(window) if len(window) == n_axes else window[0] ** n_axes
+    mean = graph.call_function(node.target, (source, window, stride, padding, False, True))
+    mean.meta = dict(node.meta)
+    node.target = torch.ops.aten.mul.Tensor
+    node.args = (mean, n_places / divisor)
+
+
+_REWRITES: dict[str, Callable[[Any, Any], None]] = {
+    "add.Tensor": _scale_second,
+    "sub.Tensor": _scale_second,
+    "select.int": _select_from_start,
+    "index.Tensor": _index_from_start,
+    "avg_pool2d.default": _sum_of_window,
+    "avg_pool3d.default": _sum_of_window,
+}
+
+
+def _scaled_elu(node: Any) -> str:
+    return "its scales" if any(each != 1 for each in node.args[2:4]) else ""
+
+
+def _own_divisor(node: Any) -> str:
+    return "its divisor" if len(node.args) > 6 and node.args[6] is not None else ""
+
+
+def _uneven_nearest(node: Any) -> str:
+    """TVM takes the nearest place, PyTorch the one below; they agree for whole factors."""
+    pairs = zip(_extents(node.args[0])[2:], _extents(node)[2:], strict=True)
+    return "which places are nearest" if any(after % before for before, after in pairs) else ""
+
+
+def _own_factors(node: Any) -> str:
+    """Where the result's extent is rounded, the factor that is given is not their ratio."""
+    _, _, is_aligned, factors = (*node.args, None)[:4]
+    if is_aligned or not factors:
+        return ""
+    triples = zip(_extents(node.args[0])[2:], factors, _extents(node)[2:], strict=True)
+    is_exact = all(before * factor == after for before, factor, after in triples)
+    return "" if is_exact else "its factors"
+
+
+def _antialias(_node: Any) -> str:
+    return "that it smooths"
+
+
+def _training(_node: Any) -> str:
+    return "that it is in training: export the model after .eval()"
+
+
+def _several_images(node: Any) -> str:
+    """TVM normalises each image by itself."""
+    return "that images share their mean" if _extents(node.args[0])[0] > 1 else ""
+
+
+_MISREAD: dict[str, Callable[[Any], str]] = {
+    "elu.default": _scaled_elu,
+    "avg_pool2d.default": _own_divisor,
+    "avg_pool3d.default": _own_divisor,
+    "upsample_nearest2d.vec": _uneven_nearest,
+    "upsample_bilinear2d.vec": _own_factors,
+    "upsample_bicubic2d.vec": _own_factors,
+    "_upsample_bilinear2d_aa.default": _antialias,
+    "_upsample_bicubic2d_aa.default": _antialias,
+    "_native_batch_norm_legit_functional.default": _training,
+    "_native_batch_norm_legit.no_stats": _several_images,
+}
+
+
+def _extents(node: Any) -> list[int]:
+    return list(node.meta["val"].shape)
