@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tvm_adaptive.errors import AdaptiveError
 from tvm_adaptive.runner.evaluator import FIXED_MAX_SEC, PRECISION_MAX_SEC, SLOW_RUN_SEC, evaluate
 from tvm_adaptive.runner.stopping import looks, make_rule
+from tvm_adaptive.values.trial import StopDecision
 
 
 class Kernel:
@@ -52,6 +53,19 @@ def test_the_first_run_counts_when_micro_batches_are_single_runs():
     timing = kernel.measure()
     assert kernel.calls == [(1, 1), (1, 2)]
     assert timing.n_runs == 3
+
+
+def test_a_rule_may_want_a_single_micro_batch():
+    class Once:
+        min_batches = max_batches = runs_per_batch = 1
+
+        def decide(self, batch_means_sec):
+            return StopDecision(stop=True, reason="once")
+
+    kernel = Kernel(20e-3)
+    timing = evaluate(kernel.timer, Once(), clock=lambda: kernel.now_sec)
+    assert kernel.calls == [(1, 1), (1, 1)]
+    assert (timing.n_runs, timing.n_batches) == (1, 1)
 
 
 def test_the_number_of_runs_is_chosen_once():

@@ -322,10 +322,10 @@ def test_closing_lets_the_batch_in_the_background_end(make_runner):
 
 
 def own_device(artifact_path, device_type, args_info, options):
-    from tvm_adaptive.runner import measure
+    from tvm_adaptive.workers import device_session
 
     time.sleep(0.3)
-    return Timing(1.0 + measure._Worker.device_index, 0.0, 1, 1, "precise", 0.3)
+    return Timing(1.0 + device_session._CurrentDevice.index, 0.0, 1, 1, "precise", 0.3)
 
 
 @pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.slow), True])

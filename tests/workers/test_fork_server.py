@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -406,6 +407,20 @@ def test_closing_ends_server_and_workers(make_server):
     assert gone(process.value)
     (outcome,) = pool.map(os.getpid, [()], TIMEOUT_SEC)
     assert outcome.value not in (None, worker.value)
+    pool.close()
+
+
+def test_a_copy_of_this_process_ends_nothing_of_it(make_server):
+    pool = WorkerPool(1, server=make_server())
+    (worker,) = pool.map(os.getpid, [()], TIMEOUT_SEC)
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            pool.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    (again,) = pool.map(os.getpid, [()], TIMEOUT_SEC)
+    assert again.value == worker.value
     pool.close()
 
 

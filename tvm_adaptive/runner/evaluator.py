@@ -111,8 +111,8 @@ def evaluate(
     if race is not None and race.is_hopeless(run_sec):
         return Timing(run_sec, math.nan, n_runs, 1, RACED, clock() - start)
     number = 1 if single_runs else _choose_number(run_sec, rule, min_repeat_ms, max_sec)
-    # The first run counts as a micro-batch only if they are all single runs.
-    batches = [run_sec] if number == 1 and warm else []
+    # The first run counts as a micro-batch only if they are all single runs, and others follow.
+    batches = [run_sec] if number == 1 and warm and rule.min_batches > 1 else []
     while True:
         wanted = next(n for n in looks(rule) if n > len(batches)) - len(batches)
         if len(batches) >= rule.min_batches:

@@ -31,17 +31,13 @@ from tvm_adaptive.errors import (
     summary_line,
 )
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
-from tvm_adaptive.runner.measure import (
-    MeasureFunction,
-    MeasureOptions,
-    measure_artifact,
-    use_device,
-)
+from tvm_adaptive.runner.measure import MeasureFunction, MeasureOptions, measure_artifact
 from tvm_adaptive.runner.repeats import REPEAT_RULE, DuetBatch, Kernel, Repeats
 from tvm_adaptive.runner.stopping import StoppingRule, make_rule
 from tvm_adaptive.values.trial import Timing
 from tvm_adaptive.values.trial_log import BatchFacts, TrialLog
 from tvm_adaptive.workers.cores import thread_env
+from tvm_adaptive.workers.device_session import use_device
 from tvm_adaptive.workers.dispatcher import Dispatcher, Job
 from tvm_adaptive.workers.fork_server import ForkServer
 from tvm_adaptive.workers.pool import START_TIMEOUT_SEC, Plan, Step, WorkerPool, in_time
@@ -84,59 +80,41 @@ _CLOSES = -2
 
 @derived_object
 class MeasurementFuture(PyRunnerFuture):  # type: ignore[misc]
-    """A candidate that is queued, being measured or measured; MetaSchedule waits on it."""
+    """A candidate that is queued, being measured or measured; MetaSchedule waits on it.
+
+    ``corrected_sec`` tells its time once its batch is measured, which ``closed`` waits for.
+    """
 
     def __init__(
-        self, answer: Future[RunnerResult], time_left: Callable[[], float] | None = None
+        self,
+        answer: Future[RunnerResult],
+        time_left: Callable[[], float] | None = None,
+        *,
+        closed: Future[RunnerResult] | None = None,
+        corrected_sec: Callable[[], float | None] = lambda: None,
     ) -> None:
         super().__init__()
-        self._answer = answer
+        self._answers = [answer] if closed is None else [answer, closed]
         self._time_left = time_left
+        self._corrected_sec = corrected_sec
 
     def done(self) -> bool:
-        """Say whether the candidate is measured."""
-        return self._answer.done()
+        """Say whether the candidate, and what corrects its time, is measured."""
+        return all(answer.done() for answer in self._answers)
 
     def result(self) -> RunnerResult:
         """Wait for exactly one robust time or an error; an error once no time is left."""
         left_sec = math.inf if self._time_left is None else max(0.0, self._time_left())
         try:
             # The longest wait of a lock stands for no limit.
-            return self._answer.result(min(left_sec, threading.TIMEOUT_MAX))
+            wait_sec = min(left_sec, threading.TIMEOUT_MAX)
+            result, *_ = [answer.result(wait_sec) for answer in self._answers]
+            seconds = None if result.error_msg is not None else self._corrected_sec()
+            return result if seconds is None else RunnerResult([seconds], None)
         except FutureTimeoutError:
             return RunnerResult(None, OUT_OF_TIME)
         # An exception would end MetaSchedule's loop, which calls this.
-        except BaseException as error:
-            return RunnerResult(None, f"the candidate could not be measured: {error!r}")
-
-
-@derived_object
-class CorrectedFuture(PyRunnerFuture):  # type: ignore[misc]
-    """A candidate whose time is corrected once its batch is measured."""
-
-    def __init__(
-        self,
-        answer: Future[RunnerResult],
-        closed: Future[RunnerResult],
-        corrected_sec: Callable[[], float | None],
-    ) -> None:
-        super().__init__()
-        self._answer = answer
-        self._closed = closed
-        self._corrected_sec = corrected_sec
-
-    def done(self) -> bool:
-        """Say whether the batch is measured."""
-        return self._answer.done() and self._closed.done()
-
-    def result(self) -> RunnerResult:
-        """Wait for the batch; return one corrected time or an error."""
-        try:
-            result, _ = self._answer.result(), self._closed.result()
-            seconds = None if result.error_msg is not None else self._corrected_sec()
-            return result if seconds is None else RunnerResult([seconds], None)
-        # An exception would end MetaSchedule's loop, which calls this.
-        except BaseException as error:
+        except Exception as error:
             return RunnerResult(None, f"the candidate could not be measured: {error!r}")
 
 
@@ -391,7 +369,12 @@ class AdaptiveRunner(QueueingRunner):
         )
         _, *answers, closed = self._dispatcher.submit([opens, *candidates, closes])
         return [
-            CorrectedFuture(answer, closed, functools.partial(batch.corrected_sec, place))
+            MeasurementFuture(
+                answer,
+                self._wait_left,
+                closed=closed,
+                corrected_sec=functools.partial(batch.corrected_sec, place),
+            )
             for place, answer in enumerate(answers)
         ]
 

@@ -32,7 +32,7 @@ class MeasureOptions:
     rule: StoppingRule
     min_repeat_ms: float = 0.0
     max_sec: float | None = None
-    device_index: int = 0
+    device_index: int | None = None  # None for the worker's
     # flush the CPU's caches before each micro-batch, which then is a single run
     cpu_cache_flush: bool = False
     race: Race | None = None  # against the incumbent of the task
@@ -75,13 +75,7 @@ _MAX_READY = 8
 class _Worker:
     """State of this worker process."""
 
-    device_index: int | None = None
     ready: ClassVar[dict[str, Timer]] = {}  # by the artifact's path
-
-
-def use_device(index: int) -> None:
-    """Measure on this device in this worker, whatever the options say."""
-    _Worker.device_index = index
 
 
 def measure_artifact(
@@ -95,8 +89,7 @@ def measure_artifact(
     timer = _Worker.ready.pop(artifact_path, None)
     if timer is None:
         module = device_session.load(artifact_path)
-        index = options.device_index if _Worker.device_index is None else _Worker.device_index
-        dev = device_session.place(device_type, index)
+        dev = device_session.place(device_type, options.device_index)
         fill = device_session.function(RANDOM_FILL)
         timer = _timer_for(module, dev, fill, args_info, options)
     if options.is_kept:

@@ -436,10 +436,11 @@ def _builder_and_pool(
     context: RunContext, folder: Path, time_left: Callable[[], float] | None = None
 ) -> Iterator[tuple[Builder, WorkerPool]]:
     """Open the builder and the worker that play-offs share."""
-    n_cores = n_cores_of(context.target)
+    options = (n_cores_of(context.target), context.server, context.farm, time_left)
+    pool = finalist_pool(*options, device_index=context.config.measure.device_indices[0])
     with (
+        contextlib.closing(pool),
         contextlib.closing(make_playoff_builder(context, folder, time_left)) as builder,
-        contextlib.closing(finalist_pool(n_cores, context.server, context.farm, time_left)) as pool,
     ):
         yield builder, pool
 

@@ -6,6 +6,7 @@ Both compile and run in worker processes, so that a crash or a hang does not end
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from tvm_adaptive.tuning.target import n_cores_of
 from tvm_adaptive.values.agreement import outputs_problem
 from tvm_adaptive.values.forms import FormKey
 from tvm_adaptive.workers.cores import thread_env
-from tvm_adaptive.workers.device_session import save_linked
+from tvm_adaptive.workers.device_session import save_linked, use_device
 from tvm_adaptive.workers.pool import WorkerPool
 
 if TYPE_CHECKING:  # in typing from Python 3.11 on
@@ -68,9 +69,15 @@ class LibraryCheck:
 
     def __init__(self, context: RunContext) -> None:
         self._context = context
+        index = context.config.measure.device_indices[0]
         # Runs libraries, on this machine or on the farm.
         self._pool = (
-            WorkerPool(1, env=thread_env(n_cores_of(context.target)), server=context.server)
+            WorkerPool(
+                1,
+                setup=functools.partial(use_device, index),
+                env=thread_env(n_cores_of(context.target)),
+                server=context.server,
+            )
             if context.farm is None
             else LeasingPool(context.farm, server=context.server)
         )

@@ -10,6 +10,7 @@ from tvm_adaptive._tvm import device, from_dlpack, load_module, tvm
 
 class _CurrentDevice:
     session: Any = None  # of TVM's RPC; None for this machine
+    index = 0  # of the devices of a kind
     n_moves = 0
     n_uploads = 0
     loaded: ClassVar[dict[tuple[str, int, int], Any]] = {}
@@ -20,6 +21,11 @@ def move_to(session: Any) -> None:
     _CurrentDevice.session = session
     _CurrentDevice.n_moves += 1
     _CurrentDevice.loaded.clear()
+
+
+def use_device(index: int) -> None:
+    """Let this process use the device of this number, of each kind."""
+    _CurrentDevice.index = index
 
 
 def is_elsewhere() -> bool:
@@ -47,9 +53,10 @@ def load_once(path: str) -> Any:
     return _CurrentDevice.loaded[key]
 
 
-def place(kind: str, index: int = 0) -> Any:
-    """Return TVM's device object, e.g. the second GPU for ``("cuda", 1)``."""
+def place(kind: str, index: int | None = None) -> Any:
+    """Return TVM's device object: the second GPU for ``("cuda", 1)``, None for the process's."""
     session = _CurrentDevice.session
+    index = _CurrentDevice.index if index is None else index
     return device(kind, index) if session is None else session.device(kind, index)
 
 

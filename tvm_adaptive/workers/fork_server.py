@@ -138,7 +138,7 @@ class ForkServer:
 
     def _running(self) -> _Connection:
         with self._lock:
-            if self._connection is None or self._connection.lost:
+            if self._connection is None or self._connection.lost or self._connection.is_copy:
                 self._connection = _Connection(self._modules)
             return self._connection
 
@@ -180,14 +180,23 @@ class _Connection:
             self._workers[number] = ForkedProcess(number, self)
             return self._workers[number]
 
+    @property
+    def is_copy(self) -> bool:
+        """Whether the user has forked this process, whose workers are those of the original."""
+        return os.getpid() != self._owner
+
     def kill(self, number: int) -> None:
         """Request a worker's end."""
+        if self.is_copy:
+            return
         with contextlib.suppress(OSError), self.lock:  # a lost server's workers end, too
             if number in self._workers:
                 self._send("kill", number, None)
 
     def lose(self, reason: str) -> None:
         """Give the server up, so that the thread ends it and its workers."""
+        if self.is_copy:
+            return
         with self.lock:
             if self.lost:
                 return
@@ -198,7 +207,7 @@ class _Connection:
 
     def close(self) -> None:
         """End the server and wait until it has ended."""
-        if os.getpid() != self._owner:  # a copy in a process that the user forked
+        if self.is_copy:
             return
         self.lose("was closed")
         # At the interpreter's end daemon threads do not continue.

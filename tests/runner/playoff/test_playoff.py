@@ -18,9 +18,14 @@ from tvm.target import Target
 
 from tvm_adaptive.builder import PersistentBuilder
 from tvm_adaptive.builder.compile import build_candidate
-from tvm_adaptive.errors import OUT_OF_TIME, InvalidOptionError, OutOfTimeError
+from tvm_adaptive.errors import (
+    OUT_OF_TIME,
+    InvalidOptionError,
+    NoDeviceError,
+    OutOfTimeError,
+)
 from tvm_adaptive.measure_callback.journal import Journal, read_journal
-from tvm_adaptive.runner.playoff import playoff, verifier
+from tvm_adaptive.runner.playoff import playoff, verifier, worker
 from tvm_adaptive.runner.playoff.finalist import Finalist, PlayoffOptions
 from tvm_adaptive.runner.playoff.modules import (
     reduction_length,
@@ -456,6 +461,71 @@ def test_integers_that_are_made_of_sums_are_looked_at_one_by_one(
         assert report.winner is finalist, finalist.disqualified
 
 
+def test_integers_without_neighbours_are_not_called_wrong(
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The untuned function of the neighbours is too slow: that is not the finalist's fault."""
+
+    def fail(*_task: Any) -> None:
+        raise RuntimeError("too slow")
+
+    def build(mod: Any, target: Any, params: Any) -> Any:
+        if "rf" in mod.script():
+            mod = counted(lambda i, j: te.if_then_else(te.all(i == 3, j < 4), 1, 0))
+        return build_candidate(mod, target, params)
+
+    monkeypatch.setattr(verifier, "run_neighbours", fail)
+    mod = counted()
+    workload = ms.database.MemoryDatabase().commit_workload(mod)
+    info = ms.arg_info.ArgInfo.from_entry_func(mod, remove_preproc=True)
+    other = TuningRecord(reordered(mod).trace, workload, [1e-9], LLVM, info)
+    with contextlib.closing(PersistentBuilder(max_workers=1, build_function=build)) as builder:
+        options = PlayoffOptions(max_sec=0.2, repeat_ms=1.0)
+        report = play_off([other], LLVM, options, builder=builder, pool=pool)
+    (finalist,) = report.finalists
+    assert (report.winner, finalist.disqualified) == (None, "")
+    assert "its integers could not be compared" in finalist.unchecked
+
+
+@pytest.mark.parametrize("is_checked", [True, False])
+def test_a_device_that_is_lost_costs_no_winner(
+    is_checked: bool, builder: Any, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database, mod = database_of({GOOD: [1e-9], BETTER: [2e-9]})
+
+    def lose(*_args: Any) -> None:
+        raise NoDeviceError("the farm has gone")
+
+    where, name = (playoff, "_time") if is_checked else (verifier.Verifier, "check")
+    monkeypatch.setattr(where, name, lose)
+    report = play(database, mod, builder, pool)
+    assert report.reason == "error"
+    if is_checked:
+        assert report.winner is not None
+        assert report.winner.recorded_sec == 1e-9
+    else:
+        assert report.winner is None
+        assert "the farm has gone" in report.unchecked
+
+
+def test_one_interrupted_run_does_not_choose_the_number_of_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    secs = iter([10e-3, 50e-6, 50e-6, 50e-6])
+    numbers: list[int] = []
+
+    def timer(number: int, _repeat: int) -> list[float]:
+        numbers.append(number)
+        return [next(secs)]
+
+    kernel = worker.Kernel("kernel.so", "cpu", ())
+    loaded = worker._Loaded(None, None, [], timer)
+    monkeypatch.setitem(worker._loaded, (worker.device_session.n_moves(), kernel), loaded)
+    assert worker.time_once(kernel, 0, 20.0) == 50e-6
+    assert worker.time_once(kernel, 0, 20.0) == 50e-6
+    assert numbers == [1, 2, 400, 400]
+
+
 def test_top_k_is_checked() -> None:
     with pytest.raises(InvalidOptionError, match="top_k must be at least 1 but got 0"):
         PlayoffOptions(top_k=0)
@@ -469,13 +539,13 @@ def test_a_reference_that_outlasts_the_time_leaves_the_task_without_a_winner(
     database = ms.database.MemoryDatabase()
     database.commit_tuning_record(record(database.commit_workload(mod), GOOD, [1e-9]))
     report = play(database, mod, builder, pool, timeout_sec=1000.0, limit_sec=5.0)
-    assert (report.reason, report.winner, report.finalists) == ("no-time", None, ())
+    assert (report.reason, report.winner, report.unchecked) == ("no-time", None, OUT_OF_TIME)
 
 
 def test_without_time_nothing_is_begun(builder: Any, pool: WorkerPool) -> None:
     database, mod = database_of({GOOD: [2e-9]})
     report = play(database, mod, builder, pool, limit_sec=0.0)
-    assert (report.reason, report.winner, report.finalists) == ("no-time", None, ())
+    assert (report.reason, report.winner, report.unchecked) == ("no-time", None, OUT_OF_TIME)
 
 
 @pytest.mark.parametrize("is_cut", ["checking", "timing"])
@@ -506,4 +576,4 @@ def test_a_builder_without_time_is_no_finalists_fault(builder: Any, pool: Worker
         report = play(database, mod, late, pool)
     finally:
         late.close()
-    assert (report.reason, report.finalists) == ("no-time", ())
+    assert (report.reason, report.winner, report.unchecked) == ("no-time", None, OUT_OF_TIME)

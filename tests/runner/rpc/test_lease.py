@@ -125,6 +125,12 @@ def test_an_avoided_device_is_taken_only_if_there_is_no_other(tracker):
     assert lease.queue_for_device(tracker.config, {"bad:9000"}, 0.0)[0] == "bad:9000"
 
 
+def test_an_avoided_device_is_taken_after_a_while(tracker):
+    tracker.listed = [[(KEY, "bad"), (KEY, "good")]]
+    tracker.offers = ["bad"]
+    assert lease.queue_for_device(tracker.config, {"bad:9000"}, 0.0, 0.0)[0] == "bad:9000"
+
+
 def test_nobody_queues_for_a_device_that_has_left(tracker):
     tracker.offers = [None]
     with pytest.raises(AdaptiveError, match="no server with the key 'board' is left"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import json
 import sys
 import time
@@ -15,6 +16,7 @@ import cloudpickle
 import pytest
 from tvm.s_tir.meta_schedule.runner import RPCConfig, Runner, RunnerInput
 
+from tvm_adaptive.errors import is_machine_failure
 from tvm_adaptive.measure_callback.journal import Journal, read_journal
 from tvm_adaptive.runner.rpc import runner as rpc
 from tvm_adaptive.runner.rpc.device_pool import BoardRules
@@ -66,6 +68,19 @@ def refuse_connection(timeout_sec: int) -> None:
 
 def queue_in_vain(config: Any, avoided: Any, wait_sec: float) -> Any:
     time.sleep(1000.0)
+
+
+def note_release(folder: str) -> None:
+    from tvm_adaptive.runner.rpc import lease
+
+    assert lease._Lease.offer is not None
+    host, port, _ = lease._Lease.offer
+    with Path(folder, "released").open("a") as file:
+        file.write(f"{host}:{port}\n")
+
+
+def fail_always(artifact_path: str, device_type: str, args_info: Any, options: Any) -> Timing:
+    raise RuntimeError("a bad kernel")
 
 
 def measure(artifact_path: str, device_type: str, args_info: Any, options: Any) -> Timing:
@@ -192,6 +207,17 @@ def test_candidates_end_when_no_device_can_be_reached(farm: Farm, monkeypatch: A
     farm.set(farm_1=1.0, farm_2=1.0)
     found = farm.measure(farm.runner(queue_timeout_sec=1.0), 3)
     assert ["no device for 1 s" in str(result.error_msg) for result in found] == [True] * 3
+    assert all(is_machine_failure(result.error_msg) for result in found)  # none was tried
+
+
+def test_a_device_is_given_back_after_a_candidate_that_fails(farm: Farm, monkeypatch: Any) -> None:
+    note = functools.partial(note_release, str(farm.folder))
+    monkeypatch.setattr(rpc.lease, "release", note)
+    farm.set(farm_1=1.0)
+    (result,) = farm.measure(farm.runner(measure=fail_always), 1)
+    assert "a bad kernel" in str(result.error_msg)
+    assert not is_machine_failure(result.error_msg)
+    assert (farm.folder / "released").read_text() == "farm:1\n"
 
 
 def test_closing_does_not_wait_for_a_device(farm: Farm, monkeypatch: Any) -> None:

@@ -7,6 +7,7 @@ that computes something else, crashes, hangs or cannot be checked never wins.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
 import shutil
@@ -24,16 +25,16 @@ from tvm_adaptive._tvm import (
     copy_record,
     json_database,
 )
-from tvm_adaptive.errors import OutOfTimeError
+from tvm_adaptive.errors import MachineError, NoDeviceError, OutOfTimeError, summary_line
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
 from tvm_adaptive.models.prefetch import hinted
 from tvm_adaptive.runner.playoff.finalist import SAME, Finalist, PlayoffOptions, as_recorded
 from tvm_adaptive.runner.playoff.modules import mean_sec
 from tvm_adaptive.runner.playoff.rounds import play_rounds
 from tvm_adaptive.runner.playoff.verifier import Entry, Verifier
-from tvm_adaptive.runner.playoff.worker import preload
 from tvm_adaptive.runner.rpc.leased_worker import LeasingPool
 from tvm_adaptive.workers.cores import thread_env
+from tvm_adaptive.workers.device_session import use_device
 from tvm_adaptive.workers.fork_server import ForkServer
 from tvm_adaptive.workers.pool import WorkerPool
 
@@ -115,13 +116,15 @@ def finalist_pool(
     server: ForkServer | None = None,
     farm: RPCConfig | None = None,
     time_left: Callable[[], float] | None = None,
+    *,
+    device_index: int = 0,
 ) -> WorkerPool:
     """Return the worker for play-offs; one can serve all tasks of a run."""
     if farm is not None:
         return LeasingPool(farm, server=server, time_left=time_left)
-    return WorkerPool(
-        1, setup=preload, replace_after_error=True, env=thread_env(n_threads), server=server
-    )
+    setup = functools.partial(use_device, device_index)
+    env = thread_env(n_threads)
+    return WorkerPool(1, setup=setup, replace_after_error=True, env=env, server=server)
 
 
 def play_off(
@@ -211,17 +214,29 @@ def _play(
             checked = [entry for entry in batch if entry.is_checked]
             winner, reason = _time(checked, verifier, options.max_sec)
             finalists += [entry.finalist for entry in batch]
+            if winner is not None and options.prefetch:
+                winner = _try_prefetching(winner, verifier) or _fastest(checked)
             if winner is not None:
-                if options.prefetch:
-                    winner = _try_prefetching(winner, verifier)
-                if winner is not None:
-                    break
-    except OutOfTimeError:
+                break
+    except (OutOfTimeError, NoDeviceError, MachineError) as error:
+        is_over = isinstance(error, OutOfTimeError)
         known = [entry.finalist for entry in entries if entry.is_checked]
         out = [each.finalist for each in entries if each.finalist.disqualified]
-        fastest = min(known, key=Finalist.final_sec, default=None)
-        return [*known, *out], fastest if winner is None else winner.finalist, "no-time"
+        if not (is_over or known or out):
+            raise
+        if winner is None or winner.finalist.disqualified:
+            winner = _fastest(entries)
+        if not known:
+            rest = (each.finalist for each in entries if not each.finalist.disqualified)
+            known = [as_recorded(each.record, summary_line(error)) for each in rest][:1]
+        finalists, reason = [*known, *out], "no-time" if is_over else "error"
     return finalists, None if winner is None else winner.finalist, reason
+
+
+def _fastest(entries: Iterable[Entry]) -> Entry | None:
+    """Return the fastest of those that were checked."""
+    checked = (entry for entry in entries if entry.is_checked)
+    return min(checked, key=lambda entry: entry.finalist.final_sec(), default=None)
 
 
 def _qualify(entries: list[Entry], verifier: Verifier) -> tuple[list[Entry], list[Entry]]:
@@ -282,8 +297,8 @@ def _try_prefetching(winner: Entry, verifier: Verifier) -> Entry | None:
     forms = [Entry(Finalist(record, finalist.recorded_sec)) for record in records]
     verifier.build_timed(forms)
     fit = [form for form in forms if form.is_fit]
-    if not (fit := verifier.with_equal_results(winner.timed, fit)):
-        return winner
+    if not (fit := verifier.with_equal_results(winner, fit)):
+        return None if finalist.disqualified else winner
     best, _ = _time([winner, *fit], verifier, max_sec / 2)
     if finalist.disqualified:
         return None

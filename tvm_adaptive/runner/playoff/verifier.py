@@ -19,6 +19,7 @@ from tvm_adaptive.errors import (
     NoDeviceError,
     OutOfTimeError,
     WorkerError,
+    WorkerTaskError,
     WorkerTimeoutError,
     is_out_of_time,
     summary_line,
@@ -31,6 +32,7 @@ from tvm_adaptive.runner.playoff.modules import (
     with_plain_weights,
 )
 from tvm_adaptive.runner.playoff.worker import (
+    N_PAIRS,
     Kernel,
     check,
     run_neighbours,
@@ -82,6 +84,7 @@ class Verifier:
         self._reference = str(self._folder.path / "reference")
         self._rtol = 0.0
         self._untuned: Kernel | None = None  # until its neighbours are known
+        self._no_neighbours = ""  # why they are not
 
     def close(self) -> None:
         """Remove the artifacts."""
@@ -147,21 +150,34 @@ class Verifier:
             if outcome.error is None and outcome.value.may_be_rounding and self._untuned:
                 # Without neighbours, no integer may differ.
                 untuned, self._untuned = self._untuned, None
-                task_of_neighbours = (untuned, self.options.seed, self._reference, self._rtol)
-                timeout_sec = self.options.reference_timeout_sec
-                self._call(run_neighbours, task_of_neighbours, timeout_sec)
+                self._find_neighbours(untuned)
                 outcome = self._call(check, task)
             if outcome.error is not None:
                 finalist.disqualified = failure_text(outcome.error)
-                continue
-            finalist.unchecked = ""
-            if outcome.value.problem is not None:
-                finalist.disqualified = f"wrong result: {outcome.value.problem}"
+            elif outcome.value.may_be_rounding and self._no_neighbours:
+                finalist.unchecked = self._no_neighbours
+            else:
+                finalist.unchecked = ""
+                if outcome.value.problem is not None:
+                    finalist.disqualified = f"wrong result: {outcome.value.problem}"
 
-    def with_equal_results(self, kernel: Kernel, entries: Sequence[Entry]) -> list[Entry]:
-        """Return the entries that compute exactly the same numbers as a kernel."""
+    def _find_neighbours(self, untuned: Kernel) -> None:
+        """Run the untuned module on neighbours of the values, or note why that failed."""
+        task = (untuned, self.options.seed, self._reference, self._rtol)
+        timeout_sec = 2 * N_PAIRS * self.options.reference_timeout_sec  # as many runs
+        error = self._call(run_neighbours, task, timeout_sec).error
+        if error is not None:
+            self._no_neighbours = f"its integers could not be compared: {summary_line(error)}"
+
+    def with_equal_results(self, winner: Entry, entries: Sequence[Entry]) -> list[Entry]:
+        """Return the entries that compute exactly what a winner does, which may fail itself."""
         path, seed = f"{self._reference}-form", self.options.seed
-        if not entries or self._call(run_reference, (kernel, seed, path)).error is not None:
+        if not entries:
+            return []
+        error = self._call(run_reference, (winner.timed, seed, path)).error
+        if error is not None:
+            if not isinstance(error, WorkerTaskError):  # that of a reference without numbers
+                winner.finalist.disqualified = failure_text(error)
             return []
 
         def is_equal(entry: Entry) -> bool:

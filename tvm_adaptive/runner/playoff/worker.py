@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tvm_adaptive._tvm import tensor
-from tvm_adaptive.runner.evaluator import Timer
+from tvm_adaptive.runner.evaluator import MISJUDGED_FACTOR, Timer
 from tvm_adaptive.runner.measure import give_threads_cores
 from tvm_adaptive.runner.timers import rotating_timer_of, timer_of
 from tvm_adaptive.values.agreement import (
@@ -27,7 +27,7 @@ from tvm_adaptive.workers import device_session
 
 # Three opposite pairs of perturbations. Of a thousand integers that another order of
 # additions changes, they usually miss none; see the size of a perturbation.
-_N_PAIRS = 3
+N_PAIRS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,10 +84,6 @@ class _Reference:
 _loaded: dict[tuple[int, Kernel], _Loaded] = {}
 
 
-def preload() -> None:
-    """Do nothing; to unpickle this function, a fresh worker imports TVM."""
-
-
 def run_reference(kernel: Kernel, seed: int, path: str) -> None:
     """Run a kernel on random values and save what its buffers hold afterwards."""
     _loaded.clear()
@@ -104,7 +100,7 @@ def run_neighbours(kernel: Kernel, seed: int, path: str, rtol: float) -> None:
     """Run the reference on perturbed values and save its integers, too."""
     reference = _Reference.read(path)
     start = _start_values(kernel, seed, reference.is_positive)
-    for pair in range(_N_PAIRS):
+    for pair in range(N_PAIRS):
         rng = np.random.default_rng([seed, len(start), pair])
         for values in perturbed(start, rtol, rng):
             outputs = enumerate(_run(kernel, values))
@@ -142,7 +138,12 @@ def time_once(kernel: Kernel, seed: int, repeat_ms: float) -> float:
     if loaded.n_runs == 0:
         once = max(loaded.timer(1, 1)[0], 1e-9)  # a coarse clock reads zero
         loaded.n_runs = max(1, math.ceil(repeat_ms * 1e-3 / once))
-    return float(loaded.timer(loaded.n_runs, 1)[0])
+    seconds = float(loaded.timer(loaded.n_runs, 1)[0])
+    if 0.0 < MISJUDGED_FACTOR * loaded.n_runs * seconds < repeat_ms * 1e-3:
+        # Something else ran during the first one, which chose the number for all rounds.
+        loaded.n_runs = math.ceil(repeat_ms * 1e-3 / seconds)
+        seconds = float(loaded.timer(loaded.n_runs, 1)[0])
+    return seconds
 
 
 def _start_values(kernel: Kernel, seed: int, is_positive: bool) -> list[Array]:

@@ -70,18 +70,20 @@ def known_devices(config: RPCConfig, wait_sec: float) -> tuple[str, ...]:
 
 
 def queue_for_device(
-    config: RPCConfig, avoided: Collection[str], wait_sec: float
+    config: RPCConfig, avoided: Collection[str], wait_sec: float, avoid_sec: float = math.inf
 ) -> tuple[str, tuple[str, ...]]:
     """Return the address of the device that the tracker offers next, and those of all.
 
-    An avoided one is only accepted if there is no other.
+    An avoided one is only accepted if there is no other, or after ``avoid_sec``.
     """
     release()
+    end_sec = time.monotonic() + avoid_sec
     while True:
         host, port, key = _request(config, wait_sec)
         devices = known_devices(config, 0.0)
         address = address_of(host, port)
-        if address not in avoided or set(devices) <= set(avoided):
+        is_last = set(devices) <= set(avoided) or time.monotonic() >= end_sec
+        if address not in avoided or is_last:
             _Lease.offer = (host, port, key)
             return address, devices
 

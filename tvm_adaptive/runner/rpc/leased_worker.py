@@ -37,6 +37,9 @@ HOLD_SEC = 60.0
 RETRY_PAUSE_SEC = 60.0
 # The queue timeout of the next try; the first one has waited for all of them.
 RETRY_QUEUE_SEC = 30.0
+# The device of the task before is preferred for so long; others may use it meanwhile. Each offer
+# that is refused blocks another device for some 8 s.
+_PREFER_SEC = 20.0
 
 
 class LeasingPool(WorkerPool):
@@ -92,7 +95,7 @@ class LeasingPool(WorkerPool):
         self.address, self._present = yield Step(
             "queueing for a device",
             queue_for_device,
-            (self.farm, avoided, SERVER_WAIT_SEC),
+            (self.farm, avoided, SERVER_WAIT_SEC, _PREFER_SEC),
             min(queue_sec, max(0.0, self._time_left())),
         )
         yield short_step(f"connecting to {self.address}", open_session, session_sec)

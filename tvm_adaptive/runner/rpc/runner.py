@@ -13,6 +13,7 @@ from typing import Any
 
 from tvm_adaptive._tvm import RPCConfig, RunnerResult, derived_object
 from tvm_adaptive.errors import (
+    MACHINE_FAILURE,
     InvalidOptionError,
     WorkerDiedError,
     WorkerError,
@@ -193,7 +194,7 @@ class AdaptiveRPCRunner(QueueingRunner):
         if not is_usable:
             self._fail_stalled(f"{address} is not fit to measure on")
         elif (yield from self._measure_queued(address)):
-            yield short_step("releasing the device", lease.release)
+            yield from self._release()
 
     def _measure_queued(self, address: str) -> Generator[Step, Any, bool]:
         """Measure candidates until the queue is empty or the lease ends."""
@@ -224,6 +225,7 @@ class AdaptiveRPCRunner(QueueingRunner):
                     raise WorkerDiedError(timing.traceback)
                 failure = WorkerTaskError(timing.traceback)
                 self._dispatcher.settle(job, self._failed(job.index, failure, board=address))
+                yield from self._release()
                 return False
             if isinstance(timing, Timing):
                 self._keep_reference(address, task, timing)
@@ -286,12 +288,18 @@ class AdaptiveRPCRunner(QueueingRunner):
                 self._n_reference_failures = 0
                 if self._devices.calibrate(address, timing):
                     return True
-                yield short_step("releasing the device", lease.release)
+                yield from self._release()
                 return False
             text = timing.traceback if isinstance(timing, lease.FailedMeasurement) else repr(timing)
             self._reference_failed(address, summary_line(text))
+            yield from self._release()
             return False
         return True
+
+    def _release(self) -> Plan:
+        """Give the device back, so that others need not wait for the session's end."""
+        with contextlib.suppress(WorkerError):  # the worker has its answer already
+            yield short_step("releasing the device", lease.release)
 
     def _reference_failed(self, address: str, why: str) -> None:
         """Note a device's fault; drop a reference kernel that fails repeatedly."""
@@ -329,7 +337,7 @@ class AdaptiveRPCRunner(QueueingRunner):
         return dataclasses.replace(facts, incumbent_sec=scaled_sec)
 
     def _give_up(self, job: CandidateJob, reason: str) -> RunnerResult:
-        return self._fail(job.index, reason)
+        return self._fail(job.index, reason, origin=MACHINE_FAILURE)  # it was not tried
 
     def _may_end(self) -> bool:
         """Say whether workers may be killed: TVM's server may not survive it in a session."""
