@@ -78,8 +78,8 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
         candidates get an error that :func:`~tvm_adaptive.errors.is_out_of_time` knows.
         Default None: no limit.
     max_uses : int
-        Compilations after which a worker is replaced. TVM's compiler leaks memory;
-        500 keeps the leak small and the cost of a new worker below 1 %.
+        Compilations after which a worker is replaced, in case that something leaks.
+        After 500, a new worker costs less than 1 % of the time.
     artifact_dir : str, Path or None
         Where the artifacts go, each in a folder of its own. None for a temporary
         folder that :meth:`close`, or the end of the process, removes.

@@ -34,4 +34,5 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     )
     doctor.add_argument("--work-dir", type=Path, default=Path("runs"), metavar="DIR")
     doctor.add_argument("--quick", action="store_true", help="skip the noise")
+    doctor.add_argument("-v", "--verbose", action="store_true", help="show whole error messages")
     doctor.set_defaults(run=run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import shutil
 import subprocess
@@ -26,6 +27,8 @@ from tvm_adaptive.tuning.target import resolve_target
 from tvm_adaptive.workers.containers import available_memory, cpu_limit, memory_limit
 from tvm_adaptive.workers.cores import describe_quota, thread_env, usable_physical_cores
 from tvm_adaptive.workers.pool import WorkerPool
+
+logger = logging.getLogger(__name__)
 
 Verdict = Literal["ok", "warning", "problem"]
 
@@ -254,8 +257,9 @@ def _run(name: str, check: Callable[[], CheckResult]) -> CheckResult:
     try:
         return check()
     except Exception as error:
-        lines = str(error).strip().splitlines() or [repr(error)]
+        logger.info("the check of %s failed", name, exc_info=True)
         fix = "Tuning would fail in the same way; --verbose shows the whole message."
+        lines = str(error).strip().splitlines() or [repr(error)]
         return CheckResult(name, "problem", lines[-1], fix)
 
 
