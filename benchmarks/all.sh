@@ -52,7 +52,7 @@ compared() {
 operators() {
   # Stock takes minutes for its first batch.
   if full; then bench run --size operators --out "$out/operators"
-  else bench run --methods no-race default --noise 0.2 --out "$out/operators"; fi
+  else bench run --size smoke --methods no-race default --noise 0.2 --out "$out/operators"; fi
   compared operators
   bench regret "$out/operators" --method "$ours" $(full || echo --top 2 --quick)
 }
@@ -79,7 +79,7 @@ ablation() {
   bench run --workloads te:GMM te:C2D --methods epsilon --seeds 3 --trials 256 --out "$out/epsilon"
   compared epsilon
   bench run --workloads resnet18 mobilenet_v2 transformer --methods families --seeds 3 \
-    --out "$out/families"
+    --network-trials 640 --out "$out/families"
   compared families
 }
 peers() {
@@ -106,7 +106,7 @@ preparation() {
   bench ablation "$out/preparation-ablation" --of preparation \
     $(full && echo --models resnet18 ppocr_det mobilenet_v3_small deit_tiny_patch16_224)
   bench micro.copies "$out/copies" $(full || echo --models ppocr_cls)
-  bench micro.calls "$out/calls" $(full || echo --kinds chain --counts 1)
+  bench micro.calls "$out/calls" $(full && echo --budget 60s || echo --kinds chain --counts 1)
 }
 zoo() {
   if full; then bench zoo.models "$out/zoo.jsonl"

@@ -69,11 +69,14 @@ def entries_of(out: Path, runs: Sequence[Run]) -> list[Entry]:
         counts = [each.n_trials for each in run.incumbents if each.n_trials != last]
         for n_trials in _thinned(counts, is_network):
             add(str(n_trials), n_trials)
-        if not is_network:
-            for n_trials in sorted(set(play_offs_of(run, good, baseline))):
-                for rank in range(2, TOP + 1):
-                    cut = FINAL if n_trials == run.n_trials else str(n_trials)
-                    add(ranked(cut, rank), None if cut == FINAL else n_trials, rank)
+        for n_trials in sorted(set(play_offs_of(run, good, baseline))):
+            # At its end a run with a play-off has its choice; a cut at that trial is before it.
+            is_end = n_trials == run.n_trials and not run.has_playoff
+            cut = FINAL if is_end else str(n_trials)
+            # Of networks incumbents stand in for the next best, which tasks have one by one.
+            for rank in (1,) if is_network else range(2, TOP + 1):
+                if ranked(cut, rank) != FINAL:
+                    add(ranked(cut, rank), None if is_end else n_trials, rank)
     return list(entries.values())
 
 
@@ -116,5 +119,7 @@ def ranked(cut: str, rank: int) -> str:
 def _thinned(cuts: Sequence[int], is_network: bool) -> list[int]:
     if not is_network or len(cuts) <= _OF_A_NETWORK:
         return list(cuts)
-    step = (len(cuts) - 1) / (_OF_A_NETWORK - 1)
-    return [cuts[round(number * step)] for number in range(_OF_A_NETWORK)]
+    n_even = _OF_A_NETWORK - TOP + 1
+    step = (len(cuts) - 1) / (n_even - 1)
+    evenly = {cuts[round(number * step)] for number in range(n_even)}
+    return sorted(evenly | set(cuts[-TOP:]))

@@ -248,7 +248,9 @@ def load_run(folder: Path) -> Run:
     spec = RunSpec(**outcome["spec"])
     if outcome["status"] != "done":
         empty = make_curve([], [], [], 0.0)
-        return Run(spec, empty, (), math.nan, False, False, {}, 0, 0, math.nan, outcome["message"])
+        finish_sec = float(outcome.get("seconds", math.nan))
+        message = outcome["message"]
+        return Run(spec, empty, (), finish_sec, False, False, {}, 0, 0, math.nan, message)
     events = read_events(folder / JOURNAL_FILE)
     # One journal per run: whatever continued it later is not part of it.
     later = [n for n, event in enumerate(events) if event["event"] == "journal"][1:]

@@ -149,13 +149,7 @@ _ALL: tuple[Method, ...] = (
         _with(f"epsilon-{share:g}", f"epsilon {share:g}", search__epsilon=share, **EPSILON_BATCH)
         for share in EPSILONS
     ),
-    _with("no-rfei", "ours with xgb", cost_model="xgb"),
-    _with("no-adaptive-search", "ours with evolutionary search", strategy="evolutionary"),
-    _with("no-adaptive-runner", "ours with stock's runner", runner="local"),
-    _with("no-persistent-builder", "ours with stock's builder", builder="local"),
-    _with("no-distilled", "ours with evolution of programs", search__proposer="evolution"),
     _with("no-race", "ours, every candidate measured in full", measure__race=False),
-    _with("no-prefetch", "ours, weights not asked for ahead", finish__prefetch=False),
     _with("no-seeds", "ours, every task starts at random", search__seeds=False),
     # FamilySeer's two ideas, one at a time and together; ours is "default" with seeds.
     _with(
@@ -177,12 +171,6 @@ _ALL: tuple[Method, ...] = (
     _with("as-it-is", "ours, network as it is", **AS_IT_IS),
     _with("nhwc", "ours, NHWC, weights not packed", layout="NHWC", prepack=False),
     _with("no-vector-math", "ours, exp and the like by the C library", vector_math=False),
-    Method(
-        "stock-as-it-is",
-        "stock, network as it is",
-        door=STOCK,
-        changes=MappingProxyType(AS_IT_IS),
-    ),
 )
 METHODS: dict[str, Method] = {method.name: method for method in _ALL}
 
@@ -195,23 +183,7 @@ METHOD_SETS: dict[str, tuple[str, ...]] = {
     "presets": ("stock", "default", "paper"),
     "ladder": ("stock", *(name for name, _, _ in LADDER), "default"),
     "epsilon": ("epsilon-adaptive", *(f"epsilon-{share:g}" for share in EPSILONS)),
-    "without": (
-        "default",
-        "no-rfei",
-        "no-adaptive-search",
-        "no-adaptive-runner",
-        "no-persistent-builder",
-        "no-distilled",
-        "no-race",
-        "no-seeds",
-        "no-dynatune",
-    ),
     "families": ("no-seeds", "family-model", "foresee", "family-foresee", "default"),
-    "schedulers": ("default", "no-dynatune", "round-robin"),
-    "preparation": (
-        *("default", "nhwc", "no-vector-math", "as-it-is"),
-        *("stock", "stock-as-it-is"),
-    ),
 }
 
 

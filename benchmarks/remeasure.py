@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.entries import Entry, entries_of
 from benchmarks.journals import NEUTRAL_JOURNAL, load_bench, read_events, read_rounds
 from benchmarks.machine import describe_machine
@@ -175,7 +177,7 @@ def timers_of(
 def one_round(
     timers: Mapping[str, Timer], errors: dict[str, str], number: int, *, settle_sec: float = 0.0
 ) -> dict[str, float]:
-    """Ask every timer once, every other round in reverse.
+    """Ask every timer once, in another order in each round: none always follows the same one.
 
     Parameters
     ----------
@@ -194,7 +196,9 @@ def one_round(
         Milliseconds.
     """
     found: dict[str, float] = {}
-    for name in list(timers) if number % 2 == 0 else list(timers)[::-1]:
+    names = list(timers)
+    for place in np.random.default_rng(number).permutation(len(names)):
+        name = names[place]
         if name in errors or (name == _UNTUNED and number >= _UNTUNED_ROUNDS):
             continue
         time.sleep(settle_sec)

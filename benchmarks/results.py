@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from benchmarks.entries import BASELINE, COPY, TOP, cut_of, ranked
 from benchmarks.journals import FINAL, Bench, Incumbent, Rounds, Run, median_of
@@ -19,6 +19,7 @@ from benchmarks.stats import (
     paired,
     spread,
 )
+from benchmarks.workloads import WORKLOADS
 
 # Whoever is that close to the baseline's end counts as being there: about what one and the same
 # kernel differs by between two hours.
@@ -26,6 +27,8 @@ TOLERANCE = 0.03
 TIME, TRIALS = "time to q", "trials to q"
 EQUAL_TIME, EQUAL_TRIALS = "equal time", "equal trials"
 FIGURES = (TIME, TRIALS, EQUAL_TIME, EQUAL_TRIALS)
+# The ratio of a baseline's latency to that of a run that found nothing.
+_NOTHING = Interval(0.0, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,10 +82,11 @@ def comparisons(bench: Bench, baseline: str = BASELINE) -> list[Comparison]:
 
 
 def pairs_of(bench: Bench, workload: str, method: str, baseline: str) -> Iterator[tuple[Run, Run]]:
-    """Yield the baseline's run and the method's for each seed that both have."""
+    """Yield the baseline's run and the method's, also one that failed, for each seed of both."""
     bases = {run.spec.seed: run for run in bench.of(workload, baseline)}
-    for run in bench.of(workload, method):
-        if run.spec.seed in bases:
+    for run in bench.runs:
+        is_method = (run.spec.workload, run.spec.method) == (workload, method)
+        if is_method and run.spec.seed in bases:
             yield bases[run.spec.seed], run
 
 
@@ -139,23 +143,40 @@ def anew(bench: Bench, run: Run, cut: str | None) -> Rounds:
     own = cut == FINAL and run.has_playoff
     n_trials = run.n_trials if cut == FINAL else int(cut)
     found = [bench.rounds_of(run, cut) if cut == FINAL else _of_incumbent(bench, run, n_trials)]
-    found += [] if own else [bench.rounds_of(run, ranked(cut, n)) for n in range(2, TOP + 1)]
+    if not own and WORKLOADS[run.spec.workload].is_network:  # a record of each task at once
+        before = [each.n_trials for each in run.incumbents if each.n_trials <= n_trials]
+        found += [_of_incumbent(bench, run, each) for each in before[-TOP:]]
+    elif not own:
+        found += [bench.rounds_of(run, ranked(cut, n)) for n in range(2, TOP + 1)]
     return min((each for each in found if each), key=lambda x: median_of(x.values()), default={})
 
 
-def passage(bench: Bench, run: Run, quality: Rounds, *, by_trials: bool = False) -> Interval:
+def passage(
+    bench: Bench,
+    run: Run,
+    quality: Rounds,
+    *,
+    by_trials: bool = False,
+    ratio_of: Callable[[Paired], float] = lambda found: found.value,
+) -> Interval:
     """Return the second (or trial) from which on a run had a quality, as timed anew.
 
     What a play-off chose counts from its end on, the play-off's own seconds included.
+    ``ratio_of`` takes the ratio, or a bound of its interval.
     """
+
+    def over(rounds: Rounds) -> float | None:
+        found = paired(rounds, quality)
+        return None if found is None else ratio_of(found)
+
     steps: list[tuple[float, float | None]] = []
     for each in run.incumbents:
         at = each.n_trials if by_trials else each.time_sec
-        steps.append((float(at), _ratio(_of_incumbent(bench, run, each.n_trials), quality)))
+        steps.append((float(at), over(_of_incumbent(bench, run, each.n_trials))))
     end = float(run.n_trials if by_trials else run.finish_sec)
     final = anew(bench, run, FINAL)
     if final:
-        steps.append((end, _ratio(final, quality)))
+        steps.append((end, over(final)))
     return first_within(steps, end, TOLERANCE)
 
 
@@ -166,13 +187,9 @@ def _compare(
     pairs = [(base, run) for base, run in pairs if base.incumbents]
     figures: dict[str, Spread | None] = {}
     for name in (TIME, TRIALS):
-        reached = []
-        for base, run in pairs:
-            if quality := anew(bench, base, FINAL):
-                by_trials = name == TRIALS
-                base_at = passage(bench, base, quality, by_trials=by_trials)
-                reached.append(base_at.over(passage(bench, run, quality, by_trials=by_trials)))
-        figures[name] = spread(reached)
+        found = [_passages(bench, *pair, by_trials=name == TRIALS) for pair in pairs]
+        reached = [each for each in found if each is not None]
+        figures[name] = spread([value for value, _ in reached], [span for _, span in reached])
     figures[EQUAL_TIME] = _summary([_equal_time(bench, *pair) for pair in pairs])
     figures[EQUAL_TRIALS] = _summary([_equal_trials(bench, *pair) for pair in pairs])
     runs = [run for pair in pairs for run in pair]
@@ -186,6 +203,34 @@ def _compare(
         (sum(bool(each) for each in known), len(known)),
         scaled_speed_up(bench, list(pairs)),
     )
+
+
+def _passages(
+    bench: Bench, base: Run, run: Run, *, by_trials: bool
+) -> tuple[Interval, Interval] | None:
+    """Return the baseline's time to its final quality over the method's, and how sure that is.
+
+    The second is from the upper bounds of the method's ratios and the lower ones of the
+    baseline's to the reverse.
+    """
+    quality = anew(bench, base, FINAL)
+    if not quality:
+        return None
+
+    def at(whose: Run, ratio_of: Callable[[Paired], float]) -> Interval:
+        return passage(bench, whose, quality, by_trials=by_trials, ratio_of=ratio_of)
+
+    def low(found: Paired) -> float:
+        return found.low
+
+    def high(found: Paired) -> float:
+        return found.high
+
+    value = passage(bench, base, quality, by_trials=by_trials).over(
+        passage(bench, run, quality, by_trials=by_trials)
+    )
+    least, most = at(base, low).over(at(run, high)), at(base, high).over(at(run, low))
+    return value, Interval(least.low, most.high)
 
 
 def _summary(found: Sequence[Paired | Interval | None]) -> Spread | None:
@@ -206,17 +251,20 @@ def _equal_time(bench: Bench, base: Run, run: Run) -> Paired | Interval | None:
     if None not in cuts:
         return paired(anew(bench, base, cuts[0]), anew(bench, run, cuts[1]))
     # Who had nothing yet had nothing as good as what it had in the end.
+    if not run.incumbents:
+        return _NOTHING
     bound = paired(theirs, ours)
     if bound is None or cuts == (None, None):
         return None
     return Interval(bound.value, math.inf) if cuts[0] is None else Interval(0.0, bound.value)
 
 
-def _equal_trials(bench: Bench, base: Run, run: Run) -> Paired | None:
-    if run.n_trials < base.n_trials:
-        return None
-    cut = FINAL if run.n_trials == base.n_trials else str(base.n_trials)
-    return paired(anew(bench, base, FINAL), anew(bench, run, cut))
+def _equal_trials(bench: Bench, base: Run, run: Run) -> Paired | Interval | None:
+    n_trials = min(base.n_trials, run.n_trials)
+    if not any(each.n_trials <= n_trials for each in run.incumbents):
+        return _NOTHING
+    cuts = [FINAL if each.n_trials == n_trials else str(n_trials) for each in (base, run)]
+    return paired(anew(bench, base, cuts[0]), anew(bench, run, cuts[1]))
 
 
 def _of_incumbent(bench: Bench, run: Run, n_trials: int) -> Rounds:
@@ -236,11 +284,6 @@ def _of_incumbent(bench: Bench, run: Run, n_trials: int) -> Rounds:
 def _incumbent_at(run: Run, n_trials: int) -> Incumbent | None:
     before = [each for each in run.incumbents if each.n_trials <= n_trials]
     return before[-1] if before else None
-
-
-def _ratio(over: Rounds, under: Rounds) -> float | None:
-    found = paired(over, under)
-    return None if found is None else found.value
 
 
 def _copies(timed: Mapping[str, Rounds]) -> list[tuple[str, Rounds]]:

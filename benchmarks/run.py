@@ -28,10 +28,12 @@ from benchmarks.methods import Method, choose_methods
 from benchmarks.one_run import SPEC_FILE
 from benchmarks.plan import RunSpec, interleaved, is_finished, write_outcome
 from benchmarks.remeasure import Effort, remeasure_all
-from benchmarks.workloads import SIZES, Size, Workload, choose_workloads
+from benchmarks.workloads import SIZES, UNNAMED, Size, Workload, choose_workloads
 from tvm_adaptive.cli.arguments import parse_duration
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import Journal
+from tvm_adaptive.models import is_gpu
+from tvm_adaptive.tuning.doctor import check_gpu
 from tvm_adaptive.tuning.target import n_cores_of, resolve_target
 
 BENCH_JOURNAL = "bench.jsonl"
@@ -47,7 +49,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.run", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("--size", choices=list(SIZES), default="smoke")
+    parser.add_argument("--size", choices=list(SIZES), help="what other options leave open")
     parser.add_argument("--out", type=Path, required=True, help="folder of this benchmark")
     parser.add_argument("--workloads", nargs="+", metavar="NAME", help="names or sets of them")
     parser.add_argument("--methods", nargs="+", metavar="NAME", help="names or sets of them")
@@ -65,7 +67,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    size = SIZES[options.size]
+    size = UNNAMED if options.size is None else SIZES[options.size]
     try:
         workloads = choose_workloads(options.workloads or size.workloads)
         methods = choose_methods(options.methods or size.methods)
@@ -124,9 +126,8 @@ def why_not(target: str) -> str:
         resolved = resolve_target(target)
     except InvalidOptionError as error:
         return str(error)
-    if resolved.kind.name == "cuda" and shutil.which("nvcc") is None:
-        return "target cuda needs nvcc on PATH, which is not there."
-    return ""
+    found = check_gpu() if is_gpu(resolved) else None
+    return found.text if found is not None and found.verdict == "problem" else ""
 
 
 def do_run(out: Path, spec: RunSpec, journal: Journal, count: str) -> None:

@@ -35,11 +35,6 @@ class Curve:
         """Best of the whole run."""
         return self.best_ms[-1] if self.best_ms else math.inf
 
-    @property
-    def first_ms(self) -> float:
-        """Best of the first round that had a success."""
-        return next((ms for ms in self.best_ms if math.isfinite(ms)), math.inf)
-
     def at(self, time_sec: float) -> float:
         """Return the best at a time."""
         n = int(np.searchsorted(self.times_sec, time_sec, side="right"))

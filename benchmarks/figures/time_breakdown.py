@@ -26,8 +26,8 @@ def time_breakdown(bench: Bench) -> Figure:
         "Seconds of a run by what they were spent on, medians over seeds. AdaTune's figures 2 "
         "and 9 and DynaTune's figure 12 split AutoTVM's tuning into hardware measurement, "
         "search and model; MetaSchedule builds separately from measuring and sets its tasks "
-        "up first, and both are shown. Runs of one workload have the same number of trials "
-        "(operators) or the same seconds (networks)."
+        "up first, and both are shown. Of operators, each bar is the whole run, whose number of "
+        "trials the method sets; runs of a network have the same seconds."
     )
     return Figure("time-breakdown", caption, tuple(panels))
 

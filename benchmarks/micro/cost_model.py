@@ -130,10 +130,6 @@ def forest(pool: Pool, train: np.ndarray, test: np.ndarray, **options: Any) -> A
     return Answer(scores, calibration)
 
 
-def forest_total(pool: Pool, train: np.ndarray, test: np.ndarray) -> Answer:
-    return forest(pool, train, test, std="total")
-
-
 def forest_paper(pool: Pool, train: np.ndarray, test: np.ndarray) -> Answer:
     """AdaTune's: ten trees, throughput as the target."""
     return forest(pool, train, test, n_trees=10, target="throughput")
@@ -168,7 +164,6 @@ def blend(pool: Pool, train: np.ndarray, test: np.ndarray) -> Answer:
 
 METHODS: dict[str, Method] = {
     "forest": forest,
-    "forest, total": forest_total,
     "forest, paper": forest_paper,
     "stock xgb": stock_xgb,
     "blend": blend,

@@ -5,7 +5,7 @@
 A search begins with eight random candidates of a pool and takes eight more at a time, those that
 the model prefers of all that are left. Nothing is built or timed. For each model: the best of so
 many trials over the best of the pool, geometric mean over seeds, and the same over the forest's
-with its standard error. The blend adds the ranks of both.
+with its standard error. The rank sum adds the ranks of both.
 """
 
 from __future__ import annotations
@@ -98,13 +98,15 @@ def stock_xgb(
     return xgb_scores(pool, measured, left)
 
 
-def blend(pool: Pool, rows: FloatArray, measured: Indices, left: Indices, seed: int) -> FloatArray:
+def rank_sum(
+    pool: Pool, rows: FloatArray, measured: Indices, left: Indices, seed: int
+) -> FloatArray:
     """Score by the sum of both models' ranks."""
     both = (model(pool, rows, measured, left, seed) for model in (forest, stock_xgb))
     return np.asarray(sum(average_ranks(scores) for scores in both))
 
 
-MODELS: dict[str, Model] = {"forest": forest, "stock xgb": stock_xgb, "blend": blend}
+MODELS: dict[str, Model] = {"forest": forest, "stock xgb": stock_xgb, "rank sum": rank_sum}
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.budgets.__main__ import library_of
 from benchmarks.machine import describe_machine
+from benchmarks.remeasure import interleave
 from benchmarks.rows import append_row, read_rows
 from benchmarks.tables import markdown
 from benchmarks.zoo.catalog import Model
@@ -96,11 +97,10 @@ def row_of(name: str, options: argparse.Namespace) -> dict[str, Any]:
             "torch.compile": lambda: secs_per_call(lambda: compiled(*inputs)),
             "PyTorch": lambda: secs_per_call(lambda: made.module(*inputs)),
         }
-        secs: dict[str, list[float]] = {each: [] for each in timers}
-        for _ in range(options.rounds):
-            for each, timer in timers.items():
-                time.sleep(_SETTLE_SEC)
-                secs[each].append(timer())
+        errors: dict[str, str] = {}
+        secs = interleave(timers, options.rounds, errors, settle_sec=_SETTLE_SEC)
+        if errors:
+            raise OSError(f"{name}: {errors}")
     return {
         "model": name,
         "budget_sec": options.budget,

@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         named = [each for each in (*MODELS, *OTHERS) if each.name in options.models]
         for model in named or (OTHERS if options.others else MODELS):
             key = (model.name, options.budget, options.seed)
-            if key in rows:
+            if key in rows and "error" not in rows[key]:
                 continue
             row = row_of_model(model, options)
             append_row(options.out / ROWS_FILE, row)

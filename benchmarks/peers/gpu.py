@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.remeasure import interleave
 from benchmarks.tables import markdown
 
 # Of one CUDA graph: together they take long against its launch.
@@ -150,13 +151,11 @@ def time_all(libraries: Sequence[str], n_rounds: int) -> dict[str, Any]:
             timers[f"PyTorch, {name}"] = graph_timer(call, torch)
             if not tf32:
                 timers["PyTorch, eager"] = eager_timer(call, torch)
-        secs: dict[str, list[float]] = {name: [] for name in timers}
-        for _ in range(n_rounds):
-            for name, timer in timers.items():
-                # cuDNN chooses when a graph is made, eager calls when they are made.
-                torch.backends.cudnn.allow_tf32 = name.endswith("TF32")
-                secs[name].append(timer())
-        found.append({"workload": workload, "secs": secs})
+        # cuDNN chooses when a graph is made, eager calls when they are made.
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        errors: dict[str, str] = {}
+        secs = interleave(timers, n_rounds, errors)
+        found.append({"workload": workload, "secs": secs, "errors": errors})
     return {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": found}
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.stats import geometric_mean
+from benchmarks.tables import markdown
 from tvm_adaptive.models.frontend import PEERS
 from tvm_adaptive.tuning.outcome import Comparison, PeerTiming
 
@@ -18,6 +19,7 @@ class Row:
 
     model: str
     budget_sec: float
+    seed: int
     tuned_ms: float  # median of all rounds
     n_rounds: int
     peers: Mapping[str, PeerTiming]  # all rounds together
@@ -33,16 +35,18 @@ class Row:
 
 def row_of(fields: Mapping[str, Any]) -> Row:
     """Return the row of what was written down of a model."""
-    name, budget_sec = str(fields["model"]), float(fields["budget_sec"])
+    run = str(fields["model"]), float(fields["budget_sec"]), int(fields["seed"])
     if "error" in fields:
-        return Row(name, budget_sec, 0.0, 0, {}, 0.0, False, str(fields["error"]))
+        return Row(*run, 0.0, 0, {}, 0.0, False, str(fields["error"]))
     comparisons = [Comparison.from_fields(each) for each in fields["timings"]]
     peers: dict[str, PeerTiming] = {}
     for peer in (peer for comparison in comparisons for peer in comparison.peers):
         peers[peer.name] = _together(peers[peer.name], peer) if peer.name in peers else peer
-    tuned_secs = [sec for each in comparisons for sec in each.peers[0].tuned_secs]
+    if not peers:
+        return Row(*run, 0.0, 0, {}, 0.0, False, "no other framework was timed")
+    tuned_secs = next(iter(peers.values())).tuned_secs
     return Row(
-        *(name, budget_sec, 1e3 * statistics.median(tuned_secs), len(tuned_secs)),
+        *(*run, 1e3 * statistics.median(tuned_secs), len(tuned_secs)),
         peers,
         max(each.max_abs for each in comparisons),
         all(each.agree for each in comparisons),
@@ -55,29 +59,34 @@ def _together(a: PeerTiming, b: PeerTiming) -> PeerTiming:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return the table in Markdown; ratios above 1 are in favour of the tuned library."""
-    lines = [
-        f"| model | budget | ours | {' | '.join(PEERS)} | best | outputs |",
-        "|---" * (len(PEERS) + 5) + "|",
-    ]
-    for row in rows:
-        if row.error:
-            lines.append(f"| {row.model} | {row.budget_sec:g} s | {row.error} |")
-            continue
-        cells = [_cell(row.peers.get(name)) for name in PEERS]
-        outputs = f"{'agree' if row.agrees else 'differ'} ({row.max_abs:.1g})"
-        lines.append(
-            f"| {row.model} | {row.budget_sec:g} s | {row.tuned_ms:.3g} ms | "
-            f"{' | '.join(cells)} | **{row.best_ratio:.2f}** | {outputs} |"
-        )
+    """Return a table in Markdown for each budget and seed.
+
+    Ratios above 1 are in favour of the tuned library.
+    """
+    runs = dict.fromkeys((row.budget_sec, row.seed) for row in rows)
+    return "\n\n".join(
+        _table([row for row in rows if (row.budget_sec, row.seed) == run]) for run in runs
+    )
+
+
+def _table(rows: Sequence[Row]) -> str:
+    """Return the table of one budget and seed, with the mean of the ratios to the best peer."""
+    head = ["model", "budget", "ours", *PEERS, "best", "outputs"]
+    text = markdown(head, [_cells(row) for row in rows])
     timed = [row.best_ratio for row in rows if row.peers]
     if len(timed) > 1:
         mean = geometric_mean(timed)
-        lines += [
-            "",
-            f"Geometric mean of the best peer's ratio: {mean:.2f} ({len(timed)} models).",
-        ]
-    return "\n".join(lines)
+        text += f"\n\nGeometric mean of the best peer's ratio: {mean:.2f} ({len(timed)} models)."
+    return text
+
+
+def _cells(row: Row) -> list[str]:
+    first = [row.model, f"{row.budget_sec:g} s"]
+    if row.error:
+        return [*first, row.error, *[""] * (len(PEERS) + 2)]
+    cells = [_cell(row.peers.get(name)) for name in PEERS]
+    outputs = f"{'agree' if row.agrees else 'differ'} ({row.max_abs:.1g})"
+    return [*first, f"{row.tuned_ms:.3g} ms", *cells, f"**{row.best_ratio:.2f}**", outputs]
 
 
 def _cell(peer: PeerTiming | None) -> str:

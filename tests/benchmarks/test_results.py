@@ -260,7 +260,10 @@ def test_timers_take_turns_and_a_crash_costs_one() -> None:
     timers["nonsense"] = lambda: float("nan")
     errors: dict[str, str] = {}
     samples = interleave(timers, 3, errors)
-    assert asked == ["a", "bad", "b", "b", "a", "a", "b"]
+    assert asked.count("bad") == 1
+    rounds = [name for name in asked if name != "bad"]
+    assert [sorted(rounds[n : n + 2]) for n in (0, 2, 4)] == [["a", "b"]] * 3
+    assert rounds[:2] != rounds[2:4] or rounds[2:4] != rounds[4:]  # not always in one order
     assert samples == {"a": [1.0] * 3, "b": [1.0] * 3}
     assert errors == {"bad": "it crashed", "nonsense": "measured nan ms, which is no time"}
 

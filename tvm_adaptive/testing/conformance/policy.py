@@ -58,7 +58,7 @@ def check_policy(make_policy: MakePolicy, *, seed: int = 0) -> PolicyReport:
         With the rule, and what the policy did.
     """
     # Live arms, well-formed decisions, and histories that are left alone.
-    _replayed(make_policy, _arms_alike(failing=0.2), seed)
+    _replayed(make_policy, _arms_alike(seed, failing=0.2), seed)
     check_single_arm(make_policy, seed)
     check_failing_arms(make_policy, seed)
     check_nothing_left(make_policy, seed)
@@ -97,14 +97,14 @@ def check_nothing_left(make_policy: MakePolicy, seed: int) -> None:
 
 def check_same_seed(make_policy: MakePolicy, seed: int) -> None:
     """Require the same choices from the same generator, the only source of randomness."""
-    recording = _arms_alike()
+    recording = _arms_alike(seed)
     first, second = (_replayed(make_policy, recording, seed) for _ in range(2))
     assert first.choices == second.choices, "the same seed led to different choices"
 
 
 def check_no_arm_starves(make_policy: MakePolicy, seed: int) -> ReplayRun:
     """Require that each of several similar arms is played until it is finished."""
-    recording = _arms_alike()
+    recording = _arms_alike(seed)
     watched = _Watched(make_policy())
     run = replay(recording, watched, seed)
     for k, longest in watched.longest_wait.items():
@@ -158,10 +158,10 @@ def _replayed(make_policy: MakePolicy, recording: Recording, seed: int) -> Repla
     return replay(recording, _Watched(make_policy()), seed)
 
 
-def _arms_alike(failing: float = 0.0) -> Recording:
+def _arms_alike(seed: int, failing: float = 0.0) -> Recording:
     arm = functools.partial(dataclasses.replace, _ARM, failing=failing)
     arms = [arm(name=f"arm{k}", start_ms=4.0 + k, flop=1e9 * (1 + k)) for k in range(_N_ARMS)]
-    return _recorded(*arms, seed=0)
+    return _recorded(*arms, seed=seed)
 
 
 def _recorded(*arms: SyntheticArm, seed: int) -> Recording:
