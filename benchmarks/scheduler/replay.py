@@ -28,14 +28,16 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.scheduler.metrics import (
-    geometric_mean,
-    latency_at,
-    mean_latency_ms,
-    time_to_within,
-)
+from benchmarks.scheduler.metrics import latency_at, mean_latency_ms, time_to_within
 from benchmarks.scheduler.oracle import OraclePolicy
 from benchmarks.scheduler.static import static
+from benchmarks.stats import (
+    Interval,
+    geometric_mean,
+    geometric_mean_interval,
+    median_interval,
+)
+from benchmarks.tables import bounds
 from tvm_adaptive.task_scheduler.arms import Policy
 from tvm_adaptive.task_scheduler.baselines import (
     GradientPolicy,
@@ -153,13 +155,9 @@ def one_run(
     horizon = HORIZON * max(recording.total_sec for recording in recordings)
     row: dict[str, Any] = {"network": network, "policy": name, "seed": seed, "ended": run.ended}
     for key, share in SHARES.items():
-        reached = time_to_within(run, share, horizon)
-        row[f"{key}_sec"], row[f"{key}_censored"] = reached.sec, reached.censored
+        row[f"{key}_sec"] = time_to_within(run, share, horizon)
     row["area"] = mean_latency_ms(run, horizon) / run.final_ms
-    row["covered_sec"] = min(run.covered_sec, horizon)
-    row["end_sec"] = float(run.times_sec[-1])
     row["decision_ms"] = float(run.decide_sec.mean() * 1e3)
-    row["deciding_share"] = float(run.decide_sec.sum() / run.times_sec[-1])
     row["curve"] = curve(run, horizon)
     row["horizon_sec"] = horizon
     return row
@@ -182,26 +180,34 @@ def summarise(rows: Sequence[dict[str, Any]], reference: str) -> dict[str, Any]:
     }
     overall = {
         name: {
-            key: geometric_mean([table[network][name][key] for network in networks])
-            for key in ("to_5_speedup", "to_1_speedup", "area")
+            key: geometric_mean_interval([table[network][name][key] for network in networks])
+            for key in ("to_5_speedup", "to_1_speedup")
         }
-        | {"worst_to_5_speedup": min(table[network][name]["to_5_speedup"] for network in networks)}
+        | {
+            "area": geometric_mean([table[network][name]["area"] for network in networks]),
+            "worst_to_5_speedup": min(
+                (table[network][name]["to_5_speedup"] for network in networks),
+                key=lambda each: (each.high, each.low),
+            ),
+        }
         for name in names
     }
     return {"reference": reference, "networks": table, "overall": overall}
 
 
-def cell_of(own: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> dict[str, float]:
-    cell: dict[str, float] = {}
+def cell_of(own: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    cell: dict[str, Any] = {}
     for key in SHARES:
-        cell[f"{key}_sec"] = statistics.median(row[f"{key}_sec"] for row in own)
-        cell[f"{key}_censored"] = sum(row[f"{key}_censored"] for row in own)
+        cell[f"{key}_sec"] = median_interval([row[f"{key}_sec"] for row in own])
+        cell[f"{key}_missed"] = sum(not row[f"{key}_sec"].is_exact for row in own)
         # The same seed is the same course of events, so pairs are compared.
-        cell[f"{key}_speedup"] = statistics.median(
-            theirs[f"{key}_sec"] / ours[f"{key}_sec"]
-            for ours, theirs in zip(own, other, strict=True)
+        cell[f"{key}_speedup"] = median_interval(
+            [
+                theirs[f"{key}_sec"].over(ours[f"{key}_sec"])
+                for ours, theirs in zip(own, other, strict=True)
+            ]
         )
-    for key in ("area", "covered_sec", "end_sec", "decision_ms", "deciding_share"):
+    for key in ("area", "decision_ms"):
         cell[key] = statistics.median(row[key] for row in own)
     return cell
 
@@ -230,13 +236,19 @@ def write(
         "seeds": options.seeds,
     }
     slim = [{key: value for key, value in row.items() if key != "curve"} for row in rows]
-    text = json.dumps({"about": about, "summary": summary, "runs": slim}, indent=1)
+    found = {"about": about, "summary": summary, "runs": slim}
+    text = json.dumps(found, indent=1, default=_as_pair)
     options.out.with_suffix(".json").write_text(text)
     options.out.with_suffix(".md").write_text("\n".join(tables(summary)) + "\n")
     try:
         plot(rows, options.out.with_suffix(".png"))
     except ImportError as error:
         print(f"no plot: {error}")
+
+
+def _as_pair(value: Interval) -> list[float]:
+    """Return how a time or ratio is written down: its two bounds."""
+    return [value.low, value.high]
 
 
 def tables(summary: dict[str, Any]) -> list[str]:
@@ -246,8 +258,8 @@ def tables(summary: dict[str, Any]) -> list[str]:
         "|---|---|---|---|---|",
     ]
     lines += [
-        f"| {name} | {row['to_5_speedup']:.2f} | {row['worst_to_5_speedup']:.2f} "
-        f"| {row['to_1_speedup']:.2f} | {row['area']:.3f} |"
+        f"| {name} | {bounds(row['to_5_speedup'])} | {bounds(row['worst_to_5_speedup'])} "
+        f"| {bounds(row['to_1_speedup'])} | {row['area']:.3f} |"
         for name, row in summary["overall"].items()
     ]
     for network, cells in summary["networks"].items():
@@ -259,8 +271,9 @@ def tables(summary: dict[str, Any]) -> list[str]:
             "|---|---|---|---|---|---|---|",
         ]
         lines += [
-            f"| {name} | {cell['to_5_sec']:.0f} | {cell['to_5_censored']} | {cell['to_1_sec']:.0f} "
-            f"| {cell['to_1_censored']} | {cell['area']:.3f} | {cell['decision_ms']:.2f} |"
+            f"| {name} | {bounds(cell['to_5_sec'])} | {cell['to_5_missed']} "
+            f"| {bounds(cell['to_1_sec'])} | {cell['to_1_missed']} | {cell['area']:.3f} "
+            f"| {cell['decision_ms']:.2f} |"
             for name, cell in cells.items()
         ]
     return lines

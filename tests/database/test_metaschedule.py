@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from tests.database.conftest import make_record
 from tvm_adaptive._tvm import (
+    TVM_VERSION,
     IRModule,
     Schedule,
     Target,
@@ -19,11 +21,18 @@ from tvm_adaptive._tvm import (
     json_database,
     structural_hash,
 )
-from tvm_adaptive.database.maintenance import export_json, import_json
+from tvm_adaptive.database.maintenance import (
+    export_json,
+    export_records,
+    import_json,
+    import_records,
+    stats,
+)
 from tvm_adaptive.database.metaschedule import StoreDatabase, record_of, target_text, task_of
 from tvm_adaptive.database.records import StoredTrial
 from tvm_adaptive.database.repair import RECORD_FILE, WORKLOAD_FILE
 from tvm_adaptive.database.store import RecordStore
+from tvm_adaptive.database.verdicts import VerdictFile
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.workers.environment import Environment
 
@@ -155,6 +164,24 @@ def test_importing_twice_adds_nothing(
     write_json(tmp_path / "theirs", mods, target)
     import_json(store, tmp_path / "theirs")
     assert import_json(store, tmp_path / "theirs") == (0, 6)
+
+
+def test_a_runs_verdicts_come_with_its_records(mods: Mods, target: Target, tmp_path: Path) -> None:
+    folder, mod = tmp_path / "run", mods["GMM"]
+    write_json(folder, mods, target)
+    task = task_of(mod, target_text(target), "main")
+    with RecordStore(tmp_path / "first.db") as store:
+        import_json(store, folder)
+        fastest = store.best(task, 1)[0]
+    wrong = dataclasses.replace(fastest, seconds=None, failure="wrong result: all", run="a")
+    VerdictFile(folder, str(TVM_VERSION)).add(task, [wrong])
+    store_path = str(tmp_path / "team.db")
+    for _ in range(2):
+        import_records(store_path, folder)
+    with RecordStore(store_path) as store:
+        assert [each.failure for each in store.finals(task)] == ["wrong result: all"]
+    n_all = sum(trial.n_trials - trial.n_failures for trial in stats(store_path)[1])
+    assert export_records(store_path, tmp_path / "out") == n_all - 1
 
 
 def test_lines_that_cannot_be_read_cost_themselves_only(

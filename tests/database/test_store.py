@@ -128,7 +128,7 @@ def test_what_playoffs_said_is_kept_beside_the_trials(url: str) -> None:
         assert store.finals(task(1)) == []
         assert [each.seconds for each in store.latest(task())] == [1.0]
         assert store.prune(1) == 0
-        assert [each.seconds for each in store.finals(task())] == [1.5]
+        assert len(store.finals(task())) == 3  # they say what may be deployed
 
 
 def test_a_sample_holds_the_fastest_and_some_of_all_times(url: str) -> None:

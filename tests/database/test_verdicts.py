@@ -98,6 +98,15 @@ def test_speed_is_no_reason_to_deploy_what_nobody_checked(
     assert found.seconds == 1.3
 
 
+def test_who_is_disqualified_before_a_playoff_does_not_hide_its_winner(store: RecordStore) -> None:
+    """Within the network first; the play-off that follows has a loser with a lucky time."""
+    store.add_finals(TASK, [disqualified_final(2, "a")])
+    store.add_finals(TASK, [trial(4, 1.3, "a"), trial(8, 1.1, "a")])
+    found = proven(store, TASK)
+    assert found is not None
+    assert found.seconds == 1.3
+
+
 def key(outer: int) -> str:
     return candidate_of(trial(outer, 1.0))
 

@@ -52,6 +52,19 @@ def test_attempts_add_up(tmp_path: Path) -> None:
     assert history.report is None
 
 
+def test_another_run_in_the_same_folder_is_none_of_it(tmp_path: Path) -> None:
+    path = write(tmp_path / "journal.jsonl", *attempt("a", 1, [2.0, None]))
+    second = attempt("b", 2, [3.0])
+    second[1]["resumed"] = False
+    third = attempt("c", 3, [4.0])
+    third[1]["resumed"] = True
+    write(path, *second, *third)
+    history = read_history(path)
+    assert (history.n_attempts, history.n_trials, history.spent_sec) == (2, 2, 11.0)
+    assert history.run_ids == {"b", "c"}
+    assert history.tasks["conv"].best_sec == 3e-3
+
+
 def empty(task: str) -> dict[str, Any]:
     return {"task": task, "latencies_ms": []}
 

@@ -38,6 +38,8 @@ def fake_measure(artifact_path, device_type, args_info, options):
     if is_again and again:
         sec = again
     raw_sec = float(sec) * float((folder / "speed").read_text())
+    if options.is_kept and (folder / "misplaced").exists():
+        raw_sec *= 1.65
     return Timing(raw_sec, 0.01 * raw_sec, 10, 10, "precise", 0.0)
 
 
@@ -106,8 +108,9 @@ def test_a_change_of_the_machine_cancels(make_bench, overlap):
     bench.log.batch_facts.incumbent_sec = 1.0
     bench.set_speed(1.5)
     assert bench.measured(2.0, 4.0) == pytest.approx([2.0, 4.0])
-    *_, before, first, second, after = bench.steps()
+    *_, before, once_more, first, second, after = bench.steps()
     assert before[1:4] == after[1:4] == ["1", "True", "True"]
+    assert once_more[1:4] == ["1", "True", "False"]  # with other arguments, as slow
     assert [first[1], second[1]] == ["2", "4"]
     assert first[4] == second[4] == "1.5"  # what the best takes at present
     assert len({step[0] for step in bench.steps()}) == 1  # in one worker
@@ -117,6 +120,15 @@ def test_a_change_of_the_machine_cancels(make_bench, overlap):
     assert event["corrected_sec"] == pytest.approx([2.0, 4.0])
     timings = {each["index"]: each["mean_sec"] for each in bench.events("timing")}
     assert [timings[index] for index in event["indices"]] == event["raw_sec"]
+
+
+def test_an_anchor_that_alone_is_slow_corrects_nothing(make_bench):
+    """Its arguments lie badly; the machine is as fast as before."""
+    bench = make_bench()
+    bench.measured(1.0)
+    (bench.folder / "misplaced").touch()
+    assert bench.measured(2.0, 1.3) == pytest.approx([2.0, 1.3])
+    assert bench.events("duet")[-1]["repeats_sec"] == [1.0, 1.0]
 
 
 def test_a_lucky_candidate_is_timed_again(make_bench):

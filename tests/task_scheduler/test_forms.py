@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -51,6 +53,14 @@ def test_where_it_failed_a_part_starts_anew_in_its_direct_form():
     assert FormArms(arms).first([0, 1]) == [0]
     # It has a result that nothing needs.
     assert FormArms(arms).worth({1: 0.2}) == {1: 0.0}
+
+
+def test_a_form_whose_first_batch_is_measured_has_not_failed():
+    sent = dataclasses.replace(arm(FORM, flop=1e8, n_slots=1, finished=True), is_under_way=True)
+    arms = [arm(DIRECT), arm(FORM, flop=2e8), sent]
+    assert FormArms(arms).first([0, 1]) == [1]
+    ended = dataclasses.replace(sent, is_under_way=False)
+    assert FormArms([*arms[:2], ended]).first([0, 1]) == [0]
 
 
 def test_a_promising_form_goes_before_small_gains_and_is_then_completed(rng):

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import numpy as np
@@ -176,6 +177,30 @@ def test_all_alike_are_drawn_from():
         assert decision.reason == "tie"
         drawn.add(decision.arm)
     assert drawn == {0, 1, 2}
+
+
+def test_a_batch_counts_once_its_results_are_there():
+    """With batches in the background, a slot has begun long before its trials are known."""
+    policy, rng = GradientPolicy(), np.random.default_rng(0)
+    fresh = [Arm(f"arm{k}", 1.0, 1.0, np.empty(0), 0, 0.0) for k in range(3)]
+    measured = [Arm(f"arm{k}", 1.0, 1.0, np.array([1.0 + k]), 1, 1.0) for k in range(3)]
+    for k in range(3):  # the one before is measured while the next is chosen
+        arms = [*measured[: max(k - 1, 0)], *fresh[max(k - 1, 0) :]]
+        if k:
+            sent = dataclasses.replace(fresh[k - 1], n_slots=1, finished=True, is_under_way=True)
+            arms[k - 1] = sent
+        assert policy.choose(arms, rng).arm == k
+    decision = policy.choose(measured, rng)
+    assert (decision.arm, decision.reason) == (2, "gradient")
+    assert decision.scores == pytest.approx([0.8, 1.6, 2.4])
+
+
+def test_a_resumed_run_goes_on_from_its_histories():
+    policy, rng = GradientPolicy(), np.random.default_rng(0)
+    arms = [Arm(f"arm{n}", 1.0, 1.0, np.array([4.0] * n), n, 1.0) for n in (1, 4)]
+    decision = policy.choose(arms, rng)
+    assert (decision.arm, decision.reason) == (0, "gradient")
+    assert decision.scores == pytest.approx([0.8 * 4.0, 0.8 * 4.0 / 4])
 
 
 def test_the_recent_drop_is_taken_over_the_window():

@@ -123,6 +123,7 @@ def test_with_many_under_way_slots_and_seconds_are_right(late, turns, max_waitin
     assert sum(arm.spent_sec for arm in scheduler.arms) == late.clock.now - start_sec == 72.0
     ends = late.journal.of("slot-end")
     assert [end["n_trials"] for end in ends] == [8] * 9
+    assert sum(end["seconds"] for end in ends) == 72.0
     assert len(late.journal.of("slot")) == 9
     assert ends[-1]["weighted_ms"] == pytest.approx(
         sum((1.0 + k) * arm.best_ms for k, arm in enumerate(scheduler.arms))

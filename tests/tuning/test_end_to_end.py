@@ -136,7 +136,7 @@ def test_the_untuned_network_is_compiled_beside_other_work(
             check.measure_untuned()
             assert check._before is not None
             assert 0.0 < check._compile_sec < check._build_sec
-    assert {path.name for path in tmp_path.iterdir()} == {"journal.jsonl", "untuned.so"}
+    assert {path.name for path in tmp_path.iterdir()} == {"journal.jsonl", ".untuned.so"}
 
 
 @pytest.mark.parametrize("case", ["interrupted", "closed"])

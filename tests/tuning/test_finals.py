@@ -262,6 +262,10 @@ def test_where_a_playoff_has_no_winner_the_earlier_one_stands() -> None:
     outcome = finals.outcome_of(task, finals.with_proven(held(wrong, out), mine, notes))
     assert (outcome.best_sec, outcome.played_off) == (math.inf, False)
     assert notes.notes == []
+    # That it could not be built this time says nothing of it.
+    unbuilt = Finalist(record, 1e-3, disqualified="build: machine: out of memory")
+    outcome = finals.outcome_of(task, finals.with_proven(held(wrong, unbuilt), mine, notes))
+    assert (outcome.best_sec, outcome.played_off) == (1e-3, True)
     nothing = dataclasses.replace(mine, proven=None)
     unknown = held(as_recorded(other, "no reference: timeout"), reason="no-reference")
     outcome = finals.outcome_of(task, finals.with_proven(unknown, nothing, notes))
@@ -433,6 +437,7 @@ class Check:
         self.verdicts = list(verdicts)
         self.databases: list[list[float]] = []
         self.forms: dict[str, FormKey] = {}
+        self.is_direct = False
 
     def check_functions(self, database: Any, mods: Sequence[Any]) -> list[Verdict]:
         records = database.get_all_tuning_records()

@@ -82,6 +82,14 @@ def test_where_a_form_does_not_pass_the_direct_one_is_used() -> None:
     assert len(left.finalists[0].records) == 1
 
 
+def test_forms_that_were_given_up_are_not_used_whatever_they_take() -> None:
+    found = finalists_of(conv=3.0, input=0.5, product=2.0)
+    assert FormChoice.of(found, FORMS).used == [False, True, True]
+    assert FormChoice.of(found, FORMS, is_direct=True).used == [True, False, False]
+    missing = finalists_of(conv=None, input=0.5, product=2.0)
+    assert FormChoice.of(missing, FORMS, {0: 6.0}, is_direct=True).used == [True, False, False]
+
+
 def test_the_journal_says_what_was_tried_and_chosen() -> None:
     choice = FormChoice.of(finalists_of(conv=3.0, input=0.5, product=2.0), FORMS)
     tasks = [TaskProgress(name, 1.0, n, key=FORMS[name]) for n, name in enumerate(FORMS)]

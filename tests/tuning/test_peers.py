@@ -79,6 +79,14 @@ def test_the_frameworks_take_turns_with_the_library(
     assert not list(session.work_dir.iterdir())
 
 
+def test_a_library_that_cannot_be_timed_is_compared_with_nothing(
+    path: Path, make_session: Any
+) -> None:
+    with Rivals(make_session(), original_of(path), INPUTS, outputs_problem) as rivals:
+        assert rivals.time([2 * INPUTS[0]], lambda seconds: None) == []
+    assert rivals.timings == []
+
+
 def test_a_model_that_cannot_be_written_costs_a_note(make_session: Any) -> None:
     def fail(folder: Path) -> Path:
         raise RuntimeError("not serializable")

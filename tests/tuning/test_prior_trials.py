@@ -279,7 +279,11 @@ def test_a_url_may_come_from_the_environment(
         assert redacted_name("env:MY_STORE", store) == "env:MY_STORE"
     with RecordStore(tmp_path / "other.db") as store:
         assert redacted_name("whatever", store) == str(tmp_path / "other.db")
-    assert redacted_name(USER_STORE, None) == NO_STORE
+    assert redacted_name(USER_STORE, None) == USER_STORE  # a resumed run tries it again
+    assert redacted_name("whatever", None) == NO_STORE
+    monkeypatch.chdir(tmp_path)
+    with RecordStore("team.db") as store:
+        assert redacted_name("team.db", store) == str(tmp_path / "team.db")
 
 
 def at(environment: Environment, trials: list[StoredTrial]) -> list[StoredTrial]:

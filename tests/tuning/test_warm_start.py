@@ -33,7 +33,7 @@ def session_of(tmp_path: Path, notes: list[str], events: list[Any], interrupted:
     return SimpleNamespace(
         store=SimpleNamespace(name=name),
         work_dir=tmp_path / "my run",
-        budget=SimpleNamespace(interrupted=interrupted),
+        budget=SimpleNamespace(interrupted=interrupted, search_left_sec=60.0),
         observer=SimpleNamespace(note=notes.append),
         journal=SimpleNamespace(write=lambda event, **fields: events.append((event, fields))),
     )

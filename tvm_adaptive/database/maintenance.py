@@ -12,13 +12,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tvm_adaptive._tvm import TuningRecord, Workload
+from tvm_adaptive._tvm import TVM_VERSION, TuningRecord, Workload
 from tvm_adaptive.database.location import NO_STORE, RUN_STORE, resolve_url
 from tvm_adaptive.database.metaschedule import target_text, task_of, trial_of
 from tvm_adaptive.database.records import StoredTask, StoredTrial, TaskStats
 from tvm_adaptive.database.repair import RECORD_FILE, WORKLOAD_FILE
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.database.verdicts import candidate_of, sound, trusted, without_lucky
+from tvm_adaptive.database.verdicts import (
+    VerdictFile,
+    candidate_of,
+    sound,
+    trusted,
+    without_lucky,
+)
 from tvm_adaptive.errors import InvalidOptionError, JournalError
 from tvm_adaptive.measure_callback.journal import JOURNAL_FILE, read_journal
 from tvm_adaptive.workers.environment import UNKNOWN, Environment
@@ -47,14 +53,32 @@ def import_records(store: str, folder: Path) -> tuple[str, int, int]:
     own = folder / RUN_STORE
     with _open(store) as opened:
         path = Path(opened.url.database or "").resolve()
+        environment = _environment_of(folder)
         if not own.is_file() or own.resolve() == path:
-            return opened.name, *import_json(opened, folder, _environment_of(folder))
-        with RecordStore(own) as other:
-            n_added, n_skipped = _import_store(opened, other)
-        if (folder / WORKLOAD_FILE).is_file() and (folder / RECORD_FILE).is_file():
-            # The run's store held nearly all of it: the number left out says nothing.
-            n_added += import_json(opened, folder, _environment_of(folder))[0]
+            n_added, n_skipped = import_json(opened, folder, environment)
+        else:
+            with RecordStore(own) as other:
+                n_added, n_skipped = _import_store(opened, other)
+            if (folder / WORKLOAD_FILE).is_file() and (folder / RECORD_FILE).is_file():
+                # The run's store held nearly all of it: the number left out says nothing.
+                n_added += import_json(opened, folder, environment)[0]
+        _import_verdicts(opened, folder, environment)
         return opened.name, n_added, n_skipped
+
+
+def _import_verdicts(store: RecordStore, folder: Path, environment: Environment) -> None:
+    """Add a run's verdicts of the tasks that a store knows."""
+    verdicts = VerdictFile(folder, str(TVM_VERSION)).read()
+    for task in store.tasks():
+        finals = verdicts.get(task.identity, [])
+        _add_finals(store, task, [dataclasses.replace(x, environment=environment) for x in finals])
+
+
+def _add_finals(store: RecordStore, task: StoredTask, finals: Sequence[StoredTrial]) -> None:
+    """Add the verdicts that a store does not have."""
+    known = {(each.record, each.run, each.unix_sec) for each in store.finals(task)}
+    new = [each for each in finals if (each.record, each.run, each.unix_sec) not in known]
+    store.add_finals(task, new)
 
 
 def _environment_of(folder: Path) -> Environment:
@@ -148,11 +172,7 @@ def _import_store(store: RecordStore, other: RecordStore) -> tuple[int, int]:
         n_new = _add_new(store, task, trials)
         n_added += n_new
         n_known += len(trials) - n_new
-        known = {(each.record, each.run, each.unix_sec) for each in store.finals(task)}
-        finals = other.finals(task)
-        store.add_finals(
-            task, [each for each in finals if (each.record, each.run, each.unix_sec) not in known]
-        )
+        _add_finals(store, task, other.finals(task))
     return n_added, n_known + other.n_left_out
 
 

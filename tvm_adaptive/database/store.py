@@ -269,8 +269,8 @@ class RecordStore:
     def prune(self, keep: int) -> int:
         """Keep the ``keep`` fastest trials of each task; return how many were deleted.
 
-        The trials of each device are counted apart, as their times do not compare. Of the
-        play-offs' verdicts the newest ``keep`` of each task stay; invalid rows are deleted.
+        The trials of each device are counted apart, as their times do not compare. The
+        play-offs' verdicts stay, which say what may be deployed; invalid rows are deleted.
         Then the file shrinks to what is left in it. After an error nothing is deleted.
         """
         trials, finals = schema.trials, schema.finals
@@ -284,8 +284,6 @@ class RecordStore:
             n_deleted = tables.delete(connection, trials, self._valid.bad(trials))
             n_deleted += tables.delete_all_but(connection, trials, keep, by_time, groups)
             tables.delete(connection, finals, self._valid.bad(finals))
-            newest, by_task = [finals.c.id.desc()], [finals.c.task_id]
-            tables.delete_all_but(connection, finals, keep, newest, by_task)
         if self.url.get_backend_name() == "sqlite":
             with self._lock, self._guard("write to"), connected(self._engine) as connection:
                 connection.exec_driver_sql("VACUUM")
@@ -361,6 +359,11 @@ def open_store(name: str, environment: Environment | None = None) -> Iterator[Re
 
 def redacted_name(name: str, store: RecordStore | None) -> str:
     """Return a store's name for a journal, never with a password."""
+    if name == USER_STORE or name.startswith(FROM_ENVIRONMENT):
+        return name
     if store is None:
         return NO_STORE
-    return name if name.startswith(FROM_ENVIRONMENT) else store.name
+    database = store.url.database or ""
+    is_file = store.url.get_backend_name() == "sqlite" and database not in ("", ":memory:")
+    # A resumed run may begin in another directory.
+    return str(Path(database).resolve()) if is_file else store.name

@@ -141,7 +141,8 @@ def _verdicts(finals: Iterable[StoredTrial]) -> dict[str, _Verdict]:
     for each in finals:
         is_winner = each.run not in runs and each.seconds is not None
         verdicts[candidate_of(each)] = _Verdict(is_winner, each)
-        runs.add(each.run)
+        if each.seconds is not None:  # a run may disqualify before its play-off
+            runs.add(each.run)
     return verdicts
 
 

@@ -112,6 +112,10 @@ class History:
         self.spent_sec = max(self.spent_sec, at_sec)
         if kind == "run":
             self.run = event
+            if event.get("resumed") is False:  # another run in the same folder is none of it
+                self.forget_times()
+                self.run_ids.clear()
+                self.n_attempts = 1
             self.run_ids.add(str(event.get("run_id", "")))
             environment = Environment.from_fields(event)
             if differences(self.environment, environment):

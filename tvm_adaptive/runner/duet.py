@@ -155,6 +155,12 @@ class Duet:
             mean += (log - mean) / (n + 1)
         return math.exp(mean)
 
+    def is_surprising(self, task: str, anchor: Anchor, look: Look) -> bool:
+        """Say whether an anchor is slower than its latest repeats, or its time, let expect."""
+        level = self.level(task) if self._levels.get(task) else 1.0
+        slower = math.log(look.raw_sec / (anchor.sec * level))
+        return slower > _CHANGE_SIGMAS * math.sqrt(2.0) * self.noise.relative_error
+
     def slowness(self, at_sec: float) -> float:
         """Return raw seconds per corrected second as tasks saw it lately; 1 if none did."""
         late = [each for each in self._speeds if at_sec - each.at_sec <= _SPEED_AGE_SEC]

@@ -37,7 +37,8 @@ class MeasureOptions:
     cpu_cache_flush: bool = False
     race: Race | None = None  # against the incumbent of the task
     weights: tuple[int, ...] = ()  # indices of arguments that every inference shares; of a CPU
-    is_kept: bool = False  # the kernel is timed in many batches: stay ready for it
+    # the kernel is timed in many batches: stay ready for it; else it gets new arguments
+    is_kept: bool = False
 
     def __post_init__(self) -> None:
         check_at_least("min_repeat_ms", self.min_repeat_ms, 0)
@@ -87,7 +88,7 @@ def measure_artifact(
     else:
         options = dataclasses.replace(options, weights=())
     timer = _Worker.ready.pop(artifact_path, None)
-    if timer is None:
+    if timer is None or not options.is_kept:
         module = device_session.load(artifact_path)
         dev = device_session.place(device_type, options.device_index)
         fill = device_session.function(RANDOM_FILL)

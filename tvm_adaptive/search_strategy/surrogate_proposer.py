@@ -252,7 +252,8 @@ class SurrogateProposer(Proposer):
             if best == tried or seconds > _PREFETCHED_AGAIN * tried_sec:
                 return []
         self._prefetched = seconds, best
-        return self.candidates.prefetching(best)[:n]
+        forms = self.candidates.prefetching(best)
+        return [form for form in forms if key_of(form) not in self.measured][:n]
 
     def _screened(self, n: int, without: Sequence[Schedule]) -> list[Schedule]:
         taken = {key_of(schedule) for schedule in without}

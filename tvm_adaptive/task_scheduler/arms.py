@@ -48,12 +48,15 @@ class Arm:
         Wall-clock seconds of these slots: search, builds, measuring and training.
     finished : bool
         Whether no further slot is possible: nothing new to try, trials used up, or
-        given up.
+        given up; or none now, see ``is_under_way``.
     prior : PriorTrials
     key : FormKey
         The part of the network, and the form in which the task computes it.
     n_bytes : float
         Of the arguments: what one run reads and writes at least; 0 if not known.
+    is_under_way : bool
+        Whether a batch is measured or searched at present, so that the arm cannot be chosen.
+        Its slot counts already, its trials do not yet.
     """
 
     name: str
@@ -66,6 +69,7 @@ class Arm:
     prior: PriorTrials = PriorTrials()
     key: FormKey = NO_FORM
     n_bytes: float = 0.0
+    is_under_way: bool = False
 
     @property
     def n_trials(self) -> int:

@@ -91,7 +91,8 @@ class GradientPolicy:
         self._add_batches(arms)
         while self._n_warmed < len(arms):
             self._n_warmed += 1
-            if not arms[self._n_warmed - 1].finished:
+            arm = arms[self._n_warmed - 1]
+            if not (arm.finished or arm.n_trials):
                 return Decision(self._n_warmed - 1, "warm-up")
         scores: FloatArray = np.array(
             [np.nan if arm.finished else self._gradient(k, arm) for k, arm in enumerate(arms)]
@@ -106,10 +107,15 @@ class GradientPolicy:
 
     def _add_batches(self, arms: Sequence[Arm]) -> None:
         """Append one entry for each measured batch, whatever its size."""
-        if len(self._n_slots) != len(arms):
-            self._n_slots = [0] * len(arms)
-            self._best_ms = [[] for _ in arms]
+        if len(self._n_slots) != len(arms):  # of a resumed run, all count as they are now
+            self._n_slots = [arm.n_slots if arm.n_trials else 0 for arm in arms]
+            self._best_ms = [
+                [min(arm.best_ms, _FAILED_MS)] * n
+                for arm, n in zip(arms, self._n_slots, strict=True)
+            ]
         for k, arm in enumerate(arms):
+            if arm.is_under_way:  # its slot counts, and its results are not there
+                continue
             if arm.n_slots > self._n_slots[k] and arm.n_trials > 0:
                 self._best_ms[k].append(min(arm.best_ms, _FAILED_MS))
             self._n_slots[k] = arm.n_slots

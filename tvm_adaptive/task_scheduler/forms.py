@@ -130,4 +130,5 @@ class FormArms:
     def _is_lost(self, members: Sequence[int]) -> bool:
         """Say whether an arm has ended without a result."""
         arms = [self._arms[k] for k in members]
-        return any(arm.finished and math.isinf(arm.best_ms) for arm in arms)
+        ended = (arm for arm in arms if arm.finished and not arm.is_under_way)
+        return any(math.isinf(arm.best_ms) for arm in ended)

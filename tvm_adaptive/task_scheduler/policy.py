@@ -128,7 +128,12 @@ class DynaTunePolicy:
         live = [k for k, arm in enumerate(arms) if not arm.finished]
         retired = tuple(k for k in live if stages.is_spent(arms[k], warm_up, patience))
         live = [k for k in live if k not in retired]
-        forms = FormArms(arms)
+        forms = FormArms(
+            [
+                dataclasses.replace(arm, finished=True) if k in retired else arm
+                for k, arm in enumerate(arms)
+            ]
+        )
         for group in (forms.first(live), forms.begun(live)):
             cold = warm_up.next_arm(arms, group)
             if cold is not None:

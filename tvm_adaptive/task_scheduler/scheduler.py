@@ -71,6 +71,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
     patience_trials : int or None, default None
         Where the policy is given by name, a task without improvement for so many trials
         is retired; None leaves that to the policy (``"paper"``: 200, the others never).
+        ``"gradient"`` has neither this nor a warm-up of its own.
     foresee_share : float or None, default None
         Share of a slot that follows each slot, for the sibling for which the updated model
         predicts the largest gain (FamilySeer).
@@ -124,6 +125,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         check_at_least("warm_up_trials", warm_up_trials, 1)
         check_at_least("patience_trials", patience_trials, 1)
         check_at_least("max_waiting", max_waiting, 1)
+        check_at_least("n_lanes", n_lanes, 1)
         check_share("The share of a foresee slot", foresee_share, "(0, 1]")
         self.policy = policy
         self.length = SlotLength(slot_rounds, slot_sec)
@@ -306,8 +308,15 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
                 return decision.reason
             if self.n_lanes > 1:
                 self._play(queue, queue.ahead[-1])
-                self._hooks(decision.arm).begin_next_batch()
+                self._begin_batch(decision.arm)
         return ""
+
+    def _begin_batch(self, index: int) -> None:
+        """Let a lane search an arm's next batch; if that fails, it is searched here."""
+        try:
+            self._hooks(index).begin_next_batch()
+        except Exception as error:  # of the model or of the cluster, of any kind
+            self.report(index, "search", error, "its batch is searched here")
 
     def _join(self, queue: SlotQueue) -> None:
         """Add the results of batches that were sent, and finish the arms of ended tasks."""

@@ -15,7 +15,7 @@ import numpy as np
 from tvm_adaptive.errors import InvalidOptionError, check_at_least, check_positive, check_share
 from tvm_adaptive.measure_callback.journal import JournalWriter
 from tvm_adaptive.task_scheduler.arms import Arm, Decision, Policy
-from tvm_adaptive.values.forms import DIRECT, NO_FORM, FormKey, network_cost
+from tvm_adaptive.values.forms import NO_FORM, FormKey, in_use
 
 logger = logging.getLogger(__name__)
 
@@ -56,16 +56,14 @@ class ArmTable:
 
     @property
     def weighted_ms(self) -> float:
-        """Milliseconds of the network, without arms that finished without a valid result."""
+        """Milliseconds of the forms in use, without arms that finished without a valid result."""
+        used = in_use([arm.key for arm in self._arms], [arm.share_ms for arm in self._arms])
         counted = [
-            arm
-            for arm in self._arms
-            # A form that lacks one of its results is no form.
-            if arm.key.form != DIRECT or not (arm.finished and math.isinf(arm.best_ms))
+            arm.share_ms
+            for arm, is_used in zip(self._arms, used, strict=True)
+            if is_used and not (arm.finished and math.isinf(arm.best_ms))
         ]
-        if not counted:
-            return math.inf
-        return network_cost([arm.key for arm in counted], [arm.share_ms for arm in counted])
+        return math.fsum(counted) if counted else math.inf
 
     def change(self, index: int, **changes: object) -> None:
         """Replace fields of an arm."""
@@ -132,6 +130,7 @@ class Slot:
     start_sec: float  # monotonic; the time of the decision counts
     n_asked: int | None = None  # trials of the decision; None for a SlotLength
     until_success: bool = False  # whether the first batch with a success ends it
+    spent_sec: float = 0.0  # charged to it; slots that overlap share no second
     n_rounds: int = 0
     n_trials: int = 0
     is_dry: bool = False  # whether the last batch was empty
@@ -195,7 +194,7 @@ class SlotQueue:
         """All arms; those with a batch under way count as finished for now."""
         arms = list(self.arm_table.arms)
         for slot in (*self.waiting, *self.ahead):
-            arms[slot.arm] = dataclasses.replace(arms[slot.arm], finished=True)
+            arms[slot.arm] = dataclasses.replace(arms[slot.arm], finished=True, is_under_way=True)
         return tuple(arms)
 
     @property
@@ -239,7 +238,9 @@ class SlotQueue:
     def charge(self, slot: Slot) -> None:
         """Charge the seconds since the last charge to a slot's arm."""
         now_sec = self.clock()
-        self.arm_table.charge(slot.arm, now_sec - self.charged_sec)
+        seconds = now_sec - self.charged_sec
+        self.arm_table.charge(slot.arm, seconds)
+        slot.spent_sec += seconds
         self.charged_sec = now_sec
 
     def close(self, slot: Slot) -> None:
@@ -253,7 +254,7 @@ class SlotQueue:
             task_id=slot.arm,
             n_rounds=slot.n_rounds,
             n_trials=slot.n_trials,
-            seconds=self.charged_sec - slot.start_sec,
+            seconds=slot.spent_sec,
             best_ms=arm.best_ms,
             weighted_ms=weighted_ms,
             finished=arm.finished,

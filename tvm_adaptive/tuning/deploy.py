@@ -47,7 +47,6 @@ from tvm_adaptive.tuning.target import (
 from tvm_adaptive.tuning.turns import time_thread_counts
 from tvm_adaptive.workers.environment import Environment
 
-_FORMER_SUMMARY_FILE = "summary.json"
 # The events of compiling and checking. Not a run's journal: nothing was tuned here.
 APPLY_FILE = "apply.jsonl"
 
@@ -223,7 +222,9 @@ def _compiled(
                 f"Nothing was recorded for {model.name} on {describe_target(context.target)}; tune "
                 "it first, with the same layout and target."
             )
-        comparison = check.measure_tuned(checked_database(context, finalists, check.forms))
+        comparison = check.measure_tuned(checked_database(context, finalists, check))
+        if check.gives_up_forms(comparison):
+            comparison = check.measure_tuned(checked_database(context, finalists, check))
     library = _library_of(context, model, check, is_tunable=bool(tasks))
     is_timed = compares_threads and comparison is not None
     thread_secs = _thread_secs(context, model, library) if is_timed else {}
@@ -249,8 +250,6 @@ def _compiled(
         n_threads=n_threads,
         thread_secs=thread_secs,
     )
-    # What earlier versions wrote there says the same of another library.
-    (context.work_dir / _FORMER_SUMMARY_FILE).unlink(missing_ok=True)
     return Applied(
         what=model.name,
         target=describe_target(context.target),

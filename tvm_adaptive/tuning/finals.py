@@ -27,6 +27,7 @@ from tvm_adaptive.database.metaschedule import trial_of
 from tvm_adaptive.database.verdicts import candidate_of
 from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
 from tvm_adaptive.runner.playoff.finalist import (
+    BUILD_FAILED,
     NOT_CHECKED,
     REFERENCE_TIMEOUT_SEC,
     SAME,
@@ -56,7 +57,6 @@ from tvm_adaptive.tuning.parts import make_playoff_builder
 from tvm_adaptive.tuning.session import RunContext, Session
 from tvm_adaptive.tuning.target import n_cores_of, n_threads_of
 from tvm_adaptive.tuning.warm_start import VerdictRecorder
-from tvm_adaptive.values.forms import FormKey
 from tvm_adaptive.workers.pool import WorkerPool
 from tvm_adaptive.workers.scratch import ScratchFolder
 
@@ -129,9 +129,9 @@ def decide(
     recorded = finalists_of(session, tasks, n_records=n_records)
     if budget.checks_network and not budget.interrupted:
         add_drafts = functools.partial(_add_drafts, session, contexts, progress, draft)
-        choice = _choose_forms(recorded, contexts, progress, check.forms, add_drafts=add_drafts)
+        choice = _choose_forms(recorded, contexts, progress, check, add_drafts=add_drafts)
     else:
-        choice = FormChoice.of(recorded, check.forms)
+        choice = FormChoice.of(recorded, check.forms, is_direct=check.is_direct)
     finalists = choice.finalists
     reports = {
         index: without_playoff(mine.records, mine.proven, mine.name)
@@ -164,7 +164,7 @@ def _choose_forms(
     finalists: Sequence[Finalists],
     contexts: Sequence[TuneContext],
     progress: RunProgress,
-    forms: Mapping[str, FormKey],
+    check: LibraryCheck,
     *,
     add_drafts: Callable[[FormChoice], None],
 ) -> FormChoice:
@@ -173,12 +173,12 @@ def _choose_forms(
         i: task.weight * work_of(contexts[i].mod)
         for i, task in enumerate(progress.tasks)
         # Where trials have failed, a draft would.
-        if forms and (finalists[i].records or not task.n_trials)
+        if check.forms and (finalists[i].records or not task.n_trials)
     }
-    choice = FormChoice.of(finalists, forms, works)
+    choice = FormChoice.of(finalists, check.forms, works, is_direct=check.is_direct)
     add_drafts(choice)
     if not choice.is_complete:
-        choice = FormChoice.of(finalists, forms)
+        choice = FormChoice.of(finalists, check.forms, is_direct=check.is_direct)
         add_drafts(choice)
     return choice
 
@@ -373,15 +373,15 @@ def _play_off(
 
 
 def checked_database(
-    context: RunContext, finalists: Sequence[Finalists], forms: Mapping[str, FormKey]
+    context: RunContext, finalists: Sequence[Finalists], check: LibraryCheck
 ) -> Database:
     """Return what can be deployed of tasks that are not tuned any more, each checked.
 
-    Of forms, by the names of tasks, only the fastest are; where one does not pass, the direct
-    form is. What a play-off has proven is taken as it is. Of the other tasks, a short play-off
-    checks the best records now; a task of which none passes is left out.
+    Of forms only the fastest are; where one does not pass, the direct form is. What a play-off
+    has proven is taken as it is. Of the other tasks, a short play-off checks the best records
+    now; a task of which none passes is left out.
     """
-    choice = FormChoice.of(finalists, forms)
+    choice = FormChoice.of(finalists, check.forms, is_direct=check.is_direct)
     reports = _checked_reports(context, dict(enumerate(choice.finalists)))
     left = choice.without_unchecked(reports)
     again = {i: left.finalists[i] for i, used in enumerate(left.used) if used != choice.used[i]}
@@ -454,7 +454,9 @@ def with_proven(held: FinalistReport, mine: Finalists, observer: Observer) -> Fi
     """Let what an earlier play-off has proven win, unless this one has timed something faster."""
     if mine.proven is not None:
         again = _said_of(mine.proven, held)
-        is_lost = any(each.disqualified not in ("", SAME) for each in again)
+        # A failed build is no verdict.
+        verdicts = [each.disqualified for each in again]
+        is_lost = any(each and not each.startswith((SAME, BUILD_FAILED)) for each in verdicts)
         is_beaten = held.winner is not None and (
             any(math.isfinite(each.playoff_sec) for each in again)
             or held.winner.playoff_sec < mine.proven.final_sec()

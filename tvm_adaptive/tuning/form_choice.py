@@ -44,10 +44,13 @@ class FormChoice:
         finalists: Sequence[Finalists],
         forms: Mapping[str, FormKey],
         drafted_works: Mapping[int, float] = MappingProxyType({}),
+        *,
+        is_direct: bool = False,
     ) -> FormChoice:
         """Choose by the records of tasks; ``forms`` has the keys by the names of tasks.
 
         Tasks without a record of which drafts will be made count as their work lets expect.
+        If all is to be direct, other forms are not used.
         """
         keys = [forms.get(each.name, NO_FORM) for each in finalists]
         costs = [each.importance_sec if each.records else math.inf for each in finalists]
@@ -61,6 +64,9 @@ class FormChoice:
         for i, work in drafted_works.items():
             if math.isinf(costs[i]):
                 costs[i] = _DRAFT_FACTOR * sec_per_work * work
+        if is_direct:
+            pairs = zip(keys, costs, strict=True)
+            costs = [cost if key.form == DIRECT else math.inf for key, cost in pairs]
         used = in_use(keys, costs)
         found = [
             each

@@ -7,12 +7,22 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvm_adaptive._tvm import Database, ExtractedTask, IRModule, args_info_of, save_json
+from tvm_adaptive._tvm import (
+    Database,
+    ExtractedTask,
+    IRModule,
+    TuningRecord,
+    args_info_of,
+    record_as_json,
+    save_json,
+    workload_key,
+)
 from tvm_adaptive.errors import OUT_OF_TIME, OutOfTimeError, WorkerTimeoutError, summary_line
 from tvm_adaptive.models import largest_difference
 from tvm_adaptive.models.compile import Coverage, device_kind, export_function, schedule_tir
@@ -23,6 +33,7 @@ from tvm_adaptive.tuning.session import RunContext
 from tvm_adaptive.tuning.target import n_cores_of
 from tvm_adaptive.values.agreement import outputs_problem
 from tvm_adaptive.values.forms import FormKey
+from tvm_adaptive.values.trace_json import without_flags
 from tvm_adaptive.workers.cores import thread_env
 from tvm_adaptive.workers.device_session import save_linked, use_device
 from tvm_adaptive.workers.pool import WorkerPool
@@ -66,6 +77,7 @@ class LibraryCheck:
 
     preparation = ""  # how the model was prepared, to be added to a note
     uses_forms = False  # whether the library computes something in another form
+    is_direct = False  # whether it may not
 
     def __init__(self, context: RunContext) -> None:
         self._context = context
@@ -128,9 +140,20 @@ class LibraryCheck:
         """Seconds of ``least_reserve_sec`` without which a library can be compiled, too."""
         return (_UNTUNED_MARGIN - 1.0) * self._build_sec
 
+    def gives_up_forms(self, comparison: Comparison | None) -> bool:
+        """Leave other forms out if the outputs disagree; return False if that changes nothing."""
+        if comparison is None or comparison.agree or not self.uses_forms:
+            return False
+        self._context.observer.note(
+            f"{comparison.problem}; convolutions are computed directly instead, which rounds less"
+        )
+        self._context.journal.write("error", where="forms", message=comparison.problem)
+        self.without_forms()
+        return True
+
     def without_forms(self) -> None:
         """Compute everything in its direct form from now on."""
-        self.forms = {}
+        self.is_direct = True
 
     def begin_untuned(self) -> None:
         """Start in a worker what ``measure_untuned`` waits for, where anything can be."""
@@ -323,3 +346,9 @@ class OperatorCheck(LibraryCheck):
         )
         self._context.journal.write("comparison", **dataclasses.asdict(comparison))
         return comparison
+
+
+def key_of_record(record: TuningRecord) -> str:
+    """Return a text that only records with the same schedule of the same function share."""
+    choices, _, *_ = record_as_json(record)
+    return json.dumps([workload_key(record.workload.mod), without_flags(choices)])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 import math
 import os
 import statistics
@@ -19,10 +18,8 @@ from tvm_adaptive._tvm import (
     ExtractedTask,
     IRModule,
     PrimFunc,
-    TuningRecord,
     functions_as_tasks,
     normalize_mod,
-    record_as_json,
     save_json,
     workload_key,
 )
@@ -48,6 +45,7 @@ from tvm_adaptive.models import (
 from tvm_adaptive.models.compare_calls import ComparedCalls
 from tvm_adaptive.models.compile import device_kind, export_module, schedule_network
 from tvm_adaptive.models.frontend import peer_names
+from tvm_adaptive.models.frontend.load import slug
 from tvm_adaptive.models.network import Original
 from tvm_adaptive.models.prepare import fastest_forms_of, in_forms, output_counts
 from tvm_adaptive.models.run import time_exported
@@ -59,6 +57,7 @@ from tvm_adaptive.tuning.library_check import (
     Measurement,
     OperatorCheck,
     Verdict,
+    key_of_record,
 )
 from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.peers import Rivals, rivals_reserve_sec
@@ -68,7 +67,6 @@ from tvm_adaptive.tuning.target import n_threads_of
 from tvm_adaptive.tuning.untuned_build import UntunedBuild, tuned_margin
 from tvm_adaptive.values.agreement import outputs_problem
 from tvm_adaptive.values.forms import NO_FORM
-from tvm_adaptive.values.trace_json import without_flags
 from tvm_adaptive.workers.roofline import measure_roofline
 from tvm_adaptive.workers.scratch import ScratchFolder
 
@@ -113,14 +111,15 @@ class NetworkCheck(LibraryCheck):
         self._compiling: UntunedBuild | None = None
         self._compile_sec = 0.0  # of the untuned functions, without writing the weights
         self._load_sec = _LOAD_SEC
-        self._path = context.work_dir / f"{network.name}{self._suffix}"
+        # Names of networks do not begin with a dot.
+        self._path = context.work_dir / f"{slug(network.name)}{self._suffix}"
         # Under a name of its own until each function in it is checked.
-        self._unchecked = context.work_dir / f"unchecked{self._suffix}"
+        self._unchecked = context.work_dir / f".unchecked{self._suffix}"
         self._compiled: frozenset[str] = frozenset()  # the records in it
         # The functions that take the place of one in the tuned library, by its name.
         self._steps: dict[str, tuple[str, str, str]] = {}
         # Kept until there is a tuned one: a run always ends with a library.
-        self._untuned = context.work_dir / f"untuned{self._suffix}"
+        self._untuned = context.work_dir / f".untuned{self._suffix}"
         has_file = network.original is not None and network.original.file is not None
         self._is_here = context.farm is None and self._device_kind == "cpu"
         self._has_rivals = has_file and self._is_here
@@ -134,6 +133,8 @@ class NetworkCheck(LibraryCheck):
         super().without_forms()
         self._prepared = dataclasses.replace(self._prepared, alternatives=None)
         self._steps = {}
+        self._compiled, self.library = frozenset(), None
+        self._path.unlink(missing_ok=True)  # its outputs disagree
 
     @property
     def _later_run_sec(self) -> float:
@@ -182,7 +183,7 @@ class NetworkCheck(LibraryCheck):
         with context.stage("compile"):
             if not self._compile(database, self._unchecked):
                 return [Verdict()] * len(mods)
-            self._compiled = frozenset(map(_key_of, database.get_all_tuning_records()))
+            self._compiled = frozenset(map(key_of_record, database.get_all_tuning_records()))
         with context.stage("check"):
             try:
                 found = self._compare_functions()
@@ -351,15 +352,18 @@ class NetworkCheck(LibraryCheck):
     def measure_tuned(self, database: Database) -> Comparison | None:
         """Compile with a database; compare with the framework, or with the untuned network."""
         context = self._context
+        path = self._path
         if context.budget.interrupted:
+            if self.is_direct and self._untuned.is_file():  # the tuned one was given up
+                self._use_untuned()
+                self.library = self._linked(path)
             self._remove_others()
             return None
-        path = self._path
         with context.stage("compile"):
             is_compiled = self._is_compiled(database) or self._compile(database, path)
         with context.stage("compare"):
             if not is_compiled:
-                os.replace(self._untuned, path)
+                self._use_untuned()
             # An untuned library is compared with a framework only, and if it is quick.
             is_comparable = is_compiled or (self._has_reference and self._before is not None)
             comparison = self._compare_tuned(path) if is_comparable else None
@@ -372,10 +376,17 @@ class NetworkCheck(LibraryCheck):
             context.journal.write("comparison", **dataclasses.asdict(comparison))
         return comparison
 
+    def _use_untuned(self) -> None:
+        """Let the untuned library be the result."""
+        os.replace(self._untuned, self._path)
+        self._steps = {}
+        if self._compiling is not None:
+            self._set_coverage(self._compiling.coverage)
+
     def _is_compiled(self, database: Database) -> bool:
         """Take the library of the check if it was compiled with the same records."""
         records = database.get_all_tuning_records()
-        is_same = bool(records) and self._compiled == frozenset(map(_key_of, records))
+        is_same = bool(records) and self._compiled == frozenset(map(key_of_record, records))
         if is_same:
             os.replace(self._unchecked, self._path)
         return is_same
@@ -488,12 +499,6 @@ class NetworkCheck(LibraryCheck):
         self.coverage = coverage.summary()
         self.covered = coverage
         self.uses_forms = any(self.forms.get(name, NO_FORM).form for name in coverage.tuned)
-
-
-def _key_of(record: TuningRecord) -> str:
-    """Return a text that only records with the same schedule of the same function share."""
-    choices, _, *_ = record_as_json(record)
-    return json.dumps([workload_key(record.workload.mod), without_flags(choices)])
 
 
 Check: TypeAlias = NetworkCheck | OperatorCheck

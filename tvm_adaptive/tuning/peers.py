@@ -115,7 +115,8 @@ class Rivals:
             # Forwards and backwards: none always comes after the tuned library.
             for rival in self._running[:: -1 if len(tuned_secs) % 2 else 1]:
                 self._take_turn(rival, turn_sec)
-        self.timings = [self._timing(rival, outputs, tuned_secs) for rival in self._running]
+        if tuned_secs:
+            self.timings = [self._timing(rival, outputs, tuned_secs) for rival in self._running]
         return tuned_secs
 
     def _open(self) -> None:

@@ -211,11 +211,14 @@ def open_session(
     with contextlib.ExitStack() as stack:
         owner = owner or stack.enter_context(owned(work_dir))
         environment = Environment.current(target, farm)
-        history, notes = _earlier_attempts(options, environment, model)
+        history, notes, is_foreign = _earlier_attempts(options, environment, model)
         budget = budget or Budget(options.budget_sec, spent_sec=options.spent_sec)
         budget.spent_sec += history.spent_sec
         store = stack.enter_context(open_store(config.store, environment))
         path = work_dir / JOURNAL_FILE
+        # Last of all: what is refused has changed nothing.
+        if is_foreign and (folder := set_aside(work_dir)) is not None:
+            notes.append(f"another machine's records are in {folder}; the best are measured again")
         services = stack.enter_context(open_services(path, options.observer, server))
         session = Session(
             **services,
@@ -292,9 +295,9 @@ def _disk_space_problem(folder: Path) -> str:
 
 def _earlier_attempts(
     options: RunOptions, environment: Environment, model: ModelSource | None
-) -> tuple[History, list[str]]:
-    """Return what earlier attempts did, for a resumed run, and notes for the user."""
-    work_dir, notes = Path(options.work_dir), []
+) -> tuple[History, list[str], bool]:
+    """Return what earlier attempts did, for a resumed run, notes, and whether it was elsewhere."""
+    work_dir, notes = Path(options.work_dir), list[str]()
     history = read_history(work_dir / JOURNAL_FILE)
     if found := differences(history.environment, environment):
         if not options.allow_other_machine:
@@ -302,19 +305,16 @@ def _earlier_attempts(
                 f"The times in {work_dir} were taken elsewhere ({'; '.join(found)}); choose "
                 "another --work-dir, or measure its best records anew with --allow-other-machine."
             )
-        folder = set_aside(work_dir)
         history.forget_times()
-        if folder is not None:
-            notes.append(f"another machine's records are in {folder}; the best are measured again")
     if not options.resume:
-        return History(), notes
+        return History(), notes, bool(found)
     if history.run and environment.is_known and not history.environment.is_known:
         notes.append("the journal does not say on which machine: this one is assumed")
     if model is not None and history.run:
         before = history.model or {}
         if not check_same_model(before, model, work_dir) and model.content:
             notes.append("the journal does not say which model it was: this one is assumed")
-    return history, notes
+    return history, notes, bool(found)
 
 
 def _run_fields(session: Session) -> dict[str, Any]:
@@ -324,6 +324,7 @@ def _run_fields(session: Session) -> dict[str, Any]:
     config["store"] = redacted_name(session.config.store, session.store)
     return {
         "what": options.what,
+        "resumed": options.resume,
         "run_id": session.run_id,
         "target": json.loads(str(session.target)),
         "seed": session.seed,

@@ -303,12 +303,7 @@ def _tune_tasks(
         progress = _search(session, tasks, contexts, parts, check.forms)
     database, outcomes = decide(*(session, tasks, contexts, progress, check), draft=parts.draft)
     comparison = check.measure_tuned(database)
-    if comparison is not None and not comparison.agree and check.uses_forms:
-        session.observer.note(
-            f"{comparison.problem}; convolutions are computed directly instead, which rounds less"
-        )
-        session.journal.write("error", where="forms", message=comparison.problem)
-        check.without_forms()
+    if check.gives_up_forms(comparison):
         progress.forbid_forms()
         database, outcomes = decide(*(session, tasks, contexts, progress, check), draft=parts.draft)
         comparison = check.measure_tuned(database)

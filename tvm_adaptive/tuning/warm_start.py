@@ -40,6 +40,7 @@ from tvm_adaptive.tuning.prior_trials import find_prior_trials, restore
 from tvm_adaptive.tuning.session import Session
 from tvm_adaptive.tuning.starter import start_from, starter_file_of
 from tvm_adaptive.values.hooks import ModelHooks
+from tvm_adaptive.values.trial import FAILED_SEC
 from tvm_adaptive.workers.environment import Environment
 
 logger = logging.getLogger(__name__)
@@ -140,7 +141,7 @@ def _final_of(finalist: Finalist, run_id: str) -> StoredTrial | None:
     if not (is_disqualified or (is_judged and finalist.is_sound)):
         return None
     record = finalist.record
-    seconds = [finalist.final_sec()]
+    seconds = [min(finalist.final_sec(), FAILED_SEC)]  # JSON has no infinity
     timed = TuningRecord(record.trace, record.workload, seconds, record.target, record.args_info)
     trial = trial_of(timed, failure=finalist.disqualified, run=run_id)
     has_error = is_timed and math.isfinite(finalist.stderr_sec) and finalist.playoff_sec > 0
@@ -150,7 +151,10 @@ def _final_of(finalist: Finalist, run_id: str) -> StoredTrial | None:
 
 def _flush(session: Session, callback: Any) -> None:
     """Write pending trials to the shared store, and report those that it still lacks."""
-    limit_sec = _INTERRUPTED_FLUSH_SEC if session.budget.interrupted else _FLUSH_SEC
+    # The run's own store has all of it, and what is left of the budget is for the end of the run.
+    limit_sec = min(_FLUSH_SEC, max(0.0, session.budget.search_left_sec))
+    if session.budget.interrupted:
+        limit_sec = _INTERRUPTED_FLUSH_SEC
     side: Any = python_side(callback)
     n_missing = side.close(limit_sec)
     if not n_missing or session.store is None:

@@ -115,7 +115,8 @@ class Exploration:
     """The share of random candidates in a batch, with its origin."""
 
     epsilon: float  # in [0, 1]
-    # "posterior", "fixed", "untrained", "initial", "recalled", "no-success-yet", "no-variance"
+    # "posterior", "fixed", "untrained", "initial", "analytical", "recalled", "no-success-yet",
+    # "no-variance"
     reason: str
     # mean posterior standard deviation of the random plans, normalised throughput; NaN unless
     # the reason is "posterior"

@@ -135,6 +135,30 @@ def test_without_channels_last_there_are_none() -> None:
     assert prepare(network_of(relu), target).alternatives is None
 
 
+def test_equal_outputs_of_two_groups_are_two_functions() -> None:
+    """The second convolution has other input channels; what follows its products is the same."""
+    rng = np.random.default_rng(0)
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 16, 8, 8), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = x
+            for n_in in (16, 32):
+                kernel = rng.standard_normal((32, n_in, 3, 3)).astype("float32")
+                y = builder.emit(relax.op.nn.conv2d(y, relax.const(kernel), padding=1))
+                y = builder.emit(relax.op.nn.relu(y))
+            result = builder.emit_output(y)
+        builder.emit_func_output(result)
+    alternatives = prepared_of(network_of_relax("two", builder.get(), {})).alternatives
+    assert alternatives is not None
+    groups = {key.group for key in alternatives.keys.values()}
+    assert len(groups) == 2
+    for group in groups:
+        chosen = alternatives.steps(dict.fromkeys(groups, FORMS[1]) | {group: FORMS[1]})
+        own = [steps for name, steps in chosen.items() if alternatives.keys[name].group == group]
+        assert {alternatives.keys[step].group for steps in own for step in steps} == {group}
+
+
 def test_tasks_have_names_calls_and_forms() -> None:
     prepared = prepared_of(network_of(relu))
     tasks = extract(prepared, resolve_target("cpu"))

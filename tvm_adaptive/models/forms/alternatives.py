@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -115,9 +116,11 @@ class Alternatives:
         self.keys[name] = FormKey(group, DIRECT)
 
     def _function(self, key: FormKey, what: str, n_calls: int, function: PrimFunc) -> str:
-        """Return the name of a function; functions of a form that are equal are one."""
+        """Return the name of a function; functions of a group's form that are equal are one."""
         structure = _tvm.workload_key(_tvm.normalize_mod(function))
-        stem = f"{key.form.replace('-', '_')}_{what}_{structure[:8]}"
+        # Others' outputs may be equal: they depend on no input channels. Each belongs to one group.
+        own = hashlib.sha256(f"{key.group} {structure}".encode()).hexdigest()[:8]
+        stem = f"{key.form.replace('-', '_')}_{what}_{own}"
         self.functions.setdefault(stem, function)
         self.keys[stem] = key
         self.calls[stem] += n_calls

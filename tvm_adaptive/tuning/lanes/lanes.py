@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from concurrent.futures import Future
 from typing import Any
@@ -19,6 +20,8 @@ from tvm_adaptive.workers.dispatcher import Dispatcher, Job
 from tvm_adaptive.workers.fork_server import ForkServer
 from tvm_adaptive.workers.pool import Plan, Step, WorkerPool
 from tvm_adaptive.workers.scratch import ScratchFolder
+
+logger = logging.getLogger(__name__)
 
 # A dead process loses its request, which may be what killed it.
 MAX_TRIES = 2
@@ -106,7 +109,11 @@ class RayLanes:
         if not self.is_alive():
             answer.set_result(LaneError("no node of the cluster is left"))
             return answer
-        inner: Future[Any] = self._fill.remote(request).future()
+        try:
+            inner: Future[Any] = self._fill.remote(request).future()
+        except Exception as error:  # Ray's own
+            answer.set_result(LaneError(summary_line(error)))
+            return answer
 
         def pass_on(done: Future[Any]) -> None:
             try:
@@ -119,7 +126,11 @@ class RayLanes:
 
     def is_alive(self) -> bool:
         """Return whether any node is left to answer a request."""
-        return max(self._cpus_of_nodes(), default=0) >= self._cpus
+        try:
+            return max(self._cpus_of_nodes(), default=0) >= self._cpus
+        except Exception as error:  # Ray's own; the program may have left the cluster
+            logger.warning("the cluster does not answer: %s", summary_line(error))
+            return False
 
     def close(self) -> None:
         """Leave the cluster, which cancels pending requests."""

@@ -162,17 +162,16 @@ class LaneSearch(DelegatingSearch):
         if self._pending is not None or self._spec is None:
             return
         search = self._search
-        self._requested, self._limit = self._limit, None
-        self._pending = self.lanes.submit(
-            SearchRequest(
-                task=self._spec,
-                state=search.carry(),
-                model=search.state.proposer.model.snapshot(search.context),
-                transfer_pool=search.transfer_pool,
-                limit=self._requested,
-                build=self.build,
-            )
+        request = SearchRequest(
+            task=self._spec,
+            state=search.carry(),
+            model=search.state.proposer.model.snapshot(search.context),
+            transfer_pool=search.transfer_pool,
+            limit=self._limit,
+            build=self.build,
         )
+        self._pending = self.lanes.submit(request)
+        self._requested, self._limit = self._limit, None
 
     def is_ready(self) -> bool:
         """Return whether the result of the next batch is here."""
