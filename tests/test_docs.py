@@ -219,6 +219,35 @@ def test_the_page_on_the_report_has_all_its_sections() -> None:
     assert [each for each in map(html.unescape, titles) if each not in text_of("report")] == []
 
 
+def events_written() -> set[str]:
+    """Return the events that the package's code writes to journals."""
+    calls = (
+        call
+        for path in (ROOT / "tvm_adaptive").rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call) and call.args and call.keywords
+    )
+    return {
+        call.args[0].value
+        for call in calls
+        if getattr(call.func, "attr", "") in ("write", "_write", "_log")
+        and isinstance(call.args[0], ast.Constant)
+        and isinstance(call.args[0].value, str)
+    }
+
+
+def test_the_page_on_the_report_has_all_events() -> None:
+    section = (DOCS / "report.md").read_text().partition("## Events of the journal")[2]
+    named = {
+        name
+        for line in section.splitlines()
+        if line.startswith("| `")
+        for name in re.findall("`([a-z-]+)`", line.split("|")[1])
+    }
+    assert len(named) > 30
+    assert named == events_written()
+
+
 def test_the_functions_of_the_papers_exist() -> None:
     named = re.findall(r"`([\w/]+)\.py`: ((?:`[\w.]+`(?:, )?)+)", text_of("papers"))
     places = [(file, name) for file, names in named for name in re.findall(r"`([\w.]+)`", names)]
