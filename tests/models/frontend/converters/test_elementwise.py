@@ -91,6 +91,7 @@ def test_normalization_with_weights_of_fewer_axes(compare):
 
 
 def test_powers_of_integers_are_cut_off_unless_they_are_whole(compare):
-    nodes = [make("Pow", ["n", "half"], ["roots"]), make("Pow", ["n", "three"], ["cubes"])]
-    weights = {"half": np.float32(0.5), "three": np.int32(3)}
+    names = ("half", "three", "whole")
+    nodes = [make("Pow", ["n", name], [f"to_{name}"]) for name in names]
+    weights = {"half": np.float32(0.5), "three": np.int32(3), "whole": np.float32(3.0)}
     compare(nodes, {"n": np.array([2, 3, 5, 7, 8, 1000], "int32")}, weights)

@@ -122,7 +122,9 @@ def convert_pow(node: OnnxNode) -> Expr:
     if computed == dtype:
         return result
     # Of whole exponents the exact result is whole, others are cut off.
-    if "float" not in dtype_of(node.inputs[1]):
+    exponents = values.array_of(node.inputs[1])
+    is_whole = "float" not in dtype_of(node.inputs[1])
+    if is_whole or (exponents is not None and bool(np.all(exponents == np.rint(exponents)))):
         result = relax.op.round(result)
     return cast(node.builder, result, dtype)
 
