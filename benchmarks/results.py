@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
 
 from benchmarks.entries import BASELINE, COPY, TOP, cut_of, ranked
 from benchmarks.journals import FINAL, Bench, Incumbent, Rounds, Run, median_of
@@ -157,17 +158,17 @@ def passage(
     quality: Rounds,
     *,
     by_trials: bool = False,
-    ratio_of: Callable[[Paired], float] = lambda found: found.value,
+    ratio: Literal["value", "low", "high"] = "value",
 ) -> Interval:
     """Return the second (or trial) from which on a run had a quality, as timed anew.
 
     What a play-off chose counts from its end on, the play-off's own seconds included.
-    ``ratio_of`` takes the ratio, or a bound of its interval.
+    ``ratio`` is the median of rounds, or a bound of its interval.
     """
 
     def over(rounds: Rounds) -> float | None:
         found = paired(rounds, quality)
-        return None if found is None else ratio_of(found)
+        return None if found is None else float(getattr(found, ratio))
 
     steps: list[tuple[float, float | None]] = []
     for each in run.incumbents:
@@ -217,20 +218,11 @@ def _passages(
     if not quality:
         return None
 
-    def at(whose: Run, ratio_of: Callable[[Paired], float]) -> Interval:
-        return passage(bench, whose, quality, by_trials=by_trials, ratio_of=ratio_of)
+    def at(whose: Run, ratio: Literal["value", "low", "high"]) -> Interval:
+        return passage(bench, whose, quality, by_trials=by_trials, ratio=ratio)
 
-    def low(found: Paired) -> float:
-        return found.low
-
-    def high(found: Paired) -> float:
-        return found.high
-
-    value = passage(bench, base, quality, by_trials=by_trials).over(
-        passage(bench, run, quality, by_trials=by_trials)
-    )
-    least, most = at(base, low).over(at(run, high)), at(base, high).over(at(run, low))
-    return value, Interval(least.low, most.high)
+    least, most = at(base, "low").over(at(run, "high")), at(base, "high").over(at(run, "low"))
+    return at(base, "value").over(at(run, "value")), Interval(least.low, most.high)
 
 
 def _summary(found: Sequence[Paired | Interval | None]) -> Spread | None:

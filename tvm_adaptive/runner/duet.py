@@ -155,11 +155,15 @@ class Duet:
             mean += (log - mean) / (n + 1)
         return math.exp(mean)
 
+    @property
+    def least_change(self) -> float:
+        """The logarithm of the ratio of two timings from which on it is no noise."""
+        return _CHANGE_SIGMAS * math.sqrt(2.0) * self.noise.relative_error
+
     def is_surprising(self, task: str, anchor: Anchor, look: Look) -> bool:
         """Say whether an anchor is slower than its latest repeats, or its time, let expect."""
         level = self.level(task) if self._levels.get(task) else 1.0
-        slower = math.log(look.raw_sec / (anchor.sec * level))
-        return slower > _CHANGE_SIGMAS * math.sqrt(2.0) * self.noise.relative_error
+        return math.log(look.raw_sec / (anchor.sec * level)) > self.least_change
 
     def slowness(self, at_sec: float) -> float:
         """Return raw seconds per corrected second as tasks saw it lately; 1 if none did."""
@@ -209,8 +213,7 @@ class Batch:
         if len(raw_secs) < 2:
             return 0.0
         factor = math.log(max(raw_secs) / min(raw_secs))
-        error = math.sqrt(2.0) * self._duet.noise.relative_error
-        return factor if factor > _CHANGE_SIGMAS * error else 0.0
+        return factor if factor > self._duet.least_change else 0.0
 
     def slowness(self, at_sec: float | None = None) -> float:
         """Return raw seconds per corrected second.

@@ -7,7 +7,14 @@ import numpy as np
 from tvm_adaptive._tvm import relax
 from tvm_adaptive._tvm.onnx_frontend import OnnxNode, as_text
 from tvm_adaptive.models.frontend.converters import values
-from tvm_adaptive.models.frontend.converters.values import Expr, constant, dtype_of, known, shape_of
+from tvm_adaptive.models.frontend.converters.values import (
+    Array,
+    Expr,
+    constant,
+    dtype_of,
+    known,
+    shape_of,
+)
 
 
 def convert_pad(node: OnnxNode) -> Expr:
@@ -59,11 +66,16 @@ def convert_conv_transpose(node: OnnxNode) -> Expr:
         # Pads below zero are elements added at the end.
         attributes["output_padding"] = tuple((extra - np.minimum(totals, 0)).tolist())
         totals = np.maximum(totals, 0)
-        halves = [totals // 2, totals - totals // 2]
-        # As ONNX has it: only SAME_UPPER puts the odd one at the end.
-        first, last = halves if auto == b"SAME_UPPER" else halves[::-1]
-        attributes["pads"] = (*first.tolist(), *last.tolist())
+        attributes["pads"] = _pads_of(totals, as_text(auto))
     return node.by_tvm(attributes=attributes)
+
+
+def _pads_of(totals: Array, auto_pad: str) -> tuple[int, ...]:
+    """Return the pads before and after each axis, of what both have together."""
+    halves = [totals // 2, totals - totals // 2]
+    # As ONNX has it: only SAME_UPPER puts the odd one at the end.
+    first, last = halves if auto_pad == "SAME_UPPER" else halves[::-1]
+    return (*first.tolist(), *last.tolist())
 
 
 def convert_col2im(node: OnnxNode) -> Expr:
@@ -158,9 +170,7 @@ def convert_max_pool(node: OnnxNode) -> Expr:
     reach = (np.array(attributes["kernel_shape"]) - 1) * dilations + 1
     results = -(-extents // strides)
     totals = np.maximum((results - 1) * strides + reach - extents, 0)
-    halves = [totals // 2, totals - totals // 2]
-    first, last = halves if auto == "SAME_UPPER" else halves[::-1]
-    attributes["pads"] = (*first.tolist(), *last.tolist())
+    attributes["pads"] = _pads_of(totals, auto)
     return node.by_tvm(attributes=attributes)
 
 
