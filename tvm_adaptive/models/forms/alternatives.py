@@ -158,17 +158,13 @@ class Alternatives:
 
 
 def _calls_by_function(mod: IRModule) -> dict[str, list[Any]]:
-    """Return the calls in ``main`` of each tensor function that always gets a constant."""
+    """Return the calls of tensor functions in ``main``, by the functions' names."""
     found: dict[str, list[Any]] = defaultdict(list)
     for binding in _tvm.bindings_of(mod["main"]):
         call = _tvm.tensor_call_of(binding)
         if call is not None:
             found[str(call.args[0].name_hint)].append(call)
-    return {
-        name: calls
-        for name, calls in found.items()
-        if all(any(isinstance(each, Constant) for each in call.args[1]) for call in calls)
-    }
+    return found
 
 
 def _has_constant_kernel(call: Any, convolution: Convolution) -> bool:
