@@ -8,7 +8,8 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,16 @@ from benchmarks.stats import spread_of_samples
 from tvm_adaptive.tuning.doctor import NOISY_SPREAD, time_fixed_kernel
 
 _PACKAGES = ("apache-tvm", "apache-tvm-ffi", "tvm-adaptive", "numpy", "scikit-learn", "xgboost-cpu")
+
+
+def write_figure(path: Path, fields: Mapping[str, Any]) -> None:
+    """Write what was found as JSON, with its origin."""
+    path.write_text(json.dumps({**origin(), **fields}) + "\n", encoding="utf-8")
+
+
+def origin() -> dict[str, Any]:
+    """Return the fields that say when, where and at which commit something was found."""
+    return {"unix_sec": round(time.time()), "machine": describe_machine()}
 
 
 def describe_machine() -> dict[str, Any]:

@@ -16,13 +16,12 @@ import argparse
 import dataclasses
 import statistics
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.budgets.__main__ import is_finished, secs_in_turns, tuned_library
-from benchmarks.machine import describe_machine
+from benchmarks.machine import origin
 from benchmarks.peers.__main__ import COMMAND_LINE
 from benchmarks.peers.models import MODELS, PeerModel
 from benchmarks.rows import append_row, read_rows
@@ -109,8 +108,7 @@ def row_of_model(
         "model": model.name,
         "budget_sec": options.budget,
         "seed": options.seed,
-        "unix_sec": round(time.time()),
-        "machine": describe_machine(),
+        **origin(),
         "secs": secs_in_turns(libraries, path, model.shapes, _ROUNDS),
     }
 

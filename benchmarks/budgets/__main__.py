@@ -16,12 +16,11 @@ import dataclasses
 import json
 import statistics
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import describe_machine
+from benchmarks.machine import origin
 from benchmarks.peers.__main__ import COMMAND_LINE, tune
 from benchmarks.peers.models import MODELS, PeerModel, model_of_file
 from benchmarks.rows import append_row, read_rows
@@ -93,8 +92,7 @@ def row_of_model(model: PeerModel, options: argparse.Namespace) -> dict[str, Any
     return {
         "model": model.name,
         "reference": runs_of(options)[-1].name,
-        "unix_sec": round(time.time()),
-        "machine": describe_machine(),
+        **origin(),
         "secs": secs_in_turns(libraries, path, model.shapes, options.rounds),
     }
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks.budgets.__main__ import is_finished
 from benchmarks.entries import Entry
-from benchmarks.machine import describe_machine
+from benchmarks.machine import origin
 from benchmarks.peers.__main__ import run
 from benchmarks.remeasure import time_anew
 from benchmarks.rows import append_row, read_rows
@@ -107,8 +107,7 @@ def row_of(workload: str, seed: int, options: argparse.Namespace) -> dict[str, A
         "workload": workload,
         "seed": seed,
         "trials": options.trials,
-        "unix_sec": round(time.time()),
-        "machine": describe_machine(),
+        **origin(),
         "ms": samples,
         "errors": errors,
     }

@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 
 from benchmarks.entries import Entry
+from benchmarks.machine import write_figure
 from benchmarks.remeasure import time_anew
 from tvm_adaptive import tune
 from tvm_adaptive.measure_callback import read_journal
@@ -59,7 +60,7 @@ def main() -> None:
         found["anew_errors"] = errors
         for name, each in found["anew_ms"].items():
             print(f"{name}: {statistics.median(each):.4f} ms, {each[0]:.4f} to {each[-1]:.4f}")
-    options.out.write_text(json.dumps(found))
+    write_figure(options.out, found)
 
 
 def one_run(options: argparse.Namespace, work_dir: Path, faults: Faults) -> dict[str, Any]:

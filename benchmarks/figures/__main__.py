@@ -8,8 +8,6 @@ python -m benchmarks.figures all --bench runs/small --recordings benchmarks/data
 from __future__ import annotations
 
 import argparse
-import json
-import lzma
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 
 from benchmarks.charts import Figure
 from benchmarks.figures.table import BENCH, FIGURES, RECORDINGS, RUNS
+from benchmarks.figures.variance import read_runs
 from benchmarks.journals import load_bench
 from benchmarks.page import make_page
 from benchmarks.plots import save_png, why_no_plots
@@ -60,17 +59,10 @@ def load_sources(options: argparse.Namespace) -> dict[str, Any]:
     readers: dict[str, Callable[[Any], Any]] = {
         BENCH: load_bench,
         RECORDINGS: lambda paths: [load_recording(path) for path in paths],
-        RUNS: _read_json,
+        RUNS: read_runs,
     }
     given = {name: getattr(options, name) for name in readers}
     return {name: readers[name](value) for name, value in given.items() if value is not None}
-
-
-def _read_json(path: Path) -> Any:
-    """Read a file as it was written, or compressed as it is kept in this repository."""
-    return json.loads(
-        lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
-    )
 
 
 def save(figure: Figure, papers: str, folder: Path) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import lzma
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +15,14 @@ from benchmarks.charts import Chart, Figure, Line
 N_RUNS = (1, 2, 3, 5, 10, 20, 50, 100)
 # Of the means, to estimate their variance from.
 _LEAST_MEANS = 2
+
+
+def read_runs(path: Path) -> dict[str, list[list[float]]]:
+    """Read what ``micro/variance.py`` wrote, or the same compressed, as it is kept here."""
+    raw = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
+    found: dict[str, Any] = json.loads(raw)
+    # Earlier files are the runs alone.
+    return dict(found.get("runs", found))
 
 
 def variance(runs: Mapping[str, Sequence[Sequence[float]]]) -> Figure:

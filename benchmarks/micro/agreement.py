@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import tempfile
 import time
 from collections.abc import Sequence
@@ -28,6 +27,7 @@ from tvm.runtime import load_module
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.runner.utils import alloc_argument_common, run_evaluator_common
 
+from benchmarks.machine import write_figure
 from benchmarks.micro.runner import REFERENCE, REFERENCE_TIMEOUT_SEC, SETTLE_SEC
 from tvm_adaptive._tvm import json_database
 from tvm_adaptive.builder import PersistentBuilder
@@ -65,7 +65,7 @@ def main() -> None:
         for (recorded_sec, _), *rounds in zip(candidates, *alone, strict=True)
         if all(rounds)
     ]
-    options.out.write_text(json.dumps(found))
+    write_figure(options.out, {"candidates": found})
     print(table(str(options.folder), found))
 
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import time
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from benchmarks.machine import write_figure
 from benchmarks.micro.runner import drawn_candidates
 from tvm_adaptive import PersistentBuilder
 from tvm_adaptive._tvm import BuilderInput
@@ -40,7 +40,7 @@ def main() -> None:
     found = {}
     for max_uses in options.max_uses:
         found[str(max_uses)] = curve(inputs, max_uses, options.builds)
-    options.out.write_text(json.dumps({"workload": options.workload, "curves": found}))
+    write_figure(options.out, {"workload": options.workload, "curves": found})
     for max_uses, points in found.items():
         peak = max(point["pss_mb"] for point in points)
         last = points[-1]

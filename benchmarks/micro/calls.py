@@ -24,6 +24,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from benchmarks.budgets.__main__ import library_of
+from benchmarks.machine import origin
 from benchmarks.peers.__main__ import tune
 from benchmarks.peers.models import model_of_file
 from benchmarks.rows import append_row, read_rows
@@ -73,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 onnx.save(graph(kind, count), path)
                 tune(model_of_file(path), path, run, options)
             if not options.table and run.name not in rows:
-                rows[run.name] = {"graph": run.name, "secs": secs_from_python(run)}
+                rows[run.name] = {"graph": run.name, **origin(), "secs": secs_from_python(run)}
                 append_row(rows_file, rows[run.name])
             comparison = comparison_of(run)
             if comparison is not None:

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.machine import origin
 from benchmarks.micro.gap import blocks_of, own_works
 from benchmarks.micro.gap_groups import CONCAT, COPY, Block
 from benchmarks.peers.models import MODELS as PEERS
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.table:
         options.out.mkdir(parents=True, exist_ok=True)
         for name, row in new_rows(options.models, options.out, rows):
-            rows[name] = {"model": name, **row}
+            rows[name] = {"model": name, **origin(), **row}
             append_row(options.out / ROWS_FILE, rows[name])
             print(table([rows[name]]).splitlines()[-1], flush=True)
     print(table(list(rows.values())))

@@ -1,6 +1,6 @@
 """Forest against stock XGBModel on recorded pools: who ranks better, and at what cost.
 
-    python benchmarks/micro/cost_model.py benchmarks/micro/pools/*.npz --out result.json
+    python -m benchmarks.micro.cost_model benchmarks/micro/pools/*.npz --out result.json
 
 For each pool and size of the training set, on the same random splits: Spearman's rank
 correlation on the candidates that were not learned; top-8 regret (fastest of the 8 that
@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tvm.s_tir.meta_schedule.cost_model import XGBModel
 
+from benchmarks.machine import write_figure
 from tvm_adaptive.cost_model.features import to_rows
 from tvm_adaptive.cost_model.surrogate import Surrogate, SurrogateOptions, rank_correlation
 from tvm_adaptive.values.ranks import average_ranks
@@ -71,7 +72,7 @@ def main() -> None:
         for row in compare(pool, size, options.repeats)
     ]
     about = {pool.name: pool.about for pool in pools}
-    options.out.write_text(json.dumps({"repeats": options.repeats, "pools": about, "rows": rows}))
+    write_figure(options.out, {"repeats": options.repeats, "pools": about, "rows": rows})
     print(table(rows))
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import signal
 import sys
 import threading
@@ -24,6 +23,7 @@ from typing import Any
 import cloudpickle
 
 from benchmarks.loopback_farm import LoopbackFarm
+from benchmarks.machine import write_figure
 from tvm_adaptive._tvm import RunnerInput
 from tvm_adaptive.runner.measure import MeasureOptions
 from tvm_adaptive.values.trial import Timing
@@ -41,7 +41,7 @@ def main() -> None:
     options = parser.parse_args()
     found = [one_farm(n, options, kill=False) for n in options.devices]
     found.append(one_farm(4, options, kill=True))
-    options.out.write_text(json.dumps(found))
+    write_figure(options.out, {"farms": found})
 
 
 def one_farm(n_devices: int, options: argparse.Namespace, *, kill: bool) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.machine import write_figure
 from tvm_adaptive._tvm import BuilderInput, IRModule, Target, json_database, structural_hash
 from tvm_adaptive._tvm.tensor_functions import weights_of
 from tvm_adaptive.builder import PersistentBuilder
@@ -68,7 +68,7 @@ def main() -> None:
         timed(records[: options.records], target, options.rounds)
         for records in known[: options.functions]
     ]
-    options.out.write_text(json.dumps(found))
+    write_figure(options.out, {"functions": found})
     print(table(found))
 
 

@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.machine import write_figure
 from benchmarks.micro.gap_groups import (
     Block,
     Group,
@@ -536,8 +537,7 @@ def main(arguments: Sequence[str]) -> int:
     if len(profiles) > 1:
         print(summary(profiles))
     if options.out:
-        fields = [profile.as_fields() for profile in profiles]
-        options.out.write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
+        write_figure(options.out, {"profiles": [profile.as_fields() for profile in profiles]})
     return 0
 
 

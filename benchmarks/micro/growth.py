@@ -33,6 +33,7 @@ import psutil
 import tvm
 from tvm import te
 
+from benchmarks.machine import write_figure
 from tvm_adaptive import AdaptiveSearch, RFEICostModel
 from tvm_adaptive._tvm import (
     BuilderResult,
@@ -99,7 +100,7 @@ def main() -> None:
         after = None if options.made_up else resume_elsewhere(options, folder)
     decisions = [decide(n_arms, n) for n_arms in options.arms for n in options.trials[:-1]]
     found = {"workload": options.workload, "tasks": options.tasks, "rounds": rounds}
-    options.out.write_text(json.dumps({**found, "resumed": after, "decisions": decisions}))
+    write_figure(options.out, {**found, "resumed": after, "decisions": decisions})
     print(table(rounds, options.trials))
     print(f"\nresumed: {after}\n")
     print(table_of_decisions(decisions))

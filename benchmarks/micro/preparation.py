@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import resource
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from benchmarks.machine import write_figure
 from tvm_adaptive import AdaptiveSearch, RFEICostModel
 from tvm_adaptive._tvm import ExtractedTask, contexts_of, memory_database
 from tvm_adaptive.models import Network, compile_network, export, extract, prepare
@@ -125,7 +125,7 @@ def main(arguments: Sequence[str]) -> int:
         rows.append(outcome.value)
     print(table(rows))
     if options.out:
-        options.out.write_text(json.dumps(rows))
+        write_figure(options.out, {"rows": rows})
     return 0 if rows else 1
 
 

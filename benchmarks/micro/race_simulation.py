@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import lzma
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.figures.variance import read_runs
+from benchmarks.machine import write_figure
 from tvm_adaptive.runner.evaluator import RACED, Race, evaluate
 from tvm_adaptive.runner.stopping import make_rule
 from tvm_adaptive.values.noise import MachineNoise
@@ -134,8 +134,10 @@ def estimated_noise(rounds: Sequence[Array], rng: np.random.Generator) -> float:
 
 def recorded_runs(path: Path) -> dict[str, list[Array]]:
     """Return the seconds of single runs of each operator's kernels."""
-    data: dict[str, Any] = json.loads(lzma.decompress(path.read_bytes()))
-    return {name: [np.array(runs) / 1e3 for runs in kernels] for name, kernels in data.items()}
+    return {
+        name: [np.array(runs) / 1e3 for runs in kernels]
+        for name, kernels in read_runs(path).items()
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -168,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             cells = " | ".join(f"{100 * share:.1f} %" for share in shares)
             print(f"| {name} | {n} | {cells} |", flush=True)
     found = {"candidates": CANDIDATES, "n_rounds": len(rounds), "noise": noise, "rows": rows}
-    options.out.write_text(json.dumps(found, indent=1) + "\n")
+    write_figure(options.out, found)
     return 0
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import tvm
 from tvm.runtime import load_module
 from tvm.s_tir.meta_schedule.runner.utils import alloc_argument_common, run_evaluator_common
 
+from benchmarks.machine import write_figure
 from benchmarks.micro.runner import REFERENCE, WORKLOADS, random_candidates
 from tvm_adaptive.runner.evaluator import RACED, Race
 from tvm_adaptive.runner.measure import (
@@ -57,7 +57,7 @@ def main() -> None:
             ]
             outcomes = pool.map(races, tasks, _TIMEOUT_SEC)
             found[name] = [race for each in outcomes if each.error is None for race in each.value]
-    options.out.write_text(json.dumps({"factors": FACTORS, "races": found}))
+    write_figure(options.out, {"factors": FACTORS, "races": found})
     print(table(found))
 
 

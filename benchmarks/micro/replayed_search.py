@@ -11,7 +11,6 @@ with its standard error. The rank sum adds the ranks of both.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.machine import write_figure
 from benchmarks.micro.cost_model import Pool, load, xgb_scores
 from benchmarks.tables import markdown
 from tvm_adaptive.cost_model.features import to_rows
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, model in MODELS.items():
             curves[name] = [replay(pool, features, model, seed) for seed in range(options.seeds)]
             rows.append([pool.name, name, *cells(curves[name], curves["forest"])])
-        options.out.write_text(json.dumps({"trials": TRIALS, "found": found}))
+        write_figure(options.out, {"trials": TRIALS, "found": found})
     print(markdown(["pool", "model", *(f"best of {n}" for n in TRIALS)], rows))
     return 0
 

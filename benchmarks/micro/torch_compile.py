@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.budgets.__main__ import library_of
-from benchmarks.machine import describe_machine
+from benchmarks.machine import origin
 from benchmarks.remeasure import interleave
 from benchmarks.rows import append_row, read_rows
 from benchmarks.tables import markdown
@@ -104,8 +104,7 @@ def row_of(name: str, options: argparse.Namespace) -> dict[str, Any]:
     return {
         "model": name,
         "budget_sec": options.budget,
-        "unix_sec": round(time.time()),
-        "machine": describe_machine(),
+        **origin(),
         "torch": torch.__version__,
         "largest_difference": largest,
         "secs": secs,

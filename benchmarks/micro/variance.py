@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import tvm
 from tvm.runtime import load_module
 from tvm.s_tir.meta_schedule.runner.utils import alloc_argument_common
 
+from benchmarks.machine import write_figure
 from benchmarks.micro.runner import WORKLOADS, random_candidates
 from tvm_adaptive.runner.measure import RANDOM_FILL, give_threads_cores
 from tvm_adaptive.tuning.target import n_cores_of, resolve_target
@@ -59,7 +59,7 @@ def main() -> int:
             jobs = [(*task, options.runs) for task in tasks]
             outcomes = pool.map(single_runs, jobs, _TIMEOUT_SEC)
             found[name] = [each.value for each in outcomes if each.error is None]
-    options.out.write_text(json.dumps(found))
+    write_figure(options.out, {"runs": found})
     return 0
 
 

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.micro.network import time_libraries
+from benchmarks.machine import write_figure
 from tvm_adaptive.cli.arguments import parse_duration
 from tvm_adaptive.database.location import NO_STORE
 from tvm_adaptive.measure_callback.journal import read_journal
@@ -38,6 +38,7 @@ from tvm_adaptive.models import BUILTIN
 from tvm_adaptive.tuning.config import DEFAULT
 from tvm_adaptive.tuning.target import n_cores_of, resolve_target
 from tvm_adaptive.tuning.tune import tune_relax
+from tvm_adaptive.tuning.turns import time_in_turns
 from tvm_adaptive.workers.cores import thread_env
 
 STORE = "records.db"
@@ -214,16 +215,12 @@ def time_pair(
     if kept.exists() and (known := json.loads(kept.read_text()))["runs"] == [cold, warm]:
         return dict(known["ms"])
     names = (str(cold["name"]), str(warm["name"]))
-    samples, errors = time_libraries(
-        str(cold["network"]),
-        {name: str(out / name / "network.so") for name in names},
-        rounds,
-        n_cores_of(resolve_target("cpu")),
-        sizes=cold["sizes"],
-    )
-    if errors:
-        raise SystemExit(f"A network could not be timed: {errors}")
-    kept.write_text(json.dumps({"runs": [cold, warm], "ms": samples}))
+    n_threads = n_cores_of(resolve_target("cpu"))
+    libraries = {name: (out / name / "network.so", n_threads) for name in names}
+    inputs = BUILTIN[cold["network"]](**cold["sizes"]).random_inputs()
+    secs = time_in_turns(libraries, inputs, rounds)
+    samples = {name: [1e3 * sec for sec in each] for name, each in secs.items()}
+    write_figure(kept, {"runs": [cold, warm], "ms": samples})
     return samples
 
 

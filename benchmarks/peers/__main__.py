@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import describe_machine
+from benchmarks.machine import origin
 from benchmarks.peers.models import MODELS, OTHERS, PeerModel
 from benchmarks.peers.picture import picture
 from benchmarks.peers.table import row_of, table
@@ -81,8 +81,7 @@ def row_of_model(model: PeerModel, options: argparse.Namespace) -> dict[str, Any
         "model": model.name,
         "budget_sec": options.budget,
         "seed": options.seed,
-        "unix_sec": round(time.time()),
-        "machine": describe_machine(),
+        **origin(),
     }
     try:
         path = model.file(options.out / "models")

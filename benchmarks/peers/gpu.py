@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.machine import origin
 from benchmarks.remeasure import interleave
 from benchmarks.tables import markdown
 
@@ -156,7 +157,8 @@ def time_all(libraries: Sequence[str], n_rounds: int) -> dict[str, Any]:
         errors: dict[str, str] = {}
         secs = interleave(timers, n_rounds, errors)
         found.append({"workload": workload, "secs": secs, "errors": errors})
-    return {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": found}
+    versions = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+    return {**origin(), **versions, "rows": found}
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import platform
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -28,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.machine import origin
 from benchmarks.scheduler.metrics import latency_at, mean_latency_ms, time_to_within
 from benchmarks.scheduler.oracle import OraclePolicy
 from benchmarks.scheduler.static import static
@@ -232,7 +232,7 @@ def write(
             ]
             for network, paths in networks.items()
         },
-        "replayed_on": platform.platform(),
+        **origin(),
         "seeds": options.seeds,
     }
     slim = [{key: value for key, value in row.items() if key != "curve"} for row in rows]

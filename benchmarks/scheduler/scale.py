@@ -20,13 +20,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import heapq
-import json
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.machine import write_figure
 from benchmarks.scheduler.varied import varied_arms
 from tvm_adaptive.task_scheduler.policy import DEFAULT, DynaTunePolicy
 from tvm_adaptive.task_scheduler.slot_queue import ArmTable
@@ -197,7 +197,7 @@ def main() -> None:
                 f"| {result['deciding']:.1%} ({result['decide_ms']:.1f} ms) | {later:.2f} x |",
                 flush=True,
             )
-    options.out.write_text(json.dumps(found))
+    write_figure(options.out, {"runs": found})
 
 
 if __name__ == "__main__":

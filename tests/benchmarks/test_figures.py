@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from benchmarks.figures.__main__ import main
 from benchmarks.figures.gain_cost import gain_cost
 from benchmarks.figures.schedulers import Sequential
 from benchmarks.figures.table import BENCH, FIGURES, RECORDINGS
-from benchmarks.figures.variance import variance
+from benchmarks.figures.variance import read_runs, variance
 from benchmarks.journals import load_bench
 from benchmarks.methods import METHODS
 from benchmarks.page import make_page, to_html
@@ -77,6 +78,13 @@ def test_figures_can_be_drawn_as_png(tmp_path: Path, recording: Recording) -> No
     for name in ("dynatune-2", "dynatune-4"):
         path = save_png(FIGURES[name].make([recording]), tmp_path)
         assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_runs_are_read_with_and_without_their_origin(tmp_path: Path) -> None:
+    path, runs = tmp_path / "runs.json", {"C2D": [[1.0, 2.0]]}
+    for written in (runs, {"unix_sec": 0, "machine": {}, "runs": runs}):
+        path.write_text(json.dumps(written))
+        assert read_runs(path) == runs
 
 
 def test_the_variance_of_means_falls_with_their_length(rng: np.random.Generator) -> None:

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from benchmarks.micro.agreement import table as agreement_table
 from benchmarks.micro.warm_start import plan, row, table, time_pair, time_to
 from tests.benchmarks.conftest import write_journal
+from tvm_adaptive.models import BUILTIN
 
 PAIRS = [("cold", "warm")]
 CURVE = [(5.0, 30.0), (10.0, 20.0), (40.0, 16.0)]
@@ -84,17 +88,19 @@ def test_a_pair_is_timed_again_when_its_runs_are_others(
     asked = []
 
     def fake(
-        network: str, paths: dict[str, str], rounds: int, cores: int, *, sizes: dict[str, int]
-    ) -> tuple[dict[str, list[float]], dict[str, str]]:
-        asked.append((network, sizes, paths))
-        return {name: [1.0] * rounds for name in paths}, {}
+        libraries: dict[str, tuple[Path, int]], inputs: Any, n_rounds: int
+    ) -> dict[str, list[float]]:
+        asked.append((inputs, {name: path for name, (path, _) in libraries.items()}))
+        return {name: [1e-3] * n_rounds for name in libraries}
 
-    monkeypatch.setattr("benchmarks.micro.warm_start.time_libraries", fake)
+    monkeypatch.setattr("benchmarks.micro.warm_start.time_in_turns", fake)
+    monkeypatch.setitem(BUILTIN, "n", lambda a: SimpleNamespace(random_inputs=lambda: [a]))
     cold, warm = ({"name": name, "network": "n", "sizes": {"a": 1}} for name in ("c", "w"))
-    paths = {name: str(tmp_path / name / "network.so") for name in ("c", "w")}
+    paths = {name: tmp_path / name / "network.so" for name in ("c", "w")}
     assert time_pair(tmp_path, cold, warm, 2) == {"c": [1.0, 1.0], "w": [1.0, 1.0]}
     assert time_pair(tmp_path, cold, warm, 2) == {"c": [1.0, 1.0], "w": [1.0, 1.0]}
-    assert asked == [("n", {"a": 1}, paths)]
+    assert asked == [([1], paths)]
+    assert json.loads((tmp_path / "w.rounds.json").read_text())["machine"]["commit"]
     time_pair(tmp_path, cold, {**warm, "seed": 7}, 2)
     assert len(asked) == 2
 

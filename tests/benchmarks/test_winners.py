@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.machine import describe_machine, describe_noise
+from benchmarks.machine import describe_machine, describe_noise, write_figure
 from benchmarks.winners import cut_database
 from tvm_adaptive.database.repair import RECORD_FILE, WORKLOAD_FILE
 
@@ -48,6 +48,14 @@ def test_the_machine_is_described() -> None:
     assert about["n_processors"] >= 1
     assert about["packages"]["apache-tvm"]
     json.dumps(about)
+
+
+def test_a_figure_says_when_and_where_it_was_found(tmp_path: Path) -> None:
+    write_figure(tmp_path / "figure.json", {"rows": [1]})
+    found = json.loads((tmp_path / "figure.json").read_text())
+    assert list(found) == ["unix_sec", "machine", "rows"]
+    assert found["unix_sec"] > 1.7e9
+    assert found["machine"]["commit"]
 
 
 @pytest.mark.parametrize(("samples", "noisy"), [([1.0, 1.01] * 9, False), ([1.0, 1.3] * 9, True)])
