@@ -6,11 +6,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from tvm_adaptive.cost_model.acquisition import (
-    expected_improvement,
-    log_expected_improvement,
-    selection_score,
-)
+from tvm_adaptive.cost_model.acquisition import log_expected_improvement, selection_score
+from tvm_adaptive.values.improvement import expected_improvement
 
 values = st.floats(-10, 10)
 spreads = st.floats(1e-3, 10)

@@ -9,7 +9,6 @@ from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.search_strategy.exploration import (
     FALLBACK_EPSILON,
     check_epsilon,
-    expected_gain,
     n_random,
     posterior_epsilon,
 )
@@ -73,11 +72,3 @@ def test_epsilon_outside_its_range_is_refused(epsilon):
 def test_an_exploration_record_checks_its_range():
     with pytest.raises(ValueError, match="epsilon must be in"):
         Exploration(1.5, "fixed")
-
-
-def test_gain_is_expected_where_the_belief_reaches_above_the_incumbent():
-    plans = Prediction(np.array([0.5, 1.0, 1.5, 1.0]), np.array([0.0, 0.2, 0.0, 0.4]))
-    gain = expected_gain(plans)
-    # At the incumbent half of a normal counts: std / sqrt(2 pi).
-    expected = [0.0, 0.2 / math.sqrt(2 * math.pi), 0.5, 0.4 / math.sqrt(2 * math.pi)]
-    np.testing.assert_allclose(gain, expected, atol=1e-9)

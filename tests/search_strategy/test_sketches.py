@@ -96,10 +96,10 @@ def test_the_search_finds_what_the_database_knew(make_task):
     second = make_task(AdaptiveSearch(n_samples=12, n_initial=0), model, database=database)
     proposer = second.proposer
     assert len(proposer._elites) == 16
-    assert len(proposer.measured) == 32
+    assert len(proposer.excluded) == 32
     seconds = [sec for sec, _ in proposer._elites]
     assert seconds == sorted(seconds)
-    before = set(proposer.measured)
+    before = set(proposer.excluded)
     batch = second.round()
     assert batch
     assert not {key_of(candidate.sch) for candidate in batch} & before

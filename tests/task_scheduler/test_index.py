@@ -76,24 +76,6 @@ def test_bayes_ucb_looks_further_out_as_slots_go_by():
     assert index.bayes_ucb(np.arange(101.0), 0.9) == pytest.approx(90.0)
 
 
-def test_expected_improvement_by_hand_and_without_variance():
-    # At z = 0 it is std / sqrt(2 pi).
-    assert index.expected_improvement_ms(10.0, 2.0, 10.0) == pytest.approx(2.0 * 0.3989423)
-    assert index.expected_improvement_ms(9.0, 2.0, 10.0) == pytest.approx(2.0 * 0.6977965, rel=1e-5)
-    assert index.expected_improvement_ms(9.0, 0.0, 10.0) == 1.0
-    assert index.expected_improvement_ms(10.0, 0.0, 10.0) == 0.0
-
-
-@given(st.floats(-50, 50), st.floats(0, 50), st.floats(-50, 50), st.floats(0.01, 10))
-def test_laws_of_expected_improvement(mean, std, best, scale):
-    value = index.expected_improvement_ms(mean, std, best)
-    assert value >= max(0.0, best - mean)
-    assert index.expected_improvement_ms(mean, std + 1.0, best) >= value
-    assert index.expected_improvement_ms(mean - 1.0, std, best) >= value
-    scaled = index.expected_improvement_ms(scale * mean, scale * std, scale * best)
-    assert scaled == pytest.approx(scale * value, abs=1e-9)
-
-
 def test_epsilon_is_the_share_of_chance(rng):
     scores = np.array([0.0, 2.0, np.nan, 1.0])
     picks = [index.epsilon_greedy(scores, 0.3, rng) for _ in range(3000)]

@@ -78,6 +78,15 @@ def test_other_indices_by_hand(index, first, second, rng):
     assert decision.scores == pytest.approx([first, second], rel=1e-6)
 
 
+def test_the_papers_constant_is_that_of_the_first_slots_also_in_a_resumed_run(rng):
+    # 1.5 ms after the first slots of one trial, 0.75 ms today.
+    today = [arm([1.0, 0.25], n_slots=2), arm([0.5, 0.5, 0.5], n_slots=1)]
+    resumed = policy({2: 1.0, 3: 1.0}, index="ucb", slot_trials=1).choose(today, rng)
+    assert resumed.scores[1] == pytest.approx(math.sqrt(2 * math.log(3)))
+    fast = policy({2: 1.0, 3: 1.0}, index="ucb", slot_trials=2).choose(today, rng)
+    assert fast.scores[1] == pytest.approx(math.sqrt(0.2 * math.log(3)))
+
+
 def test_weights_count_also_of_tasks_without_flop(rng):
     arms = [arm([1.0], flop=1.0, weight=5.0), arm([1.0, 1.0], flop=1e12)]
     decision = policy({1: 2.0, 2: 2.0}, index="epsilon-greedy", epsilon=0.0).choose(arms, rng)

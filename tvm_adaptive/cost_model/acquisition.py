@@ -1,4 +1,4 @@
-r"""How much is a candidate worth measuring: expected improvement and its logarithm.
+r"""How much is a candidate worth measuring: the logarithm of expected improvement.
 
 ========  ============================================  ==============================
 symbol    meaning                                       unit
@@ -10,10 +10,9 @@ z         (mean - best) / std                           1
 h(z)      phi(z) + z Phi(z), so that EI = std h(z)      1
 ========  ============================================  ==============================
 
-Expected improvement is Eq. 1 and 2 of AdaTune (Li et al., NeurIPS 2020), after Mockus
-(1975) and Jones et al. (1998). Far below the incumbent it underflows to zero and no
-longer ranks; its logarithm does not (the idea of LogEI: Ament et al., "Unexpected
-Improvements to Expected Improvement for Bayesian Optimization", NeurIPS 2023).
+Far below the incumbent, expected improvement (:mod:`~tvm_adaptive.values.improvement`)
+underflows to zero and no longer ranks; its logarithm does not (the idea of LogEI: Ament et
+al., "Unexpected Improvements to Expected Improvement for Bayesian Optimization", NeurIPS 2023).
 """
 
 from __future__ import annotations
@@ -22,52 +21,26 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import erfcx, ndtr
 
+from tvm_adaptive.values.improvement import LOG_SQRT_2PI, standardise
 from tvm_adaptive.values.trial import FloatArray
 
-_LOG_SQRT_2PI = 0.5 * np.log(2.0 * np.pi)
 # Above, h(z) is computed as it is defined: less than one digit is lost.
 _DIRECT_ABOVE_Z = -1.0
 # Below, the closed form loses digits to cancellation (z^2 * 1e-16) while four terms of the
 # asymptotic series are already exact to 1e-10.
 _SERIES_BELOW_Z = -50.0
-# z^2 overflows beyond 1e154; no finite objective is so far away in earnest.
-_MIN_Z = -1e150
 # Takes the place of log(0), so that a score stays positive: 1 / 1e300 is a normal number.
 _MIN_LOG_EI = -1e300
-
-
-def expected_improvement(
-    mean: npt.ArrayLike, std: npt.ArrayLike, best: npt.ArrayLike
-) -> FloatArray:
-    """Return E[max(0, objective - best)] for a normal posterior, whose ``std`` may be 0.
-
-    Parameters
-    ----------
-    mean, std : array_like of shape (n,)
-        Posterior of the objective, higher is better; ``std`` not negative.
-    best : array_like, scalar or of shape (n,)
-        The incumbent's value, same unit.
-
-    Returns
-    -------
-    ndarray of shape (n,)
-        Same unit, never negative, never NaN for finite arguments.
-    """
-    gain, spread, z = _standardise(mean, std, best)
-    phi = np.exp(-0.5 * z * z - _LOG_SQRT_2PI)
-    improvement = gain * ndtr(z) + spread * phi
-    # Rounding may take it a hair below its own lower bound.
-    return np.asarray(np.maximum(improvement, np.maximum(gain, 0.0)), dtype=np.float64)
 
 
 def log_expected_improvement(
     mean: npt.ArrayLike, std: npt.ArrayLike, best: npt.ArrayLike
 ) -> FloatArray:
-    """Return the logarithm of :func:`expected_improvement` without underflow.
+    """Return the logarithm of expected improvement without underflow.
 
     Finite wherever ``std`` > 0; ``-inf`` where ``std`` is 0 and nothing is gained.
     """
-    gain, spread, z = _standardise(mean, std, best)
+    gain, spread, z = standardise(mean, std, best)
     certain = np.log(np.maximum(gain, 0.0), where=gain > 0, out=np.full(gain.shape, -np.inf))
     log_spread = np.log(spread, where=spread > 0, out=np.zeros(gain.shape))
     # h(z) -> z for large z, where gain is the better conditioned of the two.
@@ -99,31 +72,19 @@ def selection_score(log_ei: npt.ArrayLike) -> FloatArray:
     )
 
 
-def _standardise(
-    mean: npt.ArrayLike, std: npt.ArrayLike, best: npt.ArrayLike
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    gain = np.asarray(mean, dtype=np.float64) - np.asarray(best, dtype=np.float64)
-    gain, spread = np.broadcast_arrays(gain, np.asarray(std, dtype=np.float64))
-    z = np.full(gain.shape, np.inf)
-    with np.errstate(over="ignore"):
-        np.divide(gain, spread, out=z, where=spread > 0)
-    z = np.where(spread > 0, z, np.where(gain > 0, -_MIN_Z, _MIN_Z))
-    return gain, spread, np.clip(z, _MIN_Z, -_MIN_Z)
-
-
 def _log_h(z: FloatArray) -> FloatArray:
     """Return log(phi(z) + z Phi(z)), piecewise so that no digits are lost."""
     near = np.maximum(z, _DIRECT_ABOVE_Z)
-    direct = np.log(np.exp(-0.5 * near * near - _LOG_SQRT_2PI) + near * ndtr(near))
+    direct = np.log(np.exp(-0.5 * near * near - LOG_SQRT_2PI) + near * ndtr(near))
     # phi(z) factored out: h = phi (1 - |z| M(|z|)) with Mills' ratio M, by erfcx.
     far = -np.clip(z, _SERIES_BELOW_Z, _DIRECT_ABOVE_Z)
     mills = np.sqrt(0.5 * np.pi) * erfcx(far / np.sqrt(2.0))
-    closed = -0.5 * far * far - _LOG_SQRT_2PI + np.log1p(-far * mills)
+    closed = -0.5 * far * far - LOG_SQRT_2PI + np.log1p(-far * mills)
     # 1 - |z| M(|z|) = z^-2 (1 - 3 z^-2 + 15 z^-4 - 105 z^-6 + ...)
     tail = -np.minimum(z, _SERIES_BELOW_Z)
     inverse = 1.0 / (tail * tail)
     series = np.log1p(inverse * (-3.0 + inverse * (15.0 - 105.0 * inverse)))
-    distant = -0.5 * tail * tail - _LOG_SQRT_2PI - 2.0 * np.log(tail) + series
+    distant = -0.5 * tail * tail - LOG_SQRT_2PI - 2.0 * np.log(tail) + series
     return np.asarray(
         np.where(z >= _DIRECT_ABOVE_Z, direct, np.where(z >= _SERIES_BELOW_Z, closed, distant)),
         dtype=np.float64,

@@ -69,7 +69,7 @@ class EvolutionProposer(Proposer):
             return None
         self._population = parents + randoms
         self._n_population = len(self._population)
-        fresh = list(distinct(randoms, self.measured))
+        fresh = list(distinct(randoms, self.excluded))
         self._fresh = [fresh[i] for i in self.rng.permutation(len(fresh))]
         return self._fresh
 
@@ -95,7 +95,7 @@ class EvolutionProposer(Proposer):
         self._returned.update(key_of(schedule) for schedule in evolved)
         # It never returns a candidate twice, so those that are not picked for a batch are
         # kept here and compete again.
-        proposals = list(distinct(self._spares + evolved, self.measured))
+        proposals = list(distinct(self._spares + evolved, self.excluded))
         if len(proposals) <= n:
             self._spares = []
             return proposals

@@ -21,18 +21,13 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-from scipy.special import ndtr
-
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.values.trial import Exploration, FloatArray, Prediction
+from tvm_adaptive.values.trial import Exploration, Prediction
 
 # The paper does not state K; the authors' released code draws 20.
 N_PLANS = 20
 # TVM's own fixed share, which the released code of AdaTune also starts from.
 FALLBACK_EPSILON = 0.05
-# A model without any uncertainty must not cause a division by 0.
-_LEAST_STD = 1e-12
 
 
 def posterior_epsilon(plans: Prediction, incumbent: float = 1.0) -> Exploration:
@@ -57,17 +52,6 @@ def posterior_epsilon(plans: Prediction, incumbent: float = 1.0) -> Exploration:
     mean_std = float(finite.mean())
     epsilon = min(1.0, max(0.0, mean_std / incumbent))
     return Exploration(epsilon, "posterior", mean_std=mean_std, n_plans=int(finite.size))
-
-
-def expected_gain(plans: Prediction) -> FloatArray:
-    """Return the expected improvement of each plan, of shape (n,), never negative.
-
-    Of a normal belief (Jones et al., *Efficient Global Optimization*, 1998), in multiples of
-    the incumbent's throughput, which is 1.
-    """
-    std = np.maximum(plans.std, _LEAST_STD)
-    z = (plans.mean - 1.0) / std
-    return np.asarray(std * (z * ndtr(z) + np.exp(-0.5 * z**2) / math.sqrt(2.0 * math.pi)))
 
 
 def n_random(epsilon: float, batch: int) -> int:

@@ -40,7 +40,7 @@ class Proposer(abc.ABC):
     journal: JournalWriter
 
     def __post_init__(self) -> None:
-        self.measured = HashSet()
+        self.excluded = HashSet()  # programs that were sent, or measured by earlier runs
         self.n_rounds = 0
         self._n_population = 0  # programs of the round before its search
         self.model: Any = model_hooks(self.cost_model)
@@ -69,7 +69,7 @@ class Proposer(abc.ABC):
 
     def propose(self, size: int, *, cheap: bool) -> list[Schedule] | None:
         """Return the next batch, a cheap one without a search; None if the space is exhausted."""
-        if not len(self.measured):  # an earlier run's best need no more than a verification
+        if not len(self.excluded):  # an earlier run's best need no more than a verification
             start_sec = time.perf_counter()
             recalled = self._recalled(min(size, N_VERIFIED))
             if recalled:
@@ -77,7 +77,7 @@ class Proposer(abc.ABC):
                 exploration = Exploration(0.0, "recalled")
                 return self._send(recalled, exploration, n_seeded=len(recalled), seconds=seconds)
         clock = [time.perf_counter()]
-        is_first = cheap and not len(self.measured)
+        is_first = cheap and not len(self.excluded)
         seeds, drafts, prefetching = self._started(size) if is_first else ([], [], [])
         given = seeds + drafts + prefetching
         if 0 < size <= len(given):  # random candidates would be made for nothing
@@ -206,7 +206,7 @@ class Proposer(abc.ABC):
 
     def _exclude(self, keys: set[int]) -> None:
         """Never propose these programs again."""
-        self.measured.update(keys)
+        self.excluded.update(keys)
 
     def _exploration(self, *, cheap: bool) -> Exploration:
         if self.options.epsilon is not None:

@@ -200,10 +200,10 @@ class AdaptiveSearch(PySearchStrategy, NoSearchHooks):  # type: ignore[misc]
             batch_size = state.proposer.batch
             size = min(batch_size, state.max_trials - state.n_sent, limit or batch_size)
             small = limit is not None and 2 * limit <= batch_size
-            n_measured = len(state.proposer.measured)
-            initial = n_measured < self.options.n_initial
-            if initial and n_measured:  # a warm-up began them: no more than are missing
-                size = min(size, self.options.n_initial - n_measured)
+            n_known = len(state.proposer.excluded)
+            initial = n_known < self.options.n_initial
+            if initial and n_known:  # a warm-up began them: no more than are missing
+                size = min(size, self.options.n_initial - n_known)
             batch = state.proposer.propose(size, cheap=small or initial)
         except Exception as error:
             task = str(state.proposer.context.task_name)

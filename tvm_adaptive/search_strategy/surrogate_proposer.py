@@ -22,7 +22,6 @@ from tvm_adaptive._tvm import (
 )
 from tvm_adaptive._tvm.operands import reads_with_gaps
 from tvm_adaptive.search_strategy.candidate_pool import CandidatePool
-from tvm_adaptive.search_strategy.exploration import expected_gain
 from tvm_adaptive.search_strategy.knobs import Point
 from tvm_adaptive.search_strategy.picking import IndexArray
 from tvm_adaptive.search_strategy.proposer import Proposer
@@ -36,6 +35,7 @@ from tvm_adaptive.search_strategy.surrogate_search import (
     within,
 )
 from tvm_adaptive.search_strategy.transfer import KEPT_PER_TASK, TransferPool, TransferRecord
+from tvm_adaptive.values.improvement import expected_improvement
 from tvm_adaptive.values.trial import Prediction, Promise
 from tvm_adaptive.values.trial_log import TrialLog
 
@@ -90,7 +90,7 @@ class SurrogateProposer(Proposer):
         n_threads = max(1, int(self.context.num_threads))
         for seconds, schedule in measured_schedules(database, self.context.mod, n_threads):
             key, point = key_of(schedule), self.candidates.sketches.point_of(schedule)
-            self.measured.update([key])
+            self.excluded.update([key])
             pool.remember([], [key])
             if point is not None and math.isfinite(seconds):
                 pool.remember([point])
@@ -104,7 +104,7 @@ class SurrogateProposer(Proposer):
     def carry(self) -> dict[str, Any]:
         """Return the state of the search in plain values: all but the task's programs."""
         return {
-            "measured": self.measured,
+            "excluded": self.excluded,
             "n_rounds": self.n_rounds,
             "n_population": self._n_population,
             "elites": self._elites,
@@ -116,7 +116,7 @@ class SurrogateProposer(Proposer):
     def resume(self, carried: Mapping[str, Any], transfer_pool: TransferPool | None = None) -> None:
         """Continue from the state of another process's search of the same task."""
         self.transfer_pool = transfer_pool or self.transfer_pool
-        self.measured, self.n_rounds = carried["measured"], carried["n_rounds"]
+        self.excluded, self.n_rounds = carried["excluded"], carried["n_rounds"]
         self._n_population, self._elites = carried["n_population"], carried["elites"]
         self._prefetched = carried["prefetched"]
         self.rng, self._points_left = carried["rng"], carried["points_left"]
@@ -139,7 +139,8 @@ class SurrogateProposer(Proposer):
         prediction = self.candidates.posterior()
         if prediction is None or not len(prediction):
             return None
-        gain = float(expected_gain(prediction).max())
+        # In multiples of the incumbent's throughput, which is 1.
+        gain = float(expected_improvement(prediction.mean, prediction.std, 1.0).max())
         return Promise(gain / (1.0 + gain), self.model.accuracy_of(self.context))
 
     def elite_records(self) -> list[TransferRecord]:
@@ -253,7 +254,7 @@ class SurrogateProposer(Proposer):
                 return []
         self._prefetched = seconds, best
         forms = self.candidates.prefetching(best)
-        return [form for form in forms if key_of(form) not in self.measured][:n]
+        return [form for form in forms if key_of(form) not in self.excluded][:n]
 
     def _screened(self, n: int, without: Sequence[Schedule]) -> list[Schedule]:
         taken = {key_of(schedule) for schedule in without}
@@ -319,7 +320,7 @@ class SurrogateProposer(Proposer):
         del self._elites[N_ELITES:]
 
     def _share_elites(self) -> None:
-        name, is_new = str(self.context.task_name), len(self.measured) < MIN_TO_TELL
+        name, is_new = str(self.context.task_name), len(self.excluded) < MIN_TO_TELL
         if self._elites:
             self.transfer_pool.tell(self.family, name, self.elite_records(), is_new=is_new)
 

@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from tvm_adaptive.task_scheduler.arms import Arm
-from tvm_adaptive.task_scheduler.index import expected_improvement_ms
 from tvm_adaptive.values.forms import DIRECT, FormKey, form_costs
+from tvm_adaptive.values.improvement import expected_improvement
 
 # Another form begins where the direct one would if its work is below this share: it has three
 # or four tasks to try instead of one or two.
@@ -107,7 +107,7 @@ class FormArms:
             *(costs_ms[form] / works[form] for form in costs_ms if costs_ms[form] < math.inf),
         )
         expected_ms = ms_per_work * works[key.form]
-        return expected_improvement_ms(expected_ms, _SPREAD * expected_ms, least_ms)
+        return float(expected_improvement(-expected_ms, _SPREAD * expected_ms, -least_ms))
 
     @functools.cached_property
     def _network_ms_per_work(self) -> float:

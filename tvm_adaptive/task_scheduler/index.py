@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import ndtr
 
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.values.trial import FloatArray
@@ -118,21 +117,6 @@ def bayes_ucb_level(n_slots_total: int) -> float:
 def bayes_ucb(gains_ms: npt.ArrayLike, level: float) -> float:
     """Return a quantile, in [0, 1], of draws of the gain, of shape (s,), in ms."""
     return float(np.quantile(np.asarray(gains_ms, dtype=np.float64), level))
-
-
-def expected_improvement_ms(mean_ms: float, std_ms: float, best_ms: float) -> float:
-    """Return E[max(0, best - latency)] for a normal posterior of the latency, in ms.
-
-    ``(best - mean) Phi(z) + std phi(z)`` with ``z = (best - mean) / std`` (Jones et al.,
-    1998, for a value to be minimised); ``max(0, best - mean)`` where ``std`` is 0.
-    """
-    gain = best_ms - mean_ms
-    if std_ms <= 0.0:
-        return max(0.0, gain)
-    z = gain / std_ms
-    density = np.exp(-0.5 * z * z) / np.sqrt(2.0 * np.pi)
-    # Rounding may take it a hair below its own lower bound.
-    return float(max(gain * ndtr(z) + std_ms * density, gain, 0.0))
 
 
 def epsilon_greedy(

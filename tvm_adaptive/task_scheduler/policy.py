@@ -17,6 +17,7 @@ from tvm_adaptive.task_scheduler.forecast.result import Forecast, ThroughputHist
 from tvm_adaptive.task_scheduler.forms import FormArms
 from tvm_adaptive.task_scheduler.index import EPSILON
 from tvm_adaptive.task_scheduler.stages import WarmUp
+from tvm_adaptive.values.improvement import expected_improvement
 from tvm_adaptive.values.trial import FloatArray
 
 INDICES = ("gain-per-sec", "ucb", "bayes-ucb", "ei", "epsilon-greedy", "softmax")
@@ -118,7 +119,6 @@ class DynaTunePolicy:
         self._forecast = forecaster or self._own_forecast
         self._outlooks: dict[int, _Outlook] = {}
         self._waiting = stages.Waiting()
-        self._initial_ms: float | None = None
 
     def choose(self, arms: Sequence[Arm], rng: np.random.Generator) -> Decision:
         """Choose the arm of the next slot; see :class:`~.arms.Policy`."""
@@ -175,8 +175,6 @@ class DynaTunePolicy:
         self, arms: Sequence[Arm], live: Sequence[int], rng: np.random.Generator
     ) -> None:
         """Forecast the arms that were played, or whose peers have become much better."""
-        if self._initial_ms is None:
-            self._initial_ms = stages.end_to_end_ms(arms)
         peers_gflops = peer_gflops([best_gflops(arm) for arm in arms])
         for k in live:
             known = self._outlooks.get(k)
@@ -226,8 +224,8 @@ class DynaTunePolicy:
         total = sum(n_slots)
         scores[live] = [self._score(self._outlooks[k], total) for k in live]
         if self.options.index == "ucb":
-            assert self._initial_ms is not None
-            c = index.exploration_constant(self._initial_ms)
+            first = [_after(arm, self.options.slot_trials) for arm in arms]
+            c = index.exploration_constant(stages.end_to_end_ms(first))
             bounds = index.ucb(scores, n_slots, total, c)
             scores = np.where(np.isin(np.arange(len(arms)), live), bounds, np.nan)
         return scores
@@ -238,7 +236,7 @@ class DynaTunePolicy:
             return outlook.published_gain_ms
         if kind == "ei":
             gains = outlook.gains_ms
-            return index.expected_improvement_ms(-float(gains.mean()), float(gains.std()), 0.0)
+            return float(expected_improvement(gains.mean(), gains.std(), 0.0))
         gain_ms = outlook.gain_ms
         if kind == "bayes-ucb":
             gain_ms = index.bayes_ucb(outlook.gains_ms, index.bayes_ucb_level(n_slots))
@@ -258,6 +256,11 @@ def _mean_sec(arms: Sequence[Arm]) -> float:
     n_trials = sum(arm.n_trials for arm in arms)
     spent_sec = math.fsum(arm.spent_sec for arm in arms)
     return spent_sec / n_trials if n_trials and spent_sec else _UNKNOWN_SEC_PER_TRIAL
+
+
+def _after(arm: Arm, n_trials: int) -> Arm:
+    """Return the arm as it was after its first trials, also in a run that was resumed."""
+    return dataclasses.replace(arm, latencies_ms=arm.latencies_ms[:n_trials])
 
 
 def peer_gflops(gflops: Sequence[float]) -> list[float]:

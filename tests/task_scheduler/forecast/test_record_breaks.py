@@ -86,8 +86,8 @@ def test_each_stratum_has_one(size, seed):
     np.testing.assert_array_equal(np.sort(np.floor(u * size)), np.arange(size))
 
 
-def records(values, m, seed=0, peak=None, n_samples=512):
-    history = ThroughputHistory(np.asarray(values, dtype=float), peak)
+def records(values, m, seed=0, n_samples=512):
+    history = ThroughputHistory(np.asarray(values, dtype=float))
     return forecast_records(history, m, np.random.default_rng(seed), n_samples=n_samples)
 
 
@@ -120,9 +120,3 @@ def test_mean_and_std_are_those_of_the_samples():
     forecast = records(np.linspace(1, 1.3, 12), 12, n_samples=400_000)
     assert forecast.samples.mean() == pytest.approx(forecast.mean, rel=1e-3)
     assert forecast.samples.std() == pytest.approx(forecast.std, rel=0.03)
-
-
-def test_nothing_exceeds_the_peak():
-    forecast = records([1.0, 5.0, 9.0, 9.9], 1000, peak=10.0)
-    assert forecast.samples.max() <= 10.0
-    assert forecast.mean <= 10.0

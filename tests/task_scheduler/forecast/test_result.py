@@ -8,8 +8,8 @@ from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.task_scheduler.forecast.result import Forecast, ThroughputHistory, unchanged
 
 
-def history(values, peak=None):
-    return ThroughputHistory(np.asarray(values, dtype=float), peak)
+def history(values, expected_peak=None):
+    return ThroughputHistory(np.asarray(values, dtype=float), expected_peak)
 
 
 def test_what_a_history_knows():
@@ -41,29 +41,17 @@ def test_what_is_no_history(values, message):
 
 @pytest.mark.parametrize("peak", [0.0, -1.0, np.inf, np.nan])
 def test_what_is_no_peak(peak):
-    with pytest.raises(InvalidOptionError, match="peak must be positive and finite but got"):
+    with pytest.raises(
+        InvalidOptionError, match="expected_peak must be positive and finite but got"
+    ):
         history([1.0], peak)
 
 
-def test_what_is_expected_is_a_ceiling_until_it_is_reached():
-    def expecting(expected_peak, peak=None):
-        return ThroughputHistory(np.array([4.0]), peak, expected_peak)
-
-    assert expecting(6.0).expected_ceiling(2.0) == 1.5
-    assert expecting(6.0).ceiling(2.0) == 2.0
-    assert expecting(4.0).expected_ceiling(2.0) == 2.0
-    assert expecting(6.0, peak=5.0).expected_ceiling(2.0) == 1.25
-    # It caps no draw: it may be wrong.
-    assert expecting(6.0).capped(7.0) == 7.0
-    with pytest.raises(InvalidOptionError, match="expected_peak must be positive and finite"):
-        expecting(0.0)
-
-
 @pytest.mark.parametrize(
-    ("peak", "ceiling"), [(None, 2.0), (100.0, 2.0), (6.0, 1.5), (4.0, 2.0), (1.0, 2.0)]
+    ("peak", "gain"), [(None, math.inf), (6.0, 1.5), (4.0, math.inf), (1.0, math.inf)]
 )
-def test_the_ceiling_is_the_peak_unless_it_was_reached(peak, ceiling):
-    assert history([4.0], peak).ceiling(2.0) == ceiling
+def test_what_is_expected_counts_until_it_is_reached(peak, gain):
+    assert history([4.0], peak).expected_gain == gain
 
 
 def test_the_expected_drop_is_converted_draw_by_draw():

@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 from scipy.special import log_ndtr, ndtr
 
-from tvm_adaptive.cost_model.acquisition import expected_improvement, log_expected_improvement
+from tvm_adaptive.cost_model.acquisition import log_expected_improvement
 from tvm_adaptive.testing.conformance import check_acquisition
+from tvm_adaptive.values.improvement import expected_improvement
 
 
 def log_probability(mean, std, incumbent):

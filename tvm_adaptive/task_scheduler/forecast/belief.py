@@ -34,7 +34,6 @@ def forecast(
     *,
     method: str = "quadrature",
     family: str | CurveFamily = "log-power",
-    peak: float | None = None,
     expected_peak: float | None = None,
     rng: np.random.Generator,
 ) -> Forecast:
@@ -55,12 +54,10 @@ def forecast(
         One of ``METHODS``.
     family : str or CurveFamily, default "log-power"
         A key of :data:`tvm_adaptive.task_scheduler.forecast.curve.FAMILIES`, or one of your own.
-    peak : float or None, default None
-        What the hardware can reach at most, same unit as the history. Ignored once it
-        was reached.
     expected_peak : float or None, default None
-        What the task is expected to reach at most; ``"quadrature"`` only. It may be
-        wrong, so draws may exceed it.
+        What the task is expected to reach at most, same unit as the history;
+        ``"quadrature"`` only. It may be wrong: draws may exceed it, and it is ignored once it
+        was reached.
     rng : numpy.random.Generator
 
     Returns
@@ -71,14 +68,14 @@ def forecast(
     Raises
     ------
     InvalidOptionError
-        If there is no such method or family, or a peak is not positive.
+        If there is no such method or family, or the expected peak is not positive.
     ValueError
         If the history is invalid, or the horizon is negative.
     """
     check_choices("method", method, METHODS)
     curves = curve_family(family)
     best = np.asarray(best_throughput_history, dtype=np.float64)
-    history = ThroughputHistory(best, peak, expected_peak)
+    history = ThroughputHistory(best, expected_peak)
     if horizon_trials < 0:
         raise ValueError(f"horizon_trials must not be negative but got {horizon_trials}.")
     if method == record_breaks.METHOD or history.incumbent <= 0:

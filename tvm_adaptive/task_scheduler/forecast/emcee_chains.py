@@ -33,7 +33,7 @@ THIN_BY = 10
 # other curve without probability.
 _MAX_SIGMA = 1.0
 _MIN_SIGMA = 1e-4
-# Without a peak, in multiples of the task's own best: wide, so that the prior does not
+# In multiples of the task's own best: wide, so that the prior does not
 # decide.
 _OWN_BEST_CEILING = 10.0
 # Of a parameter's range: with starts this far apart the ensemble has the posterior's width
@@ -225,11 +225,9 @@ def forecast_emcee(
     start: int = 0,
 ) -> Forecast:
     """Forecast as published, from one segment of the history."""
-    scale, ceiling = history.incumbent, _OWN_BEST_CEILING
-    if math.isfinite(history.limit):
-        scale, ceiling = history.limit, 1.0
+    scale = history.incumbent
     x = np.arange(start + 1, len(history) + 1, dtype=np.float64)
-    chain = run_chain(Posterior(family, x, history.best[start:] / scale, ceiling), rng)
+    chain = run_chain(Posterior(family, x, history.best[start:] / scale, _OWN_BEST_CEILING), rng)
     warning = chain_warning(chain)
     if acceptance(chain).mean() < _ACCEPTANCE_RANGE[0]:  # it hardly moved from its starts
         raise NoFitError(warning)

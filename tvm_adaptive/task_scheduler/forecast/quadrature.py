@@ -162,11 +162,11 @@ def _posterior(history: ThroughputHistory, family: CurveFamily) -> CurvePosterio
         scaled = y / history.incumbent
         return curve_posterior(family, x, scaled, ceiling=ceiling, effective_points=points)
 
-    free = below(history.ceiling(HEADROOM))
-    if math.isinf(history.expected_limit):
+    free = below(HEADROOM)
+    if math.isinf(history.expected_gain):
         return free
     try:
-        expected = below(history.expected_ceiling(EXPECTED_HEADROOM))
+        expected = below(min(EXPECTED_HEADROOM, history.expected_gain))
     except NoFitError:
         return free
     return expected.mixed_with(free, _CHANCE_OF_A_WRONG_EXPECTATION)
@@ -191,9 +191,9 @@ def forecast_quadrature(
     index = posterior.draw_shapes(n_samples, rng)
     samples = 1.0 + jump_samples(chance, gains[index], rng)
     return Forecast(
-        float(history.capped(incumbent * (1.0 + mean))),
+        incumbent * (1.0 + mean),
         incumbent * math.sqrt(max(second - mean**2, 0.0)),
-        history.capped(incumbent * samples),
+        incumbent * samples,
         METHOD,
         "",
         incumbent,

@@ -112,9 +112,9 @@ def forecast_records(
     gains = jump_samples(chance, np.full(n_samples, mean_gain), rng, tail=tail)
     incumbent = history.incumbent
     return Forecast(
-        float(history.capped(incumbent * (1.0 + mean_gain))),
+        incumbent * (1.0 + mean_gain),
         incumbent * math.sqrt(max(second - mean_gain**2, 0.0)),
-        history.capped(incumbent * (1.0 + gains)),
+        incumbent * (1.0 + gains),
         METHOD,
         warning,
         incumbent,

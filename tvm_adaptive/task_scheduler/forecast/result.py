@@ -51,7 +51,6 @@ class ThroughputHistory:
     """Best throughput after each trial, checked."""
 
     best: FloatArray  # any unit, higher is better, not decreasing; zeros until the first success
-    peak: float | None = None  # what the hardware can reach at most, same unit; None if unknown
     # what the task is expected to reach at most, same unit. A guess: no curve has a higher limit,
     # but draws may exceed it, and it is ignored once it was reached
     expected_peak: float | None = None
@@ -63,10 +62,9 @@ class ThroughputHistory:
             raise ValueError("A throughput is finite and not negative; give failed trials as 0.")
         if (np.diff(self.best) < 0).any():
             raise ValueError("The best so far never falls; accumulate the maximum first.")
-        for name in ("peak", "expected_peak"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < np.inf:
-                raise InvalidOptionError(f"{name} must be positive and finite but got {value}.")
+        peak = self.expected_peak
+        if peak is not None and not 0 < peak < np.inf:
+            raise InvalidOptionError(f"expected_peak must be positive and finite but got {peak}.")
 
     def __len__(self) -> int:
         return len(self.best)
@@ -87,30 +85,11 @@ class ThroughputHistory:
         return np.unique(self.best[self.best > 0])
 
     @property
-    def limit(self) -> float:
-        """The peak; infinite if it is unknown, or wrong as a trial has reached it."""
-        return _unless_reached(self.peak, self.incumbent)
-
-    @property
-    def expected_limit(self) -> float:
-        """The expected peak; infinite without one, or if a trial has reached it."""
-        return _unless_reached(self.expected_peak, self.incumbent)
-
-    def ceiling(self, headroom: float) -> float:
-        """Return the highest limit of a curve, in multiples of the incumbent."""
-        return min(headroom, self.limit / self.incumbent)
-
-    def expected_ceiling(self, headroom: float) -> float:
-        """Return the same for a curve that also stays below the expected peak."""
-        return min(self.ceiling(headroom), self.expected_limit / self.incumbent)
-
-    def capped(self, throughput: npt.ArrayLike) -> FloatArray:
-        """Return the throughputs, at most the peak."""
-        return np.asarray(np.minimum(throughput, self.limit), dtype=np.float64)
-
-
-def _unless_reached(peak: float | None, incumbent: float) -> float:
-    return peak if peak is not None and peak > incumbent else math.inf
+    def expected_gain(self) -> float:
+        """The expected peak in multiples of the incumbent; infinite if it was reached."""
+        if self.expected_peak is None or self.expected_peak <= self.incumbent:
+            return math.inf
+        return self.expected_peak / self.incumbent
 
 
 class NoFitError(RuntimeError):
