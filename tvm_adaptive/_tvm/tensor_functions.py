@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from tvm_adaptive._tvm import (
@@ -115,6 +115,13 @@ def whole(extent: int) -> Any:
 def one(index: Any) -> Any:
     """Return the range of one index."""
     return Range.from_min_extent(index, integer(1))
+
+
+def with_fixed_layouts(function: PrimFunc, places: Collection[int]) -> PrimFunc:
+    """Return a function of whose parameters in ``places`` schedules may choose no layout."""
+    free = [int(each) for each in (function.attrs or {}).get(_FREE_LAYOUTS, ())]
+    left = [each for each in free if each not in places]
+    return function if left == free else function.with_attr(_FREE_LAYOUTS, left)
 
 
 def weights_of(mod: IRModule) -> tuple[int, ...]:

@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping
 
 from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import IRModule, PassContext, Sequential, Target, is_gpu, relax
-from tvm_adaptive._tvm.tensor_functions import has_choices
+from tvm_adaptive._tvm.inlining import partly_read
+from tvm_adaptive._tvm.tensor_functions import has_choices, with_fixed_layouts
 from tvm_adaptive._tvm.vector_unit import vector_unit_of
 from tvm_adaptive.errors import InvalidOptionError, check_choices, summary_line
 from tvm_adaptive.models.affine import fold_affine, with_numbers_as_data
@@ -23,6 +24,7 @@ from tvm_adaptive.models.concatenated import with_parts_of_concatenations
 from tvm_adaptive.models.concatenation import with_runs
 from tvm_adaptive.models.folding import fold
 from tvm_adaptive.models.forms import Alternatives
+from tvm_adaptive.models.fusion import fused
 from tvm_adaptive.models.grouped import is_grouped
 from tvm_adaptive.models.in_place import with_products_in_place
 from tvm_adaptive.models.network import Network
@@ -213,8 +215,6 @@ def _lower(
         t.AnnotateTIROpPattern(),
         t.FoldConstant(),  # what took several steps
         t.DeadCodeElimination(),
-        t.FuseOps(),
-        t.FuseTIR(),
     ]
     if layout == "NHWC":
         mod = split_clips(mod)
@@ -232,5 +232,20 @@ def _lower(
         mod = merge(mod)
         if unit is not None:
             mod = merge(with_products_in_place(mod, unit, computes_softmax=vector_math))
-        mod = without_subnormals(with_runs(Sequential(lower)(mod)))
-        return t.AttachAttrLayoutFreeBuffers()(mod) if prepack else mod
+        mod = without_subnormals(with_runs(fused(Sequential(lower)(mod))))
+        return _with_free_layouts(mod) if prepack else mod
+
+
+def _with_free_layouts(mod: IRModule) -> IRModule:
+    """Let schedules choose the layouts of constants, but of those that a block reads in part.
+
+    TVM's rule keeps only the part that one block reads, also where others read another.
+    """
+    mod = _tvm.relax_transform.AttachAttrLayoutFreeBuffers()(mod)
+    functions = {
+        variable: with_fixed_layouts(function, partly_read(function))
+        if isinstance(function, _tvm.PrimFunc)
+        else function
+        for variable, function in mod.functions.items()
+    }
+    return IRModule(functions, attrs=mod.attrs)
