@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import logging
 import os
@@ -26,6 +27,19 @@ MODULES = (*RUN_MODULES, *local._WORKER_MODULES)
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True)
+def _subnormal_numbers() -> Iterator[None]:
+    """Take subnormal numbers for what they are again, after a session of ONNX Runtime.
+
+    The first one in a process sets for its thread, too, whether they are zero.
+    """
+    yield
+    if sys.float_info.min / 2 == 0.0:
+        default_environment = ctypes.c_void_p(-1)  # FE_DFL_ENV of glibc
+        ctypes.CDLL(None).fesetenv(default_environment)
+        assert sys.float_info.min / 2 > 0.0
 
 
 @pytest.fixture(scope="session", autouse=True)
