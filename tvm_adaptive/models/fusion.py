@@ -30,13 +30,13 @@ _Sizes = tuple[list[InlinedSize], list[InlinedSize]]
 def fused(mod: IRModule) -> IRModule:
     """Return a module whose annotated functions are fused, in pieces where they are too large."""
     t, ends = relax_transform, set[str]()
+    found = t.FuseOps()(mod)
     for _ in range(_MOST_ROUNDS):
-        found = t.FuseOps()(mod)
         new = set(_ends_of(found)) - ends
         if not new:
             break
         ends |= new
-        mod = with_rewritten_main(mod, _Ending(mod, ends))
+        found = t.FuseOps()(with_rewritten_main(mod, _Ending(mod, ends)))
     found = t.FuseTIR()(found)
     return without_dead_bindings(found) if ends else found
 
