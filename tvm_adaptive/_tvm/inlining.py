@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tvm_adaptive._tvm import For, PrimFunc, handle
+from tvm_adaptive._tvm import For, PrimFunc, buffer_of, handle
+from tvm_adaptive._tvm.expressions import is_load, parts_of
 from tvm_adaptive._tvm.tensor_functions import realizes
 
 try:
@@ -15,8 +16,6 @@ try:
 except ImportError:  # TVM 0.26
     from tvm.arith import Analyzer
 
-# Fields of expressions that contain expressions; the places that are read are left out.
-_CHILDREN = ("a", "b", "value", "condition", "true_value", "false_value")
 _CHOICE = "if_then_else"  # of a namespace that versions of TVM name otherwise
 
 
@@ -53,13 +52,13 @@ def partly_read(function: PrimFunc) -> frozenset[int]:
             analyzer.bind(each.var, each.dom)
         read: frozenset[int] = frozenset()
         for load, _ in _expressions(store.value):
-            if hasattr(load, "indices"):
-                buffer = _read_by(load)
+            if is_load(load):
+                buffer = buffer_of(load)
                 origin = origins.get(handle(buffer), frozenset())
                 read |= origin
                 if origin and not _covers(analyzer, load.indices, buffer.shape):
                     found |= origin
-        origins[handle(store.buffer)] = frozenset() if block.init is not None else read
+        origins[handle(buffer_of(store))] = frozenset() if block.init is not None else read
     return found
 
 
@@ -79,13 +78,13 @@ def inlined_sizes(function: PrimFunc) -> tuple[list[InlinedSize], list[InlinedSi
         own, reads = 0, Counter[int]()
         for each, n_conditions in _expressions(store.value):
             own += 1
-            if hasattr(each, "indices"):
-                size, weight = known.get(handle(_read_by(each)), _KEPT), 1 + 2 * n_conditions
+            if is_load(each):
+                size, weight = known.get(handle(buffer_of(each)), _KEPT), 1 + 2 * n_conditions
                 own += weight * size.own
                 reads.update({place: weight * n for place, n in size.n_reads.items()})
         size = InlinedSize(own, dict(reads))
         found.append(size)
-        known[handle(store.buffer)] = _KEPT if block.init is not None else size
+        known[handle(buffer_of(store))] = _KEPT if block.init is not None else size
     return found, [known[handle(each)] for each in function.params]
 
 
@@ -101,17 +100,13 @@ def _stores(function: PrimFunc) -> Iterator[tuple[Any, Any]]:
 
 
 def _expressions(value: Any, n_conditions: int = 0) -> Iterator[tuple[Any, int]]:
-    """Yield an expression and all that it is made of, each with the conditions that it is under."""
+    """Yield an expression and what it is made of, each with the conditions that it is under.
+
+    The places that are read are left out.
+    """
     yield value, n_conditions
-    if hasattr(value, "indices"):
+    if is_load(value):
         return
     n_conditions += str(getattr(getattr(value, "op", None), "name", "")).endswith(_CHOICE)
-    children = [getattr(value, each, None) for each in _CHILDREN]
-    for child in (*children, *(getattr(value, "args", None) or ())):
-        if hasattr(child, "ty") or hasattr(child, "dtype"):
-            yield from _expressions(child, n_conditions)
-
-
-def _read_by(load: Any) -> Any:
-    """Return the buffer of a load, which TVM 0.26 names otherwise."""
-    return load.source if hasattr(load, "source") else load.buffer
+    for part in parts_of(value):
+        yield from _expressions(part, n_conditions)

@@ -24,7 +24,7 @@ from tvm_adaptive._tvm import (
     tirx,
 )
 from tvm_adaptive._tvm.tensor_functions import realizes
-from tvm_adaptive.models.network import known_extents
+from tvm_adaptive.models.network import known_extents, with_rewritten_functions
 
 # Annotation of a block: how many numbers in a row always belong to the same part.
 _RUN = "tvm_adaptive.run"
@@ -73,11 +73,7 @@ def _concatenated(axis: int, ends: Sequence[int], *parts: Any) -> Any:
 
 def with_runs(mod: IRModule) -> IRModule:
     """Return a module whose concatenations have an axis of their own for the numbers in a row."""
-    functions = {
-        variable: _with_run(function) if isinstance(function, PrimFunc) else function
-        for variable, function in mod.functions.items()
-    }
-    return IRModule(functions, attrs=mod.attrs)
+    return with_rewritten_functions(mod, _with_run)
 
 
 def _with_run(function: PrimFunc) -> PrimFunc:

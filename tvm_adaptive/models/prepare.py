@@ -27,7 +27,7 @@ from tvm_adaptive.models.forms import Alternatives
 from tvm_adaptive.models.fusion import fused
 from tvm_adaptive.models.grouped import is_grouped
 from tvm_adaptive.models.in_place import with_products_in_place
-from tvm_adaptive.models.network import Network
+from tvm_adaptive.models.network import Network, with_rewritten_functions
 from tvm_adaptive.models.pointwise import as_products
 from tvm_adaptive.models.rewrites import (
     legalizations,
@@ -242,10 +242,6 @@ def _with_free_layouts(mod: IRModule) -> IRModule:
     TVM's rule keeps only the part that one block reads, also where others read another.
     """
     mod = _tvm.relax_transform.AttachAttrLayoutFreeBuffers()(mod)
-    functions = {
-        variable: with_fixed_layouts(function, partly_read(function))
-        if isinstance(function, _tvm.PrimFunc)
-        else function
-        for variable, function in mod.functions.items()
-    }
-    return IRModule(functions, attrs=mod.attrs)
+    return with_rewritten_functions(
+        mod, lambda function: with_fixed_layouts(function, partly_read(function))
+    )

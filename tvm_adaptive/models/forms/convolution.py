@@ -7,6 +7,7 @@ from typing import Any
 
 from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import BufferStore, PrimFunc, SeqStmt, handle, tirx
+from tvm_adaptive._tvm.expressions import is_load
 from tvm_adaptive._tvm.tensor_functions import realizes
 
 _SPATIAL, _REDUCTION = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
@@ -157,11 +158,6 @@ def _is_dense(block: Any, data: Any, kernel: Any) -> bool:
         and _is_sum(data.indices[1], y, ry)
         and _is_sum(data.indices[2], x, rx)
     )
-
-
-def is_load(expression: Any) -> bool:
-    """Say whether an expression loads from a buffer."""
-    return hasattr(expression, "indices")
 
 
 def are(indices: Any, variables: Any) -> bool:

@@ -8,8 +8,9 @@ from typing import Any
 
 from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import IRModule, Schedule, handle, tirx
+from tvm_adaptive._tvm.expressions import is_load, parts_of
 from tvm_adaptive._tvm.tensor_functions import call_with
-from tvm_adaptive.models.forms.convolution import Convolution, are, extents_of, is_load
+from tvm_adaptive.models.forms.convolution import Convolution, are, extents_of
 
 # A longer expression, written once for each element of a tile, takes longer to compile than
 # a second pass over the results takes to run: an exponential is some hundred operations.
@@ -76,28 +77,15 @@ def _convolved_in(convolution: Convolution, schedule: Schedule, blocks: Sequence
     return _tvm.buffer_of(schedule.get(blocks[-len(convolution.rest) - 1]).writes[0])
 
 
-def _parts(expression: Any) -> list[Any]:
-    """Return the operands of an expression."""
-    if is_load(expression):
-        return list(expression.indices)
-    if isinstance(expression, tirx.Select):
-        return [expression.condition, expression.true_value, expression.false_value]
-    if hasattr(expression, "args"):
-        return list(expression.args)
-    if hasattr(expression, "a") and hasattr(expression, "b"):
-        return [expression.a, expression.b]
-    return [expression.value] if isinstance(expression, tirx.Cast) else []
-
-
 def _loads(expression: Any) -> Iterator[Any]:
     if is_load(expression):
         yield expression
-    for part in _parts(expression):
+    for part in parts_of(expression):
         yield from _loads(part)
 
 
 def _size(expression: Any) -> int:
-    return 1 + sum(map(_size, _parts(expression)))
+    return 1 + sum(map(_size, parts_of(expression)))
 
 
 def _rewritten(expression: Any, places: Mapping[int, Any], buffer: Any, value: Any) -> Any:
@@ -106,7 +94,7 @@ def _rewritten(expression: Any, places: Mapping[int, Any], buffer: Any, value: A
         return places[handle(expression)]
     if is_load(expression) and handle(_tvm.buffer_of(expression)) == handle(buffer):
         return value
-    parts = [_rewritten(part, places, buffer, value) for part in _parts(expression)]
+    parts = [_rewritten(part, places, buffer, value) for part in parts_of(expression)]
     return _with_parts(expression, parts) if parts else expression
 
 
