@@ -181,7 +181,7 @@ def machine_lines(bench: Bench) -> str:
             lines.append(f"- noise {when}: could not be measured ({noise['error']})")
             continue
         lines.append(
-            f"- noise {when}: nine of ten timings of a fixed kernel within "
+            f"- noise {when}: eight of ten timings of a fixed kernel within "
             f"{noise['spread']:.1%}, drift {noise['drift']:+.1%}"
         )
         if noise["noisy"]:

@@ -1,4 +1,5 @@
 import argparse
+import errno
 import io
 import json
 import math
@@ -6,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
@@ -15,7 +17,9 @@ from tvm_adaptive.cli.arguments import parse_duration
 from tvm_adaptive.cli.display import Display, describe
 from tvm_adaptive.cli.summary import print_report, summary_lines
 from tvm_adaptive.cli.tune import exit_code
+from tvm_adaptive.database import maintenance
 from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
+from tvm_adaptive.tuning import inspect
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.inspect import Best, ShownTask
 from tvm_adaptive.tuning.outcome import Comparison, PeerTiming, TaskOutcome, TuneReport
@@ -72,6 +76,22 @@ def test_bad_input_to_a_process_gets_one_line(tmp_path):
     (last,) = result.stderr.strip().splitlines()
     assert "but got 'te:XYZ'" in last
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (OSError(errno.EIO, "Input/output error"), "error: Input/output error"),
+        (PermissionError(errno.EACCES, "Permission denied", "runs/hers"), "runs/hers: Permission"),
+    ],
+)
+def test_a_file_that_cannot_be_read_gets_one_line(error, text, monkeypatch, capsys):
+    monkeypatch.setattr(inspect, "shown_tasks", Mock(side_effect=error))
+    monkeypatch.setattr(maintenance, "stats", Mock(side_effect=error))
+    for command in (["show", "runs/hers"], ["db", "stats"]):
+        assert main(command) == 2
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert text in line
 
 
 def test_a_work_dir_that_is_a_file_is_refused(tmp_path, capsys):

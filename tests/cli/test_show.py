@@ -166,6 +166,15 @@ def test_a_task_that_is_not_there_gets_one_line(
     assert text in capsys.readouterr().err
 
 
+def test_a_run_without_a_search_has_been_compared(tmp_path: Path, capsys: Captured) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    comparison = Comparison(2e-3, 1e-3, 0.0, 0.0, agree=True)
+    journal.write("comparison", **dataclasses.asdict(comparison))
+    journal.close()
+    assert main(["show", str(tmp_path)]) == 0
+    assert "2.0 x faster" in capsys.readouterr().out
+
+
 def test_what_is_no_run_gets_one_line(tmp_path: Path, capsys: Captured) -> None:
     assert main(["show", str(tmp_path)]) == 2
     assert "is no run's directory" in capsys.readouterr().err

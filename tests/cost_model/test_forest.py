@@ -180,6 +180,12 @@ def test_columns_that_repeat_another_in_other_units_are_left_out():
     np.testing.assert_array_equal(alone.predict(X)[0], beside.predict(repeated)[0])
 
 
+def test_columns_that_differ_all_stay():
+    for seed in range(5):
+        X = np.random.default_rng(seed).normal(size=(64, 984)).astype(np.float32)
+        assert len(distinct_columns(X)) == 984
+
+
 @pytest.mark.parametrize(("n", "expected"), [(1, 1), (320, 320), (512, 320), (4000, 2400)])
 def test_bags_of_many_samples_are_smaller(n, expected):
     assert n_draws(n) == expected

@@ -145,6 +145,55 @@ def test_refits_come_with_growth():
     assert surrogate.refit_if_due() is None
 
 
+def test_a_full_dataset_does_not_delay_refits():
+    surrogate = Surrogate(SurrogateOptions(n_trees=8), seed=0)
+    surrogate.dataset.capacity = 200
+    for seed in range(20):
+        surrogate.add("a", *candidates(100, seed=seed))
+        surrogate.refit_if_due()
+    surrogate.add("a", *candidates(16, seed=99))
+    assert surrogate.refit_if_due() is not None
+
+
+def test_samples_that_were_loaded_delay_no_refit():
+    loaded = Dataset()
+    loaded.add("a", *candidates(400))
+    loaded.add("elsewhere:b", *candidates(100, seed=1))
+    surrogate = Surrogate(SurrogateOptions(n_trees=8), seed=0)
+    surrogate.replace_dataset(loaded)
+    assert surrogate.refit_if_due().n_samples == 500
+    for seed in range(3):
+        surrogate.add("a", *candidates(8, seed=seed + 2))
+        report = surrogate.refit_if_due()
+        assert report is not None
+        assert report.n_samples < 500 + 8 * (seed + 1)  # those of another machine fade
+
+
+def test_ceilings_of_this_machine_do_not_depend_on_another_ones():
+    """Tasks of the same work per second, and one that is far from it."""
+    ceilings = []
+    for speed in (1.0, 0.1):
+        elsewhere = Dataset()
+        for place in range(9):
+            rows, seconds = candidates(30, seed=place)
+            rows = np.pad(rows, ((0, 0), (0, 60)))
+            elsewhere.add(str(place), rows * (place + 1), speed * seconds * (place + 1))
+        surrogate = Surrogate(SurrogateOptions(n_trees=8), seed=0)
+        surrogate.preload(elsewhere, fading=True)
+        rows, seconds = candidates(4, seed=20)
+        surrogate.add("mine", np.pad(rows, ((0, 0), (0, 60))), 3 * seconds)
+        surrogate.refit_if_due()
+        ceilings.append(surrogate._ceilings["mine"])
+    assert ceilings[0] == ceilings[1]
+
+
+def test_of_equal_means_the_cheaper_scores_higher():
+    surrogate = trained(acquisition="mean")
+    rows, _ = candidates(1, seed=3)
+    cheap, dear = surrogate.scores("a", np.repeat(rows, 2, axis=0), np.array([0.2, 15.0]))
+    assert cheap > dear
+
+
 @pytest.mark.parametrize("acquisition", ["ei", "mean"])
 def test_candidates_that_look_like_failures_lose(acquisition):
     rows, seconds = candidates(80)

@@ -11,7 +11,7 @@ from sqlalchemy.engine import make_url
 
 from tests.database.conftest import drop_all
 from tvm_adaptive import TuneConfig, tune
-from tvm_adaptive.database.location import displayed, scrubbed, url_of
+from tvm_adaptive.database.location import displayed, resolve_url, scrubbed, url_of
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.errors import StoreError
 from tvm_adaptive.measure_callback import read_journal
@@ -89,3 +89,11 @@ def test_a_run_writes_no_password(postgres: str, tmp_path: Path) -> None:
     assert "password=***" in run["config"]["store"]
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert not [path for path in files if b"hunter2" in path.read_bytes()]
+
+
+def test_a_path_below_the_home_directory_needs_no_shell(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/alice")
+    monkeypatch.setenv("TUNING_STORE", "~/b.db")
+    assert resolve_url("~/a.db") == "/home/alice/a.db"
+    assert resolve_url("env:TUNING_STORE") == "/home/alice/b.db"
+    assert resolve_url("postgresql://~host/a") == "postgresql://~host/a"

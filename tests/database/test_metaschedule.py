@@ -32,7 +32,7 @@ from tvm_adaptive.database.metaschedule import StoreDatabase, record_of, target_
 from tvm_adaptive.database.records import StoredTrial
 from tvm_adaptive.database.repair import RECORD_FILE, WORKLOAD_FILE
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.database.verdicts import VerdictFile
+from tvm_adaptive.database.verdicts import VerdictFile, proven
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.workers.environment import Environment
 
@@ -182,6 +182,27 @@ def test_a_runs_verdicts_come_with_its_records(mods: Mods, target: Target, tmp_p
         assert [each.failure for each in store.finals(task)] == ["wrong result: all"]
     n_all = sum(trial.n_trials - trial.n_failures for trial in stats(store_path)[1])
     assert export_records(store_path, tmp_path / "out") == n_all - 1
+
+
+def test_an_older_runs_verdicts_do_not_outlive_later_ones(
+    mods: Mods, target: Target, tmp_path: Path
+) -> None:
+    folder, mod = tmp_path / "run", mods["GMM"]
+    write_json(folder, mods, target)
+    task, store_path = task_of(mod, target_text(target), "main"), tmp_path / "team.db"
+    with RecordStore(store_path) as store:
+        import_json(store, folder)
+        fastest = store.best(task, 1)[0]
+        wrong = dataclasses.replace(
+            fastest, seconds=None, failure="wrong result: all", run="late", unix_sec=200.0
+        )
+        store.add_finals(task, [wrong])
+    right = dataclasses.replace(fastest, run="early", unix_sec=100.0)
+    VerdictFile(folder, str(TVM_VERSION)).add(task, [right])
+    import_records(str(store_path), folder)
+    with RecordStore(store_path) as store:
+        assert [each.run for each in store.finals(task)] == ["early", "late"]
+        assert proven(store, task) is None
 
 
 def test_lines_that_cannot_be_read_cost_themselves_only(

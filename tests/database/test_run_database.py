@@ -203,7 +203,9 @@ def test_a_damaged_workload_costs_its_own_records_only(
     assert len(again.get_top_k(again.commit_workload(mods["C1D"]), 9)) == 1
 
 
+@pytest.mark.parametrize("is_workload_known", [True, False])
 def test_a_full_disk_loses_no_record(
+    is_workload_known: bool,
     make_disk: Callable[[int], Path],
     templates: dict[str, list[TuningRecord]],
     mods: Mods,
@@ -211,20 +213,22 @@ def test_a_full_disk_loses_no_record(
 ) -> None:
     disk = make_disk(256 << 10)
     database = RunDatabase(disk)
-    commit(database, templates["GMM"][0], [5e-3], target)
+    if is_workload_known:
+        commit(database, templates["GMM"][0], [5e-3], target)
     filler = disk / "somebody-elses"
     with open(filler, "wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(4096))
     for number in range(1, 9):
         commit(database, templates["GMM"][0], [1e-3 * number], target)
-    assert RunDatabase(disk).has_workload(mods["GMM"])
+    assert RunDatabase(disk).has_workload(mods["GMM"]) == is_workload_known
     n_written = len(lines(disk))
     assert n_written < 9
     filler.unlink()
     commit(database, templates["GMM"][0], [9e-3], target)
     assert [each[1][1] for each in lines(disk)][-1] == [9e-3]
-    assert len(lines(disk)) == len(database) == 10
+    assert len(lines(disk)) == len(database) == 9 + is_workload_known
+    assert RunDatabase(disk).has_workload(mods["GMM"])
 
 
 def test_a_trace_that_changes_a_layout_is_kept(tmp_path: Path, mods: Mods, target: Target) -> None:

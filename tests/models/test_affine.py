@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tvm import tirx
 
 from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import IRModule, relax
@@ -198,6 +199,61 @@ def test_a_quotient_without_a_reciprocal_stays(divisor: float) -> None:
     mod = module_of(lambda b, x: b.emit(relax.op.divide(x, relax.const(divisor, "float32"))))
     kept = "divide" if divisor != np.inf else "multiply"
     assert operators(fold_affine(mod)) == [kept]
+
+
+def rows_of(b: Any, x: Any) -> Any:
+    y = b.emit(relax.op.divide(x, relax.const(41.0, "float32")))
+    return b.emit(relax.op.floor(b.emit(relax.op.reshape(y, (-1,)))))
+
+
+def rounded(b: Any, x: Any) -> Any:
+    """Return a quotient rounded by the sum with a number that leaves no digits behind the point."""
+    magic = relax.const(12582912.0, "float32")
+    return b.emit(relax.op.subtract(total(b, x, magic), magic))
+
+
+@pytest.mark.parametrize(
+    ("build", "values", "expected"),
+    [
+        (rows_of, [41.0, 82.0, 81.9, 0.0], [1.0, 2.0, 1.0, 0.0]),
+        (lambda b, x: b.emit(relax.op.astype(rows_of(b, x), "int32")), [41.0], [1]),
+        (rounded, [0.3, 0.7, -1.6], [0.0, 1.0, -2.0]),
+    ],
+)
+def test_what_a_last_digit_decides_is_computed_as_it_stands(
+    build: Any, values: list[float], expected: list[float]
+) -> None:
+    x = np.array(values, "float32")
+    target = resolve_target("cpu")
+    network = network_of_relax("net", module_of(build, x.shape), {})
+    (found,) = run_network(compile_network(prepare(network, target), None, target), [x])
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_product_behind_one_that_widens_stays(compare: Callable[[IRModule], None]) -> None:
+    """One channel becomes six."""
+
+    def build(b: Any, x: Any) -> Any:
+        kernel = constant(1, 4, 3, 3)
+        y = product(b, b.emit(relax.op.nn.conv2d(x, kernel)), constant(*BIAS))
+        y = product(b, y, relax.const(0.5, "float32"))
+        return product(b, total(b, y, constant(2, 6, 1, 1)), constant(*BIAS))
+
+    mod = module_of(build)
+    assert operators(fold_affine(mod)) == ["conv2d", "multiply", "multiply", "add", "multiply"]
+    compare(mod)
+
+
+def test_extents_that_are_not_known_stay() -> None:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((tirx.Var("n", "int64"), 4), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(relax.op.multiply(x, relax.const(2.0, "float32")))
+            y = builder.emit_output(relax.op.multiply(y, constant(4)))
+        builder.emit_func_output(y)
+    mod = with_numbers_as_data(fold_affine(builder.get()))
+    assert operators(mod) == ["multiply", "multiply"]
 
 
 def test_integers_stay() -> None:

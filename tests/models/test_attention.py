@@ -11,8 +11,9 @@ import pytest
 from tests.models.test_in_place import ALL, N_HEADS, Build, assert_same_outputs, prepared_of
 from tests.models.test_pointwise import drawn, network_of_inputs
 from tvm_adaptive._tvm import relax
-from tvm_adaptive._tvm.vector_unit import vector_unit_of
+from tvm_adaptive._tvm.vector_unit import VectorUnit, vector_unit_of
 from tvm_adaptive.models import Network, call_counts, compile_network, prepare, run_network
+from tvm_adaptive.models.attention import AttentionTiles
 from tvm_adaptive.tuning.target import resolve_target
 
 CPU = resolve_target("cpu")
@@ -120,6 +121,27 @@ def test_what_is_added_to_scores(shape: tuple[int, ...]) -> None:
     assert not any("softmax" in name or "matmul" in name for name in names)
     *inputs, mask = inputs_of(network)
     assert error_of(network, [*inputs, 5.0 * mask], 5.0 * mask, 0.5) < 1e-5
+
+
+@pytest.mark.parametrize("n_queries", [3, 12])
+def test_tiles_of_few_queries_are_whole(n_queries: int) -> None:
+    """As of a processor with 32 registers of four numbers."""
+    tiles = AttentionTiles.of(VectorUnit(4, 32), n_queries, 12, 64)
+    assert tiles is not None
+    assert tiles.block % tiles.queries == 0
+
+
+def test_a_mask_takes_no_digits_from_scores() -> None:
+    network = network_of((2,), 3 * LANES, 70, mask=(3 * LANES, 70), scale=0.5)
+    *inputs, mask = inputs_of(network)
+    # Of a query without keys, all are masked: what is left decides.
+    mask = np.full_like(mask, -1e4)
+    q, k, v = inputs
+    scores = (0.5 * q @ np.swapaxes(k, -1, -2) + mask).astype(np.float32)
+    powers = np.exp(scores - scores.max(-1, keepdims=True))
+    expected = 2.0 * (powers / powers.sum(-1, keepdims=True)) @ v
+    (found,) = run_network(compile_network(prepare(network, CPU), None, CPU), [*inputs, mask])
+    assert np.abs(found - expected).max() / np.abs(expected).max() < 3e-4
 
 
 def test_windows_with_biases_and_masks() -> None:

@@ -16,6 +16,7 @@ from tvm_adaptive.models.folding import fold
 RNG = np.random.default_rng(0)
 A = RNG.standard_normal((4, 6)).astype("float32")
 B = RNG.standard_normal((1, 6)).astype("float32")
+INDICES = np.array([[2, 0], [1, 3]])
 OP = relax.op
 
 CASES = {
@@ -24,6 +25,11 @@ CASES = {
     "reshape": lambda a, _: OP.reshape(a, (2, -1, 3)),
     "expand_dims": lambda a, _: OP.expand_dims(a, [0, 2]),
     "squeeze": lambda _, b: OP.squeeze(b, [0]),
+    "strided_slice": lambda a, _: OP.strided_slice(a, [1], [1], [4]),
+    "strided_slice from the end": lambda a, _: OP.strided_slice(a, [-1], [-4], [2**31 - 1], [2]),
+    "take": lambda a, _: OP.take(a, relax.const(tensor(INDICES)), axis=1),
+    "take of one": lambda a, _: OP.take(a, relax.const(tensor(INDICES[0, 0])), axis=-2),
+    "concat": lambda a, b: OP.concat([a, OP.add(a, b)], axis=0),
     "add": OP.add,
     "subtract": OP.subtract,
     "multiply": OP.multiply,
@@ -81,8 +87,8 @@ def test_the_result_is_that_of_the_compiled_operation(name: str) -> None:
 COMPILED = {
     "exp": (OP.exp, (A,)),  # not the same to the last bit
     "divide": (OP.divide, (A.astype("int32"), np.ones_like(B, dtype="int32"))),
-    "strided_slice": (lambda a: OP.strided_slice(a, [1], [1], [4]), (A,)),
-    "concat": (lambda a, b: OP.concat([a, OP.add(a, b)], axis=0), (A, B)),
+    "strided_slice": (lambda a: OP.strided_slice(a, [1], [4], [0], [-1]), (A,)),
+    "take": (lambda a: OP.take(a, relax.const(tensor(INDICES + 5)), 1, mode="clip"), (A,)),
     "zeros": (lambda a: OP.add(a, OP.exp(OP.zeros((4, 6), "float32"))), (A,)),
 }
 

@@ -65,6 +65,31 @@ def test_the_place_of_an_array_does_not_matter(model: CompiledModel, offset: int
     np.testing.assert_array_equal(model(x.tolist())[0], x)
 
 
+def test_numbers_and_examples(tmp_path: Path) -> None:
+    """An example spares a network what it cannot divide by."""
+    builder = relax.BlockBuilder()
+    x, n = (
+        relax.Var("x", relax.TensorType((), "float32")),
+        relax.Var("n", relax.TensorType((), "int32")),
+    )
+    with builder.function("main", [x, n]):
+        with builder.dataflow():
+            share = builder.emit(relax.op.divide(relax.const(12, "int32"), n))
+            result = builder.emit_output(relax.op.multiply(x, relax.op.astype(share, "float32")))
+        builder.emit_func_output(result)
+    target, path = resolve_target("cpu"), tmp_path / "network.so"
+    shapes, types = {"x": (), "n": ()}, {"x": "float32", "n": "int32"}
+    network = Network("shares", builder.get(), {}, shapes, types)
+    export(compile_network(prepare(network, target, "keep"), None, target), path)
+    example = [np.float32(1.0), np.int32(3)]
+    model = CompiledModel(path, shapes, types, n_threads=2, example=example)
+    for x_value, n_value in ((np.float32(2.0), np.int32(4)), (np.asarray(2.0, "float32"), 4)):
+        found = model(x_value, n_value)
+        assert isinstance(found, np.ndarray)
+        assert found == 6.0
+        assert found.flags.writeable
+
+
 def test_arrays_of_brain_floats_come_and_go(tmp_path: Path) -> None:
     dtype = numpy_dtype("bfloat16")
     builder = relax.BlockBuilder()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -73,6 +74,22 @@ def test_slots_that_overlap_keep_their_reasons(tmp_path: Path) -> None:
     assert [(slot.task, slot.reason) for slot in history.slots] == [("a", "index")]
     assert history.now is not None
     assert history.now["task"] == "b"
+
+
+def test_another_run_in_the_same_folder_has_nothing_of_the_first(write_run: WriteRun) -> None:
+    folder = write_run(n_slots=8)
+    with contextlib.closing(Journal(folder / "journal.jsonl")) as journal:
+        journal.write("run", what="other", resumed=False)
+        journal.write("measured", task="b", latencies_ms=[3.0], weighted_ms=3.0)
+    history = read_run(folder)
+    assert history.name.startswith("other")
+    assert (history.state, history.n_trials, history.n_attempts) == ("running or killed", 1, 1)
+    assert [ms for _, ms in history.curve] == [3.0]
+    assert history.curve[0][0] < 1.0
+    assert not history.slots
+    assert not history.rounds
+    assert not history.stage_secs
+    assert history.comparison is history.last_report is None
 
 
 def test_what_is_no_run(tmp_path: Path) -> None:

@@ -67,6 +67,24 @@ def test_the_screen_says_what_was_asked_for() -> None:
     assert "failed   2, mostly (2): boom" in text
 
 
+def test_shares_are_of_what_the_network_would_consist_of() -> None:
+    history = RunHistory(name="net")
+    forms = [("direct", 10.0), ("winograd-2x2", 12.0)]
+    tasks = [{"name": form, "group": "conv", "form": form} for form, _ in forms]
+    history.add({"event": "tasks", "tasks": [*tasks, {"name": "dense"}]})
+    for name, ms in [*forms, ("dense", 10.0)]:
+        measured = {"event": "measured", "task": name, "weight": 1.0, "latencies_ms": [ms]}
+        history.add({**measured, "weighted_ms": 20.0})
+    rows = {line.split()[0]: line.split()[-1] for line in drawn(history, None).splitlines()[2:5]}
+    assert rows == {"direct": "50%", "winograd-2x2": "-", "dense": "50%"}
+
+
+def test_what_became_slower_is_called_slower() -> None:
+    history = history_of()
+    history.untuned_sec = 1e-3
+    assert "untuned 1 ms: 2.0 x slower" in latency_line(history)
+
+
 def test_many_tasks_are_cut_and_long_names_do_not_wrap() -> None:
     history = history_of(n_tasks=MAX_ROWS + 5)
     text = drawn(history, None, width=60)

@@ -44,6 +44,16 @@ def test_sources_stand_in_the_order_of_a_batch() -> None:
     assert (prefetching.n_trials, model.n_improvements, random.n_winners) == (1, 0, 1)
 
 
+def test_what_a_killed_attempt_proposed_is_not_what_the_next_one_measured(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    for names in ({"n_seeded": 2}, {"n_random": 2}):
+        journal.write("journal")
+        journal.write("round", task="a", n_candidates=2, **names)
+    journal.write("measured", task="a", latencies_ms=[2.0, 1.0], weighted_ms=1.0)
+    journal.close()
+    assert [trial.source for trial in read_run(tmp_path).trials] == ["random", "random"]
+
+
 def test_recalled_candidates_are_no_seeds() -> None:
     (row,) = joined({"reason": "recalled", "n_seeded": 1}, [1.0])
     assert row.source == "recalled"

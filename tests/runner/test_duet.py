@@ -190,6 +190,79 @@ def test_a_first_batch_is_on_the_scale_of_other_tasks():
     assert late.results[0].sec == 2.9
 
 
+@pytest.mark.parametrize("repeats", [(), (2.0,)])
+def test_a_change_that_no_repeat_has_seen_makes_no_record(repeats):
+    """The machine was slow for a batch; whether it still is, nobody has looked."""
+    duet = anchored()
+    exact(duet, loaded := duet.begin("task", 0.0), 2.0, 2.0, 2.0)
+    loaded.close()
+    batch = duet.begin("task", 20.0)
+    for raw_sec in repeats:
+        batch.note_repeat(Look(20.5, raw_sec))
+    batch.note(0, Look(21.0, 1.0), 0.0)
+    batch.note(1, Look(22.0, 0.4), 0.0)
+    batch.close()
+    # The second is faster than the anchor at any speed that the machine has shown.
+    assert [batch.results[place].sec for place in (0, 1)] == pytest.approx([1.0, 0.4])
+    assert duet.anchor("task").best_sec == pytest.approx(0.4)
+
+
+def test_a_task_keeps_its_scale_without_repeats():
+    duet = anchored(2.0)
+    exact(duet, faster := duet.begin("task", 0.0), 1.0, 1.0, 1.0)
+    faster.close()
+    assert faster.results[0].sec == pytest.approx(2.0)
+    late = duet.begin("task", 200.0)
+    late.note(0, Look(201.0, 1.0), 0.0)
+    late.close()
+    assert late.results[0].sec == pytest.approx(2.0)
+
+
+def test_load_in_most_batches_is_no_noise():
+    duet = anchored()
+    for _ in range(6):
+        exact(duet, batch := duet.begin("task", 0.0), 1.0, 1.0, 2.0)
+        batch.close()
+    assert duet.noise.relative_error > 0.3
+    assert batch.change == pytest.approx(math.log(2.0))
+    assert batch.results[0].sec == pytest.approx(1.0)
+
+
+def test_a_second_timing_counts_by_the_faster_of_the_repeats_around_it():
+    duet = anchored()
+    batch = duet.begin("task", 0.0)
+    batch.note_repeat(Look(0.0, 2.0))
+    batch.note(0, Look(1.0, 0.9), 0.0)
+    batch.note_repeat(Look(2.0, 2.0))
+    batch.note(0, Look(2.5, 0.9))
+    batch.note_repeat(Look(3.0, 1.0))
+    assert batch.corrected_sec(0) == pytest.approx(0.9)
+
+
+def test_an_anchor_that_is_lost_gives_the_scale_to_the_next():
+    duet = anchored()
+    batch = duet.begin("task", 0.0)
+    batch.note_repeat(Look(0.0, 2.0))
+    batch.note(0, Look(1.0, 2.2), 0.0)
+    batch.is_anchor_lost = True
+    assert batch.challenger() is None
+    assert batch.successor() == 0
+    batch.close("next", 0.1)
+    anchor = duet.anchor("task")
+    assert (anchor.kernel, anchor.sec) == ("next", pytest.approx(1.1))
+    nothing = duet.begin("task", 0.0)
+    nothing.is_anchor_lost = True
+    assert nothing.close() == ["next"]
+    assert duet.anchor("task") is None
+
+
+def test_no_correction_makes_a_kernel_faster_than_its_operations():
+    duet = anchored()
+    exact(duet, batch := duet.begin("task", 0.0), 2.0, 1.0, 2.0)
+    batch.close(floor_sec=0.8)
+    assert batch.results[0].sec == 0.8
+
+
 def test_a_batch_without_times_keeps_the_anchor():
     duet = anchored()
     batch = duet.begin("task", 0.0)

@@ -170,12 +170,16 @@ def test_an_anchor_that_fails_costs_no_candidate(make_bench, failure):
 
 
 @pytest.mark.parametrize("failure", ["abort", "raise"])
-def test_a_record_that_cannot_be_timed_again_is_no_anchor(make_bench, failure):
+def test_a_record_that_cannot_be_timed_again_is_none(make_bench, failure):
     bench = make_bench()
     bench.measured(1.0)
-    assert bench.measured(f"0.1 {failure}", 2.0) == pytest.approx([0.1, 2.0])
+    refuted, other = bench.measured(f"0.1 {failure}", 2.0)
+    assert refuted.startswith("Error: it failed when it was timed again")
+    assert other == pytest.approx(2.0)
+    assert bench.runner._repeats.duet.anchor("conv").best_sec == 1.0
     bench.measured(3.0)
     assert bench.steps()[-1][1:3] == ["1", "True"]
+    assert bench.events("duet")[1]["repeats_sec"] == [1.0, 1.0, 1.0]
     assert not bench.events("error")
 
 

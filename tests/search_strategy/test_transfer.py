@@ -162,6 +162,20 @@ def test_what_a_new_task_found_is_for_its_equals_only(rng: np.random.Generator) 
     assert len(pool.ask("matmul", "b", KnobSpace([LARGE]), rng)) == 1
 
 
+def test_new_relatives_come_in_the_order_in_which_they_were_found(
+    rng: np.random.Generator,
+) -> None:
+    """Not by the hashes of their names, which differ from process to process."""
+    names = [f"task {number}" for number in range(12)]
+    for order in (names, names[::-1]):
+        pool = TransferPool()
+        vectors = [KnobSpace([SMALL]).draw(rng).vector for _ in order]
+        for name, vector in zip(order, vectors, strict=True):
+            pool.tell("matmul", name, [finding(1.0, vector)], is_new=True)
+        seeds = pool.ask("matmul", "mine", KnobSpace([SMALL]), rng)
+        assert [seed.point.vector for seed in seeds] == list(dict.fromkeys(vectors))
+
+
 def test_only_the_best_of_a_task_travel(rng: np.random.Generator) -> None:
     transfer_pool = TransferPool()
     space = KnobSpace([SMALL])

@@ -24,7 +24,7 @@ from tvm_adaptive.measure_callback.history import read_history
 from tvm_adaptive.measure_callback.journal import read_journal
 from tvm_adaptive.models import run_exported
 from tvm_adaptive.report import read_run
-from tvm_adaptive.tuning.config import FinishConfig, SearchConfig
+from tvm_adaptive.tuning.config import DEFAULT, FinishConfig, SearchConfig
 from tvm_adaptive.tuning.deploy import APPLY_FILE, apply
 from tvm_adaptive.tuning.manifest import MANIFEST_FILE
 from tvm_adaptive.tuning.target import resolve_target
@@ -244,3 +244,8 @@ def test_what_a_store_has_recorded_only_is_checked_first(tmp_path):
 def test_a_run_has_its_own_target(run, tmp_path):
     with pytest.raises(InvalidOptionError, match="are those of the run"):
         apply(str(run / "run"), out_dir=tmp_path, target="cpu")
+    for change in ({"store": "none"}, {"layout": "keep"}, {"forms": False}):
+        with pytest.raises(
+            InvalidOptionError, match=f"those of the run.* omit {next(iter(change))}"
+        ):
+            apply(str(run / "run"), out_dir=tmp_path, config=DEFAULT.replace(**change))

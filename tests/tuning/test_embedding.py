@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 import warnings
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import tvm_adaptive
 from tests.tuning.test_deploy import FACTORY, QUICK
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import read_journal
+from tvm_adaptive.tuning import embedding, torch_backend
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +113,24 @@ def test_without_records_and_budget_there_is_nothing_to_compile(compiled, tmp_pa
         tvm_adaptive.compile("embedded:make", config=config)
 
 
+@pytest.mark.parametrize("has_home", [True, False])
+def test_models_are_remembered_by_store(has_home, monkeypatch, tmp_path):
+    if has_home:
+        monkeypatch.setenv("HOME", str(tmp_path / "new"))
+    else:
+        monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError))
+    urls = ("postgresql+psycopg://me:x@host/a", "postgresql+psycopg://me:x@host/b", "user")
+    files = [embedding._tuned_file(each) for each in urls]
+    assert len({*files}) == (3 if has_home else 1)
+    for place, file in enumerate(files):
+        if file is not None:
+            embedding._remember(file, f"model {place}")
+    for place, file in enumerate(files):
+        assert file is None or embedding._lines_of(file) == {f"model {place}"}
+    assert (files[0] is None) != has_home
+    assert embedding._tuned_file(str(tmp_path / "a.db")) == tmp_path / "a.db.tuned"
+
+
 def test_what_is_no_model_is_refused():
     with pytest.raises(InvalidOptionError, match="model must be a file"):
         tvm_adaptive.compile(3)
@@ -156,6 +177,31 @@ def test_torch_compile_runs_the_graph_until_a_weight_changes(torch, backend, tmp
     model[3].bias = torch.nn.Parameter(model[3].bias + 1)
     with torch.inference_mode():
         torch.testing.assert_close(function(value), model(value), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_threads_that_call_at_once_compile_once(torch, backend, monkeypatch):
+    model, value, calls = perceptron(torch), torch.randn(4, 8), []
+
+    def compile_model(network, **_):
+        calls.append(network.name)
+        time.sleep(0.5)
+        return lambda *_: torch.zeros(4, 4)
+
+    monkeypatch.setattr(torch_backend, "compile_model", compile_model)
+    function, results = torch.compile(model, backend=backend), []
+
+    def call():
+        with torch.inference_mode():
+            results.append(function(value))
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(calls) == 1
+    assert [float(each.abs().sum()) for each in results] == 4 * [0.0]
 
 
 @pytest.mark.parametrize(

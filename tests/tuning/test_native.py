@@ -60,6 +60,22 @@ def test_names_in_c_are_names():
     assert identifier_of("3d.net.so") == "n3d_net_model"
 
 
+@pytest.mark.parametrize(
+    ("triple", "condition"),
+    [
+        ("x86_64-linux-gnu", "defined(__x86_64__)"),
+        ("aarch64-linux-gnu", "defined(__aarch64__)"),
+        ("armv7l-linux-gnueabihf", "defined(__arm__)"),
+        ("riscv64-linux-gnu", "defined(__riscv)"),
+        ("powerpc64le-linux-gnu", "defined(__powerpc64__)"),
+        ("s390x-linux-gnu", "1"),
+    ],
+)
+def test_a_description_knows_its_architecture(triple, condition):
+    target = Target({"kind": "llvm", "mtriple": triple, "num-cores": 4})
+    assert f"#if !({condition})\n" in model_header("net.so", target, Interface(), {}, 1)
+
+
 def test_a_description_compiles_in_c_and_cpp(tmp_path):
     interface = Interface(
         (TensorInfo("a", (), "bool"), TensorInfo('"\\ué??/*\n', (2, 3), "float16")),
@@ -183,7 +199,7 @@ def write_model(path: Path) -> None:
 def deployed(tmp_path_factory):
     """A folder with a compiled example, and the model that it was made from."""
     pytest.importorskip("onnxruntime")
-    folder = tmp_path_factory.mktemp("native")
+    folder = tmp_path_factory.mktemp("native programs")
     write_model(folder / "net.onnx")
     tune(str(folder / "net.onnx"), work_dir=folder / "run", trials=8, seed=1, config=QUICK)
     applied = apply(str(folder / "run"), out_dir=folder / "deploy")

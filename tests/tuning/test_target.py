@@ -37,6 +37,25 @@ def test_spellings_of_one_target_agree(spec):
     assert str(resolve_target(spec)) == str(Target(CONFIG))
 
 
+@pytest.mark.parametrize(
+    "spec", [{"kind": "llvm", "num-cores": 3}, '{"kind":"llvm","num-cores":3}']
+)
+def test_a_target_that_names_no_processor_means_this_one(spec):
+    given = dict(spec) if isinstance(spec, dict) else spec
+    target = resolve_target(spec)
+    assert target.attrs["mcpu"] == resolve_target("cpu").attrs["mcpu"]
+    assert target.attrs["num-cores"] == 3
+    assert spec == given
+
+
+@pytest.mark.parametrize("key", ["mattr", "mtriple"])
+def test_a_target_that_names_other_processors_keeps_them(key):
+    value = ["+avx2"] if key == "mattr" else "aarch64-linux-gnu"
+    spec = {"kind": "llvm", "num-cores": 3, key: value}
+    assert str(resolve_target(spec)) == str(Target(spec))
+    assert str(resolve_target(Target(spec))) == str(Target(spec))
+
+
 def test_a_tag_is_a_target():
     assert resolve_target("nvidia/geforce-rtx-3090").attrs["arch"] == "sm_86"
 
@@ -80,7 +99,7 @@ def test_cuda_without_a_gpu_says_what_was_looked_for():
     ("spec", "line"),
     [
         (CONFIG, "llvm, mcpu skylake, 4 cores"),
-        ({"kind": "llvm", "num-cores": 1}, "llvm, 1 core"),
+        (Target({"kind": "llvm", "num-cores": 1}), "llvm, 1 core"),
         ("nvidia/geforce-rtx-3090", "cuda, arch sm_86, 48 KiB shared memory"),
     ],
 )

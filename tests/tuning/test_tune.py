@@ -36,6 +36,16 @@ def gmm():
     return tvm.IRModule({"main": create_te_workload("GMM", 0)})
 
 
+def test_a_network_is_no_module_of_tensor_functions(tmp_path):
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((4, 6), "float32"))
+    with builder.function("main", [x]):
+        builder.emit_func_output(builder.emit(relax.op.exp(x)))
+    with pytest.raises(InvalidOptionError, match="no tensor function; tune_relax"):
+        tune_tir(builder.get(), work_dir=tmp_path / "run", trials=8)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_whole_job_on_an_operator(tmp_path):
     report = tune_tir(gmm(), work_dir=tmp_path / "run", trials=8, seed=3, config=QUICK)
     (task,) = report.tasks

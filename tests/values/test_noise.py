@@ -37,3 +37,11 @@ def test_the_order_of_a_pair_does_not_matter():
         other.add_pair(sec, 1.0)
     assert one.relative_error == pytest.approx(other.relative_error)
     assert one.relative_error > PRIOR_ERROR
+
+
+def test_what_is_no_noise_does_not_become_it():
+    noise = MachineNoise()
+    for _ in range(50):
+        noise.add_pair(1.0, 2.0)
+    assert noise.relative_error > 0.4
+    assert noise.quiet_error < 0.1

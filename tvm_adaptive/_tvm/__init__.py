@@ -389,7 +389,7 @@ def network_code(
     builder = relax.ExecBuilder()
     left = vm_build._vmcodegen(builder, mod, "bytecode")
     parts: dict[int, tuple[Target, dict[Any, PrimFunc]]] = {handle(target): (target, {})}
-    for variable, function in _tensor_functions(left):
+    for variable, function in tensor_functions_of(left):
         own = others.get(str(variable.name_hint), target)
         parts.setdefault(handle(own), (own, {}))[1][variable] = function
     return builder, [(IRModule(found), each) for each, found in parts.values() if found]
@@ -482,7 +482,7 @@ def functions_as_tasks(
     per inference unless ``weights`` says otherwise.
     """
     # MetaSchedule normalises a function before it looks it up.
-    single = {str(v.name_hint): normalize_mod(f) for v, f in _tensor_functions(mod)}
+    single = {str(v.name_hint): normalize_mod(f) for v, f in tensor_functions_of(mod)}
     tasks: dict[str, ExtractedTask] = {}
     # First the names without a slash, which stay.
     for name, each in sorted(single.items(), key=lambda pair: ("/" in pair[0], pair[0])):
@@ -495,13 +495,13 @@ def functions_as_tasks(
 
 def without_bodies(mod: IRModule) -> IRModule:
     """Return the module with tensor functions that do nothing."""
-    idle = {v: f.with_body(Evaluate(0)) for v, f in _tensor_functions(mod)}
+    idle = {v: f.with_body(Evaluate(0)) for v, f in tensor_functions_of(mod)}
     return IRModule({**dict(mod.functions.items()), **idle})
 
 
 def with_swapped_arguments(mod: IRModule) -> IRModule:
     """Return the module with each function's first two parameters swapped, if alike."""
-    swapped = {v: _swapped(f) for v, f in _tensor_functions(mod)}
+    swapped = {v: _swapped(f) for v, f in tensor_functions_of(mod)}
     return IRModule({**dict(mod.functions.items()), **swapped})
 
 
@@ -513,6 +513,7 @@ def _swapped(function: PrimFunc) -> PrimFunc:
     return PrimFunc([second, first, *others], function.body, function.ret_type, function.attrs)
 
 
-def _tensor_functions(mod: IRModule | PrimFunc) -> list[tuple[Any, PrimFunc]]:
+def tensor_functions_of(mod: IRModule | PrimFunc) -> list[tuple[Any, PrimFunc]]:
+    """Return the tensor functions of a module, with their names."""
     whole = IRModule({"main": mod}) if isinstance(mod, PrimFunc) else mod
     return [(v, f) for v, f in whole.functions.items() if isinstance(f, PrimFunc)]

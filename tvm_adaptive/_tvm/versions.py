@@ -16,7 +16,10 @@ FIX = 'pip install "apache-tvm>=0.26,<0.28" "apache-tvm-ffi>=0.1.14.post0,<0.1.1
 
 def check_versions(tvm: str | None, ffi: str | None) -> None:
     """Raise unless the two versions are known to work together."""
-    if tvm is None or ffi is None or not (_within(tvm, TVM_RANGE) and _within(ffi, FFI_RANGE)):
+    is_known = tvm is not None and _within(tvm, TVM_RANGE)
+    # Of 0.1.14, its later releases only.
+    is_known &= ffi is not None and _within(ffi, FFI_RANGE) and ".post" in ffi
+    if not is_known:
         raise UnsupportedVersionError(
             f"tvm_adaptive needs apache-tvm 0.26 or 0.27 with apache-tvm-ffi 0.1.14, but found "
             f"apache-tvm {tvm or '(not installed)'} and apache-tvm-ffi "

@@ -14,10 +14,12 @@ import psutil
 
 import tvm_adaptive
 from tvm_adaptive.cli import apply, db, doctor, report, show, tune
-from tvm_adaptive.cli.console import EXIT_BAD_INPUT, EXIT_OK, flush_or_drop, unless_closed
+from tvm_adaptive.cli.console import EXIT_BAD_INPUT, flush_or_drop
 from tvm_adaptive.cli.native_log import StandardErrorHandler
 from tvm_adaptive.errors import AdaptiveError
 from tvm_adaptive.tuning.interrupts import EXIT_INTERRUPTED
+
+logger = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,17 +36,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     _set_up_logging(getattr(options, "verbose", False))
-    code: int = EXIT_OK
     try:
-        with unless_closed():
-            code = options.run(options)
+        code: int = options.run(options)
     except AdaptiveError as error:
-        with contextlib.suppress(OSError):  # standard error is closed
-            print(f"tvm-adaptive: error: {error}", file=sys.stderr)
-        return EXIT_BAD_INPUT
+        return _bad_input(str(error))
+    except OSError as error:  # a full disk, a folder of somebody else
+        logger.info("the whole error", exc_info=True)
+        reason = error.strerror or str(error)
+        return _bad_input(f"{error.filename}: {reason}" if error.filename else reason)
     except KeyboardInterrupt:  # before a run handles signals
         return EXIT_INTERRUPTED
     return code
+
+
+def _bad_input(reason: str) -> int:
+    with contextlib.suppress(OSError):  # standard error is closed
+        print(f"tvm-adaptive: error: {reason}", file=sys.stderr)
+    return EXIT_BAD_INPUT
 
 
 class _Parser(argparse.ArgumentParser):

@@ -10,18 +10,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from tvm_adaptive.cli.arguments import parse_count
-from tvm_adaptive.cli.console import EXIT_OK
+from tvm_adaptive.cli.console import EXIT_OK, PlainConsole, unless_closed
 from tvm_adaptive.database import maintenance
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the action of the options."""
-    print(_ACTIONS[options.action](options))
+    line = _ACTIONS[options.action](options)
+    with unless_closed():
+        print(line)
     return EXIT_OK
 
 
@@ -61,7 +62,8 @@ def _stats(options: argparse.Namespace) -> str:
             time.strftime("%Y-%m-%d", time.gmtime(each.last_unix_sec)),
         )
     if stats:
-        Console(file=sys.stdout).print(table)
+        with unless_closed():
+            PlainConsole(file=sys.stdout).print(table)
     return f"{name}: {len(stats)} tasks, {sum(each.n_trials for each in stats)} trials"
 
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from tvm_adaptive.cli.console import EXIT_BAD_RESULT, EXIT_OK
+from tvm_adaptive.cli.console import EXIT_BAD_RESULT, EXIT_OK, unless_closed
 
 _MARKS = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}
 
@@ -17,10 +17,11 @@ def run(options: argparse.Namespace) -> int:
 
     results = examine(options.work_dir, with_noise=not options.quick)
     width = max(len(each.name) for each in results)
-    for each in results:
-        print(f"{_MARKS[each.verdict]}  {each.name:<{width}}  {each.text}")
-        if each.fix:
-            print(f"{'':<{width + 11}}{each.fix}")
+    with unless_closed():
+        for each in results:
+            print(f"{_MARKS[each.verdict]}  {each.name:<{width}}  {each.text}")
+            if each.fix:
+                print(f"{'':<{width + 11}}{each.fix}")
     return EXIT_OK if is_fit(results) else EXIT_BAD_RESULT
 
 

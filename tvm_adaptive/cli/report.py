@@ -7,7 +7,7 @@ import webbrowser
 from pathlib import Path
 from typing import Any
 
-from tvm_adaptive.cli.console import EXIT_OK
+from tvm_adaptive.cli.console import EXIT_OK, unless_closed
 from tvm_adaptive.errors import InvalidOptionError
 
 
@@ -21,7 +21,8 @@ def run(options: argparse.Namespace) -> int:
     folder = options.work_dir[0] if options.work_dir else Path()
     histories = read_runs(options.work_dir) + ([read_demo()] if options.demo else [])
     path = write_report(histories, options.out or folder / "report.html")
-    print(path)
+    with unless_closed():
+        print(path)
     if options.open:
         webbrowser.open(path.as_uri())
     return EXIT_OK

@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from tvm_adaptive.cli.console import EXIT_OK, PlainConsole
+from tvm_adaptive.cli.console import EXIT_OK, PlainConsole, unless_closed
 from tvm_adaptive.report.comparison import comparison_lines, peer_lines
 
 
@@ -21,7 +21,8 @@ def run(options: argparse.Namespace) -> int:
 
     if options.task is not None or options.trace:
         script, trace = best_schedule(options.work_dir, options.task)
-        print(trace if options.trace else script)
+        with unless_closed():
+            print(trace if options.trace else script)
         return EXIT_OK
     table = Table("task", "family", "calls", "best, ms", "in all, ms", "checked")
     for task in shown_tasks(options.work_dir):
@@ -35,11 +36,14 @@ def run(options: argparse.Namespace) -> int:
             f"{task.weight * best.seconds * 1e3:.4g}" if known else "-",
             ("yes" if best.is_checked else "no") if known else "-",
         )
-    console = PlainConsole(file=sys.stdout)
-    console.print(table)
     comparison = shown_comparison(options.work_dir)
+    lines = []
     if comparison is not None:
-        for line in peer_lines(comparison.peers) + comparison_lines(comparison):
+        lines = peer_lines(comparison.peers) + comparison_lines(comparison)
+    with unless_closed():
+        console = PlainConsole(file=sys.stdout)
+        console.print(table)
+        for line in lines:
             console.print(line, highlight=False, markup=False, soft_wrap=True)
     return EXIT_OK
 

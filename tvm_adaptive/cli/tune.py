@@ -50,7 +50,9 @@ _CONFIG_OPTIONS = (
 def run(options: argparse.Namespace) -> int:
     """Tune a model by the options."""
     if options.print_config:
-        print(write_config(config_of(options)), end="")
+        text = write_config(config_of(options))
+        with unless_closed():
+            print(text, end="")
         return EXIT_OK
     check_resume(options)
     # The report goes to standard output, progress to standard error.

@@ -51,8 +51,10 @@ _MIN_SIZE_FOR_THREADS = 8_000
 # includes so many virtual trees that err as much as the forest did on unseen samples.
 _PRIOR_TREES = 2.0
 # Columns that are multiples of one another split alike. Projections of the standardised
-# columns tell them apart as long as they differ by more than rounding.
+# columns tell them apart as long as they differ by more than rounding. One projection would
+# take some pairs of a thousand columns for equal by chance; two do so once in a million fits.
 _EQUAL_DIGITS = 5
+_N_PRINTS = 2
 
 Tree = Any
 
@@ -248,21 +250,21 @@ def distinct_columns(X: npt.NDArray[np.float32]) -> npt.NDArray[np.intp]:
     if not varying.size:
         return np.zeros(1, dtype=np.intp)
     # Fixed: which columns count must not depend on the seed of a fit.
-    direction = np.random.default_rng(0).standard_normal(len(X))
+    directions = np.random.default_rng(0).standard_normal((_N_PRINTS, len(X)))
     n_at_once = max(1, _MAX_CENTERED // len(X))
     prints = np.concatenate(
         [
-            _prints(X[:, varying[start : start + n_at_once]], direction)
+            _prints(X[:, varying[start : start + n_at_once]], directions)
             for start in range(0, len(varying), n_at_once)
         ]
     )
-    _, first = np.unique(np.round(prints, _EQUAL_DIGITS), return_index=True)
+    _, first = np.unique(np.round(prints, _EQUAL_DIGITS), axis=0, return_index=True)
     return varying[np.sort(first)]
 
 
-def _prints(columns: npt.NDArray[np.float32], direction: FloatArray) -> FloatArray:
-    """Return a number for each column that those share which repeat it up to scale."""
+def _prints(columns: npt.NDArray[np.float32], directions: FloatArray) -> FloatArray:
+    """Return numbers, (k, 2), for each column that those share which repeat it up to scale."""
     centered = columns.astype(np.float64)
     centered -= centered.mean(axis=0)
     norms = np.sqrt(np.einsum("ij,ij->j", centered, centered))
-    return np.asarray(np.abs(direction @ centered) / np.where(norms > 0.0, norms, 1.0))
+    return np.asarray((np.abs(directions @ centered) / np.where(norms > 0.0, norms, 1.0)).T)

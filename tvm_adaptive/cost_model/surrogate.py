@@ -177,11 +177,14 @@ class Surrogate:
         return self
 
     def replace_dataset(self, dataset: Dataset) -> None:
-        """Forget everything and start from another dataset; the next refit is due."""
+        """Forget everything and start from another dataset, of earlier runs; a refit is due."""
         self.dataset = dataset
         self._forest = self._validity = None
         self._ceilings, self._luck = {}, {}
-        self._n_fitted = self._n_before = self._n_elsewhere = 0
+        self._n_fitted, self._n_before = 0, dataset.n_added
+        self._n_elsewhere = sum(
+            len(task.seconds) for key, task in dataset if key.startswith(_ELSEWHERE)
+        )
 
     def preload(self, dataset: Dataset, *, fading: bool = False) -> None:
         """Add samples of earlier runs, as tasks of their own, each with its own best.
@@ -205,14 +208,19 @@ class Surrogate:
         """Grow the forest anew if the run's data have grown by 5 % since the last time."""
         news = self.dataset.n_added - self._n_fitted
         # Many samples of earlier runs must not make what this one finds wait to be learned.
-        n_own = max(0, self._n_fitted - self._n_before)
+        # A full dataset does not grow, and the cost of a fit with it.
+        n_own = min(max(0, self._n_fitted - self._n_before), len(self.dataset))
         if news == 0 or news < _REFIT_GROWTH * n_own:
             return None
         start_sec = time.perf_counter()
         learned = self._learned()
         target = self.options.target
         # AdaTune's are relative to the best.
-        ceilings = self.dataset.best_secs() if target == "throughput" else self.dataset.ceilings()
+        ceilings = (
+            self.dataset.best_secs()
+            if target == "throughput"
+            else self.dataset.ceilings(lambda key: key.startswith(_ELSEWHERE))
+        )
         rows, y = learned.training_set(target, ceilings)
         self._n_fitted = self.dataset.n_added
         if not len(y):
@@ -244,8 +252,10 @@ class Surrogate:
         mean, std = self._forest.predict(rows)
         valid = self._probability_valid(rows)
         if self.options.acquisition == "mean":
-            throughput = ratio_of(mean, self.options.target)
-            return np.asarray(np.maximum(throughput * valid, _MIN_SCORE))
+            worth = ratio_of(mean, self.options.target) * valid
+            return np.asarray(
+                np.maximum(worth if cost_sec is None else worth / cost_sec, _MIN_SCORE)
+            )
         incumbent = self._incumbent(key) - self._luck.get(key, 0.0)
         acquisition = self.options.acquisition
         log_value = log_expected_improvement if acquisition == "ei" else acquisition

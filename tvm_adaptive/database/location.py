@@ -49,7 +49,7 @@ def resolve_url(name: str) -> str:
     if name == USER_STORE:
         return str(user_store())
     if not name.startswith(FROM_ENVIRONMENT):
-        return name
+        return _expanded(name)
     variable = name[len(FROM_ENVIRONMENT) :]
     url = os.environ.get(variable)
     if not url:
@@ -57,7 +57,12 @@ def resolve_url(name: str) -> str:
             f"The record store's URL is expected in the environment variable {variable}, which is "
             "not set; set it to the store's URL."
         )
-    return url
+    return _expanded(url)
+
+
+def _expanded(url: str) -> str:
+    """Return a path without ``~``, which no shell expands in a file or behind ``--store=``."""
+    return url if "://" in url else os.path.expanduser(url)
 
 
 def url_of(url: str | Path) -> URL:

@@ -70,8 +70,9 @@ def _import_verdicts(store: RecordStore, folder: Path, environment: Environment)
     """Add a run's verdicts of the tasks that a store knows."""
     verdicts = VerdictFile(folder, str(TVM_VERSION)).read()
     for task in store.tasks():
-        finals = verdicts.get(task.identity, [])
-        _add_finals(store, task, [dataclasses.replace(x, environment=environment) for x in finals])
+        if finals := verdicts.get(task.identity):
+            here = [dataclasses.replace(each, environment=environment) for each in finals]
+            _add_finals(store, task, here)
 
 
 def _add_finals(store: RecordStore, task: StoredTask, finals: Sequence[StoredTrial]) -> None:
@@ -172,7 +173,8 @@ def _import_store(store: RecordStore, other: RecordStore) -> tuple[int, int]:
         n_new = _add_new(store, task, trials)
         n_added += n_new
         n_known += len(trials) - n_new
-        _add_finals(store, task, other.finals(task))
+        if finals := other.finals(task):
+            _add_finals(store, task, finals)
     return n_added, n_known + other.n_left_out
 
 

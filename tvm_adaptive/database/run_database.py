@@ -14,10 +14,10 @@ import logging
 import math
 import os
 from array import array
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -59,12 +59,21 @@ class _Index:
         return [self.offsets[i] for i in order[np.isfinite(mean_secs[order])]]
 
 
+class _Line(NamedTuple):
+    """A line to write, and of a record, the number of its workload and its time."""
+
+    path: Path
+    text: bytes
+    number: int | None = None
+    mean_sec: float = math.inf
+
+
 @derived_object
 class RunDatabase(PyDatabase):  # type: ignore[misc]
     """Append to the files of MetaSchedule's ``JSONDatabase`` without keeping its records.
 
     It answers as a ``JSONDatabase`` of the same files does, and that class can read them at
-    any time: each line is written whole. A record that a full disk refuses is written with
+    any time: each line is written whole. A line that a full disk refuses is written before
     the next one. Unreadable lines are left out, see
     :func:`~tvm_adaptive.database.repair.repair_database`. One process writes at a time.
     """
@@ -77,7 +86,8 @@ class RunDatabase(PyDatabase):  # type: ignore[misc]
         self._numbers: dict[str, int] = {}  # line number of a workload by its key
         # By the line number of the workload.
         self._indices: defaultdict[int, _Index] = defaultdict(_Index)
-        self._unwritten: list[tuple[int, float, bytes]] = []
+        # Oldest first, so that a workload's line comes before those of its records.
+        self._unwritten: deque[_Line] = deque()
         self._recent = functools.lru_cache(maxsize=_N_RECENT)(self._record_at)
         self._read_workloads()
         self._read_records()
@@ -92,9 +102,9 @@ class RunDatabase(PyDatabase):  # type: ignore[misc]
         number = self._numbers.get(key)
         if number is None:
             workload = Workload(mod)
-            _append(self._workload_file, _line_of(workload.as_json()))
             number = self._numbers[key] = len(self._workloads)
             self._workloads.append(workload)
+            self._write(_Line(self._workload_file, _line_of(workload.as_json())))
         return self._workloads[number]
 
     def commit_tuning_record(self, record: TuningRecord) -> None:
@@ -103,15 +113,21 @@ class RunDatabase(PyDatabase):  # type: ignore[misc]
         fields = record_as_json(record)
         fields[1] = [sec if math.isfinite(sec) else RECORDED_FAILURE_SEC for sec in fields[1] or ()]
         line = _line_of(without_flags([number, fields]))
-        self._unwritten.append((number, _mean_sec(fields), line))
+        self._write(_Line(self._record_file, line, number, _mean_sec(fields)))
+
+    def _write(self, line: _Line) -> None:
+        """Write what is left from before, and a line."""
+        self._unwritten.append(line)
         try:
             while self._unwritten:
-                number, mean_sec, line = self._unwritten[0]
-                self._indices[number].add(mean_sec, _append(self._record_file, line))
-                del self._unwritten[0]
+                first = self._unwritten[0]
+                offset = _append(first.path, first.text)
+                if first.number is not None:
+                    self._indices[first.number].add(first.mean_sec, offset)
+                self._unwritten.popleft()
         except OSError as error:
             if len(self._unwritten) == 1:
-                logger.error("%s cannot be written: %s", self._record_file, error)
+                logger.error("%s cannot be written: %s", line.path, error)
 
     def get_top_k(self, workload: Workload, top_k: int) -> list[TuningRecord]:
         """Return the fastest records of a workload, fastest first, without failed ones."""

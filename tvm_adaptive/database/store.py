@@ -176,6 +176,7 @@ class RecordStore:
     def finals(self, task: StoredTask, *, elsewhere: bool = False) -> list[StoredTrial]:
         """Return the play-offs' verdicts on a task's candidates, oldest first.
 
+        The order is that of the play-offs, not of arrival: a run may be imported later.
         Seconds and their error are the play-off's; a failure says why the candidate must not
         be used. :mod:`tvm_adaptive.database.verdicts` interprets them. With ``elsewhere``,
         only those with a time from another environment than the store's.
@@ -185,7 +186,8 @@ class RecordStore:
         is_failure = finals.c.seconds.is_(None)
         is_wanted = is_here & ~is_failure if elsewhere else is_here | is_failure
         newest = tables.ids_of(finals, task).where(is_wanted).order_by(finals.c.id.desc())
-        return self._read(finals, newest.limit(tables.MAX_BAD_ROWS))[::-1]
+        rows = self._read(finals, newest.limit(tables.MAX_BAD_ROWS))[::-1]
+        return sorted(rows, key=lambda each: each.unix_sec)
 
     def sample(
         self, task: StoredTask, n: int, *, width: int | None = None, with_record: bool = True
@@ -271,7 +273,8 @@ class RecordStore:
 
         The trials of each device are counted apart, as their times do not compare. The
         play-offs' verdicts stay, which say what may be deployed; invalid rows are deleted.
-        Then the file shrinks to what is left in it. After an error nothing is deleted.
+        After an error nothing is deleted. Then the file shrinks to what is left in it, if the
+        disk has room for a copy and no other process reads it.
         """
         trials, finals = schema.trials, schema.finals
         by_time = (trials.c.seconds.is_(None), trials.c.seconds, trials.c.id)
@@ -285,8 +288,11 @@ class RecordStore:
             n_deleted += tables.delete_all_but(connection, trials, keep, by_time, groups)
             tables.delete(connection, finals, self._valid.bad(finals))
         if self.url.get_backend_name() == "sqlite":
-            with self._lock, self._guard("write to"), connected(self._engine) as connection:
-                connection.exec_driver_sql("VACUUM")
+            try:
+                with self._lock, self._guard("write to"), connected(self._engine) as connection:
+                    connection.exec_driver_sql("VACUUM")
+            except StoreError as error:
+                logger.warning("The rows are deleted, but the file keeps its size: %s", error)
         return n_deleted
 
     def close(self) -> None:

@@ -30,11 +30,24 @@ class TaskHistory:
     weight: float = 1.0  # calls per inference
     flop: float | None = None
     build_sec: float = math.nan  # of the fastest trial; NaN if not known
+    # Of the trials that were looked at: a screen asks twice a second.
+    _n_seen: int = dataclasses.field(default=0, init=False, repr=False, compare=False)
+    _n_errors: int = dataclasses.field(default=0, init=False, repr=False, compare=False)
+    _best_ms: float = dataclasses.field(default=math.inf, init=False, repr=False, compare=False)
+
+    def _look(self) -> None:
+        for ms in self.latencies_ms[self._n_seen :]:
+            if math.isfinite(ms):
+                self._best_ms = min(self._best_ms, ms)
+            else:
+                self._n_errors += 1
+        self._n_seen = len(self.latencies_ms)
 
     @property
     def best_ms(self) -> float:
         """Milliseconds of the fastest trial; infinite before the first success."""
-        return min((ms for ms in self.latencies_ms if math.isfinite(ms)), default=math.inf)
+        self._look()
+        return self._best_ms
 
     @property
     def best_sec(self) -> float:
@@ -55,7 +68,8 @@ class TaskHistory:
     @property
     def n_errors(self) -> int:
         """Failed trials."""
-        return sum(not math.isfinite(value) for value in self.latencies_ms)
+        self._look()
+        return self._n_errors
 
 
 @dataclasses.dataclass

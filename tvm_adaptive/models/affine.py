@@ -1,7 +1,8 @@
 """Products and sums with constants become part of the convolution before them.
 
 So do batch normalisations, which are such a product and sum in inference. Elsewhere, quotients
-become products, which are ten times cheaper, and neighbouring constants become one.
+become products, which are ten times cheaper, and neighbouring constants become one. All of this
+rounds otherwise, so that nothing is changed of what is rounded to whole numbers or compared.
 
 Numbers that training has found are different in each layer. As a number in its code, each would
 make a task of its own of a layer that is otherwise like others.
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import Constant, IRModule, handle, relax
 from tvm_adaptive.models.network import (
+    known_extents,
     operator_of,
     uses_of,
     with_rewritten_main,
@@ -30,6 +32,18 @@ _CONVOLUTION = "relax.nn.conv2d"
 _TRANSPOSED = "relax.nn.conv2d_transpose"
 _PRODUCTS = ("relax.multiply", "relax.divide")
 _SUMS = ("relax.add", "relax.subtract")
+# Who adds such a number to another one wants it rounded: to eighths, at least.
+_ROUNDING = 2.0**20
+# Results jump where operands change by a last digit.
+_JUMPS = frozenset(
+    f"relax.{name}"
+    for name in (
+        *("floor", "ceil", "round", "trunc", "sign", "floor_divide", "floor_mod", "mod"),
+        *("greater", "greater_equal", "less", "less_equal", "equal", "not_equal"),
+    )
+)
+# What has summed in an order of its own does not tell the last digit anyway.
+_ROUNDED_SUMS = ("relax.matmul", "relax.nn.", "relax.sum", "relax.mean", "relax.variance")
 
 
 def fold_affine(mod: IRModule) -> IRModule:
@@ -51,7 +65,7 @@ def with_numbers_as_data(mod: IRModule) -> IRModule:
         float(_numbers(argument))
         for binding in _tvm.bindings_of(mod["main"])
         for argument in _operands(binding.value)
-        if isinstance(argument, Constant) and not _extents(argument)
+        if isinstance(argument, Constant) and _rank(argument) == 0
     )
     rewriter = _DataRewriter(mod, {number for number, n_uses in counts.items() if n_uses == 1})
     return with_rewritten_main(mod, rewriter)
@@ -74,14 +88,14 @@ class _DataRewriter(_tvm.PyExprMutator):  # type: ignore[misc]
     def visit_call_(self, call: Any) -> Any:
         """Replace the numbers in a product or sum with a tensor."""
         call = super().visit_call_(call)
-        rank = max((len(_extents(each)) for each in _operands(call)), default=0)
-        if not rank:
+        rank = max((_rank(each) for each in _operands(call)), default=0)
+        if rank < 1:
             return call
         arguments = [self._as_data(each, rank) for each in call.args]
         return relax.Call(call.op, arguments, call.attrs, call.ty_args)
 
     def _as_data(self, argument: Any, rank: int) -> Any:
-        is_number = isinstance(argument, Constant) and not _extents(argument)
+        is_number = isinstance(argument, Constant) and _rank(argument) == 0
         if not is_number or float(_numbers(argument)) not in self._numbers:
             return argument
         return _constant(_numbers(argument).reshape([1] * rank), argument)
@@ -95,9 +109,12 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         super().__init__(mod)
         self._uses = uses_of(mod)
         self._shared: set[int] = set()  # handles of new variables with several uses
+        self._exact = _exact_values(mod)
+        self._is_exact = False  # what is visited
 
     def visit_var_binding_(self, binding: Any) -> None:
         """Visit a binding, and note whether its new variable has several uses."""
+        self._is_exact = handle(binding.var) in self._exact
         super().visit_var_binding_(binding)
         if self._uses[handle(binding.var)] > 1:
             self._shared.add(handle(self.visit_expr(binding.var)))
@@ -106,13 +123,14 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         """Rewrite a product or sum with a constant."""
         call = super().visit_call_(call)
         name = operator_of(call)
-        if name not in _PRODUCTS + _SUMS or not _is_float(call):
+        if name not in _PRODUCTS + _SUMS or not _is_float(call) or self._is_exact:
             return call
         value, constant = call.args
         if isinstance(value, Constant) and name in ("relax.multiply", "relax.add"):
             value, constant = constant, value
         # A constant that is larger than the value widens it.
-        if not (isinstance(constant, Constant) and _extents(call) == _extents(value) != []):
+        extents = known_extents(call)
+        if not (isinstance(constant, Constant) and extents == known_extents(value) != []):
             return call
         number = _numbers(constant)
         if name == "relax.divide":
@@ -136,7 +154,7 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         gamma, beta, mean, variance = map(_numbers, statistics)
         scale = (gamma if attrs.scale else 1.0) / np.sqrt(variance + float(attrs.epsilon))
         shift = (beta if attrs.center else 0.0) - mean * scale
-        shape = [1] * len(_extents(data))
+        shape = [1] * _rank(data)
         shape[int(attrs.axis)] = -1
         product = self.builder_.emit(self._product(data, scale.reshape(shape)))
         return self._sum(product, shift.reshape(shape))
@@ -160,7 +178,7 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         if scaled is not None:
             return scaled
         before = self._own(value, "relax.multiply", "relax.add")
-        if before is not None and isinstance(before.args[1], Constant):
+        if before is not None and _is_of_same_shape(before):
             inner, number = before.args[0], _numbers(before.args[1])
             if str(before.op.name) == "relax.multiply" and _fit(number, factor):
                 return self._product(inner, number * factor)
@@ -174,9 +192,9 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
     def _sum(self, value: Any, addend: FloatArray) -> Any:
         """Return an expression of a value plus a constant."""
         before = self._own(value, "relax.add")
-        if before is not None and isinstance(before.args[1], Constant):
+        if before is not None and _is_of_same_shape(before):
             number = _numbers(before.args[1])
-            if _fit(number, addend):
+            if _fit(number, addend) and not (np.abs(number) >= _ROUNDING).all():
                 return self._sum(before.args[0], number + addend)
         return relax.op.add(value, _constant(addend, value))
 
@@ -190,9 +208,37 @@ def _is_float(value: Any) -> bool:
     return str(getattr(value.ty, "dtype", "")) in ("float32", "float64")
 
 
-def _extents(value: Any) -> list[int]:
-    """Return the shape of a tensor; that of a number if it is not known."""
-    return [int(each) for each in getattr(value.ty, "shape", None) or ()]
+def _rank(value: Any) -> int:
+    """Return the number of axes of a tensor; -1 where it is not known."""
+    return int(getattr(value.ty, "ndim", -1))
+
+
+def _is_of_same_shape(call: Any) -> bool:
+    """Say whether the second operand is a constant that does not widen the first."""
+    value, constant = call.args
+    return isinstance(constant, Constant) and known_extents(value) == known_extents(call)
+
+
+def _exact_values(mod: IRModule) -> set[int]:
+    """Return the variables, by handles, of which a last digit can decide: see ``_JUMPS``."""
+    found: set[int] = set()
+    for binding in reversed(list(_tvm.bindings_of(mod["main"]))):
+        value = binding.value
+        name = operator_of(value)
+        jumps = name in _JUMPS or (name == "relax.astype" and not _is_float(value))
+        if jumps or (handle(binding.var) in found and not name.startswith(_ROUNDED_SUMS)):
+            found |= {handle(each) for each in _variables(value)}
+    return found
+
+
+def _variables(value: Any) -> list[Any]:
+    """Return the variables that an expression is computed from."""
+    if isinstance(value, relax.Var):
+        return [value]
+    if isinstance(value, relax.TupleGetItem):
+        return _variables(value.tuple_value)
+    parts = value.fields if isinstance(value, relax.Tuple) else getattr(value, "args", ())
+    return [each for part in parts for each in _variables(part)]
 
 
 def _numbers(constant: Any) -> FloatArray:
@@ -215,7 +261,10 @@ def _scaled(call: Any, factor: FloatArray) -> Any | None:
     axis = result.index("C")
     if any(extent != 1 for place, extent in enumerate(shape) if place != axis):
         return None
-    per_channel = np.broadcast_to(factor.reshape(-1), _extents(call)[axis])
+    n_channels = getattr(call.ty.shape.values[axis], "value", None)
+    if n_channels is None or factor.size not in (1, n_channels):
+        return None
+    per_channel = np.broadcast_to(factor.reshape(-1), n_channels)
     axes = [layout.index(each) for each in "IO"]
     last = np.moveaxis(_numbers(kernel), axes, (-2, -1))
     if str(call.op.name) == _CONVOLUTION:

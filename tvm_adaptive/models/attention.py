@@ -71,8 +71,8 @@ class AttentionTiles:
         ):
             return None
         keys = min(rows, key=lambda width: (_whole(n_keys, width), -width))
-        queries = _QUERIES_OF_MANY if unit.has_many_registers else _QUERIES_OF_FEW
-        return cls(block, keys, queries, values)
+        most = _QUERIES_OF_MANY if unit.has_many_registers else _QUERIES_OF_FEW
+        return cls(block, keys, math.gcd(block, most), values)
 
 
 def _width(n: int, lanes: int, most: int) -> int:
@@ -175,13 +175,20 @@ class _Block:
     def _score(self) -> Any:
         """Return statements that multiply each key with all queries of the block."""
         attention, n = self._attention, self._tiles.keys
+        bias = attention.bias
 
         def tile(step: Any) -> Any:
             # The last tile overlaps the one before it.
             first = tirx.min(step * n, integer(attention.n_keys - n))
 
             def begin(key: Any, query: Any) -> Any:
-                return BufferStore(self._scores, self._biased(key, query), [key, query])
+                return BufferStore(self._scores, float_number(0.0), [key, query])
+
+            def end(key: Any, query: Any) -> Any:
+                # Last: next to a mask of -10,000, each product would be rounded to a thousandth.
+                assert bias is not None
+                at = bias.indices([*self._outer, key, self._first + query])
+                return _add(self._scores, [key, query], self._bias[0][at])
 
             def number(k: Any) -> Any:
                 def add(key: Any, query: Any) -> Any:
@@ -196,17 +203,10 @@ class _Block:
 
                 return loop_of("row", n, row, ForKind.UNROLLED)
 
-            return SeqStmt([rows(begin), loop_of("number", attention.n_numbers, number)])
+            steps = [rows(begin), loop_of("number", attention.n_numbers, number)]
+            return SeqStmt(steps if bias is None else [*steps, rows(end)])
 
         return loop_of("step", math.ceil(attention.n_keys / n), tile)
-
-    def _biased(self, key: Any, query: Any) -> Any:
-        """Return what is added to the score of a query with a key."""
-        bias = self._attention.bias
-        if bias is None:
-            return float_number(0.0)
-        (buffer,) = self._bias
-        return buffer[bias.indices([*self._outer, key, self._first + query])]
 
     def _of_queries(self, store: Callable[[Any], Any]) -> Any:
         """Return a statement for vectors of all queries of the block."""

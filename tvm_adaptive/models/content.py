@@ -57,7 +57,7 @@ def named_source(
     file = None if inputs is None or isinstance(inputs, Mapping) else str(Path(inputs).resolve())
     path = Path(what)
     if path.suffix in FORMATS:
-        return ModelSource(str(path.resolve()), shapes, _content_of_file(path), file)
+        return ModelSource(str(path.absolute()), shapes, _content_of_file(path), file)
     mod = workload if isinstance(workload, Network) else workload.mod
     return ModelSource(what, shapes, content_of(mod), file)
 

@@ -63,13 +63,19 @@ def float_number(value: float) -> Any:
 
 
 def exponential(x: Any) -> Any:
-    """Return e^x of an x of 0 or less: 2^k times the series of the rest."""
+    """Return e^x of an x of 0 or less: 2^k times the series of the rest.
+
+    What would be next to the least number of float32 is 0: processors compute slowly with the
+    shares of a softmax that would follow.
+    """
     least = float_number(_LEAST_EXPONENT)
-    x = tirx.Select(x < least, least, x)  # which leaves NaN as it is
+    is_nothing = x < least  # which leaves NaN as it is
+    x = tirx.Select(is_nothing, least, x)
     k = tirx.floor(x * float_number(1 / math.log(2)) + float_number(0.5))
     rest = x - k * float_number(_LN2_FIRST) - k * float_number(_LN2_REST)
     series = float_number(1 / math.factorial(_N_TERMS - 1))
     for power in reversed(range(_N_TERMS - 1)):
         series = series * rest + float_number(1 / math.factorial(power))
     bits = (k.astype("int32") + _EXPONENT_BIAS) << _MANTISSA_BITS
-    return series * tirx.reinterpret("float32", bits)
+    found = series * tirx.reinterpret("float32", bits)
+    return tirx.Select(is_nothing, float_number(0.0), found)

@@ -75,17 +75,28 @@ class _Constants:
         name = str(getattr(getattr(value, "op", None), "name", ""))
         if name not in _MOVES and name not in _ARITHMETIC:
             return None
-        arguments = []
-        for argument in value.args:
-            known = self.values.get(handle(argument), argument)
-            if isinstance(known, Constant):
-                arguments.append(_tvm.data_of_constant(known).numpy())
-            elif isinstance(getattr(known, "value", None), float):
-                arguments.append(np.asarray(known.value, str(known.ty.dtype)))
-            elif not isinstance(known, relax.ShapeExpr):
-                return None
-        found = _folded(value, name, arguments)
+        arguments = self._arguments(value)
+        found = None if arguments is None else _folded(value, name, arguments)
         return None if found is None else relax.const(_tvm.tensor(found))
+
+    def _arguments(self, call: Any) -> list[Array] | None:
+        """Return the tensors and floats among a call's arguments; None where one is unknown."""
+        arguments = []
+        for argument in call.args:
+            is_tuple = isinstance(argument, relax.Tuple)
+            for field in argument.fields if is_tuple else [argument]:
+                known = self.values.get(handle(field), field)
+                number = getattr(known, "value", None)
+                if isinstance(known, Constant):
+                    arguments.append(_tvm.data_of_constant(known).numpy())
+                elif isinstance(number, float):
+                    arguments.append(np.asarray(number, str(known.ty.dtype)))
+                # Whole numbers are places, which an operator reads from its call.
+                elif not isinstance(known, relax.ShapeExpr) and not (
+                    is_tuple and isinstance(number, int)
+                ):
+                    return None
+        return arguments
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -156,14 +167,43 @@ def _ints(values: Any) -> Any:
     return None if values is None else tuple(int(value) for value in values)
 
 
+def _sliced(call: Any, x: Array) -> Array | None:
+    axes, begins, ends, *strides = (
+        [field.value for field in argument.fields] for argument in call.args[1:]
+    )
+    steps = strides[0] if strides else [1] * len(axes)
+    if min(steps, default=1) < 1:
+        return None  # numpy's last element of a reversed axis has another name
+    slices = [slice(None)] * x.ndim
+    for axis, begin, end, step in zip(axes, begins, ends, steps, strict=True):
+        slices[axis] = slice(begin, end, step)
+    return x[tuple(slices)]
+
+
+def _taken(call: Any, x: Array, indices: Array) -> Array | None:
+    axis = call.attrs.axis
+    axis = 0 if axis is None else int(axis)
+    # What is out of bounds depends on the operator's mode.
+    is_inside = bool(np.all((indices >= 0) & (indices < x.shape[axis])))
+    return np.take(x, indices, axis) if is_inside else None
+
+
+def _concatenated(call: Any, *parts: Array) -> Array:
+    axis = call.attrs.axis
+    return np.concatenate(parts, 0 if axis is None else int(axis))
+
+
 # Each gives TVM's result to the last bit: single operations of IEEE arithmetic, and moves of
 # elements. Other operations, and arithmetic on integers, are left to TVM.
-_MOVES: dict[str, Callable[[Any, Array], Array]] = {
+_MOVES: dict[str, Callable[..., Array | None]] = {
     "relax.permute_dims": lambda call, x: np.transpose(x, _ints(call.attrs.axes)),
     # The inferred shape: the requested one may hold a -1.
     "relax.reshape": lambda call, x: x.reshape(_ints(call.ty.shape)),
     "relax.expand_dims": lambda call, x: np.expand_dims(x, _ints(call.attrs.axis)),
     "relax.squeeze": lambda call, x: np.squeeze(x, _ints(call.attrs.axis)),
+    "relax.strided_slice": _sliced,
+    "relax.take": _taken,
+    "relax.concat": _concatenated,
 }
 _ARITHMETIC: dict[str, Callable[..., Array]] = {
     "relax.add": np.add,
@@ -178,8 +218,9 @@ _FLOATS = {"float32", "float64"}
 
 def _folded(call: Any, name: str, arguments: list[Array]) -> Array | None:
     """Return what a call computes; None where that is left to TVM."""
-    if name in _MOVES and len(arguments) == 1:
-        return np.asarray(_MOVES[name](call, arguments[0]), order="C")
+    if name in _MOVES:
+        moved = _MOVES[name](call, *arguments)
+        return None if moved is None else np.asarray(moved, order="C")
     types = {str(argument.dtype) for argument in arguments}
     if name in _ARITHMETIC and len(types) == 1 and types <= _FLOATS:
         with np.errstate(all="ignore"):  # TVM reports no overflows either

@@ -194,6 +194,7 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         a, b = call.args
         extents, of_a, of_b = (known_extents(each) for each in (call, a, b))
         is_batched = len(of_a) > 2 and of_a[:-2] == of_b[:-2] and bool(extents)
+        is_batched &= max(of_a, default=1) > 1 and max(of_b, default=1) > 1  # no single numbers
         if not is_batched or isinstance(b, Constant) or not are_float32(a, b):
             return call
         left, right = self._operand(a), self._operand(b)

@@ -54,6 +54,9 @@ class CompiledModel:
     input_dtypes : mapping of str to str
     n_threads : int
         Threads of a kernel, the caller included.
+    example : sequence of numpy arrays or None, default None
+        Inputs that the network may be run on, to find out which outputs are memory of its
+        inputs. None takes random floats, and zeros for other types.
     keep : object
         Lives as long as the model, such as the folder of the library.
     """
@@ -65,6 +68,7 @@ class CompiledModel:
         input_dtypes: Mapping[str, str],
         *,
         n_threads: int,
+        example: Sequence[Any] | None = None,
         keep: object = None,
     ) -> None:
         self.library = Path(library)
@@ -78,7 +82,7 @@ class CompiledModel:
         self._machine = VirtualMachine(executable, device_session.place("cpu"))
         self._main = self._machine["main"]
         self._shared: tuple[int, ...] = ()
-        self._shared = self._find_shared_outputs()
+        self._shared = self._find_shared_outputs(example or self._made_up())
 
     def __call__(self, *arrays: Any, **named: Any) -> Any:
         """Run one inference; see the class."""
@@ -93,7 +97,8 @@ class CompiledModel:
         is_torch = torch is not None and any(isinstance(each, torch.Tensor) for each in arrays)
         # Lists of numbers have no shape.
         is_numpy = not is_torch and all(
-            isinstance(each, np.ndarray) or not hasattr(each, "shape") for each in arrays
+            isinstance(each, (np.ndarray, np.generic)) or not hasattr(each, "shape")
+            for each in arrays
         )
         values = [
             _as_tensor(array, *expected)
@@ -138,27 +143,33 @@ class CompiledModel:
                 self.n_threads,
             )
 
-    def _find_shared_outputs(self) -> tuple[int, ...]:
-        """Return the outputs that are memory of inputs or constants; each call copies them."""
+    def _made_up(self) -> list[Any]:
         rng = np.random.default_rng(0)
         # Zeros for integers: valid indices of any table.
-        inputs = [
-            tensor(random_array(rng, s, t) if t.startswith("float") else np.zeros(s, t))
+        return [
+            random_array(rng, s, t) if t.startswith("float") else np.zeros(s, t)
             for _, s, t in self._expected
         ]
+
+    def _find_shared_outputs(self, example: Sequence[Any]) -> tuple[int, ...]:
+        """Return the outputs that are others' memory, such as an input's; each call copies them."""
+        inputs = [tensor(each) for each in example]
         first, second = self._run(inputs), self._run(inputs)
-        ranges = [_addresses(each) for each in (*inputs, *second)]
-        return tuple(
-            place
-            for place, each in enumerate(first)
-            if any(_overlap(_addresses(each), other) for other in ranges)
-        )
+        others = [_addresses(each) for each in (*inputs, *second)]
+        shared = []
+        for place, each in enumerate(map(_addresses, first)):
+            if any(_overlap(each, other) for other in others):
+                shared.append(place)
+            others.append(each)  # later outputs may be views of it
+        return tuple(shared)
 
 
 def _as_tensor(array: Any, name: str, shape: tuple[int, ...], dtype: str) -> Any:
     """Return an array as TVM's tensor, without a copy if possible."""
     if not hasattr(array, "shape"):
         array = np.asarray(array, dtype)
+    if isinstance(array, np.generic):
+        array = np.asarray(array)
     if tuple(array.shape) != shape or _dtype_name(array.dtype) != dtype:
         raise InvalidOptionError(
             f"Input {name} must be {dtype} of shape {shape} but is {_dtype_name(array.dtype)} "
@@ -184,7 +195,11 @@ def _as_tensor(array: Any, name: str, shape: tuple[int, ...], dtype: str) -> Any
 
 def _as_array(output: Any) -> Any:
     """Return a tensor of TVM's as an array, which shares its memory if possible."""
-    return output.numpy() if output.dtype == _NOT_SHARED else np.from_dlpack(output)
+    if output.dtype == _NOT_SHARED:
+        return output.numpy()
+    array = np.from_dlpack(output)
+    # Before numpy 2.1, what is shared is read-only.
+    return array if array.flags.writeable else array.copy()
 
 
 @functools.cache

@@ -227,12 +227,14 @@ def _lower(
         mod = fold(Sequential(decompose)(mod))
         if layout == "NHWC":
             mod = fold(Sequential(convert)(mod))
-            if unit is not None:
-                mod = as_products(with_parts_of_concatenations(mod), unit)
+        # While weights are those of operators.
+        mod = without_subnormals(mod)
+        if layout == "NHWC" and unit is not None:
+            mod = as_products(with_parts_of_concatenations(mod), unit)
         mod = merge(mod)
         if unit is not None:
             mod = merge(with_products_in_place(mod, unit, computes_softmax=vector_math))
-        mod = without_subnormals(with_runs(fused(Sequential(lower)(mod))))
+        mod = with_runs(fused(Sequential(lower)(mod)))
         return _with_free_layouts(mod) if prepack else mod
 
 

@@ -4,7 +4,8 @@ Training with weight decay leaves numbers below 1.2e-38, which float32 holds wit
 tenth of the weights of PP-OCRv6's detector, one in eighty of PP-OCRv5's. Intel's processors take
 some hundred cycles more for each instruction that meets one, or that makes one. Zeros in their
 place change no digit of a sum that has other terms: PP-OCRv5's detector for 640 x 640 places took
-80 ms, and takes 26 (two cores of an Emerald Rapids).
+80 ms, and takes 26 (two cores of an Emerald Rapids). Other small constants stay, such as those
+that are added before a logarithm.
 """
 
 from __future__ import annotations
@@ -15,33 +16,43 @@ import numpy as np
 
 from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import Constant, IRModule, relax
-from tvm_adaptive.models.network import with_rewritten_main
+from tvm_adaptive.models.network import operator_of, with_rewritten_main
 
 # Of the largest number of a constant, and of 1: float32 has seven digits. A filter whose weights
 # are all this small makes subnormal sums, which took 11 of 39 ms.
 _LEAST_SHARE = 2.0**-100
 
 
+# Operators that add products with their second operand.
+_PRODUCTS = ("relax.matmul", "relax.nn.conv")
+
+
 def without_subnormals(mod: IRModule) -> IRModule:
-    """Return a network whose constants of float32 have zeros instead of numbers next to zero."""
+    """Return a network whose weights of float32 have zeros instead of numbers next to zero."""
     return with_rewritten_main(mod, _Rewriter(mod))
 
 
 @_tvm.mutator
 class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
-    """Replaces constants."""
+    """Replaces the weights of products and convolutions."""
 
-    def visit_generic_const_(self, constant: Any) -> Any:
-        """Return a constant without numbers next to zero."""
-        if not isinstance(constant, Constant) or str(constant.ty.dtype) != "float32":
-            return constant
-        numbers = _tvm.data_of_constant(constant).numpy()
-        sizes = np.abs(numbers)
-        largest = min(float(sizes.max(initial=0.0, where=np.isfinite(sizes))), 1.0)
-        least = max(float(np.finfo(np.float32).tiny), _LEAST_SHARE * largest)
-        is_tiny = (sizes < least) & (sizes != 0)
-        if not is_tiny.any():
-            return constant
-        return relax.const(_tvm.tensor(np.where(is_tiny, np.float32(0), numbers)))
+    def visit_call_(self, call: Any) -> Any:
+        """Return a call whose weights have no numbers next to zero."""
+        call = super().visit_call_(call)
+        if not operator_of(call).startswith(_PRODUCTS):
+            return call
+        return relax.Call(call.op, [_rounded(each) for each in call.args], call.attrs, call.ty_args)
 
-    visit_constant_ = visit_generic_const_  # as TVM 0.26 calls it
+
+def _rounded(weights: Any) -> Any:
+    """Return constant weights without numbers next to zero; anything else as it is."""
+    if not isinstance(weights, Constant) or str(weights.ty.dtype) != "float32":
+        return weights
+    numbers = _tvm.data_of_constant(weights).numpy()
+    sizes = np.abs(numbers)
+    largest = min(float(sizes.max(initial=0.0, where=np.isfinite(sizes))), 1.0)
+    least = max(float(np.finfo(np.float32).tiny), _LEAST_SHARE * largest)
+    is_tiny = (sizes < least) & (sizes != 0)
+    if not is_tiny.any():
+        return weights
+    return relax.const(_tvm.tensor(np.where(is_tiny, np.float32(0), numbers)))

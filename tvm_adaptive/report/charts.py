@@ -135,9 +135,10 @@ def slots_chart(history: RunHistory) -> Chart:
                 base=[slot.start_sec for slot in slots],
                 text=[escape(gain) for gain in gains],
                 textposition="none",
-                customdata=[[slot.n_trials, slot.best_ms] for slot in slots],
-                hovertemplate="%{y}<br>%{customdata[0]} trials in %{x:.1f} s, best "
-                "%{customdata[1]:.4g} ms<br>%{text}",
+                # Of a bar with a base, x is its end.
+                customdata=[[slot.n_trials, slot.seconds, slot.best_ms] for slot in slots],
+                hovertemplate="%{y}<br>%{customdata[0]} trials in %{customdata[1]:.1f} s, best "
+                "%{customdata[2]:.4g} ms<br>%{text}",
             )
         )
     return Chart(
@@ -167,7 +168,13 @@ def stages_chart(histories: Sequence[RunHistory]) -> Chart:
     ]
     runs = [escape(history.name) for history in histories]
     data = [
-        _bar([row.get(name, 0.0) for row in rows], runs, _colour(n), orientation="h", name=name)
+        _bar(
+            [row.get(name, 0.0) for row in rows],
+            runs,
+            _colour(n),
+            orientation="h",
+            name=escape(name),
+        )
         for n, name in enumerate(dict.fromkeys(name for row in rows for name in row))
     ]
     return Chart(
@@ -280,7 +287,8 @@ def belief_chart(history: RunHistory) -> Chart:
         "Tuning curves and their forecasts",
         "Best throughput (runs per millisecond) against trials, for the tasks with the "
         "largest share of the latency; click a name to see another. Bands hold 90 % of what "
-        "the default scheduler's curve belief forecasts for the next 64 trials: once from "
+        "the default scheduler's curve belief forecasts for the next 64 trials by the task's own "
+        "trials alone (the scheduler knows the other tasks' throughput, too): once from "
         "halfway (dotted), to compare with the curve, and once from the end.",
         data,
         {"xaxis": _axis("trials"), "yaxis": _axis("runs per ms")},

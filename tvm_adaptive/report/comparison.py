@@ -37,7 +37,14 @@ def _latency_text(comparison: Comparison) -> str:
     before, after = comparison.before_sec * 1e3, comparison.after_sec * 1e3
     if not math.isfinite(before):
         return f"{after:.3f} ms tuned"
-    return f"{before:.3f} ms untuned, {after:.3f} ms tuned, {before / after:.1f} x faster"
+    return f"{before:.3f} ms untuned, {after:.3f} ms tuned, {speed_text(before, after)}"
+
+
+def speed_text(before: float, after: float) -> str:
+    """Return how much faster or slower something has become, e.g. ``"2.0 x faster"``."""
+    if before < after:
+        return f"{after / before:.1f} x slower"
+    return f"{before / after:.1f} x faster"
 
 
 def _peer_line(peer: PeerTiming) -> str:

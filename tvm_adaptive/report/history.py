@@ -93,6 +93,11 @@ class RunHistory(History):
         """The tasks that the network would consist of now; empty until the search begins."""
         return self.progress(list(self.weights.items()), self.forms).used_tasks
 
+    def is_used(self, name: str) -> bool:
+        """Return whether the network would consist of a task now: not of other forms."""
+        used = {task.name for task in self.used_tasks}
+        return not used or name in used
+
     def limit_ms(self, task: TaskHistory) -> float:
         """Return the least milliseconds of a task by the roofline; NaN if that is not known."""
         if self.roofline is None or task.flop is None:
@@ -113,8 +118,16 @@ class RunHistory(History):
         self._joiner = TrialJoiner()
         self.untuned_sec = None
 
+    def _forget_run(self) -> None:
+        """Forget everything: another run in the same folder is none of it."""
+        fresh = RunHistory(name=self.name, keeps_all=self.keeps_all)
+        for field in dataclasses.fields(self):
+            setattr(self, field.name, getattr(fresh, field.name))
+
     def add(self, event: Event) -> None:
         """Apply an event of the journal; kinds that this version does not know are left out."""
+        if event["event"] == "run" and event.get("resumed") is False:
+            self._forget_run()
         super().add(event)
         kind = event["event"]
         event = {**event, "time_sec": self.before_sec + float(event.get("time_sec") or 0.0)}
@@ -143,6 +156,7 @@ class RunHistory(History):
     def _add_journal(self, _event: Event) -> None:
         self.state, self.now = _RUNNING, None
         self._open.clear()
+        self._joiner.begin_attempt()
 
     def _add_stage(self, event: Event) -> None:
         name = str(event["stage"])

@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tvm_adaptive.report.comparison import peer_lines
+from tvm_adaptive.report.comparison import peer_lines, speed_text
 from tvm_adaptive.report.history import RunHistory
 from tvm_adaptive.tuning.budget import Budget
 
@@ -42,7 +42,7 @@ def latency_line(history: RunHistory) -> str:
     text = f"sum of tasks {now_ms:.4g} ms"
     if history.untuned_sec is not None:
         untuned_ms = 1e3 * history.untuned_sec
-        text += f", untuned {untuned_ms:.4g} ms: {untuned_ms / now_ms:.1f} x faster"
+        text += f", untuned {untuned_ms:.4g} ms: {speed_text(untuned_ms, now_ms)}"
     return f"{text}; {history.n_trials} trials"
 
 
@@ -90,7 +90,8 @@ def _task_table(history: RunHistory) -> Table:
     table.add_column("task", no_wrap=True, max_width=_MAX_NAME)
     for column in ("calls", "trials", "failed", "best ms", "share"):
         table.add_column(column, justify="right", no_wrap=True)
-    total_ms = sum(task.share_ms for task in history.tasks.values())
+    used = {name for name in history.tasks if history.is_used(name)}
+    total_ms = sum(task.share_ms for name, task in history.tasks.items() if name in used)
     current = history.now and history.now.get("task")
     for task in history.heaviest[:MAX_ROWS]:
         is_timed = math.isfinite(task.best_ms)
@@ -100,7 +101,7 @@ def _task_table(history: RunHistory) -> Table:
             str(len(task.latencies_ms)),
             str(task.n_errors or ""),
             f"{task.best_ms:.4g}" if is_timed else "-",
-            f"{task.share_ms / total_ms:.0%}" if is_timed and total_ms else "-",
+            f"{task.share_ms / total_ms:.0%}" if task.name in used and total_ms else "-",
             style="bold" if task.name == current else None,
         )
     n_more = len(history.tasks) - MAX_ROWS

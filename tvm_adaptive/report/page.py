@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.report import charts
-from tvm_adaptive.report.comparison import peer_lines
+from tvm_adaptive.report.comparison import peer_lines, speed_text
 from tvm_adaptive.report.decisions import importances
 from tvm_adaptive.report.history import RunHistory
 from tvm_adaptive.report.run_options import option_differences
@@ -163,7 +163,7 @@ def _head(history: RunHistory) -> str:
         else:
             words.append(
                 f"{1e3 * before_sec:.4g} ms untuned, {after_ms:.4g} ms tuned: "
-                f"{1e3 * before_sec / after_ms:.1f} times faster"
+                f"{speed_text(1e3 * before_sec, after_ms)}"
             )
         words.append("outputs agree" if comparison["agree"] else "OUTPUTS DISAGREE")
     elif history.curve:
@@ -265,6 +265,8 @@ def _tasks(history: RunHistory) -> str:
         gflops = task.flop / task.best_ms / 1e6 if task.flop else math.nan
         limit_ms = history.limit_ms(task)
         left_ms = max(0.0, task.share_ms - task.weight * limit_ms)
+        if not history.is_used(task.name):
+            left_ms = math.nan
         counts = [f"{task.weight:g}", str(len(task.latencies_ms)), str(task.n_errors)]
         numbers = map(
             number,
@@ -283,7 +285,9 @@ def _tasks(history: RunHistory) -> str:
         "milliseconds of the network above that. Seconds are of tuning: of all slots of the "
         "task.</p>"
     )
-    return f"<h2>Tasks</h2>\n{caption}\n" + table(head, rows, n_text=2)
+    n_more = len(history.tasks) - len(rows)
+    more = f'\n<p class="caption">and {n_more} more</p>' if n_more else ""
+    return f"<h2>Tasks</h2>\n{caption}\n" + table(head, rows, n_text=2) + more
 
 
 def _devices(history: RunHistory) -> str:

@@ -44,6 +44,11 @@ class TrialJoiner:
         self._timings: dict[str, Event] = {}
         self._best_ms: dict[str, float] = {}
 
+    def begin_attempt(self) -> None:
+        """Forget what a killed attempt proposed and timed, whose results never came."""
+        self._rounds.clear()
+        self._timings.clear()
+
     def add_round(self, event: Event) -> None:
         """Keep a round until its results come."""
         self._rounds[str(event.get("task"))].append(event)

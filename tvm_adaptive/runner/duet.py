@@ -12,6 +12,10 @@ machine these are many, and correcting adds hardly any error; when the speed cha
 repeats before the change no longer count. If it changes within a batch, at an unknown moment,
 the lower slowness is taken: a candidate may then look too slow, never too fast.
 
+Repeats take a share of a run's seconds, so that short batches have one or none. What is then
+not known cannot make a record: such a time counts as no better than the task's best, unless it
+beats that at the highest speed that the machine has shown.
+
 The minimum of many timings is lucky. So a candidate that seems to be the task's best is
 timed once more within its batch, beside the anchor, and the slower of its times counts. The
 anchor changes only to a kernel that is clearly faster: each change for a difference within
@@ -115,6 +119,7 @@ class Duet:
         self._speeds: collections.deque[Look] = collections.deque(maxlen=_N_SPEEDS)
         # Logarithms of a task's slowness, one per repeat, the latest last.
         self._levels: dict[str, collections.deque[float]] = {}
+        self._first_levels: dict[str, float] = {}  # those of tasks' first batches
 
     def anchor(self, task: str) -> Anchor | None:
         """Return a task's anchor; None before its first batch with a success."""
@@ -146,7 +151,7 @@ class Duet:
 
     def level(self, task: str) -> float:
         """Return the slowness that a task's latest repeats agree on; it must have one."""
-        noise, mean = self.noise.relative_error, 0.0
+        noise, mean = self.noise.quiet_error, 0.0
         for n, log in enumerate(reversed(self._levels[task])):
             # Of the difference of one from the mean of n others.
             error = noise * math.sqrt(1.0 + 1.0 / n) if n else math.inf
@@ -158,17 +163,32 @@ class Duet:
     @property
     def least_change(self) -> float:
         """The logarithm of the ratio of two timings from which on it is no noise."""
-        return _CHANGE_SIGMAS * math.sqrt(2.0) * self.noise.relative_error
+        return _CHANGE_SIGMAS * math.sqrt(2.0) * self.noise.quiet_error
 
     def is_surprising(self, task: str, anchor: Anchor, look: Look) -> bool:
         """Say whether an anchor is slower than its latest repeats, or its time, let expect."""
         level = self.level(task) if self._levels.get(task) else 1.0
         return math.log(look.raw_sec / (anchor.sec * level)) > self.least_change
 
-    def slowness(self, at_sec: float) -> float:
-        """Return raw seconds per corrected second as tasks saw it lately; 1 if none did."""
+    def slowness(self, task: str, at_sec: float) -> float:
+        """Return raw seconds per corrected second by what tasks saw before a moment.
+
+        That is what any task saw lately, or what this one saw at its last repeats, whichever
+        is lower; 1 without either.
+        """
         late = [each for each in self._speeds if at_sec - each.at_sec <= _SPEED_AGE_SEC]
-        return statistics.median(each.raw_sec for each in late) if late else 1.0
+        found = [statistics.median(each.raw_sec for each in late)] if late else []
+        if self._levels.get(task):
+            found.append(self.level(task))
+        return min(found, default=1.0)
+
+    def note_first(self, task: str, slowness: float) -> None:
+        """Learn how slow the machine was when a task got its scale."""
+        self._first_levels.setdefault(task, math.log(slowness))
+
+    def least_slowness(self, task: str) -> float:
+        """Return the slowness at the highest speed that a task has seen of late, or at first."""
+        return math.exp(min([self._first_levels.get(task, 0.0), *self._levels.get(task, ())]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,6 +206,7 @@ class Batch:
     def __init__(self, duet: Duet, task: str, start_sec: float) -> None:
         self.task = task
         self.anchor = duet.anchor(task)
+        self.is_anchor_lost = False  # it failed: it gives the scale, and another one follows
         self.repeats: list[Look] = []  # of the anchor, in the order of time
         self.results: dict[int, Corrected] = {}  # by the candidate's index, once it is closed
         self._duet = duet
@@ -206,6 +227,10 @@ class Batch:
         self._looks.setdefault(index, []).append(look)
         self._errors.setdefault(index, relative_error)
 
+    def drop(self, index: int) -> None:
+        """Forget a candidate, which has no time after all."""
+        del self._looks[index], self._errors[index]
+
     @property
     def change(self) -> float:
         """The logarithm of the factor by which the speed changed within the batch; 0 if not."""
@@ -218,17 +243,19 @@ class Batch:
     def slowness(self, at_sec: float | None = None) -> float:
         """Return raw seconds per corrected second.
 
-        If the speed changed: by the repeat nearest to a moment, or the lower one without a
-        moment. Without a repeat it is what other tasks' anchors say.
+        If the speed changed: by the lower one of the repeats before and after a moment, or of
+        all without a moment. Without a repeat it is what was known before the batch.
         """
         if self.anchor is None or not self.repeats:
-            return self._duet.slowness(self._start_sec)
+            return self._duet.slowness(self.task, self._start_sec)
         if not self.change:
             return self._duet.level(self.task)
-        raw_secs = {look.at_sec: look.raw_sec for look in self.repeats}
-        if at_sec is None:
-            return min(raw_secs.values()) / self.anchor.sec
-        return raw_secs[min(raw_secs, key=lambda each: abs(each - at_sec))] / self.anchor.sec
+        looks = self.repeats
+        if at_sec is not None:
+            before = [look for look in self.repeats if look.at_sec <= at_sec]
+            after = [look for look in self.repeats if look.at_sec > at_sec]
+            looks = [*before[-1:], *after[:1]]
+        return min(look.raw_sec for look in looks) / self.anchor.sec
 
     def corrected_sec(self, index: int) -> float:
         """Return a candidate's time on the scale of its task."""
@@ -237,6 +264,18 @@ class Batch:
         # Made close to a repeat.
         secs += [look.raw_sec / self.slowness(look.at_sec) for look in again]
         return max(secs)
+
+    def _settled_sec(self, index: int) -> float:
+        """Return a candidate's time once no repeat can follow.
+
+        Without a repeat on either side of it, what seems to be a record may be a change of
+        the machine's speed.
+        """
+        sec = self.corrected_sec(index)
+        if self.anchor is None or len(self.repeats) > 1:
+            return sec
+        surely_sec = self._looks[index][0].raw_sec / self._duet.least_slowness(self.task)
+        return max(sec, min(self.anchor.best_sec, surely_sec))
 
     def relative_error(self, index: int) -> float:
         """Return the relative standard error of a corrected time.
@@ -255,7 +294,9 @@ class Batch:
     def challenger(self) -> int | None:
         """Return the candidate to time again: the best, if it beats the task's best so far."""
         best = self._best()
-        if self.anchor is None or best is None or len(self._looks[best]) > 1:
+        if self.anchor is None or self.is_anchor_lost or best is None:
+            return None
+        if len(self._looks[best]) > 1:
             return None
         n_again = sum(len(looks) > 1 for looks in self._looks.values())
         is_record = self.corrected_sec(best) < self.anchor.best_sec
@@ -268,14 +309,16 @@ class Batch:
         clearly faster, by both its timings.
         """
         best = self._best()
-        if self.anchor is None or best is None:
+        if self.anchor is None or self.is_anchor_lost or best is None:
             return best
         # Of two timings' ratio.
-        error = math.sqrt(2.0) * self._duet.noise.relative_error
+        error = math.sqrt(2.0) * self._duet.noise.quiet_error
         is_clear = self.corrected_sec(best) < self.anchor.sec * math.exp(-_CLEAR_SIGMAS * error)
         return best if is_clear and len(self._looks[best]) > 1 else None
 
-    def close(self, kernel: Any = None, cost_sec: float = math.nan) -> list[Any]:
+    def close(
+        self, kernel: Any = None, cost_sec: float = math.nan, *, floor_sec: float = 0.0
+    ) -> list[Any]:
         """Settle the results and the task's next anchor.
 
         Parameters
@@ -284,6 +327,8 @@ class Batch:
             The successor's; None keeps the anchor.
         cost_sec : float
             Seconds that timing it takes.
+        floor_sec : float, default 0
+            No kernel of the task can be faster, whatever a correction says.
 
         Returns
         -------
@@ -292,15 +337,20 @@ class Batch:
         """
         index, anchor = self.successor(), self.anchor
         self.results = {
-            each: Corrected(self.corrected_sec(each), self.relative_error(each), looks[0].raw_sec)
+            each: Corrected(
+                max(self._settled_sec(each), floor_sec), self.relative_error(each), looks[0].raw_sec
+            )
             for each, looks in self._looks.items()
         }
         best_sec = min([each.sec for each in self.results.values()], default=math.inf)
         if index is not None and kernel is not None:
+            self._duet.note_first(self.task, self.slowness())  # which later anchors keep
             is_raw = self.slowness() == 1.0 if anchor is None else anchor.is_raw
             old_sec = math.inf if anchor is None else anchor.best_sec
             sec = self.results[index].sec
             anchor = Anchor(sec, cost_sec, min(best_sec, old_sec), is_raw, kernel)
+        elif self.is_anchor_lost:
+            anchor = None
         elif anchor is not None:
             anchor = dataclasses.replace(anchor, best_sec=min(best_sec, anchor.best_sec))
         return self._duet.set_anchor(self.task, anchor)

@@ -32,7 +32,7 @@ from tvm_adaptive.errors import (
 )
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
 from tvm_adaptive.runner.measure import MeasureFunction, MeasureOptions, measure_artifact
-from tvm_adaptive.runner.repeats import REPEAT_RULE, DuetBatch, Kernel, Repeats
+from tvm_adaptive.runner.repeats import REPEAT_RULE, REPEAT_SEC, DuetBatch, Kernel, Repeats
 from tvm_adaptive.runner.stopping import StoppingRule, make_rule
 from tvm_adaptive.values.trial import Timing
 from tvm_adaptive.values.trial_log import BatchFacts, TrialLog
@@ -82,7 +82,8 @@ _CLOSES = -2
 class MeasurementFuture(PyRunnerFuture):  # type: ignore[misc]
     """A candidate that is queued, being measured or measured; MetaSchedule waits on it.
 
-    ``corrected_sec`` tells its time once its batch is measured, which ``closed`` waits for.
+    ``corrected`` tells its time once its batch is measured, which ``closed`` waits for, or why
+    it has none.
     """
 
     def __init__(
@@ -91,12 +92,12 @@ class MeasurementFuture(PyRunnerFuture):  # type: ignore[misc]
         time_left: Callable[[], float] | None = None,
         *,
         closed: Future[RunnerResult] | None = None,
-        corrected_sec: Callable[[], float | None] = lambda: None,
+        corrected: Callable[[], float | str | None] = lambda: None,
     ) -> None:
         super().__init__()
         self._answers = [answer] if closed is None else [answer, closed]
         self._time_left = time_left
-        self._corrected_sec = corrected_sec
+        self._corrected = corrected
 
     def done(self) -> bool:
         """Say whether the candidate, and what corrects its time, is measured."""
@@ -109,8 +110,10 @@ class MeasurementFuture(PyRunnerFuture):  # type: ignore[misc]
             # The longest wait of a lock stands for no limit.
             wait_sec = min(left_sec, threading.TIMEOUT_MAX)
             result, *_ = [answer.result(wait_sec) for answer in self._answers]
-            seconds = None if result.error_msg is not None else self._corrected_sec()
-            return result if seconds is None else RunnerResult([seconds], None)
+            found = None if result.error_msg is not None else self._corrected()
+            if isinstance(found, str):
+                return RunnerResult(None, found)
+            return result if found is None else RunnerResult([found], None)
         except FutureTimeoutError:
             return RunnerResult(None, OUT_OF_TIME)
         # An exception would end MetaSchedule's loop, which calls this.
@@ -147,7 +150,7 @@ class QueueingRunner(PyRunner):  # type: ignore[misc]
         """The noise of the machine that a race allows for; None without races."""
         if not self._race or self._trial_log is None:
             return None
-        return self._trial_log.noise.relative_error
+        return self._trial_log.noise.quiet_error
 
     def run(self, runner_inputs: list[RunnerInput]) -> list[MeasurementFuture]:
         """Measure a batch, in its order; never raises for a candidate's failure."""
@@ -373,7 +376,7 @@ class AdaptiveRunner(QueueingRunner):
                 answer,
                 self._wait_left,
                 closed=closed,
-                corrected_sec=functools.partial(batch.corrected_sec, place),
+                corrected=functools.partial(batch.corrected, place),
             )
             for place, answer in enumerate(answers)
         ]
@@ -422,7 +425,7 @@ class AdaptiveRunner(QueueingRunner):
     ) -> Generator[Step, Any, Any]:
         """Time a kernel that has been measured before."""
         options = dataclasses.replace(
-            self.options.for_batch(facts), rule=REPEAT_RULE, is_kept=is_kept
+            self.options.for_batch(facts), rule=REPEAT_RULE, max_sec=REPEAT_SEC, is_kept=is_kept
         )
         step = Step("timing again", self._measure, (*kernel, options), self.timeout_sec)
         return (yield from in_time(step, self._time_left))

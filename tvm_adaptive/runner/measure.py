@@ -87,8 +87,8 @@ def measure_artifact(
         give_threads_cores()
     else:
         options = dataclasses.replace(options, weights=())
-    timer = _Worker.ready.pop(artifact_path, None)
-    if timer is None or not options.is_kept:
+    timer = _Worker.ready.pop(artifact_path, None) if options.is_kept else None
+    if timer is None:
         module = device_session.load(artifact_path)
         dev = device_session.place(device_type, options.device_index)
         fill = device_session.function(RANDOM_FILL)

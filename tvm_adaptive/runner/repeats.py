@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tvm_adaptive.errors import AdaptiveError, OutOfTimeError, WorkerError
+from tvm_adaptive.errors import AdaptiveError, MachineError, OutOfTimeError, WorkerError
 from tvm_adaptive.measure_callback.journal import JournalWriter
 from tvm_adaptive.runner.duet import Batch, Duet, Look
 from tvm_adaptive.runner.stopping import PrecisionRule
@@ -27,6 +27,10 @@ logger = logging.getLogger(__name__)
 
 # As few micro-batches as a trimmed mean needs, which one disturbed one does not shift.
 REPEAT_RULE = PrecisionRule(min_batches=MIN_TRIMMED, max_batches=MIN_TRIMMED)
+
+# Most seconds of a repeat: kernels of up to a tenth of a second are run five times. A single run
+# scatters by twice as much, and the allowance makes long repeats rare.
+REPEAT_SEC = 0.5
 
 # Artifact, device type and arguments of a kernel: what a measuring function takes.
 Kernel = tuple[str, str, Sequence[Any]]
@@ -108,6 +112,7 @@ class DuetBatch:
         self._facts = facts
         self._spent_sec = 0.0
         self._timed: dict[int, _Timed] = {}  # by the candidate's place in the batch
+        self._refuted: dict[int, str] = {}  # why candidates have no time after all
         self._batch = self._duet.begin(facts.task, time.monotonic())
 
     def note(self, place: int, index: int, kernel: Kernel, timing: Timing) -> None:
@@ -126,29 +131,43 @@ class DuetBatch:
     def close(self, make_step: MakeStep) -> Generator[Step, Any, None]:
         """Time the best candidate and the anchor once more, and correct all times."""
         try:
+            if self._batch.challenger() is not None:
+                # How fast is the machine now? What seems to be a record may be its speed.
+                yield from self._repeat(make_step)
             yield from self._time_challengers(make_step)
             yield from self._repeat(make_step)
-        except _RepeatError as error:  # its first time counts, and it is no anchor
-            logger.info("%s: a candidate could not be timed again: %s", self._facts.task, error)
         finally:
             self._settle()
 
-    def corrected_sec(self, place: int) -> float | None:
-        """Return a candidate's corrected time; None before the batch is closed."""
+    def corrected(self, place: int) -> float | str | None:
+        """Return a candidate's time, or why it has none; None before the batch is closed."""
+        if place in self._refuted:
+            return self._refuted[place]
         result = self._batch.results.get(place)
         return None if result is None else result.sec
 
     def _time_challengers(self, make_step: MakeStep) -> Generator[Step, Any, None]:
+        anchor = self._batch.anchor
         while (place := self._batch.challenger()) is not None:
             timed = self._timed[place]
-            look = yield from self._look(make_step, timed.kernel, timed.elapsed_sec, is_kept=False)
+            # What the second timing is compared with has to be paid as well.
+            saved_sec = 0.0 if anchor is None else anchor.cost_sec
+            try:
+                look = yield from self._look(
+                    make_step, timed.kernel, timed.elapsed_sec, is_kept=False, saved_sec=saved_sec
+                )
+            except _RepeatError as error:
+                logger.info("%s: a record failed the second time: %s", self._facts.task, error)
+                self._refuted[place] = f"Error: it failed when it was timed again: {error}"
+                self._batch.drop(place)
+                continue
             if look is None:
                 return
             self._batch.note(place, look)
 
     def _repeat(self, make_step: MakeStep) -> Generator[Step, Any, None]:
         anchor = self._batch.anchor
-        if anchor is None:
+        if anchor is None or self._batch.is_anchor_lost:
             return
         try:
             look = yield from self._look(make_step, anchor.kernel, anchor.cost_sec, is_kept=True)
@@ -161,21 +180,27 @@ class DuetBatch:
         except _RepeatError as error:
             logger.info("%s is compared with another kernel: %s", self._facts.task, error)
             self._repeats.libraries.drop(self._duet.set_anchor(self._facts.task, None))
-            self._batch.anchor = None
+            self._batch.is_anchor_lost = True
         else:
             if look is not None:
                 self._batch.note_repeat(look)
 
     def _look(
-        self, make_step: MakeStep, kernel: Kernel, cost_sec: float, *, is_kept: bool
+        self,
+        make_step: MakeStep,
+        kernel: Kernel,
+        cost_sec: float,
+        *,
+        is_kept: bool,
+        saved_sec: float = 0.0,
     ) -> Generator[Step, Any, Look | None]:
         """Time a kernel if the allowance is large enough; raises _RepeatError if it fails."""
         start_sec = time.monotonic()
-        if not self._duet.allowance.allows(cost_sec, start_sec):
+        if not self._duet.allowance.allows(cost_sec + saved_sec, start_sec):
             return None
         try:
             timing = yield from make_step(kernel, is_kept)
-        except OutOfTimeError:
+        except (OutOfTimeError, MachineError):  # which says nothing of the kernel
             return None
         except WorkerError as error:
             raise _RepeatError(str(error)) from error
@@ -194,7 +219,8 @@ class DuetBatch:
         place = batch.successor()
         timed = None if place is None else self._timed[place]
         kept = None if timed is None else self._repeats.libraries.keep(timed.kernel)
-        dropped = batch.close(kept, math.nan if timed is None else timed.elapsed_sec)
+        cost_sec = math.nan if timed is None else timed.elapsed_sec
+        dropped = batch.close(kept, cost_sec, floor_sec=self._facts.floor_sec)
         self._repeats.libraries.drop(dropped)
         for each, result in batch.results.items():
             error_sec = result.relative_error * result.sec

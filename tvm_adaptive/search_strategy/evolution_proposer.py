@@ -55,14 +55,15 @@ class EvolutionProposer(Proposer):
         pairs = zip(seconds, schedules, strict=True)
         self._elites += [(sec, schedule) for sec, schedule in pairs if sec is not None]
         self._elites.sort(key=lambda elite: elite[0])
-        del self._elites[self._n_elites :]
+        # One at least: the others are compared with it while they are measured.
+        del self._elites[max(1, self._n_elites) :]
 
     @property
     def _n_spares(self) -> int:
         return len(self._spares)
 
     def _sample(self, n: int | None) -> list[Schedule] | None:
-        parents = [schedule for _, schedule in self._elites]
+        parents = [schedule for _, schedule in self._elites[: self._n_elites]]
         n_samples = self.options.population_size - len(parents)
         randoms = sample_population(self._inner, n_samples if n is None else min(n, n_samples))
         if len(randoms) < self.options.init_min_unmeasured:

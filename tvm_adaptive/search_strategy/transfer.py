@@ -96,7 +96,8 @@ class TransferPool:
             if point is not None:
                 seeds.setdefault(point, Seed(point, is_own))
         now = self._now.get(family, {})
-        new = {name for name in now if (family, name) in self._new and name not in before}
+        # In the order of arrival, which does not change from process to process as hashes do.
+        new = [name for name in now if (family, name) in self._new and name not in before]
         settled = {name: now[name] for name in now if (family, name) not in self._new}
         here = {**before, **settled}
         groups = [(here, True, False), ({name: now[name] for name in new}, True, True)]

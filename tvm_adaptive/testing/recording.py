@@ -10,6 +10,7 @@ import dataclasses
 import json
 import math
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -160,7 +161,7 @@ def load_recording(path: Path) -> Recording:
         with np.load(path, allow_pickle=False) as file:
             header = json.loads(str(file[_HEADER]))
             arrays = {name: file[name] for name in (*_PER_TRIAL, *_PER_ROUND)}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise InvalidOptionError(
             f"{path} is no recording, or is damaged ({error}). Record it again, or fetch it "
             "again if it was copied."

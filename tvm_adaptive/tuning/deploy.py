@@ -51,6 +51,10 @@ from tvm_adaptive.workers.environment import Environment
 APPLY_FILE = "apply.jsonl"
 
 
+# Options of a configuration that a run has settled.
+_OF_A_RUN = ("layout", "prepack", "vector_math", "forms", "store")
+
+
 @dataclasses.dataclass(frozen=True)
 class Applied:
     """A compiled model."""
@@ -62,7 +66,7 @@ class Applied:
     manifest: Path  # what the library takes, returns and needs, and how it was checked
     examples: tuple[Path, ...]  # programs that load the library and run it once
     coverage: str  # which functions run with a tuned schedule, in words
-    # With the untuned model; None when one of the two could not be run.
+    # With the model's framework, or the untuned model; None when one of the two could not be run.
     comparison: Comparison | None
     # Seconds of an inference by number of threads; empty if fewer were not tried.
     thread_secs: Mapping[int, float] = dataclasses.field(default_factory=dict)
@@ -117,9 +121,13 @@ def apply(
         )
     run = Path(what) if (Path(what) / JOURNAL_FILE).is_file() else None
     if run is not None:
-        if target is not None or input_shapes or inputs is not None:
+        given = {"target": target, "input_shapes": input_shapes, "inputs": inputs}
+        found = [name for name, value in given.items() if value is not None and value != {}]
+        found += [each for each in _OF_A_RUN if getattr(config, each) != getattr(DEFAULT, each)]
+        if found:
             raise InvalidOptionError(
-                f"Target, shapes and inputs are those of the run {what}; omit them."
+                f"Target, shapes, inputs, store and preparation are those of the run {what}; omit "
+                f"{', '.join(found)}."
             )
         options, _ = read_settings(run)
         what, target = options.what, options.target

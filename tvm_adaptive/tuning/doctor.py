@@ -42,7 +42,7 @@ _LEAST_DISK_GB = 1.0
 _LEAST_MEMORY_GB = 3.0
 # LLVM's names for a processor that it does not know.
 _NAMELESS_CPUS = ("", "generic", "x86-64", "i686")
-# If nine of ten timings of one kernel differ by more than this, smaller differences between
+# If eight of ten timings of one kernel differ by more than this, smaller differences between
 # candidates are noise, too.
 NOISY_SPREAD = 0.1
 # Long against the timer and the scheduler's tick, short against disturbances of seconds.
@@ -194,7 +194,7 @@ def check_store() -> CheckResult:
     with open_store(USER_STORE) as store:
         if store is None:
             fix = "Name another with --store, or none; without it, runs have no warm start."
-            return CheckResult("record store", "warning", f"{user_store()} does not open", fix)
+            return CheckResult("record store", "warning", "your own does not open", fix)
         n_tasks = len(store.tasks())
     return CheckResult("record store", "ok", f"{user_store()}, {n_tasks} tasks")
 
@@ -208,7 +208,7 @@ def noise_result(samples_ms: Sequence[float]) -> CheckResult:
     """Return the result for timings of one kernel."""
     low, high = np.quantile(samples_ms, [0.1, 0.9])
     spread = float(high / low - 1.0)
-    text = f"nine of ten timings of one kernel within {spread:.1%}"
+    text = f"eight of ten timings of one kernel within {spread:.1%}"
     if spread <= NOISY_SPREAD:
         return CheckResult("noise", "ok", text)
     fix = (

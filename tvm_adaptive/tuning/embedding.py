@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tvm_adaptive._tvm import IRModule
-from tvm_adaptive.database.location import NO_STORE, resolve_url, url_of, user_store
-from tvm_adaptive.errors import InvalidOptionError, WorkerError
+from tvm_adaptive.database.location import (
+    NO_STORE,
+    displayed,
+    resolve_url,
+    url_of,
+    user_store,
+)
+from tvm_adaptive.errors import InvalidOptionError, StoreError, WorkerError
 from tvm_adaptive.models import Network
 from tvm_adaptive.models.content import content_of, python_source
 from tvm_adaptive.models.frontend import (
@@ -35,7 +42,8 @@ from tvm_adaptive.tuning.tune import run_loaded
 # for other models. Of one that was, any proven record will do: a short run reaches few tasks.
 _LEAST_PROVEN_SHARE = 0.5
 _ANY_SHARE = 1e-9
-# Beside a store in a file, else beside the user's: digests of the models tuned into it.
+# Beside a store in a file, else where the user's is, one for each: digests of the models tuned
+# into it.
 _TUNED_SUFFIX = ".tuned"
 _NAME = "model"
 
@@ -136,8 +144,7 @@ def compile_model(
         if report.interrupted:
             raise KeyboardInterrupt
         if tuned is not None and content:
-            with contextlib.suppress(OSError), open(tuned, "a", encoding="utf-8") as file:
-                file.write(f"{content}\n")
+            _remember(tuned, content)
         if report.library is None:
             raise WorkerError(f"{network.name} could not be compiled: {report.shortfall}")
         library, comparison = report.library, report.comparison
@@ -147,6 +154,7 @@ def compile_model(
         network.input_shapes,
         network.input_dtypes,
         n_threads=n_threads or n_threads_of(target),
+        example=network.inputs(),
         keep=keep,
     )
 
@@ -207,12 +215,24 @@ def _folder(work_dir: str | Path | None) -> tuple[Path, object]:
 
 
 def _tuned_file(store: str) -> Path | None:
-    """Return the file with the models that were tuned into a store; None without a store."""
+    """Return the file with the models that were tuned into a store; None without a place."""
     if store == NO_STORE:
         return None
-    url = url_of(resolve_url(store))
-    database = url.database if url.get_backend_name() == "sqlite" else str(user_store())
-    return Path(f"{database}{_TUNED_SUFFIX}")
+    try:
+        url = url_of(resolve_url(store))
+        if url.get_backend_name() == "sqlite":
+            return Path(f"{url.database}{_TUNED_SUFFIX}")
+        digest = hashlib.sha256(displayed(url).encode()).hexdigest()[:16]
+        return user_store().with_name(f"{digest}{_TUNED_SUFFIX}")
+    except StoreError:  # no home directory, or what opening the store reports
+        return None
+
+
+def _remember(tuned: Path, content: str) -> None:
+    with contextlib.suppress(OSError):
+        tuned.parent.mkdir(parents=True, exist_ok=True)
+        with open(tuned, "a", encoding="utf-8") as file:
+            file.write(f"{content}\n")
 
 
 def _lines_of(path: Path) -> set[str]:

@@ -52,6 +52,8 @@ def shown_tasks(work_dir: Path) -> list[ShownTask]:
         ]
 
     tasks = _last_event(work_dir, "tasks", parse)
+    if not tasks and shown_comparison(work_dir) is not None:
+        return []  # a budget for no search, or nothing to tune
     if not tasks:
         raise InvalidOptionError(f"{work_dir}: the run had not begun its search; continue it.")
     best = _best_records(work_dir)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import string
@@ -22,6 +23,15 @@ _TEMPLATES = Path(__file__).with_name("templates")
 # The same for every network.
 _LOADER = ("tvm_adaptive.h", "tvm_adaptive.c")
 _EXAMPLES = ("example.c", "example.cc")
+# What compilers of C define, by the beginnings of LLVM's names.
+_MACROS = {
+    "x86_64": "__x86_64__",
+    "aarch64": "__aarch64__",
+    "arm64": "__aarch64__",
+    "arm": "__arm__",
+    "riscv": "__riscv",
+    "powerpc64": "__powerpc64__",
+}
 _MAX_DIMS = 16  # TVM_ADAPTIVE_MAX_DIMS in tvm_adaptive.h
 
 
@@ -57,7 +67,7 @@ def write_programs(
         shutil.copyfile(header_folder() / name, folder / "include" / name)
     # A farm's devices may have another processor, and need the files of its wheels.
     for path in runtime if context.farm is None else ():
-        shutil.copy(path, folder / path.name)
+        _put(path, folder / path.name)
     # What a farm has not linked is linked to this name by the user.
     name = library.with_suffix(".so").name
     identifier = identifier_of(name)
@@ -72,6 +82,13 @@ def write_programs(
     for name in ("CMakeLists.txt", *_EXAMPLES):
         (folder / name).write_text(filled(name, values), encoding="utf-8")
     return [folder / name for name in _EXAMPLES]
+
+
+def _put(source: Path, target: Path) -> None:
+    """Copy a library; programs that run with the one that is there keep it."""
+    fresh = target.with_name(f".{target.name}.new")
+    shutil.copy(source, fresh)
+    os.replace(fresh, target)
 
 
 def identifier_of(library: str) -> str:
@@ -92,14 +109,15 @@ def model_header(
 ) -> str:
     """Return a header that describes a network to the loader."""
     outputs = interface.outputs or ()
-    identifier = identifier_of(library)
+    identifier, architecture = identifier_of(library), architecture_of(target)
     return filled(
         "model.h",
         {
             "library": library,
             "identifier": identifier,
             "guard": f"{identifier.upper()}_H",
-            "architecture": architecture_of(target),
+            "architecture": architecture,
+            "is_architecture": _is_compiled_for(architecture),
             "n_threads": n_threads,
             "inputs": _rows(map(_tensor, interface.inputs)),
             "outputs": _rows(map(_tensor, outputs)),
@@ -109,6 +127,13 @@ def model_header(
             "n_cpu_features": len(features),
         },
     )
+
+
+def _is_compiled_for(architecture: str) -> str:
+    """Return the condition by which C compilers tell an architecture of LLVM's, 1 if unknown."""
+    macros = (name for prefix, name in _MACROS.items() if architecture.startswith(prefix))
+    macro = next(macros, None)
+    return "1" if macro is None else f"defined({macro})"
 
 
 def _rows(rows: Iterable[str]) -> str:

@@ -84,9 +84,9 @@ def resume(
         before, history = read_settings(folder)
         options = dataclasses.replace(
             before,
-            budget_sec=budget_sec or before.budget_sec,
-            trials=trials or before.trials,
-            until_ms=until_ms or before.until_ms,
+            budget_sec=before.budget_sec if budget_sec is None else budget_sec,
+            trials=before.trials if trials is None else trials,
+            until_ms=before.until_ms if until_ms is None else until_ms,
             config=before.config.replace(use_all=use_all),
         )
         if history.report is not None and options == before and _is_from_here(before, history):

@@ -17,15 +17,22 @@ TargetLike: TypeAlias = Target | str | Mapping[str, Any] | None
 # Runners that measure behind a tracker.
 FARM_RUNNERS = ("adaptive-rpc", "rpc")
 
+# What says for which processors LLVM compiles.
+_PROCESSOR_KEYS = {"mcpu", "mattr", "mtriple"}
+
 _EXAMPLE = '{"kind": "llvm", "mcpu": "znver4", "num-cores": 8}'
 
 
 def resolve_target(spec: TargetLike) -> Target:
-    """Return the target of a user's specification."""
+    """Return the target of a user's specification.
+
+    A text or mapping of kind llvm that names no processor means this machine's. A ``Target``
+    stays what it is: TVM compiles one without ``mcpu`` for every processor of its
+    architecture, on x86-64 without AVX.
+    """
     name = spec.strip() if isinstance(spec, str) else spec
     if name is None or name in ("cpu", "auto"):
-        processor = str(llvm_get_system_cpu())
-        return Target({"kind": "llvm", "mcpu": processor, "num-cores": usable_physical_cores()})
+        return _parse({"kind": "llvm", "num-cores": usable_physical_cores()})
     if name == "cuda":
         return _first_gpu()
     target = spec if isinstance(spec, Target) else _parse(spec)
@@ -102,6 +109,12 @@ def _parse(spec: Any) -> Target:
             f'{config.get("kind")!r}. On this machine, write target="cpu"; '
             f"otherwise e.g. {_EXAMPLE}."
         )
+    if (
+        isinstance(config, dict)
+        and config.get("kind") == "llvm"
+        and not _PROCESSOR_KEYS & {*config}
+    ):
+        config["mcpu"] = str(llvm_get_system_cpu())
     try:
         return Target(config)
     except (ValueError, TypeError, RuntimeError) as error:

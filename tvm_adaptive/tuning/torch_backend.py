@@ -6,6 +6,7 @@ PyTorch finds it by the package's entry point: ``torch.compile(model, backend="t
 from __future__ import annotations
 
 import operator
+import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -78,7 +79,6 @@ class _Graph:
         self._graph, self._options = graph, options
         self._places = _places_of_inputs(graph, examples)
         self._outputs = _outputs_of(graph)
-        self._weights: _Weights | None = None
         held = [*graph.parameters(), *graph.buffers()]
         if torch.is_grad_enabled() and any(
             each.requires_grad for each in (*examples, *held) if isinstance(each, torch.Tensor)
@@ -86,31 +86,36 @@ class _Graph:
             raise _UnsupportedError(
                 "gradients are wanted; call the model within torch.no_grad() or inference_mode()"
             )
-        self._compiled: CompiledModel | None = None
+        # The model, and the weights that it was compiled with.
+        self._compiled: tuple[CompiledModel, _Weights] | None = None
         self._is_eager = False
+        self._lock = threading.Lock()  # threads that call at once compile once
 
     def __call__(self, *arguments: Any) -> Any:
-        if self._compiled is None and not self._is_eager:
-            self._try(self._compile, arguments)
-        if self._weights is not None and not self._weights.are_same(arguments):
+        compiled = self._compiled or self._first_compiled(arguments)
+        if compiled is not None and not compiled[1].are_same(arguments):
             self._run_eagerly("a weight has changed; call torch.compile again")
-        if self._is_eager or self._compiled is None:
+            compiled = None
+        if compiled is None:
             return self._graph(*arguments)
-        results = self._compiled(*(arguments[place] for place in self._places))
+        results = compiled[0](*(arguments[place] for place in self._places))
         results = iter(results if isinstance(results, tuple) else (results,))
         return tuple(next(results) if is_tensor else None for is_tensor in self._outputs)
 
-    def _try(self, step: Callable[[Sequence[Any]], None], arguments: Sequence[Any]) -> None:
-        try:
-            step(arguments)
-        except Exception as error:  # PyTorch's, TVM's, the machine's: of any kind
-            self._run_eagerly(error)
+    def _first_compiled(self, arguments: Sequence[Any]) -> tuple[CompiledModel, _Weights] | None:
+        with self._lock:
+            if self._compiled is None and not self._is_eager:
+                try:
+                    self._compiled = self._compile(arguments)
+                except Exception as error:  # PyTorch's, TVM's, the machine's: of any kind
+                    self._run_eagerly(error)
+            return self._compiled
 
     def _run_eagerly(self, reason: Exception | str) -> None:
-        self._is_eager, self._compiled, self._weights = True, None, None
+        self._is_eager, self._compiled = True, None
         _warn(reason)
 
-    def _compile(self, arguments: Sequence[Any]) -> None:
+    def _compile(self, arguments: Sequence[Any]) -> tuple[CompiledModel, _Weights]:
         import torch
 
         inputs = tuple(arguments[place].detach() for place in self._places)
@@ -122,10 +127,10 @@ class _Graph:
         if signature.buffers_to_mutate or signature.user_inputs_to_mutate:
             raise _UnsupportedError("it changes its inputs or buffers")
         network = network_of_program(program, "graph", {}, "the graph")
-        self._compiled = compile_model(network, **self._options)
+        model = compile_model(network, **self._options)
         lifted = [place for place in range(len(arguments)) if place not in self._places]
         held = [*self._graph.parameters(), *self._graph.buffers()]
-        self._weights = _Weights(arguments, lifted, held)
+        return model, _Weights(arguments, lifted, held)
 
 
 class _Weights:

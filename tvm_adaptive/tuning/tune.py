@@ -17,10 +17,12 @@ from tvm_adaptive._tvm import (
     contexts_of,
     ms,
     scheduler_hooks,
+    tensor_functions_of,
     workload_key,
 )
 from tvm_adaptive.database.repair import repair_database
 from tvm_adaptive.database.run_database import RunDatabase
+from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.commit import CommitRound
 from tvm_adaptive.measure_callback.progress import RunProgress
 from tvm_adaptive.measure_callback.recorder import Recorder
@@ -229,7 +231,16 @@ def tune_tir(
         For the journal.
     **options
         As in :func:`tune_relax`.
+
+    Raises
+    ------
+    InvalidOptionError
+        As :func:`tune`; also for a module without tensor functions.
     """
+    if not tensor_functions_of(mod):
+        raise InvalidOptionError(
+            "The module has no tensor function; tune_relax tunes a network of Relax operators."
+        )
     run_options = RunOptions(what=name, work_dir=work_dir, **options)
     return run_loaded(run_options, lambda _: (TIRWorkload(name, mod), python_source(mod)))
 

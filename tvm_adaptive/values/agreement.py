@@ -23,6 +23,10 @@ _LOOSEST = 0.25
 # Share of integers, made from floating-point numbers, that may round to another one. Of
 # half-precision sums that are rounded to integers it is some thousandths.
 ROUNDED_SHARE = 0.01
+# Integers that a kernel wrote tell nothing of errors if more than this share is one number;
+# fewer of them may be so by chance.
+_MOST_EQUAL = 0.99
+_LEAST_VARIED = 16
 # Size of a perturbation in tolerances. Another order of additions changes less than an
 # eighth of one; where that can cross a rounding's edge, one of two opposite perturbations
 # of this size crosses it in 97 of 100 cases.
@@ -47,6 +51,17 @@ def random_array(
         return rng.integers(0, 2, size=shape).astype(kind)
     low = 0 if positive or kind.kind == "u" else -4
     return rng.integers(low, 5, size=shape).astype(kind)
+
+
+def hides_errors(start: Sequence[Array], end: Sequence[Array]) -> bool:
+    """Say whether a kernel wrote integers that are nearly all one number."""
+    for before, after in zip(start, end, strict=True):
+        if is_float(after.dtype) or after.size < _LEAST_VARIED or np.array_equal(before, after):
+            continue
+        _, counts = np.unique(after, return_counts=True)
+        if counts.max() > _MOST_EQUAL * after.size:
+            return True
+    return False
 
 
 def tolerance(dtypes: Sequence[str], reduction_length: int) -> float:

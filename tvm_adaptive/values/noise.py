@@ -21,6 +21,11 @@ _MEDIAN_TO_SIGMA = 1.4826
 _LOOK_FACTOR = 2.0
 
 
+# Two timings that differ by more than this much noise explains are on two sides of a change of
+# the machine's speed. Load that comes in most batches would otherwise pass for noise itself.
+_MOST_ERROR = 0.08
+
+
 class MachineNoise:
     """A run's one estimate of the noise of its timings, from pairs of timings of one kernel."""
 
@@ -37,6 +42,11 @@ class MachineNoise:
         """The relative standard deviation of one timing of a kernel around its mean."""
         prior = [PRIOR_ERROR / _MEDIAN_TO_SIGMA] * _PRIOR_PAIRS
         return _MEDIAN_TO_SIGMA * statistics.median([*prior, *self._differences])
+
+    @property
+    def quiet_error(self) -> float:
+        """The same without changes of the machine's speed: what tells such a change."""
+        return min(self.relative_error, _MOST_ERROR)
 
     @property
     def one_look_error(self) -> float:

@@ -95,7 +95,7 @@ def _own_groups(proc: Path, controller: str) -> Iterator[tuple[Path, Path]]:
     for line in text_of(proc / "self" / "mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         root, point = (unescaped(field) for field in before.split()[3:5])
-        kind, _, options = after.split()[:3]
+        kind, _, options = after.split(" ")[:3]  # the source may be empty
         wanted = "" if kind == "cgroup2" else controller
         if kind not in ("cgroup", "cgroup2") or wanted not in ours:
             continue

@@ -241,7 +241,8 @@ class WorkerPool:
                     return
                 if is_over is not None and is_over():
                     return
-                stream.wait(wake)
+                # A further plan is of no use while all workers are busy.
+                stream.wait(wake if stream.n_jobs < self.max_workers else None)
                 for worker, job in list(stream.busy.items()):
                     self._poll(worker, job, stream)
                     if job.outcome is not None:

@@ -98,12 +98,10 @@ def test_a_body_may_set_its_condition_to_true_and_use_it_in_branches():
     outer = branch("then", node("Add", ["scaled", "scaled"], ["b"]))
     inner = node("If", ["go"], ["unused"], then_branch=outer, else_branch=outer)
     found = unrolled(loop(stays="on", extra=(true, inner)))
-    assert not {"Loop"} & set(operators(found))
+    # The branches' condition is constant, too.
+    assert not is_controlled(found)
+    assert operators(found).count("Add") == 3
     assert np.array_equal(computed(found)[0], 8 * X)
-    # What the branches take from the step is that of their own step.
-    read = [each.attribute[0].g.node[0].input[0] for each in found.graph.node
-            if each.op_type == "If"]  # fmt: skip
-    assert len(set(read)) == 3
 
 
 def branch(name, *nodes, weights=None):
@@ -196,3 +194,66 @@ def test_a_graph_that_is_a_circle_compares_nothing():
     model = model_of(nodes, {"two": np.array(2)}, outputs=("is",))
     assert compared_numbers(model) == {}
     assert taken(choice("is", before=nodes, weights={"two": np.array(2)})).graph.node
+
+
+def test_a_number_that_decides_nothing_stays_an_input():
+    """As the token of a decoder, beside the switch of its cache."""
+    before = [
+        node("Equal", ["rate", "fast"], ["is_fast"]),
+        node("Gather", ["table", "ids"], ["taken"]),
+    ]
+    inputs = [info("rate", kinds.INT64, [1]), info("ids", kinds.INT64, [1, 1])]
+    weights = {"fast": np.array([16]), "table": X}
+    model = choice("is_fast", before=before, weights=weights, inputs=inputs)
+    model.graph.output.append(info("taken"))
+    found = taken(decided(model, {"rate": 16, "ids": 2}))
+    assert not is_controlled(found)
+    for ids in (0, 1):
+        y, taken_row = computed(found, rate=np.array([9]), ids=np.array([[ids]]))
+        assert np.array_equal(y, 2 * X)
+        assert np.array_equal(taken_row, [[X[ids]]])
+
+
+def test_loops_in_loops_and_branches_on_the_step_are_written_out():
+    inner = make.make_graph(
+        [node("Add", ["inner_state", "one"], ["more"])],
+        "inner",
+        [info("j", kinds.INT64, []), info("c", kinds.BOOL, []), info("inner_state", shape=[3])],
+        [info("c", kinds.BOOL, []), info("more", shape=[3])],
+        [onnx.numpy_helper.from_array(np.float32(1), "one")],
+    )
+    first = branch("first", node("Mul", ["looped", "ten"], ["b"]), weights={"ten": np.float32(10)})
+    later = branch("later", node("Identity", ["looped"], ["b"]))
+    body = make.make_graph(
+        [
+            node("Loop", ["two", "", "state"], ["looped"], body=inner),
+            node("Equal", ["i", "zero"], ["is_first"]),
+            node("If", ["is_first"], ["next"], then_branch=first, else_branch=later),
+        ],
+        "body",
+        [info("i", kinds.INT64, []), info("go", kinds.BOOL, []), info("state", shape=[3])],
+        [info("go", kinds.BOOL, []), info("next", shape=[3])],
+    )
+    weights = {"n": np.array(3), "two": np.array(2), "zero": np.array(0)}
+    found = unrolled(model_of([node("Loop", ["n", "", "x"], ["y"], body=body)], weights))
+    assert not is_controlled(found)
+    np.testing.assert_allclose(computed(found)[0], 10 * (X + 2) + 4)
+    # Each body has one copy of its weights in each of its loops.
+    assert sum(each.name.endswith("_one") for each in found.graph.initializer) == 3
+
+
+def test_one_branch_that_differs_leaves_the_others_merged():
+    alike = node(
+        "If", ["is"], ["y"],
+        then_branch=branch("a", node("Neg", ["x"], ["b"])),
+        else_branch=branch("c", node("Abs", ["x"], ["b"])),
+    )  # fmt: skip
+    unlike = node(
+        "If", ["is"], ["z"],
+        then_branch=branch("d", node("Neg", ["x"], ["b"])),
+        else_branch=branch("e", node("Concat", ["x", "x"], ["b"], axis=0)),
+    )  # fmt: skip
+    inputs = [info("is", kinds.BOOL, [])]
+    found = merged(model_of([alike, unlike], inputs=inputs, outputs=("y", "z")))
+    assert operators(found).count("If") == 1
+    assert operators(found).count("Where") == 1

@@ -49,6 +49,27 @@ def sums_of_windows(torch, x):
     return pool(x, 2, divisor_override=1), pool(x, (3, 2), 1, 1, False, False, 5)
 
 
+def lengths(torch, x):
+    whole = (4 * x).long()
+    narrow = whole.int()
+    return whole.clamp(min=1), narrow.clamp(max=2), whole.clamp_min(-1), narrow.clamp(-3, 2)
+
+
+def places_of_a_grid(torch, x):
+    return x[:, :, torch.tensor([[4], [0], [2]]), torch.tensor([[1, 3]])]
+
+
+def places_in_pairs(torch, x):
+    i, j = torch.tensor([[0, 1, 2]]), torch.tensor([[4], [0], [2]])
+    return x[:, i, j], x[:, torch.tensor([0, 2]), torch.tensor([1, 4])]
+
+
+def aligned_regions(torch, x):
+    ops = pytest.importorskip("torchvision").ops
+    regions = torch.tensor([[0.0, 1.0, 2.0, 30.0, 40.0], [1.0, 5.0, 0.0, 60.0, 50.0]])
+    return ops.roi_align(x, regions, (3, 3), 1 / 16, 2, aligned=True)
+
+
 def normal_by_the_batch(torch, x):
     return torch.nn.functional.batch_norm(x, None, None, training=True)
 
@@ -61,8 +82,10 @@ def refuse(*_arguments, **_options):
     raise NotImplementedError("not needed")
 
 
-BY_TVM = [places, scaled_sums, normal_by_image, sums_of_windows, corner_to_corner]
+BY_TVM = [places, scaled_sums, normal_by_image, sums_of_windows, corner_to_corner, lengths]
+BY_TVM += [places_of_a_grid]
 BY_ANY = [scaled_exponentials, nearest_of_a_size, every_second, by_a_factor, smoothed_images]
+BY_ANY += [places_in_pairs, aligned_regions]
 
 
 @pytest.mark.parametrize("compute", [*BY_TVM, *BY_ANY, normal_by_the_batch])

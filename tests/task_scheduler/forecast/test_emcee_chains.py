@@ -8,6 +8,7 @@ from tvm_adaptive.task_scheduler.forecast.emcee_chains import (
     chain_warning,
     fit_least_squares,
     forecast_emcee,
+    last_segment,
     run_chain,
 )
 from tvm_adaptive.task_scheduler.forecast.result import NoFitError, ThroughputHistory
@@ -135,6 +136,12 @@ def test_the_same_seed_gives_the_same_forecast_and_another_does_not():
     other = forecast_emcee(history, 16, np.random.default_rng(8), LOG_POWER)
     np.testing.assert_array_equal(first.samples, again.samples)
     assert not np.array_equal(first.samples, other.samples)
+
+
+def test_the_last_segment_has_points_for_its_parameters():
+    steps = [1.0] * 20 + [2.0] * 2 + [3.0] * 4
+    assert last_segment(np.array(steps)) == 0
+    assert last_segment(np.array([1.0] * 20 + [2.0] * 9 + [3.0] * 4)) == 20
 
 
 def test_only_the_last_segment_counts():

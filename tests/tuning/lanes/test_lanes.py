@@ -209,7 +209,7 @@ def test_what_is_not_cached_is_built_here(make_task: Any, tmp_path: Path) -> Non
     task = make_task()
     batch = task.strategy.generate_measure_candidates()[:4]
     keys = [key_of(candidate.sch) for candidate in batch]
-    cache = ArtifactCache(tmp_path)
+    cache = ArtifactCache(tmp_path / "not" / "yet")
     cache.put(Built(keys[1], b"library", "", 0.1))
     cache.put(Built(keys[2], None, "no registers left", 0.1))
     builder = CachedArtifactBuilder(cache, NamingBuilder())

@@ -6,12 +6,12 @@ TVM's importer has no loops, and the functions behind a branch could not be tune
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tvm_adaptive.models.frontend.onnx_graph import inner_graphs, opset_of, weight_types
+from tvm_adaptive.models.frontend.onnx_graph import inner_graphs, nodes_of, opset_of, weight_types
 
 # The nodes of a body, times the steps: more would take minutes to translate.
 _MAX_NODES = 20_000
@@ -34,18 +34,24 @@ def unrolled(model: Any) -> Any:
     """Return a model whose loops are written out as far as their counts are constant.
 
     The condition of a ``Loop`` must be constantly true; outputs that grow with each step
-    are joined at the end.
+    are joined at the end. Loops in loops follow, and branches that depend on the step.
     """
-    return _rewritten(model, "Loop", "loop", _written_out) or model
+    for depth in range(_MAX_DEPTH):
+        write = functools.partial(_written_out, [_MAX_NODES])
+        found = _rewritten(model, "Loop", f"loop{depth}_", write)
+        if found is None:
+            break
+        model = taken(found, f"loop{depth}_")
+    return model
 
 
-def taken(model: Any) -> Any:
+def taken(model: Any, prefix: str = "") -> Any:
     """Return a model with one branch of each ``If`` whose condition depends on constants alone.
 
     ONNX Runtime's folding also removes such branches, but some of them crash it.
     """
     for depth in range(_MAX_DEPTH):
-        found = _rewritten(model, "If", f"taken{depth}_", _taken_branch)
+        found = _rewritten(model, "If", f"{prefix}taken{depth}_", _taken_branch)
         if found is None:
             break
         model = found
@@ -58,22 +64,29 @@ def merged(model: Any) -> Any:
     Only where those have the same shapes and types; other branches stay.
     """
     for depth in range(_MAX_DEPTH):
-        pairs: list[tuple[str, str]] = []
+        pairs: _Pairs = {}
         found = _rewritten(model, "If", f"if{depth}_", functools.partial(_both_branches, pairs))
-        if found is None or not _are_alike(found, pairs):
+        if found is None:
+            break
+        alike = _alike(found, pairs)
+        if len(alike) < len(pairs):
+            write = functools.partial(_both_branches, {}, only=alike)
+            found = _rewritten(model, "If", f"if{depth}_", write)
+        if found is None:
             break
         model = found
     return model
 
 
 def decided(model: Any, numbers: Mapping[str, int]) -> Any:
-    """Return a model in which some inputs of one number have the value that they have now.
+    """Return a model in which numbers that decide branches have the value that they have now.
 
     They remain inputs, so that the model is called as before, but nothing depends on them.
     """
     import onnx
 
     found = _copy(model)
+    numbers = {name: numbers[name] for name in _deciding_inputs(model.graph) if name in numbers}
     names: dict[str, str] = {}
     for info in found.graph.input:
         tensor = info.type.tensor_type
@@ -83,6 +96,38 @@ def decided(model: Any, numbers: Mapping[str, int]) -> Any:
             value = np.full(shape, numbers[info.name], onnx.helper.tensor_dtype_to_np_dtype(kind))
             names[info.name] = _add(found.graph, f"{info.name}_decided", value)
     _rename_inputs(found.graph.node, names)
+    return found
+
+
+def _deciding_inputs(graph: Any) -> list[str]:
+    """Return the inputs that a few operators compute a condition or a count from."""
+    nodes = list(nodes_of(graph))
+    made = {output: node for node in nodes for output in node.output}
+    wanted = [node.input[0] for node in nodes if node.op_type == "If"]
+    wanted += [name for node in nodes if node.op_type == "Loop" for name in node.input[:2] if name]
+    inputs = {each.name for each in graph.input}
+    found: dict[str, None] = {}
+    for condition in wanted:
+        sources = _sources_of(condition, made)
+        found |= dict.fromkeys(name for name in sources or () if name in inputs)
+    return list(found)
+
+
+def _sources_of(name: str, made: Mapping[str, Any]) -> set[str] | None:
+    """Return what a value is computed from, but for shapes; None for many operators."""
+    found: set[str] = set()
+    wanted, seen = [name], set[str]()
+    while wanted:
+        value = wanted.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        if len(seen) > _MAX_CONDITION:
+            return None
+        if value not in made:
+            found.add(value)
+        elif made[value].op_type not in ("Shape", "Size"):
+            wanted += [each for each in made[value].input if each]
     return found
 
 
@@ -105,6 +150,8 @@ def compared_numbers(model: Any) -> dict[str, list[int]]:
 # From a node, a prefix for names, the graph that the nodes will belong to, and the model that
 # the node is of, to the nodes in its place; None if it stays.
 _Write = Callable[[Any, str, Any, Any], list[Any] | None]
+# The results of both branches of each ``If``, by its prefix.
+_Pairs = dict[str, list[tuple[str, str]]]
 
 
 def _rewritten(model: Any, operator: str, prefix: str, write: _Write) -> Any | None:
@@ -124,7 +171,9 @@ def _rewritten(model: Any, operator: str, prefix: str, write: _Write) -> Any | N
     return found if is_changed else None
 
 
-def _written_out(node: Any, prefix: str, graph: Any, model: Any) -> list[Any] | None:
+def _written_out(
+    n_nodes_left: list[int], node: Any, prefix: str, graph: Any, model: Any
+) -> list[Any] | None:
     """Return the nodes of a loop's steps; None if it must stay."""
     from onnx import helper
 
@@ -135,8 +184,11 @@ def _written_out(node: Any, prefix: str, graph: Any, model: Any) -> list[Any] | 
     start = _value_of(node.input[1], model.graph, model) if node.input[1] else np.array(True)
     if count is None or start is None or not start.all() or not _stays_true(body, model):
         return None
-    if count.size != 1 or not 1 <= int(count.item()) <= _MAX_NODES / max(1, len(body.node)):
+    n_nodes = max(1, sum(1 for _ in nodes_of(body)))
+    if count.size != 1 or not 1 <= int(count.item()) <= n_nodes_left[0] // n_nodes:
         return None
+    n_nodes_left[0] -= int(count.item()) * n_nodes
+    weights = _added_weights(body, prefix, graph)
     carried = list(node.input[2:])
     scanned: list[list[str]] = []  # by step
     result: list[Any] = []
@@ -144,7 +196,7 @@ def _written_out(node: Any, prefix: str, graph: Any, model: Any) -> list[Any] | 
         name = f"{prefix}_{step}"
         given = [_add(graph, f"{name}_step", step), _add(graph, f"{name}_go", True), *carried]
         names = dict(zip((each.name for each in body.input), given, strict=True))
-        nodes, (_, *outputs) = _inlined(body, names, name, graph)
+        nodes, (_, *outputs) = _inlined(body, weights | names, name)
         result += nodes
         carried = outputs[:n_carried]
         scanned.append(outputs[n_carried:])
@@ -156,7 +208,7 @@ def _written_out(node: Any, prefix: str, graph: Any, model: Any) -> list[Any] | 
     if opset_of(model) >= _AXES_AS_INPUT:
         axis, axes = [_add(graph, f"{prefix}_axis", np.zeros(1, "int64"))], {}
     for output, values in zip(node.output[n_carried:], zip(*scanned, strict=True), strict=False):
-        rows = [f"{value}_row_{output}" for value in values]
+        rows = [f"{prefix}_{output}_row{step}" for step in range(len(values))]
         for value, row in zip(values, rows, strict=True):
             result.append(helper.make_node("Unsqueeze", [value, *axis], [row], **axes))
         if output:
@@ -181,45 +233,59 @@ def _taken_branch(node: Any, prefix: str, graph: Any, model: Any) -> list[Any] |
     if condition is None:
         return None
     kind = "then_branch" if condition.all() else "else_branch"
-    nodes, results = _inlined(_body_of(node, kind), {}, f"{prefix}_{kind}", graph)
+    body, prefix = _body_of(node, kind), f"{prefix}_{kind}"
+    nodes, results = _inlined(body, _added_weights(body, prefix, graph), prefix)
     ends = zip(node.output, results, strict=True)
     return nodes + [helper.make_node("Identity", [found], [name]) for name, found in ends]
 
 
 def _both_branches(
-    pairs: list[tuple[str, str]], node: Any, prefix: str, graph: Any, _model: Any
-) -> list[Any]:
+    pairs: _Pairs,
+    node: Any,
+    prefix: str,
+    graph: Any,
+    _model: Any,
+    *,
+    only: Collection[str] | None = None,
+) -> list[Any] | None:
     """Return the nodes of both branches, and of the choice between pairs of their results."""
     from onnx import helper
 
+    if only is not None and prefix not in only:
+        return None
     shape, condition = _add(graph, f"{prefix}_shape", np.zeros(0, "int64")), f"{prefix}_is"
     nodes = [helper.make_node("Reshape", [node.input[0], shape], [condition])]
     results = []
     for kind in ("then_branch", "else_branch"):
-        inner, outputs = _inlined(_body_of(node, kind), {}, f"{prefix}_{kind}", graph)
+        body, name = _body_of(node, kind), f"{prefix}_{kind}"
+        inner, outputs = _inlined(body, _added_weights(body, name, graph), name)
         nodes += inner
         results.append(outputs)
-    for output, first, second in zip(node.output, *results, strict=True):
+    pairs[prefix] = list(zip(*results, strict=True))
+    for output, (first, second) in zip(node.output, pairs[prefix], strict=True):
         nodes.append(helper.make_node("Where", [condition, first, second], [output]))
-        pairs.append((first, second))
     return nodes
 
 
-def _are_alike(model: Any, pairs: Sequence[tuple[str, str]]) -> bool:
-    """Say whether each pair of values is known to have one shape and type."""
+def _alike(model: Any, pairs: _Pairs) -> set[str]:
+    """Return for which prefixes each pair of values is known to have one shape and type."""
     import onnx
 
     try:
-        graph = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True).graph
-    except Exception:  # ONNX's own: for a branch that the shapes do not fit, for large models
-        return False
+        # What does not fit the shapes, as in a branch that is not taken, stays unknown.
+        graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    except Exception:  # ONNX's own: for large models
+        return set()
     known = (*graph.value_info, *graph.input, *graph.output, *weight_types(graph))
     types = {each.name: each.type for each in known}
-    found = [(types.get(first), types.get(second)) for first, second in pairs]
-    return all(
-        first is not None and first == second and first.tensor_type.HasField("shape")
-        for first, second in found
-    )
+
+    def is_alike(pair: tuple[str, str]) -> bool:
+        first, second = map(types.get, pair)
+        if first is None or first != second:
+            return False
+        return bool(first.tensor_type.HasField("shape"))
+
+    return {prefix for prefix, found in pairs.items() if all(map(is_alike, found))}
 
 
 def _body_of(node: Any, kind: str) -> Any:
@@ -227,15 +293,19 @@ def _body_of(node: Any, kind: str) -> Any:
     return body
 
 
-def _inlined(
-    body: Any, names: Mapping[str, str], prefix: str, graph: Any
-) -> tuple[list[Any], list[str]]:
-    """Return the nodes and results of a body whose inputs have names; its weights go to a graph."""
-    names = dict(names)
+def _added_weights(body: Any, prefix: str, graph: Any) -> dict[str, str]:
+    """Add a body's weights to a graph; return their new names."""
+    names = {}
     for weight in body.initializer:
         copy = _copy(weight)
         copy.name = names[weight.name] = f"{prefix}_{weight.name}"
         graph.initializer.append(copy)
+    return names
+
+
+def _inlined(body: Any, names: Mapping[str, str], prefix: str) -> tuple[list[Any], list[str]]:
+    """Return the nodes and results of a body whose inputs and weights have names."""
+    names = dict(names)
     nodes = []
     for node in body.node:
         copy = _copy(node)

@@ -25,14 +25,15 @@ def read_onnx(path: Path, shapes: Shapes, numbers: Numbers | None = None) -> IRM
     _check_versions(path, model)
     inputs = onnx_graph.declared_inputs(model.graph)
     onnx_graph.set_shapes(model, _close(path, model, inputs, shapes))
+    folder = onnx_graph.follow_links(model, path.parent)
     with as_invalid_option(f"{path} {_MISFIT}"):
         model = expanded(model)
         if onnx_control.is_controlled(model):
             model = onnx_control.taken(onnx_control.decided(model, numbers or {}))
-        model = onnx_graph.fold(model, path.parent)
+        model = onnx_graph.fold(model, folder)
         if onnx_control.is_controlled(model):
             written = onnx_control.merged(onnx_control.unrolled(model))
-            model = onnx_graph.fold(written, path.parent)
+            model = onnx_graph.fold(written, folder)
     return relax_of_graph(path, model)
 
 
@@ -44,6 +45,7 @@ def _load(path: Path) -> Any:
         model = onnx.load(str(path), load_external_data=False)
     except Exception as error:  # protobuf's errors
         raise InvalidOptionError(f"{path} {_MISFIT}: {summary_line(error)}") from error
+    onnx_graph.make_dense(model.graph)
     if not model.graph.node:  # to protobuf, an empty file is an empty model
         raise InvalidOptionError(f"{path} {_MISFIT}: it does nothing.")
     files = onnx_graph.external_files(model)
@@ -70,7 +72,7 @@ def _close(
     path: Path, model: Any, inputs: Mapping[str, InputShape], shapes: Shapes
 ) -> dict[str, tuple[int, ...]]:
     """Return the shapes of all inputs; raise InvalidOptionError if one stays open."""
-    given, values = matched(inputs, shapes, str(path))
+    given, values = matched(inputs, shapes, str(path), expressions=True)
     # A name has one value, in every input.
     rest = [each.with_values(values) for key, each in inputs.items() if key not in given]
     closed = given | {each.name: each.numbers for each in rest if not each.is_open}

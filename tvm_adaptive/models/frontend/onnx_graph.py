@@ -1,9 +1,9 @@
 """ONNX models as graphs: their inputs, what stands in the way of an import, and folding.
 
 Folding is done by ONNX Runtime's basic optimisations, with the inputs' shapes fixed. onnxslim
-leaves as many nodes but takes 2 to 14 times as long; onnxsim takes as long but leaves up to
-half more nodes (``docs/models.md`` has the figures). ONNX Runtime is also the one that takes
-weights of more than 2 GB by their files, and it computes the reference outputs anyway.
+leaves as many nodes but takes 1.5 to 14 times as long; onnxsim takes up to 5 times as long and
+leaves up to half more nodes (``docs/models.md`` has the figures). ONNX Runtime is also the one
+that takes weights of more than 2 GB by their files, and it computes the reference outputs anyway.
 """
 
 from __future__ import annotations
@@ -68,13 +68,48 @@ def _extent(extent: Any) -> int | str:
 
 def external_files(model: Any) -> list[str]:
     """Return the files in which a model keeps weights, relative to its own folder."""
+    return sorted({entry.value for entry in _locations(model)})
+
+
+def follow_links(model: Any, folder: Path) -> Path:
+    """Let a model name the files behind links to its weights; return the folder of these.
+
+    ONNX Runtime reads nothing outside of that folder. The cache of the Hugging Face hub
+    consists of links to files of another folder.
+    """
+    files = {name: (folder / name).resolve() for name in external_files(model)}
+    folders = {path.parent for path in files.values()}
+    if len(folders) != 1 or all(path == folder.resolve() / name for name, path in files.items()):
+        return folder
+    for entry in _locations(model):
+        entry.value = files[entry.value].name
+    return folders.pop()
+
+
+def _locations(model: Any) -> list[Any]:
+    """Return the entries that name the files of weights."""
     nodes = list(nodes_of(model.graph))
     graphs = [model.graph, *(inner for node in nodes for inner in inner_graphs(node))]
     tensors = [weight for graph in graphs for weight in graph.initializer]
     for attribute in (each for node in nodes for each in node.attribute):
         tensors += [attribute.t, *attribute.tensors]
     entries = [entry for tensor in tensors for entry in tensor.external_data]
-    return sorted({entry.value for entry in entries if entry.key == "location"})
+    return [entry for entry in entries if entry.key == "location"]
+
+
+def make_dense(graph: Any) -> None:
+    """Write sparse weights of a graph out."""
+    from onnx import numpy_helper
+
+    for sparse in graph.sparse_initializer:
+        values, places = map(numpy_helper.to_array, (sparse.values, sparse.indices))
+        dense = np.zeros(tuple(sparse.dims), values.dtype)
+        if places.ndim == 1:
+            dense.reshape(-1)[places] = values
+        else:
+            dense[tuple(places.T)] = values
+        graph.initializer.append(numpy_helper.from_array(dense, sparse.values.name))
+    del graph.sparse_initializer[:]
 
 
 def set_shapes(model: Any, shapes: Mapping[str, Sequence[int]]) -> None:

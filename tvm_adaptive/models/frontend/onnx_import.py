@@ -16,24 +16,35 @@ from tvm_adaptive._tvm.onnx_frontend import (
 )
 from tvm_adaptive.errors import InvalidOptionError, as_invalid_option, summary_line
 from tvm_adaptive.models.frontend import onnx_graph
-from tvm_adaptive.models.frontend.converters import NOT_STANDARD, OWN
+from tvm_adaptive.models.frontend.converters import (
+    ALSO_OF_MICROSOFT,
+    BY_DEFINITION,
+    MICROSOFT,
+    NOT_STANDARD,
+    OWN,
+)
 from tvm_adaptive.models.frontend.converters.values import numpy_type_of
 from tvm_adaptive.models.network import with_output_names
 
 logger = logging.getLogger(__name__)
 
 _CONTROL = ("If", "Loop", "Scan")
+# Types of attributes: floats, ints and strings.
+_LISTS = (6, 7, 8)
+# TVM makes numbers up for the further results of these.
+_SINGLE_RESULT = ("Attention",)
 _CONTROL_REASON = (
     "its condition or count is not constant; if it depends on an input of one number, give that "
     "with --inputs"
 )
+_REASONS = {"If": _CONTROL_REASON, "Loop": _CONTROL_REASON, "Scan": "loops over rows are unknown"}
 
 
 def relax_of_graph(path: Path, model: Any) -> IRModule:
     """Translate a graph with fixed shapes; raise InvalidOptionError with all that is missing."""
     converters = _converters()
     missing = [
-        (node, _CONTROL_REASON if node.op_type in _CONTROL else "")
+        (node, _REASONS.get(node.op_type, ""))
         for node in onnx_graph.nodes_of(model.graph)
         if not _is_known(node, converters)
     ]
@@ -71,8 +82,8 @@ def _is_known(node: Any, converters: dict[str, OnnxConverter]) -> bool:
     if node.op_type in _CONTROL:
         return False
     if node.domain in onnx_graph.STANDARD_DOMAINS:
-        return node.op_type in converters and node.op_type not in NOT_STANDARD
-    return node.domain == "com.microsoft" and node.op_type in NOT_STANDARD
+        return node.op_type in converters and node.op_type not in NOT_STANDARD | BY_DEFINITION
+    return node.domain == MICROSOFT and node.op_type in NOT_STANDARD | ALSO_OF_MICROSOFT
 
 
 class _Conversion:
@@ -93,6 +104,15 @@ class _Conversion:
             original = onnx.NodeProto()
             original.CopyFrom(node)
             node.name = str(place)
+            # TVM cannot read an empty list, which says no more than no list.
+            lists = ("ints", "floats", "strings")
+            empty = [
+                each.name
+                for each in node.attribute
+                if each.type in _LISTS and not any(getattr(each, kind) for kind in lists)
+            ]
+            for attribute in [each for each in node.attribute if each.name in empty]:
+                node.attribute.remove(attribute)
             self._nodes[node.name] = original
         guarded = {name: self._guard(convert) for name, convert in converters.items()}
         try:
@@ -136,7 +156,8 @@ def _check_outputs(node: Any, result: Any) -> None:
     if fields is None:
         fields = getattr(getattr(result, "ty", None), "fields", [result])
     used = [place for place, name in enumerate(node.output, start=1) if name]
-    if used and used[-1] > len(fields):
+    is_single = node.domain == MICROSOFT and node.op_type in _SINGLE_RESULT
+    if used and used[-1] > (1 if is_single else len(fields)):
         raise ValueError(f"its output {used[-1]} is not supported")
 
 

@@ -112,7 +112,7 @@ class ModelReader:
                 reading = functools.partial(form.read, numbers=dict(numbers))
                 form = dataclasses.replace(form, read=reading)
             mod = self._read(form, path, shapes, limits)
-            return network_of_relax(name, mod, {}, self._original(form, path.resolve(), limits))
+            return network_of_relax(name, mod, {}, self._original(form, path.absolute(), limits))
 
     def close(self) -> None:
         """End the worker; a later use starts a new one."""
@@ -120,12 +120,14 @@ class ModelReader:
 
     def _read(self, form: Form, path: Path, shapes: Shapes, limits: Limits) -> IRModule:
         with ScratchFolder("model") as folder:
-            task = (form, path.resolve(), shapes, folder, limits.memory_bytes)
+            task = (form, path.absolute(), shapes, folder, limits.memory_bytes)
             (outcome,) = self._pool.map(convert, [task], limits.read_sec)
             if outcome.error is not None:
                 raise InvalidOptionError(f"{path} {form.misfit}: {summary_line(outcome.error)}")
             if outcome.value != "":
-                raise InvalidOptionError(str(outcome.value).replace(str(path.resolve()), str(path)))
+                raise InvalidOptionError(
+                    str(outcome.value).replace(str(path.absolute()), str(path))
+                )
             return load_module(folder)
 
     def _original(self, form: Form, path: Path, limits: Limits) -> Original | None:
@@ -164,7 +166,12 @@ def limits_of(path: Path, form: Form) -> Limits:
     """Return what reading a file may take."""
     paths = [path]
     if form.beside:
-        paths = [each for each in path.resolve().parent.iterdir() if each.is_file()]
+        beside = list(path.absolute().parent.iterdir())
+        # Weights may also be in a folder beside the file.
+        for folder in [each for each in beside if each.is_dir()]:
+            with contextlib.suppress(OSError):
+                beside += folder.iterdir()
+        paths = [each for each in beside if each.is_file()]
     n_bytes = sum(_size_bytes(each) for each in paths)
     total_bytes = psutil.virtual_memory().total
     if _size_bytes(path) > total_bytes:

@@ -88,6 +88,27 @@ def _sum_of_window(graph: Any, node: Any) -> None:
     node.args = (mean, n_places / divisor)
 
 
+def _bounded_on_one_side(graph: Any, node: Any) -> None:
+    """Take the larger or smaller integer: TVM makes an integer of the infinite other bound."""
+    import torch
+
+    source, *bounds = node.args
+    given = dict(zip(("min", "max"), bounds, strict=False)) | dict(node.kwargs)
+    if "clamp_max" in _name_of(node):
+        given = {"max": given.get("max", given.get("min"))}
+    found = {name: value for name, value in given.items() if value is not None}
+    dtype = node.meta["val"].dtype
+    if dtype.is_floating_point or len(found) != 1:
+        return
+    ((name, value),) = found.items()
+    if not isinstance(value, int):
+        return
+    bound = graph.call_function(torch.ops.aten.full.default, ([], value), {"dtype": dtype})
+    bound.meta = {"val": torch.full([], value, dtype=dtype)}
+    functions = {"min": torch.ops.aten.maximum.default, "max": torch.ops.aten.minimum.default}
+    node.target, node.args, node.kwargs = functions[name], (source, bound), {}
+
+
 _REWRITES: dict[str, Callable[[Any, Any], None]] = {
     "add.Tensor": _scale_second,
     "sub.Tensor": _scale_second,
@@ -95,6 +116,9 @@ _REWRITES: dict[str, Callable[[Any, Any], None]] = {
     "index.Tensor": _index_from_start,
     "avg_pool2d.default": _sum_of_window,
     "avg_pool3d.default": _sum_of_window,
+    "clamp.default": _bounded_on_one_side,
+    "clamp_max.default": _bounded_on_one_side,
+    "clamp_min.default": _bounded_on_one_side,
 }
 
 
@@ -135,6 +159,25 @@ def _several_images(node: Any) -> str:
     return "that images share their mean" if _extents(node.args[0])[0] > 1 else ""
 
 
+def _multiplied_indices(node: Any) -> str:
+    """Beside an axis that is taken whole, TVM multiplies indices out, whatever their shapes."""
+    indices = node.args[1]
+    places = [place for place, each in enumerate(indices) if each is not None]
+    if len(places) < 2 or len(places) == len(indices):
+        return ""
+    # A column and a row, which are multiplied out in truth.
+    first, *rest = (_extents(indices[place]) for place in places)
+    is_grid = len(rest) == 1 and first[1:] == [1] and rest[0][:-1] in ([], [1])
+    is_adjacent = places == list(range(places[0], len(indices)))
+    return "" if is_grid and is_adjacent else "which indices belong together"
+
+
+def _scaled_regions(node: Any) -> str:
+    """TVM shifts regions before they are scaled."""
+    is_aligned = len(node.args) > 6 and bool(node.args[6])
+    return "where its regions begin" if is_aligned and node.args[2] != 1.0 else ""
+
+
 _MISREAD: dict[str, Callable[[Any], str]] = {
     "elu.default": _scaled_elu,
     "avg_pool2d.default": _own_divisor,
@@ -144,6 +187,8 @@ _MISREAD: dict[str, Callable[[Any], str]] = {
     "upsample_bicubic2d.vec": _own_factors,
     "_upsample_bilinear2d_aa.default": _antialias,
     "_upsample_bicubic2d_aa.default": _antialias,
+    "index.Tensor": _multiplied_indices,
+    "roi_align.default": _scaled_regions,
     "_native_batch_norm_legit_functional.default": _training,
     "_native_batch_norm_legit.no_stats": _several_images,
 }

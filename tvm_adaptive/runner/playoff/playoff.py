@@ -246,7 +246,9 @@ def _qualify(entries: list[Entry], verifier: Verifier) -> tuple[list[Entry], lis
     # The other half of the time is for the checks, without which nothing wins.
     qualifying_sec = min(options.qualifying_sec, verifier.left_sec() / 2)
     deadline_sec = time.monotonic() + qualifying_sec
-    slowest_sec = _QUALIFY_FACTOR * entries[0].finalist.recorded_sec
+    # Not of the first, whose time may be a mistake: then no other one would qualify.
+    last = entries[min(options.top_k, len(entries)) - 1]
+    slowest_sec = _QUALIFY_FACTOR * last.finalist.recorded_sec
     n_wanted = sum(
         entry.finalist.recorded_sec <= slowest_sec for entry in entries[: options.n_qualifiers]
     )

@@ -43,8 +43,9 @@ from tvm_adaptive.values.agreement import tolerance
 from tvm_adaptive.workers.pool import Outcome, WorkerPool
 from tvm_adaptive.workers.scratch import ScratchFolder
 
-# The machine may have room again.
+# Where the machine lacks memory or processes: another program's peak may be over after a pause.
 _TRIES = 2
+_RETRY_PAUSE_SEC = 2.0
 
 
 @dataclasses.dataclass
@@ -243,7 +244,9 @@ class Verifier:
     ) -> Outcome:
         """Call a function in the worker."""
         deadline_sec = self.options.timeout_sec if timeout_sec is None else timeout_sec
-        for _ in range(_TRIES):
+        for attempt in range(_TRIES):
+            if attempt:
+                time.sleep(min(_RETRY_PAUSE_SEC, self.left_sec()))
             limit_sec = min(deadline_sec, self.left_sec())
             (outcome,) = self._pool.map(function, [task], limit_sec)
             if not isinstance(outcome.error, MachineError):

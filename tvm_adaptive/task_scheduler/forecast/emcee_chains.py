@@ -70,7 +70,7 @@ def last_segment(best: FloatArray) -> int:
     previous, current = best[:-1], best[1:]
     cuts = 1 + np.flatnonzero((previous > 0) & (current > (1.0 + SEGMENT_JUMP) * previous))
     starts = [0, *cuts.tolist()]
-    if len(starts) > 1 and len(best) - starts[-1] < MIN_SEGMENT_POINTS:
+    while len(starts) > 1 and len(best) - starts[-1] < MIN_SEGMENT_POINTS:
         starts.pop()
     return int(starts[-1])
 

@@ -74,6 +74,7 @@ class ProcessLanes:
             else:
                 self._dispatcher.put_back(job)
         else:
+            self._tries.pop(job, None)
             self._dispatcher.settle(job, result)
 
     def _give_up(self, job: Job[SearchRequest, Answer], reason: str) -> LaneError:

@@ -49,6 +49,7 @@ class ArtifactCache:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
         self._results: dict[int, BuilderResult] = {}
 
     def put(self, built: Built) -> None:

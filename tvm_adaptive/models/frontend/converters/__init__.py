@@ -9,7 +9,9 @@ from tvm_adaptive.models.frontend.converters.resize import convert_resize, conve
 
 # By the operator's name.
 OWN: dict[str, OnnxConverter] = {
+    **dict.fromkeys(("ArgMax", "ArgMin"), elementwise.convert_place_of_extreme),
     **dict.fromkeys(("Add", "Div", "Mul", "Sub"), elementwise.convert_arithmetic),
+    "Attention": elementwise.convert_attention,
     "BatchNormalization": elementwise.refused("training_mode", 1),
     "Cast": elementwise.convert_cast,
     "Clip": elementwise.convert_clip,
@@ -33,6 +35,12 @@ OWN: dict[str, OnnxConverter] = {
     "OneHot": elementwise.convert_one_hot,
     "Pad": places.convert_pad,
     "Pow": elementwise.convert_pow,
+    **dict.fromkeys(("QLinearAdd", "QLinearMul"), quantization.convert_qlinear_pair),
+    **dict.fromkeys(
+        ("QLinearAveragePool", "QLinearGlobalAveragePool", "QLinearLeakyRelu", "QLinearSigmoid"),
+        quantization.convert_qlinear_single,
+    ),
+    "QLinearConcat": quantization.convert_qlinear_concat,
     "QLinearConv": quantization.convert_qlinear_conv,
     "QLinearMatMul": quantization.convert_qlinear_matmul,
     "QuantizeLinear": quantization.convert_quantize,
@@ -40,18 +48,29 @@ OWN: dict[str, OnnxConverter] = {
     **dict.fromkeys(("ReduceMax", "ReduceMin"), places.convert_reduced_truth),
     "Resize": convert_resize,
     "ReverseSequence": places.convert_reverse_sequence,
-    "RoiAlign": elementwise.refused("mode", b"max"),
+    "RoiAlign": places.convert_roi_align,
     "STFT": fourier.convert_stft,
     "ScatterElements": places.convert_scatter_elements,
+    "SkipLayerNormalization": elementwise.convert_skip_layer_normalization,
     "Slice": places.convert_slice,
     "SpaceToDepth": elementwise.refused("mode", b"CRD"),
+    "Split": places.convert_split,
     "Swish": elementwise.convert_swish,
     "TopK": places.convert_top_k,
     "Upsample": convert_upsample,
 }
-# In TVM's table, these are operators of Microsoft's domain, not of ONNX's own.
+MICROSOFT = "com.microsoft"
+# In the tables, these are operators of Microsoft's domain, not of ONNX's own.
 NOT_STANDARD = frozenset(
-    {"FastGelu", "BiasGelu", "SkipLayerNormalization", "EmbedLayerNormalization", "Attention"}
+    {
+        *("FastGelu", "BiasGelu", "SkipLayerNormalization", "EmbedLayerNormalization", "Attention"),
+        *("QLinearAdd", "QLinearMul", "QLinearConcat", "QLinearLeakyRelu", "QLinearSigmoid"),
+        *("QLinearAveragePool", "QLinearGlobalAveragePool"),
+    }
 )
+# These mean the same in both domains.
+ALSO_OF_MICROSOFT = frozenset({"DequantizeLinear", "Gelu", "QuantizeLinear"})
+# Operators that are written out as ONNX defines them: TVM leaves a part of the definition out.
+BY_DEFINITION = frozenset({"MeanVarianceNormalization"})
 
-__all__ = ["NOT_STANDARD", "OWN"]
+__all__ = ["ALSO_OF_MICROSOFT", "BY_DEFINITION", "MICROSOFT", "NOT_STANDARD", "OWN"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,8 @@ def convert_constant(node: OnnxNode) -> Expr:
 
 def convert_cast(node: OnnxNode) -> Expr:
     """Convert Cast between types that have numbers in numpy."""
-    values.check_type(dtype_of(node.inputs[0]))
+    if hasattr(node.inputs[0].ty, "dtype"):  # not a shape that depends on values
+        values.check_type(dtype_of(node.inputs[0]))
     values.check_type(values.numpy_type_of(node.attributes["to"]))
     return node.by_tvm()
 
@@ -39,6 +41,14 @@ def refused(attribute: str, value: Any) -> OnnxConverter:
     return convert
 
 
+def convert_place_of_extreme(node: OnnxNode) -> Expr:
+    """Convert ArgMax or ArgMin, whose axis old versions may count from the end, too."""
+    rank = values.rank_of(node.inputs[0])
+    axis = node.number("axis")
+    attributes = {**node.attributes, "axis": axis + rank if axis < 0 else axis}
+    return node.by_tvm(attributes=attributes)
+
+
 def convert_arithmetic(node: OnnxNode) -> Expr:
     """Convert Add, Sub, Mul or Div, for which a single number has no axes.
 
@@ -48,7 +58,7 @@ def convert_arithmetic(node: OnnxNode) -> Expr:
     for place, other in ((0, 1), (1, 0)):
         value = values.array_of(pair[place])
         is_single = value is not None and value.size == 1
-        if value is not None and is_single and 0 < value.ndim <= len(shape_of(pair[other])):
+        if value is not None and is_single and 0 < value.ndim <= values.rank_of(pair[other]):
             pair[place] = constant(value.reshape(()), dtype_of(pair[place]))
     return node.by_tvm(inputs=pair)
 
@@ -187,6 +197,32 @@ def convert_layer_normalization(node: OnnxNode) -> Expr:
     result = relax.op.multiply(normal, scale)
     result = node.builder.emit(result if bias is None else relax.op.add(result, bias))
     return relax.Tuple([result, mean, deviation][:n_outputs]) if n_outputs > 1 else result
+
+
+def convert_attention(node: OnnxNode) -> Expr:
+    """Convert Attention of ONNX Runtime, which writes out what is not wanted as 0."""
+    plain = ("do_rotary", "past_present_share_buffer", "scale", "unidirectional")
+    attributes = {
+        name: value for name, value in node.attributes.items() if value or name not in plain
+    }
+    return node.by_tvm(attributes=attributes)
+
+
+def convert_skip_layer_normalization(node: OnnxNode) -> Expr:
+    """Convert SkipLayerNormalization of ONNX Runtime, with the sum that it normalises."""
+    op, emit = relax.op, node.builder.emit
+    x, skip, scale, shift, bias = node.inputs[0:5]
+    total = emit(op.add(x, skip))
+    total = total if bias is None else emit(op.add(total, bias))
+    shift = constant(np.zeros(shape_of(scale)), dtype_of(scale)) if shift is None else shift
+    epsilon = float(node.attributes.get("epsilon", 1e-12))
+    result = op.nn.layer_norm(total, scale, shift, axes=-1, epsilon=epsilon)
+    n_outputs = node.attributes["tvm_custom"]["num_outputs"]
+    if n_outputs == 1:
+        return result
+    exact = dataclasses.replace(node, attributes={**node.attributes, "epsilon": epsilon})
+    _, mean, deviation = _normalized(exact, total, [len(shape_of(total)) - 1])
+    return relax.Tuple([emit(result), mean, deviation, total][:n_outputs])
 
 
 def convert_rms_normalization(node: OnnxNode) -> Expr:

@@ -216,3 +216,22 @@ def convert_reduced_truth(node: OnnxNode) -> Expr:
         return node.by_tvm()
     wide = values.cast(node.builder, x, "int32")
     return values.cast(node.builder, node.by_tvm(inputs=[wide, *axes]), "bool")
+
+
+def convert_split(node: OnnxNode) -> Expr:
+    """Convert Split, also into a single part."""
+    return node.inputs[0] if node.attributes["tvm_custom"]["num_outputs"] == 1 else node.by_tvm()
+
+
+def convert_roi_align(node: OnnxNode) -> Expr:
+    """Convert RoiAlign; TVM shifts regions before they are scaled, ONNX behind that."""
+    if node.text("mode", "avg") == "max":
+        raise ValueError("mode max is not supported")
+    default = "half_pixel" if node.opset >= 16 else "output_half_pixel"
+    if node.text("coordinate_transformation_mode", default) != "half_pixel":
+        return node.by_tvm()
+    x, regions, *rest = list(node.inputs)
+    scale = float(node.attributes.get("spatial_scale", 1.0))
+    shift = constant(0.5 - 0.5 / scale, dtype_of(regions))
+    shifted = node.builder.emit(relax.op.add(regions, shift))
+    return node.by_tvm(inputs=[x, shifted, *rest])

@@ -61,6 +61,44 @@ def convert_conv_integer(node: OnnxNode) -> Expr:
     return values.cast(node.builder, _convolved(node, x, x_zero, w, w_zero), "int32")
 
 
+def convert_qlinear_pair(node: OnnxNode) -> Expr:
+    """Convert QLinearAdd or QLinearMul of ONNX Runtime."""
+    function = relax.op.add if node.operator == "QLinearAdd" else relax.op.multiply
+    first, second = (_dequantized(node, *node.inputs[place : place + 3]) for place in (0, 3))
+    scale, zero = node.inputs[6:8]
+    return _requantized(node, function(first, second), scale, zero, node.inputs[0])
+
+
+def convert_qlinear_single(node: OnnxNode) -> Expr:
+    """Convert an operator of ONNX Runtime on one quantised tensor, such as QLinearSigmoid."""
+    if node.number("channels_last"):
+        raise ValueError("channels_last is not supported")
+    x = node.builder.emit(_dequantized(node, *node.inputs[0:3]))
+    name = node.operator.removeprefix("QLinear")
+    found = node.by_tvm(operator=name, inputs=[x], attributes=dict(node.attributes))
+    scale, zero = node.inputs[3:5]
+    return _requantized(node, found, scale, zero, node.inputs[0])
+
+
+def convert_qlinear_concat(node: OnnxNode) -> Expr:
+    """Convert QLinearConcat of ONNX Runtime."""
+    scale, zero, *given = list(node.inputs)
+    parts = [_dequantized(node, *given[place : place + 3]) for place in range(0, len(given), 3)]
+    emitted = [node.builder.emit(part) for part in parts]
+    found = values.concatenated(node.builder, emitted, node.number("axis"))
+    return _requantized(node, found, scale, zero, given[0])
+
+
+def _dequantized(node: OnnxNode, x: Expr, scale: Expr, zero: Expr | None) -> Expr:
+    return relax.op.multiply(_centred(node, x, zero), _float(node, scale))
+
+
+def _requantized(node: OnnxNode, x: Expr, scale: Expr, zero: Expr | None, like: Expr) -> Expr:
+    """Return a quantised result of the type of an input."""
+    scaled = relax.op.divide(node.builder.emit(x), _float(node, scale))
+    return _quantized(node, scaled, zero, dtype_of(like))
+
+
 def _convolved(node: OnnxNode, x: Expr, x_zero: Any, w: Expr, w_zero: Any) -> Expr:
     emit = node.builder.emit
     if w_zero is not None and shape_of(w_zero):

@@ -21,17 +21,17 @@ Activation = Callable[[Expr], Expr]
 
 # Each step is two functions; more steps would take minutes to translate and compile.
 _MAX_STEPS = 1024
-_DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
+_DEFAULTS = {"LSTM": ("sigmoid", "tanh", "tanh"), "GRU": ("sigmoid", "tanh"), "RNN": ("tanh",)}
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 _ALPHAS = {
-    "Affine": 1.0,
-    "LeakyRelu": 0.01,
-    "ThresholdedRelu": 1.0,
-    "ScaledTanh": 1.0,
-    "HardSigmoid": 0.2,
-    "Elu": 1.0,
+    "affine": 1.0,
+    "leakyrelu": 0.01,
+    "thresholdedrelu": 1.0,
+    "scaledtanh": 1.0,
+    "hardsigmoid": 0.2,
+    "elu": 1.0,
 }
-_BETAS = {"Affine": 0.0, "ScaledTanh": 1.0, "HardSigmoid": 0.5}
+_BETAS = {"affine": 0.0, "scaledtanh": 1.0, "hardsigmoid": 0.5}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,7 +231,8 @@ _STEPS = {"LSTM": _lstm_step, "GRU": _gru_step, "RNN": _rnn_step}
 def _activations(node: OnnxNode, n_directions: int, dtype: str) -> list[list[Activation]]:
     """Return the activations of each direction."""
     defaults = _DEFAULTS[node.operator]
-    names = [as_text(each) for each in node.attributes.get("activations", ())]
+    # ONNX Runtime takes them in small and capital letters.
+    names = [as_text(each).lower() for each in node.attributes.get("activations", ())]
     alphas = list(node.attributes.get("activation_alpha", ()))
     betas = list(node.attributes.get("activation_beta", ()))
     found = []
@@ -252,17 +253,17 @@ def _activation(name: str, alpha: float, beta: float, dtype: str) -> Activation:
         return op.where(op.greater(x, zero), x, op.multiply(op.subtract(op.exp(x), one), a))
 
     functions: dict[str, Activation] = {
-        "Relu": op.nn.relu,
-        "Tanh": op.tanh,
-        "Sigmoid": op.sigmoid,
-        "Affine": lambda x: op.add(op.multiply(x, a), b),
-        "LeakyRelu": lambda x: op.nn.leakyrelu(x, alpha),
-        "ThresholdedRelu": lambda x: op.where(op.greater(x, a), x, op.multiply(x, zero)),
-        "ScaledTanh": lambda x: op.multiply(op.tanh(op.multiply(x, b)), a),
-        "HardSigmoid": lambda x: op.clip(op.add(op.multiply(x, a), b), 0.0, 1.0),
-        "Elu": elu,
-        "Softsign": lambda x: op.divide(x, op.add(op.abs(x), one)),
-        "Softplus": op.nn.softplus,
+        "relu": op.nn.relu,
+        "tanh": op.tanh,
+        "sigmoid": op.sigmoid,
+        "affine": lambda x: op.add(op.multiply(x, a), b),
+        "leakyrelu": lambda x: op.nn.leakyrelu(x, alpha),
+        "thresholdedrelu": lambda x: op.where(op.greater(x, a), x, op.multiply(x, zero)),
+        "scaledtanh": lambda x: op.multiply(op.tanh(op.multiply(x, b)), a),
+        "hardsigmoid": lambda x: op.clip(op.add(op.multiply(x, a), b), 0.0, 1.0),
+        "elu": elu,
+        "softsign": lambda x: op.divide(x, op.add(op.abs(x), one)),
+        "softplus": op.nn.softplus,
     }
     if name not in functions:
         raise ValueError(f"the activation {name} is unknown")

@@ -64,7 +64,9 @@ def convert_resize(node: OnnxNode) -> Expr:
         given = [None if value is None else values.known(value, name) for value, name in pairs]
     axes = axes_of(node, *given)
     if node.opset >= 11 and "axes" not in attributes and _is_image(x, axes, mode):
-        return node.by_tvm(operator="Resize")
+        # TVM would round the product of a scale in its own way.
+        sizes = constant([each.n_out for each in axes], "int64")
+        return node.by_tvm(operator="Resize", inputs=[x, node.inputs[1], None, sizes])
     dtype = dtype_of(x)
     if mode.method == "nearest" or "float" in dtype:
         return resized(node.builder, x, axes, mode)
@@ -111,8 +113,9 @@ def axes_of(
             wanted = [math.floor(ratio * shape[axis] + 0.5) for axis in chosen]
     elif scales is not None and scales.size:
         ratios = [float(each) for each in scales]
-        pairs = zip(chosen, ratios, strict=True)
-        wanted = [math.floor(shape[axis] * ratio) for axis, ratio in pairs]
+        # As ONNX Runtime: of numbers of single precision, so that 10 times 0.7 is 7.
+        pairs = zip(chosen, np.asarray(scales, np.float32), strict=True)
+        wanted = [int(np.float32(shape[axis]) * ratio) for axis, ratio in pairs]
     else:
         raise ValueError("neither scales nor sizes are given")
     for place, axis in enumerate(chosen):

@@ -53,6 +53,14 @@ def shape_of(value: Expr) -> list[int]:
         raise ValueError("the shape of an input depends on values") from error
 
 
+def rank_of(value: Expr) -> int:
+    """Return the number of axes of an expression, whose extents may depend on values.
+
+    It is -1 for a shape that does.
+    """
+    return int(getattr(value.ty, "ndim", -1))
+
+
 def dtype_of(value: Expr) -> str:
     """Return the type of an expression's elements."""
     return str(value.ty.dtype)

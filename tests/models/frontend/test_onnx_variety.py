@@ -1,0 +1,265 @@
+"""What files of exporters contain beside the newest operators, against ONNX Runtime."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.models import Network, compile_network, prepare, run_network
+from tvm_adaptive.models.frontend import load
+from tvm_adaptive.tuning.target import resolve_target
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+make, kinds = onnx.helper, onnx.TensorProto
+RNG = np.random.default_rng(0)
+Check = Callable[..., Any]
+MICROSOFT = "com.microsoft"
+
+
+def drawn(*shape: int) -> Any:
+    return RNG.standard_normal(shape).astype("float32")
+
+
+def integers(*shape: int) -> Any:
+    return RNG.integers(0, 256, shape, "uint8")
+
+
+def model_of(
+    nodes: list[Any],
+    inputs: dict[str, tuple[int, list[Any]]],
+    weights: dict[str, Any],
+    outputs: tuple[str, ...] = ("y",),
+    opset: int = 17,
+) -> Any:
+    tensors = [onnx.numpy_helper.from_array(np.asarray(v), k) for k, v in weights.items()]
+    graph = make.make_graph(
+        nodes,
+        "net",
+        [make.make_tensor_value_info(name, *kind) for name, kind in inputs.items()],
+        [make.make_empty_tensor_value_info(name) for name in outputs],
+        tensors,
+    )
+    opsets = [make.make_opsetid("", opset), make.make_opsetid(MICROSOFT, 1)]
+    return make.make_model(graph, opset_imports=opsets, ir_version=9)
+
+
+def computed(network: Network, inputs: list[Any]) -> list[Any]:
+    target = resolve_target("cpu")
+    return run_network(compile_network(prepare(network, target), None, target), inputs)
+
+
+@pytest.fixture
+def check(tmp_path: Path, check_import: Check) -> Check:
+    def run(*arguments: Any, **options: Any) -> None:
+        path = tmp_path / "net.onnx"
+        onnx.save(model_of(*arguments, **options), str(path))
+        check_import(load(str(path)))
+
+    return run
+
+
+def node(
+    operator: str, inputs: str, outputs: str = "y", domain: str = "", **attributes: Any
+) -> Any:
+    given, made = (
+        ["" if name == "-" else name for name in each.split()] for each in (inputs, outputs)
+    )
+    return make.make_node(operator, given, made, domain=domain, **attributes)
+
+
+X = {"x": (kinds.FLOAT, [2, 6, 8])}
+IMAGE = {"x": (kinds.FLOAT, [1, 2, 10, 20])}
+SCALE = {"scale": np.float32(0.03), "zero": np.uint8(120), "wide": np.float32(0.08)}
+ROWS = {"regions": np.array([[0, 8, 40, 100], [16, 0, 70, 64]], "float32"), "of": np.array([0, 0])}
+
+CASES: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], int]] = {
+    "a split into one part": (
+        [node("Split", "x", "p", axis=1), node("Relu", "p")], X, {}, 11,
+    ),
+    "a split into one part, by an input": (
+        [node("Split", "x n", "p", axis=1), node("Relu", "p")], X, {"n": np.array([6])}, 17,
+    ),
+    "the place of the largest, counted from the end": (
+        [node("ArgMax", "x", axis=-1), ], X, {}, 9,
+    ),
+    "the place of the smallest, counted from the end": (
+        [node("ArgMin", "x", axis=-2, keepdims=0)], X, {}, 9,
+    ),
+    "a list without elements": (
+        [make.make_node("LSTM", ["x", "w", "r"], ["y"], hidden_size=3)],
+        {"x": (kinds.FLOAT, [4, 2, 5])},
+        {"w": drawn(1, 12, 5), "r": drawn(1, 12, 3)}, 17,
+    ),
+    "activations in small letters": (
+        [node("LSTM", "x w r", hidden_size=3, activations=["sigmoid", "tanh", "relu"])],
+        {"x": (kinds.FLOAT, [4, 2, 5])},
+        {"w": drawn(1, 12, 5), "r": drawn(1, 12, 3)}, 17,
+    ),
+    "channels of an image": ([node("MeanVarianceNormalization", "x")], IMAGE, {}, 13),
+    "attention of ONNX Runtime": (
+        [node("Attention", "x w b", domain=MICROSOFT, num_heads=2)],
+        X, {"w": drawn(8, 24), "b": drawn(24)}, 17,
+    ),
+    "regions that are scaled": (
+        [node("RoiAlign", "x regions of", output_height=3, output_width=2, sampling_ratio=2,
+              spatial_scale=0.125)], IMAGE, ROWS, 16,
+    ),
+    "regions that are scaled, of old files": (
+        [node("RoiAlign", "x regions of", output_height=3, output_width=2, sampling_ratio=2,
+              spatial_scale=0.125)], IMAGE, ROWS, 11,
+    ),
+    "a scale that single precision rounds down": (
+        [node("Resize", "x scales", mode="nearest")],
+        IMAGE, {"scales": np.array([1, 1, 0.7, 1.65], "float32")}, 10,
+    ),
+    "the same for lines between places": (
+        [node("Resize", "x - scales", mode="linear")],
+        IMAGE, {"scales": np.array([1, 1, 0.7, 0.9], "float32")}, 13,
+    ),
+    "GELU of ONNX Runtime": ([node("Gelu", "x", domain=MICROSOFT)], X, {}, 17),
+    "a residual and its normalisation": (
+        [node("SkipLayerNormalization", "x skip gamma", "n - - s", domain=MICROSOFT, epsilon=1e-5),
+         node("Add", "n s")], X, {"skip": drawn(2, 6, 8), "gamma": drawn(8)}, 17,
+    ),
+    "a residual with all that it may have": (
+        [node("SkipLayerNormalization", "x skip gamma beta bias", domain=MICROSOFT)],
+        X, {"skip": drawn(2, 6, 8), "gamma": drawn(8), "beta": drawn(8), "bias": drawn(8)}, 17,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_operators_as_exporters_write_them(case: str, check: Check) -> None:
+    nodes, inputs, weights, opset = CASES[case]
+    if case == "a list without elements":
+        nodes[0].attribute.append(make.make_attribute("activation_alpha", [], attr_type=6))
+    check(nodes, inputs, weights, opset=opset)
+
+
+QUANTISED = {
+    "QLinearAdd": node("QLinearAdd", "q scale zero b wide zero wide zero", "r", MICROSOFT),
+    "QLinearMul": node("QLinearMul", "q scale zero b wide zero wide zero", "r", MICROSOFT),
+    "QLinearSigmoid": node("QLinearSigmoid", "q wide zero scale zero", "r", MICROSOFT),
+    "QLinearLeakyRelu": node(
+        "QLinearLeakyRelu", "q wide zero scale zero", "r", MICROSOFT, alpha=0.1
+    ),
+    "QLinearGlobalAveragePool": node(
+        "QLinearGlobalAveragePool", "q scale zero scale zero", "r", MICROSOFT, channels_last=0
+    ),
+    "QLinearAveragePool": node(
+        "QLinearAveragePool", "q scale zero scale zero", "r", MICROSOFT, kernel_shape=[2, 2]
+    ),
+    "QLinearConcat": node(
+        "QLinearConcat", "wide zero q scale zero b wide zero", "r", MICROSOFT, axis=1
+    ),
+}
+
+
+@pytest.mark.parametrize("operator", QUANTISED)
+def test_quantised_operators_of_onnx_runtime(operator: str, tmp_path: Path) -> None:
+    import onnxruntime
+
+    path = tmp_path / "net.onnx"
+    weights = {**SCALE, "b": integers(1, 2, 4, 6)}
+    inputs = {"q": (kinds.UINT8, [1, 2, 4, 6])}
+    onnx.save(model_of([QUANTISED[operator]], inputs, weights, ("r",)), str(path))
+    q = integers(1, 2, 4, 6)
+    (found,) = computed(load(str(path)), [q])
+    (expected,) = onnxruntime.InferenceSession(str(path)).run(None, {"q": q})
+    assert found.dtype == expected.dtype
+    # A tie is rounded by the last digit of the scales' quotient.
+    assert np.abs(found.astype(int) - expected.astype(int)).max() <= 1
+    assert np.mean(found != expected) < 0.1
+
+
+def test_a_result_that_is_not_computed_is_refused(tmp_path: Path) -> None:
+    weights = {"w": drawn(8, 24), "b": drawn(24)}
+    attention = node("Attention", "x w b", "y present", MICROSOFT, num_heads=2)
+    path = tmp_path / "net.onnx"
+    onnx.save(model_of([attention], X, weights, ("y", "present")), str(path))
+    with pytest.raises(InvalidOptionError, match=r"Attention.*output 2 is not supported"):
+        load(str(path))
+
+
+def test_a_channel_without_variance_is_zero(tmp_path: Path) -> None:
+    """As ONNX defines it; ONNX Runtime gives no number."""
+    path = tmp_path / "net.onnx"
+    nodes = [node("Mul", "x zeros", "m"), node("MeanVarianceNormalization", "m")]
+    zeros = {"zeros": np.array([0, 1], "float32").reshape(1, 2, 1, 1)}
+    onnx.save(model_of(nodes, IMAGE, zeros, opset=13), str(path))
+    (found,) = computed(load(str(path)), [drawn(1, 2, 10, 20)])
+    assert not found[:, 0].any()
+    np.testing.assert_allclose(found[:, 1].std(), 1.0, rtol=1e-5)
+
+
+def test_sparse_weights(tmp_path: Path) -> None:
+    values = onnx.numpy_helper.from_array(np.array([3.0, -1.0], "float32"), "w")
+    places = onnx.numpy_helper.from_array(np.array([2, 7]), "w_places")
+    model = model_of([node("Mul", "x w")], X, {})
+    model.graph.sparse_initializer.append(make.make_sparse_tensor(values, places, [8]))
+    path = tmp_path / "net.onnx"
+    onnx.save(model, str(path))
+    x = drawn(2, 6, 8)
+    (found,) = computed(load(str(path)), [x])
+    np.testing.assert_allclose(found[..., 2], 3 * x[..., 2], rtol=1e-6)
+    np.testing.assert_allclose(found[..., 7], -x[..., 7], rtol=1e-6)
+    assert not np.any(found[..., [0, 1, 3, 4, 5, 6]])
+
+
+@pytest.mark.parametrize("location", ["weights.bin", "weights/w.bin"])
+def test_weights_in_other_files(location: str, tmp_path: Path, check_import: Check) -> None:
+    path = tmp_path / "net.onnx"
+    (tmp_path / location).parent.mkdir(exist_ok=True)
+    model = model_of([node("MatMul", "x w")], X, {"w": drawn(8, 300)})
+    onnx.save(model, str(path), save_as_external_data=True, location=location, size_threshold=0)
+    check_import(load(str(path)))
+
+
+@pytest.mark.parametrize("has_weights_beside", [False, True])
+def test_links_to_files_as_in_the_cache_of_hugging_face(
+    has_weights_beside: bool, tmp_path: Path, check_import: Check
+) -> None:
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "main"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    model = model_of([node("MatMul", "x w")], X, {"w": drawn(8, 300)})
+    options: dict[str, Any] = {}
+    if has_weights_beside:
+        options = {"save_as_external_data": True, "location": "net.onnx_data", "size_threshold": 0}
+    onnx.save(model, str(snapshot / "net.onnx"), **options)
+    for name, digest in (("net.onnx", "0af3"), ("net.onnx_data", "9c41")):
+        if (snapshot / name).exists():
+            os.replace(snapshot / name, blobs / digest)
+            (snapshot / name).symlink_to(blobs / digest)
+    network = load(str(snapshot / "net.onnx"))
+    assert network.name == "net"
+    assert network.original.file(tmp_path).suffix == ".onnx"
+    check_import(network)
+
+
+def test_a_name_of_an_extent_may_look_like_an_expression(
+    tmp_path: Path, check_import: Check
+) -> None:
+    path = tmp_path / "net.onnx"
+    onnx.save(model_of([node("Relu", "x")], {"x": (kinds.FLOAT, ["(n)", 4])}, {}), str(path))
+    with pytest.raises(InvalidOptionError, match="--input-shape x=1x4"):
+        load(str(path))
+    check_import(load(str(path), {"x": (3, 4)}))
+
+
+def test_extents_that_depend_on_values_meet_numbers(tmp_path: Path, check_import: Check) -> None:
+    nodes = [
+        node("NonZero", "x", "places"),
+        node("Cast", "places", "floats", to=kinds.FLOAT),
+        node("Mul", "floats two"),
+    ]
+    path = tmp_path / "net.onnx"
+    onnx.save(model_of(nodes, X, {"two": np.array([2.0], "float32")}), str(path))
+    check_import(load(str(path)))
