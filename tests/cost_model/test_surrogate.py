@@ -161,12 +161,10 @@ def test_samples_that_were_loaded_delay_no_refit():
     loaded.add("elsewhere:b", *candidates(100, seed=1))
     surrogate = Surrogate(SurrogateOptions(n_trees=8), seed=0)
     surrogate.replace_dataset(loaded)
-    assert surrogate.refit_if_due().n_samples == 500
+    assert 400 < surrogate.refit_if_due().n_samples < 500  # those of another machine fade
     for seed in range(3):
         surrogate.add("a", *candidates(8, seed=seed + 2))
-        report = surrogate.refit_if_due()
-        assert report is not None
-        assert report.n_samples < 500 + 8 * (seed + 1)  # those of another machine fade
+        assert surrogate.refit_if_due() is not None
 
 
 def test_ceilings_of_this_machine_do_not_depend_on_another_ones():

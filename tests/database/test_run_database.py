@@ -135,7 +135,7 @@ def test_of_records_it_keeps_an_index_only(
     inner = python_side(database)
     inner.get_top_k(inner.commit_workload(templates["GMM"][0].workload.mod), 300)
     assert inner._recent.cache_info().currsize <= 128
-    assert inner._unwritten == []
+    assert not inner._unwritten
     (index,) = inner._indices.values()
     assert index.mean_secs.itemsize + index.offsets.itemsize == 16
 

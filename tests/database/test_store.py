@@ -119,7 +119,9 @@ def test_what_playoffs_said_is_kept_beside_the_trials(url: str) -> None:
     with RecordStore(url) as store:
         store.add(task(), [trial(1.0)])
         store.add_finals(task(), [trial(2.0, "[2]", error=0.01, unix_sec=5.0, run="a")])
-        store.add_finals(task(), [trial(None, "[3]"), trial(1.5, "[2]")])
+        store.add_finals(
+            task(), [trial(None, "[3]", unix_sec=6.0), trial(1.5, "[2]", unix_sec=6.0)]
+        )
         store.add_finals(task(1), [])
     with RecordStore(url) as store:
         first, second, third = store.finals(task())

@@ -99,7 +99,7 @@ def test_a_roofline_of_nothing_is_none(write_run: WriteRun) -> None:
 def test_the_rounds_of_frameworks_are_listed(write_run: WriteRun) -> None:
     folder = write_run()
     before = page([read_run(folder)])
-    assert "125.0 times faster" in before
+    assert "125.0 x faster" in before
     assert 'id="peers"' not in before
     peer = PeerTiming("ort", f"ORT {HOSTILE}", 2, (0.02, 0.03), (0.01, 0.01), 0.0, 0.0, True)
     with closing(Journal(folder / "journal.jsonl")) as journal:

@@ -244,7 +244,7 @@ def test_what_a_store_has_recorded_only_is_checked_first(tmp_path):
 def test_a_run_has_its_own_target(run, tmp_path):
     with pytest.raises(InvalidOptionError, match="are those of the run"):
         apply(str(run / "run"), out_dir=tmp_path, target="cpu")
-    for change in ({"store": "none"}, {"layout": "keep"}, {"forms": False}):
+    for change in ({"layout": "keep"}, {"forms": False}):
         with pytest.raises(
             InvalidOptionError, match=f"those of the run.* omit {next(iter(change))}"
         ):

@@ -95,8 +95,7 @@ class RunHistory(History):
 
     def is_used(self, name: str) -> bool:
         """Return whether the network would consist of a task now: not of other forms."""
-        used = {task.name for task in self.used_tasks}
-        return not used or name in used
+        return name not in self.weights or name in {task.name for task in self.used_tasks}
 
     def limit_ms(self, task: TaskHistory) -> float:
         """Return the least milliseconds of a task by the roofline; NaN if that is not known."""

@@ -52,7 +52,7 @@ APPLY_FILE = "apply.jsonl"
 
 
 # Options of a configuration that a run has settled.
-_OF_A_RUN = ("layout", "prepack", "vector_math", "forms", "store")
+_OF_A_RUN = ("layout", "prepack", "vector_math", "forms")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +126,7 @@ def apply(
         found += [each for each in _OF_A_RUN if getattr(config, each) != getattr(DEFAULT, each)]
         if found:
             raise InvalidOptionError(
-                f"Target, shapes, inputs, store and preparation are those of the run {what}; omit "
+                f"Target, shapes, inputs and preparation are those of the run {what}; omit "
                 f"{', '.join(found)}."
             )
         options, _ = read_settings(run)
