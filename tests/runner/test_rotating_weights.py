@@ -82,7 +82,7 @@ def test_every_run_gets_other_weights(weights, changes, tmp_path, monkeypatch):
     buffers = (("float32", (1,)), ("float32", (n,)), ("float32", (n,)))
     kernel = Kernel(path, "cpu", buffers, weights=weights)
     assert time_once(kernel, 0, 0.1) > 0
-    (loaded,) = (each for key, each in worker._loaded.items() if key[1] == kernel)
+    loaded = worker._loaded[kernel]
     seen = set()
     for _ in range(3):
         loaded.timer(1, 1)

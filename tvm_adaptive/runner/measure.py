@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +32,6 @@ class MeasureOptions:
     rule: StoppingRule
     min_repeat_ms: float = 0.0
     max_sec: float | None = None
-    device_index: int | None = None  # None for the worker's
     # flush the CPU's caches before each micro-batch, which then is a single run
     cpu_cache_flush: bool = False
     race: Race | None = None  # against the incumbent of the task
@@ -43,7 +42,6 @@ class MeasureOptions:
     def __post_init__(self) -> None:
         check_at_least("min_repeat_ms", self.min_repeat_ms, 0)
         check_positive("max_sec", self.max_sec)
-        check_at_least("device_index", self.device_index, 0)
 
     def for_batch(self, facts: BatchFacts | None, *, noise: float | None = None) -> MeasureOptions:
         """Return the options for candidates of a task.
@@ -73,10 +71,8 @@ MeasureFunction = Callable[[str, str, Sequence[Any], MeasureOptions], Timing]
 _MAX_READY = 8
 
 
-class _Worker:
-    """State of this worker process."""
-
-    ready: ClassVar[dict[str, Timer]] = {}  # by the artifact's path
+# By the artifact's path.
+_ready: dict[str, Timer] = device_session.cache("timers")
 
 
 def measure_artifact(
@@ -87,16 +83,16 @@ def measure_artifact(
         give_threads_cores()
     else:
         options = dataclasses.replace(options, weights=())
-    timer = _Worker.ready.pop(artifact_path, None) if options.is_kept else None
+    timer = _ready.pop(artifact_path, None) if options.is_kept else None
     if timer is None:
         module = device_session.load(artifact_path)
-        dev = device_session.place(device_type, options.device_index)
+        dev = device_session.place(device_type)
         fill = device_session.function(RANDOM_FILL)
         timer = _timer_for(module, dev, fill, args_info, options)
     if options.is_kept:
-        _Worker.ready[artifact_path] = timer
-        if len(_Worker.ready) > _MAX_READY:
-            del _Worker.ready[next(iter(_Worker.ready))]
+        _ready[artifact_path] = timer
+        if len(_ready) > _MAX_READY:
+            del _ready[next(iter(_ready))]
     return _evaluated(timer, options)
 
 

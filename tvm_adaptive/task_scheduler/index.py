@@ -131,16 +131,15 @@ def epsilon_greedy(
     return argmax(scores, rng), False
 
 
-def softmax_probabilities(scores: FloatArray, temperature: float | None = None) -> FloatArray:
-    """Return the chance of each arm, proportional to exp(score / temperature).
+def softmax_probabilities(scores: FloatArray) -> FloatArray:
+    """Return the chance of each arm, proportional to exp(score / mean of the scores).
+
+    The paper leaves the temperature open.
 
     Parameters
     ----------
     scores : ndarray of shape (k,)
         ``nan`` for an arm that is not a choice: its chance is 0.
-    temperature : float or None, default None
-        In the unit of the scores; None takes their mean, which the paper leaves open.
-        At 0 all choices are alike.
 
     Returns
     -------
@@ -150,7 +149,7 @@ def softmax_probabilities(scores: FloatArray, temperature: float | None = None) 
     choice = ~np.isnan(scores)
     if not choice.any():
         raise InvalidOptionError("softmax needs at least one score that is not nan; found none.")
-    scale = float(np.mean(scores[choice])) if temperature is None else temperature
+    scale = float(np.mean(scores[choice]))
     if not np.isfinite(scale) or scale <= 0.0:
         return np.where(choice, 1.0 / choice.sum(), 0.0)
     with np.errstate(over="ignore"):

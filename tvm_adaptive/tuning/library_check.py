@@ -91,7 +91,11 @@ class LibraryCheck:
                 server=context.server,
             )
             if context.farm is None
-            else LeasingPool(context.farm, server=context.server)
+            else LeasingPool(
+                context.farm,
+                server=context.server,
+                time_left=lambda: context.budget.left_sec,
+            )
         )
         # Compiles tuned code: TVM's passes cannot be interrupted in this process.
         self._compiler = WorkerPool(1, server=context.server)
@@ -154,6 +158,11 @@ class LibraryCheck:
     def without_forms(self) -> None:
         """Compute everything in its direct form from now on."""
         self.is_direct = True
+
+    def release_device(self) -> None:
+        """Give a farm's device back, which the search needs."""
+        if isinstance(self._pool, LeasingPool):
+            self._pool.release()
 
     def begin_untuned(self) -> None:
         """Start in a worker what ``measure_untuned`` waits for, where anything can be."""

@@ -300,6 +300,7 @@ def _tune_tasks(
                 reductions=session.config.search.reduction_sketches,
             )
         check.measure_untuned()
+        check.release_device()
         session.budget.plan_reserve(
             session.config.finish,
             sum(check.forms.get(str(each.task_name), NO_FORM).form == DIRECT for each in tasks),

@@ -11,16 +11,21 @@ from tvm_adaptive._tvm import device, from_dlpack, load_module, tvm
 class _CurrentDevice:
     session: Any = None  # of TVM's RPC; None for this machine
     index = 0  # of the devices of a kind
-    n_moves = 0
     n_uploads = 0
-    loaded: ClassVar[dict[tuple[str, int, int], Any]] = {}
+    caches: ClassVar[dict[str, dict[Any, Any]]] = {}
 
 
 def move_to(session: Any) -> None:
     """Run on the device of an RPC session, with None on this machine; unloads all modules."""
+    # What is left of a session would keep it open, and its device occupied.
+    for each in _CurrentDevice.caches.values():
+        each.clear()
     _CurrentDevice.session = session
-    _CurrentDevice.n_moves += 1
-    _CurrentDevice.loaded.clear()
+
+
+def cache(name: str) -> dict[Any, Any]:
+    """Return a dictionary for modules and tensors, which is emptied when the device changes."""
+    return _CurrentDevice.caches.setdefault(name, {})
 
 
 def use_device(index: int) -> None:
@@ -33,11 +38,6 @@ def is_elsewhere() -> bool:
     return _CurrentDevice.session is not None
 
 
-def n_moves() -> int:
-    """Return a number that changes whenever loaded modules become unusable."""
-    return _CurrentDevice.n_moves
-
-
 def load(path: str) -> Any:
     """Load a compiled module on the current device."""
     session = _CurrentDevice.session
@@ -48,15 +48,15 @@ def load_once(path: str) -> Any:
     """Load a compiled module unless the same file is loaded: TVM keeps modules forever."""
     stat = Path(path).stat()
     key = (path, stat.st_mtime_ns, stat.st_size)
-    if key not in _CurrentDevice.loaded:
-        _CurrentDevice.loaded[key] = load(path)
-    return _CurrentDevice.loaded[key]
+    loaded = cache("modules")
+    if key not in loaded:
+        loaded[key] = load(path)
+    return loaded[key]
 
 
-def place(kind: str, index: int | None = None) -> Any:
-    """Return TVM's device object: the second GPU for ``("cuda", 1)``, None for the process's."""
-    session = _CurrentDevice.session
-    index = _CurrentDevice.index if index is None else index
+def place(kind: str) -> Any:
+    """Return TVM's object for this process's device of a kind, or the session's first."""
+    session, index = _CurrentDevice.session, _CurrentDevice.index
     return device(kind, index) if session is None else session.device(kind, index)
 
 

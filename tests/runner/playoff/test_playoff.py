@@ -514,7 +514,7 @@ def test_one_interrupted_run_does_not_choose_the_number_of_runs(
 
     kernel = worker.Kernel("kernel.so", "cpu", ())
     loaded = worker._Loaded(None, None, [], timer)
-    monkeypatch.setitem(worker._loaded, (worker.device_session.n_moves(), kernel), loaded)
+    monkeypatch.setitem(worker._loaded, kernel, loaded)
     assert worker.time_once(kernel, 0, 20.0) == 50e-6
     assert worker.time_once(kernel, 0, 20.0) == 50e-6
     assert numbers == [1, 2, 400, 400]

@@ -112,6 +112,23 @@ def test_tasks_stay_on_a_device_as_long_as_it_is_there(pool: LeasingPool, gone: 
     assert found() == ["farm:2"] * 2
 
 
+def kept() -> int:
+    """Return how much of the device the worker holds, and hold something."""
+    from tvm_adaptive.workers import device_session
+
+    cache = device_session.cache("test")
+    cache[len(cache)] = device_session.function("any")
+    return len(cache)
+
+
+def test_a_device_that_is_given_back_is_let_go(pool: LeasingPool) -> None:
+    pool.release()  # there is none yet
+    assert [outcome.value for outcome in pool.map(kept, [()] * 2, 30.0)] == [1, 2]
+    pool.release()
+    assert pool.map(where, [()], 30.0)[0].value == "farm:1"
+    assert pool.map(kept, [()], 30.0)[0].value == 1
+
+
 def test_without_a_device_no_task_runs(pool: LeasingPool, gone: Path) -> None:
     assert pool.map(where, [()], 30.0)[0].value == "farm:1"
     gone.write_text("farm:1 farm:2")

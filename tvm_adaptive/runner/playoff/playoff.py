@@ -22,6 +22,7 @@ from tvm_adaptive._tvm import (
     RPCConfig,
     Target,
     TuningRecord,
+    argument_bytes,
     copy_record,
     json_database,
 )
@@ -253,9 +254,12 @@ def _qualify(entries: list[Entry], verifier: Verifier) -> tuple[list[Entry], lis
         entry.finalist.recorded_sec <= slowest_sec for entry in entries[: options.n_qualifiers]
     )
     tried: list[Entry] = []
+    # All that are built at once are loaded with arguments of their own.
+    n_bytes = max(1, argument_bytes(entries[0].finalist.record.workload.mod))
+    n_at_once = min(_BUILD_BATCH, max(1, _QUALIFIERS_BYTES // n_bytes))
     # Building takes at most half of the time, so that all built ones are timed.
     while len(tried) < n_wanted and deadline_sec - time.monotonic() > qualifying_sec / 2:
-        batch = entries[len(tried) : min(n_wanted, len(tried) + _BUILD_BATCH)]
+        batch = entries[len(tried) : min(n_wanted, len(tried) + n_at_once)]
         verifier.build_timed(batch)
         tried += batch
         if sum(each.timed.n_bytes for each in tried if each.timed) > _QUALIFIERS_BYTES:

@@ -18,6 +18,7 @@ from tvm_adaptive.errors import (
     MachineError,
     NoDeviceError,
     OutOfTimeError,
+    WorkerDiedError,
     WorkerError,
     WorkerTaskError,
     WorkerTimeoutError,
@@ -39,6 +40,7 @@ from tvm_adaptive.runner.playoff.worker import (
     run_reference,
     time_once,
 )
+from tvm_adaptive.runner.rpc.leased_worker import LeasingPool
 from tvm_adaptive.values.agreement import tolerance
 from tvm_adaptive.workers.pool import Outcome, WorkerPool
 from tvm_adaptive.workers.scratch import ScratchFolder
@@ -86,6 +88,11 @@ class Verifier:
         self._rtol = 0.0
         self._untuned: Kernel | None = None  # until its neighbours are known
         self._no_neighbours = ""  # why they are not
+        # A device that has lost its power looks like a kernel that hangs, until another one
+        # has run the same kernel.
+        self._not_of_kernels: tuple[type[WorkerError], ...] = (MachineError,)
+        if isinstance(pool, LeasingPool):
+            self._not_of_kernels += (WorkerTimeoutError, WorkerDiedError)
 
     def close(self) -> None:
         """Remove the artifacts."""
@@ -249,7 +256,7 @@ class Verifier:
                 time.sleep(min(_RETRY_PAUSE_SEC, self.left_sec()))
             limit_sec = min(deadline_sec, self.left_sec())
             (outcome,) = self._pool.map(function, [task], limit_sec)
-            if not isinstance(outcome.error, MachineError):
+            if not isinstance(outcome.error, self._not_of_kernels):
                 break
         if isinstance(outcome.error, WorkerTimeoutError) and limit_sec < deadline_sec:
             raise OutOfTimeError(OUT_OF_TIME)

@@ -84,9 +84,8 @@ class _Reference:
         Path(path).write_bytes(pickle.dumps(self))
 
 
-# Modules are lost with the session of their device, so the key has its number. A task's
-# reference runs first and drops the kernels of the task before.
-_loaded: dict[tuple[int, Kernel], _Loaded] = {}
+# A task's reference runs first and drops the kernels of the task before.
+_loaded: dict[Kernel, _Loaded] = device_session.cache("kernels")
 
 
 def run_reference(kernel: Kernel, seed: int, path: str) -> None:
@@ -142,17 +141,16 @@ def check(kernel: Kernel, seed: int, path: str, rtol: float, atol: float | None)
 
 def time_once(kernel: Kernel, seed: int, repeat_ms: float) -> float:
     """Return the mean seconds of one run over about ``repeat_ms`` of runs."""
-    key = (device_session.n_moves(), kernel)
-    if key not in _loaded:
+    if kernel not in _loaded:
         is_local_cpu = kernel.device_type == "cpu" and not device_session.is_elsewhere()
         if is_local_cpu:
             give_threads_cores()
-        _loaded[key] = _load(kernel, _start_values(kernel, seed, False))
+        _loaded[kernel] = _load(kernel, _start_values(kernel, seed, False))
         if is_local_cpu:
-            found = _loaded[key]
+            found = _loaded[kernel]
             rotating = rotating_timer_of(found.module, found.args, kernel.weights)
             found.timer = rotating or found.timer
-    loaded = _loaded[key]
+    loaded = _loaded[kernel]
     if loaded.n_runs == 0:
         once = max(loaded.timer(1, 1)[0], 1e-9)  # a coarse clock reads zero
         loaded.n_runs = max(1, math.ceil(repeat_ms * 1e-3 / once))

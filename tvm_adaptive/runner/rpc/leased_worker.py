@@ -25,6 +25,7 @@ from tvm_adaptive.runner.rpc.lease import (
     known_devices,
     open_session,
     queue_for_device,
+    release,
 )
 from tvm_adaptive.workers.fork_server import ForkServer
 from tvm_adaptive.workers.pool import Plan, Step, WorkerPool
@@ -64,6 +65,8 @@ class LeasingPool(WorkerPool):
 
     def plan_of(self, step: Step) -> Plan:
         """Lease a device before a task; a task whose device dies gets one more try."""
+        if step.function is release:
+            return (yield step)
         needed_sec = step.timeout_sec + SESSION_GRACE_SEC
         held = short_step("asking for the device", held_device, needed_sec)
         yield from self._ensure_device(needed_sec, held)
@@ -74,6 +77,11 @@ class LeasingPool(WorkerPool):
                 raise
         yield from self._ensure_device(needed_sec, None)
         return (yield step)
+
+    def release(self) -> None:
+        """Give the device back, which others may need before the next task."""
+        if self.address:
+            self.map(release, [()], CONNECT_TIMEOUT_SEC)
 
     def _ensure_device(self, needed_sec: float, held: Step | None) -> Plan:
         try:

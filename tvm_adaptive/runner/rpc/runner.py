@@ -74,8 +74,6 @@ class AdaptiveRPCRunner(QueueingRunner):
         configuration's ``session_timeout_sec``.
     queue_timeout_sec : float
         Longest wait of a candidate for a device that others use. Default 600.
-    device_index : int
-        Of each server's devices of the candidates' type. Default 0.
     max_workers : int or None
         Devices to use at the same time; None (default) for all that the tracker has with
         the key.
@@ -108,7 +106,6 @@ class AdaptiveRPCRunner(QueueingRunner):
         rule: str | StoppingRule = "precision",
         min_repeat_ms: float = 0.0,
         max_sec: float | None = None,
-        device_index: int = 0,
         cpu_cache_flush: bool = False,
         max_workers: int | None = None,
         measure: MeasureFunction = measure_artifact,
@@ -131,7 +128,6 @@ class AdaptiveRPCRunner(QueueingRunner):
             rule=make_rule(rule) if isinstance(rule, str) else rule,
             min_repeat_ms=min_repeat_ms,
             max_sec=max_sec,
-            device_index=device_index,
             cpu_cache_flush=cpu_cache_flush,
         )
         check_at_least("max_workers", max_workers, 1)
