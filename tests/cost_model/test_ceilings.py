@@ -23,6 +23,27 @@ def test_a_task_of_few_trials_has_headroom_where_others_are_faster():
     )
 
 
+def test_tasks_of_other_machines_tell_the_slope_alone():
+    """Ours are a tenth as fast; of two of them, one is as far behind as before."""
+
+    def clock_of(key):
+        return key.startswith("ours")
+
+    ours = {
+        "ours": (1e-5 * 2.0**4, 40, 4 * np.log(2.0)),
+        "ours too": (1e-5 * 2.0**6, 40, 6 * np.log(2.0)),
+        "ours, few": (5e-5 * 2.0**5, 4, 5 * np.log(2.0)),
+    }
+    found = ceilings_of({**tasks(), **ours}, clock_of)
+    assert found["ours"] == pytest.approx(ours["ours"][0])
+    assert 0.5 * ours["ours, few"][0] < found["ours, few"] < ours["ours, few"][0]
+    faster = {key: (0.1 * sec, n, work) for key, (sec, n, work) in tasks().items()}
+    assert ceilings_of({**faster, **ours}, clock_of)["ours, few"] == pytest.approx(
+        found["ours, few"]
+    )
+    assert ceilings_of({**faster, **ours})["ours, few"] < 0.5 * found["ours, few"]
+
+
 def test_what_was_measured_is_possible():
     fast = {**tasks(), "few": (1e-6, 4, 4 * np.log(2.0))}
     assert ceilings_of(fast)["few"] == pytest.approx(1e-6)

@@ -205,6 +205,20 @@ def test_an_older_runs_verdicts_do_not_outlive_later_ones(
         assert proven(store, task) is None
 
 
+def test_a_slow_clock_does_not_outlive_a_disqualification(
+    mods: Mods, target: Target, tmp_path: Path
+) -> None:
+    task = task_of(mods["GMM"], target_text(target), "main")
+    right = trial_of(make_record(mods["GMM"], target, 1e-3), unix_sec=200.0, run="a")
+    wrong = dataclasses.replace(
+        right, seconds=None, failure="wrong result: all", run="b", unix_sec=100.0
+    )
+    with RecordStore(tmp_path / "team.db") as store:
+        store.add_finals(task, [right])
+        store.add_finals(task, [wrong])
+        assert proven(store, task) is None
+
+
 def test_lines_that_cannot_be_read_cost_themselves_only(
     store: RecordStore, mods: Mods, target: Target, tmp_path: Path
 ) -> None:

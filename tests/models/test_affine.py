@@ -212,9 +212,22 @@ def rounded(b: Any, x: Any) -> Any:
     return b.emit(relax.op.subtract(total(b, x, magic), magic))
 
 
+def rectified_rows(b: Any, x: Any) -> Any:
+    y = b.emit(relax.op.nn.relu(b.emit(relax.op.divide(x, relax.const(41.0, "float32")))))
+    return b.emit(relax.op.floor(y))
+
+
+def cut_off(b: Any, x: Any) -> Any:
+    """Return the floor by the same sum, a half below; and of a quotient."""
+    half = relax.const(0.5, "float32")
+    return rounded(b, b.emit(relax.op.subtract(b.emit(relax.op.divide(x, half)), half)))
+
+
 @pytest.mark.parametrize(
     ("build", "values", "expected"),
     [
+        (rectified_rows, [41.0, 82.0, -3.0], [1.0, 2.0, 0.0]),
+        (cut_off, [0.4, 0.6, 1.1], [0.0, 1.0, 2.0]),
         (rows_of, [41.0, 82.0, 81.9, 0.0], [1.0, 2.0, 1.0, 0.0]),
         (lambda b, x: b.emit(relax.op.astype(rows_of(b, x), "int32")), [41.0], [1]),
         (rounded, [0.3, 0.7, -1.6], [0.0, 1.0, -2.0]),

@@ -207,6 +207,30 @@ def test_a_change_that_no_repeat_has_seen_makes_no_record(repeats):
     assert duet.anchor("task").best_sec == pytest.approx(0.4)
 
 
+def test_a_steady_machine_needs_no_repeats_for_records():
+    duet = anchored()
+    for factor in (1.03, 0.97, 1.02, 0.98, 1.0):
+        exact(duet, batch := duet.begin("task", 0.0), factor, 2.0, factor)
+        batch.close()
+    batch = duet.begin("task", 100.0)
+    batch.note(0, Look(101.0, 0.95), 0.0)
+    batch.close()
+    assert batch.results[0].sec == pytest.approx(0.95, rel=0.01)
+    assert duet.anchor("task").best_sec == batch.results[0].sec
+
+
+def test_repeats_after_all_candidates_alone_say_nothing_of_them():
+    """The load began when the candidates were timed."""
+    duet = anchored()
+    batch = duet.begin("task", 0.0)
+    for place, raw_sec in enumerate([1.0, 1.5]):
+        batch.note(place, Look(1.0 + place, raw_sec), 0.0)
+    for at_sec in (10.0, 11.0):
+        batch.note_repeat(Look(at_sec, 2.0))
+    batch.close()
+    assert [batch.results[place].sec for place in (0, 1)] == pytest.approx([1.0, 1.5])
+
+
 def test_a_task_keeps_its_scale_without_repeats():
     duet = anchored(2.0)
     exact(duet, faster := duet.begin("task", 0.0), 1.0, 1.0, 1.0)

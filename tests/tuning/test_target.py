@@ -48,6 +48,11 @@ def test_a_target_that_names_no_processor_means_this_one(spec):
     assert spec == given
 
 
+def test_a_farms_devices_are_not_this_machine():
+    spec = {"kind": "llvm", "num-cores": 3}
+    assert str(resolve_target(spec, is_here=False)) == str(Target(spec))
+
+
 @pytest.mark.parametrize("key", ["mattr", "mtriple"])
 def test_a_target_that_names_other_processors_keeps_them(key):
     value = ["+avx2"] if key == "mattr" else "aarch64-linux-gnu"

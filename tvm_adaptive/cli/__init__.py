@@ -40,7 +40,10 @@ def _run(options: argparse.Namespace) -> int:
         code: int = options.run(options)
     except AdaptiveError as error:
         return _bad_input(str(error))
-    except OSError as error:  # a full disk, a folder of somebody else
+    except OSError as error:
+        if error.errno is None:  # a defect, not the system: such as a timeout of Python's own
+            raise
+        # A full disk, a folder of somebody else.
         logger.info("the whole error", exc_info=True)
         reason = error.strerror or str(error)
         return _bad_input(f"{error.filename}: {reason}" if error.filename else reason)

@@ -8,7 +8,7 @@ roofline; Williams et al., CACM 52, 2009), the more the fewer trials there are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -21,14 +21,21 @@ _SETTLED_TRIALS = 20
 _MIN_TASKS = 8
 
 
-def ceilings_of(tasks: Mapping[str, tuple[float, int, float]]) -> dict[str, float]:
+def ceilings_of(
+    tasks: Mapping[str, tuple[float, int, float]],
+    clock_of: Callable[[str], object] = lambda _: None,
+) -> dict[str, float]:
     """Return the seconds of each task that its targets are relative to.
+
+    Tasks that different machines have timed share the slope of the line, and not its height.
 
     Parameters
     ----------
     tasks : mapping
         Of each task, seconds of the best trial, how many trials succeeded, and logarithm of
         the floating-point operations.
+    clock_of : callable
+        Returns which tasks, by their keys, were timed by the same machine; default: all.
 
     Returns
     -------
@@ -43,9 +50,13 @@ def ceilings_of(tasks: Mapping[str, tuple[float, int, float]]) -> dict[str, floa
     if np.ptp(log_work) == 0.0:
         return bests
     log_best = np.log(best_sec)
+    _, clocks = np.unique([str(clock_of(key)) for key in bests], return_inverse=True)
+    of_clock = clocks[:, None] == np.arange(clocks.max() + 1)
     # Squared residuals count by the root of the trials: tasks differ by more than trials tell.
-    slope, offset = np.polyfit(log_work, log_best, 1, w=n_trials**0.25)
+    weights = n_trials**0.25
+    columns = np.column_stack([log_work, of_clock])
+    line, *_ = np.linalg.lstsq(columns * weights[:, None], log_best * weights, rcond=None)
     share = _PRIOR_TRIALS / (_PRIOR_TRIALS + n_trials) * (n_trials < _SETTLED_TRIALS)
     # What was measured is possible, whatever others reach.
-    headroom = np.minimum(offset + slope * log_work - log_best, 0.0)
+    headroom = np.minimum(columns @ line - log_best, 0.0)
     return dict(zip(bests, np.exp(log_best + share * headroom).tolist(), strict=True))

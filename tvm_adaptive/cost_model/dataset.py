@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -184,12 +183,18 @@ class Dataset:
 
         Seconds are compared only with those of tasks of the same clock, by their keys.
         """
-        clocks: defaultdict[object, dict[str, tuple[float, int, float]]] = defaultdict(dict)
-        for key, task in self:
-            if task.succeeded.any():
-                log_work = float(log_work_of(task.rows[:1])[0])
-                clocks[clock_of(key)][key] = (task.best_sec, int(task.succeeded.sum()), log_work)
-        return {key: sec for tasks in clocks.values() for key, sec in ceilings_of(tasks).items()}
+        return ceilings_of(
+            {
+                key: (
+                    task.best_sec,
+                    int(task.succeeded.sum()),
+                    float(log_work_of(task.rows[:1])[0]),
+                )
+                for key, task in self
+                if task.succeeded.any()
+            },
+            clock_of,
+        )
 
     def training_set(
         self, target: TargetKind = "log", ceilings: Mapping[str, float] | None = None

@@ -52,7 +52,7 @@ _MIN_SIZE_FOR_THREADS = 8_000
 _PRIOR_TREES = 2.0
 # Columns that are multiples of one another split alike. Projections of the standardised
 # columns tell them apart as long as they differ by more than rounding. One projection would
-# take some pairs of a thousand columns for equal by chance; two do so once in a million fits.
+# take some pairs of a thousand columns for equal by chance; two do so in one of 65,000 fits.
 _EQUAL_DIGITS = 5
 _N_PRINTS = 2
 

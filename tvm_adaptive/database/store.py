@@ -187,7 +187,13 @@ class RecordStore:
         is_wanted = is_here & ~is_failure if elsewhere else is_here | is_failure
         newest = tables.ids_of(finals, task).where(is_wanted).order_by(finals.c.id.desc())
         rows = self._read(finals, newest.limit(tables.MAX_BAD_ROWS))[::-1]
-        return sorted(rows, key=lambda each: each.unix_sec)
+        # A clock may be slow: what disqualifies a candidate comes after all that arrived before.
+        latest, keys = -math.inf, []
+        for row in rows:
+            key = row.unix_sec if row.seconds is not None else max(latest, row.unix_sec)
+            latest = max(latest, key)
+            keys.append(key)
+        return [rows[place] for place in sorted(range(len(rows)), key=keys.__getitem__)]
 
     def sample(
         self, task: StoredTask, n: int, *, width: int | None = None, with_record: bool = True

@@ -1,8 +1,9 @@
 """Products and sums with constants become part of the convolution before them.
 
 So do batch normalisations, which are such a product and sum in inference. Elsewhere, quotients
-become products, which are ten times cheaper, and neighbouring constants become one. All of this
-rounds otherwise, so that nothing is changed of what is rounded to whole numbers or compared.
+become products, which are ten times cheaper, and neighbouring constants become one. That changes
+last digits. So it is not done where a last digit decides: before a rounding to whole numbers, or a
+comparison.
 
 Numbers that training has found are different in each layer. As a number in its code, each would
 make a task of its own of a layer that is otherwise like others.
@@ -34,16 +35,22 @@ _PRODUCTS = ("relax.multiply", "relax.divide")
 _SUMS = ("relax.add", "relax.subtract")
 # Who adds such a number to another one wants it rounded: to eighths, at least.
 _ROUNDING = 2.0**20
-# Results jump where operands change by a last digit.
+# Where a last digit of an operand decides, the results jump.
 _JUMPS = frozenset(
     f"relax.{name}"
     for name in (
         *("floor", "ceil", "round", "trunc", "sign", "floor_divide", "floor_mod", "mod"),
         *("greater", "greater_equal", "less", "less_equal", "equal", "not_equal"),
+        *("bucketize", "searchsorted", "image.grid_sample"),
     )
 )
-# What has summed in an order of its own does not tell the last digit anyway.
-_ROUNDED_SUMS = ("relax.matmul", "relax.nn.", "relax.sum", "relax.mean", "relax.variance")
+# These add in an order of their own, so that last digits are not those of the model anyway.
+_ROUNDED_SUMS = (
+    *("relax.matmul", "relax.sum", "relax.mean", "relax.variance", "relax.std", "relax.einsum"),
+    *("relax.nn.conv", "relax.nn.avg_pool", "relax.nn.adaptive_avg_pool", "relax.nn.attention"),
+    *("relax.nn.layer_norm", "relax.nn.group_norm", "relax.nn.instance_norm", "relax.nn.rms_norm"),
+    *("relax.nn.softmax", "relax.nn.log_softmax", "relax.cumsum", "relax.cumprod"),
+)
 
 
 def fold_affine(mod: IRModule) -> IRModule:
@@ -133,6 +140,8 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         if not (isinstance(constant, Constant) and extents == known_extents(value) != []):
             return call
         number = _numbers(constant)
+        if name in _SUMS and (np.abs(number) >= _ROUNDING).any():
+            return call
         if name == "relax.divide":
             with np.errstate(divide="ignore"):
                 number = 1.0 / number
@@ -150,6 +159,8 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
             return item
         attrs, (data, *statistics) = norm.attrs, norm.args
         if not all(isinstance(each, Constant) for each in statistics) or not _is_float(data):
+            return item
+        if self._is_exact:
             return item
         gamma, beta, mean, variance = map(_numbers, statistics)
         scale = (gamma if attrs.scale else 1.0) / np.sqrt(variance + float(attrs.epsilon))
@@ -194,7 +205,7 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         before = self._own(value, "relax.add")
         if before is not None and _is_of_same_shape(before):
             number = _numbers(before.args[1])
-            if _fit(number, addend) and not (np.abs(number) >= _ROUNDING).all():
+            if _fit(number, addend) and not (np.abs(number) >= _ROUNDING).any():
                 return self._sum(before.args[0], number + addend)
         return relax.op.add(value, _constant(addend, value))
 
@@ -225,10 +236,20 @@ def _exact_values(mod: IRModule) -> set[int]:
     for binding in reversed(list(_tvm.bindings_of(mod["main"]))):
         value = binding.value
         name = operator_of(value)
-        jumps = name in _JUMPS or (name == "relax.astype" and not _is_float(value))
+        dtype = str(getattr(value.ty, "dtype", ""))
+        jumps = name in _JUMPS or _is_rounding(value)
+        jumps |= name == "relax.astype" and not dtype.startswith(("float", "bfloat"))
         if jumps or (handle(binding.var) in found and not name.startswith(_ROUNDED_SUMS)):
             found |= {handle(each) for each in _variables(value)}
     return found
+
+
+def _is_rounding(value: Any) -> bool:
+    """Say whether a sum rounds its operand to whole numbers, or nearly so."""
+    if operator_of(value) not in _SUMS or not _is_float(value):
+        return False
+    constants = (_numbers(each) for each in value.args if isinstance(each, Constant))
+    return any((np.abs(each) >= _ROUNDING).any() for each in constants)
 
 
 def _variables(value: Any) -> list[Any]:

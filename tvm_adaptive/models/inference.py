@@ -40,7 +40,8 @@ class CompiledModel:
     - Shapes and types are fixed. Others raise InvalidOptionError before any kernel runs.
     - Inputs are not changed. They are copied only if they are not contiguous, do not begin at
       a multiple of 64 bytes, or cannot be shared (read-only numpy arrays). Outputs are not
-      copied, and no later call writes to them.
+      copied, unless they are memory of another one or numpy is older than 2.1. No later call
+      writes to them.
     - Calls from several threads are safe; one runs at a time. Each calling thread has a pool
       of :attr:`n_threads` threads of TVM's runtime, which is made in its first call. If the
       thread has used TVM before, the pool keeps its size when that is smaller.

@@ -23,8 +23,9 @@ from tvm_adaptive.models.network import operator_of, with_rewritten_main
 _LEAST_SHARE = 2.0**-100
 
 
-# Operators that add products with their second operand.
-_PRODUCTS = ("relax.matmul", "relax.nn.conv")
+# Operators that add products with weights, and those that multiply by factors.
+_SUMS_OF_PRODUCTS = ("relax.matmul", "relax.nn.conv")
+_PRODUCTS = ("relax.multiply", "relax.nn.")
 
 
 def without_subnormals(mod: IRModule) -> IRModule:
@@ -34,24 +35,27 @@ def without_subnormals(mod: IRModule) -> IRModule:
 
 @_tvm.mutator
 class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
-    """Replaces the weights of products and convolutions."""
+    """Replaces the weights of products, convolutions and normalisations."""
 
     def visit_call_(self, call: Any) -> Any:
         """Return a call whose weights have no numbers next to zero."""
         call = super().visit_call_(call)
-        if not operator_of(call).startswith(_PRODUCTS):
+        name = operator_of(call)
+        if not name.startswith(_SUMS_OF_PRODUCTS + _PRODUCTS):
             return call
-        return relax.Call(call.op, [_rounded(each) for each in call.args], call.attrs, call.ty_args)
+        share = _LEAST_SHARE if name.startswith(_SUMS_OF_PRODUCTS) else 0.0
+        weights = [_rounded(each, share) for each in call.args]
+        return relax.Call(call.op, weights, call.attrs, call.ty_args)
 
 
-def _rounded(weights: Any) -> Any:
+def _rounded(weights: Any, least_share: float) -> Any:
     """Return constant weights without numbers next to zero; anything else as it is."""
     if not isinstance(weights, Constant) or str(weights.ty.dtype) != "float32":
         return weights
     numbers = _tvm.data_of_constant(weights).numpy()
     sizes = np.abs(numbers)
     largest = min(float(sizes.max(initial=0.0, where=np.isfinite(sizes))), 1.0)
-    least = max(float(np.finfo(np.float32).tiny), _LEAST_SHARE * largest)
+    least = max(float(np.finfo(np.float32).tiny), least_share * largest)
     is_tiny = (sizes < least) & (sizes != 0)
     if not is_tiny.any():
         return weights

@@ -93,9 +93,10 @@ class RunHistory(History):
         """The tasks that the network would consist of now; empty until the search begins."""
         return self.progress(list(self.weights.items()), self.forms).used_tasks
 
-    def is_used(self, name: str) -> bool:
-        """Return whether the network would consist of a task now: not of other forms."""
-        return name not in self.weights or name in {task.name for task in self.used_tasks}
+    def network_tasks(self) -> set[str]:
+        """Return the tasks that the network would consist of now: not those of other forms."""
+        used = {task.name for task in self.used_tasks}
+        return {name for name in self.tasks if name not in self.weights or name in used}
 
     def limit_ms(self, task: TaskHistory) -> float:
         """Return the least milliseconds of a task by the roofline; NaN if that is not known."""

@@ -90,7 +90,7 @@ def _task_table(history: RunHistory) -> Table:
     table.add_column("task", no_wrap=True, max_width=_MAX_NAME)
     for column in ("calls", "trials", "failed", "best ms", "share"):
         table.add_column(column, justify="right", no_wrap=True)
-    used = {name for name in history.tasks if history.is_used(name)}
+    used = history.network_tasks()
     total_ms = sum(task.share_ms for name, task in history.tasks.items() if name in used)
     current = history.now and history.now.get("task")
     for task in history.heaviest[:MAX_ROWS]:
@@ -101,7 +101,7 @@ def _task_table(history: RunHistory) -> Table:
             str(len(task.latencies_ms)),
             str(task.n_errors or ""),
             f"{task.best_ms:.4g}" if is_timed else "-",
-            f"{task.share_ms / total_ms:.0%}" if task.name in used and total_ms else "-",
+            f"{task.share_ms / total_ms:.0%}" if is_timed and task.name in used else "-",
             style="bold" if task.name == current else None,
         )
     n_more = len(history.tasks) - MAX_ROWS

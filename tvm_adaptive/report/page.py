@@ -260,12 +260,12 @@ def _tasks(history: RunHistory) -> str:
         for task in (history.last_report or {}).get("tasks") or ()
     }
     words = {True: "yes", False: "no", None: "-"}
-    rows = []
+    rows, used = [], history.network_tasks()
     for task in history.heaviest[: charts.MAX_TASKS]:
         gflops = task.flop / task.best_ms / 1e6 if task.flop else math.nan
         limit_ms = history.limit_ms(task)
         left_ms = max(0.0, task.share_ms - task.weight * limit_ms)
-        if not history.is_used(task.name):
+        if task.name not in used:
             left_ms = math.nan
         counts = [f"{task.weight:g}", str(len(task.latencies_ms)), str(task.n_errors)]
         numbers = map(

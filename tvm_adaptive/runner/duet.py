@@ -12,9 +12,9 @@ machine these are many, and correcting adds hardly any error; when the speed cha
 repeats before the change no longer count. If it changes within a batch, at an unknown moment,
 the lower slowness is taken: a candidate may then look too slow, never too fast.
 
-Repeats take a share of a run's seconds, so that short batches have one or none. What is then
-not known cannot make a record: such a time counts as no better than the task's best, unless it
-beats that at the highest speed that the machine has shown.
+Repeats take a share of a run's seconds, so that short batches have one or none. A record that
+has no repeat on both sides may be a change of the machine's speed: it counts with what it would
+take at the highest speed that the machine has shown. On a steady machine that is no difference.
 
 The minimum of many timings is lucky. So a candidate that seems to be the task's best is
 timed once more within its batch, beside the anchor, and the slower of its times counts. The
@@ -173,14 +173,13 @@ class Duet:
     def slowness(self, task: str, at_sec: float) -> float:
         """Return raw seconds per corrected second by what tasks saw before a moment.
 
-        That is what any task saw lately, or what this one saw at its last repeats, whichever
-        is lower; 1 without either.
+        That is what tasks saw lately, or else what this one saw at its last repeats; 1 without
+        either.
         """
         late = [each for each in self._speeds if at_sec - each.at_sec <= _SPEED_AGE_SEC]
-        found = [statistics.median(each.raw_sec for each in late)] if late else []
-        if self._levels.get(task):
-            found.append(self.level(task))
-        return min(found, default=1.0)
+        if late:
+            return statistics.median(each.raw_sec for each in late)
+        return self.level(task) if self._levels.get(task) else 1.0
 
     def note_first(self, task: str, slowness: float) -> None:
         """Learn how slow the machine was when a task got its scale."""
@@ -188,7 +187,9 @@ class Duet:
 
     def least_slowness(self, task: str) -> float:
         """Return the slowness at the highest speed that a task has seen of late, or at first."""
-        return math.exp(min([self._first_levels.get(task, 0.0), *self._levels.get(task, ())]))
+        logs = [self._first_levels.get(task, 0.0), *self._levels.get(task, ())]
+        least = min(logs)
+        return math.exp(statistics.mean(log for log in logs if log - least <= self.least_change))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,16 +267,16 @@ class Batch:
         return max(secs)
 
     def _settled_sec(self, index: int) -> float:
-        """Return a candidate's time once no repeat can follow.
-
-        Without a repeat on either side of it, what seems to be a record may be a change of
-        the machine's speed.
-        """
-        sec = self.corrected_sec(index)
-        if self.anchor is None or len(self.repeats) > 1:
+        """Return a candidate's time once no repeat can follow; see the module's text."""
+        sec, looks = self.corrected_sec(index), self._looks[index]
+        is_record = self.anchor is not None and sec < self.anchor.best_sec
+        if not is_record or any(map(self._is_between_repeats, looks)):
             return sec
-        surely_sec = self._looks[index][0].raw_sec / self._duet.least_slowness(self.task)
-        return max(sec, min(self.anchor.best_sec, surely_sec))
+        return max(sec, looks[0].raw_sec / self._duet.least_slowness(self.task))
+
+    def _is_between_repeats(self, look: Look) -> bool:
+        later = [repeat.at_sec > look.at_sec for repeat in self.repeats]
+        return any(later) and not all(later)
 
     def relative_error(self, index: int) -> float:
         """Return the relative standard error of a corrected time.
@@ -312,7 +313,7 @@ class Batch:
         if self.anchor is None or self.is_anchor_lost or best is None:
             return best
         # Of two timings' ratio.
-        error = math.sqrt(2.0) * self._duet.noise.quiet_error
+        error = math.sqrt(2.0) * self._duet.noise.relative_error
         is_clear = self.corrected_sec(best) < self.anchor.sec * math.exp(-_CLEAR_SIGMAS * error)
         return best if is_clear and len(self._looks[best]) > 1 else None
 
@@ -347,7 +348,8 @@ class Batch:
             self._duet.note_first(self.task, self.slowness())  # which later anchors keep
             is_raw = self.slowness() == 1.0 if anchor is None else anchor.is_raw
             old_sec = math.inf if anchor is None else anchor.best_sec
-            sec = self.results[index].sec
+            # On the scale that the batch was corrected by, which later ones keep.
+            sec = self.corrected_sec(index)
             anchor = Anchor(sec, cost_sec, min(best_sec, old_sec), is_raw, kernel)
         elif self.is_anchor_lost:
             anchor = None

@@ -150,7 +150,7 @@ class QueueingRunner(PyRunner):  # type: ignore[misc]
         """The noise of the machine that a race allows for; None without races."""
         if not self._race or self._trial_log is None:
             return None
-        return self._trial_log.noise.quiet_error
+        return self._trial_log.noise.relative_error
 
     def run(self, runner_inputs: list[RunnerInput]) -> list[MeasurementFuture]:
         """Measure a batch, in its order; never raises for a candidate's failure."""
@@ -424,8 +424,9 @@ class AdaptiveRunner(QueueingRunner):
         self, facts: BatchFacts | None, kernel: Kernel, is_kept: bool
     ) -> Generator[Step, Any, Any]:
         """Time a kernel that has been measured before."""
+        max_sec = max(REPEAT_SEC, self.options.max_sec or 0.0)
         options = dataclasses.replace(
-            self.options.for_batch(facts), rule=REPEAT_RULE, max_sec=REPEAT_SEC, is_kept=is_kept
+            self.options.for_batch(facts), rule=REPEAT_RULE, max_sec=max_sec, is_kept=is_kept
         )
         step = Step("timing again", self._measure, (*kernel, options), self.timeout_sec)
         return (yield from in_time(step, self._time_left))

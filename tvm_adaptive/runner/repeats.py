@@ -96,7 +96,7 @@ class _Timed:
 
     kernel: Kernel
     index: int  # of its timing event
-    elapsed_sec: float
+    cost_sec: float  # wall-clock seconds that timing it again takes
 
 
 class DuetBatch:
@@ -117,7 +117,9 @@ class DuetBatch:
 
     def note(self, place: int, index: int, kernel: Kernel, timing: Timing) -> None:
         """Note the time of a candidate."""
-        self._timed[place] = _Timed(kernel, index, timing.elapsed_sec)
+        # A slow kernel had fewer runs than a repeat has.
+        runs_sec = min(MIN_TRIMMED * timing.mean_sec, REPEAT_SEC)
+        self._timed[place] = _Timed(kernel, index, max(timing.elapsed_sec, runs_sec))
         self._batch.note(place, _look(timing), timing.stderr_sec / timing.mean_sec)
 
     def open(self, make_step: MakeStep) -> Generator[Step, Any, None]:
@@ -131,9 +133,6 @@ class DuetBatch:
     def close(self, make_step: MakeStep) -> Generator[Step, Any, None]:
         """Time the best candidate and the anchor once more, and correct all times."""
         try:
-            if self._batch.challenger() is not None:
-                # How fast is the machine now? What seems to be a record may be its speed.
-                yield from self._repeat(make_step)
             yield from self._time_challengers(make_step)
             yield from self._repeat(make_step)
         finally:
@@ -147,15 +146,10 @@ class DuetBatch:
         return None if result is None else result.sec
 
     def _time_challengers(self, make_step: MakeStep) -> Generator[Step, Any, None]:
-        anchor = self._batch.anchor
         while (place := self._batch.challenger()) is not None:
             timed = self._timed[place]
-            # What the second timing is compared with has to be paid as well.
-            saved_sec = 0.0 if anchor is None else anchor.cost_sec
             try:
-                look = yield from self._look(
-                    make_step, timed.kernel, timed.elapsed_sec, is_kept=False, saved_sec=saved_sec
-                )
+                look = yield from self._look(make_step, timed.kernel, timed.cost_sec, is_kept=False)
             except _RepeatError as error:
                 logger.info("%s: a record failed the second time: %s", self._facts.task, error)
                 self._refuted[place] = f"Error: it failed when it was timed again: {error}"
@@ -186,17 +180,11 @@ class DuetBatch:
                 self._batch.note_repeat(look)
 
     def _look(
-        self,
-        make_step: MakeStep,
-        kernel: Kernel,
-        cost_sec: float,
-        *,
-        is_kept: bool,
-        saved_sec: float = 0.0,
+        self, make_step: MakeStep, kernel: Kernel, cost_sec: float, *, is_kept: bool
     ) -> Generator[Step, Any, Look | None]:
         """Time a kernel if the allowance is large enough; raises _RepeatError if it fails."""
         start_sec = time.monotonic()
-        if not self._duet.allowance.allows(cost_sec + saved_sec, start_sec):
+        if not self._duet.allowance.allows(cost_sec, start_sec):
             return None
         try:
             timing = yield from make_step(kernel, is_kept)
@@ -219,7 +207,7 @@ class DuetBatch:
         place = batch.successor()
         timed = None if place is None else self._timed[place]
         kept = None if timed is None else self._repeats.libraries.keep(timed.kernel)
-        cost_sec = math.nan if timed is None else timed.elapsed_sec
+        cost_sec = math.nan if timed is None else timed.cost_sec
         dropped = batch.close(kept, cost_sec, floor_sec=self._facts.floor_sec)
         self._repeats.libraries.drop(dropped)
         for each, result in batch.results.items():

@@ -121,15 +121,19 @@ def apply(
         )
     run = Path(what) if (Path(what) / JOURNAL_FILE).is_file() else None
     if run is not None:
+        options, _ = read_settings(run)
         given = {"target": target, "input_shapes": input_shapes, "inputs": inputs}
         found = [name for name, value in given.items() if value is not None and value != {}]
-        found += [each for each in _OF_A_RUN if getattr(config, each) != getattr(DEFAULT, each)]
+        found += [
+            name
+            for name in _OF_A_RUN
+            if getattr(config, name) not in (getattr(DEFAULT, name), getattr(options.config, name))
+        ]
         if found:
             raise InvalidOptionError(
                 f"Target, shapes, inputs and preparation are those of the run {what}; omit "
                 f"{', '.join(found)}."
             )
-        options, _ = read_settings(run)
         what, target = options.what, options.target
         input_shapes, inputs = options.input_shapes, options.inputs
         other_farm = {}
@@ -178,7 +182,8 @@ def _opened(
 ) -> Iterator[RunContext]:
     """Own the directory, open the journal, catch interrupts while inside."""
     check_choices("layout", config.layout, LAYOUTS)
-    resolved, farm = resolve_target(target), farm_of(config)
+    farm = farm_of(config)
+    resolved = resolve_target(target, is_here=farm is None)
     check_disk_space(out_dir)
     with owned(out_dir) as owner, open_services(out_dir / APPLY_FILE, observer) as services:
         context = RunContext(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from tvm_adaptive._tvm import Target
 from tvm_adaptive.database.location import HIDDEN, NO_STORE
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.history import History, differences, read_history
@@ -137,6 +138,10 @@ def read_settings(work_dir: Path) -> tuple[RunOptions, History]:
         )
     fields = {**run["config"], "store": str(run["config"].get("store") or NO_STORE)}
     inputs = model.get("inputs")
+    # As it was resolved then: a mapping without a processor would mean this machine's now.
+    settings = {name: run[name] for name in _RUN if name != "config"}
+    if isinstance(run["target"], dict):
+        settings["target"] = Target(run["target"])
     options = RunOptions(
         what=model["what"],
         work_dir=work_dir,
@@ -144,7 +149,7 @@ def read_settings(work_dir: Path) -> tuple[RunOptions, History]:
         inputs=inputs if isinstance(inputs, str) else None,
         config=config_of_fields(fields, str(path)),
         resume=True,
-        **{name: run[name] for name in _RUN if name != "config"},
+        **settings,
     )
     return options, history
 

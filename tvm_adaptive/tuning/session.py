@@ -205,8 +205,8 @@ def open_session(
 ) -> Iterator[Session]:
     """Own the directory, open store and journal, catch interrupts while inside."""
     config, work_dir = options.config, Path(options.work_dir)
-    target = resolve_target(options.target)
     farm = farm_of(config)
+    target = resolve_target(options.target, is_here=farm is None)
     check_disk_space(work_dir)
     with contextlib.ExitStack() as stack:
         owner = owner or stack.enter_context(owned(work_dir))

@@ -23,19 +23,19 @@ _PROCESSOR_KEYS = {"mcpu", "mattr", "mtriple"}
 _EXAMPLE = '{"kind": "llvm", "mcpu": "znver4", "num-cores": 8}'
 
 
-def resolve_target(spec: TargetLike) -> Target:
+def resolve_target(spec: TargetLike, *, is_here: bool = True) -> Target:
     """Return the target of a user's specification.
 
-    A text or mapping of kind llvm that names no processor means this machine's. A ``Target``
-    stays what it is: TVM compiles one without ``mcpu`` for every processor of its
-    architecture, on x86-64 without AVX.
+    A text or mapping of kind llvm that names no processor means this machine's, unless code
+    runs elsewhere (``is_here``). A ``Target`` stays what it is: TVM compiles one without
+    ``mcpu`` for every processor of its architecture, on x86-64 without AVX.
     """
     name = spec.strip() if isinstance(spec, str) else spec
     if name is None or name in ("cpu", "auto"):
-        return _parse({"kind": "llvm", "num-cores": usable_physical_cores()})
+        return _parse({"kind": "llvm", "num-cores": usable_physical_cores()}, is_here=True)
     if name == "cuda":
         return _first_gpu()
-    target = spec if isinstance(spec, Target) else _parse(spec)
+    target = spec if isinstance(spec, Target) else _parse(spec, is_here=is_here)
     if target.kind.name == "llvm" and "num-cores" not in dict(target.attrs):
         raise InvalidOptionError(
             "target llvm needs num-cores, because schedules are made for a number of cores. "
@@ -100,7 +100,7 @@ def _first_gpu() -> Target:
     return Target.from_device("cuda")
 
 
-def _parse(spec: Any) -> Target:
+def _parse(spec: Any, *, is_here: bool) -> Target:
     config = _as_config(spec)
     kinds = sorted(str(kind) for kind in Target.list_kinds())
     if isinstance(config, dict) and config.get("kind") not in kinds and "tag" not in config:
@@ -109,11 +109,8 @@ def _parse(spec: Any) -> Target:
             f'{config.get("kind")!r}. On this machine, write target="cpu"; '
             f"otherwise e.g. {_EXAMPLE}."
         )
-    if (
-        isinstance(config, dict)
-        and config.get("kind") == "llvm"
-        and not _PROCESSOR_KEYS & {*config}
-    ):
+    is_llvm = isinstance(config, dict) and config.get("kind") == "llvm"
+    if is_here and is_llvm and not _PROCESSOR_KEYS & {*config}:
         config["mcpu"] = str(llvm_get_system_cpu())
     try:
         return Target(config)

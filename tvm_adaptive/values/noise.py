@@ -21,8 +21,9 @@ _MEDIAN_TO_SIGMA = 1.4826
 _LOOK_FACTOR = 2.0
 
 
-# Two timings that differ by more than this much noise explains are on two sides of a change of
-# the machine's speed. Load that comes in most batches would otherwise pass for noise itself.
+# Two timings that differ by more than this noise explains (a third, as changes are told) are on
+# two sides of a change of the machine's speed. Load that comes within most batches would pass
+# for noise otherwise.
 _MOST_ERROR = 0.08
 
 

@@ -239,7 +239,7 @@ def test_loops_in_loops_and_branches_on_the_step_are_written_out():
     assert not is_controlled(found)
     np.testing.assert_allclose(computed(found)[0], 10 * (X + 2) + 4)
     # Each body has one copy of its weights in each of its loops.
-    assert sum(each.name.endswith("_one") for each in found.graph.initializer) == 3
+    assert sum(each.name.endswith(".one") for each in found.graph.initializer) == 3
 
 
 def test_one_branch_that_differs_leaves_the_others_merged():

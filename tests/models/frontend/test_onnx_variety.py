@@ -107,6 +107,16 @@ CASES: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], int]] = {
         [node("Attention", "x w b", domain=MICROSOFT, num_heads=2)],
         X, {"w": drawn(8, 24), "b": drawn(24)}, 17,
     ),
+    "attention with hidden keys": (
+        [node("Attention", "x w b mask", domain=MICROSOFT, num_heads=2)],
+        X, {"w": drawn(8, 24), "b": drawn(24),
+            "mask": np.array([6 * [1], [1, 1, 1, 1, 0, 0]], "int32")}, 17,
+    ),
+    "attention with a mask for each query": (
+        [node("Attention", "x w - mask", domain=MICROSOFT, num_heads=2, scale=0.7,
+              qkv_hidden_sizes=[8, 8, 4])],
+        X, {"w": drawn(8, 20), "mask": np.tril(np.ones((2, 6, 6), "int32"))}, 17,
+    ),
     "regions that are scaled": (
         [node("RoiAlign", "x regions of", output_height=3, output_width=2, sampling_ratio=2,
               spatial_scale=0.125)], IMAGE, ROWS, 16,
@@ -242,6 +252,19 @@ def test_links_to_files_as_in_the_cache_of_hugging_face(
     assert network.name == "net"
     assert network.original.file(tmp_path).suffix == ".onnx"
     check_import(network)
+
+
+def test_links_into_several_folders_are_refused(tmp_path: Path) -> None:
+    folder, path = tmp_path / "model", tmp_path / "model" / "net.onnx"
+    folder.mkdir()
+    nodes = [node("MatMul", "x w", "m"), node("MatMul", "m v")]
+    model = model_of(nodes, X, {"w": drawn(8, 300), "v": drawn(300, 8)})
+    onnx.save(model, str(path), save_as_external_data=True, all_tensors_to_one_file=False,
+              size_threshold=0)  # fmt: skip
+    os.replace(folder / "w", tmp_path / "elsewhere")
+    (folder / "w").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InvalidOptionError, match="links into several folders"):
+        load(str(path))
 
 
 def test_a_name_of_an_extent_may_look_like_an_expression(

@@ -25,7 +25,7 @@ from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models import transformer
 from tvm_adaptive.models.frontend import load
 from tvm_adaptive.models.frontend.onnx_file import ONNX
-from tvm_adaptive.models.frontend.reader import Form, ModelReader, limits_of
+from tvm_adaptive.models.frontend.reader import FileFormat, ModelReader, limits_of
 from tvm_adaptive.models.weights import MODULE_FILE, load_module, save_module
 
 # Workers cannot import this file.
@@ -163,7 +163,7 @@ def test_a_refusal_is_printable_and_one_line(
     path = tmp_path / "net.bin"
     path.write_text("\x08\x1b[31mred\n\u2028\u202eé")
     with pytest.raises(InvalidOptionError) as caught:
-        shared_reader.read(Form(read, "is odd"), path, "net", {})
+        shared_reader.read(FileFormat(read, "is odd"), path, "net", {})
     assert r"\x08\x1b[31mred\n\u2028\u202eé" in str(caught.value)
     assert str(caught.value).isprintable()
 
@@ -199,10 +199,10 @@ def test_a_reader_that_crashes_or_hangs_is_a_message(
     path = tmp_path / "net.bin"
     path.write_bytes(b"x")
     with pytest.raises(InvalidOptionError, match=r"net.bin is odd: .* killed by SIGSEGV"):
-        shared_reader.read(Form(crash, "is odd"), path, "net", {})
+        shared_reader.read(FileFormat(crash, "is odd"), path, "net", {})
     monkeypatch.setattr("tvm_adaptive.models.frontend.reader._READ_SEC", 0.5)
     with pytest.raises(InvalidOptionError, match=r"net.bin is odd: timeout"):
-        shared_reader.read(Form(hang, "is odd"), path, "net", {})
+        shared_reader.read(FileFormat(hang, "is odd"), path, "net", {})
 
 
 def test_a_file_larger_than_the_memory_is_refused(

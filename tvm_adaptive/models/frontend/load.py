@@ -12,7 +12,7 @@ from tvm_adaptive.models import Network, TIRWorkload, load_workload
 from tvm_adaptive.models.frontend import sample
 from tvm_adaptive.models.frontend.factory import is_factory, network_of_factory
 from tvm_adaptive.models.frontend.onnx_file import ONNX
-from tvm_adaptive.models.frontend.reader import Form, ModelReader, Numbers
+from tvm_adaptive.models.frontend.reader import FileFormat, ModelReader, Numbers
 from tvm_adaptive.models.frontend.sample import Sample
 from tvm_adaptive.models.frontend.shapes import Shapes
 from tvm_adaptive.models.frontend.torch_program import PROGRAM
@@ -31,11 +31,11 @@ def read_relax(path: Path, _shapes: Shapes) -> IRModule:
     return found
 
 
-# To read another kind of file, write its form in a file of its own and add it here.
-FORMATS: dict[str, Form] = {
+# To read another kind of file, write its format in a file of its own and add it here.
+FORMATS: dict[str, FileFormat] = {
     ".onnx": ONNX,
     ".pt2": PROGRAM,
-    ".json": Form(read_relax, _NO_MODULE),
+    ".json": FileFormat(read_relax, _NO_MODULE),
 }
 
 

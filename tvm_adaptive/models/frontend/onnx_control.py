@@ -36,8 +36,9 @@ def unrolled(model: Any) -> Any:
     The condition of a ``Loop`` must be constantly true; outputs that grow with each step
     are joined at the end. Loops in loops follow, and branches that depend on the step.
     """
+    n_nodes_left = [_MAX_NODES]
     for depth in range(_MAX_DEPTH):
-        write = functools.partial(_written_out, [_MAX_NODES])
+        write = functools.partial(_written_out, n_nodes_left)
         found = _rewritten(model, "Loop", f"loop{depth}_", write)
         if found is None:
             break
@@ -127,7 +128,10 @@ def _sources_of(name: str, made: Mapping[str, Any]) -> set[str] | None:
         if value not in made:
             found.add(value)
         elif made[value].op_type not in ("Shape", "Size"):
-            wanted += [each for each in made[value].input if each]
+            node = made[value]
+            # Branches also compute from what is around them.
+            inner = [each for graph in inner_graphs(node) for each in nodes_of(graph)]
+            wanted += [name for each in (node, *inner) for name in each.input if name]
     return found
 
 
@@ -207,8 +211,9 @@ def _written_out(
     axes: dict[str, Any] = {"axes": [0]}
     if opset_of(model) >= _AXES_AS_INPUT:
         axis, axes = [_add(graph, f"{prefix}_axis", np.zeros(1, "int64"))], {}
-    for output, values in zip(node.output[n_carried:], zip(*scanned, strict=True), strict=False):
-        rows = [f"{prefix}_{output}_row{step}" for step in range(len(values))]
+    ends = zip(node.output[n_carried:], zip(*scanned, strict=True), strict=False)
+    for place, (output, values) in enumerate(ends):
+        rows = [f"{prefix}_row{place}_{step}" for step in range(len(values))]
         for value, row in zip(values, rows, strict=True):
             result.append(helper.make_node("Unsqueeze", [value, *axis], [row], **axes))
         if output:
@@ -298,7 +303,8 @@ def _added_weights(body: Any, prefix: str, graph: Any) -> dict[str, str]:
     names = {}
     for weight in body.initializer:
         copy = _copy(weight)
-        copy.name = names[weight.name] = f"{prefix}_{weight.name}"
+        # Unlike the names of what is added beside the body.
+        copy.name = names[weight.name] = f"{prefix}.{weight.name}"
         graph.initializer.append(copy)
     return names
 
@@ -352,22 +358,22 @@ def _value_of(name: str, graph: Any, model: Any) -> Any | None:
 
     made = _made(graph)
     weights = {each.name: each for each in graph.initializer}
-    nodes: list[Any] = []
+    seen: set[str] = set()
     used: dict[str, Any] = {}
     wanted = [name]
     while wanted:
         value = wanted.pop()
         if value in weights:
             used[value] = weights[value]
-        elif value not in made or len(nodes) > _MAX_CONDITION:
+        elif value not in made or len(seen) > _MAX_CONDITION:
             return None
-        elif made[value] not in nodes:
-            nodes.append(made[value])
+        elif value not in seen:
+            seen.add(value)
             wanted += [each for each in made[value].input if each]
     if any(each.data_location == TensorProto.EXTERNAL for each in used.values()):
         return None
     condition = helper.make_graph(
-        [node for node in graph.node if node in nodes],
+        [node for node in graph.node if not seen.isdisjoint(node.output)],
         *("condition", [], [helper.make_empty_tensor_value_info(name)]),
         initializer=list(used.values()),
     )

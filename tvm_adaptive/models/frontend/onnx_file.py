@@ -13,7 +13,7 @@ from tvm_adaptive.errors import InvalidOptionError, as_invalid_option, summary_l
 from tvm_adaptive.models.frontend import onnx_control, onnx_graph
 from tvm_adaptive.models.frontend.onnx_import import expanded, relax_of_graph
 from tvm_adaptive.models.frontend.open_extents import InputShape, open_message
-from tvm_adaptive.models.frontend.reader import Array, Form, Inference, Numbers
+from tvm_adaptive.models.frontend.reader import Array, FileFormat, Inference, Numbers
 from tvm_adaptive.models.frontend.shapes import Shapes, matched
 
 _MISFIT = "is no ONNX model, or a damaged one"
@@ -109,7 +109,7 @@ def open_session(path: Path, inputs: Sequence[Array], n_threads: int | None) -> 
     )
 
 
-ONNX = Form(
+ONNX = FileFormat(
     read_onnx,
     _MISFIT,
     *("onnx", "'tvm-adaptive[onnx]'", ("ONNX Runtime", "onnxruntime")),

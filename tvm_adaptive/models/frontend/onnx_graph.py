@@ -77,12 +77,19 @@ def follow_links(model: Any, folder: Path) -> Path:
     ONNX Runtime reads nothing outside of that folder. The cache of the Hugging Face hub
     consists of links to files of another folder.
     """
-    files = {name: (folder / name).resolve() for name in external_files(model)}
-    folders = {path.parent for path in files.values()}
-    if len(folders) != 1 or all(path == folder.resolve() / name for name, path in files.items()):
+    names = external_files(model)
+    links = {name: (folder / name).resolve() for name in names if (folder / name).is_symlink()}
+    folders = {path.parent for path in links.values()}
+    # What leads out of the folder without a link is refused by ONNX Runtime.
+    if not links or any(".." in Path(name).parts for name in names):
         return folder
+    if len(folders) > 1 or len(links) < len(names):
+        raise InvalidOptionError(
+            f"Weights of the model in {folder} are links into several folders, which ONNX Runtime "
+            "does not read: copy the files there."
+        )
     for entry in _locations(model):
-        entry.value = files[entry.value].name
+        entry.value = links[entry.value].name
     return folders.pop()
 
 

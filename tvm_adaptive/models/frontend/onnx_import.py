@@ -7,6 +7,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tvm_adaptive._tvm import IRModule, relax
 from tvm_adaptive._tvm.onnx_frontend import (
     OnnxConverter,
@@ -31,6 +33,7 @@ logger = logging.getLogger(__name__)
 _CONTROL = ("If", "Loop", "Scan")
 # Types of attributes: floats, ints and strings.
 _LISTS = (6, 7, 8)
+_INTS = 7
 # TVM makes numbers up for the further results of these.
 _SINGLE_RESULT = ("Attention",)
 _CONTROL_REASON = (
@@ -69,7 +72,8 @@ def expanded(model: Any) -> Any:
     without = {
         node.op_type
         for node in onnx_graph.nodes_of(model.graph)
-        if not _is_known(node, converters) and node.domain in onnx_graph.STANDARD_DOMAINS
+        if node.domain in onnx_graph.STANDARD_DOMAINS
+        and (node.op_type in BY_DEFINITION or not _is_known(node, converters))
     }
     return onnx_graph.expand_operators(model, sorted(without.difference(_CONTROL)))
 
@@ -82,7 +86,7 @@ def _is_known(node: Any, converters: dict[str, OnnxConverter]) -> bool:
     if node.op_type in _CONTROL:
         return False
     if node.domain in onnx_graph.STANDARD_DOMAINS:
-        return node.op_type in converters and node.op_type not in NOT_STANDARD | BY_DEFINITION
+        return node.op_type in converters and node.op_type not in NOT_STANDARD
     return node.domain == MICROSOFT and node.op_type in NOT_STANDARD | ALSO_OF_MICROSOFT
 
 
@@ -113,6 +117,10 @@ class _Conversion:
             ]
             for attribute in [each for each in node.attribute if each.name in empty]:
                 node.attribute.remove(attribute)
+                if node.op_type == "Constant":
+                    kind = "int64" if attribute.type == _INTS else "float32"
+                    nothing = onnx.numpy_helper.from_array(np.zeros(0, kind))
+                    node.attribute.append(onnx.helper.make_attribute("value", nothing))
             self._nodes[node.name] = original
         guarded = {name: self._guard(convert) for name, convert in converters.items()}
         try:

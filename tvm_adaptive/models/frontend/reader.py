@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import importlib.metadata
 import importlib.util
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -35,6 +36,8 @@ _GIB = 1 << 30
 # Imports of TVM and PyTorch are half a gigabyte; models whose weights are computed when
 # they are read (a small file) get the rest.
 _MIN_MEMORY_BYTES = 4 * _GIB
+# Files beside a model whose sizes are added: it may lie in a folder of data.
+_MAX_ENTRIES = 1000
 # The file's bytes, the framework's tensors, TVM's, and those of one folding pass.
 _MEMORY_PER_BYTE = 8
 # Half a gigabyte of weights takes 20 s on two slow cores.
@@ -67,7 +70,7 @@ def framework_version(title: str, package: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Form:
+class FileFormat:
     """A kind of model file; its functions run in a worker."""
 
     # From path and shapes to Relax operators with the weights as constants. Raises
@@ -80,7 +83,7 @@ class Form:
     framework: tuple[str, str] | None = None
     open: Opener | None = None  # in that framework
     takes_numbers: bool = False  # ``read`` has a keyword ``numbers``: inputs that decide branches
-    beside: bool = False  # whether weights may be in other files of the same folder
+    beside: bool = False  # whether weights may be in other files, beside it or in a folder there
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,50 +102,50 @@ class ModelReader:
         self._pool = WorkerPool(1, env=READER_ENV, server=server, modules=(__name__,))
 
     def read(
-        self, form: Form, path: Path, name: str, shapes: Shapes, numbers: Numbers | None = None
+        self, file_format: FileFormat, path: Path, name: str, shapes: Shapes, numbers: Numbers | None = None
     ) -> Network:
         """Read a model file; ``numbers`` are those of the inputs, where they are known."""
-        if form.package and importlib.util.find_spec(form.package) is None:
+        if file_format.package and importlib.util.find_spec(file_format.package) is None:
             raise InvalidOptionError(
-                f"Reading {path} needs the package {form.package}: pip install {form.install}."
+                f"Reading {path} needs the package {file_format.package}: pip install {file_format.install}."
             )
-        limits = limits_of(path, form)
+        limits = limits_of(path, file_format)
         with _printable_refusals():
-            if form.takes_numbers and numbers:
-                reading = functools.partial(form.read, numbers=dict(numbers))
-                form = dataclasses.replace(form, read=reading)
-            mod = self._read(form, path, shapes, limits)
-            return network_of_relax(name, mod, {}, self._original(form, path.absolute(), limits))
+            if file_format.takes_numbers and numbers:
+                reading = functools.partial(file_format.read, numbers=dict(numbers))
+                file_format = dataclasses.replace(file_format, read=reading)
+            mod = self._read(file_format, path, shapes, limits)
+            return network_of_relax(name, mod, {}, self._original(file_format, path.absolute(), limits))
 
     def close(self) -> None:
         """End the worker; a later use starts a new one."""
         self._pool.close()
 
-    def _read(self, form: Form, path: Path, shapes: Shapes, limits: Limits) -> IRModule:
+    def _read(self, file_format: FileFormat, path: Path, shapes: Shapes, limits: Limits) -> IRModule:
         with ScratchFolder("model") as folder:
-            task = (form, path.absolute(), shapes, folder, limits.memory_bytes)
+            task = (file_format, path.absolute(), shapes, folder, limits.memory_bytes)
             (outcome,) = self._pool.map(convert, [task], limits.read_sec)
             if outcome.error is not None:
-                raise InvalidOptionError(f"{path} {form.misfit}: {summary_line(outcome.error)}")
+                raise InvalidOptionError(f"{path} {file_format.misfit}: {summary_line(outcome.error)}")
             if outcome.value != "":
                 raise InvalidOptionError(
                     str(outcome.value).replace(str(path.absolute()), str(path))
                 )
             return load_module(folder)
 
-    def _original(self, form: Form, path: Path, limits: Limits) -> Original | None:
-        if form.open is None or form.framework is None:
+    def _original(self, file_format: FileFormat, path: Path, limits: Limits) -> Original | None:
+        if file_format.open is None or file_format.framework is None:
             return None
-        run = functools.partial(self._run, form, path, limits)
+        run = functools.partial(self._run, file_format, path, limits)
         return Original(
-            *(framework_version(*form.framework), run, self.close),
+            *(framework_version(*file_format.framework), run, self.close),
             file=lambda _folder: path,
             memory_bytes=limits.memory_bytes,
         )
 
-    def _run(self, form: Form, path: Path, limits: Limits, inputs: Sequence[Array]) -> list[Array]:
+    def _run(self, file_format: FileFormat, path: Path, limits: Limits, inputs: Sequence[Array]) -> list[Array]:
         """Run a file as its own framework does; raises WorkerError."""
-        task = (form, path, list(inputs), limits.memory_bytes)
+        task = (file_format, path, list(inputs), limits.memory_bytes)
         (outcome,) = self._pool.map(run_original, [task], limits.run_sec)
         if outcome.error is not None:
             raise outcome.error
@@ -162,16 +165,11 @@ def _printable_refusals() -> Iterator[None]:
         raise
 
 
-def limits_of(path: Path, form: Form) -> Limits:
+def limits_of(path: Path, file_format: FileFormat) -> Limits:
     """Return what reading a file may take."""
     paths = [path]
-    if form.beside:
-        beside = list(path.absolute().parent.iterdir())
-        # Weights may also be in a folder beside the file.
-        for folder in [each for each in beside if each.is_dir()]:
-            with contextlib.suppress(OSError):
-                beside += folder.iterdir()
-        paths = [each for each in beside if each.is_file()]
+    if file_format.beside:
+        paths = _files_beside(path.absolute())
     n_bytes = sum(_size_bytes(each) for each in paths)
     total_bytes = psutil.virtual_memory().total
     if _size_bytes(path) > total_bytes:
@@ -187,17 +185,28 @@ def limits_of(path: Path, form: Form) -> Limits:
     )
 
 
+def _files_beside(path: Path) -> list[Path]:
+    """Return the files of a folder, and some of the folders in it, where weights may be."""
+    found: list[Path] = []
+    for folder in [path.parent, *path.parent.iterdir()]:
+        with contextlib.suppress(OSError):
+            if folder.is_dir():
+                entries = itertools.islice(folder.iterdir(), _MAX_ENTRIES - len(found))
+                found += [each for each in entries if each.is_file()]
+    return found
+
+
 def _size_bytes(path: Path) -> int:
     with contextlib.suppress(OSError):
         return path.stat().st_size
     return 0
 
 
-def convert(form: Form, path: Path, shapes: Shapes, folder: Path, memory_bytes: int) -> str:
+def convert(file_format: FileFormat, path: Path, shapes: Shapes, folder: Path, memory_bytes: int) -> str:
     """Write a file's module with fixed shapes and folded constants; return why not, or ``""``."""
     limit_memory(memory_bytes)
     try:
-        mod = form.read(path, shapes)
+        mod = file_format.read(path, shapes)
         mod = network_of_imported(path.stem, mod, shapes, source=str(path)).mod
         with as_invalid_option(f"TVM cannot import {path}"):
             check_well_formed(mod)
@@ -210,11 +219,11 @@ def convert(form: Form, path: Path, shapes: Shapes, folder: Path, memory_bytes: 
         return str(error)
 
 
-def run_original(form: Form, path: Path, inputs: Sequence[Array], memory_bytes: int) -> list[Array]:
+def run_original(file_format: FileFormat, path: Path, inputs: Sequence[Array], memory_bytes: int) -> list[Array]:
     """Run a model file in its own framework."""
     limit_memory(memory_bytes)
-    assert form.open is not None
-    inference = form.open(path, inputs, None)
+    assert file_format.open is not None
+    inference = file_format.open(path, inputs, None)
     return inference.outputs(inference.run())
 
 

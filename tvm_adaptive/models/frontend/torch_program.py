@@ -11,7 +11,7 @@ from typing import Any
 
 from tvm_adaptive._tvm import IRModule
 from tvm_adaptive.errors import InvalidOptionError, as_invalid_option, summary_line
-from tvm_adaptive.models.frontend.reader import Array, Form, Inference, framework_version
+from tvm_adaptive.models.frontend.reader import Array, FileFormat, Inference, framework_version
 from tvm_adaptive.models.frontend.shapes import Shapes, network_of_imported
 from tvm_adaptive.models.frontend.torch_flat import FlatModel, flat_module, flat_program, quiet
 from tvm_adaptive.models.frontend.torch_import import relax_of_torch
@@ -170,4 +170,4 @@ def _save_program(program: Any, folder: Path) -> Path:
 
 
 _FRAMEWORK = ("PyTorch", "torch")
-PROGRAM = Form(read_program, _MISFIT, "torch", "'tvm-adaptive[torch]'", _FRAMEWORK, open_program)
+PROGRAM = FileFormat(read_program, _MISFIT, "torch", "'tvm-adaptive[torch]'", _FRAMEWORK, open_program)

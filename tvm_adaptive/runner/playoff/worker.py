@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import pickle
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from tvm_adaptive.values.agreement import (
     is_float,
     is_mostly_not_finite,
     item_bytes,
+    numpy_dtype,
     perturbed,
     random_array,
 )
@@ -32,6 +34,8 @@ N_PAIRS = 3
 # Of floating-point values. Sums of a thousand products with a scale of 3e-4, as quantised
 # convolutions have, are rounded to several numbers with the fifth.
 _SCALES = tuple(4.0**power for power in range(7))
+# Of that search: an untuned kernel may take seconds.
+_SCALING_SEC = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,8 +100,10 @@ def run_reference(kernel: Kernel, seed: int, path: str) -> None:
     """
     _loaded.clear()
     found: _Reference | None = None
+    start_sec = time.monotonic()
+    scales = _SCALES if _may_be_scaled(kernel) else _SCALES[:1]
     for is_positive in (False, True):
-        for scale in _SCALES:
+        for scale in scales:
             start = _start_values(kernel, seed, is_positive, scale)
             end = _run(kernel, start)
             if is_mostly_not_finite(start, end):
@@ -106,10 +112,18 @@ def run_reference(kernel: Kernel, seed: int, path: str) -> None:
             if not hides_errors(start, end):
                 found = _Reference(is_positive, scale, end, [])
                 break
+            if time.monotonic() - start_sec > _SCALING_SEC:
+                break
         if found is not None:
             found.write(path)
             return
     raise ValueError("the reference gives NaN or infinity for random values")
+
+
+def _may_be_scaled(kernel: Kernel) -> bool:
+    """Say whether larger values are possible: half-precision sums of them would overflow."""
+    floats = [kind for kind in (numpy_dtype(dtype) for dtype, _ in kernel.buffers) if is_float(kind)]
+    return bool(floats) and all(kind.itemsize >= 4 for kind in floats)
 
 
 def run_neighbours(kernel: Kernel, seed: int, path: str, rtol: float) -> None:

@@ -7,7 +7,7 @@ Each check raises AssertionError with the rule and what the extension did. None 
 """
 
 from tvm_adaptive.testing.conformance.acquisition import check_acquisition
-from tvm_adaptive.testing.conformance.form import check_form
+from tvm_adaptive.testing.conformance.file_format import check_file_format
 from tvm_adaptive.testing.conformance.policy import MakePolicy, PolicyReport, check_policy
 from tvm_adaptive.testing.conformance.search_strategy import MakeStrategy, check_search_strategy
 from tvm_adaptive.testing.conformance.stopping_rule import (
@@ -23,7 +23,7 @@ __all__ = [
     "PolicyReport",
     "StoppingReport",
     "check_acquisition",
-    "check_form",
+    "check_file_format",
     "check_policy",
     "check_search_strategy",
     "check_stopping_rule",

@@ -76,6 +76,6 @@ def test_what_cannot_be_converted_says_why(refusal):
     assert "1025 steps are more than 1024; use a shorter input" in refusal(
         [layer("RNN", "long")], {"x": drawn(1025, 1, N_IN)}, WEIGHTS
     )
-    assert "the activation bend is unknown" in refusal(
+    assert "the activation Bend is unknown" in refusal(
         [layer("RNN", "odd", activations=["Bend"])], X, WEIGHTS
     )

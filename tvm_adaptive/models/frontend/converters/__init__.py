@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tvm_adaptive._tvm.onnx_frontend import OnnxConverter
 from tvm_adaptive.models.frontend.converters import elementwise, fourier, places, quantization
+from tvm_adaptive.models.frontend.converters.attention import convert_attention
 from tvm_adaptive.models.frontend.converters.recurrent import convert_recurrent
 from tvm_adaptive.models.frontend.converters.resize import convert_resize, convert_upsample
 
@@ -11,7 +12,7 @@ from tvm_adaptive.models.frontend.converters.resize import convert_resize, conve
 OWN: dict[str, OnnxConverter] = {
     **dict.fromkeys(("ArgMax", "ArgMin"), elementwise.convert_place_of_extreme),
     **dict.fromkeys(("Add", "Div", "Mul", "Sub"), elementwise.convert_arithmetic),
-    "Attention": elementwise.convert_attention,
+    "Attention": convert_attention,
     "BatchNormalization": elementwise.refused("training_mode", 1),
     "Cast": elementwise.convert_cast,
     "Clip": elementwise.convert_clip,

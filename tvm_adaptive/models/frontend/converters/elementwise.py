@@ -199,30 +199,21 @@ def convert_layer_normalization(node: OnnxNode) -> Expr:
     return relax.Tuple([result, mean, deviation][:n_outputs]) if n_outputs > 1 else result
 
 
-def convert_attention(node: OnnxNode) -> Expr:
-    """Convert Attention of ONNX Runtime, which writes out what is not wanted as 0."""
-    plain = ("do_rotary", "past_present_share_buffer", "scale", "unidirectional")
-    attributes = {
-        name: value for name, value in node.attributes.items() if value or name not in plain
-    }
-    return node.by_tvm(attributes=attributes)
-
-
 def convert_skip_layer_normalization(node: OnnxNode) -> Expr:
     """Convert SkipLayerNormalization of ONNX Runtime, with the sum that it normalises."""
     op, emit = relax.op, node.builder.emit
     x, skip, scale, shift, bias = node.inputs[0:5]
     total = emit(op.add(x, skip))
     total = total if bias is None else emit(op.add(total, bias))
-    shift = constant(np.zeros(shape_of(scale)), dtype_of(scale)) if shift is None else shift
     epsilon = float(node.attributes.get("epsilon", 1e-12))
-    result = op.nn.layer_norm(total, scale, shift, axes=-1, epsilon=epsilon)
     n_outputs = node.attributes["tvm_custom"]["num_outputs"]
-    if n_outputs == 1:
-        return result
+    if n_outputs == 1 and dtype_of(x) == "float32" and shift is not None:
+        return op.nn.layer_norm(total, scale, shift, axes=-1, epsilon=epsilon)
     exact = dataclasses.replace(node, attributes={**node.attributes, "epsilon": epsilon})
-    _, mean, deviation = _normalized(exact, total, [len(shape_of(total)) - 1])
-    return relax.Tuple([emit(result), mean, deviation, total][:n_outputs])
+    normal, mean, deviation = _normalized(exact, total, [len(shape_of(total)) - 1])
+    result = emit(op.multiply(normal, scale))
+    result = result if shift is None else emit(op.add(result, shift))
+    return relax.Tuple([result, mean, deviation, total][:n_outputs]) if n_outputs > 1 else result
 
 
 def convert_rms_normalization(node: OnnxNode) -> Expr:

@@ -224,7 +224,7 @@ def convert_split(node: OnnxNode) -> Expr:
 
 
 def convert_roi_align(node: OnnxNode) -> Expr:
-    """Convert RoiAlign; TVM shifts regions before they are scaled, ONNX behind that."""
+    """Convert RoiAlign; TVM shifts regions before they are scaled, ONNX afterwards."""
     if node.text("mode", "avg") == "max":
         raise ValueError("mode max is not supported")
     default = "half_pixel" if node.opset >= 16 else "output_half_pixel"

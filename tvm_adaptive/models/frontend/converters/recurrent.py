@@ -231,16 +231,16 @@ _STEPS = {"LSTM": _lstm_step, "GRU": _gru_step, "RNN": _rnn_step}
 def _activations(node: OnnxNode, n_directions: int, dtype: str) -> list[list[Activation]]:
     """Return the activations of each direction."""
     defaults = _DEFAULTS[node.operator]
-    # ONNX Runtime takes them in small and capital letters.
-    names = [as_text(each).lower() for each in node.attributes.get("activations", ())]
+    names = [as_text(each) for each in node.attributes.get("activations", ())]
     alphas = list(node.attributes.get("activation_alpha", ()))
     betas = list(node.attributes.get("activation_beta", ()))
     found = []
-    for name in names or defaults * n_directions:
+    for given in names or defaults * n_directions:
+        name = given.lower()  # ONNX Runtime takes them in small and capital letters
         # A list names values for those functions alone that take one, in their order.
         alpha = alphas.pop(0) if name in _ALPHAS and alphas else _ALPHAS.get(name, 0.0)
         beta = betas.pop(0) if name in _BETAS and betas else _BETAS.get(name, 0.0)
-        found.append(_activation(name, float(alpha), float(beta), dtype))
+        found.append(_activation(given, float(alpha), float(beta), dtype))
     n = len(defaults)
     return [found[place * n : (place + 1) * n] for place in range(n_directions)]
 
@@ -265,6 +265,6 @@ def _activation(name: str, alpha: float, beta: float, dtype: str) -> Activation:
         "softsign": lambda x: op.divide(x, op.add(op.abs(x), one)),
         "softplus": op.nn.softplus,
     }
-    if name not in functions:
+    if name.lower() not in functions:
         raise ValueError(f"the activation {name} is unknown")
-    return functions[name]
+    return functions[name.lower()]

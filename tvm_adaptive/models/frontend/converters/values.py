@@ -54,10 +54,7 @@ def shape_of(value: Expr) -> list[int]:
 
 
 def rank_of(value: Expr) -> int:
-    """Return the number of axes of an expression, whose extents may depend on values.
-
-    It is -1 for a shape that does.
-    """
+    """Return the number of axes of a tensor, whose extents may depend on values; else -1."""
     return int(getattr(value.ty, "ndim", -1))
 
 

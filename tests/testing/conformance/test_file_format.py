@@ -12,8 +12,8 @@ import pytest
 from tvm_adaptive._tvm import relax, save_json
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.frontend.load import FORMATS
-from tvm_adaptive.models.frontend.reader import Form, Inference
-from tvm_adaptive.testing.conformance import check_form
+from tvm_adaptive.models.frontend.reader import FileFormat, Inference
+from tvm_adaptive.testing.conformance import check_file_format
 
 # Workers cannot import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -28,7 +28,7 @@ def of_onnx(name):
 
 
 def test_onnx_files_conform():
-    check_form(FORMATS[".onnx"], of_onnx("pytorch-converted/test_Conv2d/model.onnx"))
+    check_file_format(FORMATS[".onnx"], of_onnx("pytorch-converted/test_Conv2d/model.onnx"))
 
 
 def test_programs_of_pytorch_conform(tmp_path):
@@ -39,13 +39,13 @@ def test_programs_of_pytorch_conform(tmp_path):
         torch.nn.Linear(4, 4), (torch.ones(2, 4),), dynamic_shapes=[batch]
     )
     torch.export.save(program, str(path))
-    check_form(FORMATS[".pt2"], path, {"input": (3, 4)})
+    check_file_format(FORMATS[".pt2"], path, {"input": (3, 4)})
 
 
 def test_saved_modules_conform(tmp_path):
     path = tmp_path / "net.json"
     path.write_text(save_json(product("x", 2.0)))
-    check_form(FORMATS[".json"], path)
+    check_file_format(FORMATS[".json"], path)
 
 
 def product(name, factor, *others):
@@ -79,7 +79,7 @@ def open_factor(path, inputs, n_threads):
     return Inference(lambda: inputs[0] * np.float32(factor_of(path)), lambda result: [result])
 
 
-GOOD = Form(read_factor, "is no factor", framework=("NumPy", "numpy"), open=open_factor)
+GOOD = FileFormat(read_factor, "is no factor", framework=("NumPy", "numpy"), open=open_factor)
 
 
 @pytest.fixture
@@ -90,8 +90,8 @@ def factor_file(tmp_path):
 
 
 def test_a_small_form_conforms(factor_file):
-    check_form(GOOD, str(factor_file))
-    check_form(dataclasses.replace(GOOD, framework=None, open=None), factor_file)
+    check_file_format(GOOD, str(factor_file))
+    check_file_format(dataclasses.replace(GOOD, framework=None, open=None), factor_file)
 
 
 def refuses_all(path, shapes):
@@ -164,9 +164,9 @@ def opens_nothing(path, inputs, n_threads):
         ({"read": takes_half}, "the first half of the file must be refused but was read"),
         (
             {"read": lets_errors_pass},
-            "random bytes made the form end with an error other than .*: .*UnicodeDecodeError",
+            "random bytes made the format end with an error other than .*: .*UnicodeDecodeError",
         ),
-        ({"read": dies_of_archives}, "a zip archive made the form end with an error other than"),
+        ({"read": dies_of_archives}, "a zip archive made the format end with an error other than"),
         ({"read": names_nothing}, "refused in words that do not name the file: This is no fac"),
         ({"read": names_no_input}, r"every input needs a name but they are \[' '\]"),
         ({"read": names_twins}, r"a name of its own but there are two of \{'x'\}"),
@@ -179,4 +179,4 @@ def opens_nothing(path, inputs, n_threads):
 )
 def test_what_does_not_conform_is_named(changes, match, factor_file):
     with pytest.raises(AssertionError, match=match):
-        check_form(dataclasses.replace(GOOD, **changes), factor_file)
+        check_file_format(dataclasses.replace(GOOD, **changes), factor_file)

@@ -1,4 +1,4 @@
-"""Rules for every form of model files, checked in the worker that reads them."""
+"""Rules for every format of model files, checked in the worker that reads them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from tvm_adaptive._tvm import module_key
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models import Network, compile_network, prepare, run_network
-from tvm_adaptive.models.frontend.reader import Form, ModelReader
+from tvm_adaptive.models.frontend.reader import FileFormat, ModelReader
 from tvm_adaptive.models.frontend.shapes import Shapes
 from tvm_adaptive.models.network import main_of
 from tvm_adaptive.testing.conformance.raising import must_not_raise
@@ -20,25 +20,25 @@ from tvm_adaptive.tuning.config import DEFAULT
 from tvm_adaptive.tuning.target import resolve_target
 from tvm_adaptive.workers.scratch import ScratchFolder
 
-# Takes the place of a form's own words: the reader says it of errors of any other kind.
-_OTHER_ERROR = "made the form end with an error other than InvalidOptionError"
+# Takes the place of a format's own words: the reader says it of errors of any other kind.
+_OTHER_ERROR = "made the format end with an error other than InvalidOptionError"
 # More than the headers of most formats.
 _N_RANDOM_BYTES = 4096
 
 
-def check_form(
-    form: Form, path: str | Path, shapes: Shapes | None = None, *, seed: int = 0
+def check_file_format(
+    file_format: FileFormat, path: str | Path, shapes: Shapes | None = None, *, seed: int = 0
 ) -> None:
-    """Run all checks of a form with one of its files.
+    """Run all checks of a format with one of its files.
 
-    The network is compiled without tuning where the form has a framework to compare with, so
+    The network is compiled without tuning where the format has a framework to compare with, so
     choose a small file.
 
     Parameters
     ----------
-    form : Form
+    file_format : FileFormat
     path : str or Path
-        A file that the form can read.
+        A file that the format can read.
     shapes : mapping of str to sequence of int, or None, default None
         Extents of the inputs whose shapes the file leaves open, by name.
     seed : int, default 0
@@ -47,14 +47,14 @@ def check_form(
     Raises
     ------
     AssertionError
-        With the rule, and what the form did.
+        With the rule, and what the format did.
     """
     reader = ModelReader()
     try:
-        network = _read(reader, form, Path(path), shapes or {})
+        network = _read(reader, file_format, Path(path), shapes or {})
         check_inputs(network)
-        check_repeats(network, _read(reader, form, Path(path), shapes or {}))
-        check_damage(reader, form, Path(path), shapes or {}, seed)
+        check_repeats(network, _read(reader, file_format, Path(path), shapes or {}))
+        check_damage(reader, file_format, Path(path), shapes or {}, seed)
         check_original(network, seed)
     finally:
         reader.close()
@@ -78,7 +78,7 @@ def check_repeats(first: Network, second: Network) -> None:
     )
 
 
-def check_damage(reader: ModelReader, form: Form, path: Path, shapes: Shapes, seed: int) -> None:
+def check_damage(reader: ModelReader, file_format: FileFormat, path: Path, shapes: Shapes, seed: int) -> None:
     """Require that a file which is no model is refused, in words that name it."""
     whole = path.read_bytes()
     damaged = {
@@ -89,7 +89,7 @@ def check_damage(reader: ModelReader, form: Form, path: Path, shapes: Shapes, se
         "a file of JSON": b'{"format": "of another program"}\n',
         "a zip archive": _archive(),
     }
-    watched = dataclasses.replace(form, misfit=_OTHER_ERROR)
+    watched = dataclasses.replace(file_format, misfit=_OTHER_ERROR)
     with ScratchFolder("conformance") as folder:
         for number, (what, content) in enumerate(damaged.items()):
             copy = folder / f"damaged{number}{path.suffix}"
@@ -103,7 +103,7 @@ def check_damage(reader: ModelReader, form: Form, path: Path, shapes: Shapes, se
 
 
 def check_original(network: Network, seed: int) -> None:
-    """Require the results of the file's own framework, if the form has one."""
+    """Require the results of the file's own framework, if the format has one."""
     if network.original is None:
         return
     inputs = network.inputs(seed)
@@ -119,15 +119,15 @@ def check_original(network: Network, seed: int) -> None:
     )
 
 
-def _read(reader: ModelReader, form: Form, path: Path, shapes: Shapes) -> Network:
+def _read(reader: ModelReader, file_format: FileFormat, path: Path, shapes: Shapes) -> Network:
     with must_not_raise(f"reading {path}"):
-        return reader.read(form, path, path.stem, shapes)
+        return reader.read(file_format, path, path.stem, shapes)
 
 
-def _refusal_of(reader: ModelReader, form: Form, path: Path, shapes: Shapes) -> str:
+def _refusal_of(reader: ModelReader, file_format: FileFormat, path: Path, shapes: Shapes) -> str:
     """Return why a file cannot be read; empty if it can."""
     try:
-        reader.read(form, path, path.stem, shapes)
+        reader.read(file_format, path, path.stem, shapes)
     except InvalidOptionError as error:
         return str(error)
     return ""
