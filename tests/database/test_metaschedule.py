@@ -28,7 +28,13 @@ from tvm_adaptive.database.maintenance import (
     import_records,
     stats,
 )
-from tvm_adaptive.database.metaschedule import StoreDatabase, record_of, target_text, task_of
+from tvm_adaptive.database.metaschedule import (
+    StoreDatabase,
+    record_of,
+    target_text,
+    task_of,
+    trial_of,
+)
 from tvm_adaptive.database.records import StoredTrial
 from tvm_adaptive.database.repair import RECORD_FILE, WORKLOAD_FILE
 from tvm_adaptive.database.store import RecordStore

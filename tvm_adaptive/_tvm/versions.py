@@ -21,9 +21,8 @@ def check_versions(tvm: str | None, ffi: str | None) -> None:
     is_known &= ffi is not None and _within(ffi, FFI_RANGE) and ".post" in ffi
     if not is_known:
         raise UnsupportedVersionError(
-            f"tvm_adaptive needs apache-tvm 0.26 or 0.27 with apache-tvm-ffi 0.1.14.post0 or later, below 0.1.15, but "
-            f"found "
-            f"apache-tvm {tvm or '(not installed)'} and apache-tvm-ffi "
+            "tvm_adaptive needs apache-tvm 0.26 or 0.27 with apache-tvm-ffi 0.1.14.post0 or later, "
+            f"below 0.1.15, but found apache-tvm {tvm or '(not installed)'} and apache-tvm-ffi "
             f"{ffi or '(not installed)'}; other pairs crash. To mend it: {FIX}"
         )
 

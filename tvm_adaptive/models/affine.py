@@ -160,7 +160,7 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         attrs, (data, *statistics) = norm.attrs, norm.args
         if not all(isinstance(each, Constant) for each in statistics) or not _is_float(data):
             return item
-        if self._is_exact:
+        if self._is_exact and self._own(data, _CONVOLUTION, _TRANSPOSED) is None:
             return item
         gamma, beta, mean, variance = map(_numbers, statistics)
         scale = (gamma if attrs.scale else 1.0) / np.sqrt(variance + float(attrs.epsilon))

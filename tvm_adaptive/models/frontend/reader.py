@@ -102,12 +102,18 @@ class ModelReader:
         self._pool = WorkerPool(1, env=READER_ENV, server=server, modules=(__name__,))
 
     def read(
-        self, file_format: FileFormat, path: Path, name: str, shapes: Shapes, numbers: Numbers | None = None
+        self,
+        file_format: FileFormat,
+        path: Path,
+        name: str,
+        shapes: Shapes,
+        numbers: Numbers | None = None,
     ) -> Network:
         """Read a model file; ``numbers`` are those of the inputs, where they are known."""
         if file_format.package and importlib.util.find_spec(file_format.package) is None:
             raise InvalidOptionError(
-                f"Reading {path} needs the package {file_format.package}: pip install {file_format.install}."
+                f"Reading {path} needs the package {file_format.package}: pip install "
+                f"{file_format.install}."
             )
         limits = limits_of(path, file_format)
         with _printable_refusals():
@@ -115,18 +121,24 @@ class ModelReader:
                 reading = functools.partial(file_format.read, numbers=dict(numbers))
                 file_format = dataclasses.replace(file_format, read=reading)
             mod = self._read(file_format, path, shapes, limits)
-            return network_of_relax(name, mod, {}, self._original(file_format, path.absolute(), limits))
+            return network_of_relax(
+                name, mod, {}, self._original(file_format, path.absolute(), limits)
+            )
 
     def close(self) -> None:
         """End the worker; a later use starts a new one."""
         self._pool.close()
 
-    def _read(self, file_format: FileFormat, path: Path, shapes: Shapes, limits: Limits) -> IRModule:
+    def _read(
+        self, file_format: FileFormat, path: Path, shapes: Shapes, limits: Limits
+    ) -> IRModule:
         with ScratchFolder("model") as folder:
             task = (file_format, path.absolute(), shapes, folder, limits.memory_bytes)
             (outcome,) = self._pool.map(convert, [task], limits.read_sec)
             if outcome.error is not None:
-                raise InvalidOptionError(f"{path} {file_format.misfit}: {summary_line(outcome.error)}")
+                raise InvalidOptionError(
+                    f"{path} {file_format.misfit}: {summary_line(outcome.error)}"
+                )
             if outcome.value != "":
                 raise InvalidOptionError(
                     str(outcome.value).replace(str(path.absolute()), str(path))
@@ -143,7 +155,9 @@ class ModelReader:
             memory_bytes=limits.memory_bytes,
         )
 
-    def _run(self, file_format: FileFormat, path: Path, limits: Limits, inputs: Sequence[Array]) -> list[Array]:
+    def _run(
+        self, file_format: FileFormat, path: Path, limits: Limits, inputs: Sequence[Array]
+    ) -> list[Array]:
         """Run a file as its own framework does; raises WorkerError."""
         task = (file_format, path, list(inputs), limits.memory_bytes)
         (outcome,) = self._pool.map(run_original, [task], limits.run_sec)
@@ -202,7 +216,9 @@ def _size_bytes(path: Path) -> int:
     return 0
 
 
-def convert(file_format: FileFormat, path: Path, shapes: Shapes, folder: Path, memory_bytes: int) -> str:
+def convert(
+    file_format: FileFormat, path: Path, shapes: Shapes, folder: Path, memory_bytes: int
+) -> str:
     """Write a file's module with fixed shapes and folded constants; return why not, or ``""``."""
     limit_memory(memory_bytes)
     try:
@@ -219,7 +235,9 @@ def convert(file_format: FileFormat, path: Path, shapes: Shapes, folder: Path, m
         return str(error)
 
 
-def run_original(file_format: FileFormat, path: Path, inputs: Sequence[Array], memory_bytes: int) -> list[Array]:
+def run_original(
+    file_format: FileFormat, path: Path, inputs: Sequence[Array], memory_bytes: int
+) -> list[Array]:
     """Run a model file in its own framework."""
     limit_memory(memory_bytes)
     assert file_format.open is not None

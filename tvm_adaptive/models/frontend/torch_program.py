@@ -170,4 +170,6 @@ def _save_program(program: Any, folder: Path) -> Path:
 
 
 _FRAMEWORK = ("PyTorch", "torch")
-PROGRAM = FileFormat(read_program, _MISFIT, "torch", "'tvm-adaptive[torch]'", _FRAMEWORK, open_program)
+PROGRAM = FileFormat(
+    read_program, _MISFIT, "torch", "'tvm-adaptive[torch]'", _FRAMEWORK, open_program
+)

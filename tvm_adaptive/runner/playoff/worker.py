@@ -122,7 +122,9 @@ def run_reference(kernel: Kernel, seed: int, path: str) -> None:
 
 def _may_be_scaled(kernel: Kernel) -> bool:
     """Say whether larger values are possible: half-precision sums of them would overflow."""
-    floats = [kind for kind in (numpy_dtype(dtype) for dtype, _ in kernel.buffers) if is_float(kind)]
+    floats = [
+        kind for kind in (numpy_dtype(dtype) for dtype, _ in kernel.buffers) if is_float(kind)
+    ]
     return bool(floats) and all(kind.itemsize >= 4 for kind in floats)
 
 

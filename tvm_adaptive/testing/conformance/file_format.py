@@ -78,7 +78,9 @@ def check_repeats(first: Network, second: Network) -> None:
     )
 
 
-def check_damage(reader: ModelReader, file_format: FileFormat, path: Path, shapes: Shapes, seed: int) -> None:
+def check_damage(
+    reader: ModelReader, file_format: FileFormat, path: Path, shapes: Shapes, seed: int
+) -> None:
     """Require that a file which is no model is refused, in words that name it."""
     whole = path.read_bytes()
     damaged = {
