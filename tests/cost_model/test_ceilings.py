@@ -24,7 +24,7 @@ def test_a_task_of_few_trials_has_headroom_where_others_are_faster():
 
 
 def test_tasks_of_other_machines_tell_the_slope_alone():
-    """Ours are a tenth as fast; of two of them, one is as far behind as before."""
+    """Ours are a tenth as fast; one of three is five times behind the others."""
 
     def clock_of(key):
         return key.startswith("ours")
@@ -36,7 +36,7 @@ def test_tasks_of_other_machines_tell_the_slope_alone():
     }
     found = ceilings_of({**tasks(), **ours}, clock_of)
     assert found["ours"] == pytest.approx(ours["ours"][0])
-    assert 0.5 * ours["ours, few"][0] < found["ours, few"] < ours["ours, few"][0]
+    assert 0.3 < found["ours, few"] / ours["ours, few"][0] < 0.5
     faster = {key: (0.1 * sec, n, work) for key, (sec, n, work) in tasks().items()}
     assert ceilings_of({**faster, **ours}, clock_of)["ours, few"] == pytest.approx(
         found["ours, few"]
