@@ -84,9 +84,10 @@ def test_what_is_no_weight_stays() -> None:
     np.testing.assert_array_equal(kept(values, relax.op.add), values)
 
 
-def test_factors_are_no_terms_of_a_sum() -> None:
+@pytest.mark.parametrize("operator", [relax.op.multiply, relax.op.add])
+def test_factors_are_no_terms_of_a_sum(operator: Any) -> None:
     """As of normalisations: what is small beside the largest is not lost."""
-    found = kept(np.array([1.0, 1e-35, TINY / 2, 2.0], np.float32), relax.op.multiply)
+    found = kept(np.array([1.0, 1e-35, TINY / 2, 2.0], np.float32), operator)
     np.testing.assert_array_equal(found, np.array([1.0, 1e-35, 0.0, 2.0], np.float32))
 
 

@@ -4,8 +4,8 @@ Training with weight decay leaves numbers below 1.2e-38, which float32 holds wit
 tenth of the weights of PP-OCRv6's detector, one in eighty of PP-OCRv5's. Intel's processors take
 some hundred cycles more for each instruction that meets one, or that makes one. Zeros in their
 place change no digit of a sum that has other terms: PP-OCRv5's detector for 640 x 640 places took
-80 ms, and takes 26 (two cores of an Emerald Rapids). Other small constants stay, such as those
-that are added before a logarithm.
+80 ms, and takes 26 (two cores of an Emerald Rapids). Single numbers stay: one may be added before
+a logarithm.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from tvm_adaptive.models.network import operator_of, with_rewritten_main
 _LEAST_SHARE = 2.0**-100
 
 
-# Operators that add products with weights, and those that multiply by factors.
+# Operators that add products with weights, and those with a factor or a bias for each channel.
 _SUMS_OF_PRODUCTS = ("relax.matmul", "relax.nn.conv")
-_PRODUCTS = ("relax.multiply", "relax.nn.")
+_OF_CHANNELS = ("relax.multiply", "relax.add", "relax.subtract", "relax.nn.")
 
 
 def without_subnormals(mod: IRModule) -> IRModule:
@@ -41,11 +41,17 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         """Return a call whose weights have no numbers next to zero."""
         call = super().visit_call_(call)
         name = operator_of(call)
-        if not name.startswith(_SUMS_OF_PRODUCTS + _PRODUCTS):
+        if name.startswith(_SUMS_OF_PRODUCTS):
+            weights = [_rounded(each, _LEAST_SHARE) for each in call.args]
+        elif name.startswith(_OF_CHANNELS):
+            weights = [each if _is_single(each) else _rounded(each, 0.0) for each in call.args]
+        else:
             return call
-        share = _LEAST_SHARE if name.startswith(_SUMS_OF_PRODUCTS) else 0.0
-        weights = [_rounded(each, share) for each in call.args]
         return relax.Call(call.op, weights, call.attrs, call.ty_args)
+
+
+def _is_single(value: Any) -> bool:
+    return isinstance(value, Constant) and _tvm.data_of_constant(value).numpy().size == 1
 
 
 def _rounded(weights: Any, least_share: float) -> Any:
