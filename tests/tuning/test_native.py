@@ -199,7 +199,7 @@ def write_model(path: Path) -> None:
 def deployed(tmp_path_factory):
     """A folder with a compiled example, and the model that it was made from."""
     pytest.importorskip("onnxruntime")
-    folder = tmp_path_factory.mktemp("native programs")
+    folder = tmp_path_factory.mktemp("native")
     write_model(folder / "net.onnx")
     tune(str(folder / "net.onnx"), work_dir=folder / "run", trials=8, seed=1, config=QUICK)
     applied = apply(str(folder / "run"), out_dir=folder / "deploy")
