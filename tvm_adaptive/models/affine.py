@@ -140,7 +140,7 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         if not (isinstance(constant, Constant) and extents == known_extents(value) != []):
             return call
         number = _numbers(constant)
-        if name in _SUMS and (np.abs(number) >= _ROUNDING).any():
+        if name in _SUMS and _rounds(number):
             return call
         if name == "relax.divide":
             with np.errstate(divide="ignore"):
@@ -205,7 +205,7 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         before = self._own(value, "relax.add")
         if before is not None and _is_of_same_shape(before):
             number = _numbers(before.args[1])
-            if _fit(number, addend) and not (np.abs(number) >= _ROUNDING).any():
+            if _fit(number, addend) and not _rounds(number):
                 return self._sum(before.args[0], number + addend)
         return relax.op.add(value, _constant(addend, value))
 
@@ -244,12 +244,16 @@ def _exact_values(mod: IRModule) -> set[int]:
     return found
 
 
+def _rounds(addend: FloatArray) -> bool:
+    """Say whether adding a constant is meant to round."""
+    return bool((np.abs(addend) >= _ROUNDING).any())
+
+
 def _is_rounding(value: Any) -> bool:
     """Say whether a sum rounds its operand to whole numbers, or nearly so."""
     if operator_of(value) not in _SUMS or not _is_float(value):
         return False
-    constants = (_numbers(each) for each in value.args if isinstance(each, Constant))
-    return any((np.abs(each) >= _ROUNDING).any() for each in constants)
+    return any(_rounds(_numbers(each)) for each in value.args if isinstance(each, Constant))
 
 
 def _variables(value: Any) -> list[Any]:

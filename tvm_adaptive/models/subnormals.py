@@ -22,7 +22,6 @@ from tvm_adaptive.models.network import operator_of, with_rewritten_main
 # are all this small makes subnormal sums, which took 11 of 39 ms.
 _LEAST_SHARE = 2.0**-100
 
-
 # Operators that add products with weights, and those with a factor or a bias for each channel.
 _SUMS_OF_PRODUCTS = ("relax.matmul", "relax.nn.conv")
 _OF_CHANNELS = ("relax.multiply", "relax.add", "relax.subtract", "relax.nn.")

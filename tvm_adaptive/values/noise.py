@@ -20,10 +20,9 @@ _MEDIAN_TO_SIGMA = 1.4826
 # scatters by the root of five, about twice as much.
 _LOOK_FACTOR = 2.0
 
-
-# Two timings that differ by more than this noise explains (a third, as changes are told) are on
-# two sides of a change of the machine's speed. Load that comes within most batches would pass
-# for noise otherwise.
+# Two timings that differ by three errors of their difference are on two sides of a change of the
+# machine's speed (``runner/duet.py``): with this error, by a third. Without a limit, load that
+# comes within most batches would count as noise.
 _MOST_ERROR = 0.08
 
 
