@@ -193,10 +193,8 @@ def convert_layer_normalization(node: OnnxNode) -> Expr:
     is_full = bias is not None and shape_of(scale) == shape_of(bias) == full
     if n_outputs == 1 and dtype_of(x) == "float32" and is_full:
         return node.by_tvm()
-    normal, mean, deviation = _normalized(node, x, axes)
-    result = relax.op.multiply(normal, scale)
-    result = node.builder.emit(result if bias is None else relax.op.add(result, bias))
-    return relax.Tuple([result, mean, deviation][:n_outputs]) if n_outputs > 1 else result
+    results = _layer_normalized(node, x, axes, scale, bias)
+    return relax.Tuple(results[:n_outputs]) if n_outputs > 1 else results[0]
 
 
 def convert_skip_layer_normalization(node: OnnxNode) -> Expr:
@@ -210,10 +208,19 @@ def convert_skip_layer_normalization(node: OnnxNode) -> Expr:
     if n_outputs == 1 and dtype_of(x) == "float32" and shift is not None:
         return op.nn.layer_norm(total, scale, shift, axes=-1, epsilon=epsilon)
     exact = dataclasses.replace(node, attributes={**node.attributes, "epsilon": epsilon})
-    normal, mean, deviation = _normalized(exact, total, [len(shape_of(total)) - 1])
-    result = emit(op.multiply(normal, scale))
-    result = result if shift is None else emit(op.add(result, shift))
-    return relax.Tuple([result, mean, deviation, total][:n_outputs]) if n_outputs > 1 else result
+    axes = [len(shape_of(total)) - 1]
+    results = [*_layer_normalized(exact, total, axes, scale, shift), total]
+    return relax.Tuple(results[:n_outputs]) if n_outputs > 1 else results[0]
+
+
+def _layer_normalized(
+    node: OnnxNode, x: Expr, axes: list[int], scale: Expr, bias: Expr | None
+) -> list[Expr]:
+    """Return a normalised layer, its mean, and one by its deviation."""
+    normal, mean, deviation = _normalized(node, x, axes)
+    result = relax.op.multiply(normal, scale)
+    result = node.builder.emit(result if bias is None else relax.op.add(result, bias))
+    return [result, mean, deviation]
 
 
 def convert_rms_normalization(node: OnnxNode) -> Expr:

@@ -24,7 +24,7 @@ def convert_dequantize(node: OnnxNode) -> Expr:
     """Convert DequantizeLinear."""
     x, scale, zero = _spread_inputs(node)
     values.check_type(dtype_of(x))
-    product = relax.op.multiply(_centred(node, x, zero), _float(node, scale))
+    product = _dequantized(node, x, scale, zero)
     return values.cast(node.builder, product, _output_type(node, dtype_of(scale)))
 
 
