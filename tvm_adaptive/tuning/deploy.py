@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tvm_adaptive._tvm import FFI_VERSION, TVM_VERSION, ExtractedTask
 from tvm_adaptive._tvm.runtime_files import runtime_libraries
@@ -123,17 +124,7 @@ def apply(
     if run is not None:
         options, _ = read_settings(run)
         given = {"target": target, "input_shapes": input_shapes, "inputs": inputs}
-        found = [name for name, value in given.items() if value is not None and value != {}]
-        found += [
-            name
-            for name in _OF_A_RUN
-            if getattr(config, name) not in (getattr(DEFAULT, name), getattr(options.config, name))
-        ]
-        if found:
-            raise InvalidOptionError(
-                f"Target, shapes, inputs and preparation are those of the run {what}; omit "
-                f"{', '.join(found)}."
-            )
+        _refuse_settled(what, given, config, options.config)
         what, target = options.what, options.target
         input_shapes, inputs = options.input_shapes, options.inputs
         other_farm = {}
@@ -151,6 +142,23 @@ def apply(
             applied = _compiled(context, model, records, compares_threads=True)
     assert applied is not None
     return applied
+
+
+def _refuse_settled(
+    run: str, given: Mapping[str, Any], config: TuneConfig, settled: TuneConfig
+) -> None:
+    """Raise if a caller gives what a run has settled otherwise."""
+    found = [name for name, value in given.items() if value is not None and value != {}]
+    found += [
+        name
+        for name in _OF_A_RUN
+        if getattr(config, name) not in (getattr(DEFAULT, name), getattr(settled, name))
+    ]
+    if found:
+        raise InvalidOptionError(
+            f"Target, shapes, inputs and preparation are those of the run {run}; omit "
+            f"{', '.join(found)}."
+        )
 
 
 def apply_network(
