@@ -54,7 +54,7 @@ operators() {
   if full; then bench run --size operators --out "$out/operators"
   else bench run --size smoke --methods no-race default --noise 0.2 --out "$out/operators"; fi
   compared operators
-  bench regret "$out/operators" --method "$ours" $(full || echo --top 2 --quick)
+  bench regret "$out/operators" --method "$ours" $(full || echo --quick)
 }
 first_trials() {
   full && bench run --size start --out "$out/start"
@@ -197,9 +197,11 @@ step operators
 step first_trials
 step networks
 step ablation
-step peers openvino onnxruntime rapidocr_onnxruntime
+models=(onnx onnxruntime rapidocr_onnxruntime)
+full && models+=(torch torchvision timm transformers onnxscript)
+step peers openvino "${models[@]}"
 step gap openvino
-step preparation onnx onnxruntime rapidocr_onnxruntime
+step preparation "${models[@]}"
 step zoo onnx onnxruntime
 step schedulers
 step figures matplotlib

@@ -60,8 +60,11 @@ class Method:
     starter: str = ""
 
 
-# Stock's parts and sizes, through our door: what the ladder starts from.
+# Stock would give every form the trials of a task that is needed.
+_ONE_FORM: Mapping[str, Any] = MappingProxyType({"forms": False})
+# Stock's parts and sizes, called by ``tvm_adaptive.tune``: what the ladder starts from.
 STOCK_PARTS: dict[str, Any] = {
+    **_ONE_FORM,
     "cost_model": "xgb",
     "strategy": "evolutionary",
     "runner": "local",
@@ -71,14 +74,17 @@ STOCK_PARTS: dict[str, Any] = {
     "search.proposer": "evolution",
     "search.diversity": "none",
     "search.seeds": False,
+    "search.n_analytical": 0,
+    "search.reduction_sketches": False,
     "search.population_size": 512,
     "search.genetic_num_iters": 4,
     "measure.race": False,
+    "measure.duet": False,
     "measure.build_patience": None,
 }
 # AdaTune, section 5.3, then our own; each rung keeps what the ones before changed.
 LADDER: tuple[tuple[str, str, dict[str, Any]], ...] = (
-    ("ladder-0", "stock's parts through our door", {}),
+    ("ladder-0", "stock's parts, called by tune", {}),
     ("ladder-1", "+ rfei", {"cost_model": "rfei"}),
     ("ladder-2", "+ adaptive epsilon", {"strategy": "adaptive"}),
     ("ladder-3", "+ adaptive runner", {"runner": "adaptive"}),
@@ -88,6 +94,10 @@ LADDER: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("ladder-7", "+ races", {"measure.race": True}),
     ("ladder-8", "+ patience with builds", {"measure.build_patience": 10.0}),
     ("ladder-9", "+ seeds of the family", {"search.seeds": True}),
+    ("ladder-10", "+ duet timing", {"measure.duet": True}),
+    ("ladder-11", "+ sketches of reductions", {"search.reduction_sketches": True}),
+    ("ladder-12", "+ analytical candidates", {"search.n_analytical": 8}),
+    ("ladder-13", "+ forms of convolutions", {"forms": None}),
 )
 EPSILONS = (0.01, 0.05, 0.2, 0.5)
 # In batches of 16 a share of 0.01 is no candidate at all.
@@ -112,9 +122,15 @@ AS_IT_IS: dict[str, Any] = {"layout": "keep", "prepack": False, "vector_math": F
 
 # To add a method, add an entry.
 _ALL: tuple[Method, ...] = (
-    Method("stock", "MetaSchedule as it comes", door=STOCK),
-    Method("stock-16", "stock, batches of 16", door=STOCK, batch=16),
-    Method("stock-post", "stock with post_optimization", door=STOCK, post_optimization=True),
+    Method("stock", "MetaSchedule as it comes", door=STOCK, changes=_ONE_FORM),
+    Method("stock-16", "stock, batches of 16", door=STOCK, changes=_ONE_FORM, batch=16),
+    Method(
+        "stock-post",
+        "stock with post_optimization",
+        door=STOCK,
+        changes=_ONE_FORM,
+        post_optimization=True,
+    ),
     Method("default", "ours"),
     Method("with-starter", "ours, others' starter records", starter="other-tasks"),
     # Ours takes a fifth of stock's seconds per trial on the core operators, a tenth on one.
@@ -150,7 +166,7 @@ _ALL: tuple[Method, ...] = (
         for share in EPSILONS
     ),
     _with("no-race", "ours, every candidate measured in full", measure__race=False),
-    _with("no-seeds", "ours, every task starts at random", search__seeds=False),
+    _with("no-seeds", "ours, no candidates of relatives", search__seeds=False),
     # FamilySeer's two ideas, one at a time and together; ours is "default" with seeds.
     _with(
         "family-model",

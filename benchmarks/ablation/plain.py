@@ -25,7 +25,7 @@ def _none(_asked: Any) -> None:
 PARTS: Mapping[str, Mapping[str, Callable[[Any], Any]]] = {
     "operators": {"vector_unit_of": _none, "is_grouped": _none},
     "fusion": dict.fromkeys(
-        ("fold_affine", "with_numbers_as_data", "with_runs", "without_equal_broadcasts"), _same
+        ("fold_affine", "with_numbers_as_data", "without_equal_broadcasts"), _same
     ),
 }
 

@@ -90,7 +90,12 @@ def row_of_model(model: PeerModel, options: argparse.Namespace) -> dict[str, Any
         row["timings"] = [
             timing(work_dir, options.out / "deploy" / model.name) for _ in range(options.timings)
         ]
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired, OSError) as error:
+    except (
+        subprocess.CalledProcessError,
+        subprocess.TimeoutExpired,
+        OSError,
+        ImportError,
+    ) as error:
         row["error"] = str(error)
     return row
 

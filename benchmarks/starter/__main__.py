@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -30,6 +31,8 @@ from tvm_adaptive.tuning.tune import tune_relax
 from tvm_adaptive.workers.cores import thread_env
 
 STORE = "records.db"
+# What made the records; a packed file names it.
+COMMAND_FILE = "command.txt"
 # A run keeps its budget; this ends one that does not.
 _GRACE_SEC = 300.0
 # On two idle cores 48 trials take about a minute with start, check and play-offs.
@@ -62,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.pack is None:
         return 0 if tune_all(options) else 1
     target = target_of(options)
-    command = f"python -m benchmarks.starter --threads {options.threads} --mcpu {options.mcpu}"
+    command = (options.out / COMMAND_FILE).read_text(encoding="utf-8")
     print(pack(options.out, options.out / STORE, target, options.pack, command))
     return 0
 
@@ -79,6 +82,8 @@ def tune_all(options: argparse.Namespace) -> bool:
     """Tune each workload that is not finished until the budget is spent; say if all are."""
     start_sec = time.monotonic()
     env = {**os.environ, **thread_env(options.threads)}
+    command = ["python", "-m", "benchmarks.starter", "OUT_DIR", *_arguments(options)]
+    (options.out / COMMAND_FILE).write_text(shlex.join(command), encoding="utf-8")
     for number, workload in enumerate(WORKLOADS):
         done = done_file(options.out, workload.name)
         if done.exists():
@@ -87,8 +92,7 @@ def tune_all(options: argparse.Namespace) -> bool:
             print(f"the budget ends here: {number} of {len(WORKLOADS)}", flush=True)
             return False
         command = [sys.executable, "-m", "benchmarks.starter", str(options.out)]
-        for name in ("threads", "mcpu", "trials", "seconds_per_workload"):
-            command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
+        command += _arguments(options)
         began_sec = time.monotonic()
         problem = run_process([*command, "--only", workload.name], env, options)
         took_sec = time.monotonic() - began_sec
@@ -99,6 +103,14 @@ def tune_all(options: argparse.Namespace) -> bool:
             flush=True,
         )
     return True
+
+
+def _arguments(options: argparse.Namespace) -> list[str]:
+    """Return the options that say what is measured, as a command has them."""
+    threads, trials = str(options.threads), str(options.trials)
+    seconds = f"{options.seconds_per_workload:g}s"
+    return ["--threads", threads, "--mcpu", options.mcpu, "--trials", trials,
+            "--seconds-per-workload", seconds]  # fmt: skip
 
 
 def run_process(command: Sequence[str], env: dict[str, str], options: argparse.Namespace) -> str:

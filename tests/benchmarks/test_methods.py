@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
@@ -36,14 +37,28 @@ def test_each_rung_of_the_ladder_changes_one_option_more() -> None:
     for before, after in itertools.pairwise(rungs):
         assert len(before.items() ^ after.items()) == 2
     last = config_of(METHODS[LADDER[-1][0]])
-    parts = ("cost_model", "strategy", "runner", "builder", "task_scheduler")
-    assert [getattr(last, part) for part in parts] == [getattr(DEFAULT, part) for part in parts]
+    # All but how many candidates a batch has, and what it is chosen for.
+    search = dataclasses.replace(
+        last.search,
+        **{
+            name: getattr(DEFAULT.search, name)
+            for name in (
+                "n_trials_per_round",
+                "diversity",
+                "population_size",
+                "genetic_num_iters",
+            )
+        },
+    )
+    assert last.replace(search=search) == DEFAULT
 
 
 def test_stock_can_choose_only_how_a_network_is_prepared() -> None:
     for method in METHODS.values():
         if method.door == STOCK:
             assert set(method.changes) <= set(config_of(method).preparation)
+            # Every form would get trials, though one of each convolution is deployed.
+            assert not config_of(method).preparation["forms"]
 
 
 def test_sets_name_methods_and_workloads_that_are_there() -> None:

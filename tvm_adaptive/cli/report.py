@@ -38,7 +38,9 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     )
     report.add_argument("work_dir", type=Path, nargs="*", metavar="DIR", help="work directories")
     report.add_argument(
-        "--demo", action="store_true", help="show a kept run; after directories, compare with it"
+        "--demo",
+        action="store_true",
+        help="show a recorded run; after directories, compare with it",
     )
     report.add_argument(
         "--out",

@@ -70,16 +70,16 @@ def _import_verdicts(store: RecordStore, folder: Path, environment: Environment)
     """Add a run's verdicts of the tasks that a store knows."""
     verdicts = VerdictFile(folder, str(TVM_VERSION)).read()
     for task in store.tasks():
-        if finals := verdicts.get(task.identity):
-            here = [dataclasses.replace(each, environment=environment) for each in finals]
-            _add_finals(store, task, here)
+        finals = verdicts.get(task.identity, ())
+        here = [dataclasses.replace(each, environment=environment) for each in finals]
+        _add_finals(store, task, here)
 
 
 def _add_finals(store: RecordStore, task: StoredTask, finals: Sequence[StoredTrial]) -> None:
     """Add the verdicts that a store does not have."""
     known = {(each.record, each.run, each.unix_sec) for each in store.finals(task)}
-    new = [each for each in finals if (each.record, each.run, each.unix_sec) not in known]
-    store.add_finals(task, new)
+    if new := [each for each in finals if (each.record, each.run, each.unix_sec) not in known]:
+        store.add_finals(task, new)
 
 
 def _environment_of(folder: Path) -> Environment:
@@ -173,8 +173,7 @@ def _import_store(store: RecordStore, other: RecordStore) -> tuple[int, int]:
         n_new = _add_new(store, task, trials)
         n_added += n_new
         n_known += len(trials) - n_new
-        if finals := other.finals(task):
-            _add_finals(store, task, finals)
+        _add_finals(store, task, other.finals(task))
     return n_added, n_known + other.n_left_out
 
 

@@ -43,14 +43,10 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         if name.startswith(_SUMS_OF_PRODUCTS):
             weights = [_rounded(each, _LEAST_SHARE) for each in call.args]
         elif name.startswith(_OF_CHANNELS):
-            weights = [each if _is_single(each) else _rounded(each, 0.0) for each in call.args]
+            weights = [_rounded(each, 0.0) for each in call.args]
         else:
             return call
         return relax.Call(call.op, weights, call.attrs, call.ty_args)
-
-
-def _is_single(value: Any) -> bool:
-    return isinstance(value, Constant) and _tvm.data_of_constant(value).numpy().size == 1
 
 
 def _rounded(weights: Any, least_share: float) -> Any:
@@ -62,6 +58,6 @@ def _rounded(weights: Any, least_share: float) -> Any:
     largest = min(float(sizes.max(initial=0.0, where=np.isfinite(sizes))), 1.0)
     least = max(float(np.finfo(np.float32).tiny), least_share * largest)
     is_tiny = (sizes < least) & (sizes != 0)
-    if not is_tiny.any():
+    if numbers.size == 1 or not is_tiny.any():
         return weights
     return relax.const(_tvm.tensor(np.where(is_tiny, np.float32(0), numbers)))

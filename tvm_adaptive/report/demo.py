@@ -1,4 +1,4 @@
-"""A kept run: ResNet-18 with a budget of 60 seconds on two cores."""
+"""A recorded run: ResNet-18 with a budget of 60 seconds on two cores."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _PACKED = Path(__file__).with_name("demo.jsonl.xz")
 
 
 def unpack_demo(folder: Path) -> None:
-    """Write the kept run's journal to a folder."""
+    """Write the recorded run's journal to a folder."""
     (folder / JOURNAL_FILE).write_bytes(lzma.decompress(_PACKED.read_bytes()))
 
 
 def read_demo() -> RunHistory:
-    """Return the kept run's history."""
+    """Return the recorded run's history."""
     with tempfile.TemporaryDirectory() as folder:
         unpack_demo(Path(folder))
         history = read_run(Path(folder))
-    history.name = f"{history.run['what']} (a kept run)"
+    history.name = f"{history.run['what']} (a recorded run)"
     return history

@@ -313,7 +313,7 @@ def _devices(history: RunHistory) -> str:
         [each, *(str(n[each]) for n in counters), number(speeds.get(each, math.nan))]
         for each in addresses
     ]
-    head = ["device", "timings", "of these errors", "faults", "rests", "speed"]
+    head = ["device", "timings", "of these errors", "faults", "suspended", "speed"]
     return (
         '<h2>Devices</h2>\n<p class="caption">A fault is the device\'s own; speed is against the '
         "first device, by a reference kernel.</p>\n" + table(head, rows, n_text=1)
