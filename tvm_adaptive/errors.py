@@ -161,6 +161,10 @@ class StoreError(AdaptiveError):
     """A record store cannot be opened, read or written; its content is unchanged."""
 
 
+class StoreDataError(StoreError):
+    """A record store refuses what it is given: another try would end alike."""
+
+
 def check_at_least(name: str, value: float | None, low: float) -> None:
     """Raise an :class:`InvalidOptionError` if a number is too small; None passes."""
     if value is not None and not value >= low:

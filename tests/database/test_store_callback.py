@@ -16,7 +16,7 @@ from tvm_adaptive.database.pending_writes import FIRST_PAUSE_SEC, MAX_PAUSE_SEC
 from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.store_callback import StoreCallback
-from tvm_adaptive.errors import OUT_OF_TIME, StoreError
+from tvm_adaptive.errors import OUT_OF_TIME, StoreDataError, StoreError
 from tvm_adaptive.search_strategy.schedules import key_of
 from tvm_adaptive.values.trial_log import TrialLog
 
@@ -230,6 +230,27 @@ def test_at_the_end_a_store_that_is_away_for_seconds_is_waited_for(contexts: lis
     start_sec = clock.sec
     assert callback._inst.close(30.0) == 1
     assert clock.sec - start_sec <= 30.0
+
+
+class Narrow(Refusing):
+    """A database that lacks a character."""
+
+    def add(self, task: Any, trials: Any) -> None:
+        if any("\u2019" in each.failure for each in trials):
+            raise StoreDataError("The character has no equivalent in LATIN1.")
+        super().add(task, trials)
+
+
+def test_what_a_store_refuses_for_its_content_does_not_hold_up_the_rest(
+    contexts: list[Any],
+) -> None:
+    store, journal, clock = Narrow(0), Events(), FakeClock()
+    callback = callback_of(contexts, shared=store, journal=journal, clock=clock)
+    keep(callback, contexts, [None], build_failure="gcc: \u2018x\u2019 was not declared")
+    keep(callback, contexts, [2e-3])
+    assert [trial.seconds for trial in store.kept] == [2e-3]
+    assert callback._inst.close(30.0) == 1
+    assert [event for event, _ in journal.events] == ["error"]
 
 
 def test_one_store_that_fails_does_not_keep_from_another(contexts: list[Any]) -> None:

@@ -13,6 +13,7 @@ from tvm_adaptive.database.metaschedule import StoreDatabase, task_of, trial_of
 from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.verdicts import (
+    SECOND_DECISION,
     candidate_of,
     checked,
     disqualified,
@@ -133,6 +134,9 @@ def test_of_a_run_the_winner_of_the_last_playoff_stands() -> None:
     assert standing_winner([*first, disqualified_final(8, "b")]) == first[0]
     assert standing_winner([*first, disqualified_final(2, "b")]) == first[1]
     assert standing_winner([*first, disqualified_final(2, "b"), disqualified_final(4, "b")]) is None
+    # A run that decided twice has two winners, of which the second stands.
+    again = [trial(8, 1.4, f"a{SECOND_DECISION}"), trial(2, 1.0, f"a{SECOND_DECISION}")]
+    assert standing_winner(first + again) == again[0]
     # Once disqualified in a run, it is not taken again in it.
     assert standing_winner([disqualified_final(2, "a"), trial(2, 1.0, "b")]) is None
 
@@ -145,6 +149,14 @@ def test_a_winner_comes_before_losers_that_seem_faster(store: RecordStore) -> No
     # Who won and lost later on is no winner any more.
     store.add_finals(TASK, [trial(4, 1.5, "c"), trial(2, 1.0, "c")])
     assert seconds_of(store, 9) == [1.3, 1.5, 1.0]
+
+
+def test_the_second_decision_of_a_run_is_that_run_s(store: RecordStore) -> None:
+    store.add(TASK, [trial(32, 0.9, "a")])
+    store.add_finals(TASK, [trial(2, 1.2, f"a{SECOND_DECISION}")])
+    store.add_finals(TASK, [trial(4, 1.3, "b")])
+    # What else the run had found has lost against its finalists.
+    assert seconds_of(store, 2) == [1.2, 1.3]
 
 
 def test_where_all_were_disqualified_there_is_no_winner(store: RecordStore) -> None:

@@ -52,6 +52,16 @@ def test_attempts_add_up(tmp_path: Path) -> None:
     assert history.report is None
 
 
+def test_what_came_before_the_journal_counts(tmp_path: Path) -> None:
+    """The program's start, and the reading of the model."""
+    first, second = attempt("a", 1, [2.0]), attempt("b", 2, [1.0])
+    first[1]["elapsed_sec"] = 20.1
+    second[1]["elapsed_sec"] = 25.5 + 30.1
+    assert read_history(write(tmp_path / "a.jsonl", *first)).spent_sec == 25.5
+    history = read_history(write(tmp_path / "b.jsonl", *first, *second))
+    assert (history.before_sec, history.spent_sec) == (55.5, 61.0)
+
+
 def test_another_run_in_the_same_folder_is_none_of_it(tmp_path: Path) -> None:
     path = write(tmp_path / "journal.jsonl", *attempt("a", 1, [2.0, None]))
     second = attempt("b", 2, [3.0])

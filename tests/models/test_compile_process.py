@@ -143,7 +143,7 @@ def test_an_error_of_the_compiler_is_raised(
 
 def test_a_function_compiled_elsewhere_runs(tmp_path: Path) -> None:
     target = resolve_target("cpu")
-    mod = schedule_tir(te_workload("GMM"), target, None)
+    mod, _ = schedule_tir(te_workload("GMM"), target, None)
     path = str(tmp_path / "gmm.so")
     export_function(save_json(mod), save_json(target), path)
     shape = ((1, 128, 128), "float32")

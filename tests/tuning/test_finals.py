@@ -460,21 +460,29 @@ def contexts_of_mods(finalists: Sequence[Finalists]) -> list[TuneContext]:
 
 
 def decided(
-    session: Any, monkeypatch: pytest.MonkeyPatch, check: Check, secs: Sequence[Sequence[float]]
+    session: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    check: Check,
+    secs: Sequence[Sequence[float]],
+    *,
+    reason: str = "won",
 ) -> tuple[list[TaskOutcome], list[float], list[str]]:
     """Return outcomes, the final database's times, and the tasks that had play-offs."""
     mine, played = [], []
     for number, (mod, times) in enumerate(zip(mods_of(len(secs)), secs, strict=True)):
         records = tuple(make_record(mod, TARGET, sec, i) for i, sec in enumerate(times, 1))
-        mine.append(Finalists(mod, str(number), records, times[0] if times else 0.0))
+        found = Finalists(mod, str(number), records, times[0] if times else 0.0)
+        mine.append(
+            dataclasses.replace(found, read_all=functools.partial(lambda each: each, found))
+        )
     monkeypatch.setattr(finals, "finalists_of", lambda *_args, **_options: mine)
 
     def play_off(records: Any, *_args: Any, task_name: str, **_parts: Any) -> FinalistReport:
         if not records:
             return FinalistReport(task_name, (), "no-record", 0.0)
         played.append(task_name)
-        sec = float(records[0].run_secs[0])
-        return FinalistReport(task_name, (Finalist(records[0], sec, sec, unchecked=""),), "won", 1)
+        sec = float(records[0].run_secs[0]) if records[0].run_secs else 1.5e-3  # a draft
+        return FinalistReport(task_name, (Finalist(records[0], sec, sec, unchecked=""),), reason, 1)
 
     monkeypatch.setattr(finals, "play_off", play_off)
     progress = RunProgress(
@@ -524,7 +532,7 @@ def test_what_hardly_matters_is_checked_within_the_network(
 def test_a_playoff_that_is_worth_its_time_is_held_and_its_winner_in_the_network(
     make_session: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session, check = session_with_check(make_session), Check("")
+    session, check = session_with_check(make_session), Check("", "")
     # Of the first one the two best are close; so much of a search has gone into it.
     session.budget.spent_sec += 300.0
     outcomes, final, played = decided(session, monkeypatch, check, [[2e-3, 2e-3], [1e-3, 3e-3]])
@@ -534,6 +542,29 @@ def test_a_playoff_that_is_worth_its_time_is_held_and_its_winner_in_the_network(
         (True, False),
         (False, True),
     ]
+
+
+def test_a_play_off_that_the_time_ended_keeps_the_winner_that_it_has(
+    make_session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, check = session_with_check(make_session), Check("", "")
+    session.budget.spent_sec += 300.0
+    secs = [[2e-3, 2e-3], [1e-3, 3e-3]]
+    outcomes, final, played = decided(session, monkeypatch, check, secs, reason="no-time")
+    assert (final, played) == ([1e-3, 2e-3], ["0"])
+    assert [each.played_off for each in outcomes] == [True, False]
+
+
+def test_a_winner_that_is_wrong_within_the_network_is_lost_and_the_others_play(
+    make_session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, check = session_with_check(make_session), Check("", "crash: SIGSEGV")
+    session.budget.spent_sec += 300.0
+    secs = [[2e-3, 2.1e-3], [1e-3, 3e-3]]
+    outcomes, final, played = decided(session, monkeypatch, check, secs)
+    assert (final, played) == ([1e-3, 2.1e-3], ["0", "0"])
+    assert [(each.played_off, each.n_disqualified) for each in outcomes] == [(True, 1), (False, 0)]
+    assert "crash: SIGSEGV" in said_in(session.work_dir).values()
 
 
 @pytest.mark.parametrize("verdict", ["wrong result: 3 of 4", "crash: SIGSEGV", "hang: timeout"])
@@ -566,6 +597,15 @@ def test_where_the_check_fails_every_task_plays(
     session, check = session_with_check(make_session), Check(None, None)
     _, final, played = decided(session, monkeypatch, check, [[2e-3, 4e-3], [1e-3, 3e-3]])
     assert (final, played) == ([1e-3, 2e-3], ["0", "1"])
+
+
+def test_where_the_check_fails_a_draft_plays_too(
+    make_session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, check = session_with_check(make_session), Check(None, None)
+    _, final, played = decided(session, monkeypatch, check, [[2e-3, 4e-3], []])
+    assert played == ["0", "1"]
+    assert len(final) == 2
 
 
 def with_forms(check: Check) -> Check:

@@ -2,11 +2,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tvm_adaptive.tuning.config import DEFAULT, SearchConfig
+from tvm_adaptive import tune
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.tuning.config import (
+    DEFAULT,
+    MeasureConfig,
+    ModelConfig,
+    SchedulerConfig,
+    SearchConfig,
+)
 from tvm_adaptive.tuning.parts import Parts, make_parts
 from tvm_adaptive.tuning.target import n_cores_of
 from tvm_adaptive.values.trial_log import TrialLog
@@ -35,6 +44,27 @@ def test_only_a_search_on_decisions_shares_records(
 ) -> None:
     with contextlib.closing(make_parts(make_session(DEFAULT.replace(**changes)))) as parts:
         assert (parts.transfer_pool is not None) == takes_seeds
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"search": SearchConfig(diversity="any")}, "diversity"),
+        ({"search": SearchConfig(epsilon=1.5)}, "epsilon"),
+        ({"search": SearchConfig(lanes=2), "cost_model": "xgb"}, "Searching elsewhere"),
+        ({"model": ModelConfig(std="none")}, "std"),
+        ({"measure": MeasureConfig(rule="guess")}, "rule"),
+        ({"measure": MeasureConfig(devices="1"), "runner": "local"}, "runner adaptive"),
+        ({"scheduler": SchedulerConfig(foresee_share=2.0)}, "foresee_share"),
+    ],
+)
+def test_what_a_part_would_refuse_is_refused_before_a_run_begins(
+    tmp_path: Path, changes: dict[str, Any], text: str
+) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(InvalidOptionError, match=text):
+        tune("te:GMM", work_dir=folder, trials=4, config=DEFAULT.replace(**changes))
+    assert not folder.exists()
 
 
 class Closeable:

@@ -154,6 +154,23 @@ def test_closing_does_not_wait_with_a_worker_that_has_no_candidate() -> None:
     office.close()
 
 
+@pytest.mark.timeout(60)
+def test_what_is_abandoned_is_not_waited_for() -> None:
+    with contextlib.closing(WorkerPool(1)) as pool:
+
+        def plan() -> Plan:
+            job = dispatcher.take()
+            if job is not None:
+                yield Step("sleeping", time.sleep, (1000.0,), 1000.0)
+
+        dispatcher: Dispatcher[Any, Any] = Dispatcher(
+            pool, plan, lambda job, reason: f"given up: {reason}", overlap=True
+        )
+        futures = dispatcher.submit([1, 2])
+        dispatcher.close(abandon=True)
+        assert answers(futures) == ["given up: the runner was closed"] * 2
+
+
 def test_a_mistake_in_the_stream_gives_up_what_is_open(office: Office, monkeypatch: Any) -> None:
     stream = office.pool.stream
 

@@ -52,9 +52,9 @@ def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 def parse_count(text: str) -> int:
-    """Return a number of trials, slots or records."""
+    """Return a number of trials, slots, records or processes."""
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of trials; write for example 200")
+        raise argparse.ArgumentTypeError(f"{text!r} is no positive number; write for example 200")
     return int(text)
 
 
@@ -110,5 +110,6 @@ def add_farm_options(parser: argparse.ArgumentParser) -> None:
 def with_farm(config: TuneConfig, options: argparse.Namespace) -> TuneConfig:
     """Return a configuration with the tracker of the options, if they name one."""
     measure = replaced(config.measure, tracker=options.tracker, tracker_key=options.tracker_key)
-    runner = None if options.tracker is None else "adaptive-rpc"
+    is_farm = options.tracker is not None or options.tracker_key is not None
+    runner = "adaptive-rpc" if is_farm else None
     return config.replace(measure=measure, runner=runner)

@@ -49,12 +49,17 @@ _CONFIG_OPTIONS = (
 
 def run(options: argparse.Namespace) -> int:
     """Tune a model by the options."""
+    check_resume(options)
     if options.print_config:
+        if options.resume is not None:
+            raise InvalidOptionError(
+                f"--print-config prints the options of a new run; those of {options.resume} are "
+                "in its journal's event run."
+            )
         text = write_config(config_of(options))
         with unless_closed():
             print(text, end="")
         return EXIT_OK
-    check_resume(options)
     # The report goes to standard output, progress to standard error.
     work_dir = Path(options.resume or options.work_dir or _new_work_dir(options.what))
     with (

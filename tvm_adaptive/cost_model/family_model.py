@@ -113,6 +113,7 @@ class RFEIFamilyCostModel(RFEICostModel._cls):  # type: ignore[misc, name-define
             dataset, header = read_samples(file)
             datasets[str(header.get("family", ""))] = dataset
         self._surrogate.replace(datasets)
+        self._n_learned_from = 0
 
     def _new_surrogate(self, options: SurrogateOptions, seed: int) -> FamilySurrogate:
         return FamilySurrogate(

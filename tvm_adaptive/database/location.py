@@ -27,6 +27,8 @@ _USER_PATH = Path(".local", "share", "tvm_adaptive", "records.db")
 # Stands for a secret in names and messages.
 HIDDEN = "***"
 _BACKENDS = ("sqlite", "postgresql")
+# Those of SQLite, and those of PostgreSQL that take libpq's keywords.
+_DRIVERS = ("pysqlite", "psycopg", "psycopg2")
 # libpq takes options from a URL's query, too: password, sslpassword, passfile,
 # oauth_client_secret and whatever later versions name alike.
 _SECRET = re.compile("pass|pwd|secret|token|credential", re.IGNORECASE)
@@ -73,7 +75,7 @@ def url_of(url: str | Path) -> URL:
         parsed = make_url(url)
         backend = parsed.get_backend_name()
         # Part of a password with @ or / would become host or database, and be shown.
-        if url.count("@") > (parsed.username is not None):
+        if backend != "sqlite" and url.count("@") > (parsed.username is not None):
             raise ValueError("more than one @")
     except (sa.exc.SQLAlchemyError, ValueError):
         # Neither the text nor the parser's message, which quotes it: they may hold a password.
@@ -82,9 +84,10 @@ def url_of(url: str | Path) -> URL:
             "postgresql+psycopg://user:secret@host/name, with @, : and / in a password as "
             "%40, %3A and %2F."
         ) from None
-    if backend not in _BACKENDS:
+    if backend not in _BACKENDS or parsed.get_driver_name() not in _DRIVERS:
         raise StoreError(
-            f"A record store can be {' or '.join(_BACKENDS)}, but the URL begins with {backend}."
+            f"A record store can be {' or '.join(_BACKENDS)} (by psycopg), but the URL begins "
+            f"with {parsed.drivername}."
         )
     return parsed
 

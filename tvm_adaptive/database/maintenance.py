@@ -8,15 +8,15 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tvm_adaptive._tvm import TVM_VERSION, TuningRecord, Workload
-from tvm_adaptive.database.location import NO_STORE, RUN_STORE, resolve_url
+from tvm_adaptive.database.location import NO_STORE, RUN_STORE, resolve_url, url_of
 from tvm_adaptive.database.metaschedule import target_text, task_of, trial_of
 from tvm_adaptive.database.records import StoredTask, StoredTrial, TaskStats
-from tvm_adaptive.database.repair import RECORD_FILE, WORKLOAD_FILE
+from tvm_adaptive.database.repair import RECORD_FILE, WORKLOAD_FILE, lines_of
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.verdicts import (
     VerdictFile,
@@ -26,7 +26,7 @@ from tvm_adaptive.database.verdicts import (
     without_lucky,
 )
 from tvm_adaptive.errors import InvalidOptionError, JournalError
-from tvm_adaptive.measure_callback.journal import JOURNAL_FILE, read_journal
+from tvm_adaptive.measure_callback.journal import JOURNAL_FILE, follow
 from tvm_adaptive.workers.environment import UNKNOWN, Environment
 
 
@@ -87,11 +87,16 @@ def _environment_of(folder: Path) -> Environment:
     journal = folder / JOURNAL_FILE
     if not journal.is_file():
         return UNKNOWN
+    found: set[Environment] = set()
+
+    def note(event: dict[str, Any]) -> None:
+        if event["event"] == "run":
+            found.add(Environment.from_fields(event))
+
     try:
-        runs = [event for event in read_journal(journal) if event.get("event") == "run"]
+        follow(journal, note)
     except JournalError:
         return UNKNOWN
-    found = {Environment.from_fields(event) for event in runs}
     return found.pop() if len(found) == 1 else UNKNOWN
 
 
@@ -100,8 +105,10 @@ def _open(store: str, *, must_exist: bool = False) -> RecordStore:
         raise InvalidOptionError(f"{NO_STORE} names no store; give a path or a URL.")
     url = resolve_url(store)
     # A mistyped path must not become a new, empty store.
-    if must_exist and "://" not in url and not Path(url).is_file():
-        raise InvalidOptionError(f"There is no record store {url}.")
+    parsed = url_of(url)
+    is_file = parsed.get_backend_name() == "sqlite" and parsed.database
+    if must_exist and is_file and not Path(is_file).is_file():
+        raise InvalidOptionError(f"There is no record store {is_file}.")
     return RecordStore(url)
 
 
@@ -148,10 +155,10 @@ def import_json(
         raise InvalidOptionError(
             f"{folder} holds no database of MetaSchedule ({WORKLOAD_FILE}, {RECORD_FILE})."
         )
-    workloads = [_workload(line) for line in _lines(folder / WORKLOAD_FILE)]
+    workloads = [_workload(line) for line in lines_of(folder / WORKLOAD_FILE)]
     found: defaultdict[tuple[int, str], list[StoredTrial]] = defaultdict(list)
     n_lines = n_added = 0
-    for line in _lines(folder / RECORD_FILE):
+    for line in lines_of(folder / RECORD_FILE):
         n_lines += 1
         parsed = _record(line, workloads)
         if parsed is None:
@@ -186,18 +193,14 @@ def _add_new(store: RecordStore, task: StoredTask, trials: Sequence[StoredTrial]
     return len(new)
 
 
-def _lines(path: Path) -> Iterator[str]:
-    return (line for line in path.read_text(errors="replace").splitlines() if line.strip())
-
-
-def _workload(line: str) -> Any:
+def _workload(line: bytes) -> Any:
     try:
         return Workload.from_json(json.loads(line))
     except Exception:  # TVM's parser may raise anything
         return None
 
 
-def _record(line: str, workloads: list[Any]) -> tuple[int, TuningRecord] | None:
+def _record(line: bytes, workloads: list[Any]) -> tuple[int, TuningRecord] | None:
     try:
         index, fields = json.loads(line)
         record = TuningRecord.from_json(fields, workloads[index])

@@ -181,10 +181,12 @@ class StoreDatabase(PyDatabase):  # type: ignore[misc]
         key = workload_key(mod)
         if key in self._loaded:
             return
-        self._loaded.add(key)
         task = task_of(mod, self._target, "main")
         best = proven(self._store, task)
-        for trial in sound(self._store, task, self._store.latest(task)):
+        trials = sound(self._store, task, self._store.latest(task))
+        # From here on nothing asks the store, which may fail: the next query would ask again.
+        self._loaded.add(key)
+        for trial in trials:
             record: Any = record_of(trial, self._inner.commit_workload(mod))
             if record is not None:
                 self._inner.commit_tuning_record(record)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.errors import StoreError
+from tvm_adaptive.errors import StoreDataError, StoreError
 from tvm_adaptive.measure_callback.journal import JournalWriter
 
 logger = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ class PendingWrites:
     def _write_first(self) -> None:
         first = self._waiting[0]
         if isinstance(first, _Batch):
-            self.store.add(first.task, first.trials)
+            self._add(first.task, first.trials)
             self._waiting.popleft()
             return
         assert self.spill is not None
@@ -121,11 +121,20 @@ class PendingWrites:
         rows = [row for row in found if row[0] < first.stop]
         for task, group in itertools.groupby(rows, key=lambda row: row[1]):
             batch = list(group)
-            self.store.add(task, [trial for _, _, trial in batch])
+            self._add(task, [trial for _, _, trial in batch])
             # If the next batch fails, this one is not written again.
             self._waiting[0] = range(batch[-1][0] + 1, first.stop)
         if not rows or not self._waiting[0]:
             self._waiting.popleft()
+
+    def _add(self, task: StoredTask, trials: Sequence[StoredTrial]) -> None:
+        """Write trials; those that the store refuses for their content are dropped."""
+        try:
+            self.store.add(task, trials)
+        except StoreDataError as error:
+            logger.warning("%s %d trials of %s are left out.", error, len(trials), task.name)
+            self._n_dropped += len(trials)
+            self.journal.write("error", where="store", message=str(error), n_waiting=self.n_missing)
 
     def _fail(self, error: StoreError, took_sec: float) -> None:
         growing_sec = FIRST_PAUSE_SEC * 2.0 ** min(self._n_failures, 16)

@@ -49,11 +49,11 @@ def _line_tests(work_dir: Path) -> tuple[_IsGood, _IsGood]:
     """Return the tests of readable lines, for the workloads and for the records."""
     # A record names its workload by line number. After a lost workload line the later records
     # would belong to other workloads, so they are moved, too.
-    n_intact = sum(1 for _ in itertools.takewhile(_is_workload, _lines(work_dir / WORKLOAD_FILE)))
+    n_intact = sum(1 for _ in itertools.takewhile(_is_workload, lines_of(work_dir / WORKLOAD_FILE)))
     return (lambda index, _line: index < n_intact, lambda _index, line: _is_record(line, n_intact))
 
 
-def _lines(path: Path) -> Iterator[bytes]:
+def lines_of(path: Path) -> Iterator[bytes]:
     """Yield the lines that are not empty, one at a time: a long run has a gigabyte of them."""
     with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
         for line in file:
@@ -85,7 +85,7 @@ def _is_sound(path: Path, is_good: _IsGood) -> bool:
 
 def _copy(path: Path, is_wanted: _IsGood, to: Path) -> int:
     """Append wanted lines to a file, which is made for the first; return how many."""
-    wanted = (line for index, line in enumerate(_lines(path)) if is_wanted(index, line))
+    wanted = (line for index, line in enumerate(lines_of(path)) if is_wanted(index, line))
     n_copied = 0
     with contextlib.ExitStack() as stack:
         for line in wanted:

@@ -36,7 +36,7 @@ from tvm_adaptive.database.location import (
     url_of,
 )
 from tvm_adaptive.database.records import StoredTask, StoredTrial, TaskStats, task_of_row
-from tvm_adaptive.errors import StoreError
+from tvm_adaptive.errors import StoreDataError, StoreError
 from tvm_adaptive.workers.environment import UNKNOWN, Environment
 
 logger = logging.getLogger(__name__)
@@ -343,10 +343,12 @@ class RecordStore:
         """Turn a database's exceptions into a StoreError with advice."""
         try:
             yield
-        except (sa.exc.SQLAlchemyError, sqlite3.Error, OSError, ImportError) as error:
+        except (sa.exc.SQLAlchemyError, sqlite3.Error, OSError, ImportError, UnicodeError) as error:
             lines = str(getattr(error, "orig", None) or error).strip().splitlines()
             reason = scrubbed(lines[0] if lines else type(error).__name__, self.url)
-            raise StoreError(
+            # A driver that encodes the text itself raises an error of Python's.
+            is_refused = isinstance(error, sa.exc.DataError | UnicodeError)
+            raise (StoreDataError if is_refused else StoreError)(
                 f"Could not {action} the record store {self.name}: {reason}. {advice_on(reason)}"
             ) from error
 

@@ -135,6 +135,9 @@ class History:
             if differences(self.environment, environment):
                 self.forget_times()
             self.environment = environment
+            # The program's start and the model's reading come before the journal.
+            lead_sec = float(event.get("elapsed_sec") or 0.0) - float(event.get("time_sec") or 0.0)
+            self.before_sec = max(self.before_sec, lead_sec)
         elif kind == "model":
             self.model = event
         elif kind == "measured":

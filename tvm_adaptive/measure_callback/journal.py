@@ -15,6 +15,7 @@ import json
 import logging
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -52,6 +53,8 @@ class Journal:
         self.path = path
         self.failure: OSError | None = None
         self._listener = listener
+        # The runner's thread writes beside the run's: a failed line is cut off again.
+        self._lock = threading.Lock()
         self._start_sec = time.monotonic()
         torn = _ends_torn(path)
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - open as long as the run
@@ -65,7 +68,8 @@ class Journal:
         # The listener gets what a reader of the file gets: None for what JSON lacks.
         line = finite({"event": event, "time_sec": time_sec, **fields})
         text = json.dumps(line, allow_nan=False, separators=(",", ":"), default=str)
-        self._append(text.encode() + b"\n")
+        with self._lock:
+            self._append(text.encode() + b"\n")
         if self._listener is not None:
             try:
                 self._listener(line)

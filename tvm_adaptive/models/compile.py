@@ -111,12 +111,13 @@ def schedule_network(
 
 def compile_tir(mod: IRModule, target: Target, database: Database | None = None) -> _tvm.Module:
     """Compile an operator with its best schedule, or without one."""
-    return _build_tir(schedule_tir(mod, target, database), target)
+    return _build_tir(schedule_tir(mod, target, database)[0], target)
 
 
-def schedule_tir(mod: IRModule, target: Target, database: Database | None) -> IRModule:
-    """Give an operator its best schedule, if there is one, without compiling."""
-    return _apply(mod, database, target)[0]
+def schedule_tir(mod: IRModule, target: Target, database: Database | None) -> tuple[IRModule, bool]:
+    """Give an operator its best schedule without compiling; say whether there was one."""
+    scheduled, tuned, _ = _apply(mod, database, target)
+    return scheduled, bool(tuned)
 
 
 def export(compiled: Compiled, path: str | os.PathLike[str]) -> None:

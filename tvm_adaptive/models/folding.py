@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_adaptive import _tvm
-from tvm_adaptive._tvm import Constant, IRModule, Sequential, handle, relax, relax_transform
+from tvm_adaptive._tvm import Constant, IRModule, handle, relax, relax_transform
+from tvm_adaptive.models.network import without_dead_bindings
 
 Array = npt.NDArray[Any]
 
@@ -23,13 +24,11 @@ def fold(mod: IRModule) -> IRModule:
     it gets no more than the operations on constants that numpy does not compute to the last
     bit as TVM.
     """
-    t = relax_transform
     has_tuples = True
     while has_tuples:
         found = _Constants(mod)
         compiled = _compiled(mod, found) if found.has_calls else {}
-        mod = with_values(mod, found.values | compiled)
-        mod = Sequential([t.CanonicalizeBindings(), t.DeadCodeElimination()])(mod)
+        mod = without_dead_bindings(with_values(mod, found.values | compiled))
         # Operations on a field are computed once the field is known, in another turn.
         has_tuples = any(isinstance(value, relax.Tuple) for value in compiled.values())
     return mod

@@ -33,6 +33,7 @@ from tvm_adaptive._tvm import (
 )
 from tvm_adaptive.errors import AdaptiveError
 from tvm_adaptive.models.folding import with_values
+from tvm_adaptive.models.network import without_dead_bindings
 
 Array = npt.NDArray[Any]
 
@@ -71,7 +72,7 @@ def pack(mod: IRModule) -> IRModule:
     mod = with_values(mod, values)
     rest = [t.FoldConstant()] if has_others else []
     # A function that packs two arguments returns a tuple.
-    return Sequential([*rest, t.CanonicalizeBindings(), t.DeadCodeElimination()])(mod)
+    return without_dead_bindings(Sequential(rest)(mod))
 
 
 def moved_arrays(function: PrimFunc, arguments: list[Array]) -> list[Array]:

@@ -14,7 +14,7 @@ from tvm_adaptive._tvm.vector_unit import VectorUnit
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.concatenation import concatenation
 from tvm_adaptive.models.grouped import grouped_legalizations
-from tvm_adaptive.models.network import known_extents
+from tvm_adaptive.models.network import known_extents, layouts_of
 from tvm_adaptive.models.pooling import pooling_legalizations
 from tvm_adaptive.models.row_functions import are_rows, row_legalizations
 from tvm_adaptive.models.whole_tiles import Legalization, whole_tile_legalizations
@@ -134,10 +134,10 @@ def _first_of(tries: Sequence[Legalization], builder: Any, call: Any) -> Any:
 
 def _transposed_convolution(builder: Any, call: Any) -> Any | None:
     attrs = call.attrs
-    layouts = [str(each) for each in (attrs.data_layout, attrs.kernel_layout, attrs.out_layout)]
-    if layouts == ["NCHW", "IOHW", "NCHW"]:
+    layouts, (data, kernel) = layouts_of(call), call.args
+    # Sums in another type than the data's are TVM's.
+    if layouts == ["NCHW", "IOHW", "NCHW"] or data.ty.dtype != call.ty.dtype:
         return None
-    data, kernel = call.args
     data = _moved(builder, data, layouts[0], "NHWC")
     kernel = _moved(builder, kernel, layouts[1], "HWIO")
     names = ("strides", "dilation", "output_padding", "padding")

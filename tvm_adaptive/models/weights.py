@@ -56,15 +56,19 @@ class _Lifting(_tvm.PyExprMutator):  # type: ignore[misc]
         super().__init__(mod)
         self.prefix = prefix
         self.lifted: list[tuple[Any, Tensor]] = []
+        # By constants: what all steps of a recurrent layer share is written once.
+        self._known: dict[int, Any] = {}
 
     def visit_generic_const_(self, op: Any) -> Any:
         """Visit a constant, as TVM 0.27 calls it."""
         value = _tvm.data_of_constant(op)
         if not isinstance(value, Tensor) or _n_bytes(value) < _MIN_BYTES:
             return op
-        variable = relax.Var(f"{self.prefix}{len(self.lifted)}", op.ty)
-        self.lifted.append((variable, value))
-        return variable
+        key = _tvm.handle(op)
+        if key not in self._known:
+            self._known[key] = relax.Var(f"{self.prefix}{len(self.lifted)}", op.ty)
+            self.lifted.append((self._known[key], value))
+        return self._known[key]
 
     visit_constant_ = visit_generic_const_  # as TVM 0.26 calls it
 

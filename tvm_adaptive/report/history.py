@@ -29,6 +29,7 @@ _PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "round": ("propose", ("sample_sec", "posterior_sec", "evolve_sec")),
     "build": ("build", ("seconds",)),
     "timing": ("measure", ("elapsed_sec",)),
+    "duet": ("measure", ("elapsed_sec",)),
 }
 _RUNNING = "running or killed"
 

@@ -65,8 +65,9 @@ class EvolutionProposer(Proposer):
     def _sample(self, n: int | None) -> list[Schedule] | None:
         parents = [schedule for _, schedule in self._elites[: self._n_elites]]
         n_samples = self.options.population_size - len(parents)
-        randoms = sample_population(self._inner, n_samples if n is None else min(n, n_samples))
-        if len(randoms) < self.options.init_min_unmeasured:
+        n_samples = n_samples if n is None else min(n, n_samples)
+        randoms = sample_population(self._inner, n_samples)
+        if len(randoms) < min(self.options.init_min_unmeasured, n_samples):
             return None
         self._population = parents + randoms
         self._n_population = len(self._population)

@@ -9,7 +9,14 @@ from tvm_adaptive.errors import check_at_least, check_choices, check_share
 from tvm_adaptive.search_strategy.exploration import N_PLANS, check_epsilon
 
 _CHOICES = {"proposer": ("distilled", "evolution"), "diversity": ("none", "knobs", "medoids")}
-_LEAST = {"population_size": 1, "n_samples": 1, "n_initial": 0, "n_analytical": 0, "n_plans": 1}
+_LEAST = {
+    "population_size": 1,
+    "n_samples": 1,
+    "n_initial": 0,
+    "n_analytical": 0,
+    "n_plans": 1,
+    "max_fail_count": 1,
+}
 _OF_EVOLUTION = (
     "population_size",
     "genetic_num_iters",

@@ -75,10 +75,16 @@ class StoppableSearch(DelegatingSearch):
     """
 
     def __init__(
-        self, inner: Any, should_stop: Callable[[], bool], journal: JournalWriter | None = None
+        self,
+        inner: Any,
+        should_stop: Callable[[], bool],
+        journal: JournalWriter | None = None,
+        *,
+        on_round: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(inner, journal)
         self.should_stop = should_stop
+        self.on_round = on_round
         self.task_name = "?"
 
     def _initialize_with_tune_context(self, context: TuneContext) -> None:
@@ -92,6 +98,7 @@ class StoppableSearch(DelegatingSearch):
 
     def generate_measure_candidates(self) -> list[MeasureCandidate] | None:
         """Return the inner strategy's next batch; None ends the task."""
+        self.on_round()
         if self.should_stop():
             return None
         try:
@@ -112,7 +119,9 @@ class StoppableSearch(DelegatingSearch):
 
     def clone(self) -> Any:
         """Return the same around a clone of the inner strategy."""
-        return StoppableSearch(self.inner.clone(), self.should_stop, self.journal)
+        return StoppableSearch(
+            self.inner.clone(), self.should_stop, self.journal, on_round=self.on_round
+        )
 
     def _report(self, error: Exception, consequence: str) -> None:
         logger.exception("%s: the search failed; %s", self.task_name, consequence)

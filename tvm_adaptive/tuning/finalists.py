@@ -25,10 +25,11 @@ from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.run_database import RunDatabase
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.errors import StoreError
-from tvm_adaptive.runner.playoff.finalist import Finalist
+from tvm_adaptive.runner.playoff.finalist import BUILD_FAILED, SAME, Finalist
 from tvm_adaptive.runner.playoff.modules import MAX_RECORDS, mean_sec, sane_records
-from tvm_adaptive.runner.playoff.playoff import MAX_PLAYOFF_BATCHES
+from tvm_adaptive.runner.playoff.playoff import MAX_PLAYOFF_BATCHES, FinalistReport
 from tvm_adaptive.tuning.config import DEFAULT, FinishConfig
+from tvm_adaptive.tuning.observer import Observer
 from tvm_adaptive.tuning.session import Session
 from tvm_adaptive.tuning.stakes import SELECTION_BIAS, Stake, plausible_gain
 
@@ -80,8 +81,9 @@ class Finalists:
         if not lost:
             return self
         records = tuple(each for each in self.records if _key_of(each) not in lost)
-        is_proven = self.proven is not None and _key_of(self.proven.record) not in lost
-        return dataclasses.replace(self, records=records, proven=self.proven if is_proven else None)
+        if self.proven is None or _key_of(self.proven.record) not in lost:
+            return dataclasses.replace(self, records=records)
+        return dataclasses.replace(self, records=records, proven=None, is_proven=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,6 +178,36 @@ def finalists_of_store(
         readable = [each for each in records if each is not None]
         found.append(_finalists(task, readable, known))
     return found
+
+
+def with_proven(held: FinalistReport, mine: Finalists, observer: Observer) -> FinalistReport:
+    """Let what an earlier play-off has proven win, unless this one has timed something faster."""
+    if mine.proven is not None:
+        again = _said_of(mine.proven, held)
+        # A failed build is no verdict.
+        verdicts = [each.disqualified for each in again]
+        is_lost = any(each and not each.startswith((SAME, BUILD_FAILED)) for each in verdicts)
+        is_beaten = held.winner is not None and (
+            any(math.isfinite(each.playoff_sec) for each in again)
+            or held.winner.playoff_sec < mine.proven.final_sec()
+        )
+        if not is_lost and not is_beaten:
+            others = tuple(each for each in held.finalists if each not in again)
+            return dataclasses.replace(held, finalists=(mine.proven, *others))
+    if held.unchecked:
+        observer.note(f"{mine.name} stays untuned, as nothing could be checked: {held.unchecked}")
+    return held
+
+
+def _said_of(finalist: Finalist, held: FinalistReport) -> list[Finalist]:
+    """Return the finalists of a play-off with the same schedule, or its form that prefetches."""
+    key = _key_of(finalist.record)
+    return [
+        each
+        for each in held.finalists
+        if _key_of(each.record) == key
+        or (each.prefetches and math.isclose(each.recorded_sec, finalist.recorded_sec))
+    ]
 
 
 def _stored(task: ExtractedTask, target: Target) -> StoredTask:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
@@ -18,19 +18,16 @@ from tvm_adaptive._tvm import (
     Builder,
     Database,
     ExtractedTask,
+    IRModule,
     TuneContext,
     TuningRecord,
     copy_record,
     memory_database,
 )
-from tvm_adaptive.database.metaschedule import trial_of
-from tvm_adaptive.database.verdicts import candidate_of
 from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
 from tvm_adaptive.runner.playoff.finalist import (
-    BUILD_FAILED,
     NOT_CHECKED,
     REFERENCE_TIMEOUT_SEC,
-    SAME,
     Finalist,
     PlayoffOptions,
     as_recorded,
@@ -48,10 +45,9 @@ from tvm_adaptive.tuning.budget import (
     PLAYOFF_CHECK_SEC,
     Budget,
 )
-from tvm_adaptive.tuning.finalists import Finalists, finalists_of
+from tvm_adaptive.tuning.finalists import Finalists, finalists_of, with_proven
 from tvm_adaptive.tuning.form_choice import FormChoice, work_of
 from tvm_adaptive.tuning.library_check import LibraryCheck
-from tvm_adaptive.tuning.observer import Observer
 from tvm_adaptive.tuning.outcome import TaskOutcome
 from tvm_adaptive.tuning.parts import make_playoff_builder
 from tvm_adaptive.tuning.session import RunContext, Session
@@ -116,6 +112,7 @@ def decide(
     check: LibraryCheck,
     *,
     draft: Draft,
+    is_second: bool = False,
 ) -> tuple[Database, list[TaskOutcome]]:
     """Check the best records and write the final database, in which everything was checked.
 
@@ -125,7 +122,7 @@ def decide(
     written before anything of it is used.
     """
     budget = session.budget
-    n_records = _N_STAKED if budget.checks_network else None
+    n_records = _N_STAKED if budget.checks_network or budget.interrupted else None
     recorded = finalists_of(session, tasks, n_records=n_records)
     if budget.checks_network and not budget.interrupted:
         add_drafts = functools.partial(_add_drafts, session, contexts, progress, draft)
@@ -137,13 +134,16 @@ def decide(
         index: without_playoff(mine.records, mine.proven, mine.name)
         for index, mine in enumerate(finalists)
     }
-    held, most_secs = dict(enumerate(finalists)), dict[int, float]()
-    if budget.checks_network:
+    held = {i: mine for i, mine in enumerate(finalists) if mine.is_due or mine.is_proven}
+    most_secs = dict[int, float]()
+    if budget.interrupted:
+        held = {}
+    elif budget.checks_network:
         budget.release_playoffs(1.0)
         worthy = budget.worthy([each.stake for each in finalists], budget.spare_sec)
         most_secs = {each.index: each.most_sec for each in worthy}
         held = {index: finalists[index].complete() for index in most_secs}
-    with contextlib.closing(VerdictRecorder(session)) as recorder:
+    with contextlib.closing(VerdictRecorder(session, is_second=is_second)) as recorder:
         with session.stage("play-off"):
             reports |= _hold_playoffs(session, held, recorder, most_secs)
         if budget.checks_network and not budget.interrupted:
@@ -207,7 +207,7 @@ def _add_drafts(
         drafts = threads.map(draft, (contexts[index] for index in gaps_in_time), rngs)
         found = {i: each for i, each in zip(gaps_in_time, drafts, strict=True) if each is not None}
     for index, record in found.items():
-        finalists[index] = dataclasses.replace(finalists[index], records=(record,))
+        finalists[index] = dataclasses.replace(finalists[index], records=(record,), read_all=None)
     session.journal.write("drafted", n_tasks=len(found), n_without=len(gaps) - len(found))
 
 
@@ -242,24 +242,34 @@ def _check_others(
     """Check within the network what no play-off has, and hold those of what fails there.
 
     A function that differs within the network may only round differently: a play-off finds
-    out which of its records do not.
+    out which of its records do not. What fails of the winners beside them is lost, too.
     """
     left = {
         index: mine.without(reports[index].finalists)
         for index, mine in enumerate(finalists)
-        if mine.is_due and reports[index].reason in _UNDECIDED
+        if mine.is_due and _is_undecided(reports[index])
     }
     left = {index: mine for index, mine in left.items() if mine.records}
     if not left:
         return
-    winners = [each.winner for index, each in reports.items() if index not in left]
-    for index, report in _check_together(check, left, winners).items():
+    winners = {
+        index: (finalists[index].mod, each.winner)
+        for index, each in reports.items()
+        if index not in left and each.winner is not None
+    }
+    found, problems = _check_together(check, left, winners)
+    for index, report in found.items():
         recorder.add(report)
         lost = [each for each in reports[index].finalists if each.disqualified]
         reports[index] = report.with_lost(lost)
+    for index, problem in problems.items():
+        winner, *others = reports[index].finalists
+        lost = [dataclasses.replace(winner, disqualified=problem)]
+        reports[index] = dataclasses.replace(reports[index], finalists=(*others, *lost))
+        recorder.add(reports[index])
     failed = {
-        index: mine.complete().without(reports[index].finalists)
-        for index, mine in left.items()
+        index: finalists[index].complete().without(reports[index].finalists)
+        for index in (*left, *problems)
         if reports[index].winner is None
     }
     if failed:
@@ -268,20 +278,31 @@ def _check_others(
                 reports[index] = report.with_lost(reports[index].finalists)
 
 
+def _is_undecided(report: FinalistReport) -> bool:
+    """Whether an unchecked record may take the place of what a report has."""
+    return report.reason == "not-held" or (report.reason in _UNDECIDED and report.winner is None)
+
+
 def _check_together(
-    check: LibraryCheck, finalists: Mapping[int, Finalists], winners: Iterable[Finalist | None]
-) -> dict[int, FinalistReport]:
-    """Check the best records of tasks within the network, beside the winners of others."""
+    check: LibraryCheck,
+    finalists: Mapping[int, Finalists],
+    winners: Mapping[int, tuple[IRModule, Finalist]],
+) -> tuple[dict[int, FinalistReport], dict[int, str]]:
+    """Check the best records of tasks within the network, beside the winners of others.
+
+    Also return what is wrong with winners.
+    """
     database = memory_database()
-    for winner in winners:
-        if winner is not None:
-            copy_record(winner.record, database, [winner.final_sec()])
+    for _, winner in winners.values():
+        copy_record(winner.record, database, [winner.final_sec()])
     for mine in finalists.values():
         # A database gives out no record without times; a draft is the only one of its task.
         copy_record(mine.records[0], database, None if mine.records[0].run_secs else [1.0])
-    verdicts = check.check_functions(database, [mine.mod for mine in finalists.values()])
+    mods = [mine.mod for mine in finalists.values()] + [mod for mod, _ in winners.values()]
+    verdicts = dict(zip((*finalists, *winners), check.check_functions(database, mods), strict=True))
     found = {}
-    for (index, mine), verdict in zip(finalists.items(), verdicts, strict=True):
+    for index, mine in finalists.items():
+        verdict = verdicts[index]
         finalist = as_recorded(mine.records[0], NOT_CHECKED)
         if not math.isfinite(finalist.recorded_sec):  # a draft
             finalist.recorded_sec = verdict.seconds
@@ -289,7 +310,7 @@ def _check_together(
             finalist.unchecked, finalist.disqualified = "", verdict.problem
             finalist.in_network = not verdict.problem
         found[index] = FinalistReport(mine.name, (finalist,), "network", 0.0)
-    return found
+    return found, {index: problem for index in winners if (problem := verdicts[index].problem)}
 
 
 def _hold_playoffs(
@@ -407,7 +428,7 @@ def _checked_reports(
             f"{len(unknown)} of {len(finalists)} tasks were in no play-off: they are checked now"
         )
         with context.stage("play-off"):
-            found = _checked_now(context, [finalists[index] for index in unknown])
+            found = list(_checked_now(context, [finalists[index] for index in unknown]))
             reports |= dict(zip(unknown, found, strict=False))
     return reports
 
@@ -448,36 +469,6 @@ def _builder_and_pool(
 def reference_timeout_sec(budget: Budget) -> float:
     """Return the deadline of an untuned function's run: longer if the budget allows it."""
     return min(REFERENCE_TIMEOUT_SEC, max(_LEAST_REFERENCE_SEC, budget.spare_sec))
-
-
-def with_proven(held: FinalistReport, mine: Finalists, observer: Observer) -> FinalistReport:
-    """Let what an earlier play-off has proven win, unless this one has timed something faster."""
-    if mine.proven is not None:
-        again = _said_of(mine.proven, held)
-        # A failed build is no verdict.
-        verdicts = [each.disqualified for each in again]
-        is_lost = any(each and not each.startswith((SAME, BUILD_FAILED)) for each in verdicts)
-        is_beaten = held.winner is not None and (
-            any(math.isfinite(each.playoff_sec) for each in again)
-            or held.winner.playoff_sec < mine.proven.final_sec()
-        )
-        if not is_lost and not is_beaten:
-            others = tuple(each for each in held.finalists if each not in again)
-            return dataclasses.replace(held, finalists=(mine.proven, *others))
-    if held.unchecked:
-        observer.note(f"{mine.name} stays untuned, as nothing could be checked: {held.unchecked}")
-    return held
-
-
-def _said_of(finalist: Finalist, held: FinalistReport) -> list[Finalist]:
-    """Return the finalists of a play-off with the same schedule, or its form that prefetches."""
-    key = candidate_of(trial_of(finalist.record))
-    return [
-        each
-        for each in held.finalists
-        if candidate_of(trial_of(each.record)) == key
-        or (each.prefetches and math.isclose(each.recorded_sec, finalist.recorded_sec))
-    ]
 
 
 def unused_outcome_of(task: TaskProgress) -> TaskOutcome:

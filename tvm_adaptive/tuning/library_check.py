@@ -50,6 +50,8 @@ _COMPILE_MARGIN = 2.5
 # Compiling untuned functions again takes the same time, plus what else the machine does,
 # plus the way to another process.
 _UNTUNED_MARGIN = 1.3
+# In the names of libraries that are only compared with.
+_UNTUNED = ".untuned"
 # The share of the remaining budget that may go into timing untuned code: the rest is for
 # the search and for what follows it.
 UNTUNED_SHARE = 0.2
@@ -263,6 +265,12 @@ class OperatorCheck(LibraryCheck):
         super().__init__(context)
         self._tasks = tasks
         self._before: list[Measurement | None] = []
+        self._tuned: set[str] = set()
+
+    def __exit__(self, *exception: object) -> None:
+        super().__exit__(*exception)
+        for task in self._tasks:
+            self._path(task, _UNTUNED).unlink(missing_ok=True)
 
     def measure_untuned(self) -> None:
         """Run every function without tuning: the reference for speed and outputs."""
@@ -270,6 +278,9 @@ class OperatorCheck(LibraryCheck):
         with self._context.stage("untuned"):
             least_left_sec = (1.0 - UNTUNED_SHARE) * budget.left_sec
             for task in self._tasks:
+                if budget.interrupted:
+                    self._before.append(None)
+                    continue
                 if budget.left_sec <= least_left_sec < math.inf:
                     self._report_shortfall(f"no time was left to time {task.task_name} untuned")
                     self._before.append(None)
@@ -299,8 +310,9 @@ class OperatorCheck(LibraryCheck):
         tuned: dict[str, int] = {}
         fallback: dict[str, int] = {}
         for task, path in compiled:
-            is_tuned = path is not None and database.has_workload(task.dispatched[0])
-            (tuned if is_tuned else fallback)[str(task.task_name)] = 1
+            name = str(task.task_name)
+            is_tuned = path is not None and name in self._tuned
+            (tuned if is_tuned else fallback)[name] = 1
         self.covered = Coverage(tuned, fallback, failed={})
         self.coverage = f"{self.n_tuned} of {len(self._tasks)} functions tuned"
         return self._compare(self._before, after)
@@ -309,16 +321,20 @@ class OperatorCheck(LibraryCheck):
         """Compile a function; return None, and report why, if there is no library."""
         target = self._context.target
         # Two names: a worker that has loaded a library would find the old one under it.
-        state = ".untuned" if database is None else ""
-        path = self._context.work_dir / f"{task.task_name}{state}{self._suffix}"
+        path = self._path(task, _UNTUNED if database is None else "")
         try:
             self._check_time()
-            mod = schedule_tir(task.dispatched[0], target, database)
+            mod, is_tuned = schedule_tir(task.dispatched[0], target, database)
             self._compile_tuned(export_function, (save_json(mod), save_json(target), str(path)))
         except Exception as error:
             self._report_uncompiled(path, error, "")
             return None
+        if is_tuned:
+            self._tuned.add(str(task.task_name))
         return path
+
+    def _path(self, task: ExtractedTask, state: str) -> Path:
+        return self._context.work_dir / f"{task.task_name}{state}{self._suffix}"
 
     def _measure(
         self, task: ExtractedTask, path: Path, most_sec: float = math.inf

@@ -12,13 +12,16 @@ from typing import Any
 import numpy as np
 
 from tvm_adaptive._tvm import TuneContext, TuningRecord, module_key, runner_hooks
-from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.cost_model.surrogate import SurrogateOptions
+from tvm_adaptive.errors import InvalidOptionError, check_share
 from tvm_adaptive.models import is_gpu
+from tvm_adaptive.runner.stopping import make_rule
+from tvm_adaptive.search_strategy.options import SearchOptions
 from tvm_adaptive.search_strategy.stoppable import StoppableSearch
 from tvm_adaptive.search_strategy.surrogate_proposer import draft_of
 from tvm_adaptive.search_strategy.transfer import TransferPool
 from tvm_adaptive.tuning import registry
-from tvm_adaptive.tuning.config import TuneConfig
+from tvm_adaptive.tuning.config import MeasureConfig, TuneConfig
 from tvm_adaptive.tuning.lanes.lanes import ProcessLanes, RayLanes
 from tvm_adaptive.tuning.lanes.request import Lanes
 from tvm_adaptive.tuning.lanes.search import ArtifactCache, CachedArtifactBuilder, LaneSearch
@@ -67,19 +70,37 @@ class Parts:
                     stack.callback(close)
 
 
+def check_parts(config: TuneConfig) -> None:
+    """Raise InvalidOptionError for options that a part would refuse, before a run begins."""
+    names = registry.PARTS
+    if config.strategy in names["strategy"].constructors:
+        SearchOptions(**_search_options(config))
+    if config.cost_model in names["cost_model"].constructors:
+        SurrogateOptions(**dataclasses.asdict(config.model))
+    if config.runner in names["runner"].constructors:
+        make_rule(config.measure.rule)
+    check_share("foresee_share", config.scheduler.foresee_share, "(0, 1]")
+    if config.runner != "adaptive" and config.measure.devices != MeasureConfig.devices:
+        raise InvalidOptionError(
+            f"devices are those of runner adaptive, not of {config.runner}: leave them out."
+        )
+    _check_lanes(config)
+
+
 def make_parts(session: Session) -> Parts:
     """Construct the parts that a session's configuration names."""
     config, search = session.config, session.config.search
     is_seeded = config.strategy == "adaptive" and search.proposer == "distilled" and search.seeds
     transfer_pool = TransferPool() if is_seeded else None
     trial_log = TrialLog()
-    lanes = make_lanes(config, session.server)
     cost_model = _cost_model(session, trial_log)
     strategy = _strategy(session, trial_log, transfer_pool)
     runner = _runner(session, trial_log)
     builder = _builder(session, trial_log)
     devices = runner_hooks(runner)
     n_devices = 1 if devices is None else devices.n_devices
+    # After what may raise: a cluster that was joined would not be left.
+    lanes = make_lanes(config, session.server)
     task_scheduler = _task_scheduler(session, n_devices, lanes)
     # Closed in the reverse order.
     closeable = (runner, builder, lanes)
@@ -94,11 +115,17 @@ def make_parts(session: Session) -> Parts:
             session.journal,
             reduction_sketches=search.reduction_sketches,
             time_left=lambda: session.budget.search_left_sec,
+            is_interrupted=lambda: session.budget.interrupted,
         )
         builder = CachedArtifactBuilder(cache, builder)
     return Parts(
         cost_model=cost_model,
-        strategy=StoppableSearch(strategy, session.should_stop, session.journal),
+        strategy=StoppableSearch(
+            strategy,
+            session.should_stop,
+            session.journal,
+            on_round=session.budget.round_started,
+        ),
         runner=runner,
         builder=builder,
         task_scheduler=task_scheduler,
@@ -112,17 +139,22 @@ def make_parts(session: Session) -> Parts:
 def make_lanes(config: TuneConfig, server: ForkServer | None) -> Lanes | None:
     """Construct what searches and builds batches elsewhere; None for this process."""
     search = config.search
+    _check_lanes(config)
+    if search.ray is not None:
+        return RayLanes(search.ray)
+    return None if search.lanes == 1 else ProcessLanes(search.lanes, server)
+
+
+def _check_lanes(config: TuneConfig) -> None:
+    search = config.search
     if search.lanes == 1 and search.ray is None:
-        return None
+        return
     if (config.strategy, config.cost_model, search.proposer) != ("adaptive", "rfei", "distilled"):
         raise InvalidOptionError(
             "Searching elsewhere (lanes, ray) needs strategy adaptive, its proposer distilled "
             f"and cost model rfei, not {config.strategy}, {search.proposer} and "
             f"{config.cost_model}."
         )
-    if search.ray is not None:
-        return RayLanes(search.ray)
-    return ProcessLanes(search.lanes, server)
 
 
 def make_playoff_builder(
@@ -161,13 +193,17 @@ def _cost_model(session: Session, trial_log: TrialLog) -> Any:
 
 
 def _strategy(session: Session, trial_log: TrialLog, transfer_pool: TransferPool | None) -> Any:
-    ours = dataclasses.asdict(session.config.search)
-    # MetaSchedule's own, and the run's.
-    for name in ("n_trials_per_round", "seeds", "lanes", "ray", "reduction_sketches"):
-        del ours[name]
-    ours["prefetch"] = session.config.finish.prefetch
+    ours = _search_options(session.config)
     ours |= {"trial_log": trial_log, "transfer_pool": transfer_pool, "journal": session.journal}
     return _made("strategy", session.config.strategy, ours, {})
+
+
+def _search_options(config: TuneConfig) -> dict[str, Any]:
+    options = dataclasses.asdict(config.search)
+    # MetaSchedule's own, and the run's.
+    for name in ("n_trials_per_round", "seeds", "lanes", "ray", "reduction_sketches"):
+        del options[name]
+    return {**options, "prefetch": config.finish.prefetch}
 
 
 def _runner(session: Session, trial_log: TrialLog) -> Any:
@@ -190,7 +226,8 @@ def _runner(session: Session, trial_log: TrialLog) -> Any:
         }
     elif name == "adaptive-rpc":
         ours["rpc_config"] = rpc_config_of(measure)
-    return _made("runner", name, ours, {})
+    stock = {"rpc_config": rpc_config_of(measure)} if name == "rpc" else {}
+    return _made("runner", name, ours, stock)
 
 
 def _builder(session: Session, trial_log: TrialLog) -> Any:

@@ -179,7 +179,6 @@ class Session(RunContext):
 
     def should_stop(self) -> bool:
         """Return True to end the search; MetaSchedule asks before each round."""
-        self.budget.round_started()
         # Before candidates fail for lack of disk space.
         failure = self.journal.failure
         if problem := _disk_space_problem(self.work_dir) if failure is None else str(failure):
@@ -287,7 +286,10 @@ def check_disk_space(work_dir: Path) -> None:
 
 def _disk_space_problem(folder: Path) -> str:
     """Return how little room a folder has left; "" if there is enough."""
-    free = shutil.disk_usage(folder).free
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:  # such as a folder on a server that is gone
+        return f"the disk of {folder} does not answer ({error.strerror})"
     if free >= LEAST_FREE_BYTES:
         return ""
     return f"only {free / 2**20:.0f} MiB are left on the disk of {folder}"
@@ -326,6 +328,7 @@ def _run_fields(session: Session) -> dict[str, Any]:
         "what": options.what,
         "resumed": options.resume,
         "run_id": session.run_id,
+        "elapsed_sec": session.budget.elapsed_sec,
         "target": json.loads(str(session.target)),
         "seed": session.seed,
         "budget_sec": session.budget.seconds,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -46,7 +47,7 @@ from tvm_adaptive.tuning.finals import decide
 from tvm_adaptive.tuning.network_check import Check, tasks_and_check
 from tvm_adaptive.tuning.observer import Observer
 from tvm_adaptive.tuning.outcome import TuneReport
-from tvm_adaptive.tuning.parts import Parts, build_sec_of, make_parts
+from tvm_adaptive.tuning.parts import Parts, build_sec_of, check_parts, make_parts
 from tvm_adaptive.tuning.run_lock import Ownership
 from tvm_adaptive.tuning.session import (
     CommonOptions,
@@ -269,6 +270,7 @@ def run_loaded(
 ) -> TuneReport:
     """Tune what a function loads, which gets the server that forks workers."""
     budget = Budget(options.budget_sec, spent_sec=options.spent_sec)
+    check_parts(options.config)
     check_installed(peer_names(options.config.peers))
     with ExitStack() as stack:
         server = stack.enter_context(worker_server())
@@ -313,11 +315,14 @@ def _tune_tasks(
             weight_secs=check.weight_secs,
         )
         progress = _search(session, tasks, contexts, parts, check.forms)
-    database, outcomes = decide(*(session, tasks, contexts, progress, check), draft=parts.draft)
+    decide_now = functools.partial(
+        decide, session, tasks, contexts, progress, check, draft=parts.draft
+    )
+    database, outcomes = decide_now()
     comparison = check.measure_tuned(database)
     if check.gives_up_forms(comparison):
         progress.forbid_forms()
-        database, outcomes = decide(*(session, tasks, contexts, progress, check), draft=parts.draft)
+        database, outcomes = decide_now(is_second=True)
         comparison = check.measure_tuned(database)
     report = TuneReport(
         what=what,
@@ -361,8 +366,12 @@ def _search(
         session.observer.note("no search: no schedule can change a function of this network")
         return progress
     n_left = (session.options.trials or _UNLIMITED) - history.n_trials
-    if n_left <= 0 or not session.budget.can_search(len(tasks)):
-        session.observer.note("no search: the budget does not reach beyond the first steps")
+    if n_left <= 0:
+        session.observer.note(f"no search: all {session.options.trials} trials are done")
+        return progress
+    if not session.budget.can_search(len(tasks)):
+        if not session.budget.interrupted and not session.budget.stop_reason:
+            session.observer.note("no search: the budget does not reach beyond the first steps")
         return progress
     with session.stage("search"):
         described = [

@@ -30,7 +30,7 @@ from tvm_adaptive.database.metaschedule import task_of, trial_of
 from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.store_callback import StoreCallback
-from tvm_adaptive.database.verdicts import VerdictFile
+from tvm_adaptive.database.verdicts import SECOND_DECISION, VerdictFile
 from tvm_adaptive.errors import StoreError
 from tvm_adaptive.runner.playoff.finalist import BUILD_FAILED, SAME, Finalist
 from tvm_adaptive.runner.playoff.playoff import FinalistReport
@@ -94,14 +94,16 @@ def warm_started(
 class VerdictRecorder:
     """Writes the verdicts of each play-off to the run's file and the shared store."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, *, is_second: bool = False) -> None:
         self._session = session
+        # Of each decision of a run the first sound candidate is the winner.
+        self._run_id = f"{session.run_id}{SECOND_DECISION}" if is_second else session.run_id
         self._file = VerdictFile(session.work_dir, str(TVM_VERSION))
         self._refused: list[tuple[StoredTask, list[StoredTrial]]] = []
 
     def add(self, report: FinalistReport) -> None:
         """Write the verdicts on one task."""
-        found = [_final_of(each, self._session.run_id) for each in report.finalists]
+        found = [_final_of(each, self._run_id) for each in report.finalists]
         finals = [each for each in found if each is not None]
         if not finals:
             return
@@ -137,11 +139,11 @@ def _final_of(finalist: Finalist, run_id: str) -> StoredTrial | None:
     is_disqualified = bool(finalist.disqualified) and not finalist.disqualified.startswith(
         (SAME, BUILD_FAILED)
     )
-    is_judged = is_timed or finalist.in_network
+    is_judged = (is_timed or finalist.in_network) and 0.0 < finalist.final_sec() < FAILED_SEC
     if not (is_disqualified or (is_judged and finalist.is_sound)):
         return None
     record = finalist.record
-    seconds = [min(finalist.final_sec(), FAILED_SEC)]  # JSON has no infinity
+    seconds = [min(finalist.final_sec(), FAILED_SEC)]  # JSON has no infinity; of a failure
     timed = TuningRecord(record.trace, record.workload, seconds, record.target, record.args_info)
     trial = trial_of(timed, failure=finalist.disqualified, run=run_id)
     has_error = is_timed and math.isfinite(finalist.stderr_sec) and finalist.playoff_sec > 0

@@ -58,6 +58,7 @@ class Dispatcher(Generic[_TaskT, _ResultT]):
         self._thread: threading.Thread | None = None
         self._wakes: tuple[int, int] | None = None
         self._is_closing = False
+        self._is_abandoned = False
 
     def submit(self, tasks: Sequence[_TaskT]) -> list[Future[_ResultT]]:
         """Queue a batch; without overlap, return when all candidates are measured."""
@@ -106,16 +107,21 @@ class Dispatcher(Generic[_TaskT, _ResultT]):
         for job in late:
             self.settle(job, self._give_up(job, reason))
 
-    def close(self) -> None:
-        """Fail queued candidates, wait for measured ones, end the thread and the workers."""
+    def close(self, *, abandon: bool = False) -> None:
+        """Fail queued candidates, end the thread and the workers.
+
+        What a worker is at is waited for, or with ``abandon`` fails, too.
+        """
         thread, self._thread = self._thread, None
         if thread is not None:
             with self._lock:
                 self._is_closing = True
+                self._is_abandoned = abandon
             self.fail_queued(_CLOSED)
             self._signal()
             thread.join()
-            self._is_closing = False
+            self._give_up_all(_CLOSED)
+            self._is_closing = self._is_abandoned = False
         wakes, self._wakes = self._wakes, None
         for descriptor in wakes or ():
             os.close(descriptor)
@@ -164,7 +170,7 @@ class Dispatcher(Generic[_TaskT, _ResultT]):
             yield self._make_plan() if self._queue else None
 
     def _is_over(self) -> bool:
-        return not self._open and (self._is_closing or not self._overlap)
+        return self._is_abandoned or (not self._open and (self._is_closing or not self._overlap))
 
     def _give_up_all(self, reason: str) -> None:
         with self._lock:

@@ -72,6 +72,18 @@ def test_a_loop_of_a_known_count_is_written_out(opset):
     assert np.array_equal(rows, [X, 2 * X, 4 * X])
 
 
+def test_a_loop_without_a_step_hands_on_what_it_is_given():
+    model = loop("none")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(0), "none"))
+    (written,) = model.graph.node
+    del written.output[1:]  # what would have no rows
+    del written.attribute[0].g.output[2:]
+    del model.graph.output[1:]
+    found = unrolled(model)
+    assert operators(found) == ["Identity"]
+    assert np.array_equal(computed(found)[0], X)
+
+
 @pytest.mark.parametrize(
     ("count", "go", "stays", "extra"),
     [
@@ -193,6 +205,10 @@ def test_a_graph_that_is_a_circle_compares_nothing():
              node("Equal", ["a", "two"], ["is"])]  # fmt: skip
     model = model_of(nodes, {"two": np.array(2)}, outputs=("is",))
     assert compared_numbers(model) == {}
+    # A mask of floats decides nothing either.
+    masked = model_of([node("Equal", ["x", "low"], ["is"])], {"low": np.float32(-np.inf)},
+                      outputs=("is",))  # fmt: skip
+    assert compared_numbers(masked) == {}
     assert taken(choice("is", before=nodes, weights={"two": np.array(2)})).graph.node
 
 

@@ -254,6 +254,21 @@ def test_weights_come_back_as_they_were(onnx: Any, onnx_models: Any, tmp_path: P
     assert structural_hash(load_module(tmp_path)) == structural_hash(mod)
 
 
+def test_a_weight_of_many_steps_is_written_once(tmp_path: Path) -> None:
+    builder = relax.BlockBuilder()
+    weight, state = relax.const(np.eye(64), "float32"), relax.const(np.ones((1, 64)), "float32")
+    with builder.function("main", []):
+        with builder.dataflow():
+            for _ in range(5):
+                state = builder.emit(relax.op.matmul(state, weight))
+            result = builder.emit_output(state)
+        builder.emit_func_output(result)
+    mod = builder.get()
+    save_module(mod, tmp_path)
+    assert len(json.loads((tmp_path / MODULE_FILE).read_text())["weights"]) == 1
+    assert structural_hash(load_module(tmp_path)) == structural_hash(mod)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64", "bool"])
 def test_weights_of_any_type_come_back(dtype: str, tmp_path: Path) -> None:
     builder = relax.BlockBuilder()

@@ -78,14 +78,51 @@ def normal_by_image(torch, x):
     return torch.nn.functional.instance_norm(x)
 
 
+def fractions(torch, x):
+    whole = (4 * x).long()
+    less = whole < 0.5, whole <= -0.5, whole > 0.5, whole >= 0.5, whole == 0.5, whole != 0.5
+    never = whole == torch.nan
+    return (*less[:4], less[4] | less[5], whole < 2.0, whole < float("inf"), ~never)
+
+
+def nearest_by_a_factor(torch, x):
+    resize = torch.nn.functional.interpolate
+    return [resize(x, scale_factor=factor, mode="nearest") for factor in (2.1, 3.1, (1.7, 2.1))]
+
+
+def written_numbers(torch, x):
+    i, j = torch.tensor([0, 1, 0]), torch.tensor([0, 2, 1])
+    one, row, twice = x.clone(), x.clone(), x.clone()
+    one[i, j] = 0.0
+    row[i, :, torch.tensor([1, 4, 2])] = x[0, :, :3].permute(1, 0, 2)
+    return one, row, twice.index_put((i, torch.tensor([0, 2, 0])), x[0, 0], accumulate=True)
+
+
+def written_alike(torch, x):
+    x = x.clone()
+    i, j = torch.tensor([0, 1]), torch.tensor([2, 0])
+    x[i, j, torch.tensor([[1], [3]]), 2 * j] = x[0, 0, :2, :2] + 9
+    return x
+
+
+def scattered(torch, x):
+    index = torch.tensor([[[[1], [0]], [[2], [5]]]])  # 1 x 2 x 2 x 1
+    return x.scatter(2, index, x[:1, :2, :2, :1]), x.scatter(2, index, 7.0)
+
+
+def scattered_alike(torch, x):
+    index = torch.arange(60).reshape(2, 3, 2, 5) % 6
+    return x.scatter(2, index, x[:, :, :2]), x.scatter(2, index, 7.0)
+
+
 def refuse(*_arguments, **_options):
     raise NotImplementedError("not needed")
 
 
 BY_TVM = [places, scaled_sums, normal_by_image, sums_of_windows, corner_to_corner, lengths]
-BY_TVM += [places_of_a_grid]
+BY_TVM += [places_of_a_grid, fractions, written_alike, scattered_alike, nearest_by_a_factor]
 BY_ANY = [scaled_exponentials, nearest_of_a_size, every_second, by_a_factor, smoothed_images]
-BY_ANY += [places_in_pairs, aligned_regions]
+BY_ANY += [places_in_pairs, aligned_regions, written_numbers, scattered]
 
 
 @pytest.mark.parametrize("compute", [*BY_TVM, *BY_ANY, normal_by_the_batch])

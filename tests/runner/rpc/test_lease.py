@@ -114,6 +114,24 @@ def test_a_tracker_that_is_away_is_asked_again_until_it_is_late(tracker, monkeyp
     assert len(asked) == 1
 
 
+def test_a_tracker_that_restarts_while_a_device_is_asked_for_fails_nothing(tracker, monkeypatch):
+    tracker.listed = [[(KEY, "a")]]
+    tracker.offers = ["a"]
+    connect, refused = socket.create_connection, [True, True]
+
+    def restarting(*arguments):
+        if refused:
+            refused.pop()
+            raise ConnectionRefusedError("restarting")
+        return connect(*arguments)
+
+    monkeypatch.setattr(lease.socket, "create_connection", restarting)
+    assert lease.queue_for_device(tracker.config, (), 60.0)[0] == "a:9000"
+    refused[:] = [True]
+    with pytest.raises(ConnectionRefusedError):
+        lease.queue_for_device(tracker.config, (), 0.0)
+
+
 def test_an_avoided_device_is_taken_only_if_there_is_no_other(tracker):
     tracker.listed = [[(KEY, "bad"), (KEY, "good")]]
     tracker.offers = ["bad", "bad", "good"]

@@ -25,6 +25,7 @@ class FakeRay:
         self.joined = []
         self.options = {}
         self.answers = []
+        self.cancelled = []
 
     def is_initialized(self):
         return self.is_up
@@ -37,6 +38,10 @@ class FakeRay:
 
     def shutdown(self):
         self.is_up = False
+
+    def cancel(self, task, *, force):
+        assert force
+        self.cancelled.append(task)
 
     def nodes(self):
         alive = [{"Alive": True, "Resources": {"CPU": float(n)} if n else {}} for n in self.cpus]
@@ -91,6 +96,9 @@ def test_answers_and_failures_are_passed_on(ray):
     assert isinstance(bad.result(0), LaneError)
     assert "has died" in str(bad.result(0))
     assert isinstance(cancelled.result(0), LaneError)
+    lanes.submit("request")
+    lanes.close()
+    assert len(ray.cancelled) == 1, "what is answered needs no cancelling"
 
 
 def test_without_a_node_a_request_is_answered_at_once(ray):

@@ -146,7 +146,7 @@ def compared_numbers(model: Any) -> dict[str, list[int]]:
         for one, other in (node.input, reversed(node.input)):
             source = _source_of(one, made, _SAME_NUMBER)
             value = _value_of(other, model.graph, model) if source in inputs else None
-            if value is not None and value.size == 1:
+            if value is not None and value.size == 1 and np.isfinite(value).all():
                 found.setdefault(source, []).append(int(value.item()))
     return found
 
@@ -189,7 +189,9 @@ def _written_out(
     if count is None or start is None or not start.all() or not _stays_true(body, model):
         return None
     n_nodes = max(1, sum(1 for _ in nodes_of(body)))
-    if count.size != 1 or not 1 <= int(count.item()) <= n_nodes_left[0] // n_nodes:
+    # Without a step there is nothing to put behind one another.
+    n_least = 0 if len(node.output) <= n_carried else 1
+    if count.size != 1 or not n_least <= int(count.item()) <= n_nodes_left[0] // n_nodes:
         return None
     n_nodes_left[0] -= int(count.item()) * n_nodes
     weights = _added_weights(body, prefix, graph)

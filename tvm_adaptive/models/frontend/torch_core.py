@@ -90,7 +90,9 @@ def _rewrite_of(node: Any) -> _Rewrite | None:
         return _functional
     if name == "linear.default" and len(_shape(node)) == 2:
         return None
-    rewrite, is_plain = _REWRITES.get(name, (_input, _never))
+    if name not in _REWRITES:
+        raise _NotPlainError
+    rewrite, is_plain = _REWRITES[name]
     if not is_plain(node) or not all(isinstance(n, int) for n in _shape(node)):
         raise _NotPlainError
     return rewrite
@@ -171,10 +173,6 @@ def _input(_graph: Any, node: Any) -> Any:
 
 def _always(_node: Any) -> bool:
     return True
-
-
-def _never(_node: Any) -> bool:
-    return False
 
 
 # With the condition that a node has to meet: not in training, to a single place, of rows.

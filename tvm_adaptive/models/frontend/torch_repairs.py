@@ -7,8 +7,11 @@ refused goes the next way, through ONNX.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 
 def repair(graph: Any) -> None:
@@ -94,8 +97,6 @@ def _bounded_on_one_side(graph: Any, node: Any) -> None:
 
     source, *bounds = node.args
     given = dict(zip(("min", "max"), bounds, strict=False)) | dict(node.kwargs)
-    if "clamp_max" in _name_of(node):
-        given = {"max": given.get("max", given.get("min"))}
     found = {name: value for name, value in given.items() if value is not None}
     dtype = node.meta["val"].dtype
     if dtype.is_floating_point or len(found) != 1:
@@ -109,6 +110,59 @@ def _bounded_on_one_side(graph: Any, node: Any) -> None:
     node.target, node.args, node.kwargs = functions[name], (source, bound), {}
 
 
+def _nearest_by_factor(graph: Any, node: Any) -> None:
+    """Take the nearest places by the factors that are given: TVM divides extents instead."""
+    import torch
+
+    ops = torch.ops.aten
+    source, _, given = (*node.args, None)[:3]
+    extents = list(zip(_extents(source)[2:], _extents(node)[2:], strict=True))
+    # PyTorch divides by a factor unless the extent is doubled or stays.
+    factors = [
+        after / before if given is None or after in (before, 2 * before) else given[axis]
+        for axis, (before, after) in enumerate(extents)
+    ]
+    triples = [(*pair, factor) for pair, factor in zip(extents, factors, strict=True)]
+    if given is None or all(before * factor == after for before, after, factor in triples):
+        return
+
+    def call(function: Any, *arguments: Any, **options: Any) -> Any:
+        found = graph.call_function(function, arguments, options)
+        values = [each.meta["val"] if hasattr(each, "meta") else each for each in arguments]
+        found.meta = {"val": function(*values, **options)}
+        return found
+
+    taken = source
+    with source.meta["val"].fake_mode:
+        for axis, (before, after, factor) in enumerate(triples, 2):
+            places = call(ops.arange.start_step, 0, after, 1, dtype=torch.float32)
+            # As PyTorch does it, in single precision.
+            scaled = call(ops.mul.Tensor, places, 1.0 / factor)
+            floor = call(ops.clamp.default, call(ops.floor.default, scaled), 0, before - 1)
+            index = call(ops._to_copy.default, floor, dtype=torch.int64)
+            taken = call(ops.index_select.default, taken, axis, index)
+    node.replace_all_uses_with(taken)
+    graph.erase_node(node)
+
+
+def _whole_bound(_graph: Any, node: Any) -> None:
+    """Compare integers with a whole number: TVM cuts a fraction off."""
+    import torch
+
+    source, number = node.args
+    if source.meta["val"].dtype.is_floating_point or float(number).is_integer():
+        return
+    name = _name_of(node).partition(".")[0]
+    if math.isfinite(number) and name not in ("eq", "ne"):
+        bound = math.ceil(number) if name in ("lt", "ge") else math.floor(number)
+        node.args = (source, bound)
+        return
+    # The same for all integers.
+    is_true = getattr(operator, name)(0, number)
+    node.target = torch.ops.aten.eq.Tensor if is_true else torch.ops.aten.ne.Tensor
+    node.args = (source, source)
+
+
 _REWRITES: dict[str, Callable[[Any, Any], None]] = {
     "add.Tensor": _scale_second,
     "sub.Tensor": _scale_second,
@@ -117,8 +171,8 @@ _REWRITES: dict[str, Callable[[Any, Any], None]] = {
     "avg_pool2d.default": _sum_of_window,
     "avg_pool3d.default": _sum_of_window,
     "clamp.default": _bounded_on_one_side,
-    "clamp_max.default": _bounded_on_one_side,
-    "clamp_min.default": _bounded_on_one_side,
+    "upsample_nearest2d.vec": _nearest_by_factor,
+    **{f"{name}.Scalar": _whole_bound for name in ("lt", "le", "gt", "ge", "eq", "ne")},
 }
 
 
@@ -172,6 +226,27 @@ def _multiplied_indices(node: Any) -> str:
     return "" if is_grid and is_adjacent else "which indices belong together"
 
 
+def _placed_values(node: Any) -> str:
+    """TVM reads values in the order of the indices, of which it takes one for each axis."""
+    data, indices, values, *accumulates = node.args
+    is_whole = len(indices) == len(_extents(data)) and all(each is not None for each in indices)
+    if not any(accumulates) and is_whole:
+        shape = np.broadcast_shapes(*(tuple(_extents(each)) for each in indices))
+        if tuple(_extents(values)) == shape:
+            return ""
+    return "where its values belong"
+
+
+def _smaller_index(node: Any) -> str:
+    """TVM takes the other axes of data and index to have the same extents."""
+    data, axis, index, *source = node.args
+    before, after = _extents(data), _extents(index)
+    del before[axis], after[axis]
+    sources = [each for each in source[:1] if hasattr(each, "meta")]
+    is_alike = before == after and all(_extents(each) == _extents(index) for each in sources)
+    return "" if is_alike else "where its values belong"
+
+
 def _scaled_regions(node: Any) -> str:
     """TVM shifts regions before they are scaled."""
     is_aligned = len(node.args) > 6 and bool(node.args[6])
@@ -188,6 +263,9 @@ _MISREAD: dict[str, Callable[[Any], str]] = {
     "_upsample_bilinear2d_aa.default": _antialias,
     "_upsample_bicubic2d_aa.default": _antialias,
     "index.Tensor": _multiplied_indices,
+    "index_put.default": _placed_values,
+    "scatter.src": _smaller_index,
+    "scatter.value": _smaller_index,
     "roi_align.default": _scaled_regions,
     "_native_batch_norm_legit_functional.default": _training,
     "_native_batch_norm_legit.no_stats": _several_images,

@@ -6,6 +6,7 @@ that computes something else, crashes, hangs or cannot be checked never wins.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -141,16 +142,15 @@ def play_off(
     """Check and time a task's best records, fastest first, until one wins."""
     start_sec = time.monotonic()
     journal = journal or NullJournal()
-    verifier = Verifier(target, builder, pool, options)
     winner = None
     try:
-        finalists, winner, reason = _play(records, verifier)
+        # Its folder may not fit on the disk: that costs this task its play-off.
+        with contextlib.closing(Verifier(target, builder, pool, options)) as verifier:
+            finalists, winner, reason = _play(records, verifier)
     except Exception as error:
         logger.exception("The play-off of %s failed", task_name)
         journal.write("error", where="play_off", task=task_name, error=repr(error))
         finalists, reason = [as_recorded(each, repr(error)) for each in records[:1]], "error"
-    finally:
-        verifier.close()
     # The winner's confirmed time may be above a rival's lucky one.
     finalists.sort(
         key=lambda each: (

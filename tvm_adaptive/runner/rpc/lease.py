@@ -80,7 +80,7 @@ def queue_for_device(
     end_sec = time.monotonic() + avoid_sec
     while True:
         host, port, key = _request(config, wait_sec)
-        devices = known_devices(config, 0.0)
+        devices = known_devices(config, wait_sec)
         address = address_of(host, port)
         is_last = set(devices) <= set(avoided) or time.monotonic() >= end_sec
         if address not in avoided or is_last:
@@ -140,6 +140,19 @@ def _ask_devices(config: RPCConfig) -> tuple[str, ...]:
 
 
 def _request(config: RPCConfig, wait_sec: float) -> tuple[str, int, str]:
+    """Wait for a device; a tracker that is away is asked again for ``wait_sec``."""
+    end_sec = time.monotonic() + wait_sec
+    while True:
+        is_late = time.monotonic() >= end_sec
+        try:
+            return _request_once(config, wait_sec)
+        except OSError:
+            if is_late:
+                raise
+        time.sleep(TRACKER_POLL_SEC)
+
+
+def _request_once(config: RPCConfig, wait_sec: float) -> tuple[str, int, str]:
     with _tracker(config) as tracker:
         priority = config.session_priority
         rpc_base.sendjson(tracker, [rpc_base.TrackerCode.REQUEST, config.tracker_key, "", priority])

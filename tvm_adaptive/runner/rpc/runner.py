@@ -316,9 +316,10 @@ class AdaptiveRPCRunner(QueueingRunner):
         if self._has_reference() or not is_time or not self._devices.can_restart(address):
             return
         path, *rest = task
-        kept = self._scratch.path / f"{self._n_references}-{Path(path).name}"
         with contextlib.suppress(OSError):  # no such file, or no disk space
-            self._scratch.path.mkdir(mode=0o700, exist_ok=True)
+            if not self._scratch.path.exists():  # closed and used again
+                self._scratch = ScratchFolder("rpc")
+            kept = self._scratch.path / f"{self._n_references}-{Path(path).name}"
             shutil.copyfile(path, kept)
             self._reference = (str(kept), *rest)
             self._n_references += 1

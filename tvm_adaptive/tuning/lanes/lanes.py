@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 from concurrent.futures import Future
@@ -57,7 +58,7 @@ class ProcessLanes:
 
     def close(self) -> None:
         """Cancel pending requests and end the processes."""
-        self._dispatcher.close()
+        self._dispatcher.close(abandon=True)
         self._scratch.remove()
 
     def _plan(self) -> Plan:
@@ -103,6 +104,7 @@ class RayLanes:
         self._cpus = max(1, min(_CPUS_PER_LANE, max(nodes, default=1)))
         self.n_lanes = max(1, sum(node // self._cpus for node in nodes))
         self._fill = ray.remote(num_cpus=self._cpus, max_retries=_MAX_RETRIES)(fill)
+        self._pending: dict[int, Any] = {}
 
     def submit(self, request: SearchRequest) -> Future[Answer]:
         """Queue a request; it is answered elsewhere if its node is lost."""
@@ -111,17 +113,20 @@ class RayLanes:
             answer.set_result(LaneError("no node of the cluster is left"))
             return answer
         try:
-            inner: Future[Any] = self._fill.remote(request).future()
+            task = self._fill.remote(request)
+            inner: Future[Any] = task.future()
         except Exception as error:  # Ray's own
             answer.set_result(LaneError(summary_line(error)))
             return answer
 
         def pass_on(done: Future[Any]) -> None:
+            self._pending.pop(id(task), None)
             try:
                 answer.set_result(done.result())
             except BaseException as error:  # Ray's own, and cancelled at the end
                 answer.set_result(LaneError(summary_line(error)))
 
+        self._pending[id(task)] = task
         inner.add_done_callback(pass_on)
         return answer
 
@@ -134,7 +139,10 @@ class RayLanes:
             return False
 
     def close(self) -> None:
-        """Leave the cluster, which cancels pending requests."""
+        """Cancel pending requests, and leave the cluster unless it is the program's own."""
+        for task in list(self._pending.values()):
+            with contextlib.suppress(Exception):  # Ray's own; the program may have left the cluster
+                self._ray.cancel(task, force=True)
         if self._is_ours:
             self._ray.shutdown()
 

@@ -25,7 +25,7 @@ from tvm_adaptive._tvm import (
     structural_hash,
 )
 from tvm_adaptive.builder.compile import ARCHIVE_NAME
-from tvm_adaptive.errors import LaneError
+from tvm_adaptive.errors import LaneError, summary_line
 from tvm_adaptive.measure_callback.journal import JournalWriter
 from tvm_adaptive.search_strategy.schedules import candidate_of
 from tvm_adaptive.search_strategy.stoppable import DelegatingSearch
@@ -40,8 +40,8 @@ from tvm_adaptive.tuning.lanes.request import (
 
 logger = logging.getLogger(__name__)
 
-# How often a search that waits for its result checks that any lane is alive.
-POLL_SEC = 5.0
+# How often a search that waits for its result checks that any lane is alive, and for Ctrl-C.
+POLL_SEC = 1.0
 
 
 class ArtifactCache:
@@ -102,6 +102,7 @@ class LaneSearch(DelegatingSearch):
         *,
         reduction_sketches: bool = False,
         time_left: Callable[[], float] | None = None,
+        is_interrupted: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__(inner, journal)
         self.reduction_sketches = reduction_sketches
@@ -109,6 +110,7 @@ class LaneSearch(DelegatingSearch):
         self.cache = cache
         self.build = dict(build)
         self.time_left = time_left
+        self.is_interrupted = is_interrupted
         self._spec: TaskSpec | None = None
         self._pending: Future[Answer] | None = None
         self._limit: int | None = None
@@ -145,6 +147,7 @@ class LaneSearch(DelegatingSearch):
             self.journal,
             reduction_sketches=self.reduction_sketches,
             time_left=self.time_left,
+            is_interrupted=self.is_interrupted,
         )
 
     def limit_next_batch(self, n_trials: int | None) -> None:
@@ -183,8 +186,7 @@ class LaneSearch(DelegatingSearch):
         search = self._search
         if search.is_spent:
             return None
-        self.begin_next_batch()
-        result = self._result()
+        result = self._requested_result()
         if result is None:
             return None
         if isinstance(result, LaneError):
@@ -204,8 +206,17 @@ class LaneSearch(DelegatingSearch):
                 search.note_build(built.key, built.build_sec)
         return [candidate_of(schedule) for schedule in schedules.values()]
 
+    def _requested_result(self) -> Answer | None:
+        """Request a batch, unless it is requested already, and wait for it."""
+        try:
+            self.begin_next_batch()
+        except Exception as error:  # such as a lack of descriptors; the search itself may work
+            self._requested, self._limit = self._limit, None
+            return LaneError(summary_line(error))
+        return self._result()
+
     def _result(self) -> Answer | None:
-        """Wait for the pending result; None when the search's time is over first."""
+        """Wait for the pending result; None when the search is over first."""
         assert self._pending is not None
         pending, self._pending = self._pending, None
         end_sec = time.monotonic() + REQUEST_TIMEOUT_SEC
@@ -213,7 +224,7 @@ class LaneSearch(DelegatingSearch):
             left_sec = POLL_SEC if self.time_left is None else self.time_left()
             with contextlib.suppress(FutureTimeoutError):
                 return pending.result(timeout=max(0.0, min(POLL_SEC, left_sec)))
-            if left_sec <= 0:
+            if left_sec <= 0 or self.is_interrupted():
                 return None
             if not self.lanes.is_alive():
                 return LaneError("no lane is left")

@@ -100,8 +100,15 @@ def test_the_limits_of_suppression_are_those_of_the_model(compare, refusal):
         "limit": np.array([3]),
     }
     weights = {"most": np.array([20]), "few": np.array([2]), "overlap": np.float32(0.3)}
-    weights["least"] = np.float32(-0.2)
-    limits = [("most",), ("most", "overlap"), ("few", "overlap", "least"), ("most", "", "least")]
+    # As exporters write it for all boxes.
+    weights |= {"least": np.float32(-0.2), "all": np.array([2**63 - 1])}
+    limits = [
+        ("most",),
+        ("all", "overlap"),
+        ("most", "overlap"),
+        ("few", "overlap", "least"),
+        ("most", "", "least"),
+    ]
     given = {name: inputs[name] for name in ("boxes", "scores")}
     for each in limits:
         compare([make("NonMaxSuppression", ["boxes", "scores", *each], ["y"])], given, weights)

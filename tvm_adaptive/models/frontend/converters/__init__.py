@@ -24,6 +24,9 @@ OWN: dict[str, OnnxConverter] = {
     "DFT": fourier.convert_dft,
     "DequantizeLinear": quantization.convert_dequantize,
     "Dropout": elementwise.convert_dropout,
+    **dict.fromkeys(
+        ("Elu", "LRN", "Selu", "ThresholdedRelu"), elementwise.convert_in_single_precision
+    ),
     "EyeLike": elementwise.convert_eye_like,
     **dict.fromkeys(("GRU", "LSTM", "RNN"), convert_recurrent),
     "GroupNormalization": elementwise.convert_group_normalization,

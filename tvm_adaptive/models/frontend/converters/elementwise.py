@@ -230,14 +230,23 @@ def convert_rms_normalization(node: OnnxNode) -> Expr:
     return relax.op.multiply(normal, scale)
 
 
+def convert_in_single_precision(node: OnnxNode) -> Expr:
+    """Convert what TVM computes with numbers of float32 alone, such as Elu."""
+    x, *rest = list(node.inputs)
+    dtype = dtype_of(x)
+    if dtype not in ("float16", "bfloat16"):
+        return node.by_tvm()
+    wide = values.cast(node.builder, x, "float32")
+    return values.cast(node.builder, node.by_tvm(inputs=[wide, *rest]), dtype)
+
+
 def convert_group_normalization(node: OnnxNode) -> Expr:
     """Convert GroupNormalization of any type, with weights for groups or for channels."""
     op, emit = relax.op, node.builder.emit
     x, *weights = node.inputs[0:3]
     shape, groups = shape_of(x), node.number("num_groups")
     n_weights = shape_of(weights[0])[0]
-    if n_weights == groups != shape[1] or node.opset < 21:
-        # Before version 21, the weights are those of groups.
+    if n_weights < shape[1]:  # before version 21, the weights are those of groups
         weights = [emit(op.repeat(each, shape[1] // n_weights, 0)) for each in weights]
     normal, _, _ = _normalized(node, emit(op.reshape(x, [shape[0], groups, -1])), [2])
     channels = [1, shape[1]] + [1] * (len(shape) - 2)

@@ -195,7 +195,9 @@ def convert_non_max_suppression(node: OnnxNode) -> Expr:
         scores, least = emit(op.subtract(scores, below)), np.float32(0.0)
     elif least < 0:
         scores, least = emit(op.subtract(scores, constant(least, "float32"))), np.float32(0.0)
-    limits = [constant(most or 0, "int64"), constant(above, "float32"), constant(least, "float32")]
+    # TVM makes room for as many; no class can keep more boxes than there are.
+    n_most = min(int(most or 0), shape_of(boxes)[1])
+    limits = [constant(n_most, "int64"), constant(above, "float32"), constant(least, "float32")]
     return node.by_tvm(inputs=[boxes, scores, *limits])
 
 

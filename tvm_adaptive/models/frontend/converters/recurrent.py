@@ -7,6 +7,7 @@ for each step, the same function every time and therefore one task.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -61,6 +62,16 @@ class _Direction:
     def gates(self, x: Expr, n: int) -> list[Expr]:
         """Return the parts of all gates' values."""
         return split_evenly(self.node.builder, x, n, axis=-1)
+
+    @functools.cached_property
+    def r_by_gate(self) -> list[Expr]:
+        """The weights of the state of each of a GRU's gates, split once for all steps."""
+        return self.gates(self.r, 3)
+
+    @functools.cached_property
+    def r_bias_by_gate(self) -> list[Expr]:
+        """The same of their biases."""
+        return self.gates(self.r_bias, 3)
 
     def one_minus(self, x: Expr) -> Expr:
         """Return the share that a gate leaves."""
@@ -197,12 +208,11 @@ def _gru_step(of: _Direction, x: Expr, hidden: Expr, _cell: Any) -> tuple[Expr, 
     f, g = of.activations
     resets_after = of.node.number("linear_before_reset")
     update_x, reset_x, candidate_x = of.gates(x, 3)
-    bias = of.gates(of.r_bias, 3)
     if resets_after:
         product = emit(op.add(op.matmul(hidden, of.r), of.r_bias))
         update_h, reset_h, candidate_h = of.gates(product, 3)
     else:
-        weights = of.gates(of.r, 3)
+        weights, bias = of.r_by_gate, of.r_bias_by_gate
         update_h = op.add(op.matmul(hidden, weights[0]), bias[0])
         reset_h = op.add(op.matmul(hidden, weights[1]), bias[1])
     update = emit(f(of.limited(op.add(update_h, update_x))))
