@@ -168,7 +168,7 @@ def _compare(outputs: Sequence[Any], expected: Sequence[Any], case: Any) -> tupl
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
-    """Return the page: operators, how many of their tests pass, and why others do not."""
+    """Return the page: operators of which a test does not pass, and why, and the others."""
     states: dict[str, Counter[str]] = {}
     reasons: dict[str, Counter[str]] = {}
     for each in results:
@@ -177,12 +177,13 @@ def table(results: Sequence[dict[str, Any]]) -> str:
         if each["why"]:
             reasons.setdefault(operator, Counter())[_short(each["why"])] += 1
     lines = ["| operator | passes | fails | not supported | why |", "|---|---|---|---|---|"]
-    for operator in sorted(states):
+    whole = [operator for operator in sorted(states) if set(states[operator]) == {PASSES}]
+    for operator in sorted(set(states) - set(whole)):
         found = states[operator]
         why = "; ".join(text for text, _ in reasons.get(operator, Counter()).most_common(2))
         numbers = " | ".join(str(found[state]) for state in (PASSES, FAILS, REFUSED))
         lines.append(f"| {operator} | {numbers} | {why} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", f"All tests pass of {', '.join(whole)}."])
 
 
 def _operator(result: dict[str, Any]) -> str:

@@ -28,6 +28,12 @@ def test_what_would_be_used_is_printed_as_a_file(capsys: Captured) -> None:
     )
 
 
+@pytest.mark.parametrize("given", [["--tracker", "host:9190"], ["--tracker-key", "board"]])
+def test_what_names_a_farm_measures_on_it(given: list[str], capsys: Captured) -> None:
+    assert parse_config(printed(given, capsys)).runner == "adaptive-rpc"
+    assert parse_config(printed([*given, "--runner", "rpc"], capsys)).runner == "rpc"
+
+
 def test_a_plateau_is_an_option_of_the_scheduler(capsys: Captured) -> None:
     assert (
         parse_config(printed(["te:GMM", "--until-plateau"], capsys)).scheduler.plateau_slots == 40
@@ -58,6 +64,7 @@ def test_options_go_before_a_file(tmp_path: Path, capsys: Captured) -> None:
     [
         (["--config", "nowhere.toml"], "nowhere.toml cannot be read"),
         (["--config", "mine.toml", "--preset", "paper"], "--preset or --config"),
+        (["--resume", "somewhere", "--print-config"], "--print-config prints the options of a new"),
         ([], "Say what to tune"),
         (["te:GMM", "--task-scheduler", "gradient", "--until-plateau"], "scheduler of ours"),
     ],

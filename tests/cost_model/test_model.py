@@ -260,7 +260,7 @@ def test_a_full_disk_does_not_end_the_run(task, caplog):
     context, candidates = task
     model = trained(task, journal=BrokenJournal())
     np.testing.assert_array_equal(model.predict(context, candidates), np.ones(len(candidates)))
-    assert "the journal cannot be written" in caplog.text
+    assert "could not be written to the journal" in caplog.text
     assert rank_correlation(model.predict(context, candidates), np.arange(len(candidates))) < 1
 
 

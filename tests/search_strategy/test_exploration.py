@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.search_strategy.exploration import (
     FALLBACK_EPSILON,
-    check_epsilon,
     n_random,
     posterior_epsilon,
 )
+from tvm_adaptive.search_strategy.options import SearchOptions
 from tvm_adaptive.values.trial import Exploration, Prediction
 
 
@@ -65,8 +65,8 @@ def test_small_batches_explore_too():
 
 @pytest.mark.parametrize("epsilon", [-0.1, 1.1, math.nan])
 def test_epsilon_outside_its_range_is_refused(epsilon):
-    with pytest.raises(InvalidOptionError, match=r"epsilon must be None .* in \[0, 1\] but got"):
-        check_epsilon(epsilon)
+    with pytest.raises(InvalidOptionError, match=r"epsilon must be in \[0, 1\] but got"):
+        SearchOptions(epsilon=epsilon)
 
 
 def test_an_exploration_record_checks_its_range():

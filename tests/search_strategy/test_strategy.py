@@ -352,7 +352,7 @@ def test_it_stops_when_asked(make_task):
         ({"n_samples": 0}, "n_samples must be at least 1 but got 0"),
         ({"proposer": "oracle"}, "proposer must be one of distilled, evolution but got 'oracle'"),
         ({"diversity": "much"}, "diversity must be one of none, knobs, medoids but got 'much'"),
-        ({"epsilon": -1.0}, "epsilon must be None"),
+        ({"epsilon": -1.0}, "epsilon must be in"),
     ],
 )
 def test_options_out_of_range_are_refused(options, text):

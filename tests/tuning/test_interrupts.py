@@ -69,6 +69,15 @@ def test_the_first_signal_sets_a_flag_and_handlers_come_back(number: signal.Sign
     assert not any(thread.name == "signals" for thread in threading.enumerate())
 
 
+@pytest.mark.timeout(30)
+def test_the_end_waits_for_no_child_that_holds_the_pipe() -> None:
+    with interruptible(Budget(None).interrupt, restore_screen=pytest.fail, release=pytest.fail):
+        pipe = signal.set_wakeup_fd(-1)
+        signal.set_wakeup_fd(pipe, warn_on_full_buffer=False)
+        held = os.dup(pipe)  # as in a process that was forked meanwhile
+    os.close(held)
+
+
 def test_nohup_stays_in_force() -> None:
     budget, before = Budget(None), signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

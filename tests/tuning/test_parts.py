@@ -30,6 +30,15 @@ def test_stocks_builder_has_time_to_import_what_it_imports(make_session: Any) ->
         assert parts.builder.max_workers == n_cores_of(session.target)
 
 
+def test_stocks_runner_measures_on_the_farm_that_is_named(make_session: Any) -> None:
+    measure = MeasureConfig(tracker="127.0.0.1:9", tracker_key="board")
+    session = make_session(DEFAULT.replace(runner="rpc", measure=measure))
+    with contextlib.closing(make_parts(session)) as parts:
+        config = parts.runner.rpc_config
+        assert (config.tracker_host, config.tracker_port) == ("127.0.0.1", 9)
+        assert config.tracker_key == "board"
+
+
 @pytest.mark.parametrize(
     ("changes", "takes_seeds"),
     [

@@ -32,7 +32,7 @@ from tvm_adaptive.errors import (
     is_machine_failure,
     machine_failure,
 )
-from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
+from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal, write_guarded
 from tvm_adaptive.values.trial_log import TrialLog
 from tvm_adaptive.workers.cores import n_build_workers, usable_physical_cores
 from tvm_adaptive.workers.fork_server import ForkServer
@@ -220,10 +220,7 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
         return min(self.timeout_sec, max(_LEAST_PATIENCE_SEC, patience_sec))
 
     def _write(self, event: str, **fields: Any) -> None:
-        try:
-            self.journal.write(event, **fields)
-        except Exception:  # a full disk must not cost the batch
-            logger.exception("PersistentBuilder could not write to the journal")
+        write_guarded(self.journal, event, **fields)
 
     def _task(self, build_input: BuilderInput) -> CompileTask:
         params = build_input.params

@@ -26,7 +26,7 @@ from tvm_adaptive.cost_model.features import to_rows
 from tvm_adaptive.cost_model.storage import read_dataset, write_dataset
 from tvm_adaptive.cost_model.surrogate import Surrogate, SurrogateOptions
 from tvm_adaptive.errors import ModelFileError
-from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
+from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal, write_guarded
 from tvm_adaptive.values.hooks import Rows
 from tvm_adaptive.values.trial import FloatArray, Prediction, Trial
 from tvm_adaptive.values.trial_log import TrialLog
@@ -291,12 +291,8 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
     def _report(self, hook: str, context: TuneContext, error: Exception) -> None:
         task = context.task_name
         logger.error("cost model: %s failed for task %s", hook, task, exc_info=error)
-        try:
-            self._journal.write(
-                "error", part="cost_model", hook=hook, task=task, message=repr(error)
-            )
-        except Exception:
-            logger.exception("cost model: the journal cannot be written")
+        fields = {"part": "cost_model", "hook": hook, "task": task, "message": repr(error)}
+        write_guarded(self._journal, "error", **fields)
 
 
 def read_samples(path: Path) -> tuple[Dataset, dict[str, Any]]:

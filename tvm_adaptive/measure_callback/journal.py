@@ -95,6 +95,14 @@ class Journal:
         self._file.close()
 
 
+def write_guarded(journal: JournalWriter, event: str, **fields: Any) -> None:
+    """Append one event; an error is logged: a full disk must not cost a batch."""
+    try:
+        journal.write(event, **fields)
+    except Exception:
+        logger.exception("the event %s could not be written to the journal", event)
+
+
 def follow(path: Path, take: Callable[[dict[str, Any]], None]) -> None:
     """Pass the events of a journal to a function, one after another."""
     for number, event in enumerate(_events(path), start=1):

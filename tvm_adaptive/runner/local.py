@@ -30,7 +30,7 @@ from tvm_adaptive.errors import (
     machine_failure,
     summary_line,
 )
-from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
+from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal, write_guarded
 from tvm_adaptive.runner.measure import MeasureFunction, MeasureOptions, measure_artifact
 from tvm_adaptive.runner.repeats import REPEAT_RULE, REPEAT_SEC, DuetBatch, Kernel, Repeats
 from tvm_adaptive.runner.stopping import StoppingRule, make_rule
@@ -225,11 +225,7 @@ class QueueingRunner(PyRunner):  # type: ignore[misc]
         return RunnerResult(None, f"{origin}{name}: {message}")
 
     def _write(self, event: str, **fields: Any) -> None:
-        """Write to the journal; never raises."""
-        try:
-            self._journal.write(event, **fields)
-        except Exception:  # a full disk must not cost a measurement
-            logger.exception("%s could not write to the journal", type(self).__name__)
+        write_guarded(self._journal, event, **fields)
 
 
 @derived_object

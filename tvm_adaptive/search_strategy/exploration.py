@@ -58,9 +58,3 @@ def n_random(epsilon: float, batch: int) -> int:
     """Return how many of ``batch`` candidates to draw at random: ``epsilon * batch``, rounded."""
     # Rounding down, as stock TVM does, never explores in batches below 1 / epsilon.
     return min(batch, math.floor(epsilon * batch + 0.5))
-
-
-def check_epsilon(epsilon: float | None) -> None:
-    """Raise InvalidOptionError unless ``epsilon`` is None (adaptive) or in [0, 1]."""
-    if epsilon is not None and not 0.0 <= epsilon <= 1.0:
-        raise InvalidOptionError(f"epsilon must be None (adaptive) or in [0, 1] but got {epsilon}.")

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from tvm_adaptive.errors import check_at_least, check_choices, check_share
-from tvm_adaptive.search_strategy.exploration import N_PLANS, check_epsilon
+from tvm_adaptive.search_strategy.exploration import N_PLANS
 
 _CHOICES = {"proposer": ("distilled", "evolution"), "diversity": ("none", "knobs", "medoids")}
 _LEAST = {
@@ -96,7 +96,7 @@ class SearchOptions:
     diversity: str = "medoids"
 
     def __post_init__(self) -> None:
-        check_epsilon(self.epsilon)
+        check_share("epsilon", self.epsilon, "[0, 1]")
         for name, least in _LEAST.items():
             check_at_least(name, getattr(self, name), least)
         for name, choices in _CHOICES.items():

@@ -19,6 +19,8 @@ from types import FrameType
 
 logger = logging.getLogger(__name__)
 
+# In the pipe of signals: no signal has this number.
+_END = b"\0"
 # A shell reports it for a program that Ctrl-C ended.
 EXIT_INTERRUPTED = 130
 # One keystroke, one closed terminal and one "kill" may arrive twice: from the kernel and
@@ -88,10 +90,14 @@ def interruptible(
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if handler is not None:  # of a library in C, which Python cannot set again
+                signal.signal(number, handler)
         signal.set_wakeup_fd(wakeup_before)
-        os.close(writes)
+        # A child that the program has forked may keep the pipe open.
+        os.set_blocking(writes, True)
+        os.write(writes, _END)
         watcher.join()
+        os.close(writes)
         os.close(reads)
 
 
@@ -107,9 +113,9 @@ def _numbers() -> frozenset[int]:
 def _watch(
     reads: int, numbers: frozenset[int], interrupt: Callable[[], None], end: Callable[[str], None]
 ) -> None:
-    """Handle signals until the other end of the pipe is closed."""
+    """Handle signals until the end is written to the pipe."""
     count = SignalCount(numbers)
-    while received := os.read(reads, 64):
+    while (received := os.read(reads, 64)) and not received.endswith(_END):
         for number in received:
             request = count.take(number)
             name = signal.Signals(number).name if request else ""

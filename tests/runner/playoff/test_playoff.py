@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import sys
 from collections.abc import Iterator
@@ -147,6 +148,18 @@ def play(
         journal=journal,
         task_name="matmul",
     )
+
+
+def test_a_full_disk_costs_a_task_its_play_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_arguments: Any) -> Any:
+        raise OSError(errno.ENOSPC, "no space is left")
+
+    monkeypatch.setattr("tvm_adaptive.runner.playoff.playoff.Verifier", fail)
+    database, mod = database_of({GOOD: [2e-9]})
+    nothing: Any = None
+    report = play(database, mod, nothing, nothing)
+    assert (report.reason, report.winner) == ("error", None)
+    assert "no space is left" in report.unchecked
 
 
 @pytest.mark.slow

@@ -150,7 +150,9 @@ def _whole_bound(_graph: Any, node: Any) -> None:
     import torch
 
     source, number = node.args
-    if source.meta["val"].dtype.is_floating_point or float(number).is_integer():
+    if source.meta["val"].dtype.is_floating_point or not isinstance(number, float):
+        return
+    if number.is_integer():
         return
     name = _name_of(node).partition(".")[0]
     if math.isfinite(number) and name not in ("eq", "ne"):
