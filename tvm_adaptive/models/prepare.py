@@ -27,7 +27,7 @@ from tvm_adaptive.models.forms import Alternatives
 from tvm_adaptive.models.fusion import fused
 from tvm_adaptive.models.grouped import is_grouped
 from tvm_adaptive.models.in_place import with_products_in_place
-from tvm_adaptive.models.network import Network, with_rewritten_functions
+from tvm_adaptive.models.network import Network, operator_of, with_rewritten_functions
 from tvm_adaptive.models.pointwise import as_products
 from tvm_adaptive.models.rewrites import (
     legalizations,
@@ -165,6 +165,11 @@ def _layouts_of(call: relax.Call) -> dict[str, list[str]]:
     return {name: _CHANNELS_LAST[name]}
 
 
+def _has_convolutions(mod: IRModule) -> bool:
+    """Say whether a network has convolutions whose layout can be converted."""
+    return any(operator_of(each.value) in _CHANNELS_LAST for each in _tvm.bindings_of(mod["main"]))
+
+
 def call_counts(mod: IRModule) -> Counter[str]:
     """Count the calls of tensor functions in a module's Relax functions; views are none."""
     names = Counter(str(call.args[0].name_hint) for call in _calls(mod))
@@ -225,7 +230,8 @@ def _lower(
         mod = with_numbers_as_data(fold_affine(fold(merge(mod))))
         # ConvertLayout ends the process when a weight is still an expression.
         mod = fold(Sequential(decompose)(mod))
-        if layout == "NHWC":
+        # Its time grows with the square of the network: an LSTM of 1,000 steps took two minutes.
+        if layout == "NHWC" and _has_convolutions(mod):
             mod = fold(Sequential(convert)(mod))
         # While weights are those of operators.
         mod = without_subnormals(mod)
