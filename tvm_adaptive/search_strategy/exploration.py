@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import math
 
-from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.values.trial import Exploration, Prediction
 
 # The paper does not state K; the authors' released code draws 20.

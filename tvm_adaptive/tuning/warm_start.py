@@ -110,7 +110,7 @@ class VerdictRecorder:
         mod = report.finalists[0].record.workload.mod
         task = task_of(mod, self._session.target, report.task_name)
         consequence = "If the run ends early, apply checks its winners once more."
-        with _reported(self._session, consequence, OSError, where="verdicts"):
+        with _Reported(self._session, consequence, OSError, where="verdicts"):
             self._file.add(task, finals)
         if self._session.store is None:
             return
@@ -126,7 +126,7 @@ class VerdictRecorder:
         """Write to the store the verdicts that it has refused."""
         store = self._session.store
         consequence = "A later run will not know the verdicts of the play-offs."
-        with _reported(self._session, consequence):
+        with _Reported(self._session, consequence):
             while store is not None and self._refused:
                 store.add_finals(*self._refused[0])
                 del self._refused[0]
@@ -173,7 +173,7 @@ def _own_store(session: Session, model: ModelHooks | None) -> RecordStore | None
     """Open the run's own store; without shared store and restorable model it needs none."""
     if session.store is None and model is None:
         return None
-    with _reported(session, "This run can only be resumed without its cost model."):
+    with _Reported(session, "This run can only be resumed without its cost model."):
         here = Environment.current(session.target, session.farm)
         return RecordStore(session.work_dir / RUN_STORE, here)
     return None
@@ -184,7 +184,7 @@ def _restore(
 ) -> None:
     if not session.history.n_trials:
         return
-    with _reported(session, "The cost model starts without samples."):
+    with _Reported(session, "The cost model starts without samples."):
         session.journal.write("restored", n_samples=restore(own, contexts, model))
 
 
@@ -193,7 +193,7 @@ def _warm_start(
 ) -> None:
     model = model_hooks(parts.cost_model)
     warm_start = None
-    with _reported(session, "The run starts without prior trials."):
+    with _Reported(session, "The run starts without prior trials."):
         warm_start = find_prior_trials(
             store, contexts, parts.transfer_pool, model, without=session.history.run_ids
         )
@@ -240,16 +240,27 @@ def _start(session: Session, contexts: Sequence[TuneContext], parts: Parts) -> N
         )
 
 
-@contextlib.contextmanager
-def _reported(
-    session: Session,
-    consequence: str,
-    kind: type[Exception] = StoreError,
-    where: str = "store",
-) -> Iterator[None]:
-    """Report an exception to the user and the journal instead of raising it."""
-    try:
-        yield
-    except kind as error:
-        session.observer.note(f"{error} {consequence}")
-        session.journal.write("error", where=where, message=str(error))
+class _Reported:
+    """Reports an exception to the user and the journal instead of raising it."""
+
+    def __init__(
+        self,
+        session: Session,
+        consequence: str,
+        kind: type[Exception] = StoreError,
+        where: str = "store",
+    ) -> None:
+        self._session = session
+        self._consequence = consequence
+        self._kind = kind
+        self._where = where
+
+    def __enter__(self) -> None: ...
+
+    # Not a generator: types would take it to raise whatever it meets.
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        if not isinstance(error, self._kind):
+            return False
+        self._session.observer.note(f"{error} {self._consequence}")
+        self._session.journal.write("error", where=self._where, message=str(error))
+        return True
