@@ -196,8 +196,9 @@ def test_the_whole_job_on_a_network(tmp_path, prepack):
     assert report.comparison is not None
     assert report.comparison.agree
     assert report.comparison.after_sec < report.comparison.before_sec
-    assert all(task.played_off for task in report.tasks)
-    n_functions = len(report.tasks)
+    used = [task for task in report.tasks if task.is_used]  # the others are of other forms
+    assert all(task.played_off for task in used)
+    n_functions = len(used)
     assert report.coverage.startswith(f"{n_functions} of {n_functions} functions tuned")
     (scores,) = run_exported(report.library, network.random_inputs())
     assert scores.shape == (1, 10)
