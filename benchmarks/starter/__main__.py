@@ -107,10 +107,9 @@ def tune_all(options: argparse.Namespace) -> bool:
 
 def _arguments(options: argparse.Namespace) -> list[str]:
     """Return the options that say what is measured, as a command has them."""
-    threads, trials = str(options.threads), str(options.trials)
-    seconds = f"{options.seconds_per_workload:g}s"
-    return ["--threads", threads, "--mcpu", options.mcpu, "--trials", trials,
-            "--seconds-per-workload", seconds]  # fmt: skip
+    names = ("threads", "mcpu", "trials", "seconds_per_workload")
+    pairs = [(f"--{name.replace('_', '-')}", str(getattr(options, name))) for name in names]
+    return [part for pair in pairs for part in pair]
 
 
 def run_process(command: Sequence[str], env: dict[str, str], options: argparse.Namespace) -> str:

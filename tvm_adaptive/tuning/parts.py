@@ -89,7 +89,7 @@ def check_parts(config: TuneConfig) -> None:
 
 def make_parts(session: Session) -> Parts:
     """Construct the parts that a session's configuration names."""
-    config, search = session.config, session.config.search
+    config, search, budget = session.config, session.config.search, session.budget
     is_seeded = config.strategy == "adaptive" and search.proposer == "distilled" and search.seeds
     transfer_pool = TransferPool() if is_seeded else None
     trial_log = TrialLog()
@@ -114,8 +114,7 @@ def make_parts(session: Session) -> Parts:
             build,
             session.journal,
             reduction_sketches=search.reduction_sketches,
-            time_left=lambda: session.budget.search_left_sec,
-            is_interrupted=lambda: session.budget.interrupted,
+            time_left=lambda: 0.0 if budget.interrupted else budget.search_left_sec,
         )
         builder = CachedArtifactBuilder(cache, builder)
     return Parts(
@@ -124,7 +123,7 @@ def make_parts(session: Session) -> Parts:
             strategy,
             session.should_stop,
             session.journal,
-            on_round=session.budget.round_started,
+            on_round=budget.round_started,
         ),
         runner=runner,
         builder=builder,

@@ -116,19 +116,21 @@ def _nearest_by_factor(graph: Any, node: Any) -> None:
 
     ops = torch.ops.aten
     source, _, given = (*node.args, None)[:3]
+    if given is None:
+        return
     extents = list(zip(_extents(source)[2:], _extents(node)[2:], strict=True))
     # PyTorch divides by a factor unless the extent is doubled or stays.
     factors = [
-        after / before if given is None or after in (before, 2 * before) else given[axis]
+        after / before if after in (before, 2 * before) else given[axis]
         for axis, (before, after) in enumerate(extents)
     ]
     triples = [(*pair, factor) for pair, factor in zip(extents, factors, strict=True)]
-    if given is None or all(before * factor == after for before, after, factor in triples):
+    if all(before * factor == after for before, after, factor in triples):
         return
 
     def call(function: Any, *arguments: Any, **options: Any) -> Any:
         found = graph.call_function(function, arguments, options)
-        values = [each.meta["val"] if hasattr(each, "meta") else each for each in arguments]
+        values = torch.fx.node.map_arg(arguments, lambda each: each.meta["val"])
         found.meta = {"val": function(*values, **options)}
         return found
 
@@ -241,11 +243,11 @@ def _placed_values(node: Any) -> str:
 
 def _smaller_index(node: Any) -> str:
     """TVM takes the other axes of data and index to have the same extents."""
-    data, axis, index, *source = node.args
+    data, axis, index, source = node.args
     before, after = _extents(data), _extents(index)
     del before[axis], after[axis]
-    sources = [each for each in source[:1] if hasattr(each, "meta")]
-    is_alike = before == after and all(_extents(each) == _extents(index) for each in sources)
+    is_number = isinstance(source, int | float)
+    is_alike = before == after and (is_number or _extents(source) == _extents(index))
     return "" if is_alike else "where its values belong"
 
 

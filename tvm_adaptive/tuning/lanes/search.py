@@ -102,7 +102,6 @@ class LaneSearch(DelegatingSearch):
         *,
         reduction_sketches: bool = False,
         time_left: Callable[[], float] | None = None,
-        is_interrupted: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__(inner, journal)
         self.reduction_sketches = reduction_sketches
@@ -110,7 +109,6 @@ class LaneSearch(DelegatingSearch):
         self.cache = cache
         self.build = dict(build)
         self.time_left = time_left
-        self.is_interrupted = is_interrupted
         self._spec: TaskSpec | None = None
         self._pending: Future[Answer] | None = None
         self._limit: int | None = None
@@ -147,7 +145,6 @@ class LaneSearch(DelegatingSearch):
             self.journal,
             reduction_sketches=self.reduction_sketches,
             time_left=self.time_left,
-            is_interrupted=self.is_interrupted,
         )
 
     def limit_next_batch(self, n_trials: int | None) -> None:
@@ -224,7 +221,7 @@ class LaneSearch(DelegatingSearch):
             left_sec = POLL_SEC if self.time_left is None else self.time_left()
             with contextlib.suppress(FutureTimeoutError):
                 return pending.result(timeout=max(0.0, min(POLL_SEC, left_sec)))
-            if left_sec <= 0 or self.is_interrupted():
+            if left_sec <= 0:
                 return None
             if not self.lanes.is_alive():
                 return LaneError("no lane is left")
