@@ -5,11 +5,22 @@ from __future__ import annotations
 import os
 import signal
 
+import numpy as np
 import pytest
+from tvm import relax
 
 from tvm_adaptive._tvm import VirtualMachine
 from tvm_adaptive.errors import InvalidOptionError, WorkerDiedError
-from tvm_adaptive.models import export, outputs_agree, run_exported, try_exported
+from tvm_adaptive.models import (
+    Network,
+    compile_network,
+    export,
+    outputs_agree,
+    prepare,
+    run_exported,
+    try_exported,
+)
+from tvm_adaptive.models.inference import CompiledModel
 from tvm_adaptive.workers import device_session
 from tvm_adaptive.workers.pool import WorkerPool
 
@@ -72,6 +83,30 @@ def test_a_library_is_loaded_once_as_tvm_never_lets_go_of_it(case, tmp_path):
     assert device_session.load_once(other) is not first
     os.replace(other, path)
     assert device_session.load_once(path) is not first, "a new file of the old name"
+
+
+def adding(addend):
+    """Return a network that adds a number to a vector."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((4,), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit_output(relax.op.add(x, relax.const(addend, "float32")))
+        builder.emit_func_output(y)
+    return Network("net", builder.get(), {}, {"x": (4,)}, {"x": "float32"})
+
+
+def test_a_library_that_takes_anothers_place_is_the_one_that_runs(case, tmp_path):
+    path, other = str(tmp_path / "network.so"), str(tmp_path / "other.so")
+    for name, addend in ((path, 1.0), (other, 2.0)):
+        export(compile_network(prepare(adding(addend), case.target), None, case.target), name)
+    inputs = [np.zeros(4, np.float32)]
+    np.testing.assert_array_equal(run_exported(path, inputs)[0], 1.0)
+    os.replace(other, path)
+    for _ in range(2):
+        np.testing.assert_array_equal(run_exported(path, inputs)[0], 2.0)
+        model = CompiledModel(path, {"x": (4,)}, {"x": "float32"}, n_threads=1)
+        np.testing.assert_array_equal(model(inputs[0]), 2.0)
 
 
 def test_an_exported_network_runs_in_another_process(case, tmp_path):

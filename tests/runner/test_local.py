@@ -195,7 +195,7 @@ def test_closing_ends_the_worker_and_a_later_run_starts_one(make_runner):
 
 def test_a_missing_artifact_is_an_error_result(make_runner):
     (result,) = results(make_runner(), [RunnerInput("missing.tar", "cpu", [])])
-    assert "cannot find file missing.tar" in result.error_msg
+    assert "No such file or directory: 'missing.tar'" in result.error_msg
 
 
 def test_an_empty_batch_gives_an_empty_list(make_runner):

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ from tvm_adaptive.tuning.library_check import OperatorCheck
 from tvm_adaptive.tuning.network_check import NetworkCheck
 from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.session import RunOptions, Session, open_session
-from tvm_adaptive.values.forms import NO_FORM
+from tvm_adaptive.values.forms import DIRECT, NO_FORM
 from tvm_adaptive.workers.pool import Outcome, WorkerPool
 
 # Workers cannot import this file.
@@ -136,7 +136,7 @@ def test_the_untuned_network_is_compiled_beside_other_work(
             check.measure_untuned()
             assert check._before is not None
             assert 0.0 < check._compile_sec < check._build_sec
-    assert {path.name for path in tmp_path.iterdir()} == {"journal.jsonl", ".untuned.so"}
+    assert {path.name for path in tmp_path.iterdir()} == {"journal.jsonl"}
 
 
 @pytest.mark.parametrize("case", ["interrupted", "closed"])
@@ -565,42 +565,66 @@ def test_what_is_wrong_is_named_and_is_not_in_the_result(
     assert list(tmp_path.glob("*.so")) == [check._path]
 
 
-@pytest.mark.parametrize("step", ["none", "input", "product", "output"])
-def test_steps_of_another_form_are_compared_with_the_direct_convolution(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
+def checked_in_form(check: NetworkCheck, form: str) -> list[str | None]:
+    """Return what the check within the network finds of the functions of a form."""
+    database, mods = memory_database(), []
+    for task in extract(check._prepared, check._context.target):
+        (mod,) = task.dispatched
+        is_wanted = check.forms.get(str(task.task_name), NO_FORM).form == form
+        mods += [mod] if is_wanted else []
+        sec = 1e-6 if is_wanted else 1.0
+        copy_record(split_record(mod, check._context.target), database, [sec])
+    return [each.problem for each in check.check_functions(database, mods)]
+
+
+@contextlib.contextmanager
+def check_of_forms(folder: Path) -> Iterator[NetworkCheck]:
+    with session_in(folder, Budget()) as session:
+        prepared = prepare(network_of(relu), session.target, prepack=True, forms=True)
+        with NetworkCheck(session, network_of(relu), prepared) as check:
+            check.measure_untuned()
+            yield check
+
+
+def with_faults(monkeypatch: pytest.MonkeyPatch, is_faulty: Callable[[str], bool]) -> None:
     schedule_network = network_check.schedule_network
 
-    def with_fault(*args: Any, **options: Any) -> Any:
+    def schedule(*args: Any, **options: Any) -> Any:
         mod, coverage = schedule_network(*args, **options)
         functions = {
-            variable: idle(each, variable.name_hint) if step in variable.name_hint else each
+            variable: idle(each, variable.name_hint) if is_faulty(variable.name_hint) else each
             for variable, each in mod.functions.items()
         }
         return IRModule(functions, attrs=mod.attrs), coverage
 
-    monkeypatch.setattr(network_check, "schedule_network", with_fault)
-    with session_in(tmp_path, Budget()) as session:
-        prepared = prepare(network_of(relu), session.target, prepack=True, forms=True)
-        with NetworkCheck(session, network_of(relu), prepared) as check:
-            check.measure_untuned()
-            database, used = memory_database(), {}
-            for task in extract(prepared, session.target):
-                (mod,) = task.dispatched
-                form = check.forms.get(str(task.task_name), NO_FORM).form
-                if form == "winograd-4x4":
-                    used[str(task.task_name)] = mod
-                sec = 1e-6 if form == "winograd-4x4" else 1.0
-                copy_record(split_record(mod, session.target), database, [sec])
-            verdicts = check.check_functions(database, list(used.values()))
-            assert check.uses_forms
-            check._remove_others()
-    assert len(used) == 3
-    problems = {name: each.problem for name, each in zip(used, verdicts, strict=True)}
-    assert None not in problems.values()
+    monkeypatch.setattr(network_check, "schedule_network", schedule)
+
+
+@pytest.mark.parametrize("step", ["none", "input", "product", "output"])
+def test_steps_of_another_form_are_compared_with_the_direct_convolution(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    with_faults(monkeypatch, lambda name: step in name)
+    with check_of_forms(tmp_path) as check:
+        problems = checked_in_form(check, "winograd-4x4")
+        assert check.uses_forms
+    assert len(problems) == 3
+    assert None not in problems
     # Which step it is, play-offs find out.
-    assert all(problems.values()) == any(problems.values()) == (step != "none")
+    assert all(problems) == any(problems) == (step != "none")
     assert not list(tmp_path.glob("*.so"))
+
+
+def test_what_takes_the_place_of_other_forms_is_checked_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with check_of_forms(tmp_path) as check:
+        assert not any(checked_in_form(check, "winograd-4x4"))
+        check.without_forms()
+        with_faults(monkeypatch, lambda name: check.forms.get(name, NO_FORM).form == DIRECT)
+        problems = checked_in_form(check, DIRECT)
+    assert problems
+    assert all(problems)
 
 
 def die_in(name: str) -> Any:

@@ -75,7 +75,7 @@ def try_function(
 ) -> tuple[list[Array], float]:
     """Run an exported function on random buffers and return them; time it in seconds."""
     module = device_session.load(path)
-    where = device_session.place(device_kind)
+    where = device_session.device_of_kind(device_kind)
     rng = np.random.default_rng(seed)
     buffers = [tensor(random_array(rng, shape, dtype), device=where) for shape, dtype in args]
     name = module.entry_name
@@ -92,7 +92,7 @@ def try_function(
 
 
 def _run(executable: Any, inputs: Sequence[Array], device_kind: str) -> list[Array]:
-    where = device_session.place(device_kind)
+    where = device_session.device_of_kind(device_kind)
     machine = VirtualMachine(executable, where)
     # Not called like a function: several outputs could not be fetched from a device elsewhere.
     machine.set_input("main", *(tensor(value, device=where) for value in inputs))
@@ -104,7 +104,7 @@ def _run(executable: Any, inputs: Sequence[Array], device_kind: str) -> list[Arr
 
 def _time(executable: Any, inputs: Sequence[Array], device_kind: str, min_seconds: float) -> float:
     """Return the median seconds per inference of repeats that last ``min_seconds`` in all."""
-    where = device_session.place(device_kind)
+    where = device_session.device_of_kind(device_kind)
     machine = VirtualMachine(executable, where)
     values = [tensor(value, device=where) for value in inputs]
     machine.save_function("main", _TIMED, *values, include_return=False)

@@ -88,7 +88,7 @@ def measure_artifact(
     timer = _ready.pop(artifact_path, None)
     if timer is None or not options.is_kept:
         module = device_session.load(artifact_path)
-        dev = device_session.place(device_type)
+        dev = device_session.device_of_kind(device_type)
         fill = device_session.function(RANDOM_FILL)
         timer = _timer_for(module, dev, fill, args_info, options)
     if options.is_kept:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,6 +16,10 @@ class _CurrentDevice:
     index = 0  # of the devices of a kind
     n_uploads = 0
     caches: ClassVar[dict[str, dict[Any, Any]]] = {}
+
+
+# The files that this process has loaded, by path: inode, time and size.
+_loaded: dict[str, tuple[int, int, int]] = {}
 
 
 def move_to(session: Any) -> None:
@@ -41,7 +48,15 @@ def is_elsewhere() -> bool:
 def load(path: str) -> Any:
     """Load a compiled module on the current device."""
     session = _CurrentDevice.session
-    return load_module(path) if session is None else session.load_module(_upload(path))
+    if session is not None:
+        return session.load_module(_upload(path))
+    stat = os.stat(path)
+    file = stat.st_ino, stat.st_mtime_ns, stat.st_size
+    if _loaded.setdefault(os.path.realpath(path), file) == file:
+        return load_module(path)
+    # The system knows a library by its path, and would return the one that was there before.
+    with tempfile.TemporaryDirectory(dir=Path(path).parent) as folder:
+        return load_module(shutil.copy(path, folder))
 
 
 def load_once(path: str) -> Any:
@@ -54,7 +69,7 @@ def load_once(path: str) -> Any:
     return loaded[key]
 
 
-def place(kind: str) -> Any:
+def device_of_kind(kind: str) -> Any:
     """Return TVM's object for this process's device of a kind, or the session's first."""
     session, index = _CurrentDevice.session, _CurrentDevice.index
     return device(kind, index) if session is None else session.device(kind, index)

@@ -187,7 +187,7 @@ def _start_values(kernel: Kernel, seed: int, is_positive: bool, scale: float = 1
 
 
 def _load(kernel: Kernel, values: list[Array]) -> _Loaded:
-    place = device_session.place(kernel.device_type)
+    place = device_session.device_of_kind(kernel.device_type)
     module = device_session.load(kernel.artifact_path)
     args = [tensor(value, place) for value in values]
     return _Loaded(module, place, args, timer_of(module, place, args))
