@@ -109,6 +109,21 @@ def space() -> KnobSpace:
     )
 
 
+def test_a_location_is_varied_to_those_that_the_compiler_has_drawn() -> None:
+    rng = np.random.default_rng(5)
+    knobs = (Undrawn(), Undrawn(2))
+    space = KnobSpace([knobs, knobs])
+    point = Point(0, (1, 3, 4))
+    space.note_drawn(point)
+    assert {space.vary(point, rng).vector[0] for _ in range(50)} <= {1, OPEN}
+    # A sketch with the same knobs has the same locations.
+    for location in (1, -1, OPEN, 5):
+        space.note_drawn(Point(1, (location, 3, 4)))
+    seen = {space.vary(point, rng).vector for _ in range(200)}
+    assert {vector[0] for vector in seen} == {1, -1, 5}
+    assert {vector[1:] for vector in seen} == {(3, 4), (OPEN, OPEN)}
+
+
 def test_points_are_as_long_as_their_sketch(space: KnobSpace) -> None:
     rng = np.random.default_rng(7)
     lengths = {(point.sketch, len(point.vector)) for point in (space.draw(rng) for _ in range(99))}

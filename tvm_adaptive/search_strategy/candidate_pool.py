@@ -48,12 +48,14 @@ class CandidatePool:
     def carry(self) -> dict[str, Any]:
         """Return the pool in plain values, all but the programs, for :meth:`resume`."""
         builds = self.build_cost.carry()
-        return {"rng": self.rng, "pool": self.pool, "points": self.sent, "builds": builds}
+        own = {"rng": self.rng, "pool": self.pool, "points": self.sent, "builds": builds}
+        return {**own, "drawn": self.space.drawn}
 
     def resume(self, carried: Mapping[str, Any]) -> None:
         """Continue from the state of another process's pool of the same task."""
         self.rng, self.pool, self.sent = carried["rng"], carried["pool"], carried["points"]
         self.build_cost.resume(carried["builds"])
+        self.space.drawn = carried["drawn"]
         self.forget_programs()
 
     def forget_programs(self) -> None:
@@ -71,6 +73,7 @@ class CandidatePool:
                 keys.append(None)
                 continue
             point, schedule = found
+            self.space.note_drawn(point)
             key = key_of(schedule)
             keys.append(key)
             if not self.pool.knows_key(key) and key not in new:

@@ -178,6 +178,18 @@ class KnobSpace:
             [i for i, other in enumerate(self.sketches) if other == knobs]
             for knobs in self.sketches
         ]
+        # Compute locations that the compiler has drawn, by the first of alike sketches and the
+        # knob's number.
+        self.drawn: dict[tuple[int, int], list[Vector]] = {}
+
+    def note_drawn(self, point: Point) -> None:
+        """Remember where the compiler computes blocks: variations choose among these places."""
+        first, knobs = self._alike[point.sketch][0], self.sketches[point.sketch]
+        for j, (knob, part) in enumerate(zip(knobs, self.parts_of(point), strict=True)):
+            if isinstance(knob, Undrawn) and knob.width == 1 and OPEN not in part:
+                known = self.drawn.setdefault((first, j), [])
+                if part not in known:
+                    known.append(part)
 
     def draw(self, rng: np.random.Generator) -> Point:
         """Draw a sketch, and every knob of it, until the limits allow what is drawn."""
@@ -205,9 +217,20 @@ class KnobSpace:
             if j == len(knobs):
                 sketch = others[int(rng.integers(len(others)))]
             else:
-                vector[slices[j]] = knobs[j].vary(tuple(vector[slices[j]]), rng)
+                vector[slices[j]] = self._varied(point.sketch, j, tuple(vector[slices[j]]), rng)
             if rng.random() >= _MORE_CHANGES:
                 return Point(sketch, tuple(vector))
+
+    def _varied(self, sketch: int, j: int, decision: Vector, rng: np.random.Generator) -> Vector:
+        """Change one knob; a location of the compiler's to another that it has drawn.
+
+        The forest on the knobs knows these, and can only guess what an open one comes to.
+        """
+        drawn = self.drawn.get((self._alike[sketch][0], j), ())
+        others = [each for each in drawn if each != decision]
+        if others:
+            return others[int(rng.integers(len(others)))]
+        return self.sketches[sketch][j].vary(decision, rng)
 
     def distance(self, one: Point, other: Point) -> int:
         """Return how many knobs differ, all in other kinds of sketches, plus 1 if sketches do."""

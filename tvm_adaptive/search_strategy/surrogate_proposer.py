@@ -94,6 +94,7 @@ class SurrogateProposer(Proposer):
             pool.remember([], [key])
             if point is not None and math.isfinite(seconds):
                 pool.remember([point])
+                self.candidates.space.note_drawn(point)
                 self._add_elite(seconds, point)
         self._share_elites()
 
