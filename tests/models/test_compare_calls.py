@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
 from tvm import te
 
+from tests.models.frontend.converters.graphs import model_of
 from tvm_adaptive._tvm import IRModule, PrimFunc, without_bodies
 from tvm_adaptive.models import compare_calls as compare_calls_file
 from tvm_adaptive.models import compile_network, export
 from tvm_adaptive.models.compare_calls import call_problem, compare_calls, wrong_everywhere
-from tvm_adaptive.models.prepare import call_counts, output_counts
+from tvm_adaptive.models.frontend.onnx_import import relax_of_graph
+from tvm_adaptive.models.frontend.shapes import network_of_imported
+from tvm_adaptive.models.prepare import call_counts, output_counts, prepare
+from tvm_adaptive.tuning.target import resolve_target
 from tvm_adaptive.values.agreement import numpy_dtype
 
 
@@ -143,6 +148,8 @@ def test_what_a_kernel_leaves_as_it_was_is_wrong(dtype):
 class Buffer:
     """A tensor on a device."""
 
+    dtype = "float32"
+
     def __init__(self):
         self.array = np.zeros(3, "float32")
 
@@ -193,3 +200,27 @@ def test_only_what_both_builds_call_as_often_is_compared(monkeypatch, calls, n_c
     found = compare_calls(("untuned", "tuned"), [], "cpu", names, 1e-3)
     assert found.n_compared == n_compared
     assert found.problems == {}
+
+
+def test_extents_that_depend_on_values_are_none_while_calls_are_counted(tmp_path):
+    """Of boxes that are kept, as many are returned as there are."""
+    onnx = pytest.importorskip("onnx")
+    node = onnx.helper.make_node("NonMaxSuppression", ["boxes", "scores", "most"], ["y"])
+    corners = np.random.default_rng(0).random((1, 12, 2)).astype("float32")
+    inputs = {
+        "boxes": np.concatenate([corners, corners + 0.1], 2),
+        "scores": np.linspace(0.1, 0.9, 12, dtype="float32").reshape(1, 1, 12),
+    }
+    model = model_of([node], inputs, {"most": np.array([5])})
+    shapes = {name: value.shape for name, value in inputs.items()}
+    network = network_of_imported("net", relax_of_graph(Path("net.onnx"), model), shapes)
+    target = resolve_target("cpu")
+    prepared = prepare(network, target, "keep")
+    path = tmp_path / "net.so"
+    export(compile_network(prepared, None, target), path)
+    n_outputs = output_counts(prepared.mod)
+    arrays = [inputs[name] for name in network.input_shapes]
+    for _ in range(3):  # what memory holds by chance is not what decides
+        found = compare_calls((str(path), str(path)), arrays, "cpu", n_outputs, 1e-3)
+        assert found.problems == {}
+        assert sum(found.n_compared.values()) > 0

@@ -69,7 +69,7 @@ def compare_calls(
     function of the other build runs, its name is in the ``progress_file``, which shows which one
     has crashed.
     """
-    where = device_session.place(device_kind)
+    where = device_session.device_of_kind(device_kind)
     machines = [VirtualMachine(device_session.load_once(path), where) for path in paths]
     tensors = [tensor(value, device=where) for value in inputs]
     last = {name: those[-1] for name, those in steps.items()}
@@ -85,7 +85,7 @@ def compare_calls(
         former=former,
         rtol=rtol,
         skipped=frozenset(skipped),
-        progress=_Progress(progress_file),
+        progress_file=progress_file,
     )
     other.found.n_compared.update(dict.fromkeys(calls[_REFERENCE].keys() - calls[_OTHER].keys(), 0))
     failures: list[Exception] = []
@@ -123,20 +123,24 @@ def _say_of_all(steps: Sequence[str], found: ComparedCalls) -> None:
 def _calls_of(
     machine: VirtualMachine,
     tensors: Sequence[Any],
-    names: Collection[str],
+    n_outputs: Mapping[str, int],
     last: Mapping[str, str],
 ) -> Counter[str]:
     """Count the calls of functions in an inference, of which none is run.
 
-    A function that the other build computes in steps counts as the last of them.
+    A function that the other build computes in steps counts as the last of them. Integers are
+    zeros meanwhile: extents that depend on values are read from them.
     """
     found: Counter[str] = Counter()
 
-    def count(_function: Any, name: str, is_before: bool, *_rest: Any) -> int:
+    def count(_function: Any, name: str, is_before: bool, _result: Any, *args: Any) -> int:
         name = name.removesuffix(_PACKED)
-        if not is_before or name not in names:
+        if not is_before or name not in n_outputs:
             return _GO_ON
         found[last.get(name, name)] += 1
+        for each in args[-n_outputs[name] :]:
+            if str(each.dtype).startswith(("int", "uint")):
+                each.copyfrom(np.zeros(each.shape, str(each.dtype)))
         return _SKIP
 
     machine.set_instrument(count)
@@ -170,17 +174,6 @@ class _Turns:
         with self._changed:
             self._ended.add(side)
             self._changed.notify_all()
-
-
-class _Progress:
-    """The name of the function that runs, in a file that outlives this process."""
-
-    def __init__(self, path: str | None) -> None:
-        self._path = None if path is None else Path(path)
-
-    def write(self, name: str) -> None:
-        if self._path is not None:
-            self._path.write_text(name, encoding="utf-8")
 
 
 class _Watch:
@@ -251,14 +244,14 @@ class _Other(_Watch):
         former: Collection[str],
         rtol: float | Mapping[str, float],
         skipped: frozenset[str],
-        progress: _Progress,
+        progress_file: str | None,
     ) -> None:
         super().__init__(n_outputs, turns)
         self._reference = reference
         self._former = former
         self._rtol = rtol
         self._skipped = skipped
-        self._progress = progress
+        self._progress_file = progress_file
         self._start_sec = 0.0
         self.found = ComparedCalls()
 
@@ -278,14 +271,19 @@ class _Other(_Watch):
         self._start(plain)
         return _GO_ON
 
+    def _note(self, name: str) -> None:
+        """Write which function runs to a file that outlives this process."""
+        if self._progress_file is not None:
+            Path(self._progress_file).write_text(name, encoding="utf-8")
+
     def _start(self, name: str) -> None:
-        self._progress.write(name)
+        self._note(name)
         self._start_sec = time.perf_counter()
 
     def _end(self, name: str) -> None:
         seconds = time.perf_counter() - self._start_sec
         self.found.seconds[name] = min(seconds, self.found.seconds.get(name, math.inf))
-        self._progress.write("")
+        self._note("")
 
     def begin(self, name: str, outputs: Sequence[Any]) -> bool:
         """Fill the outputs with wrong values: a kernel that writes nothing has to show."""

@@ -4,40 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
+from tests.models.frontend.converters.graphs import model_of
 from tvm_adaptive._tvm import relax
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models import compile_network, outputs_agree, prepare, run_network
 from tvm_adaptive.models.frontend.onnx_import import relax_of_graph
 from tvm_adaptive.models.frontend.shapes import network_of_imported
 from tvm_adaptive.tuning.target import resolve_target
-
-
-def model_of(onnx, nodes, inputs, weights, opset):
-    make = onnx.helper
-    used = {name for node in nodes for name in node.input}
-    results = [name for node in nodes for name in node.output if name and name not in used]
-    graph = make.make_graph(
-        nodes,
-        "net",
-        [
-            make.make_tensor_value_info(
-                name, make.np_dtype_to_tensor_dtype(value.dtype), value.shape
-            )
-            for name, value in inputs.items()
-        ],
-        [make.make_empty_tensor_value_info(name) for name in results],
-        [
-            onnx.numpy_helper.from_array(np.asarray(value), name)
-            for name, value in weights.items()
-            if name in used
-        ],
-    )
-    model = make.make_model(graph, opset_imports=[make.make_opsetid("", opset)])
-    model.ir_version = 9
-    return model
 
 
 def outputs_of(mod, inputs):
@@ -70,7 +45,7 @@ def compare(onnx):
     ort = pytest.importorskip("onnxruntime")
 
     def run(nodes, inputs, weights, opset=17):
-        model = model_of(onnx, nodes, inputs, weights, opset)
+        model = model_of(nodes, inputs, weights, opset)
         session = ort.InferenceSession(
             model.SerializeToString(), providers=["CPUExecutionProvider"]
         )
@@ -90,7 +65,7 @@ def run_graph(onnx):
     """Return what a graph computes."""
 
     def run(nodes, inputs, weights, opset=17):
-        model = model_of(onnx, nodes, inputs, weights, opset)
+        model = model_of(nodes, inputs, weights, opset)
         return outputs_of(relax_of_graph(Path("net.onnx"), model), inputs)
 
     return run
@@ -101,7 +76,7 @@ def refusal(onnx):
     """Return why a graph cannot be imported."""
 
     def run(nodes, inputs, weights, opset=17):
-        model = model_of(onnx, nodes, inputs, weights, opset)
+        model = model_of(nodes, inputs, weights, opset)
         with pytest.raises(InvalidOptionError, match="TVM cannot import") as caught:
             relax_of_graph(Path("net.onnx"), model)
         return str(caught.value)
