@@ -60,6 +60,12 @@ def test_a_file_that_is_no_sample(content: bytes, tmp_path: Path) -> None:
         read_sample(path)
 
 
+def test_an_array_without_a_name_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "s.npy", GOOD["x"])
+    with pytest.raises(InvalidOptionError, match="it holds one array without a name"):
+        read_sample(tmp_path / "s.npy")
+
+
 def test_pickled_arrays_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "s.npz", x=np.array([{}], dtype=object))
     with pytest.raises(InvalidOptionError, match="Object arrays cannot be loaded"):

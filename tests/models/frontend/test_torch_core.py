@@ -58,7 +58,7 @@ def test_what_networks_consist_of_needs_no_trace(torch, block, image, check_impo
     assert [node.target for node in program.graph.nodes] == names  # is left as it is
     found = {getattr(node.target, "__name__", "") for node in core.graph.nodes}
     assert not {name for name in found if "_." in name}
-    assert {"convolution.default", "_native_batch_norm_legit_no_training.default"} <= found
+    assert {"conv2d.default", "_native_batch_norm_legit_no_training.default"} <= found
 
     def never(_program):
         raise AssertionError("traced")

@@ -108,7 +108,7 @@ def peer_names(text: str) -> list[str]:
 
 def check_installed(names: Sequence[str]) -> None:
     """Raise InvalidOptionError if the package of a peer is missing."""
-    packages = [PEERS[name].package for name in names]
+    packages = dict.fromkeys(PEERS[name].package for name in names)
     if missing := [each for each in packages if importlib.util.find_spec(each) is None]:
         raise InvalidOptionError(
             f"The peers need packages that are not installed: pip install {' '.join(missing)}."

@@ -202,12 +202,15 @@ def limits_of(path: Path, file_format: FileFormat) -> Limits:
 def _files_beside(path: Path) -> list[Path]:
     """Return the files of a folder, and some of the folders in it, where weights may be."""
     found: list[Path] = []
-    for folder in [path.parent, *path.parent.iterdir()]:
+    folders = [path.parent]
+    with contextlib.suppress(OSError):  # a folder may be closed, and its files not
+        folders += itertools.islice(path.parent.iterdir(), _MAX_ENTRIES)
+    for folder in folders:
         with contextlib.suppress(OSError):
             if folder.is_dir():
                 entries = itertools.islice(folder.iterdir(), _MAX_ENTRIES - len(found))
                 found += [each for each in entries if each.is_file()]
-    return found
+    return found or [path]
 
 
 def _size_bytes(path: Path) -> int:

@@ -24,7 +24,8 @@ def read_sample(sample: Sample) -> dict[str, npt.NDArray[Any]]:
         return {str(name): np.asarray(value) for name, value in sample.items()}
     path = Path(sample)
     try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as found:
+        with open(path, "rb") as file:
+            found = np.load(file, allow_pickle=False)
             if not isinstance(found, np.lib.npyio.NpzFile):
                 raise ValueError("it holds one array without a name")
             return {name: np.asarray(found[name]) for name in found.files}

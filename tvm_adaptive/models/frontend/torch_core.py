@@ -14,7 +14,8 @@ from typing import Any
 # Operators that TVM translates as they are.
 _KEPT = frozenset(
     {
-        *("add.Tensor", "avg_pool2d.default", "cat.default", "gelu.default", "max_pool2d.default"),
+        *("add.Tensor", "avg_pool2d.default", "cat.default", "conv1d.default", "conv2d.default"),
+        *("flatten.using_ints", "gelu.default", "max_pool2d.default"),
         *("mean.dim", "mul.Tensor", "permute.default", "relu.default"),
         *("hardsigmoid.default", "hardswish.default", "hardtanh.default", "sigmoid.default"),
         *("relu6.default", "silu.default"),
@@ -37,18 +38,10 @@ class _NotPlainError(Exception):
 
 
 def core_of_plain(program: Any) -> Any | None:
-    """Return a ``torch.export.ExportedProgram`` in core operators, if all of its are known.
+    """Return an exported program in core operators, which shares its weights.
 
-    Parameters
-    ----------
-    program : torch.export.ExportedProgram
-        Is left as it is; the result shares its weights.
-
-    Returns
-    -------
-    torch.export.ExportedProgram or None
-        None for a program with other operators, with mutated inputs or buffers, in training mode,
-        or with in-place operators on what others read.
+    None for one with other operators, with mutated inputs or buffers, in training mode, or with
+    in-place operators on what others read.
     """
     import torch
     from torch.export.graph_signature import OutputKind, TensorArgument
@@ -122,16 +115,6 @@ def _batch_norm(graph: Any, node: Any) -> Any:
     return _call(graph, operator.getitem, (found, 0), node.meta)
 
 
-def _convolution(graph: Any, node: Any) -> Any:
-    import torch
-
-    n, given = len(_shape(node)) - 2, tuple(node.args)
-    defaults = (None, None, None, [1] * n, [0] * n, [1] * n, 1)
-    *first, groups = given + defaults[len(given) :]
-    args = (*first, False, [0] * n, groups)
-    return _call(graph, torch.ops.aten.convolution.default, args, node.meta)
-
-
 def _layer_norm(graph: Any, node: Any) -> Any:
     import torch
 
@@ -161,12 +144,6 @@ def _global_mean(graph: Any, node: Any) -> Any:
     return _call(graph, torch.ops.aten.mean.dim, (node.args[0], [-1, -2], True), node.meta)
 
 
-def _view(graph: Any, node: Any) -> Any:
-    import torch
-
-    return _call(graph, torch.ops.aten.view.default, (node.args[0], _shape(node)), node.meta)
-
-
 def _input(_graph: Any, node: Any) -> Any:
     return node.args[0]
 
@@ -179,11 +156,8 @@ def _always(_node: Any) -> bool:
 _REWRITES: dict[str, tuple[_Rewrite, Callable[[Any], bool]]] = {
     "adaptive_avg_pool2d.default": (_global_mean, lambda node: list(node.args[1]) == [1, 1]),
     "batch_norm.default": (_batch_norm, lambda node: not node.args[5]),
-    "conv1d.default": (_convolution, _always),
-    "conv2d.default": (_convolution, _always),
     "dropout.default": (_input, lambda node: not node.args[2]),
     "dropout_.default": (_input, lambda node: not node.args[2]),
-    "flatten.using_ints": (_view, _always),
     "layer_norm.default": (_layer_norm, _always),
     "linear.default": (_linear, lambda node: len(_shape(node)) > 2),
 }

@@ -1,7 +1,15 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+
+from tests.models.frontend.converters.graphs import model_of
+from tvm_adaptive.models import call_counts, prepare
+from tvm_adaptive.models.frontend.onnx_import import relax_of_graph
+from tvm_adaptive.models.frontend.shapes import network_of_imported
+from tvm_adaptive.tuning.target import resolve_target
 
 make = pytest.importorskip("onnx").helper.make_node
 
@@ -60,8 +68,24 @@ def test_pools_of_the_same_size_are_padded_as_onnx_has_it(compare):
         make("MaxPool", ["odd"], ["lower"], kernel_shape=[3, 2], strides=[2, 2],
              auto_pad="SAME_LOWER"),
         make("MaxPool", ["odd"], ["valid"], kernel_shape=[2, 2], auto_pad="VALID"),
+        make("AveragePool", ["odd"], ["average"], kernel_shape=[3, 2], strides=[2, 2],
+             auto_pad="SAME_LOWER"),
+        make("LpPool", ["odd"], ["norm"], kernel_shape=[3, 3], strides=[2, 2],
+             auto_pad="SAME_UPPER"),
     ]  # fmt: skip
-    compare(nodes, {"odd": drawn(1, 2, 5, 7)}, {}, opset=12)
+    compare(nodes, {"odd": drawn(1, 2, 5, 7)}, {}, opset=19)
+
+
+@pytest.mark.parametrize("auto_pad", ["SAME_UPPER", "SAME_LOWER"])
+def test_a_convolution_of_the_same_size_pads_by_itself(compare, auto_pad):
+    how = {"strides": [2, 2], "auto_pad": auto_pad}
+    node = make("Conv", ["x", "kernel"], ["y"], **how)
+    inputs, weights = {"x": drawn(1, 2, 6, 8)}, {"kernel": drawn(4, 2, 3, 3, seed=1)}
+    compare([node], inputs, weights)
+    mod = relax_of_graph(Path("net.onnx"), model_of([node], inputs, weights))
+    network = network_of_imported("net", mod, {"x": (1, 2, 6, 8)})
+    counts = call_counts(prepare(network, resolve_target("cpu"), "NHWC").mod)
+    assert not any("pad" in name for name in counts)
 
 
 def test_a_pool_that_skips_has_no_pad(run_graph):
@@ -110,6 +134,9 @@ def test_the_limits_of_suppression_are_those_of_the_model(compare, refusal):
         ("most", "", "least"),
     ]
     given = {name: inputs[name] for name in ("boxes", "scores")}
+    # Of a class that no image shows.
+    tiny = {"boxes": given["boxes"], "scores": given["scores"] * np.float32(1e-9) + 1e-9}
+    compare([make("NonMaxSuppression", ["boxes", "scores", "few"], ["y"])], tiny, weights)
     for each in limits:
         compare([make("NonMaxSuppression", ["boxes", "scores", *each], ["y"])], given, weights)
     node = make("NonMaxSuppression", ["boxes", "scores", "limit"], ["chosen"])

@@ -34,7 +34,7 @@ OWN: dict[str, OnnxConverter] = {
     "LayerNormalization": elementwise.convert_layer_normalization,
     "LpNormalization": elementwise.convert_lp_normalization,
     **dict.fromkeys(("Max", "Mean", "Min", "Sum"), elementwise.convert_of_many),
-    "MaxPool": places.convert_max_pool,
+    **dict.fromkeys(("Conv", "MaxPool"), places.convert_windows),
     "NonMaxSuppression": places.convert_non_max_suppression,
     "OneHot": elementwise.convert_one_hot,
     "Pad": places.convert_pad,

@@ -158,8 +158,12 @@ def convert_slice(node: OnnxNode) -> Expr:
     return node.by_tvm(inputs=[node.inputs[0], *bounds], attributes={}, opset=13)
 
 
-def convert_max_pool(node: OnnxNode) -> Expr:
-    """Convert MaxPool, with pads in numbers: TVM's for "SAME" may be below zero, or too few."""
+def convert_windows(node: OnnxNode) -> Expr:
+    """Convert Conv or MaxPool, with pads in numbers.
+
+    For "SAME", TVM copies the images of a convolution, with channels first, and the pads of its
+    pools may be below zero, or too few.
+    """
     attributes = dict(node.attributes)
     auto = as_text(attributes.pop("auto_pad", "NOTSET"))
     if not auto.startswith("SAME"):
@@ -167,7 +171,8 @@ def convert_max_pool(node: OnnxNode) -> Expr:
     extents = np.array(shape_of(node.inputs[0])[2:])
     ones = [1] * len(extents)
     strides, dilations = (np.array(attributes.get(n, ones)) for n in ("strides", "dilations"))
-    reach = (np.array(attributes["kernel_shape"]) - 1) * dilations + 1
+    kernel = attributes.get("kernel_shape") or shape_of(node.inputs[1])[2:]
+    reach = (np.array(kernel) - 1) * dilations + 1
     results = -(-extents // strides)
     totals = np.maximum((results - 1) * strides + reach - extents, 0)
     attributes["pads"] = _pads_of(totals, auto)
@@ -190,9 +195,12 @@ def convert_non_max_suppression(node: OnnxNode) -> Expr:
     # TVM takes an overlap of zero, also a subnormal one, as none to look for.
     tiny = np.finfo("float32").tiny
     above = max(np.nextafter(np.float32(overlap or 0.0), np.float32(2)), tiny)
-    if least is None:  # all stay
-        below = emit(op.subtract(op.min(scores), constant(1.0, "float32")))
-        scores, least = emit(op.subtract(scores, below)), np.float32(0.0)
+    if least is None:  # all stay; those above zero as exact as they are
+        lowest, zero = emit(op.min(scores)), constant(0.0, "float32")
+        shifted = op.subtract(scores, op.subtract(lowest, constant(1.0, "float32")))
+        raised = op.maximum(scores, constant(tiny, "float32"))
+        scores = emit(op.where(op.less(lowest, zero), shifted, raised))
+        least = np.float32(0.0)
     elif least < 0:
         scores, least = emit(op.subtract(scores, constant(least, "float32"))), np.float32(0.0)
     # TVM makes room for as many; no class can keep more boxes than there are.

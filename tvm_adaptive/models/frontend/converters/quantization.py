@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from tvm_adaptive._tvm import relax
 from tvm_adaptive._tvm.onnx_frontend import OnnxNode
 from tvm_adaptive.models.frontend.converters import values
+from tvm_adaptive.models.frontend.converters.places import convert_windows
 from tvm_adaptive.models.frontend.converters.values import Expr, constant, dtype_of, shape_of
 
 
@@ -104,7 +106,9 @@ def _convolved(node: OnnxNode, x: Expr, x_zero: Any, w: Expr, w_zero: Any) -> Ex
     if w_zero is not None and shape_of(w_zero):
         w_zero = emit(relax.op.reshape(w_zero, [-1] + [1] * (len(shape_of(w)) - 1)))
     inputs = [emit(_centred(node, x, x_zero)), emit(_centred(node, w, w_zero))]
-    return emit(node.by_tvm(operator="Conv", inputs=inputs, attributes=dict(node.attributes)))
+    attributes = dict(node.attributes)
+    convolution = dataclasses.replace(node, operator="Conv", inputs=inputs, attributes=attributes)
+    return emit(convert_windows(convolution))
 
 
 def _output_type(node: OnnxNode, default: str) -> str:
