@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import functools
 import json
@@ -16,7 +17,7 @@ import cloudpickle
 import pytest
 from tvm.s_tir.meta_schedule.runner import RPCConfig, Runner, RunnerInput
 
-from tvm_adaptive.errors import is_machine_failure
+from tvm_adaptive.errors import WorkerTimeoutError, is_machine_failure
 from tvm_adaptive.measure_callback.journal import Journal, read_journal
 from tvm_adaptive.runner.rpc import runner as rpc
 from tvm_adaptive.runner.rpc.device_pool import BoardRules
@@ -81,6 +82,10 @@ def note_release(folder: str) -> None:
 
 def fail_always(artifact_path: str, device_type: str, args_info: Any, options: Any) -> Timing:
     raise RuntimeError("a bad kernel")
+
+
+def fill_disk(artifact_path: str, device_type: str, args_info: Any, options: Any) -> Timing:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def measure(artifact_path: str, device_type: str, args_info: Any, options: Any) -> Timing:
@@ -218,6 +223,27 @@ def test_a_device_is_given_back_after_a_candidate_that_fails(farm: Farm, monkeyp
     assert "a bad kernel" in str(result.error_msg)
     assert not is_machine_failure(result.error_msg)
     assert (farm.folder / "released").read_text() == "farm:1\n"
+
+
+def test_a_device_without_disk_space_says_nothing_of_a_candidate(farm: Farm) -> None:
+    farm.set(farm_1=1.0)
+    (result,) = farm.measure(farm.runner(measure=fill_disk), 1)
+    assert is_machine_failure(result.error_msg)
+    assert "No space left on device" in str(result.error_msg)
+
+
+def test_a_worker_that_has_queued_in_vain_ends_no_candidate_of_late(
+    farm: Farm, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(rpc.lease, "queue_for_device", queue_in_vain)
+    farm.set(farm_1=1.0)
+    runner = farm.runner(overlap=True)
+    (future,) = Runner.run(runner, [RunnerInput("kernel", str(farm.state), [])])
+    plan = runner._plan()
+    next(plan)
+    with pytest.raises(StopIteration):
+        plan.throw(WorkerTimeoutError("others use all devices"))
+    assert not future.done()
 
 
 def test_closing_does_not_wait_for_a_device(farm: Farm, monkeypatch: Any) -> None:

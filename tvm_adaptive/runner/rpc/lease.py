@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from tvm_adaptive._tvm import RPCConfig, rpc_base, rpc_connect
-from tvm_adaptive.errors import AdaptiveError
+from tvm_adaptive.errors import AdaptiveError, machine_failure
 from tvm_adaptive.runner.measure import RANDOM_FILL
 from tvm_adaptive.workers import device_session
 
@@ -38,7 +38,8 @@ class FailedMeasurement:
     """A measurement that raised an exception."""
 
     traceback: str
-    is_device_alive: bool  # then the candidate is at fault
+    is_device_alive: bool  # then the candidate is at fault, unless there is the next
+    machine_failure: str = ""  # what a machine lacked: processes, memory or disk space
 
 
 class _Lease:
@@ -114,8 +115,9 @@ def measure_leased(measure: Callable[..., Any], *args: Any) -> Any:
     """Call a measuring function; if it raises, find out whether the device is alive."""
     try:
         return measure(*args)
-    except Exception:
-        return FailedMeasurement(traceback.format_exc(), is_device_alive())
+    except Exception as error:
+        text = traceback.format_exc()
+        return FailedMeasurement(text, is_device_alive(), machine_failure(error))
 
 
 def is_device_alive() -> bool:

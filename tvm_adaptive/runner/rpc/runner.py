@@ -15,9 +15,11 @@ from tvm_adaptive._tvm import RPCConfig, RunnerResult, derived_object
 from tvm_adaptive.errors import (
     MACHINE_FAILURE,
     InvalidOptionError,
+    MachineError,
     WorkerDiedError,
     WorkerError,
     WorkerTaskError,
+    WorkerTimeoutError,
     check_at_least,
     check_positive,
     summary_line,
@@ -165,6 +167,9 @@ class AdaptiveRPCRunner(QueueingRunner):
             address, present = yield Step(
                 "queueing for a device", lease.queue_for_device, wanted, self.queue_timeout_sec
             )
+        except WorkerTimeoutError as error:  # others use all devices
+            self._fail_stalled(summary_line(error))
+            return
         except WorkerError as error:
             if not self._n_measuring:
                 self._dispatcher.fail_queued(no_device(self.rpc_config, summary_line(error)))
@@ -219,6 +224,9 @@ class AdaptiveRPCRunner(QueueingRunner):
             if isinstance(timing, lease.FailedMeasurement):
                 if not timing.is_device_alive:
                     raise WorkerDiedError(timing.traceback)
+                if timing.machine_failure:
+                    yield from self._release()
+                    raise MachineError(timing.machine_failure)
                 failure = WorkerTaskError(timing.traceback)
                 self._dispatcher.settle(job, self._failed(job.index, failure, board=address))
                 yield from self._release()
