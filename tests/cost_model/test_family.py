@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from tvm_adaptive.cost_model.dataset import Dataset
-from tvm_adaptive.cost_model.family import FamilySurrogate, learn_families
+from tvm_adaptive.cost_model.family import FamilySurrogate
 from tvm_adaptive.cost_model.surrogate import SurrogateOptions
 
 OPTIONS = SurrogateOptions(n_trees=8, n_jobs=1)
@@ -102,14 +101,13 @@ def test_a_task_that_changes_its_family_takes_its_samples_along() -> None:
     assert model.serving("b") is model.parts["y"]
 
 
-def test_samples_come_apart_by_family_and_together_again() -> None:
+def test_a_dataset_is_divided_into_its_families() -> None:
     model = surrogate()
     fill(model, {"a": ("x", 30, 0, 1.0), "b": ("", 20, 0, 1.0), "c": ("y", 10, 0, 1.0)})
-    parts = model.by_family()
-    assert {name: len(part) for name, part in parts.items()} == {"x": 30, "": 20, "y": 10}
     again = surrogate()
-    again.replace(parts)
+    again.replace(model.dataset, model.families)
     assert again.families == {"a": "x", "c": "y"}
+    assert {name: len(part.dataset) for name, part in again.parts.items()} == {"x": 30, "y": 10}
     assert len(again.dataset) == 60
 
 
@@ -121,42 +119,3 @@ def test_samples_of_earlier_runs_serve_all() -> None:
     fill(model, {"a": ("x", 3, 0, 1.0)})
     assert model.serving("a").refit_if_due() is not None
     assert model.serving("a").scores("a", samples(5, 2)[0]) is not None
-
-
-def contradicting(n: int = 60) -> Dataset:
-    dataset = Dataset()
-    for seed, (key, column, sign) in enumerate(
-        [("a", 0, 1.0), ("b", 0, 1.0), ("c", 0, -1.0), ("d", 0, -1.0), ("e", 3, 1.0)]
-    ):
-        dataset.add(key, *samples(n, seed, column, sign))
-    return dataset
-
-
-def test_families_are_learned_from_who_ranks_whom() -> None:
-    found = learn_families(contradicting(), seed=0)
-    assert found["a"] == found["b"]
-    assert found["c"] == found["d"]
-    assert len({found["a"], found["c"], found["e"]}) == 3
-
-
-def test_nothing_is_learned_of_tasks_with_few_samples() -> None:
-    dataset = contradicting()
-    dataset.add("few", *samples(5, 9))
-    assert "few" not in learn_families(dataset, seed=0)
-    assert learn_families(Dataset(), seed=0) == {}
-    alone = Dataset()
-    alone.add("a", *samples(60, 0))
-    assert set(learn_families(alone, seed=0)) == {"a"}
-
-
-def test_a_forecast_that_is_constant_is_no_agreement() -> None:
-    dataset = Dataset()
-    for seed, key in enumerate("abc"):
-        dataset.add(key, np.ones((40, D), dtype=np.float32), samples(40, seed)[1])
-    assert len(set(learn_families(dataset, seed=0).values())) == 3
-
-
-@pytest.mark.parametrize("least", [-1.0, 1.01])
-def test_the_threshold_decides_how_many_there_are(least: float) -> None:
-    found = learn_families(contradicting(), seed=0, min_correlation=least)
-    assert len(set(found.values())) == (1 if least < 0 else 5)

@@ -40,13 +40,11 @@ def test_it_is_known_by_name():
     assert isinstance(_tvm.python_side(model), RFEIFamilyCostModel._cls)
 
 
-@pytest.mark.parametrize(
-    ("kind", "n_families"), [("anchor", 1), ("op", 1), ("hash", 1), ("task", 3)]
-)
-def test_sizes_of_one_operator_are_a_family_unless_each_task_is_one(tasks, kind, n_families):
+@pytest.mark.parametrize("kind", FAMILY_KINDS)
+def test_sizes_of_one_operator_are_a_family(tasks, kind):
     model = make(family=kind)
     learn(model, tasks, n=4)
-    assert len(set(families_of(model).values())) == n_families
+    assert len(set(families_of(model).values())) == 1
     assert len(families_of(model)) == 3
 
 
@@ -57,7 +55,7 @@ def test_operators_are_distinguished(tasks):
         space_generator=context.space_generator,
         task_name="fused_conv1d_add",
     )
-    for kind in ("op", "hash", "task"):
+    for kind in FAMILY_KINDS:
         model = make(family=kind)
         learn(model, tasks[:1], n=4)
         model._inst._key(other)
@@ -77,51 +75,40 @@ def test_a_family_answers_once_it_knows_enough(tasks):
     assert np.ptp(np.asarray(scores)) > 0
 
 
-def test_each_family_has_a_file_of_its_own_and_gets_it_back(tasks, tmp_path):
-    model = make(family="task", min_samples=16)
+def test_a_file_gives_the_families_back(tasks, tmp_path):
+    model = make(min_samples=32)
     learn(model, tasks)
     model.save(str(tmp_path / "model"))
-    files = sorted((tmp_path / "model").iterdir())
-    assert len(files) == 3
-    again = make(family="task", min_samples=16)
+    again = make(min_samples=32)
     again.load(str(tmp_path / "model"))
     assert families_of(again) == families_of(model)
-    sizes = {name: len(part.dataset) for name, part in again._inst._surrogate.parts.items()}
-    assert set(sizes.values()) == {16}
+    (part,) = again._inst._surrogate.parts.values()
+    assert len(part.dataset) == 48
     np.testing.assert_array_equal(again.predict(*tasks[0]), model.predict(*tasks[0]))
 
 
-def test_files_of_families_that_are_no_more_go(tasks, tmp_path):
-    folder = tmp_path / "model"
-    first = make(family="task")
-    learn(first, tasks)
-    first.save(str(folder))
-    second = make()
-    learn(second, tasks)
-    second.save(str(folder))
-    assert len(list(folder.iterdir())) == 1
+def test_what_is_measured_after_a_file_is_learned_at_once(tasks, tmp_path):
+    model = make(min_samples=32)
+    learn(model, tasks, n=32)
+    model.save(str(tmp_path / "model"))
+    model.load(str(tmp_path / "model"))
+    surrogate = model._inst._surrogate
+    serving = surrogate.serving(model._inst._key(tasks[0][0]))
+    assert serving is not surrogate
+    assert serving.refit_if_due() is not None
+    learn(model, tasks[:1], n=2)
+    assert serving.refit_if_due() is not None
 
 
-def test_a_folder_that_cannot_be_read_leaves_the_model_as_it_is(tasks, tmp_path):
+def test_a_file_that_cannot_be_read_leaves_the_model_as_it_is(tasks, tmp_path):
     model = make()
     learn(model, tasks)
-    with pytest.raises(ModelFileError, match="holds no families"):
-        model.load(str(tmp_path))
-    (tmp_path / "x.family.npz").write_bytes(b"nonsense")
+    with pytest.raises(ModelFileError, match="no such cost model file"):
+        model.load(str(tmp_path / "model"))
+    (tmp_path / "model").write_bytes(b"nonsense")
     with pytest.raises(ModelFileError, match="not a whole file"):
-        model.load(str(tmp_path))
+        model.load(str(tmp_path / "model"))
     assert len(model._inst._surrogate.dataset) == 48
-
-
-def test_families_are_learned_when_there_is_enough_to_learn_from(tasks, monkeypatch):
-    from tvm_adaptive.cost_model import family_model
-
-    monkeypatch.setattr(family_model, "_FIRST_LEARN", 90)
-    model = make(family="learned")
-    learn(model, tasks, n=32)
-    assert families_of(model) == {}
-    model.predict(*tasks[0])
-    assert len(families_of(model)) == 3
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from tvm_adaptive.cost_model import RFEICostModel
 from tvm_adaptive.cost_model.dataset import Dataset
 from tvm_adaptive.cost_model.storage import write_dataset
 from tvm_adaptive.cost_model.surrogate import rank_correlation
-from tvm_adaptive.errors import InvalidOptionError, ModelFileError
+from tvm_adaptive.errors import MACHINE_FAILURE, InvalidOptionError, ModelFileError
 from tvm_adaptive.measure_callback.journal import Journal, read_journal
 from tvm_adaptive.search_strategy.schedules import key_of
 from tvm_adaptive.values.trial_log import TrialLog
@@ -114,7 +114,7 @@ def test_it_ranks_what_it_has_learned(task):
     assert 0.2 < posterior.mean.max() <= 1.0
 
 
-def test_through_the_doors_of_tvm(task):
+def test_through_the_interfaces_of_tvm(task):
     context, candidates = task
     model = RFEICostModel(n_trees=20, seed=0)
     stock_view = _tvm.CostModel
@@ -167,6 +167,17 @@ def test_only_failures(task):
     scores = model.predict(context, candidates)
     assert (scores > 0).all()
     assert model.posterior(context, candidates) is None
+
+
+def test_what_the_machine_has_failed_at_says_nothing_of_a_candidate(task):
+    context, candidates = task
+    model = RFEICostModel(n_trees=5, seed=0)
+    untried = _tvm.RunnerResult(None, f"{MACHINE_FAILURE}no memory")
+    model.update(context, candidates[:3], [untried, result(1e-3), failure()])
+    dataset = model._inst._surrogate.dataset
+    assert (len(dataset), dataset.n_failures) == (2, 1)
+    model.update(context, candidates[:1], [untried])
+    assert len(dataset) == 2
 
 
 def test_empty_batches(task):

@@ -2,8 +2,9 @@
 
 A task with four trials looks finished if its targets are relative to its own best: that one
 is then as good as it gets. So the ceiling is shrunk from the best to what other tasks reach
-for as many operations (a line through the logarithms of work and seconds, the compute side of a
-roofline; Williams et al., CACM 52, 2009), the more the fewer trials there are.
+for as many operations, the more the fewer trials there are. That is a line through the logarithms
+of work and seconds: a power law, which with exponent 1 is the compute side of a roofline
+(Williams et al., CACM 52, 2009).
 """
 
 from __future__ import annotations

@@ -3,19 +3,16 @@
 FamilySeer (Zhang et al., ICPP 2023; RFC 57 of tvm-rfcs) trains one cost model per family,
 because a model of everything may average away what matters to one kind of operator. Unlike
 in its released code, a family without enough samples or tasks is served by the model of all
-tasks, and each family is saved to, and read from, a file of its own.
+tasks, and a loaded model knows its families.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
+from typing import Any
 
-import numpy as np
-
-from tvm_adaptive.cost_model.dataset import Dataset, targets_of
-from tvm_adaptive.cost_model.forest import Forest
-from tvm_adaptive.cost_model.surrogate import Surrogate, SurrogateOptions, rank_correlation
+from tvm_adaptive.cost_model.dataset import Dataset
+from tvm_adaptive.cost_model.surrogate import Surrogate, SurrogateOptions
 from tvm_adaptive.values.hooks import Rows
 from tvm_adaptive.values.trial import FloatArray
 
@@ -24,11 +21,6 @@ from tvm_adaptive.values.trial import FloatArray
 MIN_SAMPLES = 128
 # One or two tasks are not typical of a family.
 MIN_TASKS = 3
-# Tasks whose models rank one another's candidates at least so well are of one family.
-MIN_CORRELATION = 0.5
-# From fewer samples a rank correlation is mostly noise.
-_MIN_TO_COMPARE = 32
-_N_TREES = 24
 
 
 class FamilySurrogate(Surrogate):
@@ -85,51 +77,18 @@ class FamilySurrogate(Surrogate):
             return self
         return part if len(part.dataset) >= self.min_samples else self
 
-    def by_family(self) -> dict[str, Dataset]:
-        """Return the samples of each family; ``""`` are those without one."""
-        found: dict[str, Dataset] = {}
-        for key, task in self.dataset:
-            part = found.setdefault(self._family_of.get(key, ""), Dataset())
-            part.share(self.dataset, key, len(task.seconds))
-        return found
+    def header(self) -> dict[str, Any]:
+        """Return options, seed and families for a saved file; JSON-ready."""
+        return {**super().header(), "families": self._family_of}
 
-    def replace(self, datasets: Mapping[str, Dataset]) -> None:
-        """Forget everything and start from the samples of families."""
-        self.replace_dataset(Dataset())
+    def replace(self, dataset: Dataset, families: Mapping[str, str]) -> None:
+        """Forget everything and start from a dataset of earlier runs and its families."""
+        self.replace_dataset(dataset)
         self._qualities.clear()
         self.parts, self._family_of = {}, {}
-        for name, dataset in datasets.items():
-            for key, task in dataset:
-                if name:
-                    self._family_of[key] = name
-                self.add(key, task.rows, task.seconds, task.errors)
+        self.assign(families)
+        for part in self.parts.values():
+            part.replace_dataset(part.dataset)
 
     def _part(self, name: str) -> Surrogate:
         return self.parts.setdefault(name, Surrogate(self.options, self.seed))
-
-
-def learn_families(
-    dataset: Dataset, *, seed: int, min_correlation: float = MIN_CORRELATION
-) -> dict[str, str]:
-    """Group tasks whose models rank one another's candidates well, by average linkage."""
-    from scipy.cluster.hierarchy import fcluster, linkage
-    from scipy.spatial.distance import squareform
-
-    known = [(key, task) for key, task in dataset if task.succeeded.sum() >= _MIN_TO_COMPARE]
-    if len(known) < 2:
-        return {key: "learned-1" for key, _ in known}
-    samples = [targets_of(task, "log", task.best_sec) for _, task in known]
-    forests = [Forest(n_trees=_N_TREES, n_jobs=1).fit(rows, y, seed) for rows, y in samples]
-    distance = np.zeros((len(known), len(known)))
-    for i, j in itertools.combinations(range(len(known)), 2):
-        both = (_agreement(forests[i], *samples[j]), _agreement(forests[j], *samples[i]))
-        distance[i, j] = distance[j, i] = 1.0 - float(np.mean(both))
-    labels = fcluster(
-        linkage(squareform(distance), method="average"), 1.0 - min_correlation, "distance"
-    )
-    return {key: f"learned-{label}" for (key, _), label in zip(known, labels, strict=True)}
-
-
-def _agreement(forest: Forest, rows: Rows, y: FloatArray) -> float:
-    # A constant forecast tells no candidate from another.
-    return float(np.nan_to_num(rank_correlation(forest.predict(rows)[0], y), nan=0.0))

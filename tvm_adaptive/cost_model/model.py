@@ -251,9 +251,13 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
         candidates: list[MeasureCandidate],
         results: list[RunnerResult],
     ) -> None:
+        pairs = zip(candidates, map(Trial.of, results), strict=True)
+        tried = [(each, trial) for each, trial in pairs if not trial.is_untried]
+        if not tried:
+            return
         key = self._key(context)
-        rows, errors = self._logged(context, candidates)
-        seconds = np.array([Trial.of(each).seconds for each in results])
+        rows, errors = self._logged(context, [candidate for candidate, _ in tried])
+        seconds = np.array([trial.seconds for _, trial in tried])
         quality = self._surrogate.serving(key).check(key, rows, seconds)
         self._surrogate.add(key, rows, seconds, errors)
         if quality is not None:
