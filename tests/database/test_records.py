@@ -195,6 +195,16 @@ def test_one_bad_row_costs_that_row(url: str, fields: dict[str, Any]) -> None:
         assert [each.seconds for each in store.latest(task())] == [1.0, 2.0]
 
 
+def test_a_row_that_gets_the_number_of_a_bad_one_is_none(url: str) -> None:
+    with RecordStore(url) as store:
+        store.add(task(), [trial(1.0), trial(2.0)])
+        write_raw(store, seconds=-1.0)
+        assert store.prune(9) == 1
+        store.add(task(), [trial(3.0)])
+        assert [each.seconds for each in store.latest(task())] == [1.0, 2.0, 3.0]
+        assert store.prune(9) == 0
+
+
 @pytest.mark.parametrize(
     ("column", "value"),
     [

@@ -293,6 +293,7 @@ class RecordStore:
             n_deleted = tables.delete(connection, trials, self._valid.bad(trials))
             n_deleted += tables.delete_all_but(connection, trials, keep, by_time, groups)
             tables.delete(connection, finals, self._valid.bad(finals))
+        self._valid.forget()
         if self.url.get_backend_name() == "sqlite":
             try:
                 with self._lock, self._guard("write to"), connected(self._engine) as connection:

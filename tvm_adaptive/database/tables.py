@@ -43,6 +43,10 @@ class ValidRows:
         """Invalid rows found so far."""
         return sum(len(ids) for ids in self._bad.values())
 
+    def forget(self) -> None:
+        """Forget which rows are invalid: their ids may be given to others."""
+        self._bad.clear()
+
     def bad(self, table: sa.Table) -> list[int]:
         """Return the ids of a table's rows that are known to be invalid."""
         return sorted(self._bad[table.name])
