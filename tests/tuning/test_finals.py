@@ -341,8 +341,8 @@ def test_a_task_is_only_checked_where_the_seconds_would_not_suffice_for_the_othe
     session = make_session(budget=budget)
     mine: Any = SimpleNamespace(records=(), name="main")
     nothing: Any = None
-    turn = finals.Turn(share=0.5, n_left=10, due_sec=9.0)
-    finals.hold_playoff(session, mine, turn, builder=nothing, pool=nothing)
+    allowance = finals.Allowance(share=0.5, n_left=10, due_sec=9.0)
+    finals.hold_playoff(session, mine, allowance, builder=nothing, pool=nothing)
     (options,) = given
     assert {key: getattr(options, key) for key in expected} == pytest.approx(expected)
 
@@ -423,9 +423,9 @@ def test_what_there_is_no_time_to_check_stays_untuned(
 
 
 def test_a_play_off_leaves_the_others_the_time_to_be_checked() -> None:
-    assert finals.Turn(0.5, n_left=10, due_sec=5.4).limit_sec(20.0) == pytest.approx(14.6)
+    assert finals.Allowance(0.5, n_left=10, due_sec=5.4).limit_sec(20.0) == pytest.approx(14.6)
     # There is not even that much: the first ones are checked.
-    hurried = finals.Turn(0.5, n_left=40, due_sec=39.0)
+    hurried = finals.Allowance(0.5, n_left=40, due_sec=39.0)
     assert hurried.limit_sec(20.0) == 5.0
     assert hurried.limit_sec(2.0) == 2.0
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tvm_adaptive.tuning.budget import Budget
-from tvm_adaptive.tuning.interrupts import SignalCount, interruptible
+from tvm_adaptive.tuning.interrupts import interruptible
 from tvm_adaptive.workers import main as worker_main
 
 PROGRAM = Path(worker_main.__file__)
@@ -36,19 +36,6 @@ with owned(work_dir) as owner:
         else:
             sqlite3.connect(work_dir / "store.db", timeout=60).execute("BEGIN IMMEDIATE")
 """
-
-
-def test_an_echo_of_the_first_request_is_no_second_one() -> None:
-    now = [10.0]
-    count = SignalCount(frozenset({2, 15}), lambda: now[0])
-    assert count.take(17) == 0
-    assert count.take(15) == 1
-    now[0] += 0.1
-    assert count.take(15) == 0
-    assert count.take(2) == 0
-    now[0] += 1.0
-    assert count.take(17) == 0
-    assert count.take(2) == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

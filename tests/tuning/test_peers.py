@@ -16,7 +16,7 @@ from tvm_adaptive.models.network import Original
 from tvm_adaptive.tuning import peers
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.config import DEFAULT
-from tvm_adaptive.tuning.peers import Rivals, rivals_reserve_sec
+from tvm_adaptive.tuning.peers import Rivals, n_rivals, rivals_reserve_sec
 from tvm_adaptive.values.agreement import outputs_problem
 from tvm_adaptive.workers.pool import Outcome
 
@@ -62,9 +62,9 @@ def test_the_frameworks_take_turns_with_the_library(
     observer, journal = Notes(), Errors()
     session = make_session(DEFAULT.replace(peers="torch,ort"), observer=observer, journal=journal)
     turns = iter([0.25, 0.5, 1.0])
-    with Rivals(session, original_of(path), INPUTS, outputs_problem) as rivals:
-        secs = rivals.time([2 * INPUTS[0]], lambda seconds: next(turns))
-        (timing,) = rivals.timings
+    rivals = Rivals(session, original_of(path), INPUTS, outputs_problem)
+    secs = rivals.time([2 * INPUTS[0]], lambda seconds: next(turns))
+    (timing,) = rivals.timings
     assert secs == [0.25, 0.5, 1.0]
     assert timing.tuned_secs == (0.25, 0.5, 1.0)
     assert (timing.name, timing.framework, timing.n_threads) == ("ort", "ONNX Runtime 1.0", 2)
@@ -83,8 +83,8 @@ def test_the_frameworks_take_turns_with_the_library(
 def test_a_library_that_cannot_be_timed_is_compared_with_nothing(
     path: Path, make_session: Any
 ) -> None:
-    with Rivals(make_session(), original_of(path), INPUTS, outputs_problem) as rivals:
-        assert rivals.time([2 * INPUTS[0]], lambda seconds: None) == []
+    rivals = Rivals(make_session(), original_of(path), INPUTS, outputs_problem)
+    assert rivals.time([2 * INPUTS[0]], lambda seconds: None) == []
     assert rivals.timings == []
 
 
@@ -94,8 +94,8 @@ def test_a_model_that_cannot_be_written_costs_a_note(make_session: Any) -> None:
 
     observer = Notes()
     original = Original("PyTorch 9", lambda inputs: [], file=fail)
-    with Rivals(make_session(observer=observer), original, INPUTS, outputs_problem) as rivals:
-        assert len(rivals.time([], lambda seconds: 1.0)) == peers._ROUNDS
+    rivals = Rivals(make_session(observer=observer), original, INPUTS, outputs_problem)
+    assert len(rivals.time([], lambda seconds: 1.0)) == peers._ROUNDS
     assert observer.notes == ["PyTorch 9 is not compared: not serializable"]
 
 
@@ -137,8 +137,8 @@ def rounds_of(
         return 0.5
 
     session = make_session(budget=Budget(seconds, lambda: clock[0]), observer=observer or Notes())
-    with Rivals(session, original_of(Path("net.onnx")), INPUTS, outputs_problem) as rivals:
-        secs = rivals.time([2 * INPUTS[0]], time_tuned)
+    rivals = Rivals(session, original_of(Path("net.onnx")), INPUTS, outputs_problem)
+    secs = rivals.time([2 * INPUTS[0]], time_tuned)
     return rivals, secs, turns, pool
 
 
@@ -181,6 +181,13 @@ def test_a_framework_that_computes_something_else_is_told(
     rivals, *_ = rounds_of(make_session, monkeypatch, 1000.0, answers, observer)
     assert [timing.agree for timing in rivals.timings] == [False]
     assert "ONNX Runtime 1.0 computes something else: output 0: 5 of 6" in observer.notes[0]
+
+
+def test_a_model_s_own_framework_counts_once() -> None:
+    original = Original(PEERS["ort"].framework, list)
+    assert n_rivals(None, "ort") == 0
+    assert n_rivals(original, "") == n_rivals(original, "ort") == 1
+    assert n_rivals(original, "ort,openvino") == n_rivals(original, "openvino") == 2
 
 
 def test_the_reserve_grows_with_the_frameworks() -> None:

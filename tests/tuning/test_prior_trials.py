@@ -39,7 +39,7 @@ HERE = Environment("this processor, 2 cores", "0.27.0", "0.1.14")
 
 
 class Model:
-    n_features: int | None = None
+    n_features = N_FEATURES
 
     def preload(self, dataset: Dataset, *, fading: bool = False) -> None:
         assert not fading
@@ -395,7 +395,7 @@ def test_ten_thousand_hostile_rows_hide_no_good_one(
             connection.execute(sa.insert(schema.trials), rows)
         store.add(task, kept[50:])
     with RecordStore(tmp_path / "records.db", HERE) as store:
-        transfer_pool, model = TransferPool(), WideModel()
+        transfer_pool, model = TransferPool(), Model()
         start_sec = time.process_time()
         recalled = find_prior_trials(store, [context], transfer_pool, model)
         assert time.process_time() - start_sec < 60.0
@@ -409,10 +409,6 @@ def test_ten_thousand_hostile_rows_hide_no_good_one(
         assert seeds[0].point.vector == vectors_of(kept)[0]
 
 
-class WideModel(Model):
-    n_features = N_FEATURES
-
-
 def test_a_row_of_foreign_width_costs_no_other(
     store: RecordStore, mod: IRModule, target: Target, context: Any
 ) -> None:
@@ -420,7 +416,7 @@ def test_a_row_of_foreign_width_costs_no_other(
     kept = trials(mod, target, [1e-3, 2e-3, 3e-3])
     wide = dataclasses.replace(kept[2], features=np.ones(N_FEATURES + 1, dtype=np.float32))
     store.add(task, [wide, kept[0], kept[1], wide])
-    assert find_prior_trials(store, [context], None, WideModel()).n_samples == 2
+    assert find_prior_trials(store, [context], None, Model()).n_samples == 2
     kept_ones: list[Any] = []
     learner = SimpleNamespace(
         n_features=N_FEATURES, restore=lambda _context, rows, *_: kept_ones.extend(rows)

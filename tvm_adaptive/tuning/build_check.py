@@ -42,15 +42,8 @@ def compare_builds(
 ) -> ComparedCalls:
     """Compare two builds call by call; a crash or a hang is the problem of its function.
 
-    See :func:`~tvm_adaptive.models.compare_calls.compare_calls`. With ``in_overtime``,
-    the first attempt may end after the budget.
-
-    Raises
-    ------
-    OutOfTimeError
-        When the budget ends first.
-    WorkerError
-        When something else than a function of the tuned library failed.
+    With ``in_overtime``, the first attempt may end after the budget. Raises OutOfTimeError when the
+    budget ends first, WorkerError when something else than a tuned function failed.
     """
     failed: dict[str, str] = {}
     with ScratchFolder("calls", context.work_dir) as folder:

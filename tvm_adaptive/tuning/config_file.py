@@ -11,6 +11,7 @@ epsilon = "none"          # None, which TOML lacks
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 import types
 import typing
@@ -93,6 +94,8 @@ def _checked(value: Any, hint: Any, option: str) -> Any:
     allowed = typing.get_args(hint) if is_union else (hint,)
     if value in (None, _NONE) and type(None) in allowed:
         return None
+    if value is None and float in allowed:  # a journal's infinity; TOML has one of its own
+        return math.inf
     for kind in allowed:
         # True is an integer in Python only.
         if isinstance(value, bool) == (kind is bool) and isinstance(value, kind):

@@ -39,8 +39,10 @@ from tvm_adaptive.tuning.resume import read_settings
 from tvm_adaptive.tuning.run_lock import owned
 from tvm_adaptive.tuning.session import RunContext, check_disk_space, interrupts_of, open_services
 from tvm_adaptive.tuning.target import (
+    FARM_RUNNERS,
     TargetLike,
     describe_target,
+    environment_of,
     farm_of,
     n_cores_of,
     resolve_target,
@@ -128,13 +130,13 @@ def apply(
         what, target = options.what, options.target
         input_shapes, inputs = options.input_shapes, options.inputs
         other_farm = {}
-        if config.measure.tracker is not None:
+        if config.runner in FARM_RUNNERS:
             other_farm = {"runner": config.runner, "measure": config.measure}
         config = options.config.replace(**other_farm)
     model = load(what, input_shapes or {}, inputs=inputs)
     with _opened(out_dir, config, target, observer) as context:
         fields = {"what": what, "run": None if run is None else str(run)}
-        environment = Environment.current(context.target, context.farm)
+        environment = environment_of(context.target, context.config)
         context.journal.write(
             "apply", **fields, target=json.loads(str(context.target)), **environment.as_fields()
         )
@@ -175,7 +177,7 @@ def apply_network(
     there is no store; no play-off is held. With a share of 0, does what :func:`apply` does.
     """
     with _opened(Path(out_dir), config, None, observer) as context:
-        environment = Environment.current(context.target, context.farm)
+        environment = environment_of(context.target, context.config)
         context.journal.write("apply", what=network.name, run=None, **environment.as_fields())
         with open_store(config.store, environment) as store:
             if store is None and least_proven_share > 0:
@@ -237,12 +239,12 @@ def _compiled(
             if _proven_share(tasks, finalists) < least_proven_share:
                 return None
             finalists = [_proven_only(each) for each in finalists]
-        check.measure_untuned()
         if tasks and not any(each.records for each in finalists):
             raise InvalidOptionError(
                 f"Nothing was recorded for {model.name} on {describe_target(context.target)}; tune "
                 "it first, with the same layout and target."
             )
+        check.measure_untuned()
         comparison = check.measure_tuned(checked_database(context, finalists, check))
         if check.gives_up_forms(comparison):
             comparison = check.measure_tuned(checked_database(context, finalists, check))

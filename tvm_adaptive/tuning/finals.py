@@ -75,8 +75,8 @@ Draft: TypeAlias = Callable[[TuneContext, np.random.Generator], TuningRecord | N
 
 
 @dataclasses.dataclass(frozen=True)
-class Turn:
-    """The position of a task among the play-offs of a run."""
+class Allowance:
+    """What a task's play-off may take, by its position among the play-offs of a run."""
 
     share: float  # of the latency of all tasks
     n_left: int  # tasks whose play-offs have not been held, this one included
@@ -134,21 +134,25 @@ def decide(
         index: without_playoff(mine.records, mine.proven, mine.name)
         for index, mine in enumerate(finalists)
     }
-    held = {i: mine for i, mine in enumerate(finalists) if mine.is_due or mine.is_proven}
+    wanted = {i: mine for i, mine in enumerate(finalists) if mine.is_due or mine.is_proven}
     most_secs = dict[int, float]()
     if budget.interrupted:
-        held = {}
+        wanted = {}
     elif budget.checks_network:
         budget.release_playoffs(1.0)
         worthy = budget.worthy([each.stake for each in finalists], budget.spare_sec)
         most_secs = {each.index: each.most_sec for each in worthy}
-        held = {index: finalists[index].complete() for index in most_secs}
+        wanted = {index: finalists[index].complete() for index in most_secs}
     with contextlib.closing(VerdictRecorder(session, is_second=is_second)) as recorder:
-        with session.stage("play-off"):
-            reports |= _hold_playoffs(session, held, recorder, most_secs)
+        reports |= _hold_playoffs(session, wanted, recorder, most_secs)
         if budget.checks_network and not budget.interrupted:
             _check_others(session, check, finalists, reports, recorder)
-        choice = _hold_direct(session, choice, reports, recorder)
+        hold = functools.partial(_hold_playoffs, session, recorder=recorder)
+        choice = _hold_direct(choice, reports, hold)
+        # ``apply`` and ``show`` read the run's own verdicts: also on what the store has proven.
+        for report in reports.values():
+            if report.reason == "not-held":
+                recorder.add(report, is_earlier=True)
     if check.forms:
         session.journal.write("forms", groups=choice.as_fields(progress))
     in_order = [reports[index] for index in range(len(finalists))]
@@ -212,23 +216,19 @@ def _add_drafts(
 
 
 def _hold_direct(
-    session: Session,
     choice: FormChoice,
     reports: dict[int, FinalistReport],
-    recorder: VerdictRecorder,
+    hold: Callable[[dict[int, Finalists]], dict[int, FinalistReport]],
 ) -> FormChoice:
     """Hold the play-offs of direct forms where another one did not pass; return what is used."""
     left = choice.without_unchecked(reports)
-    held = {
+    again = {
         index: left.finalists[index].complete()
         for index, was_used in enumerate(choice.used)
         if left.used[index] and not was_used
     }
-    for index, mine in held.items():
-        reports[index] = without_playoff(mine.records, mine.proven, mine.name)
-    if held:
-        with session.stage("play-off"):
-            reports |= _hold_playoffs(session, held, recorder)
+    if again:
+        reports |= hold(again)
     return left
 
 
@@ -273,9 +273,8 @@ def _check_others(
         if reports[index].winner is None
     }
     if failed:
-        with session.stage("play-off"):
-            for index, report in _hold_playoffs(session, failed, recorder).items():
-                reports[index] = report.with_lost(reports[index].finalists)
+        for index, report in _hold_playoffs(session, failed, recorder).items():
+            reports[index] = report.with_lost(reports[index].finalists)
 
 
 def _is_undecided(report: FinalistReport) -> bool:
@@ -328,7 +327,10 @@ def _hold_playoffs(
     order = sorted(finalists, key=lambda i: (finalists[i].is_proven, -finalists[i].importance_sec))
     total_sec = sum(each.importance_sec for each in finalists.values()) or 1.0
     last_sec = PLAYOFF_CHECK_SEC
-    with _builder_and_pool(session, session.work_dir, lambda: budget.spare_sec) as (builder, pool):
+    with (
+        session.stage("play-off"),
+        _builder_and_pool(session, session.work_dir, lambda: budget.spare_sec) as (builder, pool),
+    ):
         for n_done, index in enumerate(order):
             mine, later = finalists[index], [finalists[i] for i in order[n_done + 1 :]]
             n_tuned = sum(report.winner is not None for report in reports.values())
@@ -341,14 +343,14 @@ def _hold_playoffs(
             if mine.is_due and budget.spare_sec <= 0:  # nothing of it can be checked any more
                 reports[index] = dataclasses.replace(held, reason="no-time")
                 continue
-            turn = Turn(
+            allowance = Allowance(
                 share=mine.importance_sec / total_sec,
                 n_left=len(order) - n_done,
                 due_sec=sum(each.is_due for each in later)
                 * (LEAST_CHECK_SEC + budget.compile_sec / len(order)),
                 most_sec=most_secs.get(index, math.inf),
             )
-            held = hold_playoff(session, mine, turn, builder=builder, pool=pool)
+            held = hold_playoff(session, mine, allowance, builder=builder, pool=pool)
             last_sec = held.elapsed_sec
             reports[index] = with_proven(held, mine, session.observer)
             recorder.add(reports[index])
@@ -356,19 +358,19 @@ def _hold_playoffs(
 
 
 def hold_playoff(
-    session: Session, mine: Finalists, turn: Turn, *, builder: Builder, pool: WorkerPool
+    session: Session, mine: Finalists, allowance: Allowance, *, builder: Builder, pool: WorkerPool
 ) -> FinalistReport:
     """Hold the play-off of a task; in a hurry, only its best record is checked."""
     finish, spare_sec = session.config.finish, session.budget.spare_sec
-    is_hurried = turn.is_hurried(spare_sec)
+    is_hurried = allowance.is_hurried(spare_sec)
     options = PlayoffOptions(
         top_k=1 if is_hurried else finish.top_k,
-        n_qualifiers=0 if is_hurried else round(turn.share * finish.n_qualifiers),
-        qualifying_sec=turn.share * session.budget.qualifying_sec(finish),
+        n_qualifiers=0 if is_hurried else round(allowance.share * finish.n_qualifiers),
+        qualifying_sec=allowance.share * session.budget.qualifying_sec(finish),
         prefetch=finish.prefetch and not is_hurried,
         reference_timeout_sec=reference_timeout_sec(session.budget),
-        max_sec=turn.timing_sec(spare_sec, finish.max_task_sec),
-        limit_sec=turn.limit_sec(spare_sec),
+        max_sec=allowance.timing_sec(spare_sec, finish.max_task_sec),
+        limit_sec=allowance.limit_sec(spare_sec),
         seed=session.seed,
         scratch_dir=session.work_dir,
     )
@@ -403,10 +405,9 @@ def checked_database(
     now; a task of which none passes is left out.
     """
     choice = FormChoice.of(finalists, check.forms, is_direct=check.is_direct)
-    reports = _checked_reports(context, dict(enumerate(choice.finalists)))
-    left = choice.without_unchecked(reports)
-    again = {i: left.finalists[i] for i, used in enumerate(left.used) if used != choice.used[i]}
-    reports |= _checked_reports(context, {i: each for i, each in again.items() if left.used[i]})
+    hold = functools.partial(_checked_reports, context)
+    reports = hold(dict(enumerate(choice.finalists)))
+    left = _hold_direct(choice, reports, hold)
     database = memory_database()
     for report in (reports[i] for i, is_used in enumerate(left.used) if is_used):
         if report.winner is not None:

@@ -13,7 +13,7 @@ from tvm_adaptive.measure_callback.progress import RunProgress
 from tvm_adaptive.runner.playoff.playoff import FinalistReport
 from tvm_adaptive.tuning.finalists import Finalists
 from tvm_adaptive.values import roofline
-from tvm_adaptive.values.forms import DIRECT, NO_FORM, FormKey, fastest_forms, form_costs, in_use
+from tvm_adaptive.values.forms import DIRECT, NO_FORM, FormKey, form_costs, in_use
 
 # How much longer than with the best of four trials a task takes with its first draft.
 _DRAFT_FACTOR = 1.5
@@ -21,21 +21,11 @@ _DRAFT_FACTOR = 1.5
 
 @dataclasses.dataclass(frozen=True)
 class FormChoice:
-    """The fastest form of each part, by the best records of its tasks.
+    """The fastest form of each part, by the best records of its tasks."""
 
-    Attributes
-    ----------
-    keys : list of FormKey
-        Of all tasks.
-    finalists : list of Finalists
-        Those of the tasks in use; other tasks have no records and no importance here.
-    used : list of bool
-        Whether a task is in use.
-    """
-
-    keys: list[FormKey]
-    finalists: list[Finalists]
-    used: list[bool]
+    keys: list[FormKey]  # of all tasks
+    finalists: list[Finalists]  # of tasks in use; others have no records here
+    used: list[bool]  # whether a task is in use
     _all: Sequence[Finalists]
 
     @classmethod
@@ -102,12 +92,11 @@ class FormChoice:
         """Return what was tried of each part and what was chosen, for the journal."""
         costs_ms = [each.importance_sec * 1e3 if each.records else math.inf for each in self._all]
         costs = form_costs(self.keys, costs_ms)
-        chosen = fastest_forms(
-            form_costs(self.keys, [0.0 if used else math.inf for used in self.used])
-        )
+        pairs = zip(self.keys, self.used, strict=True)
+        chosen = {key.group: key.form for key, is_used in pairs if is_used}
         return {
             group: {
-                "chosen": chosen[group] or "direct",
+                "chosen": chosen.get(group) or "direct",
                 "forms": {
                     form or "direct": {
                         "ms": cost_ms,

@@ -18,6 +18,7 @@ from tvm_adaptive.database.verdicts import (
 )
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import follow
+from tvm_adaptive.runner.playoff.playoff import FINAL_DIR
 from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.session import journal_of
 from tvm_adaptive.values.trial import median_sec
@@ -102,7 +103,9 @@ def _best_records(work_dir: Path) -> dict[str, Best]:
     for (key, _), verdicts in VerdictFile(work_dir, str(TVM_VERSION)).read().items():
         finals.setdefault(key, []).extend(verdicts)
     best: dict[str, Best] = {}
-    for key, records in _records_by_workload(work_dir).items():
+    # Drafts, and what only an earlier run has measured, are among the winners alone.
+    found = _records_by_workload(work_dir / FINAL_DIR) | _records_by_workload(work_dir)
+    for key, records in found.items():
         verdicts = finals.get(key, [])
         winner = standing_winner(verdicts)
         record = None if winner is None else record_of(winner, records[0].workload)

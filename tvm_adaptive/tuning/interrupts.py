@@ -30,26 +30,6 @@ _ONE_REQUEST_SEC = 0.5
 _RESTORE_SEC = 1.0
 
 
-class SignalCount:
-    """Tells a second request from an echo of the first one."""
-
-    def __init__(
-        self, numbers: frozenset[int], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._numbers = numbers
-        self._clock = clock
-        self._first_sec: float | None = None
-
-    def take(self, number: int) -> int:
-        """Return which request a signal is: 1 for the first, 2 for a later, 0 for none."""
-        if number not in self._numbers:
-            return 0
-        if self._first_sec is None:
-            self._first_sec = self._clock()
-            return 1
-        return 2 if self._clock() - self._first_sec >= _ONE_REQUEST_SEC else 0
-
-
 @contextlib.contextmanager
 def interruptible(
     interrupt: Callable[[], None],
@@ -114,17 +94,19 @@ def _watch(
     reads: int, numbers: frozenset[int], interrupt: Callable[[], None], end: Callable[[str], None]
 ) -> None:
     """Handle signals until the end is written to the pipe."""
-    count = SignalCount(numbers)
+    first_sec: float | None = None
     while (received := os.read(reads, 64)) and not received.endswith(_END):
-        for number in received:
-            request = count.take(number)
-            name = signal.Signals(number).name if request else ""
-            if request == 1:
+        for number in numbers.intersection(received):
+            name = signal.Signals(number).name
+            if first_sec is None:
+                first_sec = time.monotonic()
                 interrupt()
                 logger.warning("%s: stopping after this round; once more ends at once", name)
-            elif request == 2 and (hasattr(sys, "ps1") or sys.flags.interactive):
+            elif time.monotonic() - first_sec < _ONE_REQUEST_SEC:
+                continue  # an echo of the first one
+            elif hasattr(sys, "ps1") or sys.flags.interactive:
                 logger.warning("%s: stopping after this round; restart Python to end now", name)
-            elif request == 2:
+            else:
                 end(name)
 
 

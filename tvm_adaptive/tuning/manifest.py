@@ -37,18 +37,10 @@ _FORMAT = 1
 
 @dataclasses.dataclass(frozen=True)
 class TensorInfo:
-    """An input, an output or a buffer.
-
-    Attributes
-    ----------
-    name : str
-    shape : tuple of int or str
-        In elements; a name or an expression where it depends on the inputs' values.
-    dtype : str
-    """
+    """An input, an output or a buffer."""
 
     name: str
-    shape: tuple[int | str, ...]
+    shape: tuple[int | str, ...]  # an expression where it depends on the inputs' values
     dtype: str
 
     @property

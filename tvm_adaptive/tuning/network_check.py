@@ -44,7 +44,6 @@ from tvm_adaptive.models import (
 )
 from tvm_adaptive.models.compare_calls import ComparedCalls
 from tvm_adaptive.models.compile import device_kind, export_module, schedule_network
-from tvm_adaptive.models.frontend import peer_names
 from tvm_adaptive.models.frontend.load import slug
 from tvm_adaptive.models.network import Original
 from tvm_adaptive.models.prepare import fastest_forms_of, in_forms, output_counts
@@ -60,7 +59,7 @@ from tvm_adaptive.tuning.library_check import (
     key_of_record,
 )
 from tvm_adaptive.tuning.outcome import Comparison
-from tvm_adaptive.tuning.peers import Rivals, rivals_reserve_sec
+from tvm_adaptive.tuning.peers import Rivals, n_rivals, rivals_reserve_sec
 from tvm_adaptive.tuning.session import RunContext
 from tvm_adaptive.tuning.source_of_difference import source_of_difference
 from tvm_adaptive.tuning.target import n_threads_of
@@ -142,9 +141,10 @@ class NetworkCheck(LibraryCheck):
 
     @property
     def _rivals_sec(self) -> float:
-        n_peers = len(peer_names(self._context.config.peers)) + 1 if self._has_rivals else 0
+        original = self._original if self._has_rivals else None
+        n_frameworks = n_rivals(original, self._context.config.peers)
         budget_sec = self._context.budget.seconds
-        return rivals_reserve_sec(n_peers, self._original_sec, budget_sec)
+        return rivals_reserve_sec(n_frameworks, self._original_sec, budget_sec)
 
     @property
     def margin_sec(self) -> float:
@@ -171,8 +171,7 @@ class NetworkCheck(LibraryCheck):
     @property
     def network_check_sec(self) -> float | None:
         """Seconds of a check of all functions within the network; None if it is impossible."""
-        is_here = self._context.farm is None and self._device_kind == "cpu"
-        if self._before is None or not is_here:
+        if self._before is None or not self._is_here:
             return None
         run_sec = 0.0 if math.isnan(self._before.latency_sec) else self._before.latency_sec
         return self._load_sec + _CHECK_MARGIN * run_sec
@@ -219,7 +218,9 @@ class NetworkCheck(LibraryCheck):
 
     def _verdict(self, mod: IRModule, found: ComparedCalls) -> Verdict:
         """Return what was found of the functions of one task."""
-        names = self._names.get(workload_key(mod), [])
+        # Of equal functions of two groups of forms, a library may have one.
+        library = self.covered.tuned.keys() | self.covered.fallback.keys()
+        names = [name for name in self._names.get(workload_key(mod), ()) if name in library]
         problems = [found.problems[name] for name in names if name in found.problems]
         if problems:
             return Verdict(problems[0])
@@ -259,6 +260,7 @@ class NetworkCheck(LibraryCheck):
         if self._compiling is not None:
             self._compiling.close()
         super().__exit__(*exception)
+        self._remove_others()
 
     def measure_untuned(self) -> None:
         """Compile the network untuned and check its import; without a framework, time it, too."""
@@ -403,12 +405,8 @@ class NetworkCheck(LibraryCheck):
         if outputs is None:
             return None
         original = self._original if self._has_rivals else None
-        with Rivals(
-            self._context, original, self._inputs, self._problem_beside_framework
-        ) as rivals:
-            secs = rivals.time(
-                outputs, lambda seconds: self._run(time_exported, (*task, seconds), path)
-            )
+        rivals = Rivals(self._context, original, self._inputs, self._problem_beside_framework)
+        secs = rivals.time(outputs, lambda sec: self._run(time_exported, (*task, sec), path))
         framework, before_sec = "", math.inf if self._before is None else self._before.latency_sec
         expected = None if self._before is None else self._before.outputs
         if self._original is not None and self._expected is not None:

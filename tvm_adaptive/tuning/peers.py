@@ -7,7 +7,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tvm_adaptive.errors import summary_line
 from tvm_adaptive.models import largest_difference
@@ -25,9 +25,6 @@ from tvm_adaptive.tuning.session import RunContext
 from tvm_adaptive.tuning.target import n_threads_of
 from tvm_adaptive.workers.pool import WorkerPool
 from tvm_adaptive.workers.scratch import ScratchFolder
-
-if TYPE_CHECKING:  # in typing from Python 3.11 on
-    from typing_extensions import Self
 
 # An odd number, whose median is one of them; the range shows the noise of the machine.
 _ROUNDS = 7
@@ -85,12 +82,6 @@ class Rivals:
         self._running: list[_Rival] = []
         self.timings: list[PeerTiming] = []
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self._stack.close()
-
     def time(
         self,
         outputs: Sequence[Any],  # the library's
@@ -98,6 +89,12 @@ class Rivals:
         time_tuned: Callable[[float], float | None],
     ) -> list[float]:
         """Time the tuned library and the frameworks in turns; return the library's seconds."""
+        with self._stack:
+            return self._time(outputs, time_tuned)
+
+    def _time(
+        self, outputs: Sequence[Any], time_tuned: Callable[[float], float | None]
+    ) -> list[float]:
         self._open()
         budget = self._context.budget
         seconds = min(_ROUNDS_SHARE * budget.left_sec, _MOST_ROUNDS_SEC)
@@ -179,6 +176,13 @@ class Rivals:
     def _leave_out(self, framework: str, reason: str) -> None:
         self._context.observer.note(f"{framework} is not compared: {reason}")
         self._context.journal.write("error", where=f"peer {framework}", message=reason)
+
+
+def n_rivals(original: Original | None, peers: str) -> int:
+    """Return the number of frameworks that run a model: its own, and the peers that are others."""
+    if original is None:
+        return 0
+    return len({original.framework, *(PEERS[name].framework for name in peer_names(peers))})
 
 
 def rivals_reserve_sec(n_frameworks: int, own_start_sec: float, budget_sec: float | None) -> float:

@@ -21,7 +21,6 @@ import dataclasses
 import json
 import logging
 import math
-from collections import Counter
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -84,9 +83,9 @@ def find_prior_trials(
                 if transfer_pool is not None:
                     name = names.get(task.identity, str(task.identity))
                     transfer_pool.remember(family, name, transfer_records)
-    width = None if model is None else model.n_features
-    samples = _samples(store, tasks, known, without, width)
+    samples = Dataset()
     if model is not None:
+        samples = _samples(store, tasks, known, without, model.n_features)
         model.preload(samples)
     prior = {}
     for task in tasks:
@@ -130,7 +129,7 @@ def _samples(
     tasks: Sequence[StoredTask],
     known: Mapping[Identity, StoredTask],
     without: Container[str],
-    width: int | None,
+    width: int,
 ) -> Dataset:
     """Return samples of the run's own tasks, then of others on its targets."""
     targets = {task.target for task in tasks}
@@ -140,22 +139,18 @@ def _samples(
         if task.target in targets and len(samples) < _MAX_SAMPLES:
             sampled = store.sample(task, _SAMPLES_PER_TASK, width=width)
             trials = [t for t in sound(store, task, sampled) if t.run not in without]
-            for rows, seconds, errors in _arrays(trials, samples.width or width):
+            for rows, seconds, errors in _arrays(trials, width):
                 samples.add("/".join(task.identity), rows, seconds, errors)
     return samples
 
 
 def _arrays(
-    trials: Sequence[StoredTrial], width: int | None
+    trials: Sequence[StoredTrial], width: int
 ) -> Iterator[tuple[Features, FloatArray, FloatArray]]:
-    """Yield features, seconds and errors of the trials with features; once, or not at all.
+    """Yield features, seconds and errors of the trials of so many features; once, or not at all.
 
-    Another version of the package has another number of features. A model that does not
-    name its number gets the commonest.
+    Another version of the package has another number of features.
     """
-    widths = Counter(len(trial.features) for trial in trials if trial.features is not None)
-    if width is None and widths:
-        ((width, _),) = widths.most_common(1)
     usable = [t for t in trials if t.features is not None and len(t.features) == width]
     if usable:
         yield (

@@ -15,9 +15,8 @@ from tvm_adaptive.tuning.observer import GuardedObserver, Observer
 from tvm_adaptive.tuning.outcome import TuneReport
 from tvm_adaptive.tuning.run_lock import owned
 from tvm_adaptive.tuning.session import RunOptions
-from tvm_adaptive.tuning.target import farm_of, resolve_target
+from tvm_adaptive.tuning.target import environment_of, resolve_target
 from tvm_adaptive.tuning.tune import run_named
-from tvm_adaptive.workers.environment import Environment
 
 # The fields of a run's first events, and their types.
 _RUN: dict[str, tuple[type, ...]] = {
@@ -156,8 +155,8 @@ def read_settings(work_dir: Path) -> tuple[RunOptions, History]:
 
 def _is_from_here(options: RunOptions, history: History) -> bool:
     """Return True unless the run's times are known to be another machine's."""
-    target, farm = resolve_target(options.target), farm_of(options.config)
-    return not differences(history.environment, Environment.current(target, farm))
+    here = environment_of(resolve_target(options.target), options.config)
+    return not differences(history.environment, here)
 
 
 def _report_of(history: History, work_dir: str | Path) -> TuneReport:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
-from tvm_adaptive._tvm import RPCConfig, Target
+from tvm_adaptive._tvm import RPCConfig, Target, is_gpu
 from tvm_adaptive.database.store import RecordStore, open_store, redacted_name
 from tvm_adaptive.errors import (
     InvalidOptionError,
@@ -35,7 +35,7 @@ from tvm_adaptive.tuning.observer import GuardedObserver, Observer
 from tvm_adaptive.tuning.other_machine import set_aside
 from tvm_adaptive.tuning.run_lock import Ownership, owned
 from tvm_adaptive.tuning.stakes import VISIBLE_SHARE
-from tvm_adaptive.tuning.target import TargetLike, farm_of, resolve_target
+from tvm_adaptive.tuning.target import TargetLike, environment_of, farm_of, resolve_target
 from tvm_adaptive.workers.early_start import RUN_MODULES, early_server
 from tvm_adaptive.workers.environment import Environment
 from tvm_adaptive.workers.fork_server import ForkServer
@@ -193,6 +193,15 @@ class Session(RunContext):
             self.budget.interrupt()
 
 
+def _check_devices(config: TuneConfig, target: Target) -> None:
+    """Raise InvalidOptionError for kernels that would be timed beside each other."""
+    if not is_gpu(target) and len(config.measure.device_indices) > 1:
+        raise InvalidOptionError(
+            f"devices {config.measure.devices!r}: a CPU is one device, whose cores two kernels "
+            "would share while they are timed. Leave devices out."
+        )
+
+
 @contextlib.contextmanager
 def open_session(
     options: RunOptions,
@@ -206,10 +215,11 @@ def open_session(
     config, work_dir = options.config, Path(options.work_dir)
     farm = farm_of(config)
     target = resolve_target(options.target, is_here=farm is None)
+    _check_devices(config, target)
     check_disk_space(work_dir)
     with contextlib.ExitStack() as stack:
         owner = owner or stack.enter_context(owned(work_dir))
-        environment = Environment.current(target, farm)
+        environment = environment_of(target, config)
         history, notes, is_foreign = _earlier_attempts(options, environment, model)
         budget = budget or Budget(options.budget_sec, spent_sec=options.spent_sec)
         budget.spent_sec += history.spent_sec

@@ -72,15 +72,8 @@ class Worth:
 
 
 def plausible_gain(secs: Sequence[float]) -> float:
-    """Return the share of its time that a task may gain by a play-off, at least 0.
+    """Return the share of its time that a task may gain by a play-off; times are fastest first.
 
-    Parameters
-    ----------
-    secs : sequence of float
-        Recorded times, fastest first.
-
-    Notes
-    -----
     The first time is too good by an unknown share, uniform between 0 and the selection
     bias b. Beside it, only a record can win that is slower by a smaller share d. The
     expected gain is (b - d)^2 / (2 b): b / 2 for two equal records, 0 from d = b on.
@@ -97,19 +90,6 @@ def worth_playing(
 ) -> list[Worth]:
     """Return the play-offs that are worth their time, the most valuable first.
 
-    Parameters
-    ----------
-    stakes : sequence of Stake
-        One for each task.
-    searched_sec : float
-        Seconds of the search so far.
-    playoff_sec : float
-        Seconds that a play-off takes at least.
-    allowance_sec : float
-        Seconds that all play-offs may take.
-
-    Notes
-    -----
     A play-off is worth its time if a search brings less in the same seconds, and if what
     the remaining ones can change together is visible in the network's latency.
     """

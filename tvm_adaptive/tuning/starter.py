@@ -78,19 +78,8 @@ def instruction_set_of(target: Target) -> str:
 def choose(names: Sequence[str], instruction_set: str, n_threads: int) -> tuple[str, bool] | None:
     """Return which of some files suits, and whether it is of the same instruction set.
 
-    Parameters
-    ----------
-    names : sequence of str
-        Names of files; others than ``"avx2-2.json.xz"`` and its like are passed over.
-    instruction_set : str
-        As :func:`instruction_set_of` returns it.
-    n_threads : int
-        Threads of the kernels. The nearest number by ratio is taken, of two the smaller.
-
-    Returns
-    -------
-    tuple of str and bool, or None
-        None where no file suits.
+    Of numbers of threads the nearest by ratio is taken, of two the smaller. None where no file
+    suits; names unlike ``"avx2-2.json.xz"`` are passed over.
     """
     # What is fast with AVX2 is a hint for AVX-512; the other way, registers would be missing.
     fallbacks = {"avx512": ("avx512", "avx2"), "avx2": ("avx2",)}
@@ -148,11 +137,10 @@ def start_from(
     return StarterStart(file.name, n_tasks, len(tasks), len(samples))
 
 
-def _samples(tasks: Sequence[StarterTask], width: int | None) -> Dataset:
+def _samples(tasks: Sequence[StarterTask], width: int) -> Dataset:
     samples = Dataset()
     for task in tasks:
-        wanted = samples.width or width or task.rows.shape[1]
-        if len(task.seconds) and task.rows.shape[1] == wanted:
+        if len(task.seconds) and task.rows.shape[1] == width:
             samples.add(task.workload_key, task.rows, np.asarray(task.seconds))
     return samples
 

@@ -11,6 +11,7 @@ from tvm_adaptive._tvm import RPCConfig, Target, device, llvm_get_system_cpu
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.tuning.config import MeasureConfig, TuneConfig
 from tvm_adaptive.workers.cores import usable_physical_cores
+from tvm_adaptive.workers.environment import Environment
 
 TargetLike: TypeAlias = Target | str | Mapping[str, Any] | None
 
@@ -75,6 +76,11 @@ def farm_of(config: TuneConfig) -> RPCConfig | None:
     from tvm_adaptive.runner.rpc.runner import complete_config
 
     return complete_config(rpc_config_of(config.measure))
+
+
+def environment_of(target: Target, config: TuneConfig) -> Environment:
+    """Return the environment in which a configuration times kernels for a target."""
+    return Environment.current(target, farm_of(config), config.measure.device_indices[0])
 
 
 def rpc_config_of(measure: MeasureConfig) -> RPCConfig:

@@ -40,6 +40,7 @@ from tvm_adaptive.models.frontend import (
     shapes_of_sample,
     with_sample,
 )
+from tvm_adaptive.runner.playoff.playoff import FINAL_DIR
 from tvm_adaptive.runner.rpc.leased_worker import check_farm
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.config import DEFAULT, TuneConfig
@@ -67,8 +68,6 @@ if TYPE_CHECKING:  # in typing from Python 3.11 on
 
 # MetaSchedule counts trials in 32 bits; no run gets near this.
 _UNLIMITED = 10**8
-# The play-offs write it.
-_FINAL_DIR = "final"
 
 
 def tune(
@@ -328,7 +327,7 @@ def _tune_tasks(
         what=what,
         target=describe_target(session.target),
         work_dir=session.work_dir,
-        database_dir=session.work_dir / _FINAL_DIR,
+        database_dir=session.work_dir / FINAL_DIR,
         library=check.library,
         tasks=tuple(outcomes),
         comparison=comparison,

@@ -81,9 +81,11 @@ def time_thread_counts(
             context.observer.note(f"numbers of threads are not compared: {summary_line(error)}")
             context.journal.write("error", where="threads", message=str(error))
             break
-        found |= {count: statistics.median(each) for count, each in secs.items()}
-        ratios = (b / a for a, b in zip(secs[n_threads], secs[fewer], strict=True))
-        if statistics.median(ratios) >= 1.0:
+        ratio = statistics.median(b / a for a, b in zip(secs[n_threads], secs[fewer], strict=True))
+        found.setdefault(n_threads, statistics.median(secs[n_threads]))
+        # By the ratio within rounds: the machine's speed may change from pair to pair.
+        found[fewer] = ratio * found[n_threads]
+        if ratio >= 1.0:
             break
         n_threads = fewer
     if found:

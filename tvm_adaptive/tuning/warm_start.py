@@ -39,9 +39,9 @@ from tvm_adaptive.tuning.parts import Parts
 from tvm_adaptive.tuning.prior_trials import find_prior_trials, restore
 from tvm_adaptive.tuning.session import Session
 from tvm_adaptive.tuning.starter import start_from, starter_file_of
+from tvm_adaptive.tuning.target import environment_of
 from tvm_adaptive.values.hooks import ModelHooks
 from tvm_adaptive.values.trial import FAILED_SEC
-from tvm_adaptive.workers.environment import Environment
 
 logger = logging.getLogger(__name__)
 
@@ -101,8 +101,8 @@ class VerdictRecorder:
         self._file = VerdictFile(session.work_dir, str(TVM_VERSION))
         self._refused: list[tuple[StoredTask, list[StoredTrial]]] = []
 
-    def add(self, report: FinalistReport) -> None:
-        """Write the verdicts on one task."""
+    def add(self, report: FinalistReport, *, is_earlier: bool = False) -> None:
+        """Write the verdicts on one task; those of an earlier run are not new to the store."""
         found = [_final_of(each, self._run_id) for each in report.finalists]
         finals = [each for each in found if each is not None]
         if not finals:
@@ -112,7 +112,7 @@ class VerdictRecorder:
         consequence = "If the run ends early, apply checks its winners once more."
         with _Reported(self._session, consequence, OSError, where="verdicts"):
             self._file.add(task, finals)
-        if self._session.store is None:
+        if self._session.store is None or is_earlier:
             return
         try:
             if not self._refused:
@@ -174,7 +174,7 @@ def _own_store(session: Session, model: ModelHooks | None) -> RecordStore | None
     if session.store is None and model is None:
         return None
     with _Reported(session, "This run can only be resumed without its cost model."):
-        here = Environment.current(session.target, session.farm)
+        here = environment_of(session.target, session.config)
         return RecordStore(session.work_dir / RUN_STORE, here)
     return None
 

@@ -33,10 +33,14 @@ class Environment:
     tvm_adaptive: str = dataclasses.field(default="", compare=False)
 
     @classmethod
-    def current(cls, target: Target, farm: RPCConfig | None = None) -> Environment:
+    def current(
+        cls, target: Target, farm: RPCConfig | None = None, device_index: int = 0
+    ) -> Environment:
         """Return the environment in which kernels for a target are timed now."""
         return cls(
-            device_name(target) if farm is None else f"tracker key {farm.tracker_key}",
+            device_name(target, device_index)
+            if farm is None
+            else f"tracker key {farm.tracker_key}",
             installed_version("apache-tvm") or "",
             installed_version("apache-tvm-ffi") or "",
             installed_version("tvm-adaptive") or "",
@@ -65,13 +69,13 @@ class Environment:
 UNKNOWN = Environment()
 
 
-def device_name(target: Target) -> str:
+def device_name(target: Target, index: int = 0) -> str:
     """Return the device of this machine that runs kernels for a target."""
     kind = str(target.kind.name)
     if kind in ("llvm", "c"):
         n_cores = int(target.attrs.get("num-cores", 0)) or usable_physical_cores()
         return f"{processor_name()}, {n_cores} cores"
-    return _gpu_name(kind)
+    return _gpu_name(kind, index)
 
 
 def processor_name(cpuinfo: Path = _CPUINFO) -> str:
@@ -94,12 +98,12 @@ def processor_flags(cpuinfo: Path = _CPUINFO) -> frozenset[str] | None:
     return None
 
 
-def _gpu_name(kind: str) -> str:
-    """Return the name of the first device of a kind; empty where the driver gives none."""
+def _gpu_name(kind: str, index: int) -> str:
+    """Return the name of a device by its number; empty where the driver gives none."""
     from tvm_adaptive._tvm import device
 
     try:
-        gpu = device(kind, 0)
+        gpu = device(kind, index)
         return str(gpu.device_name) if gpu.exist else ""
     except Exception:  # TVM may raise anything: no such devices, or a driver fails
         return ""

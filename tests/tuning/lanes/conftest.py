@@ -7,6 +7,7 @@ import tvm
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.testing.te_workload import create_te_workload
 
+from tests.journals import MemoryJournal
 from tvm_adaptive._tvm import python_side
 from tvm_adaptive.cost_model import RFEICostModel
 from tvm_adaptive.search_strategy import AdaptiveSearch
@@ -17,24 +18,11 @@ from tvm_adaptive.tuning.target import resolve_target
 BUILD = {"max_workers": 1, "timeout_sec": 20.0, "link": False}
 
 
-class Events:
-    """A journal in memory."""
-
-    def __init__(self):
-        self.events = []
-
-    def write(self, event, **fields):
-        self.events.append({"event": event, **fields})
-
-    def of(self, event):
-        return [each for each in self.events if each["event"] == event]
-
-
 class LaneTask:
     """GMM under a search of its own, on lanes if there are any."""
 
     def __init__(self, lanes, folder, *, seed=7, batch=8):
-        self.journal = Events()
+        self.journal = MemoryJournal()
         self.cache = ArtifactCache(folder)
         self.model = RFEICostModel(seed=3, n_jobs=1)
         strategy = AdaptiveSearch(journal=self.journal)

@@ -42,6 +42,8 @@ from tvm_adaptive.workers.pool import WorkerPool
 
 logger = logging.getLogger(__name__)
 
+# Of a run's directory: the database of winners.
+FINAL_DIR = "final"
 # If a whole batch is disqualified, the next best records follow, this often: of thousands of
 # trials, one in a hundred wrong is dozens, and the fastest of all. A task with more wrong
 # ones is better left untuned.
@@ -179,7 +181,7 @@ def without_playoff(
 
 def final_database(work_dir: str | Path, reports: Iterable[FinalistReport]) -> Database:
     """Write the winners to a new database; the compiler takes other tasks' untuned form."""
-    final, fresh = Path(work_dir) / "final", Path(work_dir) / "final.new"
+    final, fresh = Path(work_dir) / FINAL_DIR, Path(work_dir) / f"{FINAL_DIR}.new"
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     database = json_database(fresh)

@@ -83,10 +83,6 @@ class CachedArtifactBuilder(PyBuilder):  # type: ignore[misc]
         rest = iter(self._inner.build(missing) if missing else ())
         return [next(rest) if result is None else result for result in found]
 
-    def close(self) -> None:
-        """End the inner builder's workers."""
-        self._inner.close()
-
 
 @derived_object
 class LaneSearch(DelegatingSearch):
