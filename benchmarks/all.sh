@@ -143,11 +143,13 @@ figures() {
   bench figures familyseer --bench "$out/packed/families" --out "$out/figures"
 }
 warm_starts() {
-  local network
-  for network in $(full && echo resnet18 transformer mobilenet_v2 || echo resnet18); do
-    bench micro.warm_start "$network" --out "$out/warm-$network" \
-      --budget "$(full && echo 10m || echo 25s)" $(full || echo --warm-budget 20s --rounds 0)
-  done
+  local quick=(--budget 25s --warm-budget 20s --rounds 0) short=(--budget 6m --warm-budget 80s)
+  full || { bench micro.warm_start resnet18 --out "$out/warm-resnet18" "${quick[@]}"; return; }
+  bench micro.warm_start resnet18 --out "$out/warm-ten-minutes" --budget 10m
+  bench micro.warm_start resnet18 --sibling resnet34 --sibling resnet50 \
+    --out "$out/warm-resnet18" "${short[@]}"
+  bench micro.warm_start transformer --sibling sequence=64 --no-again \
+    --out "$out/warm-transformer" "${short[@]}"
 }
 starter_records() {
   # 1: the budget ended before all workloads were made.
@@ -201,7 +203,7 @@ models=(onnx onnxruntime rapidocr_onnxruntime)
 full && models+=(torch torchvision timm transformers onnxscript)
 step peers openvino "${models[@]}"
 step gap openvino
-step preparation "${models[@]}"
+step preparation openvino "${models[@]}"
 step zoo onnx onnxruntime
 step schedulers
 step figures matplotlib

@@ -58,9 +58,11 @@ def entries_of(out: Path, runs: Sequence[Run]) -> list[Entry]:
         is_network = WORKLOADS[run.spec.workload].is_network
         folder = str(out / run.spec.folder)
 
-        def add(cut: str, n_trials: int | None, rank: int = 1, run: Run = run) -> None:
+        def add(
+            cut: str, n_trials: int | None, rank: int = 1, run: Run = run, folder: str = folder
+        ) -> None:
             name = f"{run.key}/{cut}"
-            entries[name] = Entry(name, run.spec.method, str(out / run.spec.folder), n_trials, rank)
+            entries[name] = Entry(name, run.spec.method, folder, n_trials, rank)
 
         add(FINAL, None)
         last = run.incumbents[-1].n_trials if run.ends_with_record else None

@@ -9,15 +9,15 @@ import dataclasses
 import json
 import lzma
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.plan import OUTCOME_FILE, RunSpec, runs_folder
 from benchmarks.stats import Curve, make_curve
-from tvm_adaptive.measure_callback.journal import read_journal
+from tvm_adaptive.measure_callback.journal import JOURNAL_FILE, read_journal
 
-JOURNAL_FILE = "journal.jsonl"
 # Rounds of the neutral measurement, as they were made; earlier ones are in one JSON file.
 NEUTRAL_JOURNAL = "neutral.jsonl"
 # Of each method's runs.
@@ -148,11 +148,8 @@ class Bench:
 
 def median_of(samples: Iterable[float] | None) -> float:
     """Return the median; nan of nothing."""
-    ordered = sorted(samples or ())
-    if not ordered:
-        return math.nan
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+    known = list(samples or ())
+    return statistics.median(known) if known else math.nan
 
 
 def read_events(path: Path) -> list[Event]:

@@ -28,7 +28,7 @@ class Method:
         For the command line, tables and folders.
     what : str
         In a few words, for the reader of a table.
-    door : {"tune", "stock"}
+    tuner : {"tune", "stock"}
         ``tvm_adaptive.tune``, or MetaSchedule's own ``tune_tasks``.
     preset : str
         Of ``tvm_adaptive.tuning.config``; what ``changes`` start from.
@@ -51,7 +51,7 @@ class Method:
 
     name: str
     what: str
-    door: str = TUNE
+    tuner: str = TUNE
     preset: str = "default"
     changes: Mapping[str, Any] = dataclasses.field(default_factory=lambda: MappingProxyType({}))
     trials_factor: int = 1
@@ -122,12 +122,12 @@ AS_IT_IS: dict[str, Any] = {"layout": "keep", "prepack": False, "vector_math": F
 
 # To add a method, add an entry.
 _ALL: tuple[Method, ...] = (
-    Method("stock", "MetaSchedule as it comes", door=STOCK, changes=_ONE_FORM),
-    Method("stock-16", "stock, batches of 16", door=STOCK, changes=_ONE_FORM, batch=16),
+    Method("stock", "MetaSchedule as it comes", tuner=STOCK, changes=_ONE_FORM),
+    Method("stock-16", "stock, batches of 16", tuner=STOCK, changes=_ONE_FORM, batch=16),
     Method(
         "stock-post",
         "stock with post_optimization",
-        door=STOCK,
+        tuner=STOCK,
         changes=_ONE_FORM,
         post_optimization=True,
     ),

@@ -40,7 +40,7 @@ def main(folder: Path) -> int:
     _time_contexts()
     profiler = Profiler()
     with profiler:
-        if method.door == STOCK:
+        if method.tuner == STOCK:
             tune_stock(spec, method, folder)
         else:
             report = tvm_adaptive.tune(

@@ -19,7 +19,6 @@ from pathlib import Path
 
 from benchmarks.journals import (
     BENCH_JOURNAL,
-    JOURNAL_FILE,
     NEUTRAL_FILE,
     NEUTRAL_JOURNAL,
     PACKED,
@@ -28,6 +27,7 @@ from benchmarks.journals import (
     read_events,
 )
 from benchmarks.plan import OUTCOME_FILE
+from tvm_adaptive.measure_callback.journal import JOURNAL_FILE
 
 
 def pack(source: Path, target: Path) -> int:

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.journals import BENCH_JOURNAL
 from benchmarks.machine import describe_machine, measure_noise
 from benchmarks.methods import Method, choose_methods
 from benchmarks.one_run import SPEC_FILE
@@ -36,7 +37,6 @@ from tvm_adaptive.models import is_gpu
 from tvm_adaptive.tuning.doctor import check_gpu
 from tvm_adaptive.tuning.target import n_cores_of, resolve_target
 
-BENCH_JOURNAL = "bench.jsonl"
 LOG_FILE = "log.txt"
 # A run that takes so many times its budget, or this long without one, hangs.
 _HANGS_FACTOR = 3.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -109,7 +110,8 @@ def median_interval(values: Sequence[Interval]) -> Interval:
     The median rises with each value, so that it lies between that of the lower and that
     of the upper bounds. With an unbounded one in its middle pair it is unbounded, too.
     """
-    return Interval(_median([each.low for each in values]), _median([each.high for each in values]))
+    lows, highs = [each.low for each in values], [each.high for each in values]
+    return Interval(statistics.median(lows), statistics.median(highs))
 
 
 def geometric_mean_interval(values: Sequence[Interval]) -> Interval:
@@ -186,7 +188,7 @@ def paired(over: Mapping[int, float], under: Mapping[int, float]) -> Paired | No
         k += 1
         below += math.comb(n, k) * 0.5**n
     first = max(k - 1, 0)
-    return Paired(_median(ratios), ratios[first], ratios[n - 1 - first], n)
+    return Paired(statistics.median(ratios), ratios[first], ratios[n - 1 - first], n)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,14 +226,6 @@ def spread(values: Sequence[Interval], ranges: Sequence[Interval] = ()) -> Sprea
     low, high = min(each.low for each in every), max(each.high for each in every)
     n_bounds = sum(not each.is_exact for each in values)
     return Spread(median_interval(values), low, high, len(values), n_bounds)
-
-
-def _median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    if len(ordered) % 2:
-        return ordered[middle]
-    return (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def geometric_mean(values: Sequence[float]) -> float:

@@ -25,7 +25,7 @@ from benchmarks.journals import POST_OPTIMIZATION
 from benchmarks.methods import Method
 from benchmarks.plan import RunSpec
 from tvm_adaptive._tvm import functions_as_tasks
-from tvm_adaptive.measure_callback.journal import Journal
+from tvm_adaptive.measure_callback.journal import JOURNAL_FILE, Journal
 from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
 from tvm_adaptive.measure_callback.recorder import Recorder
 from tvm_adaptive.models import TIRWorkload, extract, load_workload, prepare
@@ -34,12 +34,11 @@ from tvm_adaptive.tuning.config import DEFAULT
 from tvm_adaptive.tuning.parts import STOCK_START_SEC
 from tvm_adaptive.tuning.target import resolve_target
 
-JOURNAL_FILE = "journal.jsonl"
 # In MetaSchedule's profiler, which has no name for it: most of it are imports.
 SET_UP_SCOPE = "CreateContexts"
 # Of tune_tasks, whose search ends by seconds then; it counts in 32 bits.
 _UNLIMITED = 10**8
-# A favour to stock, which gives a build 30 s: as long as through our door.
+# A favour to stock, which gives a build 30 s: as long as `tvm_adaptive.tune` gives.
 _BUILD_TIMEOUT_SEC = DEFAULT.measure.build_timeout_sec + STOCK_START_SEC
 
 

@@ -168,8 +168,10 @@ def method_table(names: Iterable[str]) -> str:
             rows.append([name, "no longer in the table of methods", ""])
             continue
         changes = ", ".join(f"{key} {value}" for key, value in method.changes.items())
-        door = "MetaSchedule's tune_tasks" if method.door == "stock" else f"preset {method.preset}"
-        rows.append([name, method.what, f"{door}{': ' if changes else ''}{changes}"])
+        tuner = (
+            "MetaSchedule's tune_tasks" if method.tuner == "stock" else f"preset {method.preset}"
+        )
+        rows.append([name, method.what, f"{tuner}{': ' if changes else ''}{changes}"])
     return markdown(["method", "", "options"], rows)
 
 

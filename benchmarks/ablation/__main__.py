@@ -81,7 +81,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--table", action="store_true", help="print the table, run nothing")
     options = parser.parse_args(arguments)
     variants = ABLATIONS[options.of]
-    rows = read_rows(options.out / ROWS_FILE, "model")
+    rows = {
+        name: row
+        for name, row in read_rows(options.out / ROWS_FILE, "model").items()
+        if list(row["secs"]) == list(variants)
+    }
     for name in () if options.table else options.models:
         if name not in rows:
             rows[name] = row_of_model(by_name[name], variants, options)
@@ -100,7 +104,7 @@ def row_of_model(
     for number, (name, variant) in enumerate(variants.items()):
         file = options.out / f"{number}.toml"
         file.write_text(variant.config, encoding="utf-8")
-        work_dir = options.out / f"{model.name}-{number}"
+        work_dir = options.out / f"{model.name}-{options.of}-{number}"
         extra = (*variant.flags, "--config", str(file), "--store", str(empty_store(work_dir)))
         program = variant.program or COMMAND_LINE
         libraries[name] = tuned_library(model, path, work_dir, options, extra, program=program)

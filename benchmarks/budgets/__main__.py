@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,7 +25,7 @@ from benchmarks.peers.models import MODELS, PeerModel, model_of_file
 from benchmarks.rows import append_row, read_rows
 from benchmarks.stats import geometric_mean
 from tvm_adaptive.cli.arguments import parse_count, parse_duration
-from tvm_adaptive.measure_callback.journal import JOURNAL_FILE
+from tvm_adaptive.measure_callback.journal import JOURNAL_FILE, read_journal
 from tvm_adaptive.models.frontend import load
 from tvm_adaptive.tuning.target import n_threads_of, resolve_target
 from tvm_adaptive.tuning.turns import time_in_turns
@@ -122,12 +121,10 @@ def library_of(work_dir: Path) -> Path | None:
 
 
 def is_finished(work_dir: Path) -> bool:
-    """Say whether a folder holds a run that has ended."""
+    """Say whether a folder holds a run that has come to its own end."""
     journal = work_dir / JOURNAL_FILE
-    if not journal.exists():
-        return False
-    *_, last = journal.read_text(encoding="utf-8").splitlines()
-    return bool(json.loads(last)["event"] == "end")
+    events = read_journal(journal) if journal.exists() else []
+    return bool(events) and events[-1]["event"] == "end" and not events[-1].get("interrupted")
 
 
 def secs_in_turns(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 
 from benchmarks.charts import Chart, Line
@@ -34,11 +35,8 @@ def trial_lines(label: str, curves: Sequence[Curve]) -> list[Line]:
         for curve in curves
     ]
     counts = sorted({n for curve in curves for n in curve.trials})
-    middles = []
-    for n in counts:
-        values = sorted(curve.at_trial(n) for curve in curves)
-        middles.append((values[(len(values) - 1) // 2] + values[len(values) // 2]) / 2)
-    lines.append(Line(label, tuple(map(float, counts)), tuple(middles), steps=True))
+    middles = tuple(statistics.median(curve.at_trial(n) for curve in curves) for n in counts)
+    lines.append(Line(label, tuple(map(float, counts)), middles, steps=True))
     return lines
 
 

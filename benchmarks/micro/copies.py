@@ -29,7 +29,7 @@ from benchmarks.peers.models import MODELS as PEERS
 from benchmarks.rows import append_row, read_rows
 from benchmarks.zoo.catalog import EXPORTS, FILE
 from benchmarks.zoo.catalog import MODELS as ZOO
-from benchmarks.zoo.front_door import file_of
+from benchmarks.zoo.stages import file_of
 from tvm_adaptive._tvm import IRModule, args_info_of, bindings_of, relax
 from tvm_adaptive.errors import summary_line
 from tvm_adaptive.models import Network, call_counts, prepare

@@ -122,7 +122,7 @@ def profile_calls(
         The calls in their order, less what the instrument costs per call: the time of the
         cheapest built-in call, which does next to nothing.
     """
-    where = device_session.place("cpu")
+    where = device_session.device_of_kind("cpu")
     machine = VirtualMachine(device_session.load_once(path), where)
     tensors = [tensor(value, device=where) for value in inputs]
     for _ in range(N_WARM_UP):

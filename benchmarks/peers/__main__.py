@@ -112,7 +112,8 @@ def tune(
     """Tune a model; a run that was cut short is resumed."""
     command = ["tune", str(path), "--work-dir", str(work_dir), "--seed", str(options.seed)]
     command += ["--budget", f"{options.budget:g}s", "--store", "none"]
-    command += ["--peers", ",".join(PEERS), *extra]
+    readers = [name for name, peer in PEERS.items() if path.suffix in peer.open]
+    command += ["--peers", ",".join(readers), *extra]
     for name, shape in model.shapes.items():
         command += ["--input-shape", f"{name}={'x'.join(map(str, shape))}"]
     if (work_dir / "journal.jsonl").exists():

@@ -39,7 +39,7 @@ from benchmarks.tvm_tests.plugin import (
     read,
 )
 
-# What belongs to MetaSchedule: its folder, and the tests of its doors for networks.
+# What belongs to MetaSchedule: its folder, and the tests of its functions for networks.
 FILES = ("s_tir/meta_schedule/test_*.py", "relax/test_*meta_schedule*.py")
 # The longest file tunes for some minutes on a busy machine.
 LIMIT_SEC = 900.0

@@ -1,4 +1,4 @@
-"""Take real models through the front door: import, prepare, compile, compare.
+"""Take real models through all stages: import, prepare, compile, compare.
 
 ``python -m benchmarks.zoo.models rows.jsonl [NAME ...]`` continues the file: a model and export
 that are in it are not run again, unless ``--again`` says so for those
@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.rows import append_row, read_rows
 from benchmarks.zoo.catalog import EXPORTS, FILE, MODELS, Model
-from benchmarks.zoo.front_door import take
+from benchmarks.zoo.stages import take
 
 LIMIT_SEC = 420.0
 _MEMORY_BYTES = 12 << 30

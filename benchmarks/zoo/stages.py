@@ -1,4 +1,4 @@
-"""Take one model of the zoo through the front door: export, import, prepare, compile, compare."""
+"""Take one model of the zoo through all stages: export, import, prepare, compile, compare."""
 
 from __future__ import annotations
 

@@ -68,11 +68,16 @@ def test_only_what_is_not_finished_is_run_and_the_latest_row_counts(
     assert "| net | 1.00 | 1.00 | 1.00 | 4 ms |" in capsys.readouterr().out
 
 
-def test_a_run_without_its_end_has_no_library(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "last", ['{"event": "round"}\n', '{"event": "end", "interrupted": true}\n', '{"event": "e', ""]
+)
+def test_a_run_without_its_own_end_has_no_library(tmp_path: Path, last: str) -> None:
     assert command.library_of(tmp_path) is None
     (tmp_path / "net.so").touch()
-    (tmp_path / "journal.jsonl").write_text(json.dumps({"event": "round"}) + "\n")
+    (tmp_path / "journal.jsonl").write_text(last)
     assert command.library_of(tmp_path) is None
+    (tmp_path / "journal.jsonl").write_text('{"event": "end", "interrupted": false}\n')
+    assert command.library_of(tmp_path) == tmp_path / "net.so"
 
 
 def test_a_file_is_a_model_under_its_own_name(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tvm_adaptive.tuning.config import DEFAULT, PAPER
 from tvm_adaptive.tuning.registry import check_names
 
 
-@pytest.mark.parametrize("method", [m for m in METHODS.values() if m.door != STOCK])
+@pytest.mark.parametrize("method", [m for m in METHODS.values() if m.tuner != STOCK])
 def test_every_method_is_a_configuration(method: Method) -> None:
     check_names(config_of(method))
 
@@ -55,7 +55,7 @@ def test_each_rung_of_the_ladder_changes_one_option_more() -> None:
 
 def test_stock_can_choose_only_how_a_network_is_prepared() -> None:
     for method in METHODS.values():
-        if method.door == STOCK:
+        if method.tuner == STOCK:
             assert set(method.changes) <= set(config_of(method).preparation)
             # Every form would get trials, though one of each convolution is deployed.
             assert not config_of(method).preparation["forms"]
