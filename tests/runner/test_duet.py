@@ -7,15 +7,15 @@ import math
 import numpy as np
 import pytest
 
-from tvm_adaptive.runner.duet import MAX_SHARE, Allowance, Duet, Look
+from tvm_adaptive.runner.duet import MAX_SHARE, Duet, Look
 
 SLOW_PHASE = 1.45
 PHASE_SEC = 60.0
 
 
 def free_duet():
-    duet = Duet(allowance=Allowance(math.inf))
-    duet.allowance.start(-1.0)
+    duet = Duet(share=math.inf)
+    duet.start_sec = -1.0
     return duet
 
 
@@ -296,15 +296,15 @@ def test_a_batch_without_times_keeps_the_anchor():
 
 def test_repeats_take_three_percent_at_most():
     rng = np.random.default_rng(0)
-    allowance = Allowance()
+    duet = Duet()
     now_sec, n_repeats = 5.0, 0
-    allowance.start(now_sec)
+    duet.begin("task", now_sec)
     start_sec = now_sec
     for _ in range(1000):
         now_sec += rng.uniform(0.1, 1.0)
-        if allowance.allows(0.05, now_sec):
-            allowance.spent_sec += 0.05
+        if duet.allows(0.05, now_sec):
+            duet.spent_sec += 0.05
             now_sec += 0.05
             n_repeats += 1
-        assert allowance.spent_sec <= MAX_SHARE * (now_sec - start_sec)
+        assert duet.spent_sec <= MAX_SHARE * (now_sec - start_sec)
     assert n_repeats * 0.05 > 0.9 * MAX_SHARE * (now_sec - start_sec)

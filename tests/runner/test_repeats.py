@@ -12,7 +12,6 @@ import pytest
 from tvm.s_tir.meta_schedule.runner import Runner, RunnerInput
 
 from tvm_adaptive.measure_callback.journal import Journal, read_journal
-from tvm_adaptive.runner.duet import Allowance
 from tvm_adaptive.runner.local import AdaptiveRunner
 from tvm_adaptive.runner.stopping import make_rule
 from tvm_adaptive.values.trial import Timing
@@ -54,8 +53,8 @@ class Bench:
         options = {"measure": fake_measure, "trial_log": self.log, **options}
         self.runner = AdaptiveRunner(journal=self.journal, **options)
         if self.runner._repeats is not None:
-            self.runner._repeats.duet.allowance = Allowance(math.inf)
-            self.runner._repeats.duet.allowance.start(-1.0)
+            self.runner._repeats.duet.share = math.inf
+            self.runner._repeats.duet.start_sec = -1.0
         self.n_kernels = 0
         self.set_speed(1.0)
 
@@ -146,7 +145,7 @@ def test_a_lucky_candidate_is_timed_again(make_bench):
         False,
         True,
     ]
-    libraries = list(bench.runner._repeats.libraries._folder.path.glob("*.so"))
+    libraries = list(bench.runner._repeats._folder.path.glob("*.so"))
     assert len(libraries) == 1
 
 
@@ -200,8 +199,7 @@ def test_each_task_has_its_anchor(make_bench):
 def test_repeats_that_are_too_expensive_are_left_out(make_bench):
     bench = make_bench()
     bench.measured(1.0)
-    bench.runner._repeats.duet.allowance = Allowance(0.0)
-    bench.runner._repeats.duet.allowance.spent_sec = 1.0
+    bench.runner._repeats.duet.share = 0.0
     bench.set_speed(1.5)
     assert bench.measured(2.0) == [3.0]
     assert not any(step[2] == "True" for step in bench.steps())
@@ -219,7 +217,7 @@ def test_it_can_be_switched_off(make_bench, options):
 def test_a_closed_runner_starts_anew(make_bench):
     bench = make_bench()
     bench.measured(1.0)
-    folder = bench.runner._repeats.libraries._folder.path
+    folder = bench.runner._repeats._folder.path
     bench.runner.close()
     assert not folder.exists()
     assert bench.measured(2.0) == [2.0]

@@ -2,22 +2,12 @@
 
 import pytest
 
+from tests.journals import MemoryJournal
 from tvm_adaptive import AdaptiveSearch, RFEICostModel
 from tvm_adaptive._tvm import python_side
 from tvm_adaptive.search_strategy.knobs import Tile
 from tvm_adaptive.search_strategy.schedules import key_of
 from tvm_adaptive.search_strategy.transfer import TransferPool, TransferRecord
-
-
-class Events:
-    def __init__(self):
-        self.events = []
-
-    def write(self, event, **fields):
-        self.events.append((event, fields))
-
-    def of(self, name):
-        return [fields for event, fields in self.events if event == name]
 
 
 @pytest.fixture
@@ -49,7 +39,7 @@ def inner_parts(proposer, point):
 
 
 def test_a_task_begins_with_what_its_relative_found(make):
-    first, journal = make(0), Events()
+    first, journal = make(0), MemoryJournal()
     for _ in range(2):
         first.round()
     best = first.proposer._elites[0][1]
@@ -64,7 +54,7 @@ def test_a_task_begins_with_what_its_relative_found(make):
 
 def test_without_relatives_a_task_may_begin_at_random(make_task, make):
     make(0).round()
-    journal = Events()
+    journal = MemoryJournal()
     model = RFEICostModel(n_trees=8, seed=1, n_jobs=1)
     strategy = AdaptiveSearch(n_samples=12, n_analytical=0, journal=journal)
     alone = make_task(strategy, model, shape=2)
@@ -82,7 +72,7 @@ def test_a_known_task_begins_with_its_two_best_and_nothing_else(make, transfer_p
     transfer_pool.remember(family, "gmm", donor.proposer.elite_records())
     # A later run of the first task.
     transfer_pool.tell(family, "gmm", [])
-    journal = Events()
+    journal = MemoryJournal()
     later = make(0, journal)
     python_side(later.strategy).limit_next_batch(4)
     batch = later.round()
@@ -143,7 +133,7 @@ def test_evolution_promises_nothing(make):
 
 
 def test_without_relatives_a_task_begins_with_what_suits_the_processor(make_task):
-    journal = Events()
+    journal = MemoryJournal()
     model = RFEICostModel(n_trees=8, seed=1, n_jobs=1)
     task = make_task(AdaptiveSearch(n_samples=12, journal=journal), model, batch=4)
     for _ in range(2):
@@ -155,7 +145,7 @@ def test_without_relatives_a_task_begins_with_what_suits_the_processor(make_task
 
 def test_relatives_and_the_processor_share_the_first_batch(make):
     make(0).round()
-    journal = Events()
+    journal = MemoryJournal()
     make(2, journal).round()
     (event,) = journal.of("round")
     assert event["n_seeded"] >= 1

@@ -1,21 +1,12 @@
 import pytest
 from tvm.s_tir import meta_schedule as ms
 
+from tests.journals import MemoryJournal
 from tvm_adaptive import AdaptiveSearch
 from tvm_adaptive._tvm import PySearchStrategy, derived_object, python_side
 from tvm_adaptive.search_strategy.stoppable import StoppableSearch
 
 SMALL = {"population_size": 48, "genetic_num_iters": 1, "init_min_unmeasured": 8}
-
-
-class Events:
-    """A journal in memory."""
-
-    def __init__(self):
-        self.events = []
-
-    def write(self, event, **fields):
-        self.events.append({"event": event, **fields})
 
 
 @derived_object
@@ -86,7 +77,7 @@ def test_a_search_that_cannot_follow_a_limit_is_left_alone(make_task):
 def test_what_the_search_raises_is_reported_and_goes_no_further(
     make_task, caplog, stage, consequence
 ):
-    journal = Events()
+    journal = MemoryJournal()
     pattern = StoppableSearch(FailingSearch(stage), lambda: False, journal)
     task = make_task(pattern.clone(), ms.cost_model.RandomModel())
     batch = task.round()

@@ -5,6 +5,7 @@ import pytest
 from tvm.s_tir import meta_schedule as ms
 from tvm_ffi import structural_hash
 
+from tests.journals import MemoryJournal
 from tvm_adaptive import AdaptiveSearch, RFEICostModel
 from tvm_adaptive._tvm import PyCostModel, derived_object
 from tvm_adaptive.errors import InvalidOptionError
@@ -13,19 +14,6 @@ from tvm_adaptive.search_strategy.strategy import MAX_EMPTY_ROUNDS
 from tvm_adaptive.values.trial_log import TrialLog
 
 SMALL = {"population_size": 48, "genetic_num_iters": 1, "init_min_unmeasured": 8}
-
-
-class Events:
-    """A journal in memory."""
-
-    def __init__(self):
-        self.events = []
-
-    def write(self, event, **fields):
-        self.events.append({"event": event, **fields})
-
-    def of(self, event):
-        return [each for each in self.events if each["event"] == event]
 
 
 @derived_object
@@ -51,7 +39,7 @@ def keys(batch):
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.25, 0.3, 1.0])
 def test_a_fixed_epsilon_gives_exactly_its_share(make_task, epsilon):
-    journal = Events()
+    journal = MemoryJournal()
     task = make_task(AdaptiveSearch(**SMALL, epsilon=epsilon, journal=journal), ConstantModel())
     for _ in range(2):
         assert len(task.round()) == 16
@@ -61,14 +49,14 @@ def test_a_fixed_epsilon_gives_exactly_its_share(make_task, epsilon):
 
 
 def test_the_journal_has_the_decisions_of_each_candidate(make_task):
-    journal = Events()
+    journal = MemoryJournal()
     strategy = AdaptiveSearch(**SMALL, proposer="distilled", journal=journal)
     batch = make_task(strategy, RFEICostModel()).round()
     (event,) = journal.of("round")
     for candidate, (_, parts) in zip(batch, event["decisions"], strict=True):
         # The postprocessors' own follow.
         assert parts == tuple(knobs_of(candidate.sch)[: len(parts)])
-    evolution = Events()
+    evolution = MemoryJournal()
     strategy = AdaptiveSearch(**SMALL, proposer="evolution", journal=evolution)
     make_task(strategy, RFEICostModel()).round()
     assert evolution.of("round")[0]["decisions"] is None
@@ -78,7 +66,7 @@ def test_the_journal_has_the_decisions_of_each_candidate(make_task):
     ("limit", "n_given", "evolves"), [(1, 1, False), (8, 8, False), (9, 9, True), (99, 16, True)]
 )
 def test_a_limit_holds_for_the_next_batch_only(make_task, limit, n_given, evolves):
-    journal = Events()
+    journal = MemoryJournal()
     strategy = AdaptiveSearch(**SMALL, epsilon=0.25, journal=journal)
     task = make_task(strategy, ConstantModel())
     task.round()
@@ -94,7 +82,7 @@ def test_a_limit_holds_for_the_next_batch_only(make_task, limit, n_given, evolve
 
 
 def test_the_first_trials_are_screened_and_not_evolved(make_task):
-    journal = Events()
+    journal = MemoryJournal()
     model = RFEICostModel(n_trees=20, seed=1, n_jobs=1)
     task = make_task(AdaptiveSearch(**SMALL, n_initial=40, journal=journal), model)
     # The third round brings what is missing of the first 40.
@@ -131,7 +119,7 @@ def test_a_limit_does_not_reach_beyond_the_trials_left(make_task):
 
 
 def test_epsilon_comes_from_the_posterior_once_there_is_one(make_task):
-    journal = Events()
+    journal = MemoryJournal()
     model = RFEICostModel(n_trees=20, seed=1, n_jobs=1)
     task = make_task(AdaptiveSearch(**SMALL, journal=journal), model)
     for _ in range(3):
@@ -157,7 +145,7 @@ def test_nothing_is_measured_twice_also_after_a_restart(make_task):
 
 
 def test_a_model_without_variance_fixes_epsilon_and_says_so_once(make_task, caplog):
-    journal = Events()
+    journal = MemoryJournal()
     with caplog.at_level(logging.WARNING, logger="tvm_adaptive"):
         task = make_task(AdaptiveSearch(**SMALL, journal=journal), ConstantModel())
         task.round()
@@ -178,7 +166,7 @@ def test_a_model_without_variance_fixes_epsilon_and_says_so_once(make_task, capl
     ],
 )
 def test_what_is_not_used_competes_again(make_task, proposer, diversity):
-    journal = Events()
+    journal = MemoryJournal()
     options = {**SMALL, "n_samples": 24, "proposer": proposer, "diversity": diversity}
     task = make_task(
         AdaptiveSearch(**options, epsilon=0.0, n_initial=0, journal=journal),
@@ -328,7 +316,7 @@ def test_a_broken_round_costs_the_round_and_five_end_the_task(make_task):
         def predict(self, context, candidates):
             raise RuntimeError("no score today")
 
-    journal = Events()
+    journal = MemoryJournal()
     task = make_task(AdaptiveSearch(**SMALL, epsilon=0.5, journal=journal), Broken())
     batches = [task.strategy.generate_measure_candidates() for _ in range(MAX_EMPTY_ROUNDS)]
     assert [list(batch) for batch in batches[:-1]] == [[]] * (MAX_EMPTY_ROUNDS - 1)

@@ -5,6 +5,7 @@ import tvm
 from tvm import te
 from tvm.s_tir import meta_schedule as ms
 
+from tests.journals import MemoryJournal
 from tvm_adaptive._tvm import (
     BuilderResult,
     PyBuilder,
@@ -27,19 +28,6 @@ class Clock:
 
     def __call__(self):
         return self.now
-
-
-class Events:
-    """A journal in memory."""
-
-    def __init__(self):
-        self.events = []
-
-    def write(self, event, **fields):
-        self.events.append({"event": event, **fields})
-
-    def of(self, event):
-        return [each for each in self.events if each["event"] == event]
 
 
 class Turns:
@@ -207,7 +195,7 @@ class World:
 
     def __init__(self):
         self.clock = Clock()
-        self.journal = Events()
+        self.journal = MemoryJournal()
         self.builder = FakeBuilder()
         self.callback = FakeCallback()
         self.database = ms.database.MemoryDatabase()

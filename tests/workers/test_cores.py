@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.workers.cores import take_free_core, thread_env, usable_physical_cores
+from tvm_adaptive.workers.cores import thread_env, usable_physical_cores
 
 needs_two = pytest.mark.skipif(
     not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2,
@@ -75,11 +75,6 @@ print(os.sched_getaffinity(0) == before)
 done.set()
 """
     assert in_a_process(body) == "True"
-
-
-def test_a_system_without_bindings_is_left_alone(monkeypatch):
-    monkeypatch.delattr(os, "sched_setaffinity", raising=False)
-    take_free_core()
 
 
 def test_the_number_of_threads_is_said_to_tvm():

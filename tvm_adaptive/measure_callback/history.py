@@ -30,24 +30,16 @@ class TaskHistory:
     weight: float = 1.0  # calls per inference
     flop: float | None = None
     build_sec: float = math.nan  # of the fastest trial; NaN if not known
-    # Of the trials that were looked at: a screen asks twice a second.
-    _n_seen: int = dataclasses.field(default=0, init=False, repr=False, compare=False)
-    _n_errors: int = dataclasses.field(default=0, init=False, repr=False, compare=False)
-    _best_ms: float = dataclasses.field(default=math.inf, init=False, repr=False, compare=False)
+    n_errors: int = 0  # failed trials
+    best_ms: float = math.inf  # of the fastest trial
+    second_ms: float = math.inf  # of the second fastest
 
-    def _look(self) -> None:
-        for ms in self.latencies_ms[self._n_seen :]:
-            if math.isfinite(ms):
-                self._best_ms = min(self._best_ms, ms)
-            else:
-                self._n_errors += 1
-        self._n_seen = len(self.latencies_ms)
-
-    @property
-    def best_ms(self) -> float:
-        """Milliseconds of the fastest trial; infinite before the first success."""
-        self._look()
-        return self._best_ms
+    def add_trials(self, latencies_ms: list[float]) -> None:
+        """Add trials in the order measured; ``nan`` for a failure."""
+        valid = [ms for ms in latencies_ms if math.isfinite(ms)]
+        self.latencies_ms += latencies_ms
+        self.n_errors += len(latencies_ms) - len(valid)
+        self.best_ms, self.second_ms, *_ = sorted([self.best_ms, self.second_ms, *valid])
 
     @property
     def best_sec(self) -> float:
@@ -55,21 +47,9 @@ class TaskHistory:
         return self.best_ms / 1e3
 
     @property
-    def second_sec(self) -> float:
-        """Seconds of the second fastest trial; infinite before the second success."""
-        fastest = sorted(ms for ms in self.latencies_ms if math.isfinite(ms))
-        return fastest[1] / 1e3 if len(fastest) > 1 else math.inf
-
-    @property
     def share_ms(self) -> float:
         """Milliseconds of the network's latency; 0 before the first success."""
         return self.weight * self.best_ms if math.isfinite(self.best_ms) else 0.0
-
-    @property
-    def n_errors(self) -> int:
-        """Failed trials."""
-        self._look()
-        return self._n_errors
 
 
 @dataclasses.dataclass
@@ -109,7 +89,7 @@ class History:
         found = []
         for name, weight in tasks:
             known = self.tasks.get(name, TaskHistory())
-            secs = (known.best_sec, known.second_sec, known.build_sec)
+            secs = (known.best_sec, known.second_ms / 1e3, known.build_sec)
             n_trials = len(known.latencies_ms)
             key = (keys or {}).get(name, NO_FORM)
             found.append(TaskProgress(name, weight, n_trials, known.n_errors, *secs, key))
@@ -145,7 +125,7 @@ class History:
                 math.nan if value is None else float(value) for value in event["latencies_ms"]
             ]
             task = self._task(event)
-            task.latencies_ms += latencies_ms
+            task.add_trials(latencies_ms)
             task.weight = float(event.get("weight") or 1.0)
             task.flop = event.get("flop")
             task.build_sec = math.nan if (sec := event.get("build_sec")) is None else float(sec)

@@ -62,10 +62,10 @@ class Coverage:
         n_functions = len(self.tuned) + len(self.fallback)
         if not n_functions:
             return "no function has schedules to choose from"
-        n_tuned, n_calls = sum(self.tuned.values()), sum(self.fallback.values())
+        n_tuned, n_other = sum(self.tuned.values()), sum(self.fallback.values())
         text = (
             f"{len(self.tuned)} of {n_functions} functions tuned "
-            f"({n_tuned} of {n_tuned + n_calls} calls)"
+            f"({n_tuned} of {n_tuned + n_other} calls)"
         )
         if self.failed:
             text += f"; could not be applied: {', '.join(sorted(self.failed))}"

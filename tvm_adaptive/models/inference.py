@@ -80,7 +80,7 @@ class CompiledModel:
         self._expected = [(n, self.input_shapes[n], self.input_dtypes[n]) for n in input_shapes]
         self._lock, self._local = threading.Lock(), threading.local()
         executable = device_session.load(os.fspath(library))
-        self._machine = VirtualMachine(executable, device_session.place("cpu"))
+        self._machine = VirtualMachine(executable, device_session.device_of_kind("cpu"))
         self._main = self._machine["main"]
         self._shared: tuple[int, ...] = ()
         self._shared = self._find_shared_outputs(example or self._made_up())
@@ -177,12 +177,10 @@ def _as_tensor(array: Any, name: str, shape: tuple[int, ...], dtype: str) -> Any
             f"of shape {tuple(array.shape)}."
         )
     if isinstance(array, np.ndarray):
-        if dtype == _NOT_SHARED:
-            return tensor(array)
-        is_sharable = array.flags.c_contiguous and array.flags.writeable
-        if not is_sharable or array.ctypes.data % _ALIGNMENT_BYTES:
-            array = _aligned_copy(array)
-        return from_dlpack(array)
+        is_sharable = dtype != _NOT_SHARED and array.flags.c_contiguous and array.flags.writeable
+        if is_sharable and array.ctypes.data % _ALIGNMENT_BYTES == 0:
+            return from_dlpack(array)
+        return tensor(array)
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(array, torch.Tensor):
         return tensor(np.from_dlpack(array))
@@ -206,15 +204,6 @@ def _as_array(output: Any) -> Any:
 @functools.cache
 def _dtype_name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _aligned_copy(array: Any) -> Any:
-    """Return a copy of a numpy array that begins where kernels load vectors."""
-    memory = np.empty(array.nbytes + _ALIGNMENT_BYTES, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT_BYTES
-    copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-    copy[...] = array
-    return copy
 
 
 def _addresses(value: Tensor) -> tuple[int, int]:

@@ -76,24 +76,10 @@ def pack(mod: IRModule) -> IRModule:
 
 
 def moved_arrays(function: PrimFunc, arguments: list[Array]) -> list[Array]:
-    """Return the results of a function that only moves elements.
+    """Return the results of a function that only moves elements, 0 where it writes none.
 
-    Parameters
-    ----------
-    function : PrimFunc
-        Not lowered; its last parameters are the results.
-    arguments : list of ndarray
-        Of its first parameters.
-
-    Returns
-    -------
-    list of ndarray
-        Elements that the function does not write are 0.
-
-    Raises
-    ------
-    OtherCodeError
-        For a function that does anything else.
+    The function is not lowered; its last parameters are the results. Raises OtherCodeError for one
+    that does anything else.
     """
     inputs, outputs = function.params[: len(arguments)], function.params[len(arguments) :]
     if not all(hasattr(each.ty, "shape") for each in outputs):

@@ -20,24 +20,10 @@ _CALL = '"ir.GlobalVar"'
 def write_objects(
     parts: Sequence[Part], folder: str, n_processes: int
 ) -> tuple[list[str], list[Part]]:
-    """Compile functions of a network to object files, within the target.
+    """Compile functions of a network to object files in a folder, within the target.
 
-    Parameters
-    ----------
-    parts : sequence of Part
-        All functions of the network.
-    folder : str
-        Where the object files go; must exist.
-    n_processes : int
-        This process and its forks, at least 1.
-
-    Returns
-    -------
-    list of str
-        The paths of the object files.
-    list of Part
-        The functions that are in none of them: one, because TVM exports no network without a
-        library, or all of them where they cannot be divided.
+    Returns the paths of the files, and the functions in none of them: one, because TVM exports no
+    network without a library, or all where they cannot be divided.
     """
     if n_processes == 1 or any(target.kind.name != "llvm" for _, target in parts):
         return [], list(parts)
@@ -58,22 +44,10 @@ def write_objects(
 
 
 def divide(works: Sequence[float], n_processes: int) -> list[list[int]]:
-    """Divide functions into shares, those with the most work first.
+    """Divide functions into shares, those with the most work first; return their indices.
 
     A text says little about the time that LLVM needs, so that no division is even: a process
     takes the next share when it is free, and the largest functions have shares of their own.
-
-    Parameters
-    ----------
-    works : sequence of float
-        The estimated work of each function, in any unit.
-    n_processes : int
-        The processes that take the shares.
-
-    Returns
-    -------
-    list of list of int
-        The indices of the functions of each share.
     """
     n_shares = min(_SHARES_PER_PROCESS * n_processes, MAX_JOBS // _MOST_TARGETS - 1)
     most = sum(works) / n_shares

@@ -40,13 +40,7 @@ Columns = Callable[[Any], Any]
 
 
 def row_legalizations(n_lanes: int) -> dict[str, Callable[[Any, Any], Any]]:
-    """Return legalizations for ``relax.transform.LegalizeOps``, for processors.
-
-    Parameters
-    ----------
-    n_lanes : int
-        Numbers in a vector register.
-    """
+    """Return legalizations for ``LegalizeOps``, for vectors of so many numbers."""
     return {
         "relax.nn.softmax": functools.partial(_softmax, n_lanes),
         "relax.nn.group_norm": functools.partial(_group_norm, n_lanes),

@@ -39,23 +39,12 @@ class Reading:
 
 @dataclasses.dataclass(frozen=True)
 class StridedView:
-    """Some numbers of a contiguous tensor, each axis with a constant distance between them.
+    """Some numbers of a contiguous tensor, each axis with a constant distance between them."""
 
-    Attributes
-    ----------
-    n_numbers : int
-        Of the source.
-    extents : tuple of int
-    strides : tuple of int
-        Numbers of the source from one place of an axis to the next.
-    offset : int, default 0
-        Of the first number.
-    """
-
-    n_numbers: int
+    n_numbers: int  # of the source
     extents: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int = 0
+    strides: tuple[int, ...]  # numbers of the source from one place of an axis to the next
+    offset: int = 0  # of the first number
 
     @classmethod
     def of(cls, extents: Sequence[int]) -> StridedView:

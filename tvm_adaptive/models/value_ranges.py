@@ -30,7 +30,7 @@ _LEAST_STEPS = 3
 # Indices up to it fit into what is no table; all numbers below are exact.
 _MOST = 2.0**31
 # Larger constants are weights, in which ranges say nothing.
-_MAXConstant = 1 << 22
+_MOST_CONSTANTS = 1 << 22
 _MASK_NAME = re.compile(r".*masks?_?\d*", re.IGNORECASE)
 _LENGTH_NAME = re.compile(r".*(len|lens|lengths?)_?\d*", re.IGNORECASE)
 
@@ -254,7 +254,7 @@ def _shape_of(expr: Any) -> list[int] | None:
 def _range_of_leaf(expr: Any) -> Range:
     if isinstance(expr, Constant):
         value = data_of_constant(expr)
-        if not 0 < math.prod(int(extent) for extent in value.shape) <= _MAXConstant:
+        if not 0 < math.prod(int(extent) for extent in value.shape) <= _MOST_CONSTANTS:
             return ANY
         array = value.numpy()
         return arithmetic.range_of(float(array.min()), float(array.max()))

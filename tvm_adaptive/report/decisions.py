@@ -77,17 +77,7 @@ def importances(trials: Sequence[TrialRow]) -> list[Importance]:
     The share of a decision is the decrease of variance that splits by it bring in a forest of
     extremely randomised trees, which learns the logarithms of the times (Geurts et al., Machine
     Learning 63, 2006; Louppe et al., "Understanding variable importances in forests of randomized
-    trees", NeurIPS 2013).
-
-    Parameters
-    ----------
-    trials : sequence of TrialRow
-        Of one task.
-
-    Returns
-    -------
-    list of Importance
-        Empty with fewer than 24 trials of the sketch of the fastest.
+    trees", NeurIPS 2013). Empty with fewer than 24 trials of the sketch of the fastest.
     """
     from sklearn.ensemble import ExtraTreesRegressor
 

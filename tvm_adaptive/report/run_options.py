@@ -11,13 +11,7 @@ _LEFT_OUT = frozenset({"event", "time_sec", "run_id"})
 
 
 def option_differences(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return the options that differ, by dotted names, each with its value in every run.
-
-    Parameters
-    ----------
-    runs : sequence of mapping
-        The event ``run`` of each journal. An option that a run lacks is shown as "-".
-    """
+    """Return by dotted names the options that differ in the events ``run`` of journals."""
     flat = [_flat({key: run[key] for key in run if key not in _LEFT_OUT}) for run in runs]
     names = dict.fromkeys(name for each in flat for name in each)
     rows = {name: [each.get(name, "-") for each in flat] for name in names}

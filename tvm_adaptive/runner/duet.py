@@ -86,37 +86,18 @@ class Look:
     raw_sec: float  # of one run
 
 
-class Allowance:
-    """The seconds that repeats may take: a share of all since the first batch."""
-
-    def __init__(self, share: float = MAX_SHARE) -> None:
-        self._share = share
-        self._start_sec: float | None = None
-        self.spent_sec = 0.0
-
-    def start(self, now_sec: float) -> None:
-        """Count from now on, unless it does already."""
-        if self._start_sec is None:
-            self._start_sec = now_sec
-
-    def allows(self, cost_sec: float, now_sec: float) -> bool:
-        """Say whether a repeat of that price may be made now.
-
-        What a short batch does not allow, the next one may: where batches take less than
-        thirty repeats, a repeat is made as soon as its price is saved.
-        """
-        start_sec = now_sec if self._start_sec is None else self._start_sec
-        return self.spent_sec + cost_sec <= self._share * (now_sec - start_sec)
-
-
 class Duet:
     """The anchors of a run's tasks, the machine's noise and its present speed."""
 
-    def __init__(self, noise: MachineNoise | None = None, allowance: Allowance | None = None):
+    def __init__(self, noise: MachineNoise | None = None, share: float = MAX_SHARE) -> None:
         self.noise = MachineNoise() if noise is None else noise
-        self.allowance = Allowance() if allowance is None else allowance
+        # Repeats may take this share of all seconds since the first batch.
+        self.share = share
+        self.start_sec: float | None = None
+        self.spent_sec = 0.0
         self._anchors: dict[str, Anchor] = {}
-        self._speeds: collections.deque[Look] = collections.deque(maxlen=_N_SPEEDS)
+        # When, and the slowness.
+        self._speeds: collections.deque[tuple[float, float]] = collections.deque(maxlen=_N_SPEEDS)
         # Logarithms of a task's slowness, one per repeat, the latest last.
         self._levels: dict[str, collections.deque[float]] = {}
         self._first_levels: dict[str, float] = {}  # those of tasks' first batches
@@ -127,8 +108,18 @@ class Duet:
 
     def begin(self, task: str, now_sec: float) -> Batch:
         """Return a new batch of a task."""
-        self.allowance.start(now_sec)
+        if self.start_sec is None:
+            self.start_sec = now_sec
         return Batch(self, task, now_sec)
+
+    def allows(self, cost_sec: float, now_sec: float) -> bool:
+        """Say whether a repeat of that price may be made now.
+
+        What a short batch does not allow, the next one may: where batches take less than
+        thirty repeats, a repeat is made as soon as its price is saved.
+        """
+        assert self.start_sec is not None  # of the first batch
+        return self.spent_sec + cost_sec <= self.share * (now_sec - self.start_sec)
 
     def set_anchor(self, task: str, anchor: Anchor | None) -> list[Any]:
         """Replace a task's anchor; return the kernels that are not needed any more."""
@@ -147,7 +138,7 @@ class Duet:
         levels = self._levels.setdefault(task, collections.deque(maxlen=_N_LEVELS))
         levels.append(math.log(slowness))
         if anchor.is_raw:
-            self._speeds.append(Look(look.at_sec, slowness))
+            self._speeds.append((look.at_sec, slowness))
 
     def level(self, task: str) -> float:
         """Return the slowness that a task's latest repeats agree on; it must have one."""
@@ -176,9 +167,9 @@ class Duet:
         That is what tasks saw lately, or else what this one saw at its last repeats; 1 without
         either.
         """
-        late = [each for each in self._speeds if at_sec - each.at_sec <= _SPEED_AGE_SEC]
+        late = [slowness for when, slowness in self._speeds if at_sec - when <= _SPEED_AGE_SEC]
         if late:
-            return statistics.median(each.raw_sec for each in late)
+            return statistics.median(late)
         return self.level(task) if self._levels.get(task) else 1.0
 
     def note_first(self, task: str, slowness: float) -> None:
@@ -320,23 +311,9 @@ class Batch:
     def close(
         self, kernel: Any = None, cost_sec: float = math.nan, *, floor_sec: float = 0.0
     ) -> list[Any]:
-        """Settle the results and the task's next anchor.
-
-        Parameters
-        ----------
-        kernel : Any, default None
-            The successor's; None keeps the anchor.
-        cost_sec : float
-            Seconds that timing it takes.
-        floor_sec : float, default 0
-            No kernel of the task can be faster, whatever a correction says.
-
-        Returns
-        -------
-        list
-            The kernels that are not needed any more.
-        """
+        """Settle times and the next anchor (``kernel``; None keeps it); return kernels to drop."""
         index, anchor = self.successor(), self.anchor
+        # No kernel is faster than the floor, whatever a correction says.
         self.results = {
             each: Corrected(
                 max(self._settled_sec(each), floor_sec), self.relative_error(each), looks[0].raw_sec

@@ -32,7 +32,7 @@ from tvm_adaptive.errors import (
 )
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal, write_guarded
 from tvm_adaptive.runner.measure import MeasureFunction, MeasureOptions, measure_artifact
-from tvm_adaptive.runner.repeats import REPEAT_RULE, REPEAT_SEC, DuetBatch, Kernel, Repeats
+from tvm_adaptive.runner.repeats import REPEAT_RULE, REPEAT_SEC, DuetBatch, MeasureArgs, Repeats
 from tvm_adaptive.runner.stopping import StoppingRule, make_rule
 from tvm_adaptive.values.trial import Timing
 from tvm_adaptive.values.trial_log import BatchFacts, TrialLog
@@ -360,7 +360,7 @@ class AdaptiveRunner(QueueingRunner):
         facts = candidates[0].facts if candidates else None
         if self._repeats is None or facts is None or not facts.task:
             return super()._queue(candidates)
-        batch = self._repeats.begin(facts)
+        batch = DuetBatch(self._repeats, facts)
         for place, candidate in enumerate(candidates):
             candidate.batch, candidate.place = batch, place
         opens, closes = (
@@ -417,7 +417,7 @@ class AdaptiveRunner(QueueingRunner):
             self._dispatcher.settle(job, RunnerResult(None, "no candidate"))
 
     def _again(
-        self, facts: BatchFacts | None, kernel: Kernel, is_kept: bool
+        self, facts: BatchFacts | None, kernel: MeasureArgs, is_kept: bool
     ) -> Generator[Step, Any, Any]:
         """Time a kernel that has been measured before."""
         max_sec = max(REPEAT_SEC, self.options.max_sec or 0.0)

@@ -33,19 +33,25 @@ REPEAT_RULE = PrecisionRule(min_batches=MIN_TRIMMED, max_batches=MIN_TRIMMED)
 REPEAT_SEC = 0.5
 
 # Artifact, device type and arguments of a kernel: what a measuring function takes.
-Kernel = tuple[str, str, Sequence[Any]]
+MeasureArgs = tuple[str, str, Sequence[Any]]
 # Makes the step that times a kernel; True for one that is timed in many batches.
-MakeStep = Callable[[Kernel, bool], Generator[Step, Any, Any]]
+MakeStep = Callable[[MeasureArgs, bool], Generator[Step, Any, Any]]
 
 
-class Libraries:
-    """Copies of anchors' artifacts: MetaSchedule removes a batch's own ones."""
+class Repeats:
+    """The anchors of a runner's tasks, and copies of their artifacts.
 
-    def __init__(self) -> None:
+    MetaSchedule removes a batch's own ones.
+    """
+
+    def __init__(self, trial_log: TrialLog, journal: JournalWriter) -> None:
+        self.trial_log = trial_log
+        self.journal = journal
+        self.duet = Duet(trial_log.noise)
         self._folder: ScratchFolder | None = None
         self._numbers = itertools.count()
 
-    def keep(self, kernel: Kernel) -> Kernel | None:
+    def keep(self, kernel: MeasureArgs) -> MeasureArgs | None:
         """Copy a kernel's artifact; None if that fails."""
         artifact = Path(kernel[0])
         try:
@@ -58,35 +64,17 @@ class Libraries:
             return None
         return (str(path), *kernel[1:])
 
-    def drop(self, kernels: Sequence[Kernel]) -> None:
+    def drop(self, kernels: Sequence[MeasureArgs]) -> None:
         """Remove copies; a worker that has loaded one keeps it."""
         for path, *_ in kernels:
             with contextlib.suppress(OSError):
                 Path(path).unlink()
 
     def close(self) -> None:
-        """Remove all copies."""
+        """Forget the anchors and remove their artifacts."""
         if self._folder is not None:
             self._folder.remove()
             self._folder = None
-
-
-class Repeats:
-    """The anchors of a runner's tasks, and their libraries."""
-
-    def __init__(self, trial_log: TrialLog, journal: JournalWriter) -> None:
-        self.trial_log = trial_log
-        self.journal = journal
-        self.duet = Duet(trial_log.noise)
-        self.libraries = Libraries()
-
-    def begin(self, facts: BatchFacts) -> DuetBatch:
-        """Return a new batch of the task that facts name."""
-        return DuetBatch(self, facts)
-
-    def close(self) -> None:
-        """Forget the anchors."""
-        self.libraries.close()
         self.duet = Duet(self.trial_log.noise)
 
 
@@ -94,7 +82,7 @@ class Repeats:
 class _Timed:
     """A candidate that has a time."""
 
-    kernel: Kernel
+    kernel: MeasureArgs
     index: int  # of its timing event
     cost_sec: float  # wall-clock seconds that timing it again takes
 
@@ -115,7 +103,7 @@ class DuetBatch:
         self._refuted: dict[int, str] = {}  # why candidates have no time after all
         self._batch = self._duet.begin(facts.task, time.monotonic())
 
-    def note(self, place: int, index: int, kernel: Kernel, timing: Timing) -> None:
+    def note(self, place: int, index: int, kernel: MeasureArgs, timing: Timing) -> None:
         """Note the time of a candidate."""
         # A slow kernel had fewer runs than a repeat has.
         runs_sec = min(MIN_TRIMMED * timing.mean_sec, REPEAT_SEC)
@@ -173,18 +161,18 @@ class DuetBatch:
                 look = min(look, other or look, key=lambda each: each.raw_sec)
         except _RepeatError as error:
             logger.info("%s is compared with another kernel: %s", self._facts.task, error)
-            self._repeats.libraries.drop(self._duet.set_anchor(self._facts.task, None))
+            self._repeats.drop(self._duet.set_anchor(self._facts.task, None))
             self._batch.is_anchor_lost = True
         else:
             if look is not None:
                 self._batch.note_repeat(look)
 
     def _look(
-        self, make_step: MakeStep, kernel: Kernel, cost_sec: float, *, is_kept: bool
+        self, make_step: MakeStep, kernel: MeasureArgs, cost_sec: float, *, is_kept: bool
     ) -> Generator[Step, Any, Look | None]:
         """Time a kernel if the allowance is large enough; raises _RepeatError if it fails."""
         start_sec = time.monotonic()
-        if not self._duet.allowance.allows(cost_sec, start_sec):
+        if not self._duet.allows(cost_sec, start_sec):
             return None
         try:
             timing = yield from make_step(kernel, is_kept)
@@ -194,7 +182,7 @@ class DuetBatch:
             raise _RepeatError(str(error)) from error
         finally:
             elapsed_sec = time.monotonic() - start_sec
-            self._duet.allowance.spent_sec += elapsed_sec
+            self._duet.spent_sec += elapsed_sec
             self._spent_sec += elapsed_sec
         is_time = isinstance(timing, Timing) and 0 < timing.mean_sec < math.inf
         if not is_time:
@@ -206,10 +194,10 @@ class DuetBatch:
         batch = self._batch
         place = batch.successor()
         timed = None if place is None else self._timed[place]
-        kept = None if timed is None else self._repeats.libraries.keep(timed.kernel)
+        kept = None if timed is None else self._repeats.keep(timed.kernel)
         cost_sec = math.nan if timed is None else timed.cost_sec
         dropped = batch.close(kept, cost_sec, floor_sec=self._facts.floor_sec)
-        self._repeats.libraries.drop(dropped)
+        self._repeats.drop(dropped)
         for each, result in batch.results.items():
             error_sec = result.relative_error * result.sec
             artifact = self._timed[each].kernel[0]

@@ -88,9 +88,8 @@ def _repeated(values: Array, n_items: int) -> Array:
     """Return memory of so many items, filled with the values again and again."""
     memory = mmap.mmap(-1, max(1, n_items * values.itemsize))
     # numpy asks for pages of 2 MiB, TVM for none: in a network, weights lie in small ones.
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without large pages
-            memory.madvise(mmap.MADV_NOHUGEPAGE)
+    with contextlib.suppress(OSError):  # a kernel without large pages
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
     found: Array = np.frombuffer(memory, values.dtype, n_items)
     for start in range(0, n_items, len(values)):
         part = found[start : start + len(values)]

@@ -77,11 +77,8 @@ def take_free_core() -> None:
     TVM's runtime binds the threads of its pool, once it has started, but not the thread that
     calls the kernel and computes a share of it: on another's core it would double the time.
     """
-    threads = Path("/proc/self/task")
-    if not (hasattr(os, "sched_setaffinity") and threads.is_dir()):
-        return
     free = os.sched_getaffinity(0)
-    for thread in threads.iterdir():
+    for thread in Path("/proc/self/task").iterdir():
         if int(thread.name) == threading.get_native_id():
             continue
         with contextlib.suppress(OSError):  # it ended meanwhile
@@ -93,8 +90,6 @@ def take_free_core() -> None:
 
 def _allowed_cores() -> int:
     """Count the physical cores of this process's affinity, whatever its time quota."""
-    if not hasattr(os, "sched_getaffinity"):
-        return os.cpu_count() or 1
     cores = set()
     for cpu in os.sched_getaffinity(0):
         siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")

@@ -18,32 +18,14 @@ MAX_JOBS = _PIPE_BYTES // _NUMBER.size
 
 
 def run_in_forks(job: Callable[[int], object], n_jobs: int, n_processes: int) -> None:
-    """Run ``job(0)`` to ``job(n_jobs - 1)``, each in this process or in a fork of it.
-
-    A process takes the next job when it has done its last one. What a fork leaves undone,
-    because it was killed or its job raised, this process does again. The forks belong to this
-    process's group, and end with this process.
-
-    Parameters
-    ----------
-    job : callable
-        Its results are files: a fork's memory is lost. It must neither start nor need threads,
-        which a fork does not have.
-    n_jobs : int
-        At most :data:`MAX_JOBS`.
-    n_processes : int
-        This process and its forks, at least 1. Fewer run where the system refuses a fork.
-
-    Raises
-    ------
-    Exception
-        What a job raises in this process; the forks are killed.
-    """
+    """Run ``job(0)`` to ``job(n_jobs - 1)``, each in this process or in a fork of it."""
+    # Results are files: a fork's memory is lost. Jobs need no threads, which forks lack. What a
+    # fork leaves undone this process does again; what a job raises here ends the forks.
     check_at_least("n_processes", n_processes, 1)
     if n_jobs > MAX_JOBS:
         raise ValueError(f"n_jobs must be at most {MAX_JOBS} but got {n_jobs}.")
     with contextlib.ExitStack() as stack:
-        (next_jobs, to_jobs), (ended_jobs, to_ended) = _pipe(stack), _pipe(stack)
+        (next_jobs, to_jobs), (ended_jobs, to_ended) = pipe(stack), pipe(stack)
         os.write(to_jobs, b"".join(_NUMBER.pack(number) for number in range(n_jobs)))
         os.set_blocking(next_jobs, False)
         os.set_blocking(ended_jobs, False)
@@ -70,7 +52,8 @@ def run_in_forks(job: Callable[[int], object], n_jobs: int, n_processes: int) ->
             job(number)
 
 
-def _pipe(stack: contextlib.ExitStack) -> tuple[int, int]:
+def pipe(stack: contextlib.ExitStack) -> tuple[int, int]:
+    """Return the ends of a pipe to read and to write, which the stack closes."""
     reads, writes = os.pipe()
     stack.callback(os.close, reads)
     stack.callback(os.close, writes)

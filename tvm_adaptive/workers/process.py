@@ -15,6 +15,7 @@ import cloudpickle
 from tvm_adaptive.errors import MachineError, WorkerDiedError, WorkerTaskError
 from tvm_adaptive.workers.containers import OomKills
 from tvm_adaptive.workers.fork_server import ForkServer
+from tvm_adaptive.workers.forks import pipe
 from tvm_adaptive.workers.main import HEADER
 
 # A killed process is gone within milliseconds unless the kernel holds it (a hung device
@@ -29,8 +30,8 @@ class Worker:
 
     def __init__(self, server: ForkServer, env: dict[str, str] | None = None) -> None:
         with contextlib.ExitStack() as on_failure:
-            child_reads, self._to_child = _pipe(on_failure)
-            self._from_child, child_writes = _pipe(on_failure)
+            child_reads, self._to_child = pipe(on_failure)
+            self._from_child, child_writes = pipe(on_failure)
             os.set_blocking(self._to_child, False)
             self._process = server.fork((child_reads, child_writes), env)
             on_failure.pop_all()
@@ -141,13 +142,6 @@ class Worker:
         if code == -signal.SIGKILL and self._oom_kills.count() != self._oom_kills_before:
             return MachineError("the worker process was killed: the machine is out of memory")
         return WorkerDiedError(f"the worker process ended: {_describe_exit(code)}")
-
-
-def _pipe(on_failure: contextlib.ExitStack) -> tuple[int, int]:
-    reads, writes = os.pipe()
-    on_failure.callback(os.close, reads)
-    on_failure.callback(os.close, writes)
-    return reads, writes
 
 
 def _readable(worker: Worker) -> bool:

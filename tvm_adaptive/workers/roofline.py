@@ -22,18 +22,7 @@ _SEC = 0.2
 
 
 def measure_roofline(n_threads: int) -> Roofline:
-    """Time a product of matrices in single precision, and copies between caches.
-
-    Parameters
-    ----------
-    n_threads : int
-        As many as a kernel has.
-
-    Returns
-    -------
-    Roofline
-        The fastest of each; takes half a second.
-    """
+    """Time products of float32 matrices and copies between caches; the fastest of each counts."""
     left = np.ones((_PRODUCT_SIZE, _PRODUCT_SIZE), np.float32)
     right, product = left.copy(), left.copy()
     with threadpool_limits(n_threads, user_api="blas"):

@@ -63,9 +63,7 @@ def test_the_expected_drop_is_converted_draw_by_draw():
     assert unchanged(history([0.0]), "records").expected_drop == 0.0
 
 
-def test_quantiles_and_the_chance_of_an_improvement():
+def test_quantiles_are_those_of_the_samples():
     forecast = Forecast(1.25, 0.4, np.array([1.0, 2.0, 1.0, 1.0]), "records", "", 1.0)
     np.testing.assert_array_equal(forecast.quantile([0.0, 0.5, 1.0]), [1.0, 1.0, 2.0])
-    assert forecast.improvement_chance == 0.25
-    assert unchanged(history([3.0]), "records").improvement_chance == 0.0
     assert math.isclose(unchanged(history([3.0]), "records").mean, 3.0)

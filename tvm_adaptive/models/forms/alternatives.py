@@ -43,23 +43,13 @@ class _Steps:
 
 
 class Alternatives:
-    """The forms of the convolutions in a prepared module.
-
-    Attributes
-    ----------
-    functions : dict of str to PrimFunc
-        Those of all forms but the direct ones.
-    keys : dict of str to FormKey
-        The forms that functions belong to, those of the module included; a function without
-        alternatives has none.
-    calls : dict of str to int
-        How often an inference calls each function of a form if the form is chosen.
-    """
+    """The forms of the convolutions in a prepared module."""
 
     def __init__(self, mod: IRModule, *, packed: bool) -> None:
-        self.functions: dict[str, PrimFunc] = {}
+        self.functions: dict[str, PrimFunc] = {}  # of all forms but the direct ones
+        # Of functions, those of the module included; one without alternatives has none.
         self.keys: dict[str, FormKey] = {}
-        self.calls: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()  # in an inference, if the form is chosen
         self._steps: dict[tuple[str, str], _Steps] = {}
         self._packed = packed
         for name, calls in sorted(_calls_by_function(mod).items()):
@@ -132,15 +122,7 @@ class Alternatives:
         return _tvm.functions_as_tasks(mod, target, self.calls)
 
     def chosen(self, mod: IRModule, seconds: Mapping[str, float]) -> dict[str, str]:
-        """Return the fastest form of each group.
-
-        Parameters
-        ----------
-        mod : IRModule
-            The prepared module.
-        seconds : mapping of str to float
-            Of one call, by the names of functions.
-        """
+        """Return the fastest form of each group, by the seconds of one call of each function."""
         calls = _calls_by_function(mod)
         n_calls = self.calls + Counter({name: len(each) for name, each in calls.items()})
         names = list(self.keys)

@@ -13,6 +13,7 @@ References
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any, TypeVar
@@ -30,22 +31,13 @@ _POINTS = (0, 1, -1, 2, -2)
 
 @dataclasses.dataclass(frozen=True)
 class Filtering:
-    """F(m, r) of one dimension.
+    """F(m, r) of one dimension."""
 
-    Attributes
-    ----------
-    n_results, n_taps : int
-        m and r.
-    data, taps, results : tuple of tuple of Fraction
-        B^T of shape (m + r - 1, m + r - 1), G of shape (m + r - 1, r), and A^T of shape
-        (m, m + r - 1).
-    """
-
-    n_results: int
-    n_taps: int
-    data: tuple[tuple[Fraction, ...], ...]
-    taps: tuple[tuple[Fraction, ...], ...]
-    results: tuple[tuple[Fraction, ...], ...]
+    n_results: int  # m
+    n_taps: int  # r
+    data: tuple[tuple[Fraction, ...], ...]  # B^T, (m + r - 1, m + r - 1)
+    taps: tuple[tuple[Fraction, ...], ...]  # G, (m + r - 1, r)
+    results: tuple[tuple[Fraction, ...], ...]  # A^T, (m, m + r - 1)
 
     @property
     def n_inputs(self) -> int:
@@ -56,17 +48,14 @@ class Filtering:
 def minimal_filtering(n_results: int, n_taps: int) -> Filtering:
     """Return F(m, r), by Toom and Cook's evaluation and interpolation of polynomials.
 
-    Raises
-    ------
-    ValueError
-        If it has more points than are known to keep rounding errors small.
+    Raises ValueError if it has more points than are known to keep rounding errors small.
     """
     n_points = n_results + n_taps - 2
     if n_points > len(_POINTS):
         raise ValueError(f"F({n_results}, {n_taps}) needs {n_points} points but has {_POINTS}.")
     points = [Fraction(point) for point in _POINTS[:n_points]]
     others = [[q for q in points if q != p] for p in points]
-    scales = [_product(p - q for q in rest) for p, rest in zip(points, others, strict=True)]
+    scales = [math.prod(p - q for q in rest) for p, rest in zip(points, others, strict=True)]
     at_infinity = [Fraction(0)] * n_points + [Fraction(1)]
 
     def powers(point: Fraction, n: int) -> tuple[Fraction, ...]:
@@ -84,18 +73,7 @@ def minimal_filtering(n_results: int, n_taps: int) -> Filtering:
 
 
 def transformed_taps(weights: npt.NDArray[Any], filtering: Filtering) -> npt.NDArray[Any]:
-    """Transform the filters of a convolution.
-
-    Parameters
-    ----------
-    weights : ndarray of shape (r, r, c, k)
-    filtering : Filtering
-
-    Returns
-    -------
-    ndarray of shape (n * n, c, k)
-        G g G^T of each filter, for the n * n elements of a tile; of the type of ``weights``.
-    """
+    """Return G g G^T of each filter of (r, r, c, k), as (n * n, c, k) of the same type."""
     taps = np.array(filtering.taps, dtype=np.float64)
     flat = weights.reshape(filtering.n_taps**2, -1).astype(np.float64)
     # One product: its matrix has G's elements in pairs.
@@ -148,13 +126,6 @@ def combinations(
             raise ValueError("A row of zeros has no sum.")
         found.append(single)
     return found
-
-
-def _product(factors: Any) -> Fraction:
-    result = Fraction(1)
-    for factor in factors:
-        result *= factor
-    return result
 
 
 def _coefficients(roots: Sequence[Fraction]) -> tuple[Fraction, ...]:

@@ -9,11 +9,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from tvm_adaptive._tvm import For, IndexMap, IntImm, PrimFunc, SBlockRealize, SeqStmt, buffer_of
+from tvm_adaptive._tvm import (
+    DataType,
+    For,
+    IndexMap,
+    IntImm,
+    PrimFunc,
+    SBlockRealize,
+    SeqStmt,
+    buffer_of,
+)
 
 _Bindings = tuple[tuple[Any, Any], ...]  # variables and their values
 
@@ -212,8 +220,7 @@ def dtype_of(value: Any) -> str:
 
 def item_bytes(buffer: Any) -> int:
     """Return the bytes of an element, at least 1."""
-    bits = re.search(r"\d+$", dtype_of(buffer))
-    return max(1, int(bits.group()) // 8) if bits else 1
+    return max(1, int(DataType(dtype_of(buffer)).itemsize))
 
 
 def parameter_buffers(function: PrimFunc) -> list[Any]:

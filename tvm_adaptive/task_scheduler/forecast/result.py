@@ -40,11 +40,6 @@ class Forecast:
         probabilities = np.asarray(p, dtype=np.float64)
         return np.asarray(np.quantile(self.samples, probabilities), dtype=np.float64)
 
-    @property
-    def improvement_chance(self) -> float:
-        """Share of the samples above the incumbent."""
-        return float((self.samples > self.incumbent).mean())
-
 
 @dataclasses.dataclass(frozen=True)
 class ThroughputHistory:
