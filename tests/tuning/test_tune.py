@@ -24,6 +24,7 @@ from tvm_adaptive.models import resnet18
 from tvm_adaptive.models.run import run_exported
 from tvm_adaptive.tuning.config import DEFAULT, FinishConfig, SchedulerConfig, SearchConfig
 from tvm_adaptive.tuning.deploy import APPLY_FILE, apply
+from tvm_adaptive.tuning.inspect import shown_tasks
 from tvm_adaptive.tuning.registry import check_names
 
 QUICK = TuneConfig(
@@ -272,6 +273,8 @@ def test_a_run_that_measures_nothing_ends_with_what_earlier_ones_have_proven(tmp
     ((again_sec, again),) = decisions_of(tmp_path / "2" / "final")
     assert (again, again_sec) == (winner, winner_sec)
     assert report.tasks[0].best_sec == winner_sec
+    (shown,) = shown_tasks(tmp_path / "2")
+    assert (shown.best.seconds, shown.best.is_checked) == (winner_sec, True)
     apply(tmp_path / "2", out_dir=tmp_path / "deploy")
     events = read_journal(tmp_path / "deploy" / APPLY_FILE)
     assert "playoff" not in {event["event"] for event in events}

@@ -140,14 +140,7 @@ def compile_model(
             config=config,
             observer=observer,
         )
-        report = run_loaded(options, lambda _: (network, python_source(network)))
-        if report.interrupted:
-            raise KeyboardInterrupt
-        if tuned is not None and content:
-            _remember(tuned, content)
-        if report.library is None:
-            raise WorkerError(f"{network.name} could not be compiled: {report.shortfall}")
-        library, comparison = report.library, report.comparison
+        library, comparison = _tuned_library(network, options, tuned, content)
     _check_agreement(network, comparison)
     return CompiledModel(
         library,
@@ -157,6 +150,20 @@ def compile_model(
         example=network.inputs(),
         keep=keep,
     )
+
+
+def _tuned_library(
+    network: Network, options: RunOptions, tuned: Path | None, content: str
+) -> tuple[Path, Comparison | None]:
+    """Tune a network, and note in the file of tuned models that this was done."""
+    report = run_loaded(options, lambda _: (network, python_source(network)))
+    if report.interrupted:
+        raise KeyboardInterrupt
+    if tuned is not None and content:
+        _remember(tuned, content)
+    if report.library is None:
+        raise WorkerError(f"{network.name} could not be compiled: {report.shortfall}")
+    return report.library, report.comparison
 
 
 def network_of(

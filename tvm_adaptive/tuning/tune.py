@@ -364,6 +364,7 @@ def _search(
     if not tasks:
         session.observer.note("no search: no schedule can change a function of this network")
         return progress
+    _write_tasks(session, tasks, contexts, forms)
     n_left = (session.options.trials or _UNLIMITED) - history.n_trials
     if n_left <= 0:
         session.observer.note(f"no search: all {session.options.trials} trials are done")
@@ -373,18 +374,6 @@ def _search(
             session.observer.note("no search: the budget does not reach beyond the first steps")
         return progress
     with session.stage("search"):
-        described = [
-            {
-                "name": str(context.task_name),
-                "weight": float(int(task.weight)),
-                "workload_key": workload_key(context.mod),
-                "family": anchor_of(context.mod),
-                "bytes": argument_bytes(context.mod),
-                **forms.get(str(context.task_name), NO_FORM)._asdict(),
-            }
-            for context, task in zip(contexts, tasks, strict=True)
-        ]
-        session.journal.write("tasks", tasks=described)
         scheduler = scheduler_hooks(parts.task_scheduler)
         if scheduler is not None:
             scheduler.restore(history.tasks)
@@ -398,6 +387,26 @@ def _search(
         parts=budget.reserve_parts,
     )
     return progress
+
+
+def _write_tasks(
+    session: Session,
+    tasks: Sequence[ExtractedTask],
+    contexts: Sequence[TuneContext],
+    forms: Mapping[str, FormKey],
+) -> None:
+    described = [
+        {
+            "name": str(context.task_name),
+            "weight": float(int(task.weight)),
+            "workload_key": workload_key(context.mod),
+            "family": anchor_of(context.mod),
+            "bytes": argument_bytes(context.mod),
+            **forms.get(str(context.task_name), NO_FORM)._asdict(),
+        }
+        for context, task in zip(contexts, tasks, strict=True)
+    ]
+    session.journal.write("tasks", tasks=described)
 
 
 def _tune_contexts(
