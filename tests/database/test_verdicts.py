@@ -14,7 +14,7 @@ from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.verdicts import (
     SECOND_DECISION,
-    candidate_of,
+    candidate_key,
     checked,
     disqualified,
     ever_disqualified,
@@ -56,10 +56,10 @@ def seconds_of(store: RecordStore, n: int) -> list[float | None]:
 
 def test_a_candidate_is_the_same_however_its_record_is_written() -> None:
     """MetaSchedule's files have 1 where its traces in memory have True."""
-    assert candidate_of(trial(4, 1.0)) == candidate_of(StoredTrial(record(4, 2.0, flag=1), 2.0))
-    assert candidate_of(trial(4, 1.0)) != candidate_of(trial(8, 1.0))
-    assert candidate_of(StoredTrial("{", 1.0)) == candidate_of(StoredTrial("{", 2.0))
-    assert candidate_of(StoredTrial("{", 1.0)) != candidate_of(StoredTrial("[]", 1.0))
+    assert candidate_key(trial(4, 1.0)) == candidate_key(StoredTrial(record(4, 2.0, flag=1), 2.0))
+    assert candidate_key(trial(4, 1.0)) != candidate_key(trial(8, 1.0))
+    assert candidate_key(StoredTrial("{", 1.0)) == candidate_key(StoredTrial("{", 2.0))
+    assert candidate_key(StoredTrial("{", 1.0)) != candidate_key(StoredTrial("[]", 1.0))
 
 
 def test_without_a_playoff_the_fastest_are_trusted_each_once(store: RecordStore) -> None:
@@ -109,7 +109,7 @@ def test_who_is_disqualified_before_a_playoff_does_not_hide_its_winner(store: Re
 
 
 def key(outer: int) -> str:
-    return candidate_of(trial(outer, 1.0))
+    return candidate_key(trial(outer, 1.0))
 
 
 def test_the_last_word_on_a_candidate_counts() -> None:
@@ -220,8 +220,8 @@ def test_metaschedule_prefers_what_was_proven_in_an_export(
         export_json(store, tmp_path / str(best), best)
         exported = json_database(tmp_path / str(best))
         record = exported.query_tuning_record(mod, target, "main")
-        chosen = candidate_of(trial_of(record))
-        assert chosen == candidate_of(trial_of(make_record(mod, target, 3e-3, 2)))
+        chosen = candidate_key(trial_of(record))
+        assert chosen == candidate_key(trial_of(make_record(mod, target, 3e-3, 2)))
         assert len(exported.get_all_tuning_records()) == 2, "a slower one does no harm"
 
 

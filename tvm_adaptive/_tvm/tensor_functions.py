@@ -30,6 +30,11 @@ _NO_LAYOUT: dict[str, Any] = (
 Access = tuple[Any, Sequence[Any]]  # a buffer, and the range of each index
 
 
+def buffer_shape(buffer: Any) -> tuple[int, ...]:
+    """Return the extents of a buffer."""
+    return tuple(map(int, buffer.ty.shape))
+
+
 def tensor_function(parameters: Sequence[Any], body: Any, allocated: Sequence[Any] = ()) -> Any:
     """Return a private function of buffers, whose body has blocks and buffers of its own."""
     always = tirx.const(True, "bool")

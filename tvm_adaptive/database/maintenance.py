@@ -20,7 +20,7 @@ from tvm_adaptive.database.repair import RECORD_FILE, WORKLOAD_FILE, lines_of
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.verdicts import (
     VerdictFile,
-    candidate_of,
+    candidate_key,
     sound,
     trusted,
     without_lucky,
@@ -187,8 +187,8 @@ def _import_store(store: RecordStore, other: RecordStore) -> tuple[int, int]:
 def _add_new(store: RecordStore, task: StoredTask, trials: Sequence[StoredTrial]) -> int:
     """Add the trials that a store does not hold; return how many."""
     # Not by the texts of the records, which differ between a file and memory.
-    known = {(candidate_of(trial), trial.seconds) for trial in store.latest(task)}
-    new = [trial for trial in trials if (candidate_of(trial), trial.seconds) not in known]
+    known = {(candidate_key(trial), trial.seconds) for trial in store.latest(task)}
+    new = [trial for trial in trials if (candidate_key(trial), trial.seconds) not in known]
     store.add(task, new)
     return len(new)
 

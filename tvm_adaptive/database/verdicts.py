@@ -54,10 +54,10 @@ def trusted(store: RecordStore, task: StoredTask, n: int) -> list[StoredTrial]:
         pairs = itertools.zip_longest(winners, faster)
         order = [each for pair in pairs for each in pair if each is not None]
     order = order[:n]
-    taken = {candidate_of(each) for each in order} | set(verdicts)
+    taken = {candidate_key(each) for each in order} | set(verdicts)
     if len(order) < n:
         order += _unchecked(store, task, n - len(order), taken)
-    taken |= {candidate_of(each) for each in order}
+    taken |= {candidate_key(each) for each in order}
     n_elsewhere = max(n - len(order), n > 1)
     there = _proven(_verdicts(store.finals(task, elsewhere=True)))
     hints = _unchecked(store, task, n_elsewhere, taken, first=there, elsewhere=True)
@@ -74,7 +74,7 @@ def sound(store: RecordStore, task: StoredTask, trials: Iterable[StoredTrial]) -
     wrong = disqualified(store.finals(task))
     if not wrong:  # nearly always: spares parsing all records
         return list(trials)
-    return [trial for trial in trials if candidate_of(trial) not in wrong]
+    return [trial for trial in trials if candidate_key(trial) not in wrong]
 
 
 def without_lucky(
@@ -90,7 +90,7 @@ def without_lucky(
         return list(trials)
     known = checked(finals)
     return [
-        each for each in trials if _sec(each) >= _sec(winners[0]) or candidate_of(each) in known
+        each for each in trials if _sec(each) >= _sec(winners[0]) or candidate_key(each) in known
     ]
 
 
@@ -108,7 +108,7 @@ def disqualified(finals: Iterable[StoredTrial]) -> frozenset[str]:
 
 def ever_disqualified(finals: Iterable[StoredTrial]) -> frozenset[str]:
     """Return the candidates that any play-off disqualified."""
-    return frozenset(candidate_of(each) for each in finals if each.failure)
+    return frozenset(candidate_key(each) for each in finals if each.failure)
 
 
 def standing_winner(finals: Sequence[StoredTrial]) -> StoredTrial | None:
@@ -116,12 +116,12 @@ def standing_winner(finals: Sequence[StoredTrial]) -> StoredTrial | None:
     lost = ever_disqualified(finals)
     winners: dict[str, StoredTrial] = {}
     for each in finals:
-        if each.seconds is not None and candidate_of(each) not in lost:
+        if each.seconds is not None and candidate_key(each) not in lost:
             winners.setdefault(each.run, each)
     return next(reversed(winners.values()), None)
 
 
-def candidate_of(trial: StoredTrial) -> str:
+def candidate_key(trial: StoredTrial) -> str:
     """Return a candidate's key: its instructions and decisions, or an unreadable text itself."""
     try:
         return json.dumps(choices_of(json.loads(trial.record)[0]))
@@ -142,7 +142,7 @@ def _verdicts(finals: Iterable[StoredTrial]) -> dict[str, _Verdict]:
     runs: set[str] = set()
     for each in finals:
         is_winner = each.run not in runs and each.seconds is not None
-        verdicts[candidate_of(each)] = _Verdict(is_winner, each)
+        verdicts[candidate_key(each)] = _Verdict(is_winner, each)
         if each.seconds is not None:  # a run may disqualify before its play-off
             runs.add(each.run)
     return verdicts
@@ -170,7 +170,7 @@ def _unchecked(
     for row in itertools.chain(first, rows):
         if len(different) == n:
             break
-        key = candidate_of(row)
+        key = candidate_key(row)
         if key not in known:
             different.setdefault(key, row)
     return list(different.values())

@@ -243,7 +243,7 @@ def _in_order(
 
 
 def _key_of(record: TuningRecord) -> str:
-    return verdicts.candidate_of(trial_of(record))
+    return verdicts.candidate_key(trial_of(record))
 
 
 def _verdicts_of_run(finals: Sequence[StoredTrial], mod: IRModule) -> _Verdicts:

@@ -12,7 +12,7 @@ from tvm_adaptive.database.metaschedule import readable_database, record_of, tri
 from tvm_adaptive.database.records import StoredTrial
 from tvm_adaptive.database.verdicts import (
     VerdictFile,
-    candidate_of,
+    candidate_key,
     ever_disqualified,
     standing_winner,
 )
@@ -114,7 +114,7 @@ def _best_records(work_dir: Path) -> dict[str, Best]:
             continue
         lost = ever_disqualified(verdicts)
         for each in records:
-            if not lost or candidate_of(trial_of(each)) not in lost:
+            if not lost or candidate_key(trial_of(each)) not in lost:
                 best[key] = Best(median_sec(each.run_secs), each)
                 break
     return best

@@ -38,7 +38,7 @@ from tvm_adaptive._tvm import (
     tensor,
 )
 from tvm_adaptive.database.metaschedule import trial_of
-from tvm_adaptive.database.verdicts import candidate_of
+from tvm_adaptive.database.verdicts import candidate_key
 from tvm_adaptive.models.prefetch import follow_hints, hinted, rewrite
 from tvm_adaptive.models.prefetch.reading import integer, substitute
 from tvm_adaptive.models.prefetch.rewrite import HINT, LINES_AT_ONCE
@@ -140,7 +140,7 @@ def test_without_weights_there_is_nothing_to_prefetch() -> None:
 def test_a_form_is_the_same_candidate(tmp_path: Any) -> None:
     mod = product()
     plain = record_of_schedule(tiled(mod, ROWS_INSIDE), mod)
-    keys = {candidate_of(trial_of(record)) for record in (plain, *forms_of(ROWS_INSIDE, mod))}
+    keys = {candidate_key(trial_of(record)) for record in (plain, *forms_of(ROWS_INSIDE, mod))}
     assert len(keys) == 1
     records = (plain, *forms_of(ROWS_INSIDE, mod))
     transfer_records = [

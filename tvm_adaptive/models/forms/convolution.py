@@ -8,7 +8,7 @@ from typing import Any
 from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import BufferStore, PrimFunc, SeqStmt, handle, tirx
 from tvm_adaptive._tvm.expressions import is_load
-from tvm_adaptive._tvm.tensor_functions import realizes
+from tvm_adaptive._tvm.tensor_functions import buffer_shape, realizes
 
 _SPATIAL, _REDUCTION = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
 KERNEL_SIZE = 3
@@ -29,7 +29,7 @@ class Convolution:
     @property
     def shape(self) -> tuple[int, ...]:
         """Batch, height, width, channels, then height and width of the result, and filters."""
-        return (*extents_of(self.data), *extents_of(self.result)[1:])
+        return (*buffer_shape(self.data), *buffer_shape(self.result)[1:])
 
     @property
     def uses_data_again(self) -> bool:
@@ -80,11 +80,6 @@ def convolution_of(function: PrimFunc) -> Convolution | None:
         *(data, kernel, result, padding, tuple(nests[place + 1 :])),
         tuple(each for each in root.alloc_buffers if handle(each) not in known),
     )
-
-
-def extents_of(buffer: Any) -> tuple[int, ...]:
-    """Return the shape of a buffer."""
-    return tuple(map(int, buffer.ty.shape))
 
 
 def _only_block(nest: Any) -> Any | None:

@@ -9,8 +9,8 @@ from typing import Any
 from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import IRModule, Schedule, handle, tirx
 from tvm_adaptive._tvm.expressions import is_load, parts_of
-from tvm_adaptive._tvm.tensor_functions import call_with
-from tvm_adaptive.models.forms.convolution import Convolution, are, extents_of
+from tvm_adaptive._tvm.tensor_functions import buffer_shape, call_with
+from tvm_adaptive.models.forms.convolution import Convolution, are
 
 # A longer expression, written once for each element of a tile, takes longer to compile than
 # a second pass over the results takes to run: an exponential is some hundred operations.
@@ -52,9 +52,9 @@ def epilogue_of(convolution: Convolution) -> Epilogue | None:
     convolved = handle(_convolved_in(convolution, schedule, blocks))
     is_elementwise = (
         block.init is None
-        and len(block.iter_vars) == len(extents_of(convolution.result))
+        and len(block.iter_vars) == len(buffer_shape(convolution.result))
         and are(block.body.indices, iterators)
-        and extents_of(_tvm.buffer_of(block.body)) == extents_of(convolution.result)
+        and buffer_shape(_tvm.buffer_of(block.body)) == buffer_shape(convolution.result)
         and all(
             are(load.indices, iterators)
             for load in loads

@@ -14,6 +14,7 @@ from tvm_adaptive._tvm import Bind, BufferStore, PrimFunc, SeqStmt, handle, te, 
 from tvm_adaptive._tvm.tensor_functions import (
     as_private,
     block_in_loops,
+    buffer_shape,
     float_buffer,
     integer,
     one,
@@ -21,7 +22,6 @@ from tvm_adaptive._tvm.tensor_functions import (
     tensor_function,
     whole,
 )
-from tvm_adaptive.models.forms.convolution import extents_of
 from tvm_adaptive.models.forms.epilogue import epilogue_of
 from tvm_adaptive.models.forms.minimal_filtering import combinations
 from tvm_adaptive.models.forms.tiles import Tiles
@@ -37,7 +37,7 @@ def input_function(tiles: Tiles) -> PrimFunc:
     """Return B^T d B of each tile: from the data to (products, tiles, channels)."""
     convolution, n = tiles.convolution, tiles.filtering.n_inputs
     _, height, width, n_channels, *_ = convolution.shape
-    data = float_buffer("data", extents_of(convolution.data))
+    data = float_buffer("data", buffer_shape(convolution.data))
     result = float_buffer("tiles", (tiles.n_products, tiles.n_tiles, n_channels))
     tile, channel = spatial_iterator("tile", tiles.n_tiles), spatial_iterator("channel", n_channels)
     image, first_row, first_column = tiles.origin(tile.var)
@@ -61,7 +61,7 @@ def input_function(tiles: Tiles) -> PrimFunc:
         BufferStore(result, element, [integer(place), tile.var, channel.var])
         for place, element in enumerate(_transformed(tiles.filtering.data, values, names))
     ]
-    reads = [(data, [*map(whole, extents_of(data)[:3]), one(channel.var)])]
+    reads = [(data, [*map(whole, buffer_shape(data)[:3]), one(channel.var)])]
     writes = [(result, [whole(tiles.n_products), one(tile.var), one(channel.var)])]
     body = SeqStmt([*names.statements, *stores])
     block = block_in_loops("winograd_input", (tile, channel), reads, writes, body)
@@ -126,7 +126,7 @@ def output_function(tiles: Tiles) -> PrimFunc:
             (products, [whole(tiles.n_products), one(tile.var), one(filter_.var)]),
             *_reads_of(epilogue),
         ],
-        [(result, [*map(whole, extents_of(result)[:3]), one(filter_.var)])],
+        [(result, [*map(whole, buffer_shape(result)[:3]), one(filter_.var)])],
         SeqStmt([*names.statements, *stores]),
     )
     own = {handle(convolution.data), handle(convolution.kernel)}
@@ -143,7 +143,7 @@ def output_function(tiles: Tiles) -> PrimFunc:
 def _reads_of(epilogue: Any) -> list[tuple[Any, list[Any]]]:
     """Return the regions that an epilogue may read, as a whole."""
     buffers = [] if epilogue is None else epilogue.operands
-    return [(buffer, [*map(whole, extents_of(buffer))]) for buffer in buffers]
+    return [(buffer, [*map(whole, buffer_shape(buffer))]) for buffer in buffers]
 
 
 class _Names:

@@ -22,6 +22,7 @@ from tvm_adaptive._tvm import (
     SeqStmt,
     buffer_of,
 )
+from tvm_adaptive._tvm.tensor_functions import buffer_shape
 
 _Bindings = tuple[tuple[Any, Any], ...]  # variables and their values
 
@@ -126,7 +127,7 @@ def reading_of(site: Site, buffer: Any) -> Reading | None:
     loops = tuple(loop for loop in site.loops if int(loop.extent) > 1)
     zeros = tuple((loop.loop_var, integer(loop.loop_var, 0)) for loop in once)
     index, reduced = substitute(index, zeros), substitute(reduced, zeros)
-    shape = shape_of(buffer)
+    shape = buffer_shape(buffer)
     rounds = [int(loop.extent) for loop in loops]
     origin = _offset(index, loops, {}, shape)
     strides = [_offset(index, loops, {i: 1}, shape) - origin for i in range(len(loops))]
@@ -226,11 +227,6 @@ def item_bytes(buffer: Any) -> int:
 def parameter_buffers(function: PrimFunc) -> list[Any]:
     """Return the buffers that a function takes; None for a parameter of another kind."""
     return [each if hasattr(each.ty, "shape") else None for each in function.params]
-
-
-def shape_of(buffer: Any) -> tuple[int, ...]:
-    """Return the extents of a buffer."""
-    return tuple(int(extent) for extent in buffer.ty.shape)
 
 
 def _offset(

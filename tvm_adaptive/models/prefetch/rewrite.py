@@ -19,6 +19,7 @@ from tvm_adaptive._tvm import (
     SeqStmt,
     Var,
 )
+from tvm_adaptive._tvm.tensor_functions import buffer_shape
 from tvm_adaptive.models.prefetch import reading as panels
 from tvm_adaptive.models.prefetch.reading import Bursts, Reading, Visits, integer
 
@@ -130,7 +131,7 @@ def _readers(mod: IRModule, weights: tuple[int, ...]) -> Iterator[tuple[str, str
             number
             for number in weights
             if buffers[number] is not None
-            and math.prod(panels.shape_of(buffers[number])) * panels.item_bytes(buffers[number])
+            and math.prod(buffer_shape(buffers[number])) * panels.item_bytes(buffers[number])
             >= _MIN_WEIGHT_BYTES
         ]
         for site in panels.sites_of(function):
