@@ -134,15 +134,23 @@ def test_a_lucky_candidate_is_timed_again(make_bench):
     bench = make_bench()
     bench.measured(1.0)
     assert bench.measured("0.5 1.2", 0.9) == pytest.approx([1.2, 0.9])
-    # 0.9 is within the noise of 1.0, which stays the anchor; 0.3 replaces it.
+    # 0.9 is within the noise of 1.0, which stays the anchor; 0.3 contends with it.
     assert bench.measured(0.3) == pytest.approx([0.3])
     assert bench.steps()[-1][1] == "1"
+    for _ in range(2):
+        bench.measured(0.8)
+        assert [step[1:4] for step in bench.steps()[-2:]] == [
+            ["1", "True", "True"],
+            ["0.3", "True", "False"],  # with other arguments each time
+        ]
     bench.measured(0.8)
     assert bench.steps()[-1][1] == "0.3"
     assert [each["next_anchor"] is None for each in bench.events("duet")] == [
         False,
         True,
         False,
+        True,
+        True,
         True,
     ]
     libraries = list(bench.runner._repeats._folder.path.glob("*.so"))

@@ -17,11 +17,13 @@ has no repeat on both sides may be a change of the machine's speed: it counts wi
 take at the highest speed that the machine has shown. On a steady machine that is no difference.
 
 The minimum of many timings is lucky. So a candidate that seems to be the task's best is
-timed once more within its batch, beside the anchor, and the slower of its times counts. The
-anchor changes only to a kernel that is clearly faster: each change for a difference within
-the noise would make the scale a little too fast, and those errors would add up. The seconds
-that an anchor is known by never change: times that MetaSchedule has recorded cannot be
-changed any more, and all of a task's must be on one scale.
+timed once more within its batch, beside the anchor, and the slower of its times counts. A
+kernel that is clearly faster contends with the anchor: in the next batches each repeat is
+followed by one of its timings, and the median of the ratios says what it is known by if it
+takes the anchor's place. By the times that it was chosen for, the scale would become faster
+with each change: on a noisy host fivefold in a thousand trials. The seconds that an anchor is
+known by never change: times that MetaSchedule has recorded cannot be changed any more, and all
+of a task's must be on one scale.
 
 References
 ----------
@@ -50,6 +52,8 @@ MAX_SECOND_TIMINGS = 3
 # An anchor is replaced by what is faster by so many standard errors (5 % error probability,
 # one-sided: 1.6; the candidate was chosen among several).
 _CLEAR_SIGMAS = 2.0
+# Timings of a contender beside its anchor's repeats, of two batches; one disturbed does not count.
+_N_PAIRS = 4
 # The speed of the machine as other tasks saw it is forgotten after that: load that comes and
 # goes each minute has changed in half of all cases.
 _SPEED_AGE_SEC = 30.0
@@ -78,6 +82,16 @@ class Anchor:
     kernel: Any = None  # what is timed: of the adapter
 
 
+@dataclasses.dataclass
+class Contender:
+    """A kernel that may take the place of a task's anchor."""
+
+    kernel: Any
+    cost_sec: float  # wall-clock seconds that timing it takes
+    # Logarithms of its times over the anchor's, made since it was chosen: luck has no part.
+    log_ratios: list[float] = dataclasses.field(default_factory=list)
+
+
 @dataclasses.dataclass(frozen=True)
 class Look:
     """One timing of a kernel."""
@@ -96,6 +110,7 @@ class Duet:
         self.start_sec: float | None = None
         self.spent_sec = 0.0
         self._anchors: dict[str, Anchor] = {}
+        self._contenders: dict[str, Contender] = {}
         # When, and the slowness.
         self._speeds: collections.deque[tuple[float, float]] = collections.deque(maxlen=_N_SPEEDS)
         # Logarithms of a task's slowness, one per repeat, the latest last.
@@ -126,11 +141,24 @@ class Duet:
         old = self._anchors.pop(task, None)
         if anchor is not None:
             self._anchors[task] = anchor
-        dropped = [] if old is None else [old]
-        if len(self._anchors) > MAX_ANCHORS:
-            dropped.append(self._anchors.pop(next(iter(self._anchors))))
         kept = None if anchor is None else anchor.kernel
-        return [each.kernel for each in dropped if each.kernel is not kept]
+        dropped = [] if old is None or old.kernel is kept else [old.kernel]
+        if anchor is None:
+            dropped += self.set_contender(task, None)
+        if len(self._anchors) > MAX_ANCHORS:
+            dropped += self.set_anchor(next(iter(self._anchors)), None)
+        return dropped
+
+    def contender(self, task: str) -> Contender | None:
+        """Return what may take the place of a task's anchor; mostly None."""
+        return self._contenders.get(task)
+
+    def set_contender(self, task: str, contender: Contender | None) -> list[Any]:
+        """Replace a task's contender; return the kernels that are not needed any more."""
+        old = self._contenders.pop(task, None)
+        if contender is not None:
+            self._contenders[task] = contender
+        return [] if old is None else [old.kernel]
 
     def note_repeat(self, task: str, anchor: Anchor, look: Look) -> None:
         """Learn how slow the machine is now."""
@@ -214,6 +242,17 @@ class Batch:
         self.repeats.append(look)
         self._duet.note_repeat(self.task, self.anchor, look)
 
+    @property
+    def contender(self) -> Contender | None:
+        """What is timed beside the anchor, to take its place."""
+        return self._duet.contender(self.task)
+
+    def note_contender(self, look: Look) -> None:
+        """Note a timing of the contender, which follows one of the anchor."""
+        assert self.contender is not None
+        ratio = look.raw_sec / self.repeats[-1].raw_sec
+        self.contender.log_ratios.append(math.log(ratio))
+
     def note(self, index: int, look: Look, relative_error: float = math.nan) -> None:
         """Note a timing of a candidate; NaN as the error of a single micro-batch."""
         self._looks.setdefault(index, []).append(look)
@@ -295,14 +334,16 @@ class Batch:
         return best if is_record and n_again < MAX_SECOND_TIMINGS else None
 
     def successor(self) -> int | None:
-        """Return the candidate that becomes the task's anchor; None to keep the present one.
+        """Return the candidate that becomes the task's anchor or contender; None for none.
 
-        The first anchor is the first batch's best: any kernel will do. A later one has to be
+        The first anchor is the first batch's best: any kernel will do. A contender has to be
         clearly faster, by both its timings.
         """
         best = self._best()
         if self.anchor is None or self.is_anchor_lost or best is None:
             return best
+        if self.contender is not None:
+            return None
         # Of two timings' ratio.
         error = math.sqrt(2.0) * self._duet.noise.relative_error
         is_clear = self.corrected_sec(best) < self.anchor.sec * math.exp(-_CLEAR_SIGMAS * error)
@@ -311,7 +352,7 @@ class Batch:
     def close(
         self, kernel: Any = None, cost_sec: float = math.nan, *, floor_sec: float = 0.0
     ) -> list[Any]:
-        """Settle times and the next anchor (``kernel``; None keeps it); return kernels to drop."""
+        """Settle times and who is the anchor, with the successor's kernel; return what to drop."""
         index, anchor = self.successor(), self.anchor
         # No kernel is faster than the floor, whatever a correction says.
         self.results = {
@@ -321,18 +362,37 @@ class Batch:
             for each, looks in self._looks.items()
         }
         best_sec = min([each.sec for each in self.results.values()], default=math.inf)
-        if index is not None and kernel is not None:
-            self._duet.note_first(self.task, self.slowness())  # which later anchors keep
-            is_raw = self.slowness() == 1.0 if anchor is None else anchor.is_raw
-            old_sec = math.inf if anchor is None else anchor.best_sec
-            # On the scale that the batch was corrected by, which later ones keep.
-            sec = self.corrected_sec(index)
-            anchor = Anchor(sec, cost_sec, min(best_sec, old_sec), is_raw, kernel)
-        elif self.is_anchor_lost:
-            anchor = None
-        elif anchor is not None:
+        if anchor is not None and not self.is_anchor_lost:
             anchor = dataclasses.replace(anchor, best_sec=min(best_sec, anchor.best_sec))
-        return self._duet.set_anchor(self.task, anchor)
+            if index is not None and kernel is not None:
+                self._duet.set_contender(self.task, Contender(kernel, cost_sec))
+            anchor, dropped = self._judged(anchor)
+            return [*dropped, *self._duet.set_anchor(self.task, anchor)]
+        if index is None or kernel is None:
+            return self._duet.set_anchor(self.task, None)
+        self._duet.note_first(self.task, self.slowness())  # which later anchors keep
+        is_raw = self.slowness() == 1.0 if anchor is None else anchor.is_raw
+        old_sec = math.inf if anchor is None else anchor.best_sec
+        # On the scale that the batch was corrected by, which later ones keep.
+        sec = self.corrected_sec(index)
+        anchor = Anchor(sec, cost_sec, min(best_sec, old_sec), is_raw, kernel)
+        dropped = self._duet.set_contender(self.task, None)
+        return [*dropped, *self._duet.set_anchor(self.task, anchor)]
+
+    def _judged(self, anchor: Anchor) -> tuple[Anchor, list[Any]]:
+        """Return the anchor or, in its place, the contender, and the kernels to drop."""
+        contender = self.contender
+        if contender is None or len(contender.log_ratios) < _N_PAIRS:
+            return anchor, []
+        log_ratio = statistics.median(contender.log_ratios)
+        sec = anchor.sec * math.exp(log_ratio)
+        # The time that it was chosen for may have been luck.
+        best_sec = max(anchor.best_sec, min(sec, anchor.sec))
+        error = math.sqrt(2.0 / _N_PAIRS) * self._duet.noise.relative_error
+        dropped = self._duet.set_contender(self.task, None)
+        if log_ratio > -_CLEAR_SIGMAS * error:
+            return dataclasses.replace(anchor, best_sec=best_sec), dropped
+        return Anchor(sec, contender.cost_sec, best_sec, anchor.is_raw, contender.kernel), []
 
     def _best(self) -> int | None:
         return min(self._looks, key=self.corrected_sec, default=None)

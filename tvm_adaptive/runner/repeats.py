@@ -166,6 +166,23 @@ class DuetBatch:
         else:
             if look is not None:
                 self._batch.note_repeat(look)
+                yield from self._time_contender(make_step)
+
+    def _time_contender(self, make_step: MakeStep) -> Generator[Step, Any, None]:
+        contender = self._batch.contender
+        if contender is None:
+            return
+        try:
+            # With new arguments each time: their place in memory is none of its merits.
+            look = yield from self._look(
+                make_step, contender.kernel, contender.cost_sec, is_kept=False
+            )
+        except _RepeatError as error:
+            logger.info("%s keeps its anchor: %s", self._facts.task, error)
+            self._repeats.drop(self._duet.set_contender(self._facts.task, None))
+        else:
+            if look is not None:
+                self._batch.note_contender(look)
 
     def _look(
         self, make_step: MakeStep, kernel: MeasureArgs, cost_sec: float, *, is_kept: bool
