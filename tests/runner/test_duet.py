@@ -41,8 +41,8 @@ def repeat(batch, machine):
     """Time the anchor, and beside it what may take its place."""
     if batch.anchor is not None:
         batch.note_repeat(machine.look(batch.anchor.kernel))
-    if batch.contender is not None:
-        batch.note_contender(machine.look(batch.contender.kernel))
+    if batch.next_anchor is not None:
+        batch.note_next_anchor(machine.look(batch.next_anchor.kernel))
 
 
 def timed_batch(duet, machine, trues):
@@ -166,63 +166,63 @@ def test_a_record_is_timed_again_and_its_slower_time_counts():
     assert batch.successor() == 1
     assert batch.close("faster", 0.1) == []
     assert [result.sec for result in batch.results.values()] == pytest.approx([1.1, 0.8, 1.2])
-    anchor, contender = duet.anchor("task"), duet.contender("task")
+    anchor, next_anchor = duet.anchor("task"), duet.next_anchor("task")
     assert (anchor.kernel, anchor.sec, anchor.best_sec) == ("anchor", 1.0, 0.8)
-    assert contender.kernel == "faster"
+    assert next_anchor.kernel == "faster"
 
 
-def contended(duet, *ratios, level=1.0):
-    """Let a kernel contend that seemed to take half the time; return what is dropped at the end."""
+def followed(duet, *ratios, level=1.0):
+    """Let a kernel that seemed to take half the time be next; return what is dropped at the end."""
     batch = duet.begin("task", 0.0)
     exact(duet, batch, level, 0.5 * level, level)
     batch.note(0, Look(1.0, 0.5 * level))
-    batch.close("contender", 0.2)
+    batch.close("next_anchor", 0.2)
     dropped = []
     for first, second in zip(ratios[::2], ratios[1::2], strict=True):
         batch = duet.begin("task", 0.0)
         for ratio in (first, second):
             batch.note_repeat(Look(0.0, level))
-            batch.note_contender(Look(0.0, ratio * level))
+            batch.note_next_anchor(Look(0.0, ratio * level))
         batch.note(0, Look(1.0, 0.3 * level), 0.0)
         batch.note(0, Look(1.0, 0.3 * level))
-        assert batch.successor() is None  # one contends at a time
+        assert batch.successor() is None  # one at a time
         dropped += batch.close()
     return dropped
 
 
 @pytest.mark.parametrize("level", [1.0, 1.45])
-def test_a_contender_is_known_by_times_that_it_was_not_chosen_for(level):
+def test_a_next_anchor_is_known_by_times_that_it_was_not_chosen_for(level):
     duet = anchored()
-    assert contended(duet, 0.8, 0.81, level=level) == []
+    assert followed(duet, 0.8, 0.81, level=level) == []
     assert duet.anchor("task").kernel == "anchor"
     # The pairs of both batches count, and one that was disturbed does not.
     batch = duet.begin("task", 0.0)
     for ratio in (0.79, 2.6):
         batch.note_repeat(Look(0.0, level))
-        batch.note_contender(Look(0.0, ratio * level))
+        batch.note_next_anchor(Look(0.0, ratio * level))
     assert batch.close() == ["anchor"]
     anchor = duet.anchor("task")
-    assert (anchor.kernel, anchor.cost_sec) == ("contender", 0.2)
+    assert (anchor.kernel, anchor.cost_sec) == ("next_anchor", 0.2)
     assert anchor.sec == pytest.approx(0.805, abs=0.006)
-    assert duet.contender("task") is None
+    assert duet.next_anchor("task") is None
     # The time of luck does not keep others from being timed again.
     assert anchor.best_sec == anchor.sec
 
 
-def test_a_contender_that_was_lucky_is_dropped():
+def test_a_next_anchor_that_was_lucky_is_dropped():
     duet = anchored()
-    assert contended(duet, 1.02, 0.99, 0.5, 1.01) == ["contender"]
+    assert followed(duet, 1.02, 0.99, 0.5, 1.01) == ["next_anchor"]
     anchor = duet.anchor("task")
     assert (anchor.kernel, anchor.sec) == ("anchor", 1.0)
     assert anchor.best_sec == pytest.approx(1.0, rel=1e-3)
-    assert duet.contender("task") is None
+    assert duet.next_anchor("task") is None
 
 
-def test_a_contender_leaves_with_its_anchor():
+def test_a_next_anchor_leaves_with_its_anchor():
     duet = anchored()
-    contended(duet)
-    assert sorted(duet.set_anchor("task", None)) == ["anchor", "contender"]
-    assert duet.contender("task") is None
+    followed(duet)
+    assert sorted(duet.set_anchor("task", None)) == ["anchor", "next_anchor"]
+    assert duet.next_anchor("task") is None
 
 
 class NoisyHost(Machine):

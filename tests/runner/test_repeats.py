@@ -134,7 +134,7 @@ def test_a_lucky_candidate_is_timed_again(make_bench):
     bench = make_bench()
     bench.measured(1.0)
     assert bench.measured("0.5 1.2", 0.9) == pytest.approx([1.2, 0.9])
-    # 0.9 is within the noise of 1.0, which stays the anchor; 0.3 contends with it.
+    # 0.9 is within the noise of 1.0, which stays the anchor; 0.3 is the next.
     assert bench.measured(0.3) == pytest.approx([0.3])
     assert bench.steps()[-1][1] == "1"
     for _ in range(2):

@@ -18,7 +18,7 @@ take at the highest speed that the machine has shown. On a steady machine that i
 
 The minimum of many timings is lucky. So a candidate that seems to be the task's best is
 timed once more within its batch, beside the anchor, and the slower of its times counts. A
-kernel that is clearly faster contends with the anchor: in the next batches each repeat is
+kernel that is clearly faster becomes the *next anchor*: in the batches that follow each repeat is
 followed by one of its timings, and the median of the ratios says what it is known by if it
 takes the anchor's place. By the times that it was chosen for, the scale would become faster
 with each change: on a noisy host fivefold in a thousand trials. The seconds that an anchor is
@@ -52,7 +52,7 @@ MAX_SECOND_TIMINGS = 3
 # An anchor is replaced by what is faster by so many standard errors (5 % error probability,
 # one-sided: 1.6; the candidate was chosen among several).
 _CLEAR_SIGMAS = 2.0
-# Timings of a contender beside its anchor's repeats, of two batches; one disturbed does not count.
+# Timings of a next anchor beside the anchor's repeats, of two batches: one disturbed does no harm.
 _N_PAIRS = 4
 # The speed of the machine as other tasks saw it is forgotten after that: load that comes and
 # goes each minute has changed in half of all cases.
@@ -83,7 +83,7 @@ class Anchor:
 
 
 @dataclasses.dataclass
-class Contender:
+class NextAnchor:
     """A kernel that may take the place of a task's anchor."""
 
     kernel: Any
@@ -110,7 +110,7 @@ class Duet:
         self.start_sec: float | None = None
         self.spent_sec = 0.0
         self._anchors: dict[str, Anchor] = {}
-        self._contenders: dict[str, Contender] = {}
+        self._next_anchors: dict[str, NextAnchor] = {}
         # When, and the slowness.
         self._speeds: collections.deque[tuple[float, float]] = collections.deque(maxlen=_N_SPEEDS)
         # Logarithms of a task's slowness, one per repeat, the latest last.
@@ -144,20 +144,20 @@ class Duet:
         kept = None if anchor is None else anchor.kernel
         dropped = [] if old is None or old.kernel is kept else [old.kernel]
         if anchor is None:
-            dropped += self.set_contender(task, None)
+            dropped += self.set_next_anchor(task, None)
         if len(self._anchors) > MAX_ANCHORS:
             dropped += self.set_anchor(next(iter(self._anchors)), None)
         return dropped
 
-    def contender(self, task: str) -> Contender | None:
+    def next_anchor(self, task: str) -> NextAnchor | None:
         """Return what may take the place of a task's anchor; mostly None."""
-        return self._contenders.get(task)
+        return self._next_anchors.get(task)
 
-    def set_contender(self, task: str, contender: Contender | None) -> list[Any]:
-        """Replace a task's contender; return the kernels that are not needed any more."""
-        old = self._contenders.pop(task, None)
-        if contender is not None:
-            self._contenders[task] = contender
+    def set_next_anchor(self, task: str, next_anchor: NextAnchor | None) -> list[Any]:
+        """Replace a task's next anchor; return the kernels that are not needed any more."""
+        old = self._next_anchors.pop(task, None)
+        if next_anchor is not None:
+            self._next_anchors[task] = next_anchor
         return [] if old is None else [old.kernel]
 
     def note_repeat(self, task: str, anchor: Anchor, look: Look) -> None:
@@ -243,15 +243,15 @@ class Batch:
         self._duet.note_repeat(self.task, self.anchor, look)
 
     @property
-    def contender(self) -> Contender | None:
+    def next_anchor(self) -> NextAnchor | None:
         """What is timed beside the anchor, to take its place."""
-        return self._duet.contender(self.task)
+        return self._duet.next_anchor(self.task)
 
-    def note_contender(self, look: Look) -> None:
-        """Note a timing of the contender, which follows one of the anchor."""
-        assert self.contender is not None
+    def note_next_anchor(self, look: Look) -> None:
+        """Note a timing of the next anchor, which follows one of the anchor."""
+        assert self.next_anchor is not None
         ratio = look.raw_sec / self.repeats[-1].raw_sec
-        self.contender.log_ratios.append(math.log(ratio))
+        self.next_anchor.log_ratios.append(math.log(ratio))
 
     def note(self, index: int, look: Look, relative_error: float = math.nan) -> None:
         """Note a timing of a candidate; NaN as the error of a single micro-batch."""
@@ -334,15 +334,15 @@ class Batch:
         return best if is_record and n_again < MAX_SECOND_TIMINGS else None
 
     def successor(self) -> int | None:
-        """Return the candidate that becomes the task's anchor or contender; None for none.
+        """Return the candidate that becomes the task's anchor, or the next one; None for none.
 
-        The first anchor is the first batch's best: any kernel will do. A contender has to be
+        The first anchor is the first batch's best: any kernel will do. A next one has to be
         clearly faster, by both its timings.
         """
         best = self._best()
         if self.anchor is None or self.is_anchor_lost or best is None:
             return best
-        if self.contender is not None:
+        if self.next_anchor is not None:
             return None
         # Of two timings' ratio.
         error = math.sqrt(2.0) * self._duet.noise.relative_error
@@ -365,7 +365,7 @@ class Batch:
         if anchor is not None and not self.is_anchor_lost:
             anchor = dataclasses.replace(anchor, best_sec=min(best_sec, anchor.best_sec))
             if index is not None and kernel is not None:
-                self._duet.set_contender(self.task, Contender(kernel, cost_sec))
+                self._duet.set_next_anchor(self.task, NextAnchor(kernel, cost_sec))
             anchor, dropped = self._judged(anchor)
             return [*dropped, *self._duet.set_anchor(self.task, anchor)]
         if index is None or kernel is None:
@@ -376,23 +376,23 @@ class Batch:
         # On the scale that the batch was corrected by, which later ones keep.
         sec = self.corrected_sec(index)
         anchor = Anchor(sec, cost_sec, min(best_sec, old_sec), is_raw, kernel)
-        dropped = self._duet.set_contender(self.task, None)
+        dropped = self._duet.set_next_anchor(self.task, None)
         return [*dropped, *self._duet.set_anchor(self.task, anchor)]
 
     def _judged(self, anchor: Anchor) -> tuple[Anchor, list[Any]]:
-        """Return the anchor or, in its place, the contender, and the kernels to drop."""
-        contender = self.contender
-        if contender is None or len(contender.log_ratios) < _N_PAIRS:
+        """Return the anchor or, in its place, the next one, and the kernels to drop."""
+        next_anchor = self.next_anchor
+        if next_anchor is None or len(next_anchor.log_ratios) < _N_PAIRS:
             return anchor, []
-        log_ratio = statistics.median(contender.log_ratios)
+        log_ratio = statistics.median(next_anchor.log_ratios)
         sec = anchor.sec * math.exp(log_ratio)
         # The time that it was chosen for may have been luck.
         best_sec = max(anchor.best_sec, min(sec, anchor.sec))
         error = math.sqrt(2.0 / _N_PAIRS) * self._duet.noise.relative_error
-        dropped = self._duet.set_contender(self.task, None)
+        dropped = self._duet.set_next_anchor(self.task, None)
         if log_ratio > -_CLEAR_SIGMAS * error:
             return dataclasses.replace(anchor, best_sec=best_sec), dropped
-        return Anchor(sec, contender.cost_sec, best_sec, anchor.is_raw, contender.kernel), []
+        return Anchor(sec, next_anchor.cost_sec, best_sec, anchor.is_raw, next_anchor.kernel), []
 
     def _best(self) -> int | None:
         return min(self._looks, key=self.corrected_sec, default=None)

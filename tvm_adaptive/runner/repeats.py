@@ -166,23 +166,23 @@ class DuetBatch:
         else:
             if look is not None:
                 self._batch.note_repeat(look)
-                yield from self._time_contender(make_step)
+                yield from self._time_next_anchor(make_step)
 
-    def _time_contender(self, make_step: MakeStep) -> Generator[Step, Any, None]:
-        contender = self._batch.contender
-        if contender is None:
+    def _time_next_anchor(self, make_step: MakeStep) -> Generator[Step, Any, None]:
+        next_anchor = self._batch.next_anchor
+        if next_anchor is None:
             return
         try:
             # With new arguments each time: their place in memory is none of its merits.
             look = yield from self._look(
-                make_step, contender.kernel, contender.cost_sec, is_kept=False
+                make_step, next_anchor.kernel, next_anchor.cost_sec, is_kept=False
             )
         except _RepeatError as error:
             logger.info("%s keeps its anchor: %s", self._facts.task, error)
-            self._repeats.drop(self._duet.set_contender(self._facts.task, None))
+            self._repeats.drop(self._duet.set_next_anchor(self._facts.task, None))
         else:
             if look is not None:
-                self._batch.note_contender(look)
+                self._batch.note_next_anchor(look)
 
     def _look(
         self, make_step: MakeStep, kernel: MeasureArgs, cost_sec: float, *, is_kept: bool

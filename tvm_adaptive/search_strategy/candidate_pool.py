@@ -47,9 +47,13 @@ class CandidatePool:
 
     def carry(self) -> dict[str, Any]:
         """Return the pool in plain values, all but the programs, for :meth:`resume`."""
-        builds = self.build_cost.carry()
-        own = {"rng": self.rng, "pool": self.pool, "points": self.sent, "builds": builds}
-        return {**own, "drawn": self.space.drawn}
+        return {
+            "rng": self.rng,
+            "pool": self.pool,
+            "points": self.sent,
+            "builds": self.build_cost.carry(),
+            "drawn": self.space.drawn,
+        }
 
     def resume(self, carried: Mapping[str, Any]) -> None:
         """Continue from the state of another process's pool of the same task."""
