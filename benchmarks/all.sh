@@ -46,6 +46,7 @@ step() {
 # What other figures are drawn from.
 compared() {
   bench compare "$out/$1"
+  rm -rf "$out/packed/$1" # of an attempt that ended before its step did
   bench pack "$out/$1" "$out/packed/$1"
 }
 
@@ -53,8 +54,8 @@ operators() {
   # Stock takes minutes for its first batch.
   if full; then bench run --size operators --out "$out/operators"
   else bench run --size smoke --methods no-race default --noise 0.2 --out "$out/operators"; fi
-  compared operators
   bench regret "$out/operators" --method "$ours" $(full || echo --quick)
+  compared operators
 }
 first_trials() {
   full && bench run --size start --out "$out/start"

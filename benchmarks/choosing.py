@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-Entry = TypeVar("Entry")
+T = TypeVar("T")
 
 
 def choose(
     kind: str,
     words: Sequence[str],
-    entries: Mapping[str, Entry],
+    entries: Mapping[str, T],
     sets: Mapping[str, Sequence[str]],
-) -> tuple[Entry, ...]:
+) -> tuple[T, ...]:
     """Return the entries that names of entries and of sets stand for, each once.
 
     Parameters

@@ -20,11 +20,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.budgets.__main__ import is_finished, secs_in_turns, tuned_library
+from benchmarks.budgets.__main__ import has_ended, secs_in_turns, tuned_library
 from benchmarks.machine import origin
 from benchmarks.peers.__main__ import COMMAND_LINE
 from benchmarks.peers.models import MODELS, PeerModel
 from benchmarks.rows import append_row, read_rows
+from benchmarks.tables import markdown
 from tvm_adaptive.cli.arguments import parse_duration
 
 ROWS_FILE = "ablation.jsonl"
@@ -83,8 +84,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     variants = ABLATIONS[options.of]
     rows = {
         name: row
-        for name, row in read_rows(options.out / ROWS_FILE, "model").items()
-        if list(row["secs"]) == list(variants)
+        for (name, *run), row in read_rows(
+            options.out / ROWS_FILE, "model", "budget_sec", "seed"
+        ).items()
+        if run == [options.budget, options.seed] and list(row["secs"]) == list(variants)
     }
     for name in () if options.table else options.models:
         if name not in rows:
@@ -104,7 +107,8 @@ def row_of_model(
     for number, (name, variant) in enumerate(variants.items()):
         file = options.out / f"{number}.toml"
         file.write_text(variant.config, encoding="utf-8")
-        work_dir = options.out / f"{model.name}-{options.of}-{number}"
+        run = f"{options.of}-{options.budget:g}s-{options.seed}"
+        work_dir = options.out / f"{model.name}-{run}-{number}"
         extra = (*variant.flags, "--config", str(file), "--store", str(empty_store(work_dir)))
         program = variant.program or COMMAND_LINE
         libraries[name] = tuned_library(model, path, work_dir, options, extra, program=program)
@@ -120,7 +124,7 @@ def row_of_model(
 def empty_store(work_dir: Path) -> Path:
     """Return the path of a run's record store, without what a run that was cut short left there."""
     store = work_dir.with_suffix(".db")
-    if not is_finished(work_dir):
+    if not has_ended(work_dir):
         for path in work_dir.parent.glob(f"{store.name}*"):
             path.unlink()
     return store
@@ -129,7 +133,7 @@ def empty_store(work_dir: Path) -> Path:
 def table(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the table in Markdown; above 1, a variant is slower than the first."""
     first, *others = names
-    lines = [f"| network | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    lines = []
     for row in rows:
         base = row["secs"][first]
         cells = [f"{1e3 * statistics.median(base):.3g} ms"]
@@ -137,8 +141,8 @@ def table(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
             ratios = [a / b for a, b in zip(row["secs"][name], base, strict=True)]
             low, high = min(ratios), max(ratios)
             cells.append(f"{statistics.median(ratios):.2f} ({low:.2f} to {high:.2f})")
-        lines.append(f"| {row['model']} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append([row["model"], *cells])
+    return markdown(["network", *names], lines)
 
 
 if __name__ == "__main__":

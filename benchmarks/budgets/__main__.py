@@ -24,6 +24,7 @@ from benchmarks.peers.__main__ import COMMAND_LINE, tune
 from benchmarks.peers.models import MODELS, PeerModel, model_of_file
 from benchmarks.rows import append_row, read_rows
 from benchmarks.stats import geometric_mean
+from benchmarks.tables import markdown
 from tvm_adaptive.cli.arguments import parse_count, parse_duration
 from tvm_adaptive.measure_callback.journal import JOURNAL_FILE, read_journal
 from tvm_adaptive.models.frontend import load
@@ -36,7 +37,7 @@ _ROUNDS = 15
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class BudgetRun:
     """A run of one network."""
 
     budget_sec: float
@@ -74,10 +75,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def runs_of(options: argparse.Namespace) -> list[Run]:
+def runs_of(options: argparse.Namespace) -> list[BudgetRun]:
     """Return the runs of each network, the reference last."""
-    short = [Run(budget_sec, seed) for budget_sec in options.budgets for seed in options.seeds]
-    return [*short, Run(options.reference, options.seeds[0])]
+    short = [
+        BudgetRun(budget_sec, seed) for budget_sec in options.budgets for seed in options.seeds
+    ]
+    return [*short, BudgetRun(options.reference, options.seeds[0])]
 
 
 def row_of_model(model: PeerModel, options: argparse.Namespace) -> dict[str, Any]:
@@ -117,10 +120,10 @@ def tuned_library(
 
 def library_of(work_dir: Path) -> Path | None:
     """Return the library of a finished run."""
-    return next(work_dir.glob("*.so"), None) if is_finished(work_dir) else None
+    return next(work_dir.glob("*.so"), None) if has_ended(work_dir) else None
 
 
-def is_finished(work_dir: Path) -> bool:
+def has_ended(work_dir: Path) -> bool:
     """Say whether a folder holds a run that has come to its own end."""
     journal = work_dir / JOURNAL_FILE
     events = read_journal(journal) if journal.exists() else []
@@ -148,7 +151,7 @@ def ratios_of(row: Mapping[str, Any]) -> dict[str, float]:
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the table in Markdown; above 1, a run is slower than the reference."""
     names = list(dict.fromkeys(name for row in rows for name in row["secs"]))
-    lines = [f"| network | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    lines = []
     columns: dict[str, list[float]] = {name: [] for name in names}
     for row in rows:
         ratios = ratios_of(row)
@@ -159,11 +162,11 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
             else:
                 cells.append(f"{ratios[name]:.2f}" if name in ratios else "")
                 columns[name] += [ratios[name]] if name in ratios else []
-        lines.append(f"| {row['model']} | {' | '.join(cells)} |")
+        lines.append([row["model"], *cells])
     for what, of in (("geometric mean", geometric_mean), ("worst", max)):
         cells = [f"{of(columns[name]):.2f}" if columns[name] else "" for name in names]
-        lines.append(f"| *{what}* | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append([f"*{what}*", *cells])
+    return markdown(["network", *names], lines)
 
 
 if __name__ == "__main__":

@@ -23,13 +23,14 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
-from benchmarks.budgets.__main__ import is_finished
+from benchmarks.budgets.__main__ import has_ended
 from benchmarks.entries import Entry
 from benchmarks.machine import origin
 from benchmarks.peers.__main__ import run
 from benchmarks.remeasure import time_anew
 from benchmarks.rows import append_row, read_rows
 from benchmarks.stats import geometric_mean
+from benchmarks.tables import markdown
 from tvm_adaptive.cli.arguments import parse_count, parse_duration
 from tvm_adaptive.measure_callback.journal import JOURNAL_FILE
 from tvm_adaptive.workers.cores import usable_physical_cores
@@ -68,24 +69,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=parse_count, default=21, help="of the final measurement")
     parser.add_argument("--table", action="store_true", help="print the table, run nothing")
     options = parser.parse_args(arguments)
-    rows = read_rows(options.out / ROWS_FILE, "workload", "seed")
+    rows = read_rows(options.out / ROWS_FILE, "workload", "seed", "trials")
     for workload in () if options.table else options.workloads:
         for seed in options.seeds:
-            if (workload, seed) in rows:
-                continue
-            rows[workload, seed] = row_of(workload, seed, options)
-            append_row(options.out / ROWS_FILE, rows[workload, seed])
+            key = (workload, seed, options.trials)
+            if key not in rows:
+                rows[key] = row_of(workload, seed, options)
+                append_row(options.out / ROWS_FILE, rows[key])
     print(table(list(rows.values())))
     return 0
 
 
 def row_of(workload: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """Tune in each condition, time the winners anew, and return the row of the file."""
-    slug = f"{workload.replace(':', '-')}-{seed}"
+    slug = f"{workload.replace(':', '-')}-{seed}-{options.trials}"
     folders: dict[str, Path] = {}
     for number, (name, condition) in enumerate(CONDITIONS.items()):
         folders[name] = options.out / f"{slug}-{number}"
-        if not is_finished(folders[name]):
+        if not has_ended(folders[name]):
             file = options.out / f"{number}.toml"
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(f"[measure]\nduet = {str(condition.duet).lower()}\n", encoding="utf-8")
@@ -142,7 +143,7 @@ def _spin(core: int, period_sec: float) -> None:
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the table in Markdown; above 1, what was deployed is slower than in quiet."""
     first, *others = CONDITIONS
-    lines = [f"| operator, seed | {' | '.join(CONDITIONS)} |", "|---" * (1 + len(CONDITIONS)) + "|"]
+    lines = []
     columns: dict[str, list[float]] = {name: [] for name in others}
     for row in rows:
         base = row["ms"][first]
@@ -154,10 +155,10 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
                 continue
             columns[name].append(statistics.median(ratios))
             cells.append(f"{columns[name][-1]:.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
-        lines.append(f"| {row['workload']}, {row['seed']} | {' | '.join(cells)} |")
+        lines.append([f"{row['workload']}, {row['seed']}", *cells])
     means = [f"{geometric_mean(each):.3f}" if each else "" for each in columns.values()]
-    lines.append(f"| *geometric mean* |  | {' | '.join(means)} |")
-    return "\n".join(lines)
+    lines.append(["*geometric mean*", "", *means])
+    return markdown(["operator, seed", *CONDITIONS], lines)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ class Sequential:
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
+class SchedulerFigure:
     """One of the paper's figures: which policies, and what to say of it."""
 
     name: str
@@ -47,33 +47,33 @@ _HOW = (
     "see the same recorded trials of this machine. The paper tuned with AutoTVM on a Xeon "
     "E5-2690 v3 and a Tesla P100, {more}."
 )
-COMPARISONS: tuple[Comparison, ...] = (
-    Comparison(
+SCHEDULER_FIGURES: tuple[SchedulerFigure, ...] = (
+    SchedulerFigure(
         "schedulers-oracle",
         ("default", SEQUENTIAL, "oracle"),
         "DynaTune's figure 7: latency against seconds of tuning, with the operators one after "
         "the other as AutoTVM has them, and with an oracle that knows the recording."
         + _HOW.format(more="and its oracle knew each operator's best schedule only"),
     ),
-    Comparison(
+    SchedulerFigure(
         "schedulers-static",
         ("default", "random, static", "round-robin, static", "linear, static"),
         "DynaTune's figure 8: against static allocations."
         + _HOW.format(more="every operator with 1000 trials or so"),
     ),
-    Comparison(
+    SchedulerFigure(
         "schedulers-dynamic",
         ("default", "random, patience", "round-robin, patience"),
         "DynaTune's figure 9: against allocations that end an operator without gain in 200 "
         "trials and give its time to others." + _HOW.format(more="with slots of seconds"),
     ),
-    Comparison(
+    SchedulerFigure(
         "schedulers-selection",
         ("default", "epsilon-greedy", "softmax"),
         "DynaTune's figures 14 to 18: the same belief, another way to choose by it."
         + _HOW.format(more="with a belief from Markov chains; here it is from quadrature"),
     ),
-    Comparison(
+    SchedulerFigure(
         "schedulers-ansor",
         ("default", "gradient", SEQUENTIAL),
         "DynaTune's figures 20 and 21: against Ansor's gradient scheduler, which is stock "
@@ -83,7 +83,7 @@ COMPARISONS: tuple[Comparison, ...] = (
 )
 
 
-def schedulers(recordings: Sequence[Recording], comparison: Comparison) -> Figure:
+def schedulers(recordings: Sequence[Recording], comparison: SchedulerFigure) -> Figure:
     """Return one panel per network."""
     networks: dict[str, list[Recording]] = {}
     for recording in recordings:
@@ -94,7 +94,7 @@ def schedulers(recordings: Sequence[Recording], comparison: Comparison) -> Figur
     return Figure(comparison.name, comparison.caption, panels)
 
 
-def figure_of(comparison: Comparison) -> Callable[[Sequence[Recording]], Figure]:
+def figure_of(comparison: SchedulerFigure) -> Callable[[Sequence[Recording]], Figure]:
     """Return the function that makes one comparison's figure."""
     return lambda recordings: schedulers(recordings, comparison)
 

@@ -27,6 +27,7 @@ from benchmarks.micro.gap import blocks_of, own_works
 from benchmarks.micro.gap_groups import CONCAT, COPY, Block
 from benchmarks.peers.models import MODELS as PEERS
 from benchmarks.rows import append_row, read_rows
+from benchmarks.tables import markdown
 from benchmarks.zoo.catalog import EXPORTS, FILE
 from benchmarks.zoo.catalog import MODELS as ZOO
 from benchmarks.zoo.stages import file_of
@@ -149,15 +150,15 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the table in Markdown."""
     columns = ["model", "transposes in the model", "calls after preparation"]
     columns += ["transposes", "concatenations", "other copies", "share of all bytes", "the largest"]
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    lines = []
     for row in rows:
         if "error" in row:
-            lines.append(f"| {row['model']} |  |  |  |  |  |  | {row['error']} |")
+            lines.append([row["model"], *[""] * (len(columns) - 2), row["error"]])
             continue
         counts = [row["imported"], row["calls"], *(row["left"][kind] for kind in _KINDS)]
-        cells = [str(row["model"]), *map(str, counts), f"{100.0 * row['share']:.1f} %"]
-        lines.append(f"| {' | '.join(cells)} | {', '.join(row['most'])} |")
-    return "\n".join(lines)
+        cells = [row["model"], *map(str, counts), f"{100.0 * row['share']:.1f} %"]
+        lines.append([*cells, ", ".join(row["most"])])
+    return markdown(columns, lines)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ import tvm
 from tvm import te
 
 from benchmarks.machine import write_figure
+from benchmarks.tables import markdown
 from tvm_adaptive import AdaptiveSearch, RFEICostModel
 from tvm_adaptive._tvm import (
     BuilderResult,
@@ -382,7 +383,7 @@ def table(rounds: list[dict[str, Any]], trials: list[int]) -> str:
     parts = [key for key in rounds[-1] if key.endswith("_mb") and key not in ("rss_mb", "peak_mb")]
     names = ["propose, s", "learn, s", "keep, s", "above the first round, MB", "peak, MB"]
     names += [f"{part.removesuffix('_mb')}, MB" for part in parts]
-    lines = [f"| trials | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    lines = []
     for n in trials:
         near = [each for each in rounds if abs(each["n_trials"] - n) <= max(WINDOW * n, 2 * BATCH)]
         if not near:
@@ -392,17 +393,17 @@ def table(rounds: list[dict[str, Any]], trials: list[int]) -> str:
         last = max((each for each in near if each["n_trials"] <= n), key=lambda e: e["n_trials"])
         cells += [f"{last[key] - rounds[0]['rss_mb']:.0f}" for key in ("rss_mb", "peak_mb")]
         cells += [f"{last[part]:.1f}" for part in parts]
-        lines.append(f"| {n:,} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append([f"{n:,}", *cells])
+    return markdown(["trials", *names], lines)
 
 
 def table_of_decisions(decisions: list[dict[str, Any]]) -> str:
     """Return the costs of decisions, as Markdown."""
-    lines = ["| tasks | trials each | first decision, ms | later ones, ms |", "|---|---|---|---|"]
+    lines = []
     for each in decisions:
-        times = f"{1e3 * each['first_sec']:.0f} | {1e3 * each['later_sec']:.1f}"
-        lines.append(f"| {each['n_arms']} | {each['n_trials']:,} | {times} |")
-    return "\n".join(lines)
+        times = f"{1e3 * each['first_sec']:.0f}", f"{1e3 * each['later_sec']:.1f}"
+        lines.append([str(each["n_arms"]), f"{each['n_trials']:,}", *times])
+    return markdown(["tasks", "trials each", "first decision, ms", "later ones, ms"], lines)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.machine import write_figure
+from benchmarks.tables import markdown
 from tvm_adaptive import AdaptiveSearch, RFEICostModel
 from tvm_adaptive._tvm import ExtractedTask, contexts_of, memory_database
 from tvm_adaptive.models import Network, compile_network, export, extract, prepare
@@ -97,17 +98,14 @@ def set_up(tasks: Sequence[ExtractedTask]) -> None:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return processor seconds as Markdown, with those of the clock in brackets."""
-    lines = [
-        f"| model | tasks | calls | {' | '.join(STAGES)} | all |",
-        "|" + "---|" * (len(STAGES) + 4),
-    ]
+    lines = []
     for row in rows:
         cpu_sec, clock_sec = row["cpu_sec"], row["clock_sec"]
-        stages = " | ".join(f"{cpu_sec[stage]:.1f}" for stage in STAGES)
+        stages = [f"{cpu_sec[stage]:.1f}" for stage in STAGES]
         total = f"{sum(cpu_sec.values()):.1f} ({sum(clock_sec.values()):.1f})"
-        name = Path(row["model"]).name
-        lines.append(f"| {name} | {row['tasks']} | {row['calls']} | {stages} | {total} |")
-    return "\n".join(lines)
+        counts = str(row["tasks"]), str(row["calls"])
+        lines.append([Path(row["model"]).name, *counts, *stages, total])
+    return markdown(["model", "tasks", "calls", *STAGES, "all"], lines)
 
 
 def main(arguments: Sequence[str]) -> int:

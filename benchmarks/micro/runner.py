@@ -34,6 +34,7 @@ from tvm.s_tir.meta_schedule.testing.te_workload import create_te_workload
 from tvm.target import Target
 from tvm.target.codegen import llvm_get_system_cpu
 
+from benchmarks.tables import markdown
 from tvm_adaptive._tvm import MeasureCandidate
 from tvm_adaptive._tvm.intrinsics import backends_of, only_intrinsics
 from tvm_adaptive.builder import PersistentBuilder
@@ -226,14 +227,14 @@ def as_markdown(report: dict[str, dict[str, dict[str, float]]]) -> str:
     """Return the report as a table."""
     columns = ["workload", "runner", "candidates", "seconds", "of these measuring"]
     columns += ["median error", "90 % error", "regret", "steady"]
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    lines = []
     for workload, rows in report.items():
         for runner, row in rows.items():
             cells = [workload, runner, f"{row['n']:.0f}"]
             cells += [f"{row[key]:.2f}" for key in ("seconds", "measuring")]
             cells += [f"{row[key]:.2%}" for key in ("median_error", "error_90", "regret", "steady")]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+            lines.append(cells)
+    return markdown(columns, lines)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -137,13 +137,13 @@ def record_from_journal(
         network=network or str(about.get("what", path.stem)),
         tasks=tuple(tasks),
         batch=int(options.get("n_trials_per_round", max(each.n_trials for each in rounds))),
-        machine=machine or describe_machine(about),
+        machine=machine or machine_in_words(about),
         tvm=str(about.get("tvm", "unknown")),
         seed=int(about.get("seed", 0)),
     )
 
 
-def describe_machine(about: Event) -> str:
+def machine_in_words(about: Event) -> str:
     """Return this machine and the run's target in words."""
     target = about.get("target", {})
     parts = [

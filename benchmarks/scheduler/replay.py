@@ -27,7 +27,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.charts import Chart, Figure, Line
 from benchmarks.machine import origin
+from benchmarks.plots import save_png, why_no_plots
 from benchmarks.scheduler.metrics import latency_at, mean_latency_ms, time_to_within
 from benchmarks.scheduler.oracle import OraclePolicy
 from benchmarks.scheduler.static import static
@@ -37,7 +39,7 @@ from benchmarks.stats import (
     geometric_mean_interval,
     median_interval,
 )
-from benchmarks.tables import bounds
+from benchmarks.tables import bounds, markdown
 from tvm_adaptive.task_scheduler.arms import Policy
 from tvm_adaptive.task_scheduler.baselines import (
     GradientPolicy,
@@ -54,10 +56,8 @@ HORIZON = 1.25
 CURVE_POINTS = 120
 SHARES = {"to_5": 0.05, "to_1": 0.01}
 
-STYLES: dict[str, dict[str, Any]] = {
-    "default": {"linewidth": 2.5, "color": "black"},
-    "oracle": {"linewidth": 2.0, "color": "black", "linestyle": ":"},
-}
+# Of the final latency: what is above is the warm-up, of which the tables tell.
+_TOP = 1.5
 
 # Recordings, seed, batch -> a fresh policy.
 Maker = Callable[[Sequence[Recording], int, int], Policy]
@@ -240,10 +240,10 @@ def write(
     text = json.dumps(found, indent=1, default=_as_pair)
     options.out.with_suffix(".json").write_text(text)
     options.out.with_suffix(".md").write_text("\n".join(tables(summary)) + "\n")
-    try:
-        plot(rows, options.out.with_suffix(".png"))
-    except ImportError as error:
-        print(f"no plot: {error}")
+    if why_no_plots():
+        print(why_no_plots())
+    else:
+        save_png(figure_of(rows, options.out.name), options.out.parent)
 
 
 def _as_pair(value: Interval) -> list[float]:
@@ -253,57 +253,43 @@ def _as_pair(value: Interval) -> list[float]:
 
 def tables(summary: dict[str, Any]) -> list[str]:
     reference = summary["reference"]
-    lines = [
-        f"| policy | to 5 %, x faster than {reference} | worst network | to 1 %, x | area |",
-        "|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {name} | {bounds(row['to_5_speedup'])} | {bounds(row['worst_to_5_speedup'])} "
-        f"| {bounds(row['to_1_speedup'])} | {row['area']:.3f} |"
+    head = ["policy", f"to 5 %, x faster than {reference}", "worst network", "to 1 %, x", "area"]
+    figures = ("to_5_speedup", "worst_to_5_speedup", "to_1_speedup")
+    rows = [
+        [name, *(bounds(row[each]) for each in figures), f"{row['area']:.3f}"]
         for name, row in summary["overall"].items()
     ]
+    lines = [markdown(head, rows)]
+    head = ["policy", "to 5 %, s", "not reached", "to 1 %, s", "not reached", "area"]
     for network, cells in summary["networks"].items():
-        lines += [
-            "",
-            f"**{network}**",
-            "",
-            "| policy | to 5 %, s | not reached | to 1 %, s | not reached | area | decision, ms |",
-            "|---|---|---|---|---|---|---|",
-        ]
-        lines += [
-            f"| {name} | {bounds(cell['to_5_sec'])} | {cell['to_5_missed']} "
-            f"| {bounds(cell['to_1_sec'])} | {cell['to_1_missed']} | {cell['area']:.3f} "
-            f"| {cell['decision_ms']:.2f} |"
+        rows = [
+            [
+                name,
+                *(bounds(cell["to_5_sec"]), str(cell["to_5_missed"])),
+                *(bounds(cell["to_1_sec"]), str(cell["to_1_missed"])),
+                f"{cell['area']:.3f}",
+                f"{cell['decision_ms']:.2f}",
+            ]
             for name, cell in cells.items()
         ]
+        lines += ["", f"**{network}**", "", markdown([*head, "decision, ms"], rows)]
     return lines
 
 
-def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    networks = list(dict.fromkeys(row["network"] for row in rows))
-    mpl.rcParams["axes.prop_cycle"] = mpl.cycler(color=mpl.colormaps["tab20"].colors)
-    figure, axes = plt.subplots(
-        1, len(networks), figsize=(5.5 * len(networks), 4.5), squeeze=False, layout="constrained"
-    )
-    for axis, network in zip(axes[0], networks, strict=True):
+def figure_of(rows: Sequence[dict[str, Any]], name: str) -> Figure:
+    """Return the curves of each policy, medians over seeds, with a panel for each network."""
+    panels = []
+    for network in dict.fromkeys(row["network"] for row in rows):
         here = [row for row in rows if row["network"] == network]
-        for name in dict.fromkeys(row["policy"] for row in here):
-            curves = np.array([row["curve"] for row in here if row["policy"] == name])
-            times = np.linspace(0.0, here[0]["horizon_sec"], CURVE_POINTS)
-            style = STYLES.get(name, {"linewidth": 1.0})
-            axis.step(times, np.median(curves, axis=0), where="post", label=name, **style)
-        # What comes before is the warm-up, which the tables tell of.
-        axis.set(
-            title=network, xlabel="seconds of tuning", ylabel="latency / final", ylim=(0.99, 1.5)
-        )
-        axis.axhline(1.05, color="grey", linewidth=0.5)
-    axes[0][-1].legend(fontsize="small")
-    figure.savefig(path, dpi=110)
+        secs = tuple(np.linspace(0.0, here[0]["horizon_sec"], CURVE_POINTS))
+        lines = []
+        for policy in dict.fromkeys(row["policy"] for row in here):
+            curve = np.median([row["curve"] for row in here if row["policy"] == policy], axis=0)
+            shown = tuple(np.where(curve <= _TOP, curve, np.nan))
+            is_thick = policy in ("default", "gradient", "oracle")
+            lines.append(Line(policy, secs, shown, thick=is_thick, steps=True))
+        panels.append(Chart(network, "seconds of tuning", "latency / final", tuple(lines)))
+    return Figure(name, "Medians over seeds.", tuple(panels))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.starter.pack import pack
+from benchmarks.starter.pack import pack_starter
 from benchmarks.starter.workloads import WORKLOADS
 from tvm_adaptive.cli.arguments import parse_count, parse_duration
 from tvm_adaptive.tuning.config import DEFAULT
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0 if tune_all(options) else 1
     target = target_of(options)
     command = (options.out / COMMAND_FILE).read_text(encoding="utf-8")
-    print(pack(options.out, options.out / STORE, target, options.pack, command))
+    print(pack_starter(options.out, options.out / STORE, target, options.pack, command))
     return 0
 
 

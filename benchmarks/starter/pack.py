@@ -30,7 +30,9 @@ from tvm_adaptive.workers.environment import Environment, processor_name
 SAMPLES_PER_TASK = 24
 
 
-def pack(out: Path, store_path: Path, target: Mapping[str, Any], path: Path, command: str) -> str:
+def pack_starter(
+    out: Path, store_path: Path, target: Mapping[str, Any], path: Path, command: str
+) -> str:
     """Write a starter file of what a making has so far; return a line about it."""
     resolved = resolve_target(target)
     done = sorted(out.glob("runs/*.done.json"))

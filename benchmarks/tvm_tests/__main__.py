@@ -28,6 +28,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.tables import markdown
 from benchmarks.tvm_tests.plugin import (
     EXCLUDED,
     EXCLUDED_TESTS,
@@ -132,11 +133,8 @@ def _versions(folder: Path) -> dict[str, str]:
 
 def table(files: Results) -> str:
     """Return the table of the files whose tests make replaced parts, and one row for the rest."""
-    head = (
-        "| file | tests | with ours | stock passes | ours passes | excluded | only ours fails |\n"
-        "|---|---|---|---|---|---|---|"
-    )
-    rows: list[str] = []
+    head = ["file", "tests", "with ours", "stock passes", "ours passes", "excluded"]
+    rows: list[list[str]] = []
     others: Results = {}
     for name, sides in sorted(files.items()):
         if _n_with_parts(sides) or _n(sides, OURS, EXCLUDED) or _only_ours_fails(sides):
@@ -145,7 +143,7 @@ def table(files: Results) -> str:
             others[name] = sides
     rows += [_row(f"{len(others)} files that make none of the parts", list(others.values()))]
     rows += [_row("all", list(files.values()))]
-    return "\n".join([head, *rows]) + "\n"
+    return markdown([*head, "only ours fails"], rows) + "\n"
 
 
 def excluded_table(files: Results) -> str:
@@ -155,11 +153,11 @@ def excluded_table(files: Results) -> str:
         for test, result in sides.get(OURS, {}).items():
             if result["outcome"] == EXCLUDED:
                 found.setdefault(EXCLUDED_TESTS[test.partition("[")[0]], []).append(f"`{test}`")
-    rows = [f"| {reason} | {', '.join(tests)} |" for reason, tests in found.items()]
-    return "\n".join(["| excluded, as the test | tests |", "|---|---|", *rows]) + "\n"
+    rows = [[reason, ", ".join(tests)] for reason, tests in found.items()]
+    return markdown(["excluded, as the test", "tests"], rows) + "\n"
 
 
-def _row(name: str, several: Sequence[dict[str, dict[str, dict[str, Any]]]]) -> str:
+def _row(name: str, several: Sequence[dict[str, dict[str, dict[str, Any]]]]) -> list[str]:
     counts = [
         sum(len(sides.get(STOCK, {})) for sides in several),
         sum(map(_n_with_parts, several)),
@@ -168,7 +166,7 @@ def _row(name: str, several: Sequence[dict[str, dict[str, dict[str, Any]]]]) -> 
         sum(_n(sides, OURS, EXCLUDED) for sides in several),
     ]
     fails = "; ".join(text for sides in several for text in _only_ours_fails(sides))
-    return f"| {name} | {' | '.join(map(str, counts))} | {fails} |"
+    return [name, *map(str, counts), fails]
 
 
 def _n(sides: dict[str, dict[str, dict[str, Any]]], side: str, outcome: str) -> int:

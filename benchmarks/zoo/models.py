@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.rows import append_row, read_rows
+from benchmarks.tables import markdown
 from benchmarks.zoo.catalog import EXPORTS, FILE, MODELS, Model
 from benchmarks.zoo.stages import take
 
@@ -144,12 +145,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         f"{len(ran)} files that their framework runs; {len(agree)} files are imported and agree, "
         f"{n_weak} of them weakly."
     )
-    lines = [
-        summary,
-        "",
-        f"| model | {' | '.join(columns)} | difference | why not |",
-        "|---" * (len(columns) + 3) + "|",
-    ]
+    lines = []
     for model in MODELS:
         mine = [found.get((model.key, column)) for column in columns]
         known = [row for row in mine if row is not None]
@@ -161,8 +157,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         ]
         why = "; ".join(dict.fromkeys(_why(row) for row in known if not row["agrees"]))
         most = f"{max(errors):.1g}" if errors else ""
-        lines.append(f"| {model.key} | {' | '.join(cells)} | {most} | {why} |")
-    return "\n".join(lines)
+        lines.append([model.key, *cells, most, why])
+    return f"{summary}\n\n{markdown(['model', *columns, 'difference', 'why not'], lines)}"
 
 
 def _why(row: dict[str, Any]) -> str:

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.tables import markdown
 from tvm_adaptive.errors import InvalidOptionError, summary_line
 from tvm_adaptive.models import compile_network, prepare, run_network
 from tvm_adaptive.models.frontend.onnx_file import read_onnx
@@ -176,14 +177,14 @@ def table(results: Sequence[dict[str, Any]]) -> str:
         states.setdefault(operator, Counter())[each["state"]] += 1
         if each["why"]:
             reasons.setdefault(operator, Counter())[_short(each["why"])] += 1
-    lines = ["| operator | passes | fails | not supported | why |", "|---|---|---|---|---|"]
+    lines = []
     whole = [operator for operator in sorted(states) if set(states[operator]) == {PASSES}]
     for operator in sorted(set(states) - set(whole)):
         found = states[operator]
         why = "; ".join(text for text, _ in reasons.get(operator, Counter()).most_common(2))
-        numbers = " | ".join(str(found[state]) for state in (PASSES, FAILS, REFUSED))
-        lines.append(f"| {operator} | {numbers} | {why} |")
-    return "\n".join([*lines, "", f"All tests pass of {', '.join(whole)}."])
+        lines.append([operator, *(str(found[state]) for state in (PASSES, FAILS, REFUSED)), why])
+    head = ["operator", "passes", "fails", "not supported", "why"]
+    return f"{markdown(head, lines)}\n\nAll tests pass of {', '.join(whole)}."
 
 
 def _operator(result: dict[str, Any]) -> str:

@@ -1,6 +1,6 @@
 import pytest
 
-from benchmarks.scheduler.record import describe_machine, record_from_journal
+from benchmarks.scheduler.record import machine_in_words, record_from_journal
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import Journal
 
@@ -127,4 +127,4 @@ def test_results_that_do_not_fit_are_refused(path, clock):
 
 
 def test_a_machine_without_a_target_is_still_described():
-    assert describe_machine({})
+    assert machine_in_words({})

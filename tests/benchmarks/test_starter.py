@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.starter import __main__ as making
-from benchmarks.starter.pack import SAMPLES_PER_TASK, pack
+from benchmarks.starter.pack import SAMPLES_PER_TASK, pack_starter
 from benchmarks.starter.without import pass_off, write_without
 from benchmarks.starter.workloads import WORKLOADS, Workload
 from tests.tuning.test_prior_trials import trials
@@ -94,7 +94,7 @@ def test_what_a_store_knows_is_packed(tmp_path: Path) -> None:
     (tmp_path / "runs" / "dense-1.done.json").write_text("{}")
     with RecordStore(tmp_path / "records.db", Environment.current(TARGET)) as store:
         store.add(task, trials(mod, TARGET, [3e-3, None, 1e-3, *[5e-3] * SAMPLES_PER_TASK]))
-    line = pack(tmp_path, tmp_path / "records.db", target, path, "make")
+    line = pack_starter(tmp_path, tmp_path / "records.db", target, path, "make")
     assert "1 tasks, 4 records" in line
     header, (packed,) = read_starter(path)
     assert (header.instruction_set, header.n_threads, header.mcpu) == ("avx2", 2, "x86-64-v3")

@@ -1,10 +1,10 @@
-import json
 import logging
 import math
 
 import numpy as np
 import pytest
 
+from tests.journals import MemoryJournal
 from tvm_adaptive import _tvm
 from tvm_adaptive.cost_model import RFEICostModel
 from tvm_adaptive.cost_model.dataset import Dataset
@@ -18,18 +18,6 @@ from tvm_adaptive.values.trial_log import TrialLog
 N = 32
 
 
-class ListJournal:
-    def __init__(self):
-        self.events = []
-
-    def write(self, event, **fields):
-        json.dumps(fields)
-        self.events.append({"event": event, **fields})
-
-    def of(self, event):
-        return [entry for entry in self.events if entry["event"] == event]
-
-
 class BrokenJournal:
     def write(self, event, **fields):
         raise OSError("no space left")
@@ -39,10 +27,8 @@ def gmm_task(size):
     from tvm.s_tir.meta_schedule.arg_info import ArgInfo
     from tvm.s_tir.meta_schedule.database import MemoryDatabase
     from tvm.s_tir.meta_schedule.testing import te_workload
-    from tvm.s_tir.meta_schedule.testing.te_workload import create_te_workload
     from tvm.te import create_prim_func
 
-    assert create_te_workload is not None
     function = create_prim_func(te_workload.batch_matmul_nkkm(1, size, size, size))
     strategy = _tvm.EvolutionarySearch(population_size=16)
     context = _tvm.TuneContext(
@@ -144,7 +130,7 @@ def test_native_evolution_accepts_its_scores(task):
 
 def test_every_kind_of_result_is_digested(task):
     context, candidates = task
-    journal = ListJournal()
+    journal = MemoryJournal()
     model = RFEICostModel(n_trees=5, seed=0, journal=journal)
     odd = [failure(), result(0.0), result(math.nan), result(math.inf), result(3e-3, 1e-3, 2e-3)]
     fine = [result(1e-3 + 1e-5 * i) for i in range(len(candidates) - len(odd))]
@@ -224,7 +210,7 @@ def test_a_task_never_seen_profits_from_the_others(task, other_task):
 
 def test_the_forecast_of_a_batch_is_journalled(task):
     context, candidates = task
-    journal = ListJournal()
+    journal = MemoryJournal()
     model = trained(task, journal=journal)
     model.predict(context, candidates)
     assert journal.of("forecast") == []
@@ -246,7 +232,7 @@ def test_a_real_journal_takes_the_events(task, tmp_path):
 @pytest.mark.parametrize("hook", ["update", "predict", "posterior"])
 def test_a_hook_never_raises(task, caplog, monkeypatch, hook):
     context, candidates = task
-    journal = ListJournal()
+    journal = MemoryJournal()
     model = trained(task, journal=journal)
 
     def broken(*_):
@@ -277,7 +263,7 @@ def test_a_full_disk_does_not_end_the_run(task, caplog):
 
 def test_lengths_that_do_not_fit_are_an_error_event(task):
     context, candidates = task
-    journal = ListJournal()
+    journal = MemoryJournal()
     model = RFEICostModel(seed=0, journal=journal)
     model.update(context, candidates, [failure()])
     assert len(journal.of("error")) == 1

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.database.conftest import make_record
+from tests.journals import MemoryJournal
 from tvm_adaptive._tvm import IRModule, Schedule, Target, args_info_of, te_workload
 from tvm_adaptive.database import pending_writes
 from tvm_adaptive.database.pending_writes import FIRST_PAUSE_SEC, MAX_PAUSE_SEC
@@ -19,14 +20,6 @@ from tvm_adaptive.database.store_callback import StoreCallback
 from tvm_adaptive.errors import OUT_OF_TIME, StoreDataError, StoreError
 from tvm_adaptive.search_strategy.schedules import key_of
 from tvm_adaptive.values.trial_log import TrialLog
-
-
-class Events:
-    def __init__(self) -> None:
-        self.events: list[tuple[str, dict[str, Any]]] = []
-
-    def write(self, event: str, **fields: Any) -> None:
-        self.events.append((event, fields))
 
 
 class Refusing:
@@ -78,7 +71,7 @@ def callback_of(contexts: list[Any], **given: Any) -> Any:
     defaults = {"own": None, "shared": None, "run": "run"}
     return StoreCallback(
         contexts,
-        **{**defaults, "trial_log": TrialLog(), "journal": Events(), **given},
+        **{**defaults, "trial_log": TrialLog(), "journal": MemoryJournal(), **given},
         clock=clock,
     )
 
@@ -153,7 +146,7 @@ def test_nothing_was_learned_of_what_did_not_compile(tmp_path: Path, contexts: l
 
 
 def test_what_could_not_be_written_is_written_later(contexts: list[Any]) -> None:
-    store, journal, clock = Refusing(2), Events(), FakeClock()
+    store, journal, clock = Refusing(2), MemoryJournal(), FakeClock()
     callback = callback_of(contexts, shared=store, journal=journal, clock=clock)
     keep(callback, contexts, [1e-3])
     clock.sec += FIRST_PAUSE_SEC
@@ -164,7 +157,7 @@ def test_what_could_not_be_written_is_written_later(contexts: list[Any]) -> None
     clock.sec += 2 * FIRST_PAUSE_SEC
     keep(callback, contexts, [4e-3])
     assert [trial.seconds for trial in store.kept] == [1e-3, 2e-3, 3e-3, 4e-3]
-    assert [event for event, _ in journal.events] == ["error", "error", "store-back"]
+    assert [each["event"] for each in journal.events] == ["error", "error", "store-back"]
 
 
 def test_a_server_that_is_away_for_hours_gets_all_in_the_end(
@@ -244,13 +237,13 @@ class Narrow(Refusing):
 def test_what_a_store_refuses_for_its_content_does_not_hold_up_the_rest(
     contexts: list[Any],
 ) -> None:
-    store, journal, clock = Narrow(0), Events(), FakeClock()
+    store, journal, clock = Narrow(0), MemoryJournal(), FakeClock()
     callback = callback_of(contexts, shared=store, journal=journal, clock=clock)
     keep(callback, contexts, [None], build_failure="gcc: \u2018x\u2019 was not declared")
     keep(callback, contexts, [2e-3])
     assert [trial.seconds for trial in store.kept] == [2e-3]
     assert callback._inst.close(30.0) == 1
-    assert [event for event, _ in journal.events] == ["error"]
+    assert [each["event"] for each in journal.events] == ["error"]
 
 
 def test_one_store_that_fails_does_not_keep_from_another(contexts: list[Any]) -> None:
@@ -262,10 +255,10 @@ def test_one_store_that_fails_does_not_keep_from_another(contexts: list[Any]) ->
 
 
 def test_whatever_goes_wrong_does_not_end_the_run(contexts: list[Any]) -> None:
-    journal = Events()
+    journal = MemoryJournal()
     callback = callback_of([], shared=Refusing(0), journal=journal)
     keep(callback, contexts, [1e-3])
-    assert [fields["where"] for _, fields in journal.events] == ["store"]
+    assert [each["where"] for each in journal.events] == ["store"]
 
 
 def test_what_was_not_tried_for_want_of_time_is_not_kept(contexts: list[Any]) -> None:

@@ -44,16 +44,8 @@ def test_only_the_entry_is_transposed(case, way, n_calls):
     assert counts.total() == n_calls
     # Channels last: the image on its way in.
     assert sum("transpose" in name for name in counts) == (0 if way == "keep" else 1)
-
-
-@pytest.mark.parametrize("way", ["keep", "NHWC", "prepack"])
-def test_tasks_cover_every_call_of_an_inference(case, way):
-    tasks = extract(case.prepared[way], case.target)
-    names = [task.task_name for task in tasks]
-    assert names == sorted(names)
-    assert {task.task_name: task.weight for task in tasks} == call_counts(case.prepared[way].mod)
     # The stem, two shortcuts or none per stage, and the blocks' convolutions.
-    assert sum("conv2d" in name for name in names) == 15
+    assert sum("conv2d" in name for name in counts) == 15
 
 
 def test_cpus_convert_and_gpus_keep(case):

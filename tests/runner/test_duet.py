@@ -166,9 +166,9 @@ def test_a_record_is_timed_again_and_its_slower_time_counts():
     assert batch.successor() == 1
     assert batch.close("faster", 0.1) == []
     assert [result.sec for result in batch.results.values()] == pytest.approx([1.1, 0.8, 1.2])
-    anchor, next_anchor = duet.anchor("task"), duet.next_anchor("task")
+    anchor = duet.anchor("task")
     assert (anchor.kernel, anchor.sec, anchor.best_sec) == ("anchor", 1.0, 0.8)
-    assert next_anchor.kernel == "faster"
+    assert anchor.next.kernel == "faster"
 
 
 def followed(duet, *ratios, level=1.0):
@@ -204,7 +204,7 @@ def test_a_next_anchor_is_known_by_times_that_it_was_not_chosen_for(level):
     anchor = duet.anchor("task")
     assert (anchor.kernel, anchor.cost_sec) == ("next_anchor", 0.2)
     assert anchor.sec == pytest.approx(0.805, abs=0.006)
-    assert duet.next_anchor("task") is None
+    assert anchor.next is None
     # The time of luck does not keep others from being timed again.
     assert anchor.best_sec == anchor.sec
 
@@ -215,14 +215,24 @@ def test_a_next_anchor_that_was_lucky_is_dropped():
     anchor = duet.anchor("task")
     assert (anchor.kernel, anchor.sec) == ("anchor", 1.0)
     assert anchor.best_sec == pytest.approx(1.0, rel=1e-3)
-    assert duet.next_anchor("task") is None
+    assert anchor.next is None
 
 
 def test_a_next_anchor_leaves_with_its_anchor():
     duet = anchored()
     followed(duet)
     assert sorted(duet.set_anchor("task", None)) == ["anchor", "next_anchor"]
-    assert duet.next_anchor("task") is None
+
+
+def test_a_next_anchor_that_fails_costs_the_anchor_nothing():
+    duet = anchored()
+    followed(duet, 0.8, 0.81)
+    batch = duet.begin("task", 0.0)
+    batch.note_repeat(Look(0.0, 1.0))
+    batch.drop_next_anchor()
+    assert batch.close() == ["next_anchor"]
+    assert duet.anchor("task").kernel == "anchor"
+    assert duet.anchor("task").next is None
 
 
 class NoisyHost(Machine):

@@ -33,7 +33,11 @@ def open_sketches(tmp_path: Path) -> Any:
     return open_
 
 
-@pytest.mark.parametrize("name", ["GMM", "C2D", "DEP", "GRP", "T2D", "C3D", "TBG", "SFM"])
+# A product, a window, operands of one use each, reductions; the others are of these kinds.
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("GRP", "T2D", "C3D", "TBG")]
+
+
+@pytest.mark.parametrize("name", ["GMM", "C2D", "DEP", "SFM", *OTHERS])
 def test_no_valid_program_breaks_a_limit_and_most_invalid_ones_do(
     open_sketches: Any, name: str
 ) -> None:

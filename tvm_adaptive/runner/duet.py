@@ -69,6 +69,16 @@ _CHANGE_SIGMAS = 3.0
 MAX_ANCHORS = 256
 
 
+@dataclasses.dataclass
+class NextAnchor:
+    """A kernel that may take the place of a task's anchor."""
+
+    kernel: Any
+    cost_sec: float  # wall-clock seconds that timing it takes
+    # Logarithms of its times over the anchor's, made since it was chosen: luck has no part.
+    log_ratios: list[float] = dataclasses.field(default_factory=list)
+
+
 @dataclasses.dataclass(frozen=True)
 class Anchor:
     """A kernel that a task's candidates are compared with."""
@@ -80,16 +90,11 @@ class Anchor:
     # such tasks tell the machine's speed, or the luck of first batches would add up.
     is_raw: bool = True
     kernel: Any = None  # what is timed: of the adapter
+    next: NextAnchor | None = None
 
-
-@dataclasses.dataclass
-class NextAnchor:
-    """A kernel that may take the place of a task's anchor."""
-
-    kernel: Any
-    cost_sec: float  # wall-clock seconds that timing it takes
-    # Logarithms of its times over the anchor's, made since it was chosen: luck has no part.
-    log_ratios: list[float] = dataclasses.field(default_factory=list)
+    def kernels(self) -> list[Any]:
+        """Return what must be kept for it."""
+        return [self.kernel] if self.next is None else [self.kernel, self.next.kernel]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +115,6 @@ class Duet:
         self.start_sec: float | None = None
         self.spent_sec = 0.0
         self._anchors: dict[str, Anchor] = {}
-        self._next_anchors: dict[str, NextAnchor] = {}
         # When, and the slowness.
         self._speeds: collections.deque[tuple[float, float]] = collections.deque(maxlen=_N_SPEEDS)
         # Logarithms of a task's slowness, one per repeat, the latest last.
@@ -139,26 +143,13 @@ class Duet:
     def set_anchor(self, task: str, anchor: Anchor | None) -> list[Any]:
         """Replace a task's anchor; return the kernels that are not needed any more."""
         old = self._anchors.pop(task, None)
+        kept = [] if anchor is None else anchor.kernels()
+        dropped = [] if old is None else [each for each in old.kernels() if each not in kept]
         if anchor is not None:
             self._anchors[task] = anchor
-        kept = None if anchor is None else anchor.kernel
-        dropped = [] if old is None or old.kernel is kept else [old.kernel]
-        if anchor is None:
-            dropped += self.set_next_anchor(task, None)
         if len(self._anchors) > MAX_ANCHORS:
             dropped += self.set_anchor(next(iter(self._anchors)), None)
         return dropped
-
-    def next_anchor(self, task: str) -> NextAnchor | None:
-        """Return what may take the place of a task's anchor; mostly None."""
-        return self._next_anchors.get(task)
-
-    def set_next_anchor(self, task: str, next_anchor: NextAnchor | None) -> list[Any]:
-        """Replace a task's next anchor; return the kernels that are not needed any more."""
-        old = self._next_anchors.pop(task, None)
-        if next_anchor is not None:
-            self._next_anchors[task] = next_anchor
-        return [] if old is None else [old.kernel]
 
     def note_repeat(self, task: str, anchor: Anchor, look: Look) -> None:
         """Learn how slow the machine is now."""
@@ -245,13 +236,18 @@ class Batch:
     @property
     def next_anchor(self) -> NextAnchor | None:
         """What is timed beside the anchor, to take its place."""
-        return self._duet.next_anchor(self.task)
+        return None if self.anchor is None else self.anchor.next
 
     def note_next_anchor(self, look: Look) -> None:
         """Note a timing of the next anchor, which follows one of the anchor."""
         assert self.next_anchor is not None
         ratio = look.raw_sec / self.repeats[-1].raw_sec
         self.next_anchor.log_ratios.append(math.log(ratio))
+
+    def drop_next_anchor(self) -> None:
+        """Forget the next anchor, which failed."""
+        assert self.anchor is not None
+        self.anchor = dataclasses.replace(self.anchor, next=None)
 
     def note(self, index: int, look: Look, relative_error: float = math.nan) -> None:
         """Note a timing of a candidate; NaN as the error of a single micro-batch."""
@@ -365,9 +361,8 @@ class Batch:
         if anchor is not None and not self.is_anchor_lost:
             anchor = dataclasses.replace(anchor, best_sec=min(best_sec, anchor.best_sec))
             if index is not None and kernel is not None:
-                self._duet.set_next_anchor(self.task, NextAnchor(kernel, cost_sec))
-            anchor, dropped = self._judged(anchor)
-            return [*dropped, *self._duet.set_anchor(self.task, anchor)]
+                anchor = dataclasses.replace(anchor, next=NextAnchor(kernel, cost_sec))
+            return self._duet.set_anchor(self.task, self._judged(anchor))
         if index is None or kernel is None:
             return self._duet.set_anchor(self.task, None)
         self._duet.note_first(self.task, self.slowness())  # which later anchors keep
@@ -376,23 +371,21 @@ class Batch:
         # On the scale that the batch was corrected by, which later ones keep.
         sec = self.corrected_sec(index)
         anchor = Anchor(sec, cost_sec, min(best_sec, old_sec), is_raw, kernel)
-        dropped = self._duet.set_next_anchor(self.task, None)
-        return [*dropped, *self._duet.set_anchor(self.task, anchor)]
+        return self._duet.set_anchor(self.task, anchor)
 
-    def _judged(self, anchor: Anchor) -> tuple[Anchor, list[Any]]:
-        """Return the anchor or, in its place, the next one, and the kernels to drop."""
-        next_anchor = self.next_anchor
-        if next_anchor is None or len(next_anchor.log_ratios) < _N_PAIRS:
-            return anchor, []
-        log_ratio = statistics.median(next_anchor.log_ratios)
+    def _judged(self, anchor: Anchor) -> Anchor:
+        """Return the anchor or, once it has been timed often enough, the next one."""
+        successor = anchor.next
+        if successor is None or len(successor.log_ratios) < _N_PAIRS:
+            return anchor
+        log_ratio = statistics.median(successor.log_ratios)
         sec = anchor.sec * math.exp(log_ratio)
         # The time that it was chosen for may have been luck.
         best_sec = max(anchor.best_sec, min(sec, anchor.sec))
         error = math.sqrt(2.0 / _N_PAIRS) * self._duet.noise.relative_error
-        dropped = self._duet.set_next_anchor(self.task, None)
         if log_ratio > -_CLEAR_SIGMAS * error:
-            return dataclasses.replace(anchor, best_sec=best_sec), dropped
-        return Anchor(sec, next_anchor.cost_sec, best_sec, anchor.is_raw, next_anchor.kernel), []
+            return dataclasses.replace(anchor, best_sec=best_sec, next=None)
+        return Anchor(sec, successor.cost_sec, best_sec, anchor.is_raw, successor.kernel)
 
     def _best(self) -> int | None:
         return min(self._looks, key=self.corrected_sec, default=None)

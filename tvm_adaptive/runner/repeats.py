@@ -161,7 +161,6 @@ class DuetBatch:
                 look = min(look, other or look, key=lambda each: each.raw_sec)
         except _RepeatError as error:
             logger.info("%s is compared with another kernel: %s", self._facts.task, error)
-            self._repeats.drop(self._duet.set_anchor(self._facts.task, None))
             self._batch.is_anchor_lost = True
         else:
             if look is not None:
@@ -179,7 +178,7 @@ class DuetBatch:
             )
         except _RepeatError as error:
             logger.info("%s keeps its anchor: %s", self._facts.task, error)
-            self._repeats.drop(self._duet.set_next_anchor(self._facts.task, None))
+            self._batch.drop_next_anchor()
         else:
             if look is not None:
                 self._batch.note_next_anchor(look)

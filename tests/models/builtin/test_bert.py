@@ -12,6 +12,7 @@ from tvm_adaptive.models.builtin.encoder import bert_base
 N_PARAMETERS = 12 * (4 * (768 * 768 + 768) + 2 * 768 * 3072 + 3072 + 768 + 4 * 768)
 
 
+@pytest.mark.slow
 def test_size_is_that_of_the_paper():
     params = bert_base().params
     assert sum(math.prod(value.shape) for value in params.values()) == N_PARAMETERS

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models import (
     compile_network,
     prepare,
@@ -23,41 +22,15 @@ from tvm_adaptive.models.builtin.resnet import draw_parameter, resnet34, resnet5
     ("make", "n_parameters", "n_layers"),
     [
         (resnet18, 11_689_512 - 4_800, 1 + 16 + 3 + 1),
-        (resnet34, 21_797_672 - 8_512, 1 + 32 + 3 + 1),
-        (resnet50, 25_557_032 - 26_560, 1 + 48 + 4 + 1),
+        # Their weights take seconds to draw.
+        pytest.param(resnet34, 21_797_672 - 8_512, 1 + 32 + 3 + 1, marks=pytest.mark.slow),
+        pytest.param(resnet50, 25_557_032 - 26_560, 1 + 48 + 4 + 1, marks=pytest.mark.slow),
     ],
 )
 def test_size_is_that_of_the_paper(make, n_parameters, n_layers):
     params = make().params
     assert sum(math.prod(value.shape) for value in params.values()) == n_parameters
     assert sum(name.endswith("weight") for name in params) == n_layers
-
-
-def test_seed_decides_the_weights():
-    first, again, other = (
-        resnet18(width=8, classes=10, seed=seed).params["stem.weight"].numpy() for seed in (0, 0, 1)
-    )
-    np.testing.assert_array_equal(first, again)
-    assert not np.allclose(first, other)
-
-
-def test_outputs_are_finite_and_tell_inputs_apart(case):
-    compiled = case.untuned["keep"]
-    outputs = np.array(
-        [run_network(compiled, case.network.random_inputs(seed))[0][0] for seed in range(4)]
-    )
-    assert outputs.shape == (4, 10)
-    assert np.isfinite(outputs).all()
-    assert 1e-2 < outputs.std() < 1e2
-    # Between images a score moves by at least a tenth of what it moves between classes.
-    assert outputs.std(axis=0).mean() > 0.1 * outputs.std()
-
-
-@pytest.mark.parametrize("name", ["batch", "image_size", "width", "classes"])
-@pytest.mark.parametrize("value", [0, -1, 2.0, True, "8"])
-def test_sizes_must_be_positive_integers(name, value):
-    with pytest.raises(InvalidOptionError, match=f"{name} must be a positive integer but got"):
-        resnet18(**{name: value})
 
 
 @pytest.mark.slow
