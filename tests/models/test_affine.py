@@ -194,11 +194,30 @@ def test_a_sum_with_another_use_stays(compare: Callable[[IRModule], None]) -> No
     compare(mod)
 
 
-@pytest.mark.parametrize("divisor", [0.0, np.inf, np.nan])
+@pytest.mark.parametrize("divisor", [0.0, np.inf, np.nan, 1e-39])
 def test_a_quotient_without_a_reciprocal_stays(divisor: float) -> None:
     mod = module_of(lambda b, x: b.emit(relax.op.divide(x, relax.const(divisor, "float32"))))
     kept = "divide" if divisor != np.inf else "multiply"
     assert operators(fold_affine(mod)) == [kept]
+
+
+def test_factors_of_rows_and_of_channels_are_both_applied(
+    compare: Callable[[IRModule], None],
+) -> None:
+    def build(b: Any, x: Any) -> Any:
+        y = conv(b, x)
+        rows = constant(1, 1, int(y.ty.shape[2]), 1)
+        return product(b, product(b, y, rows), constant(*BIAS))
+
+    mod = module_of(build)
+    assert operators(fold_affine(mod)) == ["conv2d", "multiply", "multiply"]
+    compare(mod)
+
+
+def test_two_factors_whose_product_is_too_large_stay() -> None:
+    large = relax.const(1e25, "float32")
+    mod = module_of(lambda b, x: product(b, product(b, x, large), large))
+    assert operators(fold_affine(mod)) == ["multiply", "multiply"]
 
 
 def rows_of(b: Any, x: Any) -> Any:

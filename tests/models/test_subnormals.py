@@ -14,9 +14,11 @@ from tvm_adaptive._tvm import (
     bindings_of,
     data_of_constant,
     device,
+    handle,
     relax,
     tensor,
 )
+from tvm_adaptive._tvm.vector_unit import vector_unit_of
 from tvm_adaptive.models import compile_network, prepare, run_network
 from tvm_adaptive.models.subnormals import without_subnormals
 from tvm_adaptive.tuning.target import resolve_target
@@ -108,3 +110,28 @@ def test_a_prepared_network_computes_the_same_without_them() -> None:
     plain = relax.build(relax.get_pipeline("zero")(network.mod), "llvm")
     expected = VirtualMachine(plain, device("cpu", 0))["main"](tensor(x)).numpy()
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_weights_that_all_steps_share_stay_one() -> None:
+    """Of a recurrent layer: rounded, widened to whole vectors, and in the layout of schedules."""
+    n = 12 * vector_unit_of(CPU).lanes - 1
+    values = drawn((n, n))
+    values[0, 0] = TINY / 2
+    shared = relax.const(values)
+
+    def build(emit: Any, x: Any) -> Any:
+        for _ in range(5):
+            x = emit(relax.op.tanh(emit(relax.op.matmul(x, shared))))
+        return x
+
+    prepared = prepare(network_of((1, n), build), CPU)
+    handles: list[int] = []
+
+    def note(expression: Any) -> None:
+        if isinstance(expression, Constant) and expression.ty.ndim == 2:
+            assert int(expression.ty.shape[1]) == n + 1
+            handles.append(handle(expression))
+
+    for binding in bindings_of(prepared.mod["main"]):
+        relax.analysis.post_order_visit(binding.value, note)
+    assert (len(handles), len(set(handles))) == (5, 1)

@@ -22,6 +22,7 @@ from tvm_adaptive._tvm import (
     is_scheduled,
     tirx,
 )
+from tvm_adaptive._tvm.tensor_functions import with_rewritten_functions
 
 # 32-bit numbers in the largest vectors of today's CPUs; LLVM halves them where they are smaller.
 _LANES = 16
@@ -50,13 +51,11 @@ def with_default_schedules(mod: IRModule, target: Target) -> IRModule:
 
 
 def _for_cpu(mod: IRModule) -> IRModule:
-    functions = {
-        variable: _scheduled(function)
-        if isinstance(function, PrimFunc) and has_blocks(function) and not is_scheduled(function)
-        else function
-        for variable, function in mod.functions.items()
-    }
-    return IRModule(functions, attrs=mod.attrs)
+    def scheduled(function: PrimFunc) -> PrimFunc:
+        is_open = has_blocks(function) and not is_scheduled(function)
+        return _scheduled(function) if is_open else function
+
+    return with_rewritten_functions(mod, scheduled)
 
 
 def _scheduled(function: PrimFunc) -> PrimFunc:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from tvm_adaptive._tvm import (
@@ -28,6 +28,15 @@ _NO_LAYOUT: dict[str, Any] = (
 )
 
 Access = tuple[Any, Sequence[Any]]  # a buffer, and the range of each index
+
+
+def with_rewritten_functions(mod: IRModule, rewrite: Callable[[PrimFunc], PrimFunc]) -> IRModule:
+    """Return a module with what ``rewrite`` makes of each tensor function."""
+    functions = {
+        variable: rewrite(function) if isinstance(function, PrimFunc) else function
+        for variable, function in mod.functions.items()
+    }
+    return IRModule(functions, attrs=mod.attrs)
 
 
 def buffer_shape(buffer: Any) -> tuple[int, ...]:

@@ -145,7 +145,7 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         if name == "relax.divide":
             with np.errstate(divide="ignore"):
                 number = 1.0 / number
-            if not np.isfinite(number).all():
+            if not _is_held(number, value):
                 return call
         if name in _PRODUCTS:
             return self._product(value, number)
@@ -191,8 +191,10 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         before = self._own(value, "relax.multiply", "relax.add")
         if before is not None and _is_of_same_shape(before):
             inner, number = before.args[0], _numbers(before.args[1])
-            if str(before.op.name) == "relax.multiply" and _fit(number, factor):
-                return self._product(inner, number * factor)
+            if operator_of(before) == "relax.multiply":
+                if _fit(number, factor) and _is_held(number * factor, value):
+                    return self._product(inner, number * factor)
+                return relax.op.multiply(value, _constant(factor, value))
             # Elsewhere, that would be no operation less.
             convolution = self._own(inner, _CONVOLUTION, _TRANSPOSED)
             scaled = None if convolution is None else _scaled(convolution, factor)
@@ -213,6 +215,12 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
 def _fit(a: FloatArray, b: FloatArray) -> bool:
     """Say whether two constants become one that is no larger than both."""
     return np.broadcast(a, b).size == max(a.size, b.size)
+
+
+def _is_held(numbers: FloatArray, like: Any) -> bool:
+    """Say whether a value's type holds numbers: none becomes infinite."""
+    with np.errstate(over="ignore"):
+        return bool(np.isfinite(numbers.astype(str(like.ty.dtype))).all())
 
 
 def _is_float(value: Any) -> bool:

@@ -58,7 +58,7 @@ def _readings(mod: IRModule) -> Iterator[tuple[int, _Reading]]:
         """Return what reads a value, directly or pooled; None if it is not convolutions alone."""
         found: list[tuple[Any, Any | None]] = []
         for each in readers[handle(of.var)]:
-            if operator_of(each.value) in _POOLS and pool is None:
+            if _is_pool(each.value) and pool is None:
                 behind = convolutions(each, each)
                 if behind is None:
                     return None
@@ -95,6 +95,10 @@ def _parts_of(value: Any) -> Sequence[Any]:
     parts = tuple(getattr(value.args[0], "fields", ()))
     extents = [known_extents(each) for each in parts]
     return parts if all(each and each[-1] >= _LEAST_CHANNELS for each in extents) else ()
+
+
+def _is_pool(call: Any) -> bool:
+    return operator_of(call) in _POOLS and str(call.attrs.layout) == "NHWC"
 
 
 def _is_pointwise(call: Any) -> bool:

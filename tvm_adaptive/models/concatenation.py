@@ -23,8 +23,8 @@ from tvm_adaptive._tvm import (
     te,
     tirx,
 )
-from tvm_adaptive._tvm.tensor_functions import realizes
-from tvm_adaptive.models.network import known_extents, with_rewritten_functions
+from tvm_adaptive._tvm.tensor_functions import realizes, with_rewritten_functions
+from tvm_adaptive.models.network import known_extents
 
 # Annotation of a block: how many numbers in a row always belong to the same part.
 _RUN = "tvm_adaptive.run"

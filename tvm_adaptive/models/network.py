@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from tvm_adaptive._tvm import (
     IRModule,
-    PrimFunc,
     Sequential,
     bindings_of,
     handle,
@@ -200,15 +199,6 @@ def with_rewritten_main(mod: IRModule, rewriter: Any) -> IRModule:
     """Return a module with what a mutator of expressions makes of ``main``."""
     main = rewriter.visit_expr(mod["main"])
     return with_main(rewriter.builder_.get(), main)
-
-
-def with_rewritten_functions(mod: IRModule, rewrite: Callable[[PrimFunc], PrimFunc]) -> IRModule:
-    """Return a module with what ``rewrite`` makes of each tensor function."""
-    functions = {
-        variable: rewrite(function) if isinstance(function, PrimFunc) else function
-        for variable, function in mod.functions.items()
-    }
-    return IRModule(functions, attrs=mod.attrs)
 
 
 def without_dead_bindings(mod: IRModule) -> IRModule:

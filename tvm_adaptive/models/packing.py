@@ -54,25 +54,31 @@ def pack(mod: IRModule) -> IRModule:
     """Split what schedules do to constant weights from their functions, and compute it."""
     t = relax_transform
     mod = t.SplitLayoutRewritePreproc()(mod)
-    values, has_others = {}, False
+    values, packed, has_others = {}, {}, False
     for binding in _tvm.bindings_of(mod["main"]):
         call = _tvm.tensor_call_of(binding)
         if call is None or not _is_on_constants(call):
             continue
-        try:
-            moved = moved_arrays(
-                mod[call.args[0]], [_tvm.data_of_constant(each).numpy() for each in call.args[1]]
-            )
-        except OtherCodeError:
-            has_others = True
-            continue
-        constants = [relax.const(_tvm.tensor(each)) for each in moved]
-        is_tuple = hasattr(call.ty, "fields")
-        values[handle(binding.var)] = relax.Tuple(constants) if is_tuple else constants[0]
+        # What all steps of a recurrent layer share stays one.
+        key = (str(call.args[0].name_hint), *map(handle, call.args[1]))
+        if key not in packed:
+            try:
+                packed[key] = _packed(mod[call.args[0]], call)
+            except OtherCodeError:
+                has_others = True
+                continue
+        values[handle(binding.var)] = packed[key]
     mod = with_values(mod, values)
     rest = [t.FoldConstant()] if has_others else []
     # A function that packs two arguments returns a tuple.
     return without_dead_bindings(Sequential(rest)(mod))
+
+
+def _packed(function: PrimFunc, call: Any) -> Any:
+    """Return the result of a call of a function that only moves elements of constants."""
+    arrays = [_tvm.data_of_constant(each).numpy() for each in call.args[1]]
+    constants = [relax.const(_tvm.tensor(each)) for each in moved_arrays(function, arrays)]
+    return relax.Tuple(constants) if hasattr(call.ty, "fields") else constants[0]
 
 
 def moved_arrays(function: PrimFunc, arguments: list[Array]) -> list[Array]:

@@ -16,7 +16,11 @@ from collections.abc import Iterator, Mapping
 from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import IRModule, PassContext, Sequential, Target, is_gpu, relax
 from tvm_adaptive._tvm.inlining import partly_read
-from tvm_adaptive._tvm.tensor_functions import has_choices, with_fixed_layouts
+from tvm_adaptive._tvm.tensor_functions import (
+    has_choices,
+    with_fixed_layouts,
+    with_rewritten_functions,
+)
 from tvm_adaptive._tvm.vector_unit import vector_unit_of
 from tvm_adaptive.errors import InvalidOptionError, check_choices, summary_line
 from tvm_adaptive.models.affine import fold_affine, with_numbers_as_data
@@ -27,7 +31,7 @@ from tvm_adaptive.models.forms import Alternatives
 from tvm_adaptive.models.fusion import fused
 from tvm_adaptive.models.grouped import is_grouped
 from tvm_adaptive.models.in_place import with_products_in_place
-from tvm_adaptive.models.network import Network, operator_of, with_rewritten_functions
+from tvm_adaptive.models.network import Network, operator_of
 from tvm_adaptive.models.pointwise import as_products
 from tvm_adaptive.models.rewrites import (
     legalizations,

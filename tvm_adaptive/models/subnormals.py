@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tvm_adaptive import _tvm
-from tvm_adaptive._tvm import Constant, IRModule, relax
+from tvm_adaptive._tvm import Constant, IRModule, handle, relax
 from tvm_adaptive.models.network import operator_of, with_rewritten_main
 
 # Of the largest number of a constant, and of 1: float32 has seven digits. A filter whose weights
@@ -36,23 +36,34 @@ def without_subnormals(mod: IRModule) -> IRModule:
 class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
     """Replaces the weights of products, convolutions and normalisations."""
 
+    def __init__(self, mod: IRModule) -> None:
+        super().__init__(mod)
+        # What all steps of a recurrent layer share stays one.
+        self._rounded: dict[tuple[int, float], Any] = {}
+
     def visit_call_(self, call: Any) -> Any:
         """Return a call whose weights have no numbers next to zero."""
         call = super().visit_call_(call)
         name = operator_of(call)
         if name.startswith(_SUMS_OF_PRODUCTS):
-            weights = [_rounded(each, _LEAST_SHARE) for each in call.args]
+            weights = [self._weights(each, _LEAST_SHARE) for each in call.args]
         elif name.startswith(_OF_CHANNELS):
-            weights = [_rounded(each, 0.0) for each in call.args]
+            weights = [self._weights(each, 0.0) for each in call.args]
         else:
             return call
         return relax.Call(call.op, weights, call.attrs, call.ty_args)
 
+    def _weights(self, argument: Any, least_share: float) -> Any:
+        if not isinstance(argument, Constant) or str(argument.ty.dtype) != "float32":
+            return argument
+        key = handle(argument), least_share
+        if key not in self._rounded:
+            self._rounded[key] = _rounded(argument, least_share)
+        return self._rounded[key]
+
 
 def _rounded(weights: Any, least_share: float) -> Any:
-    """Return constant weights without numbers next to zero; anything else as it is."""
-    if not isinstance(weights, Constant) or str(weights.ty.dtype) != "float32":
-        return weights
+    """Return constant weights without numbers next to zero."""
     numbers = _tvm.data_of_constant(weights).numpy()
     sizes = np.abs(numbers)
     largest = min(float(sizes.max(initial=0.0, where=np.isfinite(sizes))), 1.0)

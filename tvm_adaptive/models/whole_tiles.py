@@ -42,16 +42,34 @@ Legalization = Callable[[Any, Any], Any | None]
 Indices = Callable[[Sequence[Any]], tuple[Any, ...]]
 
 
+class _Widened:
+    """Constants with columns of zeros after their own; one for all calls that share one."""
+
+    def __init__(self) -> None:
+        # By the handle of a constant, which is kept, and the number of columns.
+        self._known: dict[tuple[int, int], tuple[Any, Any]] = {}
+
+    def __call__(self, weight: Any, n_wide: int) -> Any:
+        """Return a constant of so many columns."""
+        key = _tvm.handle(weight), n_wide
+        if key not in self._known:
+            values = _tvm.data_of_constant(weight).numpy()
+            more = [(0, 0)] * (values.ndim - 1) + [(0, n_wide - values.shape[-1])]
+            self._known[key] = weight, relax.const(_tvm.tensor(np.pad(values, more)))
+        return self._known[key][1]
+
+
 def whole_tile_legalizations(unit: VectorUnit) -> dict[str, Legalization]:
     """Return legalizations for ``relax.transform.LegalizeOps``, for processors."""
+    widened = _Widened()
     return {
-        "relax.matmul": functools.partial(_product, unit),
+        "relax.matmul": functools.partial(_product, unit, widened),
         "relax.nn.conv1d": functools.partial(_convolution_1d, unit),
-        "relax.nn.conv2d": functools.partial(_convolution, unit),
+        "relax.nn.conv2d": functools.partial(_convolution, unit, widened),
     }
 
 
-def _product(unit: VectorUnit, builder: Any, call: Any) -> Any | None:
+def _product(unit: VectorUnit, widened: _Widened, builder: Any, call: Any) -> Any | None:
     """Lower a product of matrices, with more rows and columns where tiles need them."""
     a, b = call.args
     extents = [*map(known_extents, (a, b))]
@@ -65,7 +83,7 @@ def _product(unit: VectorUnit, builder: Any, call: Any) -> Any | None:
     if tiles == (n_rows, n_columns):
         return None
     compute = functools.partial(_tiled_product, tiles, n_columns)
-    b = _widened(b, tiles[1]) if is_constant else b
+    b = widened(b, tiles[1]) if is_constant else b
     return builder.call_te(compute, a, b, primfunc_name_hint="matmul")
 
 
@@ -82,7 +100,7 @@ def product_tiles(
     return whole_rows(n_rows, unit), n_wide
 
 
-def _convolution(unit: VectorUnit, builder: Any, call: Any) -> Any | None:
+def _convolution(unit: VectorUnit, widened: _Widened, builder: Any, call: Any) -> Any | None:
     """Lower a convolution, with more channels where vectors need them."""
     data, kernel = call.args
     attrs = call.attrs
@@ -102,7 +120,7 @@ def _convolution(unit: VectorUnit, builder: Any, call: Any) -> Any | None:
         result = topi.nn.conv(x, weight, strides, padding, dilation, 1, *layouts[:2])
         return _cut(result, [*result.shape[:-1], n_filters], "columns")
 
-    wide = _widened(kernel, n_wide)
+    wide = widened(kernel, n_wide)
     return builder.call_te(compute, data, wide, primfunc_name_hint="conv2d")
 
 
@@ -162,13 +180,6 @@ def _whole_columns(n: int, unit: VectorUnit) -> int:
         return n
     in_tiles = (m for m in more if any(m // unit.lanes % each == 0 for each in _TILE_VECTORS))
     return next(in_tiles, more[0])
-
-
-def _widened(weight: Any, n_wide: int) -> Any:
-    """Return a constant with columns of zeros after its own."""
-    values = _tvm.data_of_constant(weight).numpy()
-    before = [(0, 0)] * (values.ndim - 1)
-    return relax.const(_tvm.tensor(np.pad(values, [*before, (0, n_wide - values.shape[-1])])))
 
 
 def _tiled_product(tiles: tuple[int, int], n_columns: int, a: Any, b: Any) -> Any:

@@ -284,6 +284,32 @@ def test_definitions_of_operators_know_default_attributes(onnx, tmp_path, check_
     check_import(load(str(save(onnx, model, tmp_path))))
 
 
+def test_definitions_in_loops_know_default_attributes_and_sparse_weights(
+    onnx, tmp_path, check_import
+):
+    pytest.importorskip("onnxruntime")
+    make, kinds = onnx.helper, onnx.TensorProto
+    info = make.make_tensor_value_info
+    nodes = [
+        make.make_node("Celu", ["state"], ["bent"]),
+        make.make_node("Mul", ["bent", "factors"], ["next"]),
+        make.make_node("Identity", ["stay"], ["stays"]),
+    ]
+    given = [info("i", kinds.INT64, []), info("stay", kinds.BOOL, [])]
+    body = make.make_graph(
+        nodes,
+        "body",
+        [*given, info("state", kinds.FLOAT, [2, 8])],
+        [info("stays", kinds.BOOL, []), info("next", kinds.FLOAT, [2, 8])],
+    )
+    numbers = onnx.numpy_helper.from_array(np.array([0.5, -2.0], "float32"), "factors")
+    places = onnx.numpy_helper.from_array(np.array([1, 6]), "places")
+    body.sparse_initializer.append(make.make_sparse_tensor(numbers, places, [8]))
+    loop = make.make_node("Loop", ["n", "", "x"], ["y"], body=body)
+    model = model_of(onnx, [loop], {"x": [2, 8]}, {"n": np.array(3)})
+    check_import(load(str(save(onnx, model, tmp_path))))
+
+
 def test_folding_leaves_no_arithmetic_on_shapes(onnx, onnx_models, tmp_path):
     pytest.importorskip("onnxruntime")
     model = onnx_models["encoder"](onnx, "n")

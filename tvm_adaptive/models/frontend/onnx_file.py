@@ -33,7 +33,8 @@ def read_onnx(path: Path, shapes: Shapes, numbers: Numbers | None = None) -> IRM
         model = onnx_graph.fold(model, folder)
         if onnx_control.is_controlled(model):
             written = onnx_control.merged(onnx_control.unrolled(model))
-            model = onnx_graph.fold(written, folder)
+            # Some definitions of operators depend on types, which are unknown inside a loop.
+            model = expanded(onnx_graph.fold(written, folder))
     return relax_of_graph(path, model)
 
 
@@ -45,7 +46,8 @@ def _load(path: Path) -> Any:
         model = onnx.load(str(path), load_external_data=False)
     except Exception as error:  # protobuf's errors
         raise InvalidOptionError(f"{path} {_MISFIT}: {summary_line(error)}") from error
-    onnx_graph.make_dense(model.graph)
+    for graph in onnx_graph.graphs_of(model):
+        onnx_graph.make_dense(graph)
     if not model.graph.node:  # to protobuf, an empty file is an empty model
         raise InvalidOptionError(f"{path} {_MISFIT}: it does nothing.")
     files = onnx_graph.external_files(model)

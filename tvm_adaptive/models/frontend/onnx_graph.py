@@ -95,10 +95,8 @@ def follow_links(model: Any, folder: Path) -> Path:
 
 def _locations(model: Any) -> list[Any]:
     """Return the entries that name the files of weights."""
-    nodes = list(nodes_of(model.graph))
-    graphs = [model.graph, *(inner for node in nodes for inner in inner_graphs(node))]
-    tensors = [weight for graph in graphs for weight in graph.initializer]
-    for attribute in (each for node in nodes for each in node.attribute):
+    tensors = [weight for graph in graphs_of(model) for weight in graph.initializer]
+    for attribute in (each for node in nodes_of(model.graph) for each in node.attribute):
         tensors += [attribute.t, *attribute.tensors]
     entries = [entry for tensor in tensors for entry in tensor.external_data]
     return [entry for entry in entries if entry.key == "location"]
@@ -156,6 +154,11 @@ def nodes_of(graph: Any) -> Iterator[Any]:
             yield from nodes_of(inner)
 
 
+def graphs_of(model: Any) -> list[Any]:
+    """Return the graph of a model, and the subgraphs of its nodes."""
+    return [model.graph, *(inner for node in nodes_of(model.graph) for inner in inner_graphs(node))]
+
+
 def inner_graphs(node: Any) -> Iterator[Any]:
     """Yield the subgraphs of a node."""
     for attribute in node.attribute:
@@ -202,7 +205,7 @@ def _set_defaults(model: Any, operators: Sequence[str]) -> None:
     """Write default attributes of operators out, which their definitions refer to."""
     import onnx
 
-    for node in model.graph.node:
+    for node in nodes_of(model.graph):
         if node.domain in STANDARD_DOMAINS and node.op_type in operators:
             schema = onnx.defs.get_schema(node.op_type, opset_of(model), "")
             given = {each.name for each in node.attribute}

@@ -25,7 +25,7 @@ from tvm_adaptive.models.frontend.converters import (
     NOT_STANDARD,
     OWN,
 )
-from tvm_adaptive.models.frontend.converters.values import numpy_type_of
+from tvm_adaptive.models.frontend.converters.values import aligned, numpy_type_of
 from tvm_adaptive.models.network import with_output_names
 
 logger = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ class _Conversion:
             node = self._nodes[given.attributes["tvm_custom"]["name"]]
             builder = given.builder
             try:
-                result = convert(given)
+                result = convert(aligned(given))
                 result = builder.normalize(result) if isinstance(result, relax.Expr) else result
                 _check_outputs(node, result)
                 return result

@@ -41,14 +41,20 @@ def run_relax():
 
 @pytest.fixture
 def compare(onnx):
-    """Compare every result that no other node uses with that of ONNX Runtime."""
+    """Compare every result that no other node uses with that of ONNX Runtime.
+
+    Or with that of ONNX's own reference, for what ONNX Runtime does not compute.
+    """
     ort = pytest.importorskip("onnxruntime")
 
-    def run(nodes, inputs, weights, opset=17):
+    def run(nodes, inputs, weights, opset=17, *, by_reference=False):
         model = model_of(nodes, inputs, weights, opset)
-        session = ort.InferenceSession(
-            model.SerializeToString(), providers=["CPUExecutionProvider"]
-        )
+        if by_reference:
+            session = pytest.importorskip("onnx.reference").ReferenceEvaluator(model)
+        else:
+            session = ort.InferenceSession(
+                model.SerializeToString(), providers=["CPUExecutionProvider"]
+            )
         expected = session.run(None, inputs)
         names = [each.name for each in model.graph.output]
         outputs = outputs_of(relax_of_graph(Path("net.onnx"), model), inputs)

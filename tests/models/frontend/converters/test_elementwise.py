@@ -1,7 +1,14 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+
+from tests.models.frontend.converters.conftest import outputs_of
+from tests.models.frontend.converters.graphs import model_of
+from tvm_adaptive.models import outputs_agree
+from tvm_adaptive.models.frontend.onnx_import import relax_of_graph
 
 helper = pytest.importorskip("onnx").helper
 make = helper.make_node
@@ -98,3 +105,33 @@ def test_powers_of_integers_are_cut_off_unless_they_are_whole(compare):
     nodes = [make("Pow", ["n", name], [f"to_{name}"]) for name in names]
     weights = {"half": np.float32(0.5), "three": np.int32(3), "whole": np.float32(3.0)}
     compare(nodes, {"n": np.array([2, 3, 5, 7, 8, 1000], "int32")}, weights)
+
+
+def test_operators_of_double_precision(compare):
+    nodes = [
+        make("Elu", ["x"], ["elu"], alpha=0.3),
+        make("Selu", ["x"], ["selu"]),
+        make("ThresholdedRelu", ["x"], ["thresholded"], alpha=0.25),
+    ]
+    x = np.concatenate([drawn(2, 20).astype("float64").reshape(-1), [-np.inf, 0.25, 0.0]])
+    compare(nodes, {"x": x}, {}, by_reference=True)
+
+
+def test_old_files_name_the_axis_of_the_second_operand():
+    """Before version 7; of images, biases have their channels. ONNX's reference has no axis."""
+    x, bias, plane = drawn(2, 3, 3, 3), drawn(3, seed=1), drawn(3, 3, seed=2)
+    nodes = [
+        make("Add", ["x", "bias"], ["sum"], broadcast=1, axis=1),
+        make("Div", ["x", "plane"], ["quotient"], broadcast=1, axis=1),
+        make("Mul", ["x", "bias"], ["product"], broadcast=1),
+        make("Less", ["x", "bias"], ["less"], broadcast=1, axis=2),
+    ]
+    model = model_of(nodes, {"x": x}, {"bias": bias, "plane": plane}, opset=6)
+    found = outputs_of(relax_of_graph(Path("net.onnx"), model), {"x": x})
+    expected = [
+        x + bias[:, None, None],
+        x / plane[:, :, None],
+        x * bias,
+        x < bias[:, None],
+    ]
+    assert outputs_agree(found, expected)

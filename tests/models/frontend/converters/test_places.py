@@ -141,3 +141,17 @@ def test_the_limits_of_suppression_are_those_of_the_model(compare, refusal):
         compare([make("NonMaxSuppression", ["boxes", "scores", *each], ["y"])], given, weights)
     node = make("NonMaxSuppression", ["boxes", "scores", "limit"], ["chosen"])
     assert "max_output_boxes_per_class must be constant" in refusal([node], inputs, {})
+
+
+def test_a_reduction_over_no_axes_changes_each_number(compare):
+    operators = "L1", "L2", "SumSquare", "LogSum", "Sum", "LogSumExp"
+    nodes = [
+        make(f"Reduce{operator}", ["x", *axes], [f"{operator}{len(axes)}"], noop_with_empty_axes=1)
+        for operator in operators
+        for axes in ([], ["none"])
+    ]
+    nodes += [make("ReduceSumSquare", ["x", "last"], ["rows"], noop_with_empty_axes=1)]
+    weights = {"none": np.zeros(0, "int64"), "last": np.array([-1])}
+    x = np.array([[-3.0, 0.5], [2.0, -1.0]], "float32")
+    compare(nodes, {"x": np.abs(x)}, weights, opset=18, by_reference=True)
+    compare(nodes[:6], {"x": x}, weights, opset=18, by_reference=True)

@@ -43,6 +43,15 @@ def test_integers_are_computed_exactly(compare):
     compare(nodes, inputs, weights | {"zero_alone": np.array([7], "uint8")}, opset=21)
 
 
+def test_numbers_that_are_all_zero_have_a_scale(compare):
+    inputs = {"x": np.array([[0.1, -2.0, 3.7]], "float32"), "nothing": np.zeros((2, 3), "float32")}
+    nodes = [
+        make("DynamicQuantizeLinear", [each], [f"{each}_q", f"{each}_scale", f"{each}_zero"])
+        for each in inputs
+    ]
+    compare(nodes, inputs, {}, by_reference=True)
+
+
 def test_types_that_are_not_supported_are_named(refusal):
     x = {"x": np.ones((2, 2), "float32")}
     to = helper.TensorProto.FLOAT8E4M3FN

@@ -24,13 +24,13 @@ OWN: dict[str, OnnxConverter] = {
     "DFT": fourier.convert_dft,
     "DequantizeLinear": quantization.convert_dequantize,
     "Dropout": elementwise.convert_dropout,
-    **dict.fromkeys(
-        ("Elu", "LRN", "Selu", "ThresholdedRelu"), elementwise.convert_in_single_precision
-    ),
+    "DynamicQuantizeLinear": quantization.convert_dynamic_quantize,
+    **dict.fromkeys(("Elu", "Selu", "ThresholdedRelu"), elementwise.convert_bent),
     "EyeLike": elementwise.convert_eye_like,
     **dict.fromkeys(("GRU", "LSTM", "RNN"), convert_recurrent),
     "GroupNormalization": elementwise.convert_group_normalization,
     "IsInf": elementwise.convert_is_inf,
+    "LRN": elementwise.convert_in_single_precision,
     "LayerNormalization": elementwise.convert_layer_normalization,
     "LpNormalization": elementwise.convert_lp_normalization,
     **dict.fromkeys(("Max", "Mean", "Min", "Sum"), elementwise.convert_of_many),
@@ -49,6 +49,10 @@ OWN: dict[str, OnnxConverter] = {
     "QLinearMatMul": quantization.convert_qlinear_matmul,
     "QuantizeLinear": quantization.convert_quantize,
     "RMSNormalization": elementwise.convert_rms_normalization,
+    **dict.fromkeys(
+        ("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceSumSquare"),
+        places.convert_composite_reduction,
+    ),
     **dict.fromkeys(("ReduceMax", "ReduceMin"), places.convert_reduced_truth),
     "Resize": convert_resize,
     "ReverseSequence": places.convert_reverse_sequence,

@@ -230,8 +230,27 @@ def convert_rms_normalization(node: OnnxNode) -> Expr:
     return relax.op.multiply(normal, scale)
 
 
+def convert_bent(node: OnnxNode) -> Expr:
+    """Convert Elu, Selu or ThresholdedRelu, whose constants TVM has in float32 alone."""
+    op, dtype = relax.op, dtype_of(node.inputs[0])
+    is_double = dtype == "float64"
+    x = values.cast(node.builder, node.inputs[0], "float64" if is_double else "float32")
+    is_selu = node.operator == "Selu"
+    alpha = float(node.attributes.get("alpha", 1.67326319217681884765625 if is_selu else 1.0))
+    bound, zero, one = (constant(value, dtype_of(x)) for value in (alpha, 0, 1))
+    if node.operator == "ThresholdedRelu":
+        result = op.where(op.greater(x, bound), x, zero)
+    else:
+        low = op.multiply(op.subtract(op.exp(op.minimum(x, zero)), one), bound)
+        result = op.where(op.greater(x, zero), x, low)
+    if is_selu:
+        gamma = float(node.attributes.get("gamma", 1.05070102214813232421875))
+        result = op.multiply(result, constant(gamma, dtype_of(x)))
+    return values.cast(node.builder, node.builder.emit(result), dtype)
+
+
 def convert_in_single_precision(node: OnnxNode) -> Expr:
-    """Convert what TVM computes with numbers of float32 alone, such as Elu."""
+    """Convert what TVM computes with numbers of float32 alone, such as LRN."""
     x, *rest = list(node.inputs)
     dtype = dtype_of(x)
     if dtype not in ("float16", "bfloat16"):

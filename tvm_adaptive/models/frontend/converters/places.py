@@ -125,17 +125,12 @@ def convert_reverse_sequence(node: OnnxNode) -> Expr:
     shape = shape_of(x)
     batch, time = node.number("batch_axis", 1), node.number("time_axis", 0)
     steps = np.arange(shape[time])
-    fixed = values.array_of(lengths)
     rows = [shape[batch], 1] if batch < time else [1, shape[batch]]
     columns = [1, shape[time]] if batch < time else [shape[time], 1]
-    if fixed is not None:
-        n, k = fixed.reshape(rows), steps.reshape(columns)
-        index = constant(np.where(k < n, n - 1 - k, k), "int64")
-    else:
-        n = emit(op.reshape(values.cast(node.builder, lengths, "int64"), rows))
-        k = constant(steps.reshape(columns), "int64")
-        mirrored = op.subtract(op.subtract(n, constant(1, "int64")), k)
-        index = emit(op.where(op.less(k, n), mirrored, k))
+    n = emit(op.reshape(values.cast(node.builder, lengths, "int64"), rows))
+    k = constant(steps.reshape(columns), "int64")
+    mirrored = op.subtract(op.subtract(n, constant(1, "int64")), k)
+    index = emit(op.where(op.less(k, n), mirrored, k))
     wide = [extent if place in (batch, time) else 1 for place, extent in enumerate(shape)]
     index = emit(op.reshape(index, wide))
     return op.gather_elements(x, emit(op.broadcast_to(index, shape)), axis=time)
@@ -226,6 +221,18 @@ def convert_reduced_truth(node: OnnxNode) -> Expr:
         return node.by_tvm()
     wide = values.cast(node.builder, x, "int32")
     return values.cast(node.builder, node.by_tvm(inputs=[wide, *axes]), "bool")
+
+
+def convert_composite_reduction(node: OnnxNode) -> Expr:
+    """Convert a reduction of absolute values or squares; over no axes, each has its own."""
+    op = relax.op
+    x, *axes = list(node.inputs)
+    is_over_none = all(each is None or not values.known(each, "axes").size for each in axes)
+    if node.opset < 18 or not node.number("noop_with_empty_axes") or not is_over_none:
+        return node.by_tvm()
+    if node.operator == "ReduceSumSquare":
+        return op.multiply(x, x)
+    return op.log(x) if node.operator == "ReduceLogSum" else op.abs(x)
 
 
 def convert_split(node: OnnxNode) -> Expr:

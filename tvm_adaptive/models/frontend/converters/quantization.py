@@ -30,6 +30,19 @@ def convert_dequantize(node: OnnxNode) -> Expr:
     return values.cast(node.builder, product, _output_type(node, dtype_of(scale)))
 
 
+def convert_dynamic_quantize(node: OnnxNode) -> Expr:
+    """Convert DynamicQuantizeLinear; numbers that are all zero have a scale, too."""
+    op, emit = relax.op, node.builder.emit
+    (x,) = node.inputs
+    zero, n_steps, one = (constant(value, "float32") for value in (0, 255, 1))
+    high, low = emit(op.maximum(op.max(x), zero)), emit(op.minimum(op.min(x), zero))
+    span = op.where(op.equal(high, low), one, op.subtract(high, low))
+    scale = emit(op.divide(span, n_steps))
+    point = emit(_quantized(node, op.divide(op.negative(low), scale), None, "uint8"))
+    result = emit(_quantized(node, op.divide(x, scale), point, "uint8"))
+    return relax.Tuple([result, scale, point])
+
+
 def convert_qlinear_matmul(node: OnnxNode) -> Expr:
     """Convert QLinearMatMul."""
     op, emit = relax.op, node.builder.emit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -10,12 +11,25 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_adaptive._tvm import Constant, data_of_constant, relax, tensor
+from tvm_adaptive._tvm.onnx_frontend import OnnxNode
 
 Array = npt.NDArray[Any]
 Expr = Any
 
 # A function that joins or splits more would have a branch or a buffer for each.
 _MAX_PARTS = 32
+
+
+def aligned(node: OnnxNode) -> OnnxNode:
+    """Return a node whose second operand broadcasts as in numpy; before version 7, from an axis."""
+    is_old = node.opset < 7 and node.number("broadcast") and "axis" in node.attributes
+    if not is_old or len(node.inputs) != 2:
+        return node
+    x, y = node.inputs
+    n_more = (rank_of(x) - node.number("axis") - rank_of(y)) if node.number("axis") >= 0 else 0
+    if n_more > 0:
+        y = node.builder.emit(relax.op.reshape(y, [*shape_of(y), *[1] * n_more]))
+    return dataclasses.replace(node, inputs=[x, y])
 
 
 def array_of(value: Expr) -> Array | None:
