@@ -22,11 +22,11 @@ from typing import Any
 import psutil
 
 from benchmarks.entries import Entry
+from benchmarks.faults.injection import Faults, injected
 from benchmarks.machine import write_figure
 from benchmarks.remeasure import time_anew
 from tvm_adaptive import tune
 from tvm_adaptive.measure_callback import read_journal
-from tvm_adaptive.testing.faults import Faults, injected
 from tvm_adaptive.tuning.config import DEFAULT
 from tvm_adaptive.workers.cores import usable_physical_cores
 

@@ -19,7 +19,7 @@ from benchmarks.figures.variance import read_runs
 from benchmarks.journals import load_bench
 from benchmarks.page import make_page
 from benchmarks.plots import save_png, why_no_plots
-from tvm_adaptive.testing.recording import load_recording
+from benchmarks.scheduler.recordings import load_recording
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -26,8 +26,9 @@ from tvm_adaptive.runner.evaluator import RACED, Race
 from tvm_adaptive.runner.measure import (
     RANDOM_FILL,
     MeasureOptions,
+    evaluated,
     give_threads_cores,
-    measure_module,
+    timer_for,
 )
 from tvm_adaptive.runner.stopping import make_rule
 from tvm_adaptive.tuning.target import n_cores_of, resolve_target
@@ -74,7 +75,7 @@ def races(artifact_path: str, args_info: Sequence[Any], seed: int) -> list[dict[
         factor = factors[i]
         race = None if factor is None else Race(truth_sec / factor)
         options = MeasureOptions(rule=make_rule("precision"), race=race)
-        timing = measure_module(module, dev, fill, args_info, options)
+        timing = evaluated(timer_for(module, dev, fill, args_info, options), options)
         found.append(
             {
                 "factor": factor,

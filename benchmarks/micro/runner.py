@@ -42,8 +42,9 @@ from tvm_adaptive.runner.local import AdaptiveRunner
 from tvm_adaptive.runner.measure import (
     RANDOM_FILL,
     MeasureOptions,
+    evaluated,
     give_threads_cores,
-    measure_module,
+    timer_for,
 )
 from tvm_adaptive.runner.stopping import make_rule
 from tvm_adaptive.values.trial import Timing
@@ -173,7 +174,7 @@ def measure_in_place(
     def adaptive() -> float:
         os.sched_setaffinity(0, own_core)
         options = MeasureOptions(rule=make_rule("precision"))
-        return measure_module(module, dev, fill, args_info, options).mean_sec
+        return evaluated(timer_for(module, dev, fill, args_info, options), options).mean_sec
 
     before = as_stock(REFERENCE)
     ways = {"stock": stock, "adaptive": adaptive}

@@ -28,11 +28,12 @@ from typing import Any
 import numpy as np
 
 import tvm_adaptive
+from benchmarks.scheduler.recordings import save_recording
 from tvm_adaptive.cli.arguments import parse_duration
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import read_journal
 from tvm_adaptive.task_scheduler.stages import STUCK_TRIALS
-from tvm_adaptive.testing.recording import Recording, TaskRecording, save_recording
+from tvm_adaptive.testing.recording import Recording, TaskRecording
 from tvm_adaptive.tuning.config import DEFAULT, TuneConfig
 
 BATCH = 32

@@ -32,6 +32,7 @@ from benchmarks.machine import origin
 from benchmarks.plots import save_png, why_no_plots
 from benchmarks.scheduler.metrics import latency_at, mean_latency_ms, time_to_within
 from benchmarks.scheduler.oracle import OraclePolicy
+from benchmarks.scheduler.recordings import load_recording
 from benchmarks.scheduler.static import static
 from benchmarks.stats import (
     Interval,
@@ -48,7 +49,7 @@ from tvm_adaptive.task_scheduler.baselines import (
     round_robin,
 )
 from tvm_adaptive.task_scheduler.policy import DEFAULT, PAPER, DynaTunePolicy, PolicyOptions
-from tvm_adaptive.testing.recording import Recording, load_recording
+from tvm_adaptive.testing.recording import Recording
 from tvm_adaptive.testing.replay import ReplayRun, replay
 
 # A policy may spend longer than the recording did: small batches search more often.

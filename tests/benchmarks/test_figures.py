@@ -22,9 +22,10 @@ from benchmarks.methods import METHODS
 from benchmarks.page import make_page, to_html
 from benchmarks.plan import RunSpec
 from benchmarks.plots import save_png, why_no_plots
+from benchmarks.scheduler.recordings import save_recording
 from benchmarks.svg import HEIGHT, LEGEND_INSIDE, colour_of, draw, ticks
 from tvm_adaptive.task_scheduler.arms import Arm
-from tvm_adaptive.testing.recording import Recording, TaskRecording, save_recording
+from tvm_adaptive.testing.recording import Recording, TaskRecording
 
 Spec = Callable[..., RunSpec]
 Write = Callable[..., Path]

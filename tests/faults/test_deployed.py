@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.faults.injection import Faults, injected
 from tests.tuning.observers import NoObserver
 from tests.tuning.runs import journalled_trials
 from tvm_adaptive import TuneConfig, tune
@@ -29,7 +30,6 @@ from tvm_adaptive._tvm import (
 from tvm_adaptive.database.repair import RECORD_FILE
 from tvm_adaptive.database.verdicts import VERDICT_FILE, VerdictFile
 from tvm_adaptive.measure_callback import read_journal
-from tvm_adaptive.testing.faults import Faults, injected
 from tvm_adaptive.tuning import deploy
 from tvm_adaptive.tuning.config import FinishConfig, SearchConfig
 from tvm_adaptive.tuning.finalists import finalists_of_run
@@ -133,7 +133,7 @@ def start(*arguments: str) -> subprocess.Popen[bytes]:
     """Run the command line with the faults."""
     program = (
         "import sys; from tvm_adaptive.cli import main; "
-        "from tvm_adaptive.testing.faults import Faults, injected\n"
+        "from benchmarks.faults.injection import Faults, injected\n"
         f"with injected({FAULTS!r}): sys.exit(main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", program, "tune", *arguments]

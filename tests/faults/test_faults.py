@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.faults.injection import Faults, injected
 from tvm_adaptive import TuneConfig, tune
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.testing.faults import Faults, injected
 from tvm_adaptive.tuning import registry
 from tvm_adaptive.tuning.config import FinishConfig, MeasureConfig, SearchConfig
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from tvm import te
 
+from benchmarks.faults.injection import without_bodies
 from tests.models.frontend.converters.graphs import model_of
-from tvm_adaptive._tvm import IRModule, PrimFunc, without_bodies
+from tvm_adaptive._tvm import IRModule, PrimFunc
 from tvm_adaptive.models import compare_calls as compare_calls_file
 from tvm_adaptive.models import compile_network, export
 from tvm_adaptive.models.compare_calls import call_problem, compare_calls, wrong_everywhere

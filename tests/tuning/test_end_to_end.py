@@ -16,6 +16,7 @@ import cloudpickle
 import numpy as np
 import pytest
 
+from benchmarks.faults.injection import without_bodies
 from tests.database.conftest import make_record
 from tests.models.forms.test_alternatives import network_of, relu
 from tests.tuning.observers import Notes
@@ -29,7 +30,6 @@ from tvm_adaptive._tvm import (
     copy_record,
     functions_as_tasks,
     memory_database,
-    without_bodies,
     workload_key,
 )
 from tvm_adaptive._tvm import te_workload as operator

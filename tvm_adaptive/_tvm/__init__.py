@@ -89,7 +89,7 @@ from tvm.s_tir.meta_schedule.task_scheduler import PyTaskScheduler, TaskSchedule
 from tvm.s_tir.meta_schedule.tune_context import TuneContext
 from tvm.s_tir.meta_schedule.tune_context import _normalize_mod as normalize_mod
 from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
-from tvm.support.cc import create_shared
+from tvm.support.cc import create_shared, get_cc
 from tvm.support.tar import tar
 from tvm.target import Target
 from tvm.target.codegen import llvm_get_system_cpu, target_has_features
@@ -485,26 +485,6 @@ def functions_as_tasks(
             free += "_"
         tasks[free] = ExtractedTask(free, each, target, [each], (weights or {}).get(name, 1))
     return [tasks[name] for name in sorted(tasks)]
-
-
-def without_bodies(mod: IRModule) -> IRModule:
-    """Return the module with tensor functions that do nothing."""
-    idle = {v: f.with_body(Evaluate(0)) for v, f in tensor_functions_of(mod)}
-    return IRModule({**dict(mod.functions.items()), **idle})
-
-
-def with_swapped_arguments(mod: IRModule) -> IRModule:
-    """Return the module with each function's first two parameters swapped, if alike."""
-    swapped = {v: _swapped(f) for v, f in tensor_functions_of(mod)}
-    return IRModule({**dict(mod.functions.items()), **swapped})
-
-
-def _swapped(function: PrimFunc) -> PrimFunc:
-    first, second, *others = function.params
-    kinds = [(each.ty.dtype, list(map(int, each.ty.shape))) for each in (first, second)]
-    if kinds[0] != kinds[1]:
-        return function
-    return PrimFunc([second, first, *others], function.body, function.ret_type, function.attrs)
 
 
 def tensor_functions_of(mod: IRModule | PrimFunc) -> list[tuple[Any, PrimFunc]]:

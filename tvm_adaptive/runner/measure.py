@@ -90,12 +90,12 @@ def measure_artifact(
         module = device_session.load(artifact_path)
         dev = device_session.device_of_kind(device_type)
         fill = device_session.function(RANDOM_FILL)
-        timer = _timer_for(module, dev, fill, args_info, options)
+        timer = timer_for(module, dev, fill, args_info, options)
     if options.is_kept:
         _ready[artifact_path] = timer
         if len(_ready) > _MAX_READY:
             del _ready[next(iter(_ready))]
-    return _evaluated(timer, options)
+    return evaluated(timer, options)
 
 
 def give_threads_cores() -> None:
@@ -104,18 +104,7 @@ def give_threads_cores() -> None:
     take_free_core()
 
 
-def measure_module(
-    module: Any,
-    dev: Any,
-    fill: Callable[[Any], Any],
-    args_info: Sequence[Any],
-    options: MeasureOptions,
-) -> Timing:
-    """Fill the arguments of a loaded module at random and measure its entry function."""
-    return _evaluated(_timer_for(module, dev, fill, args_info, options), options)
-
-
-def _timer_for(
+def timer_for(
     module: Any,
     dev: Any,
     fill: Callable[[Any], Any],
@@ -135,7 +124,8 @@ def _timer_for(
     return timer
 
 
-def _evaluated(timer: Timer, options: MeasureOptions) -> Timing:
+def evaluated(timer: Timer, options: MeasureOptions) -> Timing:
+    """Measure by a timer, with its options."""
     return evaluate(
         timer,
         options.rule,

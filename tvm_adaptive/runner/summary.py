@@ -18,6 +18,7 @@ import math
 
 import numpy as np
 
+from tvm_adaptive.values.noise import MAD_TO_SIGMA
 from tvm_adaptive.values.trial import FloatArray
 
 # The usual choice for long tails (Wilcox 2012): tolerates one bad batch in five at each end
@@ -32,8 +33,6 @@ MEDIAN_SE_FACTOR = math.sqrt(math.pi / 2)
 MIN_OTHERS_TO_DROP = 4
 # Farther than three robust standard deviations: 0.3 % of clean first batches are lost.
 OUTLIER_SIGMAS = 3.0
-# Makes the median absolute deviation estimate a normal standard deviation.
-MAD_TO_SIGMA = 1.4826
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,9 +13,9 @@ PRIOR_ERROR = 0.05
 _PRIOR_PAIRS = 5
 # The noise of the last minutes: neighbours come and go.
 _MAX_PAIRS = 100
-# Makes the median of |x| estimate a normal standard deviation; a median, as one pair in ten
-# is on both sides of a change of the machine's speed.
-_MEDIAN_TO_SIGMA = 1.4826
+# Makes the median of absolute deviations estimate a normal standard deviation. A median, as one
+# pair in ten is on both sides of a change of the machine's speed.
+MAD_TO_SIGMA = 1.4826
 # A single micro-batch is a fifth of a repeat of an incumbent (``runner/duet.py``), so it
 # scatters by the root of five, about twice as much.
 _LOOK_FACTOR = 2.0
@@ -40,8 +40,8 @@ class MachineNoise:
     @property
     def relative_error(self) -> float:
         """The relative standard deviation of one timing of a kernel around its mean."""
-        prior = [PRIOR_ERROR / _MEDIAN_TO_SIGMA] * _PRIOR_PAIRS
-        return _MEDIAN_TO_SIGMA * statistics.median([*prior, *self._differences])
+        prior = [PRIOR_ERROR / MAD_TO_SIGMA] * _PRIOR_PAIRS
+        return MAD_TO_SIGMA * statistics.median([*prior, *self._differences])
 
     @property
     def quiet_error(self) -> float:

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.scheduler.recordings import load_recording
 from tvm_adaptive.task_scheduler.forecast.belief import forecast
 from tvm_adaptive.task_scheduler.policy import DEFAULT
-from tvm_adaptive.testing.recording import load_recording
 
 RECORDINGS = sorted((Path(__file__).parents[3] / "benchmarks" / "data").glob("*.npz"))
 POOLS = Path(__file__).parents[3] / "benchmarks" / "micro" / "pools"

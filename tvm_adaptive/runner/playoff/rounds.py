@@ -16,7 +16,8 @@ from collections.abc import Callable
 import numpy as np
 from scipy.special import stdtrit
 
-from tvm_adaptive.runner.summary import MAD_TO_SIGMA, MEDIAN_SE_FACTOR
+from tvm_adaptive.runner.summary import MEDIAN_SE_FACTOR
+from tvm_adaptive.values.noise import MAD_TO_SIGMA
 from tvm_adaptive.values.trial import FloatArray
 
 # With fewer values the median absolute deviation is zero too often.

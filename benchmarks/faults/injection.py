@@ -16,8 +16,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tvm_adaptive import _tvm
-from tvm_adaptive._tvm import IRModule, Module, Target, Tensor
+from tvm_adaptive._tvm import (
+    Evaluate,
+    IRModule,
+    Module,
+    PrimFunc,
+    Target,
+    Tensor,
+    structural_hash,
+    tensor_functions_of,
+)
 from tvm_adaptive.builder.compile import build_candidate
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.runner.measure import MeasureOptions, measure_artifact
@@ -75,15 +83,15 @@ def build_with_fault(
     faults: Faults, mod: IRModule, target: Target, params: dict[str, Tensor] | None
 ) -> Module:
     """Build a module, or carry out its fault."""
-    fault = faults.of(_tvm.structural_hash(mod))
+    fault = faults.of(structural_hash(mod))
     if fault == "compile_crash":
         os.abort()
     if fault == "compile_hang":
         hang()
     if fault == "wrong":
-        mod = _tvm.without_bodies(mod)
+        mod = without_bodies(mod)
     if fault == "swapped":
-        mod = _tvm.with_swapped_arguments(mod)
+        mod = with_swapped_arguments(mod)
     return build_candidate(mod, target, params)
 
 
@@ -115,6 +123,26 @@ def measure_with_fault(
         "lie": timing.mean_sec / 100.0,
     }
     return dataclasses.replace(timing, mean_sec=false_secs.get(fault, timing.mean_sec))
+
+
+def without_bodies(mod: IRModule) -> IRModule:
+    """Return the module with tensor functions that do nothing."""
+    idle = {v: f.with_body(Evaluate(0)) for v, f in tensor_functions_of(mod)}
+    return IRModule({**dict(mod.functions.items()), **idle})
+
+
+def with_swapped_arguments(mod: IRModule) -> IRModule:
+    """Return the module with each function's first two parameters swapped, if alike."""
+    swapped = {v: _swapped(f) for v, f in tensor_functions_of(mod)}
+    return IRModule({**dict(mod.functions.items()), **swapped})
+
+
+def _swapped(function: PrimFunc) -> PrimFunc:
+    first, second, *others = function.params
+    kinds = [(each.ty.dtype, list(map(int, each.ty.shape))) for each in (first, second)]
+    if kinds[0] != kinds[1]:
+        return function
+    return PrimFunc([second, first, *others], function.body, function.ret_type, function.attrs)
 
 
 # In the worker process.
