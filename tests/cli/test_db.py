@@ -59,7 +59,8 @@ def test_records_go_out_come_in_and_are_pruned(
         (["--store", "nowhere.db", "stats"], "no record store nowhere.db"),
         (["stats"], "no record store"),
         (["--store", "none", "stats"], "names no store"),
-        (["import", "nowhere"], "holds no database"),
+        (["import", "nowhere"], "no folder nowhere"),
+        (["import", "."], "holds no database"),
         (["--store", "mysql://host/name", "stats"], "sqlite or postgresql"),
     ],
 )

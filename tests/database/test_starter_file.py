@@ -98,71 +98,10 @@ def test_damage_anywhere_is_an_error_of_our_own_or_does_no_harm(
         read_starter(copy)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(data=st.data())
-def test_any_text_inside_is_read_or_refused(
-    path: Path, tmp_path: Path, data: st.DataObject
-) -> None:
-    """The checksum is right, the content is not."""
-    text = lzma.decompress(path.read_bytes()).decode()
-    start = data.draw(st.integers(0, len(text)))
-    end = data.draw(st.integers(start, min(len(text), start + 20)))
-    middle = data.draw(st.sampled_from(["", "-", "9" * 30, "1e999", "NaN", "null", "[", '"', "{}"]))
-    copy = tmp_path / path.name
-    copy.write_bytes(lzma.compress((text[:start] + middle + text[end:]).encode()))
-    try:
-        _, tasks = read_starter(copy)
-    except StoreError:
-        return
-    for each in tasks:
-        assert np.isfinite(each.rows).all()
-        assert (each.seconds > 0).all()
-        assert len(each.rows) == len(each.seconds)
-
-
-@pytest.mark.parametrize(
-    ("number", "fields"),
-    [
-        (0, {"format": 2}),
-        (0, {"step": 1.0}),
-        (0, {"n_threads": 0}),
-        (0, {"n_threads": True}),
-        (0, {"processor": "x" * 100_000}),
-        (0, {"workloads": [1]}),
-        (1, {"family": None}),
-        (1, {"seconds": [-1.0]}),
-        (2, {"seconds": [1.0, 1.0]}),  # the features are those of five samples
-        (1, {"seconds": [1.0] * 10_000, "varying": [[], [], ""]}),
-        (1, {"width": 10**9}),
-        (1, {"width": 0}),
-        (1, {"varying": [[], []]}),
-        (1, {"varying": [[99], [1], "\xa1"]}),
-        (1, {"varying": [["x"], [1], "\xa1"]}),
-        (1, {"varying": [[3], [0.5], "\xa1"]}),
-        (1, {"varying": [[3], [1], [1]]}),
-        (1, {"varying": [[3], [1], "a"]}),
-        (1, {"varying": [[3], [1], "\uffff"]}),
-        (1, {"varying": [[3], [1], "\U0001f600"]}),
-        (1, {"varying": [[3, 4], [1], "\xa1"]}),
-        (1, {"constant": [[3], [10**12]]}),
-        (1, {"constant": {"3": 1}}),
-        (1, {"records": [[TRACE]]}),
-        (1, {"records": [[[[["SamplePerfectTile", [], [4], []]], [[0, [0]]]], 1e-3]]}),
-        (1, {"records": [["no trace", 1e-3]]}),
-    ],
-)
-def test_invalid_fields_are_refused(
-    path: Path, tmp_path: Path, number: int, fields: dict[str, Any]
-) -> None:
-    with pytest.raises(StoreError, match="not valid"):
-        read_starter(changed(path, tmp_path, number, **fields))
-
-
-def test_a_file_that_unpacks_to_gigabytes_is_refused(tmp_path: Path) -> None:
-    packed = tmp_path / "avx2-2.json.xz"
-    packed.write_bytes(lzma.compress(b" " * (65 << 20), preset=0))
-    with pytest.raises(StoreError, match="too large"):
-        read_starter(packed)
+@pytest.mark.parametrize("fields", [{"format": 2}, {"step": 1.0}])
+def test_another_format_is_refused(path: Path, tmp_path: Path, fields: dict[str, Any]) -> None:
+    with pytest.raises(StoreError, match="another format"):
+        read_starter(changed(path, tmp_path, 0, **fields))
 
 
 def test_a_missing_file_is_an_error_of_our_own(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from tvm_adaptive.database.records import StoredTask, StoredTrial, pack_features, unpack_features
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.errors import StoreError
+from tvm_adaptive.workers.environment import Environment
 
 
 def task(number: int = 0, target: str = '{"kind":"llvm"}', family: str = "matmul") -> StoredTask:
@@ -104,6 +105,21 @@ def test_pruning_keeps_the_fastest_of_each_task(url: str) -> None:
         assert [each.seconds for each in store.latest(task())] == [1.0, 3.0]
         assert len(store.latest(task(1))) == 1
         assert store.prune(2) == 0
+
+
+def test_pruning_counts_apart_only_what_changes_times(url: str) -> None:
+    here = Environment("a processor, 2 cores", "0.27.0", "0.1.14", "0.1.0")
+    for where, seconds in (
+        (here, [3.0, 4.0]),
+        (dataclasses.replace(here, tvm_adaptive="0.2.0"), [1.0, 2.0]),
+        (dataclasses.replace(here, device="another"), [5.0]),
+        (None, [6.0]),
+    ):
+        with RecordStore(url, where) as store:
+            store.add(task(), [trial(sec) for sec in seconds])
+    with RecordStore(url) as store:
+        assert store.prune(1) == 3
+        assert [each.seconds for each in store.latest(task())] == [1.0, 5.0, 6.0]
 
 
 def test_pruning_makes_the_file_smaller(tmp_path: Path) -> None:

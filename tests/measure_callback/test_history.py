@@ -75,6 +75,30 @@ def test_another_run_in_the_same_folder_is_none_of_it(tmp_path: Path) -> None:
     assert history.tasks["conv"].best_sec == 3e-3
 
 
+def test_trials_of_another_workload_with_the_same_name_do_not_count(tmp_path: Path) -> None:
+    """As after a package's update that fuses in another way."""
+    path = write(tmp_path / "journal.jsonl", *attempt("a", 1, [2.0]))
+    for key, n_left in (("x", 1), ("x", 1), ("y", 0)):
+        tasks = [{"name": "conv", "workload_key": key}, {"name": "dense"}]
+        write(path, {"event": "tasks", "time_sec": 6.0, "tasks": tasks})
+        history = read_history(path)
+        assert history.n_trials == n_left
+    history.keep_tasks({"conv": "y"})
+    write(path, *attempt("b", 2, [3.0]))
+    history = read_history(path)
+    history.keep_tasks({"conv": "y"})
+    assert history.n_trials == 1
+    history.keep_tasks({"conv": "z"})
+    assert history.n_trials == 0
+
+
+def test_a_new_run_that_was_killed_at_once_has_no_model(tmp_path: Path) -> None:
+    path = write(tmp_path / "journal.jsonl", *attempt("a", 1, [2.0]))
+    header, run, *_ = attempt("b", 2, [])
+    write(path, header, run | {"resumed": False})
+    assert read_history(path).model is None
+
+
 def empty(task: str) -> dict[str, Any]:
     return {"task": task, "latencies_ms": []}
 

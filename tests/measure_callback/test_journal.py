@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,6 +61,43 @@ def test_cut_anywhere_can_be_continued(written: Path, tmp_path: Path) -> None:
         journal.write("after")
         journal.close()
         assert events_of(cut) == [*before, "journal", "after"], f"cut after {size} bytes"
+
+
+def test_a_torn_line_is_ended_with_the_header_or_not_at_all(
+    written: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = written.read_bytes()
+    written.write_bytes(whole[:-5])
+    torn = written.read_bytes()
+    monkeypatch.setattr("tvm_adaptive.measure_callback.journal.open", FullDisk, raising=False)
+    journal = Journal(written)
+    assert written.read_bytes() == torn
+    FullDisk.is_full = False
+    journal.write("after")
+    journal.close()
+    monkeypatch.undo()
+    assert events_of(written) == ["journal", "timing", "timing", "journal", "after"]
+
+
+class FullDisk:
+    """A file on a disk without space."""
+
+    is_full = True
+
+    def __init__(self, path: Path, mode: str, **options: int) -> None:
+        self._file = open(path, mode, **options)  # noqa: SIM115 - closed by the journal
+
+    def write(self, line: bytes) -> int | None:
+        return self._file.write(line[:3] if self.is_full else line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def __enter__(self) -> Any:
+        return self._file
+
+    def __exit__(self, *_error: object) -> None:
+        self._file.close()
 
 
 def test_a_reader_sees_each_line_at_once(tmp_path: Path) -> None:

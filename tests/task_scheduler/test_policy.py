@@ -259,7 +259,6 @@ def test_the_presets():
     [
         ({"index": "best"}, "index must be one of gain-per-sec.*'best'"),
         ({"method": "guess"}, "method must be one of .*'guess'"),
-        ({"family": "cubic"}, "cubic"),
         ({"epsilon": 1.1}, r"epsilon must be in \[0, 1\] but got 1.1"),
         ({"retire_share": 1.0}, r"retire_share must be in \[0, 1\) but got 1.0"),
         ({"slot_trials": 0}, "slot_trials must be at least 1 but got 0"),

@@ -105,7 +105,7 @@ def test_who_has_nothing_left_to_gain_is_postponed(latencies, gain_ms, share, po
 
 
 def test_waiting_is_counted_in_slots_of_the_others():
-    waiting = stages.Waiting()
+    waiting = stages.Starvation()
     waiting.observe([arm(n_slots=1), arm(n_slots=1), arm(n_slots=1)])
     waiting.observe([arm(n_slots=1), arm(n_slots=3), arm(n_slots=1)])
     waiting.observe([arm(n_slots=1), arm(n_slots=3), arm(n_slots=2)])
@@ -114,7 +114,7 @@ def test_waiting_is_counted_in_slots_of_the_others():
 
 
 def test_a_new_run_starts_counting_anew():
-    waiting = stages.Waiting()
+    waiting = stages.Starvation()
     waiting.observe([arm(n_slots=9), arm(n_slots=1)])
     waiting.observe([arm(n_slots=0), arm(n_slots=0)])
     assert waiting.longest([0, 1])[1] == 0

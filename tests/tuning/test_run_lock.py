@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -15,8 +16,9 @@ from tests.tuning.runs import journalled_trials, recorded_programs
 from tvm_adaptive.cli import main
 from tvm_adaptive.errors import InvalidOptionError, WorkDirInUseError
 from tvm_adaptive.tuning import run_lock
-from tvm_adaptive.tuning.run_lock import LOCK_FILE, Holder, owned
+from tvm_adaptive.tuning.run_lock import LOCK_FILE, owned
 from tvm_adaptive.workers import main as worker_main
+from tvm_adaptive.workers.scratch import Owner
 
 # Own a directory, have a child that outlives us, say so, and wait.
 HOLDER = f"""
@@ -48,8 +50,7 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 def leave_lock(work_dir: Path, **changes: object) -> None:
     """Write the lock file of an owner that is another one."""
-    fields = {"pid": os.getpid(), "host": socket.gethostname(), "since_unix_sec": 1e9}
-    fields["started_unix_sec"] = Holder.current().started_unix_sec
+    fields = {**dataclasses.asdict(Owner.of(os.getpid())), "since_unix_sec": 1e9}
     (work_dir / LOCK_FILE).write_text(json.dumps({**fields, **changes}))
 
 
@@ -127,7 +128,35 @@ class TestWhereLocksDoNotHold:
             run_lock.Ownership(tmp_path)
         assert (tmp_path / LOCK_FILE).is_file()
 
-    @pytest.mark.parametrize("changes", [{"pid": 2**22 + 1}, {"started_unix_sec": 1.0}])
+    @pytest.mark.parametrize("changes", [{"namespace": "pid:[1]"}, {"boot": "another"}])
+    def test_another_container_of_the_same_name_may_be_alive(
+        self, tmp_path: Path, changes: dict[str, object]
+    ) -> None:
+        leave_lock(tmp_path, pid=2**22 + 1, **changes)
+        with pytest.raises(WorkDirInUseError, match=f"delete {tmp_path}"):
+            run_lock.Ownership(tmp_path)
+
+    def test_of_two_that_follow_one_gets_the_directory(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        leave_lock(tmp_path, pid=2**22 + 1)
+        read, followers = run_lock._holder, []
+
+        def slowly(path: Path) -> object:
+            """Between reading the file and removing it, another process follows."""
+            found = read(path)
+            if not followers:
+                followers.append(None)
+                followers.append(run_lock.Ownership(tmp_path))
+            return found
+
+        monkeypatch.setattr(run_lock, "_holder", slowly)
+        with pytest.raises(WorkDirInUseError):
+            run_lock.Ownership(tmp_path)
+        followers[1].release()
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize("changes", [{"pid": 2**22 + 1}, {"started": "1"}])
     def test_a_dead_owner_is_followed(self, tmp_path: Path, changes: dict[str, object]) -> None:
         leave_lock(tmp_path, **changes)
         with owned(tmp_path):

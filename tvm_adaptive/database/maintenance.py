@@ -26,7 +26,8 @@ from tvm_adaptive.database.verdicts import (
     without_lucky,
 )
 from tvm_adaptive.errors import InvalidOptionError, JournalError
-from tvm_adaptive.measure_callback.journal import JOURNAL_FILE, follow
+from tvm_adaptive.measure_callback.history import read_history
+from tvm_adaptive.measure_callback.journal import JOURNAL_FILE
 from tvm_adaptive.workers.environment import UNKNOWN, Environment
 
 
@@ -50,6 +51,8 @@ def export_records(store: str, folder: Path, best: int | None = None) -> int:
 
 def import_records(store: str, folder: Path) -> tuple[str, int, int]:
     """Add the records of a run's folder or a JSON database; count added and left out."""
+    if not folder.is_dir():  # or a mistyped one would leave a new, empty store
+        raise InvalidOptionError(f"There is no folder {folder}.")
     own = folder / RUN_STORE
     with _open(store) as opened:
         path = Path(opened.url.database or "").resolve()
@@ -70,9 +73,9 @@ def _import_verdicts(store: RecordStore, folder: Path, environment: Environment)
     """Add a run's verdicts of the tasks that a store knows."""
     verdicts = VerdictFile(folder, str(TVM_VERSION)).read()
     for task in store.tasks():
-        finals = verdicts.get(task.identity, ())
-        here = [dataclasses.replace(each, environment=environment) for each in finals]
-        _add_finals(store, task, here)
+        if finals := verdicts.get(task.identity):
+            here = [dataclasses.replace(each, environment=environment) for each in finals]
+            _add_finals(store, task, here)
 
 
 def _add_finals(store: RecordStore, task: StoredTask, finals: Sequence[StoredTrial]) -> None:
@@ -83,21 +86,11 @@ def _add_finals(store: RecordStore, task: StoredTask, finals: Sequence[StoredTri
 
 
 def _environment_of(folder: Path) -> Environment:
-    """Return where a run measured; unknown unless its journal names one environment."""
-    journal = folder / JOURNAL_FILE
-    if not journal.is_file():
-        return UNKNOWN
-    found: set[Environment] = set()
-
-    def note(event: dict[str, Any]) -> None:
-        if event["event"] == "run":
-            found.add(Environment.from_fields(event))
-
+    """Return where the records in a run's folder were measured; unknown without a journal."""
     try:
-        follow(journal, note)
+        return read_history(folder / JOURNAL_FILE).environment
     except JournalError:
         return UNKNOWN
-    return found.pop() if len(found) == 1 else UNKNOWN
 
 
 def _open(store: str, *, must_exist: bool = False) -> RecordStore:

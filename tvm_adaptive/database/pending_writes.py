@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import logging
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
@@ -24,25 +23,8 @@ MAX_PAUSE_SEC = 300.0
 _PAUSE_PER_TRY = 10.0
 # A backlog of hours is written bit by bit, between the batches of the search.
 _CATCH_UP_SEC = 2.0
-# Trials per query of the spill store.
-_PAGE_TRIALS = 256
-# Of some 10 kB each: what cannot be spilled takes at most 40 MB.
+# Of some 10 kB each: they take at most 40 MB. What is beyond is in the run's folder only.
 MAX_WAITING_TRIALS = 4096
-
-
-class _Batch(NamedTuple):
-    """Trials of one task, in memory."""
-
-    task: StoredTask
-    trials: Sequence[StoredTrial]
-
-
-# A batch in memory, or the ids of rows in the spill store.
-_Pending = _Batch | range
-
-
-def _n_trials(pending: _Pending) -> int:
-    return len(pending.trials if isinstance(pending, _Batch) else pending)
 
 
 @dataclasses.dataclass(eq=False)
@@ -55,38 +37,29 @@ class PendingWrites:
     store: RecordStore
     journal: JournalWriter
     clock: Any = time  # or a double of that module
-    spill: RecordStore | None = None
 
     def __post_init__(self) -> None:
-        self._waiting: deque[_Pending] = deque()
+        self._waiting: deque[tuple[StoredTask, Sequence[StoredTrial]]] = deque()
         self._n_dropped = self._n_failures = 0
         self._next_sec = self.clock.monotonic()
 
     @property
-    def n_missing(self) -> int:
-        """Trials that the store does not have."""
-        return self._n_dropped + sum(map(_n_trials, self._waiting))
+    def n_in_memory(self) -> int:
+        """Trials that wait for the store."""
+        return sum(len(trials) for _, trials in self._waiting)
 
     @property
-    def n_in_memory(self) -> int:
-        """Trials kept in memory."""
-        return sum(len(each.trials) for each in self._waiting if isinstance(each, _Batch))
+    def n_missing(self) -> int:
+        """Trials that the store does not have."""
+        return self._n_dropped + self.n_in_memory
 
-    def put(
-        self, task: StoredTask, trials: Sequence[StoredTrial], *, is_spilled: bool = False
-    ) -> bool:
-        """Queue a batch and write the queue when a try is due; return whether it is empty."""
-        if trials:  # without any, pending batches are still written
-            self._waiting.append(_Batch(task, trials))
+    def put(self, task: StoredTask, trials: Sequence[StoredTrial]) -> None:
+        """Queue a batch, and write the queue when a try is due."""
+        self._waiting.append((task, trials))
         if self.clock.monotonic() >= self._next_sec:
             self._write(self.clock.monotonic() + _CATCH_UP_SEC)
-        if trials and self._waiting and is_spilled:
-            self._release_last()
         while self.n_in_memory > MAX_WAITING_TRIALS:
-            oldest = next(i for i, each in enumerate(self._waiting) if isinstance(each, _Batch))
-            self._n_dropped += _n_trials(self._waiting[oldest])
-            del self._waiting[oldest]
-        return not self._waiting
+            self._n_dropped += len(self._waiting.popleft()[1])
 
     def flush(self, limit_sec: float) -> None:
         """Write the queue, with several tries if need be."""
@@ -99,7 +72,8 @@ class PendingWrites:
         start_sec = self.clock.monotonic()
         try:
             while self._waiting:
-                self._write_first()
+                self._add(*self._waiting[0])
+                self._waiting.popleft()
                 if self._n_failures:
                     self.journal.write("store-back", n_waiting=self.n_missing)
                 self._n_failures = 0
@@ -109,23 +83,6 @@ class PendingWrites:
             self._fail(error, self.clock.monotonic() - start_sec)
             return False
         return True
-
-    def _write_first(self) -> None:
-        first = self._waiting[0]
-        if isinstance(first, _Batch):
-            self._add(first.task, first.trials)
-            self._waiting.popleft()
-            return
-        assert self.spill is not None
-        found = self.spill.after(first.start - 1, _PAGE_TRIALS)
-        rows = [row for row in found if row[0] < first.stop]
-        for task, group in itertools.groupby(rows, key=lambda row: row[1]):
-            batch = list(group)
-            self._add(task, [trial for _, _, trial in batch])
-            # If the next batch fails, this one is not written again.
-            self._waiting[0] = range(batch[-1][0] + 1, first.stop)
-        if not rows or not self._waiting[0]:
-            self._waiting.popleft()
 
     def _add(self, task: StoredTask, trials: Sequence[StoredTrial]) -> None:
         """Write trials; those that the store refuses for their content are dropped."""
@@ -143,17 +100,3 @@ class PendingWrites:
         self._next_sec = self.clock.monotonic() + pause_sec
         logger.warning("%s The next try is in %.0f s.", error, pause_sec)
         self.journal.write("error", where="store", message=str(error), n_waiting=self.n_missing)
-
-    def _release_last(self) -> None:
-        """Replace the last batch in memory by its rows in the spill store."""
-        assert self.spill is not None
-        try:
-            stop = self.spill.last_id() + 1
-        except StoreError:  # the batch stays in memory
-            return
-        start = stop - _n_trials(self._waiting.pop())
-        before = self._waiting[-1] if self._waiting else None
-        if isinstance(before, range) and before.stop == start:
-            self._waiting[-1] = range(before.start, stop)
-        else:
-            self._waiting.append(range(start, stop))

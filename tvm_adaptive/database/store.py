@@ -225,29 +225,6 @@ class RecordStore:
             found.update(self._valid.trials(connection, trials, ids, n - len(found), **options))
         return [found[row_id] for row_id in sorted(found)]
 
-    def after(self, row_id: int, n: int) -> list[tuple[int, StoredTask, StoredTrial]]:
-        """Return the first ``n`` trials of all tasks behind a row, or behind 0, with their ids."""
-        trials = schema.trials.c
-        query = sa.select(trials.id, trials.task_id).where(trials.id > row_id)
-        with self._reading() as connection:
-            query = query.order_by(trials.id).limit(n + tables.MAX_BAD_ROWS)
-            task_ids = {row.id: row.task_id for row in connection.execute(query)}
-            rows = self._valid.trials(connection, schema.trials, list(task_ids), n)
-            wanted = sorted({task_ids[number] for number, _ in rows})
-            found = connection.execute(sa.select(schema.tasks).where(schema.tasks.c.id.in_(wanted)))
-            tasks = {row["id"]: task_of_row(row) for row in found.mappings()}
-        return [
-            (number, task, trial)
-            for number, trial in rows
-            if (task := tasks.get(task_ids[number])) is not None
-        ]
-
-    def last_id(self) -> int:
-        """Return the id of the last trial; 0 without any."""
-        query = sa.select(sa.func.coalesce(sa.func.max(schema.trials.c.id), 0))
-        with self._reading() as connection:
-            return int(connection.scalar(query) or 0)
-
     def stats(self) -> list[TaskStats]:
         """Return counts and times per task."""
         trials = schema.trials
@@ -284,7 +261,8 @@ class RecordStore:
         """
         trials, finals = schema.trials, schema.finals
         by_time = (trials.c.seconds.is_(None), trials.c.seconds, trials.c.id)
-        groups = [trials.c.task_id, trials.c.environment_id]
+        where = schema.environments.c  # but for the package's version, which changes no times
+        groups = [trials.c.task_id, where.device, where.tvm, where.tvm_ffi]
         with self._reading(LONG_ANSWER_TIMEOUT_SEC) as connection:
             for table in (trials, finals):
                 ids = list(connection.scalars(sa.select(table.c.id)))

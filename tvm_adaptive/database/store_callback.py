@@ -51,7 +51,7 @@ class StoreCallback(PyMeasureCallback):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self._own = None if own is None else PendingWrites(own, journal, clock)
-        self._shared = None if shared is None else PendingWrites(shared, journal, clock, spill=own)
+        self._shared = None if shared is None else PendingWrites(shared, journal, clock)
         self._contexts = list(contexts)
         self._run = run
         self._trial_log = trial_log
@@ -77,9 +77,9 @@ class StoreCallback(PyMeasureCallback):  # type: ignore[misc]
             if not batch:
                 return
             task, _ = self._task(task_id)
-            is_kept = self._own is not None and self._own.put(task, batch)
-            if self._shared is not None:
-                self._shared.put(task, batch, is_spilled=is_kept)
+            for pending in (self._own, self._shared):
+                if pending is not None:
+                    pending.put(task, batch)
         except Exception as error:
             logger.exception("a batch is not in the record store")
             self._journal.write("error", where="store", task_id=task_id, message=repr(error))

@@ -216,7 +216,8 @@ def delete_all_but(
 ) -> int:
     """Keep the first ``keep`` rows of each group; return how many were deleted."""
     rank = sa.func.row_number().over(partition_by=tuple(groups), order_by=tuple(order))
-    ranked = sa.select(table.c.id, rank.label("rank")).subquery()
+    joined = table.outerjoin(schema.environments)
+    ranked = sa.select(table.c.id, rank.label("rank")).select_from(joined).subquery()
     gone = sa.select(ranked.c.id).where(ranked.c.rank > keep)
     return int(connection.execute(sa.delete(table).where(table.c.id.in_(gone))).rowcount)
 

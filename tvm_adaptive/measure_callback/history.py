@@ -69,6 +69,7 @@ class History:
     errors: Counter[str] = dataclasses.field(default_factory=Counter)  # messages of failed trials
     report: dict[str, Any] | None = None  # of the last attempt if it was not interrupted
     before_sec: float = 0.0  # seconds of all attempts but the last
+    _keys: dict[str, str] = dataclasses.field(default_factory=dict)  # of tasks' workloads, by name
 
     @property
     def n_trials(self) -> int:
@@ -81,6 +82,16 @@ class History:
         self.errors.clear()
         self.report = None
         self.spent_sec = self.before_sec = 0.0
+
+    def keep_tasks(self, keys: Mapping[str, str]) -> None:
+        """Forget the trials of names that stand for another workload now, by the workloads' keys.
+
+        Names of functions depend on how a network is prepared.
+        """
+        for name, key in keys.items():
+            if self._keys.get(name, key) != key:
+                self.tasks.pop(name, None)
+        self._keys |= keys
 
     def progress(
         self, tasks: list[tuple[str, float]], keys: Mapping[str, FormKey] | None = None
@@ -109,6 +120,7 @@ class History:
             if event.get("resumed") is False:  # another run in the same folder is none of it
                 self.forget_times()
                 self.run_ids.clear()
+                self.model = None
                 self.n_attempts = 1
             self.run_ids.add(str(event.get("run_id", "")))
             environment = Environment.from_fields(event)
@@ -120,6 +132,9 @@ class History:
             self.before_sec = max(self.before_sec, lead_sec)
         elif kind == "model":
             self.model = event
+        elif kind == "tasks":
+            known = [each for each in event["tasks"] if "workload_key" in each]
+            self.keep_tasks({str(each["name"]): str(each["workload_key"]) for each in known})
         elif kind == "measured":
             latencies_ms = [
                 math.nan if value is None else float(value) for value in event["latencies_ms"]

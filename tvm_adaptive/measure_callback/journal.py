@@ -56,10 +56,10 @@ class Journal:
         # The runner's thread writes beside the run's: a failed line is cut off again.
         self._lock = threading.Lock()
         self._start_sec = time.monotonic()
-        torn = _ends_torn(path)
+        # What ends a torn line and begins the attempt is one write: either alone is damage.
+        self._beginning = b"\n" if _ends_torn(path) else b""
+        self._has_begun = False
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - open as long as the run
-        if torn:
-            self._file.write(b"\n")
         self.write("journal", version=FORMAT_VERSION, started_unix_sec=time.time(), pid=os.getpid())
 
     def write(self, event: str, **fields: Any) -> None:
@@ -78,15 +78,19 @@ class Journal:
 
     def _append(self, line: bytes) -> None:
         """Write a whole line or nothing."""
+        line = self._beginning + line
         before = os.fstat(self._file.fileno()).st_size
         try:
             n_written = self._file.write(line)
             if n_written != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._beginning, self._has_begun = b"", True
         except OSError as error:
             if self.failure is None:
                 logger.error("%s cannot be written: %s", self.path, error)
             self.failure = error
+            if not self._has_begun:
+                self._beginning = line
             with contextlib.suppress(OSError):
                 self._file.truncate(before)
 
@@ -108,7 +112,7 @@ def follow(path: Path, take: Callable[[dict[str, Any]], None]) -> None:
     for number, event in enumerate(_events(path), start=1):
         try:
             take(event)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise JournalError(
                 f"{path}: event {number} ({event['event']}) is not what this version writes "
                 f"({type(error).__name__}: {error}). Remove its line to read the rest."

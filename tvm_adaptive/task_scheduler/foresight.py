@@ -31,17 +31,18 @@ class Foresight:
     promise_of: Callable[[int], Promise | None]
     slot_trials: int
     share: float  # of these, for a foresee slot
-    _played: int | None = dataclasses.field(default=None, init=False)
+    _played: list[int] = dataclasses.field(default_factory=list, init=False)
 
     def choose(self, arms: Sequence[Arm], rng: np.random.Generator) -> Decision:
         """Choose the arm of the next slot; see :class:`~.arms.Policy`."""
-        played, self._played = self._played, None
-        decision = None if played is None else self._foresee(played, arms)
-        if decision is not None:
-            return decision
+        # The model knows a slot once all its trials are measured.
+        for played in [k for k in self._played if not arms[k].is_under_way]:
+            self._played.remove(played)
+            if (foreseen := self._foresee(played, arms)) is not None:
+                return foreseen
         decision = self.policy.choose(arms, rng)
         if decision.arm is not None and decision.reason not in _NOT_MAIN:
-            self._played = decision.arm
+            self._played.append(decision.arm)
         return decision
 
     def _foresee(self, played: int, arms: Sequence[Arm]) -> Decision | None:

@@ -29,19 +29,6 @@ EXPLORATION = 2.0
 EXPLORATION_BELOW_1_MS = 0.2
 # The paper's, appendix A.
 EPSILON = 0.05
-_FLOP_PER_MS_AT_1_GFLOPS = 1e6
-
-
-def latency_ms(flop: npt.ArrayLike, gflops: npt.ArrayLike) -> FloatArray:
-    """Return the milliseconds of ``flop`` operations at ``gflops``; ``inf`` at 0."""
-    with np.errstate(divide="ignore"):
-        ms = np.divide(flop, np.multiply(gflops, _FLOP_PER_MS_AT_1_GFLOPS))
-    return np.asarray(ms, dtype=np.float64)
-
-
-def throughput_gflops(flop: npt.ArrayLike, ms: npt.ArrayLike) -> FloatArray:
-    """Return the inverse of :func:`latency_ms`; 0 where ``ms`` is infinite."""
-    return latency_ms(flop, ms)  # the same quotient with the other unknown
 
 
 def gain_samples_ms(

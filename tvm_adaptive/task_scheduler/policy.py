@@ -12,7 +12,7 @@ from tvm_adaptive.errors import check_at_least, check_choices, check_positive, c
 from tvm_adaptive.task_scheduler import index, stages
 from tvm_adaptive.task_scheduler.arms import Arm, Decision
 from tvm_adaptive.task_scheduler.forecast.belief import METHODS, forecast
-from tvm_adaptive.task_scheduler.forecast.curve import CurveFamily, curve_family
+from tvm_adaptive.task_scheduler.forecast.curve import LOG_POWER, CurveFamily
 from tvm_adaptive.task_scheduler.forecast.result import Forecast, ThroughputHistory
 from tvm_adaptive.task_scheduler.forms import FormArms
 from tvm_adaptive.task_scheduler.index import EPSILON
@@ -41,7 +41,7 @@ class PolicyOptions:
     # (normal posterior), ``"epsilon-greedy"`` or ``"softmax"``
     index: str = "gain-per-sec"
     method: str = "quadrature"  # of the forecast: ``"quadrature"``, ``"emcee"`` or ``"records"``
-    family: str | CurveFamily = "log-power"  # of the forecast's curves
+    family: CurveFamily = LOG_POWER  # of the forecast's curves
     slot_trials: int = 16  # trials of a slot, the horizon of the forecast
     # seconds of a slot instead: the horizon then follows from the arm's own seconds per trial
     slot_sec: float | None = None
@@ -66,7 +66,6 @@ class PolicyOptions:
     def __post_init__(self) -> None:
         check_choices("index", self.index, INDICES)
         check_choices("method", self.method, METHODS)
-        curve_family(self.family)
         check_share("epsilon", self.epsilon, "[0, 1]")
         check_share("retire_share", self.retire_share)
         check_at_least("slot_trials", self.slot_trials, 1)
@@ -118,7 +117,7 @@ class DynaTunePolicy:
         self.options = options
         self._forecast = forecaster or self._own_forecast
         self._outlooks: dict[int, _Outlook] = {}
-        self._waiting = stages.Waiting()
+        self._waiting = stages.Starvation()
 
     def choose(self, arms: Sequence[Arm], rng: np.random.Generator) -> Decision:
         """Choose the arm of the next slot; see :class:`~.arms.Policy`."""
@@ -273,4 +272,4 @@ def peer_gflops(gflops: Sequence[float]) -> list[float]:
 
 def best_gflops(arm: Arm) -> float:
     """Return the throughput of an arm's incumbent; 0 before the first success."""
-    return float(index.throughput_gflops(arm.flop, arm.best_ms))
+    return 1e-6 * arm.flop / arm.best_ms

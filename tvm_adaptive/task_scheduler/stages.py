@@ -110,7 +110,7 @@ def is_postponed(arm: Arm, gain_ms: float, total_ms: float, share: float) -> boo
     return is_stuck and gain_ms < share * total_ms
 
 
-class Waiting:
+class Starvation:
     """Counts for how many slots of the others each arm has not been played."""
 
     def __init__(self) -> None:

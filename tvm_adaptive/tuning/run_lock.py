@@ -2,7 +2,8 @@
 
 A lock of the system (``flock``) on a file in the directory shows whether the owner lives;
 it ends with its process. On network file systems, where such locks may hold on one machine
-only or not at all, the content of the file counts too: process, host and start.
+only or not at all, the content of the file counts too: an owner is gone if it was a process of
+this host, this start of it and this container, and none of these is the process.
 """
 
 from __future__ import annotations
@@ -14,21 +15,17 @@ import fcntl
 import json
 import logging
 import os
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
-
 from tvm_adaptive.errors import InvalidOptionError, WorkDirInUseError
 from tvm_adaptive.workers.file_system import file_system_of, is_shared_by_network
+from tvm_adaptive.workers.scratch import Owner
 
 logger = logging.getLogger(__name__)
 
 LOCK_FILE = "run.lock"
-# The clock may be set during a run; the system does not reuse a process's number so soon.
-_CLOCK_SLACK_SEC = 5.0
 # A try fails only if another run begins or ends at the same moment.
 _MAX_TRIES = 100
 
@@ -37,38 +34,12 @@ _MAX_TRIES = 100
 class Holder:
     """The owner of a work directory, by its lock file."""
 
-    pid: int
-    host: str
-    started_unix_sec: float  # of the process: a later one may have the same number
+    owner: Owner
     since_unix_sec: float  # of the run
-
-    @classmethod
-    def current(cls) -> Holder:
-        """Return this process as the holder."""
-        started_sec = psutil.Process().create_time()
-        return cls(os.getpid(), socket.gethostname(), started_sec, time.time())
-
-    @property
-    def is_here(self) -> bool:
-        """Whether it is a process of this host."""
-        return self.host == socket.gethostname()
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it is a running process of this host."""
-        if not self.is_here:
-            return False
-        try:
-            started_sec = psutil.Process(self.pid).create_time()
-        except psutil.NoSuchProcess:
-            return False
-        except psutil.AccessDenied:  # it exists
-            return True
-        return bool(abs(started_sec - self.started_unix_sec) < _CLOCK_SLACK_SEC)
 
     def __str__(self) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since_unix_sec))
-        return f"process {self.pid} on {self.host}, since {since}"
+        return f"process {self.owner.pid} on {self.owner.host}, since {since}"
 
 
 class Ownership:
@@ -166,10 +137,10 @@ def _created_file(path: Path) -> int:
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         except FileExistsError:
             holder = _holder(path)
-            if holder is None or not holder.is_here or holder.is_alive:
+            if holder is None or not holder.owner.is_gone():
                 raise _refusal(path, holder, is_certain=False) from None
-            logger.warning("%s: its owner is gone (%s); taken over", path, holder)
-            path.unlink(missing_ok=True)
+            if _removed(path, holder):
+                logger.warning("%s: its owner is gone (%s); taken over", path, holder)
             continue
         try:
             _write(file)
@@ -181,10 +152,25 @@ def _created_file(path: Path) -> int:
     raise _refusal(path, _holder(path), is_certain=False)
 
 
+def _removed(path: Path, holder: Holder) -> bool:
+    """Remove the lock file of an owner that is gone, unless another one has followed it."""
+    found = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        path.rename(found)
+    except FileNotFoundError:
+        return False
+    is_gone = _holder(found) == holder
+    if is_gone:
+        found.unlink()
+    else:
+        found.rename(path)
+    return is_gone
+
+
 def _refusal(path: Path, holder: Holder | None, *, is_certain: bool) -> WorkDirInUseError:
     who = "another process" if holder is None else str(holder)
     fix = "wait for it, end it, or choose another directory"
-    if not is_certain and (holder is None or not holder.is_here):
+    if not is_certain and (holder is None or Owner.of(holder.owner.pid) != holder.owner):
         fix = f"wait for it, or delete {path} if you know that the run has ended"
     return WorkDirInUseError(f"A run is in progress in {path.parent} ({who}); {fix}.")
 
@@ -193,15 +179,16 @@ def _holder(path: Path) -> Holder | None:
     """Return the owner that a lock file names; None if it names none."""
     try:
         fields = json.loads(path.read_bytes())
-        kinds = {"pid": int, "host": str, "started_unix_sec": float, "since_unix_sec": float}
-        return Holder(**{name: kind(fields[name]) for name, kind in kinds.items()})
-    except (OSError, ValueError, KeyError, TypeError):
+        since_unix_sec = float(fields.pop("since_unix_sec"))
+        return Holder(Owner(**fields), since_unix_sec)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
 def _write(file: int) -> None:
+    fields = {**dataclasses.asdict(Owner.of(os.getpid())), "since_unix_sec": time.time()}
     os.ftruncate(file, 0)
-    os.pwrite(file, json.dumps(dataclasses.asdict(Holder.current())).encode(), 0)
+    os.pwrite(file, json.dumps(fields).encode(), 0)
 
 
 def _is_at(path: Path, file: int) -> bool:

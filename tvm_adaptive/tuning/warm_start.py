@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import logging
 import math
+import os
 import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -79,7 +80,7 @@ def warm_started(
             return
         callback = StoreCallback(
             contexts,
-            own=own,
+            own=None if _is_one_file(own, shared) else own,
             shared=shared,
             run=session.run_id,
             trial_log=parts.trial_log,
@@ -177,6 +178,13 @@ def _own_store(session: Session, model: ModelHooks | None) -> RecordStore | None
         here = environment_of(session.target, session.config)
         return RecordStore(session.work_dir / RUN_STORE, here)
     return None
+
+
+def _is_one_file(own: RecordStore | None, shared: RecordStore | None) -> bool:
+    """Say whether the shared store is the run's own: each trial belongs into it once."""
+    if own is None or shared is None:
+        return False
+    return os.path.realpath(own.url.database or "") == os.path.realpath(shared.url.database or "")
 
 
 def _restore(

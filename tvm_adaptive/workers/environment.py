@@ -73,8 +73,11 @@ def device_name(target: Target, index: int = 0) -> str:
     """Return the device of this machine that runs kernels for a target."""
     kind = str(target.kind.name)
     if kind in ("llvm", "c"):
-        n_cores = int(target.attrs.get("num-cores", 0)) or usable_physical_cores()
-        return f"{processor_name()}, {n_cores} cores"
+        n_usable = usable_physical_cores()
+        n_cores = int(target.attrs.get("num-cores", 0)) or n_usable
+        # Kernels with more threads than cores take longer.
+        lacking = f", {n_usable} usable" if n_usable < n_cores else ""
+        return f"{processor_name()}, {n_cores} cores{lacking}"
     return _gpu_name(kind, index)
 
 

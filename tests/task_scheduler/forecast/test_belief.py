@@ -154,7 +154,6 @@ def test_the_history_is_not_written_to():
     ("options", "error", "message"),
     [
         ({"method": "mcmc"}, InvalidOptionError, "method must be one of quadrature, .* got .mcmc."),
-        ({"family": "exp3"}, InvalidOptionError, "family must be one of log-power but got .exp3."),
         (
             {"expected_peak": 0.0},
             InvalidOptionError,

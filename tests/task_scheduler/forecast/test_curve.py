@@ -1,15 +1,10 @@
 import math
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.task_scheduler.forecast.curve import (
-    LOG_POWER,
-    curve_family,
-)
+from tvm_adaptive.task_scheduler.forecast.curve import LOG_POWER
 
 X = np.array([1.0, 2.0, 10.0, 77.0, 1000.0])
 
@@ -67,9 +62,3 @@ def test_the_limit_of_a_saturating_curve_is_bounded():
 def test_without_a_limit_the_last_value_is_bounded(unlimited):
     low, high = unlimited.amplitude_bounds(1.0, 2.0, [0.5])
     assert (low[0], high[0]) == (2.0, 4.0)
-
-
-def test_families_are_found_by_name():
-    assert curve_family("log-power") is LOG_POWER
-    with pytest.raises(InvalidOptionError, match="family must be one of log-power but got 'exp3'"):
-        curve_family("exp3")

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from tvm_adaptive.errors import check_choices
 from tvm_adaptive.task_scheduler.forecast import emcee_chains, quadrature, record_breaks
-from tvm_adaptive.task_scheduler.forecast.curve import CurveFamily, curve_family
+from tvm_adaptive.task_scheduler.forecast.curve import LOG_POWER, CurveFamily
 from tvm_adaptive.task_scheduler.forecast.result import (
     Forecast,
     NoFitError,
@@ -33,7 +33,7 @@ def forecast(
     horizon_trials: int,
     *,
     method: str = "quadrature",
-    family: str | CurveFamily = "log-power",
+    family: CurveFamily = LOG_POWER,
     expected_peak: float | None = None,
     rng: np.random.Generator,
 ) -> Forecast:
@@ -52,8 +52,7 @@ def forecast(
         Trials in the slot; not negative.
     method : str, default "quadrature"
         One of ``METHODS``.
-    family : str or CurveFamily, default "log-power"
-        A key of :data:`tvm_adaptive.task_scheduler.forecast.curve.FAMILIES`, or one of your own.
+    family : CurveFamily, default LOG_POWER
     expected_peak : float or None, default None
         What the task is expected to reach at most, same unit as the history;
         ``"quadrature"`` only. It may be wrong: draws may exceed it, and it is ignored once it
@@ -68,12 +67,11 @@ def forecast(
     Raises
     ------
     InvalidOptionError
-        If there is no such method or family, or the expected peak is not positive.
+        If there is no such method, or the expected peak is not positive.
     ValueError
         If the history is invalid, or the horizon is negative.
     """
     check_choices("method", method, METHODS)
-    curves = curve_family(family)
     best = np.asarray(best_throughput_history, dtype=np.float64)
     history = ThroughputHistory(best, expected_peak)
     if horizon_trials < 0:
@@ -87,9 +85,9 @@ def forecast(
         return unchanged(history, method)
     try:
         if method == quadrature.METHOD:
-            return quadrature.forecast_quadrature(history, horizon_trials, rng, curves)
+            return quadrature.forecast_quadrature(history, horizon_trials, rng, family)
         start = emcee_chains.last_segment(history.best)
-        return emcee_chains.forecast_emcee(history, horizon_trials, rng, curves, start)
+        return emcee_chains.forecast_emcee(history, horizon_trials, rng, family, start)
     except NoFitError as error:
         logger.info("Forecasting from records instead of by %s: %s", method, error)
         return record_breaks.forecast_records(history, horizon_trials, rng, warning=str(error))

@@ -30,7 +30,6 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from tvm_adaptive.errors import check_choices
 from tvm_adaptive.values.trial import FloatArray
 
 # No basis value is below: it is a divisor, and a curve that starts lower is zero anyway.
@@ -201,12 +200,3 @@ LOG_POWER = CurveFamily(
     _log_power,
     saturates=True,
 )
-FAMILIES = {family.name: family for family in (LOG_POWER,)}
-
-
-def curve_family(name: str | CurveFamily) -> CurveFamily:
-    """Return the family of that name, a key of ``FAMILIES``; a family is returned itself."""
-    if isinstance(name, CurveFamily):
-        return name
-    check_choices("family", name, FAMILIES)
-    return FAMILIES[name]
