@@ -23,6 +23,7 @@ from tvm_adaptive.database.repair import RECORD_FILE
 from tvm_adaptive.database.verdicts import VerdictFile
 from tvm_adaptive.measure_callback.journal import Journal
 from tvm_adaptive.tuning.outcome import Comparison, PeerTiming
+from tvm_adaptive.workers.environment import Environment
 
 TARGET = Target({"kind": "llvm", "num-cores": 2})
 Captured = pytest.CaptureFixture[str]
@@ -97,6 +98,32 @@ def verdict(folder: Path, name: str, seconds: float, seed: int, failure: str = "
 def row_of(text: str, name: str) -> list[str]:
     (row,) = [line for line in text.splitlines() if f" {name} " in line]
     return [cell.strip() for cell in row.strip("│").split("│")]
+
+
+@pytest.mark.parametrize("how", ["another run", "another machine"])
+def test_the_result_of_another_run_is_not_shown(
+    write_run: Callable[..., Path], capsys: Captured, how: str
+) -> None:
+    folder = write_run("GMM")
+    keep(folder, "GMM", 3e-3)
+    here = Environment("a processor, 2 cores", "0.27.0", "0.1.14")
+    comparison = Comparison(0.5, 0.01, 0.0, 0.0, True)
+    with closing(Journal(folder / "journal.jsonl")) as journal:
+        journal.write("run", resumed=False, **here.as_fields())
+        journal.write("tasks", tasks=[])
+        journal.write("comparison", **dataclasses.asdict(comparison))
+    assert main(["show", str(folder)]) == 0
+    assert "x faster" in capsys.readouterr().out
+    is_same = how == "another run"
+    there = here if is_same else dataclasses.replace(here, device="another, 2 cores")
+    with closing(Journal(folder / "journal.jsonl")) as journal:
+        journal.write("run", resumed=not is_same, **there.as_fields())
+        tasks = [{"name": "gmm", "weight": 1.0, "workload_key": "key", "family": "matmul"}]
+        journal.write("tasks", tasks=tasks)
+    assert main(["show", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert "gmm" in printed
+    assert "x faster" not in printed
 
 
 def test_what_the_play_off_measured_is_shown(

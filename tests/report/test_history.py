@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ import pytest
 from tvm_adaptive.errors import InvalidOptionError, JournalError
 from tvm_adaptive.measure_callback.journal import Journal
 from tvm_adaptive.report import read_run, read_runs
+from tvm_adaptive.tuning.outcome import Comparison
+from tvm_adaptive.values.roofline import Roofline
 
 WriteRun = Callable[..., Path]
 
@@ -90,6 +94,24 @@ def test_another_run_in_the_same_folder_has_nothing_of_the_first(write_run: Writ
     assert not history.rounds
     assert not history.stage_secs
     assert history.comparison is history.last_report is None
+
+
+def test_what_another_machine_measured_is_forgotten(write_run: WriteRun) -> None:
+    folder = write_run()
+    here = {"device": "a processor, 2 cores", "tvm": "0.27.0"}
+    with closing(Journal(folder / "journal.jsonl")) as journal:
+        journal.write("run", what="net", **here)
+        journal.write("roofline", **dict.fromkeys(Roofline._fields, 1e9))
+        found = Comparison(0.5, 0.004, 0.0, 0.0, agree=True)
+        journal.write("comparison", **dataclasses.asdict(found))
+    history = read_run(folder)
+    assert history.comparison == found
+    assert history.roofline is not None
+    with closing(Journal(folder / "journal.jsonl")) as journal:
+        journal.write("run", what="net", resumed=True, **(here | {"device": "another"}))
+    history = read_run(folder)
+    assert (history.comparison, history.roofline, history.last_report) == (None, None, None)
+    assert history.peers == ()
 
 
 def test_what_is_no_run(tmp_path: Path) -> None:

@@ -126,7 +126,8 @@ def test_rounds_that_cannot_be_are_damage(
     folder = write_run()
     peer = PeerTiming("ort", "ORT", 2, secs, tuned_secs, 0.0, 0.0, True)
     with closing(Journal(folder / "journal.jsonl")) as journal:
-        journal.write("comparison", before_sec=1.0, after_sec=1.0, agree=True, peers=[vars(peer)])
+        found = Comparison(1.0, 1.0, 0.0, 0.0, agree=True, peers=(peer,))
+        journal.write("comparison", **dataclasses.asdict(found))
     with pytest.raises(JournalError, match=text):
         read_run(folder)
 

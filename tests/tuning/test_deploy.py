@@ -14,7 +14,7 @@ import pytest
 from benchmarks.loopback_farm import free_port
 from tests.database.conftest import make_record
 from tvm_adaptive import TuneConfig, tune, tune_tir
-from tvm_adaptive._tvm import IRModule, functions_as_tasks, te_workload
+from tvm_adaptive._tvm import IRModule, functions_as_tasks, memory_database, te_workload
 from tvm_adaptive.cli import main
 from tvm_adaptive.database.metaschedule import task_of, trial_of
 from tvm_adaptive.database.repair import RECORD_FILE
@@ -24,6 +24,7 @@ from tvm_adaptive.measure_callback.history import read_history
 from tvm_adaptive.measure_callback.journal import read_journal
 from tvm_adaptive.models import run_exported
 from tvm_adaptive.report import read_run
+from tvm_adaptive.tuning import deploy
 from tvm_adaptive.tuning.config import DEFAULT, FinishConfig, SearchConfig
 from tvm_adaptive.tuning.deploy import APPLY_FILE, apply
 from tvm_adaptive.tuning.manifest import MANIFEST_FILE
@@ -239,6 +240,15 @@ def test_what_a_store_has_recorded_only_is_checked_first(tmp_path):
     (held,) = [event for event in events if event["event"] == "playoff"]
     (winner,) = held["candidates"]
     assert (winner["unchecked"], winner["disqualified"]) == ("", "")
+
+
+def test_a_library_stays_where_no_later_record_passes(run, tmp_path, monkeypatch):
+    library = apply(str(run / "run"), out_dir=tmp_path / "out").library
+    before = library.read_bytes()
+    monkeypatch.setattr(deploy, "checked_database", lambda *_: memory_database())
+    with pytest.raises(InvalidOptionError, match="passed its check"):
+        apply(str(run / "run"), out_dir=tmp_path / "out")
+    assert library.read_bytes() == before
 
 
 def test_a_run_has_its_own_target(run, tmp_path):

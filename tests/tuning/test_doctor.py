@@ -9,9 +9,10 @@ import pytest
 
 from tvm_adaptive.cli import main
 from tvm_adaptive.database.location import user_store
-from tvm_adaptive.errors import WorkerError
+from tvm_adaptive.errors import InvalidOptionError, WorkerError
 from tvm_adaptive.tuning import doctor
 from tvm_adaptive.tuning.doctor import CheckResult, is_fit, noise_result
+from tvm_adaptive.tuning.tune import tune
 
 REAL_WHICH = shutil.which
 
@@ -35,7 +36,7 @@ def test_the_command_says_what_it_found_and_that_all_is_well(
     printed = capsys.readouterr().out
     names = [line.split()[1] for line in printed.splitlines() if not line.startswith(" ")]
     assert names[:5] == ["versions", "compiler", "processor", "cores", "memory"]
-    assert "compiles and runs" in printed
+    assert "compiles, links and runs" in printed
     assert "PROBLEM" not in printed
 
 
@@ -50,11 +51,22 @@ def test_the_command_fails_where_something_is_a_problem(
     assert "--work-dir" in printed
 
 
-def test_without_a_compiler_nothing_can_be_tuned(without: Any) -> None:
-    without("cc", "gcc")
-    found = doctor.check_compiler()
-    assert found.verdict == "problem"
-    assert "gcc" in found.fix
+def test_without_a_compiler_nothing_can_be_tuned(
+    without: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # As TVM looks for it.
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "no-such-compiler, which CXX" in doctor.check_compiler().text
+    monkeypatch.delenv("CXX")
+    monkeypatch.delenv("CC", raising=False)
+    with monkeypatch.context() as changed:
+        changed.setenv("PATH", str(tmp_path))
+        found = doctor.check_compiler()
+        assert found.verdict == "problem"
+        assert "gcc" in found.fix
+        with pytest.raises(InvalidOptionError, match="No C compiler was found"):
+            tune("te:GMM", work_dir=tmp_path / "run", trials=1)
+        assert not (tmp_path / "run").exists()
     without("ld")
     assert doctor.check_compiler().verdict == "warning"
     without()

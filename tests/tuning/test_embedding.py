@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -12,9 +13,9 @@ import pytest
 
 import tvm_adaptive
 from tests.tuning.test_deploy import FACTORY, QUICK
-from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.errors import InvalidOptionError, WorkerError
 from tvm_adaptive.measure_callback.journal import read_journal
-from tvm_adaptive.tuning import embedding, torch_backend
+from tvm_adaptive.tuning import embedding, network_check, torch_backend
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +112,20 @@ def test_without_records_and_budget_there_is_nothing_to_compile(compiled, tmp_pa
     config = QUICK.replace(store=str(tmp_path / "empty.db"))
     with pytest.raises(InvalidOptionError, match="Nothing was recorded"):
         tvm_adaptive.compile("embedded:make", config=config)
+
+
+def test_a_library_that_cannot_be_run_is_not_returned(compiled, tmp_path, monkeypatch):
+    """It may end the process that loads it, as it has ended a worker."""
+    folder, _ = compiled
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(network_check, "try_exported", crash)
+    config = QUICK.replace(store=str(folder / "records.db"))
+    with pytest.raises(WorkerError, match="could not be run"):
+        tvm_adaptive.compile("embedded:make", config=config, work_dir=tmp_path)
+
+
+def crash(*_arguments, **_options):
+    os.abort()
 
 
 @pytest.mark.parametrize("has_home", [True, False])

@@ -38,7 +38,9 @@ def run(options: argparse.Namespace) -> int:
             inputs=options.inputs,
         )
     lines = [f"{applied.what} on {applied.target}"]
-    if applied.comparison is None:
+    if applied.comparison is None and applied.shortfall:
+        lines.append(f"not compared: {applied.shortfall}")
+    elif applied.comparison is None:
         lines.append(
             "the library, or what it is compared with, could not be run; see "
             f"{applied.out_dir / APPLY_FILE}"
@@ -56,8 +58,9 @@ def run(options: argparse.Namespace) -> int:
         console = PlainConsole(file=sys.stdout)
         for line in lines:
             console.print(line, highlight=False, markup=False, soft_wrap=True)
-    agree = applied.comparison is not None and applied.comparison.agree
-    return EXIT_OK if agree else EXIT_BAD_RESULT
+    if applied.comparison is None:
+        return EXIT_OK if applied.shortfall else EXIT_BAD_RESULT
+    return EXIT_OK if applied.comparison.agree else EXIT_BAD_RESULT
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:

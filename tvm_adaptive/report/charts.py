@@ -65,7 +65,7 @@ def latency_chart(histories: Sequence[RunHistory]) -> Chart:
         name = escape(history.name)
         data.append(_scatter(x, y, name=name, line={"color": colour, "shape": "hv", "width": 2}))
         if history.comparison is not None:
-            after_ms = 1e3 * float(history.comparison["after_sec"])
+            after_ms = 1e3 * history.comparison.after_sec
             marker = {"color": colour, "symbol": "diamond", "size": 10}
             name = f"{name}, compiled"
             data.append(

@@ -15,7 +15,7 @@ from tvm_adaptive.measure_callback.history import History, TaskHistory
 from tvm_adaptive.measure_callback.journal import follow
 from tvm_adaptive.measure_callback.progress import TaskProgress
 from tvm_adaptive.report.trials import TrialJoiner, TrialRow
-from tvm_adaptive.tuning.outcome import PeerTiming
+from tvm_adaptive.tuning.outcome import Comparison, PeerTiming
 from tvm_adaptive.tuning.session import journal_of
 from tvm_adaptive.values.forms import DIRECT, NO_FORM, FormKey
 from tvm_adaptive.values.roofline import Roofline
@@ -76,8 +76,7 @@ class RunHistory(History):
     n_bytes: dict[str, float] = dataclasses.field(default_factory=dict)
     roofline: Roofline | None = None
     untuned_sec: float | None = None  # latency without tuning
-    comparison: Event | None = None
-    peers: tuple[PeerTiming, ...] = ()
+    comparison: Comparison | None = None
     last_report: Event | None = None  # also of an earlier or interrupted attempt
     state: str = _RUNNING  # or ``"finished"``, or ``"interrupted"``
     _joiner: TrialJoiner = dataclasses.field(default_factory=TrialJoiner)
@@ -106,6 +105,11 @@ class RunHistory(History):
         return self.roofline.limit_ms(task.flop, self.n_bytes.get(task.name, 0.0))
 
     @property
+    def peers(self) -> tuple[PeerTiming, ...]:
+        """The frameworks that the tuned network was timed with."""
+        return () if self.comparison is None else self.comparison.peers
+
+    @property
     def heaviest(self) -> list[TaskHistory]:
         """Tasks by their share of the network's latency, largest first."""
         return sorted(self.tasks.values(), key=lambda task: -task.share_ms)
@@ -117,7 +121,7 @@ class RunHistory(History):
         self.curve.clear()
         self.trials.clear()
         self._joiner = TrialJoiner()
-        self.untuned_sec = None
+        self.untuned_sec = self.comparison = self.last_report = self.roofline = None
 
     def _forget_run(self) -> None:
         """Forget everything: another run in the same folder is none of it."""
@@ -212,8 +216,7 @@ class RunHistory(History):
             self.curve.append((event["time_sec"], float(weighted_ms)))
 
     def _add_comparison(self, event: Event) -> None:
-        self.comparison = event
-        self.peers = tuple(PeerTiming.from_fields(peer) for peer in event.get("peers") or ())
+        self.comparison = Comparison.from_fields(event)
 
     def _add_roofline(self, event: Event) -> None:
         rates = [float(event[name] or 0.0) for name in Roofline._fields]

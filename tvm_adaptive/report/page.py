@@ -157,15 +157,15 @@ def _head(history: RunHistory) -> str:
     words = [f"{history.state}, {history.n_trials} trials in {history.spent_sec:.0f} s"]
     comparison = history.comparison
     if comparison is not None:
-        before_sec, after_ms = comparison["before_sec"], 1e3 * comparison["after_sec"]
-        if history.peers or before_sec is None:  # None: its framework could not be timed
+        before_sec, after_ms = comparison.before_sec, 1e3 * comparison.after_sec
+        if history.peers or math.isinf(before_sec):  # its framework could not be timed
             words += [f"{after_ms:.4g} ms tuned", *peer_lines(history.peers)]
         else:
             words.append(
                 f"{1e3 * before_sec:.4g} ms untuned, {after_ms:.4g} ms tuned: "
                 f"{speed_text(1e3 * before_sec, after_ms)}"
             )
-        words.append("outputs agree" if comparison["agree"] else "OUTPUTS DISAGREE")
+        words.append("outputs agree" if comparison.agree else "OUTPUTS DISAGREE")
     elif history.curve:
         words.append(f"{history.curve[-1][1]:.4g} ms, sum of tasks")
     target = (history.last_report or {}).get("target") or json.dumps(history.run.get("target"))
@@ -181,7 +181,7 @@ def _runs(histories: Sequence[RunHistory]) -> str:
     rows = []
     for history in histories:
         last_ms = history.curve[-1][1] if history.curve else math.nan
-        after_ms = 1e3 * history.comparison["after_sec"] if history.comparison else math.nan
+        after_ms = 1e3 * history.comparison.after_sec if history.comparison else math.nan
         counts = [str(history.n_trials), f"{history.spent_sec:.0f}"]
         rows.append([history.name, history.state, *counts, number(last_ms), number(after_ms)])
     head = ["run", "state", "trials", "seconds", "sum of tasks, ms", "network, ms"]

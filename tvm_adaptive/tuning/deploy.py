@@ -37,7 +37,13 @@ from tvm_adaptive.tuning.observer import Observer
 from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.resume import read_settings
 from tvm_adaptive.tuning.run_lock import owned
-from tvm_adaptive.tuning.session import RunContext, check_disk_space, interrupts_of, open_services
+from tvm_adaptive.tuning.session import (
+    RunContext,
+    check_compiler,
+    check_disk_space,
+    interrupts_of,
+    open_services,
+)
 from tvm_adaptive.tuning.target import (
     FARM_RUNNERS,
     TargetLike,
@@ -69,8 +75,8 @@ class Applied:
     manifest: Path  # what the library takes, returns and needs, and how it was checked
     examples: tuple[Path, ...]  # programs that load the library and run it once
     coverage: str  # which functions run with a tuned schedule, in words
-    # With the model's framework, or the untuned model; None when one of the two could not be run.
-    comparison: Comparison | None
+    comparison: Comparison | None  # with the model's framework, or the untuned model
+    shortfall: str = ""  # why there is no comparison; also empty if a library could not be run
     # Seconds of an inference by number of threads; empty if fewer were not tried.
     thread_secs: Mapping[int, float] = dataclasses.field(default_factory=dict)
 
@@ -194,6 +200,7 @@ def _opened(
     check_choices("layout", config.layout, LAYOUTS)
     farm = farm_of(config)
     resolved = resolve_target(target, is_here=farm is None)
+    check_compiler(farm)
     check_disk_space(out_dir)
     with owned(out_dir) as owner, open_services(out_dir / APPLY_FILE, observer) as services:
         context = RunContext(
@@ -245,7 +252,10 @@ def _compiled(
                 "it first, with the same layout and target."
             )
         check.measure_untuned()
-        comparison = check.measure_tuned(checked_database(context, finalists, check))
+        database = checked_database(context, finalists, check)
+        if tasks and not database.get_all_tuning_records():
+            raise _nothing_passed(context, model)  # and the library of an earlier call stays
+        comparison = check.measure_tuned(database)
         if check.gives_up_forms(comparison):
             comparison = check.measure_tuned(checked_database(context, finalists, check))
     library = _library_of(context, model, check, is_tunable=bool(tasks))
@@ -254,7 +264,7 @@ def _compiled(
     n_threads = min(thread_secs, key=thread_secs.__getitem__, default=n_cores_of(context.target))
     interface, features = interface_of(model), features_of(context)
     runtime = runtime_libraries(library) if _runs_in_c(context, interface) else []
-    examples = [_write_python_example(context, interface, library)]
+    examples = [_write_python_example(context, library)]
     if runtime:
         examples += write_programs(
             context, interface, library, features, runtime, n_threads=n_threads or 1
@@ -282,6 +292,7 @@ def _compiled(
         examples=tuple(examples),
         coverage=check.coverage,
         comparison=comparison,
+        shortfall=check.shortfall,
         thread_secs=thread_secs,
     )
 
@@ -297,11 +308,15 @@ def _library_of(
         )
     library = check.library or next(iter(check.libraries.values()), None)
     if library is None or (is_tunable and not check.n_tuned):
-        raise InvalidOptionError(
-            f"No record of {model.name} passed its check and could be compiled; "
-            f"{context.journal.path} says why. Tune it for longer."
-        )
+        raise _nothing_passed(context, model)
     return library
+
+
+def _nothing_passed(context: RunContext, model: Network | TIRWorkload) -> InvalidOptionError:
+    return InvalidOptionError(
+        f"No record of {model.name} passed its check and could be compiled; "
+        f"{context.journal.path} says why. Tune it for longer."
+    )
 
 
 def _thread_secs(
@@ -346,16 +361,13 @@ def _runs_in_c(context: RunContext, interface: Interface) -> bool:
     return True
 
 
-def _write_python_example(context: RunContext, interface: Interface, library: Path) -> Path:
-    arguments = interface.inputs or interface.buffers
+def _write_python_example(context: RunContext, library: Path) -> Path:
     values = {
         "library": library.name,
-        "arguments": "\n".join(f"    {dataclasses.astuple(each)!r}," for each in arguments),
         "device": device_kind(context.target),
         # A library runs with the version that made it.
         "pins": f"apache-tvm=={TVM_VERSION} apache-tvm-ffi=={FFI_VERSION}",
     }
     path = context.work_dir / "example.py"
-    text = filled("function.py" if interface.buffers else "network.py", values)
-    path.write_text(text, encoding="utf-8")
+    path.write_text(filled("example.py", values), encoding="utf-8")
     return path

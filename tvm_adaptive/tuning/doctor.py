@@ -16,8 +16,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tvm_adaptive._tvm import FFI_VERSION, TVM_VERSION, device, tensor
+from tvm_adaptive._tvm import FFI_VERSION, TVM_VERSION, device, get_cc, load_module, tensor
 from tvm_adaptive._tvm.products import matrix_product, parallel_product
+from tvm_adaptive.builder.compile import link_shared
 from tvm_adaptive.database.location import USER_STORE, user_store
 from tvm_adaptive.database.store import open_store
 from tvm_adaptive.errors import AdaptiveError, WorkerError, summary_line
@@ -27,6 +28,7 @@ from tvm_adaptive.tuning.target import resolve_target
 from tvm_adaptive.workers.containers import available_memory, cpu_limit, memory_limit
 from tvm_adaptive.workers.cores import describe_quota, thread_env, usable_physical_cores
 from tvm_adaptive.workers.pool import WorkerPool
+from tvm_adaptive.workers.scratch import ScratchFolder
 
 logger = logging.getLogger(__name__)
 
@@ -85,10 +87,11 @@ def check_versions() -> CheckResult:
 
 def check_compiler() -> CheckResult:
     """Check for the programs that link kernels and compiled networks."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        fix = "Install one: apt install gcc, or conda install gxx_linux-64."
-        return CheckResult("compiler", "problem", "no C compiler on PATH", fix)
+    compiler = get_cc()  # as TVM looks for it: CXX, CC, PATH
+    if compiler is None or shutil.which(compiler) is None:
+        text = "no C compiler" if compiler is None else f"no {compiler}, which CXX or CC names"
+        fix = "Install one: apt install gcc, or conda install gxx_linux-64. CXX may name another."
+        return CheckResult("compiler", "problem", text, fix)
     if shutil.which("ld") is None:
         text = f"{compiler}, but no ld on PATH: linking takes 26 ms a candidate instead of 3"
         return CheckResult("compiler", "warning", text, "Install binutils.")
@@ -145,7 +148,7 @@ def check_memory() -> CheckResult:
 def check_kernel() -> CheckResult:
     """Compile a kernel and run it, in a separate process."""
     samples = _time_in_worker(0.0)
-    return CheckResult("kernel", "ok", f"compiles and runs ({samples[0]:.2f} ms)")
+    return CheckResult("kernel", "ok", f"compiles, links and runs ({samples[0]:.2f} ms)")
 
 
 def check_gpu() -> CheckResult:
@@ -221,7 +224,12 @@ def noise_result(samples_ms: Sequence[float]) -> CheckResult:
 def time_fixed_kernel(seconds: float) -> list[float]:
     """Return milliseconds of one matrix product, a sample per 20 ms; for a separate process."""
     # All cores take part, as in tuned kernels: their disturbances count.
-    module = compile_tir(parallel_product(_SIZE), resolve_target("cpu"))
+    # Linked and loaded as candidates are: a folder for scratch files may not allow that.
+    with ScratchFolder("doctor") as folder:
+        path = str(folder / "kernel.so")
+        built = compile_tir(parallel_product(_SIZE), resolve_target("cpu"))
+        built.export_library(path, fcompile=link_shared)
+        module = load_module(path)
     cpu = device("cpu", 0)
     rng = np.random.default_rng(0)
     args = [tensor(rng.random((_SIZE, _SIZE), np.float32), cpu) for _ in range(3)]

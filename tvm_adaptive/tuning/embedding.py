@@ -33,7 +33,7 @@ from tvm_adaptive.models.inference import CompiledModel
 from tvm_adaptive.tuning.config import DEFAULT, TuneConfig
 from tvm_adaptive.tuning.deploy import apply_network
 from tvm_adaptive.tuning.observer import Observer
-from tvm_adaptive.tuning.outcome import Comparison
+from tvm_adaptive.tuning.outcome import Comparison, TuneReport
 from tvm_adaptive.tuning.session import RunOptions
 from tvm_adaptive.tuning.target import n_threads_of, resolve_target
 from tvm_adaptive.tuning.tune import run_loaded
@@ -72,7 +72,8 @@ def compile_model(
 
     Only kernels whose outputs agree with those of the untuned function are compiled, and
     the outputs of the network are compared with those of its framework, or of the untuned
-    network. A network that computes something else is an error.
+    network, if the budget leaves time for it. A network that computes something else, or that
+    cannot be run, is an error.
 
     Parameters
     ----------
@@ -111,7 +112,7 @@ def compile_model(
     ImportMismatchError
         When an imported network computes something else in TVM than in its framework.
     WorkerError
-        When no library could be compiled, or its outputs are wrong.
+        When no library could be compiled or run, or its outputs are wrong.
     """
     target = resolve_target("cpu")
     network = network_of(model, inputs, input_shapes, params)
@@ -129,7 +130,7 @@ def compile_model(
         least_proven_share=least_share,
     )
     if applied is not None:
-        library, comparison = applied.library, applied.comparison
+        library, comparison, shortfall = applied.library, applied.comparison, applied.shortfall
     else:
         options = RunOptions(
             what=network.name,
@@ -140,8 +141,9 @@ def compile_model(
             config=config,
             observer=observer,
         )
-        library, comparison = _tuned_library(network, options, tuned, content)
-    _check_agreement(network, comparison)
+        report, library = _tuned_library(network, options, tuned, content)
+        comparison, shortfall = report.comparison, report.shortfall
+    _check_agreement(network, comparison, shortfall)
     return CompiledModel(
         library,
         network.input_shapes,
@@ -154,7 +156,7 @@ def compile_model(
 
 def _tuned_library(
     network: Network, options: RunOptions, tuned: Path | None, content: str
-) -> tuple[Path, Comparison | None]:
+) -> tuple[TuneReport, Path]:
     """Tune a network, and note in the file of tuned models that this was done."""
     report = run_loaded(options, lambda _: (network, python_source(network)))
     if report.interrupted:
@@ -163,7 +165,7 @@ def _tuned_library(
         _remember(tuned, content)
     if report.library is None:
         raise WorkerError(f"{network.name} could not be compiled: {report.shortfall}")
-    return report.library, report.comparison
+    return report, report.library
 
 
 def network_of(
@@ -248,7 +250,12 @@ def _lines_of(path: Path) -> set[str]:
     return set()
 
 
-def _check_agreement(network: Network, comparison: Comparison | None) -> None:
+def _check_agreement(network: Network, comparison: Comparison | None, shortfall: str) -> None:
+    if comparison is None and not shortfall:
+        raise WorkerError(
+            f"The compiled {network.name}, or what it is compared with, could not be run; the "
+            "journal says why, which work_dir keeps."
+        )
     if comparison is not None and not comparison.agree:
         raise WorkerError(
             f"The compiled {network.name} computes something else: {comparison.problem}. If that "

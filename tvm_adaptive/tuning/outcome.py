@@ -140,6 +140,8 @@ class Comparison:
         """Return what a journal holds; KeyError, TypeError or ValueError of another version's."""
         known = {field.name for field in dataclasses.fields(cls)}
         values = _finite({name: value for name, value in fields.items() if name in known})
+        for name in ("before_sec", "after_sec", "max_abs", "max_rel"):
+            values[name] = float(values[name])
         peers = tuple(PeerTiming.from_fields(peer) for peer in values.get("peers") or ())
         return cls(**{**values, "peers": peers})
 

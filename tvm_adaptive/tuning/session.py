@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
-from tvm_adaptive._tvm import RPCConfig, Target, is_gpu
+from tvm_adaptive._tvm import RPCConfig, Target, get_cc, is_gpu
 from tvm_adaptive.database.store import RecordStore, open_store, redacted_name
 from tvm_adaptive.errors import (
     InvalidOptionError,
@@ -202,6 +202,15 @@ def _check_devices(config: TuneConfig, target: Target) -> None:
         )
 
 
+def check_compiler(farm: RPCConfig | None) -> None:
+    """Raise InvalidOptionError if nothing here links libraries; a farm's devices do it there."""
+    if farm is None and get_cc() is None:
+        raise InvalidOptionError(
+            "No C compiler was found by CXX, CC or PATH; it links what TVM compiles. Install one: "
+            "apt install gcc. Then tvm-adaptive doctor checks the rest."
+        )
+
+
 @contextlib.contextmanager
 def open_session(
     options: RunOptions,
@@ -216,6 +225,7 @@ def open_session(
     farm = farm_of(config)
     target = resolve_target(options.target, is_here=farm is None)
     _check_devices(config, target)
+    check_compiler(farm)
     check_disk_space(work_dir)
     with contextlib.ExitStack() as stack:
         owner = owner or stack.enter_context(owned(work_dir))

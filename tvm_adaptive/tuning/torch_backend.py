@@ -37,7 +37,8 @@ def tvm_adaptive(
     runs in PyTorch as it is, after one warning that says why: graphs with gradients, dynamic
     shapes, random numbers, other devices, changed inputs or buffers, or operators that TVM
     cannot import, and graphs whose compilation fails. If a weight changes later, the graph
-    runs in PyTorch from then on, too. Outputs are contiguous and own their memory, also
+    runs in PyTorch from then on, too; changes through ``.data``, and of tensors made in inference
+    mode, cannot be seen. Outputs are contiguous and own their memory, also
     where PyTorch's are views.
 
     Parameters
@@ -46,8 +47,8 @@ def tvm_adaptive(
     examples : sequence
         Inputs of the graph, weights among them. The search begins at the first call.
     options : mapping or None, default None
-        ``budget_sec`` (default 60 if ``trials`` is missing, too), ``trials``, ``seed``,
-        ``config``, ``observer``, ``work_dir`` and ``n_threads`` of
+        ``budget_sec`` of each graph (default 60 if ``trials`` is missing, too), ``trials``,
+        ``seed``, ``config``, ``observer``, ``work_dir`` and ``n_threads`` of
         :func:`~tvm_adaptive.compile`.
 
     Raises

@@ -1,7 +1,8 @@
 /* Implements tvm_adaptive.h with the C API of TVM's runtime. */
-#define _POSIX_C_SOURCE 200809L
+#define _GNU_SOURCE /* of sched_getaffinity */
 #include "tvm_adaptive.h"
 
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -147,14 +148,27 @@ static int check_processor(const tvm_adaptive_description *description) {
 
 /* Threads */
 
+/* A container or taskset may leave a process some of the processors only. */
+static int usable_processors(void) {
+  cpu_set_t usable;
+  if (sched_getaffinity(0, sizeof usable, &usable) == 0) return CPU_COUNT(&usable);
+  return (int)sysconf(_SC_NPROCESSORS_ONLN); /* there are more than a cpu_set_t has */
+}
+
+/* Writes nothing if nothing changes: other threads may read the environment. */
+static void set_variable(const char *name, const char *value) {
+  const char *before = getenv(name);
+  if (before == NULL || strcmp(before, value) != 0) setenv(name, value, 1);
+}
+
 static int start_threads(tvm_adaptive_model *model, int n_threads) {
   char text[16];
   TVMFFIAny number = {0};
-  long n_processors = sysconf(_SC_NPROCESSORS_ONLN);
+  int n_processors = usable_processors();
   if (n_threads <= 0) n_threads = model->description->n_threads;
-  if (n_processors > 0 && n_threads > n_processors) n_threads = (int)n_processors;
+  if (n_processors > 0 && n_threads > n_processors) n_threads = n_processors;
   snprintf(text, sizeof text, "%d", n_threads);
-  setenv("TVM_NUM_THREADS", text, 1);
+  set_variable("TVM_NUM_THREADS", text);
   /* Threads wait 4 ms for the next inference before they sleep. By default they take 0.1 to 1 s
    * of the processors after each one, from whatever else runs there. */
   setenv("TVM_THREAD_POOL_SPIN_COUNT", "10000", 0);
