@@ -274,7 +274,8 @@ def run_of(spec: RunSpec, events: list[Event], outcome: Mapping[str, Any]) -> Ru
         trials,
         searched,
     )
-    has_playoff = any(event["event"] == "playoff" for event in events)
+    # Ours chooses what it deploys, by play-offs or within the network; stock takes its record.
+    has_playoff = any(event["event"] in ("playoff", "network-check") for event in events)
     return Run(
         spec,
         curve,

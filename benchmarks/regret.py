@@ -55,7 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         timed, errors = read_rounds(path)
         for run in runs:
             recorded_ms = run.incumbents[-1].recorded_ms if run.incumbents else float("nan")
-            rows.append(row_of(workload, run.key, recorded_ms, timed, len(errors)))
+            n_errors = sum(name.startswith(f"{run.key}/") for name in errors)
+            rows.append(row_of(workload, run.key, recorded_ms, timed, n_errors))
     head = ["workload", "run", "records", "deployed over the best", "interval"]
     head += ["recorded minimum too low by", "errors"]
     print(markdown(head, rows) if rows else f"No run of {options.method} is in {options.folder}.")

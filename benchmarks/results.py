@@ -237,14 +237,14 @@ def _summary(found: Sequence[Paired | Interval | None]) -> Spread | None:
 
 
 def _equal_time(bench: Bench, base: Run, run: Run) -> Paired | Interval | None:
+    # Who had nothing yet had nothing as good as what it had in the end.
+    if not run.incumbents:
+        return _NOTHING
     end_sec = min(base.finish_sec, run.finish_sec)
     cuts = cut_of(base, end_sec), cut_of(run, end_sec)
     ours, theirs = (anew(bench, x, FINAL) for x in (run, base))
     if None not in cuts:
         return paired(anew(bench, base, cuts[0]), anew(bench, run, cuts[1]))
-    # Who had nothing yet had nothing as good as what it had in the end.
-    if not run.incumbents:
-        return _NOTHING
     bound = paired(theirs, ours)
     if bound is None or cuts == (None, None):
         return None

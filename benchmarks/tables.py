@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.journals import FINAL, Bench, Run, median_of
 from benchmarks.methods import METHODS
 from benchmarks.results import FIGURES, Comparison, comparisons, losses, overall
-from benchmarks.stats import Interval, Spread, geometric_mean
+from benchmarks.stats import Interval, Spread, geometric_mean, paired
 from benchmarks.workloads import WORKLOADS
 
 NOTHING = "-"
@@ -144,17 +144,18 @@ def vendor_table(bench: Bench) -> str:
     for workload, entries in bench.neutral.items():
         if "untuned" not in entries and "pytorch" not in entries:
             continue
-        named = {name: list(entries.get(name, {}).values()) for name in ("untuned", "pytorch")}
-        torch_ms = median_of(named["pytorch"])
+        rounds = {name: [entries[name]] for name in ("untuned", "pytorch") if name in entries}
+        samples = {name: list(those[0].values()) for name, those in rounds.items()}
         for method in bench.methods:
-            keys = [key for key in entries if _is_final_of(key, method)]
-            named[method] = [median_of(entries[key].values()) for key in keys]
-        for name, samples in named.items():
-            if samples:
-                middle = median_of(samples)
-                span = f"{number(min(samples))} to {number(max(samples))}"
-                against = f"{torch_ms / middle:.2f}" if math.isfinite(torch_ms) else NOTHING
-                rows.append([workload, name, number(middle), span, against])
+            rounds[method] = [entries[key] for key in entries if _is_final_of(key, method)]
+            samples[method] = [median_of(each.values()) for each in rounds[method]]
+        for name, those in samples.items():
+            if those:
+                span = f"{number(min(those))} to {number(max(those))}"
+                pairs = (paired(entries.get("pytorch", {}), each) for each in rounds[name])
+                ratios = [pair.value for pair in pairs if pair is not None]
+                against = f"{median_of(ratios):.2f}" if ratios else NOTHING
+                rows.append([workload, name, number(median_of(those)), span, against])
     head = ["network", "", "ms", "range", "x faster than PyTorch"]
     return markdown(head, rows) if rows else "No network was timed anew."
 

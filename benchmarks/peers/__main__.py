@@ -28,7 +28,9 @@ from benchmarks.peers.table import row_of, table
 from benchmarks.rows import append_row, read_rows
 from tvm_adaptive.cli.arguments import parse_count, parse_duration
 from tvm_adaptive.cli.console import EXIT_BAD_RESULT, EXIT_OK
+from tvm_adaptive.measure_callback.journal import read_journal
 from tvm_adaptive.models.frontend import PEERS
+from tvm_adaptive.tuning.deploy import APPLY_FILE
 from tvm_adaptive.tuning.manifest import MANIFEST_FILE
 
 ROWS_FILE = "rows.jsonl"
@@ -129,6 +131,10 @@ def timing(work_dir: Path, deployed: Path) -> dict[str, Any]:
     found = json.loads((deployed / MANIFEST_FILE).read_text(encoding="utf-8"))["comparison"]
     if found is None:
         raise OSError("the deployed library was not timed")
+    events = read_journal(deployed / APPLY_FILE)
+    begins = max(n for n, event in enumerate(events) if event["event"] == "journal")
+    if n_late := sum(event["event"] == "playoff" for event in events[begins:]):
+        raise OSError(f"apply held {n_late} play-offs that the run had no time for")
     comparison: dict[str, Any] = found
     return comparison
 

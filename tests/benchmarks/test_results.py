@@ -69,6 +69,16 @@ def test_a_method_is_compared_at_equal_quality_time_and_trials(bench: Bench) -> 
     assert found.scaled == pytest.approx(80 / 20)
 
 
+def test_who_had_nothing_when_it_ended_had_nothing_in_equal_time(
+    spec: Spec, write_run: Write, write_bench: Write
+) -> None:
+    write_run(spec("stock"), [(20.0, 8.0, 32)], 90.0)
+    write_run(spec("default"), [], 30.0)
+    timed = {"stock/0/32": [8.0] * 7, "stock/0/final": [8.0] * 7}
+    (found,) = comparisons(load_bench(write_bench(timed)))
+    assert found.figures["equal time"] == spread([Interval(0.0, 1.0)])
+
+
 def test_what_a_playoff_chose_counts_from_its_end_on(bench: Bench) -> None:
     for cut in ("64", "96"):
         bench.neutral["te:C2D"][f"default/0/{cut}"] = dict.fromkeys(range(-7, 0), 2.5)

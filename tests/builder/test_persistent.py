@@ -257,6 +257,17 @@ def test_what_cannot_be_started_fails_for_the_machine_alone(
     assert built.error_msg is None
 
 
+def test_builds_that_fail_at_once_cost_no_patience() -> None:
+    how = functools.partial(misbehave, "raise", 16)
+    builder = PersistentBuilder(max_workers=1, build_function=how)
+    try:
+        results = builder.build([BuilderInput(tiled(16, 2), LLVM)] * 4)
+    finally:
+        builder.close()
+    assert all("register allocation" in str(each.error_msg) for each in results)
+    assert builder._deadline_sec() == builder.timeout_sec
+
+
 def test_params_reach_the_build_function() -> None:
     builder = PersistentBuilder(max_workers=1, build_function=_expects_params)
     try:

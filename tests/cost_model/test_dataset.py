@@ -24,17 +24,17 @@ def filled(**tasks):
 
 def test_each_task_is_normalised_by_its_own_best():
     dataset = filled(small=[1e-6, 2e-6], large=[1.0, 4.0])
-    X, y = dataset.training_set("log")
+    X, y, _ = dataset.training_set("log")
     np.testing.assert_allclose(y, [0, -math.log(2), 0, -math.log(4)])
     assert X.shape == (4, 4)
-    _, ratio = dataset.training_set("throughput")
+    _, ratio, _ = dataset.training_set("throughput")
     np.testing.assert_allclose(ratio, [1, 0.5, 1, 0.25])
 
 
 def test_a_new_best_moves_the_targets_of_its_task_only():
     dataset = filled(a=[2.0], b=[2.0])
     dataset.add("a", rows(1), np.array([1.0]))
-    _, y = dataset.training_set("log")
+    _, y, _ = dataset.training_set("log")
     np.testing.assert_allclose(y, [-math.log(2), 0, 0])
     assert dataset.best_sec("a") == 1.0
     assert dataset.best_secs() == {"a": 1.0, "b": 2.0}
@@ -44,10 +44,10 @@ def test_a_new_best_moves_the_targets_of_its_task_only():
 def test_what_is_no_time_is_a_failure(bad):
     dataset = filled(a=[1.0, bad, 2.0])
     assert (len(dataset), dataset.n_failures) == (3, 1)
-    X, y = dataset.training_set("log")
+    X, y, _ = dataset.training_set("log")
     np.testing.assert_allclose(y, [0, -math.log(2)])
     np.testing.assert_array_equal(X, rows(3)[[0, 2]])
-    _, ratio = dataset.training_set("throughput")
+    _, ratio, _ = dataset.training_set("throughput")
     np.testing.assert_allclose(ratio, [1, 0, 0.5])
     np.testing.assert_array_equal(dataset.validity_set()[1], [1, 0, 1])
 
@@ -55,7 +55,7 @@ def test_what_is_no_time_is_a_failure(bad):
 @pytest.mark.parametrize("target", ["log", "throughput"])
 def test_a_task_that_only_failed_teaches_nothing_about_speed(target):
     dataset = filled(a=[math.nan, math.nan])
-    X, y = dataset.training_set(target)
+    X, y, _ = dataset.training_set(target)
     assert X.shape == (0, 4)
     assert y.shape == (0,)
     assert math.isnan(dataset.best_sec("a"))
@@ -83,14 +83,14 @@ def test_wrong_shapes_are_refused():
 @given(seconds=seconds_lists, unit=st.sampled_from([1e-9, 1e-3, 1e3]))
 def test_targets_do_not_depend_on_the_unit_of_time(seconds, unit):
     for target in ("log", "throughput"):
-        _, y = filled(a=seconds).training_set(target)
-        _, scaled = filled(a=[unit * sec for sec in seconds]).training_set(target)
+        _, y, _ = filled(a=seconds).training_set(target)
+        _, scaled, _ = filled(a=[unit * sec for sec in seconds]).training_set(target)
         np.testing.assert_allclose(y, scaled, rtol=1e-9, atol=1e-12)
 
 
 @given(seconds=seconds_lists)
 def test_the_best_is_at_the_top(seconds):
-    _, y = filled(a=seconds).training_set("log")
+    _, y, _ = filled(a=seconds).training_set("log")
     assert y.max() == 0
     assert np.argmax(y) == np.argmin(seconds)
 
@@ -100,9 +100,11 @@ def test_errors_fit_the_training_set(target):
     dataset = filled(b=[1.0, math.nan, 3.0], c=[math.nan])
     seconds = np.array([2.0, math.nan, 8.0, 4.0])
     dataset.add("a", rows(4), seconds, np.array([0.0, 0.5, 0.3, math.nan]))
-    _, y = dataset.training_set(target)
-    errors = dataset.training_errors(target)
+    _, y, errors = dataset.training_set(target)
     assert errors.shape == y.shape
+    if target == "throughput":  # AdaTune's forest takes all times alike
+        assert not errors.any()
+        return
     # The sample of 8 s, a quarter as fast as the best, whose time may be off by 30 %.
     assert (errors > 0).sum() == 1
     step = 1e-6
@@ -110,7 +112,7 @@ def test_errors_fit_the_training_set(target):
     expected = (target_of(np.array(0.25), target) - slower) / step
     assert errors.max() == pytest.approx(expected, rel=1e-4)
     assert y[errors.argmax()] == pytest.approx(target_of(np.array(0.25), target))
-    drifting = dataset.training_errors("log", drift=0.4)
+    _, _, drifting = dataset.training_set("log", drift=0.4)
     assert drifting.max() == pytest.approx(0.5)
     assert drifting.min() == pytest.approx(0.4)
 
@@ -136,10 +138,6 @@ def test_a_share_of_a_tasks_samples_has_its_best_and_grows_with_the_share():
     assert there[1] < there[2]
     assert int(np.argmin(samples(200, seed=1)[1])) in there[1]
     assert len(there[2]) == pytest.approx(100, abs=30)
-
-
-def test_no_samples_no_errors():
-    assert Dataset().training_errors().shape == (0,)
 
 
 def samples(n, seed=0, n_failures=0):

@@ -10,7 +10,7 @@ from tvm_adaptive import _tvm
 from tvm_adaptive.cost_model.family_model import (
     FAMILY_KINDS,
     RFEIFamilyCostModel,
-    operator_of,
+    family_operator,
 )
 from tvm_adaptive.errors import InvalidOptionError, ModelFileError
 
@@ -125,7 +125,7 @@ def test_a_file_that_cannot_be_read_leaves_the_model_as_it_is(tasks, tmp_path):
     ],
 )
 def test_operators_by_their_tasks_names(name, operator):
-    assert operator_of(name) == operator
+    assert family_operator(name) == operator
 
 
 @pytest.mark.parametrize(

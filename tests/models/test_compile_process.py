@@ -33,7 +33,7 @@ from tvm_adaptive.models.compile import (
     schedule_tir,
 )
 from tvm_adaptive.models.run import try_function
-from tvm_adaptive.models.weights import load_module, save_module
+from tvm_adaptive.models.weights import load_weighted_module, save_module
 from tvm_adaptive.tuning.target import resolve_target
 
 
@@ -48,7 +48,7 @@ def test_a_network_compiled_elsewhere_is_the_same_network(
     save_module(mod, tmp_path)
     # Its weights are in the other file, not in the text.
     assert (tmp_path / "weights.bin").stat().st_size > (tmp_path / "module.json").stat().st_size
-    assert structural_hash(load_module(tmp_path)) == structural_hash(mod)
+    assert structural_hash(load_weighted_module(tmp_path)) == structural_hash(mod)
     library = tmp_path / "net.so"
     monkeypatch.setattr(compile_, "n_build_workers", lambda _: 1)
     export_module(str(tmp_path), save_json(target), str(library))

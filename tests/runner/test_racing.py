@@ -48,6 +48,12 @@ class Kernel:
         return evaluate(self.timer, make_rule(rule), race=race, clock=lambda: self.now_sec)
 
 
+def test_on_a_noisy_machine_one_look_decides_nothing_that_three_would_not():
+    assert Race(1.0, 0.05).is_hopeless(3.5)
+    assert not Race(1.0, 0.3).is_hopeless(3.5)
+    assert Race(1.0, 0.3).is_hopeless(6.0)
+
+
 @pytest.mark.parametrize("run_sec", [2e-5, 1e-3, 1.5 * WARM_UP_SEC, 5 * WARM_UP_SEC])
 def test_a_hopeless_candidate_gets_one_look(run_sec):
     kernel = Kernel(run_sec)

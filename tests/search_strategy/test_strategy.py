@@ -324,13 +324,6 @@ def test_a_broken_round_costs_the_round_and_five_end_the_task(make_task):
     assert "no score today" in journal.of("error")[0]["message"]
 
 
-def test_it_stops_when_asked(make_task):
-    answers = iter([False, True])
-    task = make_task(AdaptiveSearch(**SMALL, should_stop=lambda: next(answers)), ConstantModel())
-    assert task.round() is not None
-    assert task.round() is None
-
-
 @pytest.mark.parametrize(
     ("options", "text"),
     [

@@ -14,7 +14,7 @@ import pytest
 from tvm_adaptive import tune_relax, tune_tir
 from tvm_adaptive._tvm import load_module, nn, te_workload
 from tvm_adaptive.models import Network, compile_network, prepare, run_exported, run_network
-from tvm_adaptive.models.network import network_of_module
+from tvm_adaptive.models.network import network_of_nn
 from tvm_adaptive.runner import local
 from tvm_adaptive.runner.playoff import verifier
 from tvm_adaptive.tuning import library_check
@@ -97,7 +97,7 @@ def chain() -> Network:
         fan_in = max(1, int(np.prod(shape[1:])))
         return (rng.standard_normal(shape) * np.sqrt(2.0 / fan_in)).astype("float32")
 
-    return network_of_module("chain", Chain(), {"image": (1, 3, 12, 12)}, draw, seed=0)
+    return network_of_nn("chain", Chain(), {"image": (1, 3, 12, 12)}, draw, seed=0)
 
 
 @pytest.mark.slow

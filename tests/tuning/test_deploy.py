@@ -38,7 +38,7 @@ FACTORY = """
 import numpy as np
 from tvm.relax.frontend import nn
 
-from tvm_adaptive.models.network import network_of_module
+from tvm_adaptive.models.network import network_of_nn
 
 class Perceptron(nn.Module):
     def __init__(self):
@@ -51,7 +51,7 @@ def draw(rng, name, shape):
     return rng.standard_normal(shape).astype(np.float32)
 
 def make():
-    return network_of_module("net", Perceptron(), {"embedded": (1, 16, 32)}, draw, seed=0)
+    return network_of_nn("net", Perceptron(), {"embedded": (1, 16, 32)}, draw, seed=0)
 """
 
 

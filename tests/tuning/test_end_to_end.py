@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import re
 import sys
@@ -21,6 +22,7 @@ from tests.database.conftest import make_record
 from tests.models.forms.test_alternatives import network_of, relu
 from tests.tuning.observers import Notes
 from tvm_adaptive._tvm import (
+    TVM_VERSION,
     Database,
     IRModule,
     Schedule,
@@ -33,6 +35,8 @@ from tvm_adaptive._tvm import (
     workload_key,
 )
 from tvm_adaptive._tvm import te_workload as operator
+from tvm_adaptive.database.metaschedule import task_of, trial_of
+from tvm_adaptive.database.verdicts import VerdictFile
 from tvm_adaptive.errors import (
     OUT_OF_TIME,
     InvalidOptionError,
@@ -42,7 +46,7 @@ from tvm_adaptive.errors import (
 from tvm_adaptive.measure_callback import read_journal
 from tvm_adaptive.models import Network, extract, prepare, run_exported, transformer
 from tvm_adaptive.models.compare_calls import ComparedCalls
-from tvm_adaptive.models.frontend import load
+from tvm_adaptive.models.frontend import load, with_sample
 from tvm_adaptive.tuning import (
     build_check,
     library_check,
@@ -53,7 +57,7 @@ from tvm_adaptive.tuning import (
 )
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.config import DEFAULT
-from tvm_adaptive.tuning.library_check import OperatorCheck
+from tvm_adaptive.tuning.library_check import Measurement, OperatorCheck
 from tvm_adaptive.tuning.network_check import NetworkCheck
 from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.session import RunOptions, Session, open_session
@@ -92,6 +96,8 @@ def session_in(
     budget: Budget,
     observer: Notes | None = None,
     peer_list: str = "",
+    *,
+    resume: bool = False,
 ) -> Iterator[Session]:
     options = RunOptions(
         what="net",
@@ -101,6 +107,7 @@ def session_in(
         seed=0,
         config=DEFAULT.replace(store="none", peers=peer_list),
         observer=observer or Notes(),
+        resume=resume,
     )
     with open_session(options, budget=budget) as session:
         yield session
@@ -438,8 +445,70 @@ def test_an_untuned_network_that_nobody_would_run_is_no_reference(
     assert observer.notes[0].startswith("peers are left out")
 
 
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_without_time_the_library_of_the_attempt_before_stays(
+    tmp_path: Path, network: Network, is_refused: bool
+) -> None:
+    clock = Clock()
+    with session_in(tmp_path, Budget(1000.0, clock)) as session:
+        prepared, database = tuned(network, session)
+        with NetworkCheck(session, network, prepared) as check:
+            check.measure_untuned()
+            assert check.measure_tuned(database) is not None
+        fields = {"comparison": {"agree": True}, "coverage": "one of all", "interrupted": False}
+        session.journal.write("report", **fields)
+    assert check.library is not None
+    before = check.library.read_bytes()
+    with session_in(tmp_path, Budget(1000.0, clock), resume=True) as session:
+        prepared, database = tuned(network, session)
+        with NetworkCheck(session, network, prepared) as check:
+            check.measure_untuned()
+            if is_refused:  # it may be in that library
+                mod = extract(prepared, session.target)[0].dispatched[0]
+                record = make_record(mod, session.target, 1e-3)
+                refused = trial_of(record, failure="its results are wrong", run=session.run_id)
+                file = VerdictFile(tmp_path, str(TVM_VERSION))
+                file.add(task_of(mod, session.target, "main"), [refused])
+            clock.now = 1000.0
+            assert check.measure_tuned(database) is None
+    kind = "untuned" if is_refused else "earlier"
+    assert check.shortfall.endswith(f"the library is the {kind} one")
+    assert check.library is not None
+    assert (check.library.read_bytes() == before) == (not is_refused)
+    assert (check.coverage == "one of all") == (not is_refused)
+
+
+def test_a_sample_of_one_number_does_not_check_functions(tmp_path: Path, network: Network) -> None:
+    zeros = {
+        name: np.zeros(shape, network.input_dtypes[name])
+        for name, shape in network.input_shapes.items()
+    }
+    with session_in(tmp_path, Budget()) as session:
+        prepared, _ = tuned(network, session)
+        sampled = with_sample(network, zeros, "inputs")
+        with NetworkCheck(session, sampled, prepared) as check:
+            assert not any(each.any() for each in check._inputs)
+            assert all(np.ptp(each) > 0 for each in check._telling_inputs)
+
+
+def test_single_functions_are_compared_as_in_play_offs(tmp_path: Path) -> None:
+    """As of a logarithm of negative numbers."""
+    with session_in(tmp_path, Budget()) as session:
+        check = OperatorCheck(session, functions_as_tasks(operator("GMM"), session.target))
+        values = np.array([np.nan, -np.inf, 1.0, 2.0, 3.0], "float32")
+        other = np.array([np.nan, -np.inf, 1.0, 2.0, 4.0], "float32")
+        before, wrong = Measurement([values], 2e-3), Measurement([other], 1e-3)
+        agreed = check._compare([before], [Measurement([values], 1e-3)])
+        assert agreed is not None
+        assert agreed.agree
+        differs = check._compare([before], [wrong])
+        assert differs is not None
+        assert differs.problem.startswith("main: ")
+
+
+@pytest.mark.parametrize("is_timed", [True, False])
 def test_a_disagreement_names_the_place_and_the_function(
-    tmp_path: Path, network: Network, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, network: Network, monkeypatch: pytest.MonkeyPatch, is_timed: bool
 ) -> None:
     tuned_names = []
 
@@ -461,9 +530,12 @@ def test_a_disagreement_names_the_place_and_the_function(
             # What was in memory before must not be what is expected.
             assert check._before is not None
             check._before.outputs[0][0, 3, 5] += 100.0
+            if not is_timed:
+                monkeypatch.setattr(peers.Rivals, "time", lambda *_: [])
             comparison = check.measure_tuned(database)
     assert comparison is not None
     assert not comparison.agree
+    assert math.isfinite(comparison.after_sec) == is_timed
     assert re.search(r"^output 0: \d+ of 512 values are wrong, first at \[0, ", comparison.problem)
     named = f"the first function whose outputs differ is {tuned_names[0]} (task {task_name}): "
     assert named in comparison.problem

@@ -388,7 +388,7 @@ def test_what_there_is_no_time_to_check_stays_untuned(
     monkeypatch.setattr(finals, "play_off", play_off)
     seen: list[FinalistReport] = []
 
-    def outcome(_task: Any, report: FinalistReport) -> TaskOutcome:
+    def outcome(_task: Any, report: FinalistReport, **_options: Any) -> TaskOutcome:
         seen.append(report)
         return TaskOutcome("main", 1.0, 4, 0, math.inf)
 

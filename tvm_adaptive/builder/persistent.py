@@ -206,7 +206,9 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
             # Such failures say nothing of a candidate's build time.
             if isinstance(outcome.error, MachineError | OutOfTimeError):
                 continue
-            self._recent_sec.append(outcome.elapsed_sec)
+            # One that failed at once says nothing of how long builds take.
+            if outcome.error is None or isinstance(outcome.error, WorkerTimeoutError):
+                self._recent_sec.append(outcome.elapsed_sec)
             if self._trial_log is not None:
                 key = module_key(build_inputs[index].mod)
                 self._trial_log.note(key, build_sec=outcome.elapsed_sec / self.max_workers)

@@ -197,34 +197,27 @@ class Dataset:
         )
 
     def training_set(
-        self, target: TargetKind = "log", ceilings: Mapping[str, float] | None = None
-    ) -> tuple[Rows, FloatArray]:
-        """Return all samples that the forest learns from, relative to ceilings or to the bests."""
-        known = self.best_secs() if ceilings is None else ceilings
-        parts = [targets_of(task, target, known[key]) for key, task in self if key in known]
-        if not parts:
-            return np.zeros((0, self.width or 0), dtype=np.float32), np.zeros(0)
-        rows, y = zip(*parts, strict=True)
-        return np.concatenate(rows), np.concatenate(y)
-
-    def training_errors(
         self,
         target: TargetKind = "log",
         ceilings: Mapping[str, float] | None = None,
         drift: float = 0.0,
-    ) -> FloatArray:
-        """Return the standard errors of :meth:`training_set`'s targets.
+    ) -> tuple[Rows, FloatArray, FloatArray]:
+        """Return rows, targets and their standard errors of all samples that the forest learns.
 
         Parameters
         ----------
-        target, ceilings
-            As of :meth:`training_set`.
+        target : {"root", "log", "throughput"}, default "log"
+        ceilings : mapping of str to float, or None, default None
+            Seconds that each task's are relative to; None for the bests.
         drift : float, default 0
             Relative error of every time beside its own, which is 0 where none is known.
         """
         known = self.best_secs() if ceilings is None else ceilings
-        parts = [_errors(task, target, known[key], drift) for key, task in self if key in known]
-        return np.concatenate(parts) if parts else np.zeros(0)
+        parts = [_learned_of(task, target, known[key], drift) for key, task in self if key in known]
+        if not parts:
+            return np.zeros((0, self.width or 0), dtype=np.float32), np.zeros(0), np.zeros(0)
+        rows, y, errors = zip(*parts, strict=True)
+        return np.concatenate(rows), np.concatenate(y), np.concatenate(errors)
 
     def validity_set(self) -> tuple[Rows, FloatArray]:
         """Return all samples with 1.0 for a success and 0.0 for a failure."""
@@ -247,21 +240,13 @@ def largest_share(sizes: Sequence[int], capacity: int) -> int:
     return ascending[-1] if ascending else 0
 
 
-def targets_of(
-    task: TaskSamples, target: TargetKind, ceiling_sec: float
-) -> tuple[Rows, FloatArray]:
+def _learned_of(
+    task: TaskSamples, target: TargetKind, ceiling_sec: float, drift: float
+) -> tuple[Rows, FloatArray, FloatArray]:
     """Return what a model learns of one task; see :meth:`Dataset.training_set`."""
-    if learns_failures(target):
-        return task.rows, np.nan_to_num(target_of(ceiling_sec / task.seconds, target), nan=0.0)
+    ratio = ceiling_sec / task.seconds
+    if learns_failures(target):  # AdaTune's forest takes all times alike
+        return task.rows, np.nan_to_num(target_of(ratio, target), nan=0.0), np.zeros(len(ratio))
     ok = task.succeeded
-    return task.rows[ok], target_of(ceiling_sec / task.seconds[ok], target)
-
-
-def _errors(task: TaskSamples, target: TargetKind, ceiling_sec: float, drift: float) -> FloatArray:
-    """Return the standard errors of the targets; those of failures are 0."""
-    # Without drift not even rounded: a last digit may decide a split of preset "paper".
-    relative = np.hypot(task.errors, drift) if drift else task.errors
-    errors = error_of(ceiling_sec / task.seconds, relative, target)
-    if learns_failures(target):
-        return np.nan_to_num(relative * ceiling_sec / task.seconds, nan=0.0)
-    return np.asarray(errors[task.succeeded])
+    errors = error_of(ratio[ok], np.hypot(task.errors[ok], drift), target)
+    return task.rows[ok], target_of(ratio[ok], target), errors

@@ -49,14 +49,11 @@ class FamilySurrogate(Surrogate):
         """Set the families of tasks; a task that changes takes its samples along."""
         changed = {key for key, name in families.items() if self._family_of.get(key) != name}
         self._family_of.update(families)
-        touched = {self._family_of[key] for key in changed}
-        if changed & {key for key, _ in self.dataset}:
-            touched |= set(self.parts)
-        for name in touched:
-            self.parts.pop(name, None)
+        if not changed & {key for key, _ in self.dataset}:
+            return
+        self.parts = {}
         for key, task in self.dataset:
-            name = self._family_of.get(key, "")
-            if name in touched and name:
+            if name := self._family_of.get(key):
                 self._part(name).dataset.share(self.dataset, key, len(task.seconds))
 
     def add(
@@ -84,7 +81,6 @@ class FamilySurrogate(Surrogate):
     def replace(self, dataset: Dataset, families: Mapping[str, str]) -> None:
         """Forget everything and start from a dataset of earlier runs and its families."""
         self.replace_dataset(dataset)
-        self._qualities.clear()
         self.parts, self._family_of = {}, {}
         self.assign(families)
         for part in self.parts.values():

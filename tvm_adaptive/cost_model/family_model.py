@@ -23,7 +23,7 @@ def _anchor_and_sketches(context: TuneContext) -> str:
 
 _FAMILY_OF: dict[str, Callable[[TuneContext], str]] = {
     "anchor": _anchor_and_sketches,
-    "op": lambda context: operator_of(str(context.task_name)),
+    "op": lambda context: family_operator(str(context.task_name)),
 }
 FAMILY_KINDS = tuple(_FAMILY_OF)
 
@@ -85,7 +85,7 @@ class RFEIFamilyCostModel(RFEICostModel._cls):  # type: ignore[misc, name-define
         return key
 
 
-def operator_of(task_name: str) -> str:
+def family_operator(task_name: str) -> str:
     """Return the first operator of a fused function's name: ``fused_conv2d3_add`` is conv2d."""
     first = task_name.removeprefix("fused_").split("_", 1)[0]
     # Relax numbers functions of one name, and the 2 of conv2d is no such number.

@@ -70,16 +70,12 @@ class Forest:
     ----------
     n_trees, max_features, std, n_jobs
         See :class:`~tvm_adaptive.cost_model.surrogate.SurrogateOptions`.
-    draws_by_weight : bool
-        Whether samples that count less are drawn for fewer trees. False: all are drawn alike,
-        and weights decide splits only; in a fully grown tree each still has a leaf.
     """
 
     n_trees: int = 24
     max_features: float | int = 1 / 3
     std: Std = "shrunk"
     n_jobs: int = 2
-    draws_by_weight: bool = True
 
     def __post_init__(self) -> None:
         self.n_samples = 0
@@ -112,14 +108,15 @@ class Forest:
         seed : int
             Same seed and data give the same forest, in any process.
         weights : ndarray of shape (n,) or None, default None
-            How much each sample counts, above 0; None for all alike.
+            How much each sample counts, above 0: one that counts less is drawn for fewer trees.
+            None for all alike.
         """
         n = X.shape[0]
         rng = np.random.default_rng(seed)
         self._columns = distinct_columns(X)
         self.n_samples = n
         size = (self.n_trees, n_draws(n))
-        if weights is None or not self.draws_by_weight or np.ptp(weights) == 0.0:
+        if weights is None or np.ptp(weights) == 0.0:
             draws = rng.integers(0, n, size=size)
         else:
             draws = rng.choice(n, size=size, p=weights / weights.sum())
@@ -127,12 +124,9 @@ class Forest:
         self._inbag = np.stack(counts, axis=1).astype(np.float64)
         seeds = rng.integers(0, 2**31, size=self.n_trees)
         view = self._view(X)
-        bags = self._inbag
-        if weights is not None and not self.draws_by_weight:
-            bags = self._inbag * weights[:, None]
 
         def grow(b: int) -> Tree:
-            return self._grow(view, y, bags[:, b], int(seeds[b]))
+            return self._grow(view, y, self._inbag[:, b], int(seeds[b]))
 
         if self.n_jobs == 1 or view.size < _MIN_SIZE_FOR_THREADS:
             self._trees = [grow(b) for b in range(self.n_trees)]

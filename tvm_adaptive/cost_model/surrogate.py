@@ -181,6 +181,7 @@ class Surrogate:
         self.dataset = dataset
         self._forest = self._validity = None
         self._ceilings, self._luck = {}, {}
+        self._qualities.clear()
         self._n_fitted, self._n_before = 0, dataset.n_added
         self._n_elsewhere = sum(
             len(task.seconds) for key, task in dataset if key.startswith(_ELSEWHERE)
@@ -221,14 +222,12 @@ class Surrogate:
             if target == "throughput"
             else self.dataset.ceilings(lambda key: key.startswith(_ELSEWHERE))
         )
-        rows, y = learned.training_set(target, ceilings)
+        rows, y, errors = learned.training_set(target, ceilings, _DRIFT)
         self._n_fitted = self.dataset.n_added
         if not len(y):
             return None
         noise = _FIRST_NOISE if self._forest is None else self._forest.oob_rms
         variance = max(noise, _MIN_STD) ** 2
-        drift = 0.0 if target == "throughput" else _DRIFT
-        errors = learned.training_errors(target, ceilings, drift)
         # The inverse of the sum of the variances of the model and of the timer.
         weights = variance / (variance + errors**2)
         self._forest = self._new_forest(self.options.n_trees).fit(rows, y, self.seed, weights)
@@ -326,7 +325,6 @@ class Surrogate:
             max_features=self.options.max_features,
             std=self.options.std,
             n_jobs=self.options.n_jobs,
-            draws_by_weight=self.options.target != "throughput",
         )
 
     def _learned(self) -> Dataset:

@@ -26,7 +26,7 @@ from tvm_adaptive.models.fixed_functions import (
     unravelled,
 )
 from tvm_adaptive.models.network import known_extents
-from tvm_adaptive.models.strided_view import Reading
+from tvm_adaptive.models.strided_view import StridedReading
 from tvm_adaptive.models.whole_tiles import tile_rows
 
 # Vectors of queries or of values in a row of a tile, and the time for each number: beside one
@@ -92,10 +92,10 @@ class Attention:
     Places of queries, keys and values run along the axes of the batch, tokens and numbers.
     """
 
-    queries: Reading
-    keys: Reading
-    values: Reading
-    bias: Reading | None  # added to the products; places run along batch, keys and queries
+    queries: StridedReading
+    keys: StridedReading
+    values: StridedReading
+    bias: StridedReading | None  # added to the products; places run along batch, keys and queries
     extents: Sequence[int]  # of the result
     n_keys: int
     n_numbers: int  # of a query and of a key

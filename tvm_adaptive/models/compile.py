@@ -29,7 +29,7 @@ from tvm_adaptive.models.prepare import (
     in_forms,
     tunable_counts,
 )
-from tvm_adaptive.models.weights import load_module
+from tvm_adaptive.models.weights import load_weighted_module
 from tvm_adaptive.workers.cores import n_build_workers, usable_physical_cores
 
 logger = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ def export_module(folder: str, target_json: str, path: str, *, quick: bool = Fal
         The seconds of that without ``quick`` and without writing the weights; those that
         ``quick`` has saved are estimated.
     """
-    mod, target = load_module(Path(folder)), _tvm.load_own_json(target_json)
+    mod, target = load_weighted_module(Path(folder)), _tvm.load_own_json(target_json)
     n_processes = n_build_workers(usable_physical_cores())
     with _silent_stderr(), target, PassContext(opt_level=3):
         start_sec = time.perf_counter()

@@ -32,7 +32,7 @@ from tvm_adaptive.models.network import (
     with_rewritten_main,
     without_dead_bindings,
 )
-from tvm_adaptive.models.strided_view import Axis, Reading, StridedView
+from tvm_adaptive.models.strided_view import StridedAxis, StridedReading, StridedView
 from tvm_adaptive.models.whole_tiles import product_tiles, tiled_product
 
 _PRODUCT, _SOFTMAX = "relax.matmul", "relax.nn.softmax"
@@ -91,8 +91,8 @@ class _Scores:
 class _Product:
     """A batched product."""
 
-    left: Reading
-    right: Reading
+    left: StridedReading
+    right: StridedReading
     extents: Sequence[int]  # of the result
     depth: int
     tiles: tuple[int, int]  # rows and columns that are computed
@@ -151,7 +151,7 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         # Sources in shapes that they are read in, which operands share.
         self._reshaped: dict[tuple[int, tuple[int, ...]], Any] = {}
         # Sums of masks in the axes of a product, by these and the masks, which layers share.
-        self._biases: dict[tuple[int, ...], Reading] = {}
+        self._biases: dict[tuple[int, ...], StridedReading] = {}
 
     def visit_var_binding_(self, binding: Any) -> None:
         """Visit a binding, and note the product that its new variable is."""
@@ -207,13 +207,15 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         if left.has_rows:
             reading, factor = self._in_place(left), left.factor
         else:
-            reading, factor = Reading.of(a, of_a), 1.0
+            reading, factor = StridedReading.of(a, of_a), 1.0
         if right.source is b:
-            other = Reading.of(b, of_b)
+            other = StridedReading.of(b, of_b)
         else:
             # More columns are a copy anyway, of the right tensor alone.
             is_kept = tiles[1] == extents[-1] and right.has_rows and _keeps_rows(right.view)
-            other = self._in_place(right) if is_kept else Reading.of(self._copied(right), of_b)
+            other = (
+                self._in_place(right) if is_kept else StridedReading.of(self._copied(right), of_b)
+            )
             factor *= right.factor
         product = _Product(reading, other, extents, of_a[-1], tiles)
         if factor == 1.0:
@@ -285,7 +287,7 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
 
     def _bias(
         self, added: Sequence[_Added], batch: Sequence[int], tiles: AttentionTiles
-    ) -> Reading:
+    ) -> StridedReading:
         """Return what is added to scores, in columns of as many queries as are computed."""
         key = (*batch, *(handle(each) for each, _ in added))
         if key in self._biases:
@@ -302,7 +304,9 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
             pad = [0] * (2 * len(outer) + 3) + [n_more]
             columns = emit(relax.op.nn.pad(columns, pad)) if n_more else columns
         runs = enumerate(known_extents(columns))
-        self._biases[key] = Reading(columns, [Axis(n, 0, i if n > 1 else None) for i, n in runs])
+        self._biases[key] = StridedReading(
+            columns, [StridedAxis(n, 0, i if n > 1 else None) for i, n in runs]
+        )
         return self._biases[key]
 
     def _rows_of(self, mask: Any, of_scores: Sequence[int], batch: Sequence[int]) -> Any:
@@ -358,11 +362,11 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
                 return dataclasses.replace(start, view=view)
         return _Operand.of(value)
 
-    def _in_place(self, operand: _Operand) -> Reading:
+    def _in_place(self, operand: _Operand) -> StridedReading:
         """Return how an operand with rows is read."""
         axes = operand.view.axes()
         assert axes is not None
-        return Reading(self._seen_as(operand.source, [each.extent for each in axes]), axes)
+        return StridedReading(self._seen_as(operand.source, [each.extent for each in axes]), axes)
 
     def _seen_as(self, source: Any, extents: Sequence[int]) -> Any:
         """Return a tensor in another shape."""

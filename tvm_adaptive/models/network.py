@@ -139,7 +139,7 @@ class Network:
         return outputs_problem(outputs, expected, rtol, floors=floors, names=self.output_names)
 
 
-def network_of_module(
+def network_of_nn(
     name: str,
     module: nn.Module,
     input_shapes: Mapping[str, tuple[int, ...]],

@@ -10,7 +10,7 @@ from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
-class Axis:
+class StridedAxis:
     """An axis of a source, and what a view takes of it."""
 
     extent: int  # of the source
@@ -19,16 +19,16 @@ class Axis:
 
 
 @dataclasses.dataclass(frozen=True)
-class Reading:
+class StridedReading:
     """A tensor, and which of its axes the places of an operand run along."""
 
     source: Any
-    axes: Sequence[Axis]
+    axes: Sequence[StridedAxis]
 
     @classmethod
-    def of(cls, source: Any, extents: Sequence[int]) -> Reading:
+    def of(cls, source: Any, extents: Sequence[int]) -> StridedReading:
         """Return how all of a tensor is read."""
-        return cls(source, [Axis(n, 0, i) for i, n in enumerate(extents)])
+        return cls(source, [StridedAxis(n, 0, i) for i, n in enumerate(extents)])
 
     def indices(self, places: Sequence[Any]) -> tuple[Any, ...]:
         """Return where the number of a place is."""
@@ -100,14 +100,14 @@ class StridedView:
         all_strides = tuple(next(found) if n != 1 else 1 for n in extents)
         return dataclasses.replace(self, extents=tuple(extents), strides=all_strides)
 
-    def axes(self) -> list[Axis] | None:
+    def axes(self) -> list[StridedAxis] | None:
         """Return the axes of the source that has one for each axis of several places.
 
         None where the source cannot be seen so, as with overlapping places.
         """
         order = [axis for axis, n in enumerate(self.extents) if n > 1]
         order.sort(key=lambda axis: -self.strides[axis])
-        found: list[Axis] = []
+        found: list[StridedAxis] = []
         before, offset = self.n_numbers, self.offset
         for axis in order:
             stride, n = self.strides[axis], self.extents[axis]
@@ -116,10 +116,10 @@ class StridedView:
             extent, begin = before // stride, offset // stride
             if begin + n > extent:
                 return None
-            found.append(Axis(extent, begin, axis))
+            found.append(StridedAxis(extent, begin, axis))
             before, offset = stride, offset % stride
         if before > 1:
-            found.append(Axis(before, offset, None))
+            found.append(StridedAxis(before, offset, None))
         return found
 
 

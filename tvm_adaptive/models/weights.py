@@ -37,7 +37,7 @@ def save_module(mod: IRModule, folder: Path) -> None:
     (folder / MODULE_FILE).write_text(json.dumps({"module": text, "weights": weights}))
 
 
-def load_module(folder: Path) -> IRModule:
+def load_weighted_module(folder: Path) -> IRModule:
     """Read a module that :func:`save_module` wrote."""
     saved = json.loads((folder / MODULE_FILE).read_text())
     mod = _tvm.load_own_json(saved["module"])

@@ -35,6 +35,8 @@ def threads_text(secs: Mapping[int, float]) -> str:
 
 def _latency_text(comparison: Comparison) -> str:
     before, after = comparison.before_sec * 1e3, comparison.after_sec * 1e3
+    if not math.isfinite(after):
+        return "not timed"
     if not math.isfinite(before):
         return f"{after:.3f} ms tuned"
     return f"{before:.3f} ms untuned, {after:.3f} ms tuned, {speed_text(before, after)}"

@@ -35,7 +35,7 @@ _RUNNING = "running or killed"
 
 
 @dataclasses.dataclass(frozen=True)
-class Slot:
+class PlayedSlot:
     """A share of tuning time that a task was given."""
 
     task: str
@@ -56,7 +56,7 @@ class RunHistory(History):
     keeps_all: bool = True  # False: only what a screen shows
     # (seconds, milliseconds): the sum of the tasks' best latencies
     curve: list[tuple[float, float]] = dataclasses.field(default_factory=list)
-    slots: list[Slot] = dataclasses.field(default_factory=list)
+    slots: list[PlayedSlot] = dataclasses.field(default_factory=list)
     slot_sec: float = 0.0  # seconds of all slots
     # Events of the search, the model, the runner and of remote devices.
     rounds: list[Event] = dataclasses.field(default_factory=list)
@@ -193,7 +193,7 @@ class RunHistory(History):
             return
         best_ms = event.get("best_ms")
         self.slots.append(
-            Slot(
+            PlayedSlot(
                 task=str(event["task"]),
                 reason=str(opened.get("reason", "")),
                 start_sec=max(0.0, event["time_sec"] - seconds),

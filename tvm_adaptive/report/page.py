@@ -158,7 +158,9 @@ def _head(history: RunHistory) -> str:
     comparison = history.comparison
     if comparison is not None:
         before_sec, after_ms = comparison.before_sec, 1e3 * comparison.after_sec
-        if history.peers or math.isinf(before_sec):  # its framework could not be timed
+        if math.isinf(after_ms):
+            words.append("not timed")
+        elif history.peers or math.isinf(before_sec):  # its framework could not be timed
             words += [f"{after_ms:.4g} ms tuned", *peer_lines(history.peers)]
         else:
             words.append(

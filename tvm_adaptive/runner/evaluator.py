@@ -71,7 +71,8 @@ class Race:
 
     def is_hopeless(self, run_sec: float) -> bool:
         """Say whether to stop after one run, or one micro-batch, of a warm kernel."""
-        return run_sec >= HOPELESS_FACTOR * self.incumbent_sec
+        # Where noise is large, one look must not decide what three would not.
+        return run_sec >= max(HOPELESS_FACTOR, self.behind_factor) * self.incumbent_sec
 
     def is_behind(self, batch_means_sec: FloatArray) -> bool:
         """Say whether to stop after micro-batches, shape (i,), seconds."""

@@ -91,7 +91,7 @@ class DuetBatch:
     """A batch in the queue of a runner.
 
     Before and after its candidates, a worker runs the steps of :meth:`open` and :meth:`close`.
-    A failure there costs a repeat, or the anchor, and never a candidate's time.
+    A failure there costs a repeat or the anchor; a record that fails the second time has no time.
     """
 
     def __init__(self, repeats: Repeats, facts: BatchFacts) -> None:

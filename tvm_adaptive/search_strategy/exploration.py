@@ -29,27 +29,17 @@ N_PLANS = 20
 FALLBACK_EPSILON = 0.05
 
 
-def posterior_epsilon(plans: Prediction, incumbent: float = 1.0) -> Exploration:
-    """Set epsilon to the mean relative uncertainty of random plans (Eq. 3).
+def posterior_epsilon(plans: Prediction) -> Exploration:
+    """Set epsilon to the mean uncertainty of random plans that were not measured (Eq. 3).
 
-    Parameters
-    ----------
-    plans : Prediction
-        Of K random plans that were not measured.
-    incumbent : float, default 1.0
-        Best measured throughput, in the unit of ``plans``.
-
-    Returns
-    -------
-    Exploration
-        ``epsilon = clip(mean_K sigma / incumbent, 0, 1)``; the fallback where that is
-        not a number or there is no incumbent.
+    Their throughputs are relative to the incumbent's. Where no deviation is a number, it is the
+    fallback.
     """
     finite = plans.std[(plans.std >= 0) & (plans.std < math.inf)]
-    if incumbent <= 0 or not math.isfinite(incumbent) or finite.size == 0:
+    if finite.size == 0:
         return Exploration(FALLBACK_EPSILON, "no-success-yet")
     mean_std = float(finite.mean())
-    epsilon = min(1.0, max(0.0, mean_std / incumbent))
+    epsilon = min(1.0, mean_std)
     return Exploration(epsilon, "posterior", mean_std=mean_std, n_plans=int(finite.size))
 
 

@@ -226,6 +226,6 @@ class Proposer(abc.ABC):
         if cheap:
             return Exploration(INITIAL_EPSILON, "initial")
         prediction = self._posterior(self.options.n_plans)
-        if prediction is None or len(prediction) == 0:
+        if prediction is None:
             return Exploration(FALLBACK_EPSILON, "no-success-yet")
         return posterior_epsilon(prediction)

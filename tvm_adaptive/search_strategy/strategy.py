@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import math
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -72,8 +72,6 @@ class AdaptiveSearch(PySearchStrategy, NoSearchHooks):  # type: ignore[misc]
         with them, fitted to its own extents. Used by ``"distilled"`` only.
     journal : JournalWriter or None, default None
         Gets one ``"round"`` event per round.
-    should_stop : callable or None, default None
-        Called before each round; True ends the task.
     **options : Any
         Fields of :class:`~tvm_adaptive.search_strategy.options.SearchOptions`.
 
@@ -89,7 +87,6 @@ class AdaptiveSearch(PySearchStrategy, NoSearchHooks):  # type: ignore[misc]
         trial_log: TrialLog | None = None,
         transfer_pool: TransferPool | None = None,
         journal: JournalWriter | None = None,
-        should_stop: Callable[[], bool] | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -97,7 +94,6 @@ class AdaptiveSearch(PySearchStrategy, NoSearchHooks):  # type: ignore[misc]
         self.trial_log = trial_log
         self.transfer_pool = transfer_pool
         self.journal: JournalWriter = journal or NullJournal()
-        self.should_stop = should_stop
         self.context: TuneContext | None = None
         self.state: _State | None = None
         self._limit: int | None = None
@@ -141,7 +137,6 @@ class AdaptiveSearch(PySearchStrategy, NoSearchHooks):  # type: ignore[misc]
             trial_log=self.trial_log,
             transfer_pool=self.transfer_pool,
             journal=self.journal,
-            should_stop=self.should_stop,
         )
 
     def limit_next_batch(self, n_trials: int | None) -> None:
@@ -193,7 +188,7 @@ class AdaptiveSearch(PySearchStrategy, NoSearchHooks):  # type: ignore[misc]
         """
         state = self._live_state()
         limit, self._limit = self._limit, None
-        if self.is_spent or (self.should_stop and self.should_stop()):
+        if self.is_spent:
             return None
         batch: list[Schedule] | None
         try:

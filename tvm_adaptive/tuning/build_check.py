@@ -23,7 +23,7 @@ from tvm_adaptive.workers.scratch import ScratchFolder
 Builds: TypeAlias = tuple[tuple[str, str], Sequence[Any], str]
 
 # With less, loading two libraries would be cut short as often as not.
-LEAST_CHECK_SEC = 1.0
+_LEAST_LOAD_SEC = 1.0
 # Each function that crashes costs one more run. Of thousands of candidates few crash, and a
 # library with more of them has another fault.
 _MOST_CRASHES = 3
@@ -52,9 +52,9 @@ def compare_builds(
             path.write_text("")
             left_sec = context.budget.left_sec
             if in_overtime and not failed:
-                left_sec = max(LEAST_CHECK_SEC, context.budget.overtime_left_sec)
+                left_sec = max(_LEAST_LOAD_SEC, context.budget.overtime_left_sec)
             limit_sec = min(most_sec, left_sec)
-            if limit_sec < min(LEAST_CHECK_SEC, most_sec):
+            if limit_sec < min(_LEAST_LOAD_SEC, most_sec):
                 raise OutOfTimeError("no time was left to compare the functions one by one")
             compare = functools.partial(
                 compare_calls, steps=dict(steps), skipped=tuple(failed), progress_file=str(path)

@@ -14,6 +14,9 @@ target              FLOP/s                              throughput over the task
                                                         the same order
 forest              one per task                        one for all tasks of a run
 search              simulated annealing                 MetaSchedule's evolution
+bags of the forest  as many draws as samples            fewer beyond 320 samples
+first batch         epsilon 0.05                        half random, half by the model of the
+                                                        tasks before
 score               expected improvement                a rising function of its logarithm
 epsilon             may exceed 1 (AdaTune's code)       clipped at 1 (DynaTune's code)
 micro-batches       no least number                     three

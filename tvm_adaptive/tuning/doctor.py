@@ -32,7 +32,7 @@ from tvm_adaptive.workers.scratch import ScratchFolder
 
 logger = logging.getLogger(__name__)
 
-Verdict = Literal["ok", "warning", "problem"]
+CheckState = Literal["ok", "warning", "problem"]
 
 # Compiling and running one small kernel takes three seconds; longer than this, it hangs.
 _KERNEL_TIMEOUT_SEC = 120.0
@@ -57,7 +57,7 @@ class CheckResult:
     """The result of one check."""
 
     name: str
-    verdict: Verdict  # "problem": nothing can be tuned, or results cannot be trusted
+    verdict: CheckState  # "problem": nothing can be tuned, or results cannot be trusted
     text: str
     fix: str = ""  # empty if the verdict is "ok"
 

@@ -158,7 +158,7 @@ def decide(
     in_order = [reports[index] for index in range(len(finalists))]
     database = final_database(session.work_dir, in_order)
     outcomes = [
-        outcome_of(task, report) if is_used else unused_outcome_of(task)
+        outcome_of(task, report, is_used=is_used)
         for task, report, is_used in zip(progress.tasks, in_order, choice.used, strict=True)
     ]
     return database, outcomes
@@ -472,26 +472,17 @@ def reference_timeout_sec(budget: Budget) -> float:
     return min(REFERENCE_TIMEOUT_SEC, max(_LEAST_REFERENCE_SEC, budget.spare_sec))
 
 
-def unused_outcome_of(task: TaskProgress) -> TaskOutcome:
-    """Return the outcome of a task whose form is not used."""
-    return TaskOutcome(
-        *(task.name, task.weight, task.n_trials, task.n_errors, task.best_sec),
-        **task.key._asdict(),
-        is_used=False,
-    )
-
-
-def outcome_of(task: TaskProgress, report: FinalistReport) -> TaskOutcome:
-    """Return the outcome of a task after its play-off."""
+def outcome_of(task: TaskProgress, report: FinalistReport, *, is_used: bool = True) -> TaskOutcome:
+    """Return the outcome of a task after its play-off; of a form not used, after its search."""
     first = next((each for each in report.finalists if not each.disqualified), None)
+    winner = report.winner if is_used else None
+    chosen_sec = math.inf if first is None else first.final_sec()
     return TaskOutcome(
-        name=task.name,
-        weight=task.weight,
-        n_trials=task.n_trials,
-        n_errors=task.n_errors,
-        best_sec=math.inf if first is None else first.final_sec(),
-        played_off=report.winner is not None and not report.winner.in_network,
-        in_network=report.winner is not None and report.winner.in_network,
-        n_disqualified=sum(bool(each.disqualified) for each in report.finalists),
+        *(task.name, task.weight, task.n_trials, task.n_errors),
+        best_sec=chosen_sec if is_used else task.best_sec,
+        played_off=winner is not None and not winner.in_network,
+        in_network=winner is not None and winner.in_network,
+        n_disqualified=is_used * sum(bool(each.disqualified) for each in report.finalists),
         **task.key._asdict(),
+        is_used=is_used,
     )

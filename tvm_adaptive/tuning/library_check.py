@@ -25,13 +25,14 @@ from tvm_adaptive._tvm import (
 )
 from tvm_adaptive.errors import OUT_OF_TIME, OutOfTimeError, WorkerTimeoutError, summary_line
 from tvm_adaptive.models import largest_difference
+from tvm_adaptive.models.compare_calls import call_problem
 from tvm_adaptive.models.compile import Coverage, device_kind, export_function, schedule_tir
 from tvm_adaptive.models.run import try_function
 from tvm_adaptive.runner.rpc.leased_worker import LeasingPool
+from tvm_adaptive.tuning.build_check import tolerances
 from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.session import RunContext
 from tvm_adaptive.tuning.target import n_cores_of
-from tvm_adaptive.values.agreement import outputs_problem
 from tvm_adaptive.values.forms import FormKey
 from tvm_adaptive.values.trace_json import without_flags
 from tvm_adaptive.workers.cores import thread_env
@@ -348,22 +349,27 @@ class OperatorCheck(LibraryCheck):
     def _compare(
         self, before: Sequence[Measurement | None], after: Sequence[Measurement | None]
     ) -> Comparison | None:
-        """Compare what was measured; None if a measurement is missing."""
-        pairs = [
-            (old, new)
-            for old, new in zip(before, after, strict=True)
+        """Compare what was measured; None if a measurement is missing and nothing is wrong."""
+        pairs = {
+            str(task.task_name): (old, new)
+            for task, old, new in zip(self._tasks, before, after, strict=True)
             if old is not None and new is not None
-        ]
-        if len(pairs) < len(before):
+        }
+        mods = {str(task.task_name): task.dispatched[0] for task in self._tasks}
+        functions = {name: mods[name]["main"] for name in pairs}
+        rtols = tolerances(functions, self._context.config.finish.rtol)
+        found = {
+            name: call_problem(new.outputs, old.outputs, rtols[name])
+            for name, (old, new) in pairs.items()
+        }
+        problem = next((f"{name}: {text}" for name, text in found.items() if text), "")
+        is_whole = len(pairs) == len(before)
+        if not is_whole and not problem:
             return None
-        differences = [largest_difference(new.outputs, old.outputs) for old, new in pairs]
-        rtol = self._context.config.finish.rtol
-        found = (outputs_problem(new.outputs, old.outputs, rtol) for old, new in pairs)
-        named = zip(self._tasks, found, strict=True)
-        problem = next((f"{task.task_name}: {text}" for task, text in named if text), "")
+        differences = [largest_difference(new.outputs, old.outputs) for old, new in pairs.values()]
         comparison = Comparison(
-            before_sec=sum(old.latency_sec for old, _ in pairs),
-            after_sec=sum(new.latency_sec for _, new in pairs),
+            before_sec=sum(old.latency_sec for old, _ in pairs.values()) if is_whole else math.inf,
+            after_sec=sum(new.latency_sec for _, new in pairs.values()) if is_whole else math.inf,
             max_abs=max(difference.max_abs for difference in differences),
             max_rel=max(difference.max_rel for difference in differences),
             agree=not problem,

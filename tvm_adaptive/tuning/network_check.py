@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from tvm_adaptive._tvm import (
+    TVM_VERSION,
     Database,
     ExtractedTask,
     IRModule,
@@ -23,6 +24,7 @@ from tvm_adaptive._tvm import (
     save_json,
     workload_key,
 )
+from tvm_adaptive.database.verdicts import VerdictFile
 from tvm_adaptive.errors import (
     ImportMismatchError,
     InvalidOptionError,
@@ -60,11 +62,11 @@ from tvm_adaptive.tuning.library_check import (
 )
 from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.peers import Rivals, n_rivals, rivals_reserve_sec
-from tvm_adaptive.tuning.session import RunContext
+from tvm_adaptive.tuning.session import RunContext, Session
 from tvm_adaptive.tuning.source_of_difference import source_of_difference
 from tvm_adaptive.tuning.target import n_threads_of
 from tvm_adaptive.tuning.untuned_build import UntunedBuild, tuned_margin
-from tvm_adaptive.values.agreement import outputs_problem
+from tvm_adaptive.values.agreement import is_float, outputs_problem
 from tvm_adaptive.values.forms import NO_FORM
 from tvm_adaptive.workers.roofline import measure_roofline
 from tvm_adaptive.workers.scratch import ScratchFolder
@@ -195,7 +197,8 @@ class NetworkCheck(LibraryCheck):
         """Compare the functions of the tuned library with those of the untuned one."""
         rtol, steps = self._context.config.finish.rtol, self._steps
         n_outputs = compared_outputs(self._prepared.mod, steps)
-        builds = (str(self._untuned), str(self._unchecked)), self._inputs, self._device_kind
+        paths = str(self._untuned), str(self._unchecked)
+        builds = paths, self._telling_inputs, self._device_kind
         start_sec = time.perf_counter()
         found = compare_builds(
             self._context,
@@ -215,6 +218,15 @@ class NetworkCheck(LibraryCheck):
             seconds=time.perf_counter() - start_sec,
         )
         return found
+
+    @functools.cached_property
+    def _telling_inputs(self) -> list[Any]:
+        """The inputs, but random ones for those of a single number, which hides wrong elements."""
+        drawn = self._network.random_inputs(self._context.seed)
+        return [
+            other if is_float(one.dtype) and one.size > 1 and (one == one.flat[0]).all() else one
+            for one, other in zip(self._inputs, drawn, strict=True)
+        ]
 
     def _verdict(self, mod: IRModule, found: ComparedCalls) -> Verdict:
         """Return what was found of the functions of one task."""
@@ -324,7 +336,7 @@ class NetworkCheck(LibraryCheck):
 
     def _report_slow(self, most_sec: float) -> None:
         text = f"untuned, an inference takes more than {most_sec:.0f} s"
-        if self._original is not None and self._has_reference:
+        if self._original is not None and self._expected is not None:
             text += f"; outputs are first compared with {self._original.framework} after tuning"
             self._context.observer.note(text)
             self._context.journal.write("error", where=self._untuned.name, message=text)
@@ -362,9 +374,11 @@ class NetworkCheck(LibraryCheck):
             self._remove_others()
             return None
         with context.stage("compile"):
-            is_compiled = self._is_compiled(database) or self._compile(database, path)
+            is_compiled = self._is_compiled(database) or self._compile(database, self._unchecked)
+            if is_compiled:  # whole: what was there before may be in use
+                os.replace(self._unchecked, path)
         with context.stage("compare"):
-            if not is_compiled:
+            if not is_compiled and not self._keeps_earlier:
                 self._use_untuned()
             # An untuned library is compared with a framework only, and if it is quick.
             is_comparable = is_compiled or (self._has_reference and self._before is not None)
@@ -386,12 +400,27 @@ class NetworkCheck(LibraryCheck):
             self._set_coverage(self._compiling.coverage)
 
     def _is_compiled(self, database: Database) -> bool:
-        """Take the library of the check if it was compiled with the same records."""
+        """Say whether the library of the check was compiled with the same records."""
         records = database.get_all_tuning_records()
-        is_same = bool(records) and self._compiled == frozenset(map(key_of_record, records))
-        if is_same:
-            os.replace(self._unchecked, self._path)
-        return is_same
+        return bool(records) and self._compiled == frozenset(map(key_of_record, records))
+
+    @functools.cached_property
+    def _keeps_earlier(self) -> bool:
+        """Whether an earlier library stays if there is no new one."""
+        context = self._context
+        if not self._path.is_file():
+            return False
+        if not isinstance(context, Session):  # apply ends with an error
+            return True
+        report = context.history.report
+        if report is None or not (report["comparison"] or {}).get("agree"):
+            return False
+        verdicts = VerdictFile(context.work_dir, str(TVM_VERSION)).read().values()
+        new = [each for those in verdicts for each in those if each.run.startswith(context.run_id)]
+        if any(each.failure for each in new):  # it may be in that library
+            return False
+        self.coverage = str(report["coverage"])
+        return True
 
     def _remove_others(self) -> None:
         """Remove the libraries beside the result."""
@@ -414,12 +443,14 @@ class NetworkCheck(LibraryCheck):
             own = [peer.secs for peer in rivals.timings if peer.framework == framework]
             if self._has_rivals:
                 before_sec = statistics.median(own[0]) if own else math.inf
-        if expected is None or not secs:
+        if expected is None:
             return None
         problem = self._problem(path, outputs, expected, framework)
+        if not secs and not problem:  # why it was not timed is reported
+            return None
         return Comparison(
             before_sec,
-            statistics.median(secs),
+            statistics.median(secs) if secs else math.inf,
             *largest_difference(outputs, expected),
             not problem,
             framework,
@@ -476,7 +507,8 @@ class NetworkCheck(LibraryCheck):
             )
             if not coverage.tuned and context.budget.seconds is not None:
                 if coverage.fallback:
-                    self._report_shortfall("nothing is tuned; the library is the untuned one")
+                    kind = "earlier" if self._keeps_earlier else "untuned"
+                    self._report_shortfall(f"nothing is tuned; the library is the {kind} one")
                 if not (self._compiling and self._compiling.is_quick):
                     return False
             with ScratchFolder("network", context.work_dir) as folder:
@@ -484,7 +516,8 @@ class NetworkCheck(LibraryCheck):
                 task = (str(folder), save_json(context.target), str(path))
                 self._compile_tuned(export_module, task)
         except Exception as error:
-            self._report_uncompiled(self._path, error, "; the library is the untuned one")
+            kind = "earlier" if self._keeps_earlier else "untuned"
+            self._report_uncompiled(self._path, error, f"; the library is the {kind} one")
             return False
         self.failure = ""
         if self._prepared.alternatives is not None:

@@ -113,7 +113,8 @@ class Comparison:
     ----------
     before_sec, after_sec : float
         Latency of the framework or without tuning, and with tuning; lower is better.
-        ``before_sec`` is infinite if the framework could not be timed.
+        ``before_sec`` is infinite if the framework could not be timed, ``after_sec`` if there
+        was no time for it after the outputs were found to be wrong.
     max_abs, max_rel : float
         Largest absolute and relative difference of their outputs on the same inputs.
     agree : bool

@@ -26,7 +26,7 @@ from tvm_adaptive.models import transformer
 from tvm_adaptive.models.frontend import load
 from tvm_adaptive.models.frontend.onnx_file import ONNX
 from tvm_adaptive.models.frontend.reader import FileFormat, ModelReader, limits_of
-from tvm_adaptive.models.weights import MODULE_FILE, load_module, save_module
+from tvm_adaptive.models.weights import MODULE_FILE, load_weighted_module, save_module
 
 # Workers cannot import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -251,7 +251,7 @@ def test_weights_come_back_as_they_were(onnx: Any, onnx_models: Any, tmp_path: P
     saved = json.loads((tmp_path / MODULE_FILE).read_text())
     assert len(saved["weights"]) > 10
     assert len(saved["module"]) < 0.5 * len(save_json(mod))
-    assert structural_hash(load_module(tmp_path)) == structural_hash(mod)
+    assert structural_hash(load_weighted_module(tmp_path)) == structural_hash(mod)
 
 
 def test_a_weight_of_many_steps_is_written_once(tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_a_weight_of_many_steps_is_written_once(tmp_path: Path) -> None:
     mod = builder.get()
     save_module(mod, tmp_path)
     assert len(json.loads((tmp_path / MODULE_FILE).read_text())["weights"]) == 1
-    assert structural_hash(load_module(tmp_path)) == structural_hash(mod)
+    assert structural_hash(load_weighted_module(tmp_path)) == structural_hash(mod)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64", "bool"])
@@ -280,7 +280,7 @@ def test_weights_of_any_type_come_back(dtype: str, tmp_path: Path) -> None:
     save_module(mod, tmp_path)
     saved = json.loads((tmp_path / MODULE_FILE).read_text())
     assert [kind for kind, _, _ in saved["weights"].values()] == [dtype]
-    assert structural_hash(load_module(tmp_path)) == structural_hash(mod)
+    assert structural_hash(load_weighted_module(tmp_path)) == structural_hash(mod)
 
 
 def test_weights_beside_an_onnx_file_are_read_and_run(

@@ -16,7 +16,7 @@ from tests.models.prefetch.conftest import (
 from tvm_adaptive._tvm import copy_record, memory_database, nn
 from tvm_adaptive._tvm.tensor_functions import weights_of
 from tvm_adaptive.models import Network, compile_network, extract, prepare, run_network
-from tvm_adaptive.models.network import network_of_module
+from tvm_adaptive.models.network import network_of_nn
 from tvm_adaptive.models.prefetch import hinted
 from tvm_adaptive.tuning.target import resolve_target
 
@@ -31,7 +31,7 @@ class _Product(nn.Module):  # type: ignore[misc]
 
 @pytest.fixture
 def network() -> Network:
-    return network_of_module(
+    return network_of_nn(
         "product",
         _Product(),
         {"x": (N_ROWS, N_SUMMED)},

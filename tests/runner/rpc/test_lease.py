@@ -127,9 +127,38 @@ def test_a_tracker_that_restarts_while_a_device_is_asked_for_fails_nothing(track
 
     monkeypatch.setattr(lease.socket, "create_connection", restarting)
     assert lease.queue_for_device(tracker.config, (), 60.0)[0] == "a:9000"
-    refused[:] = [True]
+    refused[:] = [True, True]
     with pytest.raises(ConnectionRefusedError):
         lease.queue_for_device(tracker.config, (), 0.0)
+
+
+def test_a_tracker_may_restart_after_a_long_wait(tracker, monkeypatch):
+    """What counts is how long it stays away, not how long devices were waited for."""
+    tracker.listed = [[(KEY, "a")]]
+    tracker.offers = ["a"]
+    now, request, lost = [0.0], lease._request_once, [True]
+
+    def wait_and_lose(config, wait_sec):
+        if lost:
+            lost.pop()
+            now[0] += 30.0
+            raise ConnectionResetError("the tracker ends")
+        return request(config, wait_sec)
+
+    connect, refused = socket.create_connection, [True, True]
+
+    def restarting(*arguments):
+        if refused:
+            refused.pop()
+            raise ConnectionRefusedError("restarting")
+        return connect(*arguments)
+
+    monkeypatch.setattr(lease.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(lease, "_request_once", wait_and_lose)
+    known = lease.known_devices(tracker.config, 10.0)
+    monkeypatch.setattr(lease.socket, "create_connection", restarting)
+    assert known
+    assert lease._request(tracker.config, 10.0)[0] == "a"
 
 
 def test_an_avoided_device_is_taken_only_if_there_is_no_other(tracker):

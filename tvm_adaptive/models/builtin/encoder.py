@@ -17,7 +17,7 @@ import numpy as np
 from tvm_adaptive._tvm import nn
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.builtin.layers import Array, check_sizes, draw_bias, draw_weight
-from tvm_adaptive.models.network import Network, network_of_module
+from tvm_adaptive.models.network import Network, network_of_nn
 
 EPSILON = 1e-5
 BERT_EPSILON = 1e-12  # of the authors' code
@@ -106,7 +106,7 @@ def _encoder(
     stack = [EncoderLayer(hidden, heads, inner, activation, epsilon) for _ in range(layers)]
     # A table lookup would offer nothing to tune.
     shapes = {"embedded": (batch, sequence, hidden)}
-    return network_of_module(name, Encoder(stack), shapes, draw_parameter, seed)
+    return network_of_nn(name, Encoder(stack), shapes, draw_parameter, seed)
 
 
 transformer = functools.partial(_encoder, "transformer", nn.op.relu, EPSILON)

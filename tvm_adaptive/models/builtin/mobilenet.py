@@ -11,7 +11,7 @@ import numpy as np
 from tvm_adaptive._tvm import nn
 from tvm_adaptive.models.builtin import layers
 from tvm_adaptive.models.builtin.layers import GAIN_AFTER_RELU, Array, draw_weight
-from tvm_adaptive.models.network import Network, network_of_module
+from tvm_adaptive.models.network import Network, network_of_nn
 
 # Table 2: expansion, output channels in units of 8, blocks, stride of the first block.
 STAGES = (
@@ -86,7 +86,7 @@ def mobilenet_v2(
     layers.check_multiple("width", width, STEM_UNITS)
     module = MobileNetV2(width // STEM_UNITS, classes)
     shapes = {"image": (batch, 3, image_size, image_size)}
-    return network_of_module("mobilenet_v2", module, shapes, draw_parameter, seed)
+    return network_of_nn("mobilenet_v2", module, shapes, draw_parameter, seed)
 
 
 def draw_parameter(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Array:

@@ -16,7 +16,7 @@ import numpy as np
 from tvm_adaptive._tvm import nn
 from tvm_adaptive.models.builtin import layers
 from tvm_adaptive.models.builtin.layers import Array
-from tvm_adaptive.models.network import Network, network_of_module
+from tvm_adaptive.models.network import Network, network_of_nn
 
 # A sum adds the variances of its branches. Halving the variance of the convolutions keeps
 # activations within one order of magnitude over the eight blocks.
@@ -108,7 +108,7 @@ def _resnet(
     layers.check_sizes(batch=batch, image_size=image_size, width=width, classes=classes)
     module = ResNet(block, depths, width, classes)
     shapes = {"image": (batch, 3, image_size, image_size)}
-    return network_of_module(name, module, shapes, draw_parameter, seed)
+    return network_of_nn(name, module, shapes, draw_parameter, seed)
 
 
 resnet18 = functools.partial(_resnet, "resnet18", BasicBlock, (2, 2, 2, 2))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from tvm_adaptive._tvm import nn
 from tvm_adaptive.errors import check_at_least
 from tvm_adaptive.models.builtin import layers
-from tvm_adaptive.models.network import Network, network_of_module
+from tvm_adaptive.models.network import Network, network_of_nn
 
 # Squeezed channels of each fire module, in quarters of the stem's channels.
 FIRES = (1, 1, 2, 2, 3, 3, 4, 4)
@@ -70,4 +70,4 @@ def squeezenet1_1(
     layers.check_multiple("width", width, _UNITS)
     module = SqueezeNet(width, classes)
     shapes = {"image": (batch, 3, image_size, image_size)}
-    return network_of_module("squeezenet1_1", module, shapes, layers.draw_for_relu, seed)
+    return network_of_nn("squeezenet1_1", module, shapes, layers.draw_for_relu, seed)

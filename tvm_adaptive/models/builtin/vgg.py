@@ -10,7 +10,7 @@ import itertools
 
 from tvm_adaptive._tvm import nn
 from tvm_adaptive.models.builtin import layers
-from tvm_adaptive.models.network import Network, network_of_module
+from tvm_adaptive.models.network import Network, network_of_nn
 
 # Convolutions of each stage, and its channels as a multiple of the first stage's.
 STAGES = ((2, 1), (2, 2), (3, 4), (3, 8), (3, 8))
@@ -61,4 +61,4 @@ def vgg16(
     layers.check_multiple("image_size", image_size, REDUCTION)
     module = VGG16(image_size, width, hidden, classes)
     shapes = {"image": (batch, 3, image_size, image_size)}
-    return network_of_module("vgg16", module, shapes, layers.draw_for_relu, seed)
+    return network_of_nn("vgg16", module, shapes, layers.draw_for_relu, seed)

@@ -24,7 +24,7 @@ from tvm_adaptive.errors import InvalidOptionError, WorkerTaskError, as_invalid_
 from tvm_adaptive.models.folding import fold
 from tvm_adaptive.models.frontend.shapes import Shapes, network_of_imported
 from tvm_adaptive.models.network import Network, Original, network_of_relax
-from tvm_adaptive.models.weights import load_module, save_module
+from tvm_adaptive.models.weights import load_weighted_module, save_module
 from tvm_adaptive.workers.fork_server import ForkServer
 from tvm_adaptive.workers.pool import WorkerPool
 from tvm_adaptive.workers.scratch import ScratchFolder
@@ -143,7 +143,7 @@ class ModelReader:
                 raise InvalidOptionError(
                     str(outcome.value).replace(str(path.absolute()), str(path))
                 )
-            return load_module(folder)
+            return load_weighted_module(folder)
 
     def _original(self, file_format: FileFormat, path: Path, limits: Limits) -> Original | None:
         if file_format.open is None or file_format.framework is None:

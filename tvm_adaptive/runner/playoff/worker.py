@@ -53,7 +53,7 @@ class Kernel:
         return sum(item_bytes(dtype) * math.prod(shape) for dtype, shape in self.buffers)
 
 
-class CheckResult(NamedTuple):
+class KernelCheck(NamedTuple):
     """The outcome of a check."""
 
     problem: str | None = None
@@ -140,7 +140,7 @@ def run_neighbours(kernel: Kernel, seed: int, path: str, rtol: float) -> None:
     reference.write(path)
 
 
-def check(kernel: Kernel, seed: int, path: str, rtol: float, atol: float | None) -> CheckResult:
+def check(kernel: Kernel, seed: int, path: str, rtol: float, atol: float | None) -> KernelCheck:
     """Run a kernel on the reference's start values and compare the results."""
     reference = _Reference.read(path)
     expected, neighbours = reference.outputs, reference.neighbours
@@ -148,11 +148,11 @@ def check(kernel: Kernel, seed: int, path: str, rtol: float, atol: float | None)
     found = _run(kernel, start)
     problem = disagreement(expected, found, rtol=rtol, atol=atol, neighbours=neighbours)
     if problem is None or neighbours or rtol == 0.0:
-        return CheckResult(problem)
+        return KernelCheck(problem)
     floats = [pair for pair in zip(expected, found, strict=True) if is_float(pair[0].dtype)]
     rounded = [list(each) for each in zip(*floats, strict=True)]
     may_be_rounding = bool(floats) and disagreement(*rounded, rtol=rtol, atol=atol) is None
-    return CheckResult(problem, may_be_rounding)
+    return KernelCheck(problem, may_be_rounding)
 
 
 def time_once(kernel: Kernel, seed: int, repeat_ms: float) -> float:

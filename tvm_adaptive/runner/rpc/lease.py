@@ -143,15 +143,12 @@ def _ask_devices(config: RPCConfig) -> tuple[str, ...]:
 
 def _request(config: RPCConfig, wait_sec: float) -> tuple[str, int, str]:
     """Wait for a device; a tracker that is away is asked again for ``wait_sec``."""
-    end_sec = time.monotonic() + wait_sec
     while True:
-        is_late = time.monotonic() >= end_sec
         try:
             return _request_once(config, wait_sec)
         except OSError:
-            if is_late:
-                raise
-        time.sleep(TRACKER_POLL_SEC)
+            time.sleep(TRACKER_POLL_SEC)
+            known_devices(config, wait_sec)  # raises if the tracker stays away
 
 
 def _request_once(config: RPCConfig, wait_sec: float) -> tuple[str, int, str]:

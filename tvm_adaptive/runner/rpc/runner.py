@@ -183,7 +183,9 @@ class AdaptiveRPCRunner(QueueingRunner):
 
     def _use(self, address: str) -> Plan:
         """Measure queued candidates on a device that was offered."""
-        session_sec = math.ceil(LEASE_SEC + self.timeout_sec) + lease.SESSION_GRACE_SEC
+        # The reference kernel, where it is due, and the last candidate.
+        n_runs = 1 + (self._has_reference() and self._devices.needs_calibration(address))
+        session_sec = math.ceil(LEASE_SEC + n_runs * self.timeout_sec) + lease.SESSION_GRACE_SEC
         try:
             yield short_step(f"connecting to {address}", lease.open_session, session_sec)
             # Before a candidate is taken: an unusable device should cost none.
