@@ -43,7 +43,7 @@ def write_run(tmp_path: Path) -> Callable[..., Path]:
             }
             for time_sec, best_ms, n_trials in points
         ]
-        end_sec = points[-1][0] + 1.0
+        end_sec = (points[-1][0] if points else 0.0) + 1.0
         stages = {"search": end_sec - 1.0, "compare": 1.0}
         write_journal(
             folder / "journal.jsonl",

@@ -13,6 +13,7 @@ from benchmarks.peers import __main__ as command
 from benchmarks.peers.models import MODELS, OTHERS
 from benchmarks.peers.picture import picture
 from benchmarks.peers.table import row_of, table
+from tvm_adaptive.tuning.deploy import APPLY_FILE
 from tvm_adaptive.tuning.manifest import MANIFEST_FILE
 from tvm_adaptive.tuning.outcome import Comparison, PeerTiming
 
@@ -72,6 +73,7 @@ class Commands:
     def __init__(self) -> None:
         self.seen: list[list[str]] = []
         self.code = 0
+        self.held: list[dict[str, str]] = []  # events of apply
 
     def __call__(self, command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
         if "tvm_adaptive" not in command:  # git, for the description of the machine
@@ -83,6 +85,9 @@ class Commands:
             out.mkdir(parents=True, exist_ok=True)
             found = {"comparison": comparison([1e-3], [2e-3])}
             (out / MANIFEST_FILE).write_text(json.dumps(found))
+            events = [{"event": "playoff"}, {"event": "journal"}, *self.held]
+            lines = "".join(json.dumps({"time_sec": 0.0, **each}) + "\n" for each in events)
+            (out / APPLY_FILE).write_text(lines)
         return subprocess.CompletedProcess(command, self.code, "", "a line\nthe reason")
 
 
@@ -112,6 +117,14 @@ def test_a_run_that_was_cut_short_is_resumed(tmp_path: Path, commands: Commands)
     (work_dir / "journal.jsonl").write_text("")
     command.main([str(tmp_path), "--budget", "60s"])
     assert commands.seen[0] == ["tune", "--resume", str(work_dir)]
+
+
+def test_what_the_run_had_no_time_for_is_not_timed(
+    tmp_path: Path, commands: Commands, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands.held = [{"event": "playoff"}]
+    command.main([str(tmp_path), "--budget", "60s"])
+    assert "apply held 1 play-offs" in capsys.readouterr().out
 
 
 def test_a_failure_is_a_row(
