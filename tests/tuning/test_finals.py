@@ -46,7 +46,7 @@ from tvm_adaptive.tuning import finals
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.config import DEFAULT
 from tvm_adaptive.tuning.finalists import Finalists, finalists_of
-from tvm_adaptive.tuning.library_check import Verdict
+from tvm_adaptive.tuning.library_check import FunctionCheck
 from tvm_adaptive.tuning.outcome import TaskOutcome
 from tvm_adaptive.tuning.warm_start import VerdictRecorder
 from tvm_adaptive.values.forms import NO_FORM, FormKey
@@ -439,11 +439,11 @@ class Check:
         self.forms: dict[str, FormKey] = {}
         self.is_direct = False
 
-    def check_functions(self, database: Any, mods: Sequence[Any]) -> list[Verdict]:
+    def check_functions(self, database: Any, mods: Sequence[Any]) -> list[FunctionCheck]:
         records = database.get_all_tuning_records()
         self.databases.append(sorted(float(each.run_secs[0]) for each in records))
         assert len(mods) == len(self.verdicts)
-        return [Verdict(problem, 0.5e-3) for problem in self.verdicts]
+        return [FunctionCheck(problem, 0.5e-3) for problem in self.verdicts]
 
 
 def mods_of(n: int) -> list[IRModule]:

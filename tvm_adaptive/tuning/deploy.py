@@ -259,6 +259,19 @@ def _compiled(
         if check.gives_up_forms(comparison):
             comparison = check.measure_tuned(checked_database(context, finalists, check))
     library = _library_of(context, model, check, is_tunable=bool(tasks))
+    return _written(context, model, check, library, comparison, compares_threads=compares_threads)
+
+
+def _written(
+    context: RunContext,
+    model: Network | TIRWorkload,
+    check: Check,
+    library: Path,
+    comparison: Comparison | None,
+    *,
+    compares_threads: bool,
+) -> Applied:
+    """Write what loads a library and what is known of it."""
     is_timed = compares_threads and comparison is not None
     thread_secs = _thread_secs(context, model, library) if is_timed else {}
     n_threads = min(thread_secs, key=thread_secs.__getitem__, default=n_cores_of(context.target))

@@ -67,7 +67,7 @@ class Measurement:
 
 
 @dataclasses.dataclass(frozen=True)
-class Verdict:
+class FunctionCheck:
     """What a check within the network has found of a task's functions."""
 
     # "" if they compute the same as untuned, else why not; None if that is not known.
@@ -180,9 +180,9 @@ class LibraryCheck:
         """Seconds of a check of all functions within the network; None if it is impossible."""
         return None
 
-    def check_functions(self, _database: Database, mods: Sequence[IRModule]) -> list[Verdict]:
+    def check_functions(self, _database: Database, mods: Sequence[IRModule]) -> list[FunctionCheck]:
         """Compile with a database, and check the functions of ``mods``, which are not tuned."""
-        return [Verdict()] * len(mods)
+        return [FunctionCheck()] * len(mods)
 
     def _run(
         self,

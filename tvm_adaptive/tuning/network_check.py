@@ -54,10 +54,10 @@ from tvm_adaptive.models.weights import save_module
 from tvm_adaptive.tuning.build_check import compare_builds, compared_outputs, tolerances
 from tvm_adaptive.tuning.library_check import (
     UNTUNED_SHARE,
+    FunctionCheck,
     LibraryCheck,
     Measurement,
     OperatorCheck,
-    Verdict,
     key_of_record,
 )
 from tvm_adaptive.tuning.outcome import Comparison
@@ -178,19 +178,19 @@ class NetworkCheck(LibraryCheck):
         run_sec = 0.0 if math.isnan(self._before.latency_sec) else self._before.latency_sec
         return self._load_sec + _CHECK_MARGIN * run_sec
 
-    def check_functions(self, database: Database, mods: Sequence[IRModule]) -> list[Verdict]:
+    def check_functions(self, database: Database, mods: Sequence[IRModule]) -> list[FunctionCheck]:
         """Compile with a database, and check the functions of ``mods``, which are not tuned."""
         context = self._context
         with context.stage("compile"):
             if not self._compile(database, self._unchecked):
-                return [Verdict()] * len(mods)
+                return [FunctionCheck()] * len(mods)
             self._compiled = frozenset(map(key_of_record, database.get_all_tuning_records()))
         with context.stage("check"):
             try:
                 found = self._compare_functions()
             except WorkerError as error:
                 context.journal.write("error", where="network check", message=str(error))
-                return [Verdict()] * len(mods)
+                return [FunctionCheck()] * len(mods)
         return [self._verdict(mod, found) for mod in mods]
 
     def _compare_functions(self) -> ComparedCalls:
@@ -228,18 +228,18 @@ class NetworkCheck(LibraryCheck):
             for one, other in zip(self._inputs, drawn, strict=True)
         ]
 
-    def _verdict(self, mod: IRModule, found: ComparedCalls) -> Verdict:
+    def _verdict(self, mod: IRModule, found: ComparedCalls) -> FunctionCheck:
         """Return what was found of the functions of one task."""
         # Of equal functions of two groups of forms, a library may have one.
         library = self.covered.tuned.keys() | self.covered.fallback.keys()
         names = [name for name in self._names.get(workload_key(mod), ()) if name in library]
         problems = [found.problems[name] for name in names if name in found.problems]
         if problems:
-            return Verdict(problems[0])
+            return FunctionCheck(problems[0])
         is_checked = all(name in found.n_compared and name in self.covered.tuned for name in names)
         if not names or not is_checked:
-            return Verdict()
-        return Verdict("", min(found.seconds.get(name, 0.0) for name in names))
+            return FunctionCheck()
+        return FunctionCheck("", min(found.seconds.get(name, 0.0) for name in names))
 
     @functools.cached_property
     def _functions(self) -> dict[str, PrimFunc]:
