@@ -31,8 +31,8 @@ from tvm_adaptive.tuning.manifest import (
     interface_of,
     write_manifest,
 )
+from tvm_adaptive.tuning.model_check import Check, tasks_and_check
 from tvm_adaptive.tuning.native import filled, is_supported, write_programs
-from tvm_adaptive.tuning.network_check import Check, tasks_and_check
 from tvm_adaptive.tuning.observer import Observer
 from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.resume import read_settings

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvm_adaptive._tvm import (
+    TVM_VERSION,
     Database,
     ExtractedTask,
     IRModule,
@@ -23,6 +24,7 @@ from tvm_adaptive._tvm import (
     save_json,
     workload_key,
 )
+from tvm_adaptive.database.verdicts import VerdictFile
 from tvm_adaptive.errors import OUT_OF_TIME, OutOfTimeError, WorkerTimeoutError, summary_line
 from tvm_adaptive.models import largest_difference
 from tvm_adaptive.models.compare_calls import call_problem
@@ -31,7 +33,7 @@ from tvm_adaptive.models.run import try_function
 from tvm_adaptive.runner.rpc.leased_worker import LeasingPool
 from tvm_adaptive.tuning.build_check import tolerances
 from tvm_adaptive.tuning.outcome import Comparison
-from tvm_adaptive.tuning.session import RunContext
+from tvm_adaptive.tuning.session import RunContext, Session
 from tvm_adaptive.tuning.target import n_cores_of
 from tvm_adaptive.values.forms import FormKey
 from tvm_adaptive.values.trace_json import without_flags
@@ -383,3 +385,16 @@ def key_of_record(record: TuningRecord) -> str:
     """Return a text that only records with the same schedule of the same function share."""
     choices, _, *_ = record_as_json(record)
     return json.dumps([workload_key(record.workload.mod), without_flags(choices)])
+
+
+def coverage_of_earlier(session: Session) -> str:
+    """Return which functions are tuned in the library of the attempt before; "" if it must go.
+
+    It stays if its outputs agreed, and no kernel was refused since: it may be in it.
+    """
+    report = session.history.report
+    if report is None or not (report["comparison"] or {}).get("agree"):
+        return ""
+    verdicts = VerdictFile(session.work_dir, str(TVM_VERSION)).read().values()
+    new = [each for those in verdicts for each in those if each.run.startswith(session.run_id)]
+    return "" if any(each.failure for each in new) else str(report["coverage"])

@@ -11,20 +11,16 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from tvm_adaptive._tvm import (
-    TVM_VERSION,
     Database,
-    ExtractedTask,
     IRModule,
     PrimFunc,
-    functions_as_tasks,
     normalize_mod,
     save_json,
     workload_key,
 )
-from tvm_adaptive.database.verdicts import VerdictFile
 from tvm_adaptive.errors import (
     ImportMismatchError,
     InvalidOptionError,
@@ -37,10 +33,7 @@ from tvm_adaptive.models import (
     Coverage,
     Network,
     Prepared,
-    TIRWorkload,
-    extract,
     largest_difference,
-    prepare,
     run_exported,
     try_exported,
 )
@@ -57,7 +50,7 @@ from tvm_adaptive.tuning.library_check import (
     FunctionCheck,
     LibraryCheck,
     Measurement,
-    OperatorCheck,
+    coverage_of_earlier,
     key_of_record,
 )
 from tvm_adaptive.tuning.outcome import Comparison
@@ -408,19 +401,11 @@ class NetworkCheck(LibraryCheck):
     def _keeps_earlier(self) -> bool:
         """Whether an earlier library stays if there is no new one."""
         context = self._context
-        if not self._path.is_file():
-            return False
-        if not isinstance(context, Session):  # apply ends with an error
-            return True
-        report = context.history.report
-        if report is None or not (report["comparison"] or {}).get("agree"):
-            return False
-        verdicts = VerdictFile(context.work_dir, str(TVM_VERSION)).read().values()
-        new = [each for those in verdicts for each in those if each.run.startswith(context.run_id)]
-        if any(each.failure for each in new):  # it may be in that library
-            return False
-        self.coverage = str(report["coverage"])
-        return True
+        if not self._path.is_file() or not isinstance(context, Session):
+            return self._path.is_file()  # without a new one, apply ends with an error
+        coverage = coverage_of_earlier(context)
+        self.coverage = coverage or self.coverage
+        return bool(coverage)
 
     def _remove_others(self) -> None:
         """Remove the libraries beside the result."""
@@ -530,19 +515,3 @@ class NetworkCheck(LibraryCheck):
         self.coverage = coverage.summary()
         self.covered = coverage
         self.uses_forms = any(self.forms.get(name, NO_FORM).form for name in coverage.tuned)
-
-
-Check: TypeAlias = NetworkCheck | OperatorCheck
-
-
-def tasks_and_check(
-    context: RunContext, model: Network | TIRWorkload
-) -> tuple[Sequence[ExtractedTask], Check]:
-    """Return the tasks of a model and its check, which is to be closed."""
-    if isinstance(model, Network):
-        with context.stage("prepare"), as_invalid_option(f"TVM cannot prepare {model.name}"):
-            prepared = prepare(model, context.target, **context.config.preparation)
-            tasks = extract(prepared, context.target)
-        return tasks, NetworkCheck(context, model, prepared)
-    tasks = functions_as_tasks(model.mod, context.target)
-    return tasks, OperatorCheck(context, tasks)
