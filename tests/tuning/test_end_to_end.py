@@ -463,6 +463,7 @@ def test_without_time_the_library_of_the_attempt_before_stays(
         prepared, database = tuned(network, session)
         with NetworkCheck(session, network, prepared) as check:
             check.measure_untuned()
+            assert check._what_is_left() == "the library is the earlier one"
             if is_refused:  # it may be in that library
                 mod = extract(prepared, session.target)[0].dispatched[0]
                 record = make_record(mod, session.target, 1e-3)
@@ -478,7 +479,9 @@ def test_without_time_the_library_of_the_attempt_before_stays(
     assert (check.coverage == "one of all") == (not is_refused)
 
 
-def test_a_sample_of_one_number_does_not_check_functions(tmp_path: Path, network: Network) -> None:
+def test_a_sample_of_one_number_does_not_check_functions(
+    tmp_path: Path, network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
     zeros = {
         name: np.zeros(shape, network.input_dtypes[name])
         for name, shape in network.input_shapes.items()
@@ -486,9 +489,19 @@ def test_a_sample_of_one_number_does_not_check_functions(tmp_path: Path, network
     with session_in(tmp_path, Budget()) as session:
         prepared, _ = tuned(network, session)
         sampled = with_sample(network, zeros, "inputs")
+        assert not any(each.any() for each in sampled.inputs())
+        assert all(np.ptp(each) > 0 for each in sampled.telling_inputs())
+        given: list[Any] = []
+
+        def compare(_context: Any, _pool: Any, builds: Any, *_: Any, **_options: Any) -> Any:
+            given.extend(builds[1])
+            return ComparedCalls()
+
+        monkeypatch.setattr(network_check, "compare_builds", compare)
         with NetworkCheck(session, sampled, prepared) as check:
-            assert not any(each.any() for each in check._inputs)
-            assert all(np.ptp(each) > 0 for each in check._telling_inputs)
+            check._compare_functions()
+            assert all(np.ptp(each) > 0 for each in given)
+            assert given
 
 
 def test_single_functions_are_compared_as_in_play_offs(tmp_path: Path) -> None:

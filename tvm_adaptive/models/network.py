@@ -24,7 +24,7 @@ from tvm_adaptive._tvm import (
 )
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.value_ranges import input_ranges, output_scales
-from tvm_adaptive.values.agreement import outputs_problem
+from tvm_adaptive.values.agreement import is_float, outputs_problem
 
 # Of the scale of an output: ONNX Runtime's sigmoid, whose scale is 1, is wrong by some 1e-7
 # where its result is next to zero.
@@ -95,6 +95,15 @@ class Network:
             Of random inputs.
         """
         return self.random_inputs(seed) if self.sample is None else list(self.sample)
+
+    def telling_inputs(self, seed: int = 0) -> list[npt.NDArray[Any]]:
+        """Return the inputs, random ones for floats of a single number: it hides wrong elements."""
+        if self.sample is None:
+            return self.random_inputs(seed)
+        return [
+            drawn if is_float(own.dtype) and own.size > 1 and (own == own.flat[0]).all() else own
+            for own, drawn in zip(self.sample, self.random_inputs(seed), strict=True)
+        ]
 
     def random_inputs(self, seed: int = 0) -> list[npt.NDArray[Any]]:
         """Draw one input for each parameter of ``main``.

@@ -59,7 +59,7 @@ from tvm_adaptive.tuning.session import RunContext, Session
 from tvm_adaptive.tuning.source_of_difference import source_of_difference
 from tvm_adaptive.tuning.target import n_threads_of
 from tvm_adaptive.tuning.untuned_build import UntunedBuild, tuned_margin
-from tvm_adaptive.values.agreement import is_float, outputs_problem
+from tvm_adaptive.values.agreement import outputs_problem
 from tvm_adaptive.values.forms import NO_FORM
 from tvm_adaptive.workers.roofline import measure_roofline
 from tvm_adaptive.workers.scratch import ScratchFolder
@@ -191,7 +191,8 @@ class NetworkCheck(LibraryCheck):
         rtol, steps = self._context.config.finish.rtol, self._steps
         n_outputs = compared_outputs(self._prepared.mod, steps)
         paths = str(self._untuned), str(self._unchecked)
-        builds = paths, self._telling_inputs, self._device_kind
+        inputs = self._network.telling_inputs(self._context.seed)
+        builds = paths, inputs, self._device_kind
         start_sec = time.perf_counter()
         found = compare_builds(
             self._context,
@@ -211,15 +212,6 @@ class NetworkCheck(LibraryCheck):
             seconds=time.perf_counter() - start_sec,
         )
         return found
-
-    @functools.cached_property
-    def _telling_inputs(self) -> list[Any]:
-        """The inputs, but random ones for those of a single number, which hides wrong elements."""
-        drawn = self._network.random_inputs(self._context.seed)
-        return [
-            other if is_float(one.dtype) and one.size > 1 and (one == one.flat[0]).all() else one
-            for one, other in zip(self._inputs, drawn, strict=True)
-        ]
 
     def _verdict(self, mod: IRModule, found: ComparedCalls) -> FunctionCheck:
         """Return what was found of the functions of one task."""
@@ -371,8 +363,8 @@ class NetworkCheck(LibraryCheck):
             if is_compiled:  # whole: what was there before may be in use
                 os.replace(self._unchecked, path)
         with context.stage("compare"):
-            if not is_compiled and not self._keeps_earlier:
-                self._use_untuned()
+            if not is_compiled:
+                self._use_earlier_or_untuned()
             # An untuned library is compared with a framework only, and if it is quick.
             is_comparable = is_compiled or (self._has_reference and self._before is not None)
             comparison = self._compare_tuned(path) if is_comparable else None
@@ -397,15 +389,25 @@ class NetworkCheck(LibraryCheck):
         records = database.get_all_tuning_records()
         return bool(records) and self._compiled == frozenset(map(key_of_record, records))
 
-    @functools.cached_property
-    def _keeps_earlier(self) -> bool:
-        """Whether an earlier library stays if there is no new one."""
+    def _earlier_coverage(self) -> str | None:
+        """Return what is tuned in an earlier library that stays; None if none does."""
         context = self._context
-        if not self._path.is_file() or not isinstance(context, Session):
-            return self._path.is_file()  # without a new one, apply ends with an error
-        coverage = coverage_of_earlier(context)
-        self.coverage = coverage or self.coverage
-        return bool(coverage)
+        if not self._path.is_file():
+            return None
+        if not isinstance(context, Session):  # without a new one, apply ends with an error
+            return self.coverage
+        return coverage_of_earlier(context) or None
+
+    def _what_is_left(self) -> str:
+        kind = "untuned" if self._earlier_coverage() is None else "earlier"
+        return f"the library is the {kind} one"
+
+    def _use_earlier_or_untuned(self) -> None:
+        coverage = self._earlier_coverage()  # of now: a kernel may have been refused since
+        if coverage is None:
+            self._use_untuned()
+        else:
+            self.coverage = coverage
 
     def _remove_others(self) -> None:
         """Remove the libraries beside the result."""
@@ -492,8 +494,7 @@ class NetworkCheck(LibraryCheck):
             )
             if not coverage.tuned and context.budget.seconds is not None:
                 if coverage.fallback:
-                    kind = "earlier" if self._keeps_earlier else "untuned"
-                    self._report_shortfall(f"nothing is tuned; the library is the {kind} one")
+                    self._report_shortfall(f"nothing is tuned; {self._what_is_left()}")
                 if not (self._compiling and self._compiling.is_quick):
                     return False
             with ScratchFolder("network", context.work_dir) as folder:
@@ -501,8 +502,7 @@ class NetworkCheck(LibraryCheck):
                 task = (str(folder), save_json(context.target), str(path))
                 self._compile_tuned(export_module, task)
         except Exception as error:
-            kind = "earlier" if self._keeps_earlier else "untuned"
-            self._report_uncompiled(self._path, error, f"; the library is the {kind} one")
+            self._report_uncompiled(self._path, error, f"; {self._what_is_left()}")
             return False
         self.failure = ""
         if self._prepared.alternatives is not None:

@@ -114,9 +114,8 @@ def test_a_tracker_that_is_away_is_asked_again_until_it_is_late(tracker, monkeyp
     assert len(asked) == 1
 
 
-def test_a_tracker_that_restarts_while_a_device_is_asked_for_fails_nothing(tracker, monkeypatch):
-    tracker.listed = [[(KEY, "a")]]
-    tracker.offers = ["a"]
+def restart(monkeypatch):
+    """Let a tracker refuse connections; return a list with an element for each that it refuses."""
     connect, refused = socket.create_connection, [True, True]
 
     def restarting(*arguments):
@@ -126,6 +125,13 @@ def test_a_tracker_that_restarts_while_a_device_is_asked_for_fails_nothing(track
         return connect(*arguments)
 
     monkeypatch.setattr(lease.socket, "create_connection", restarting)
+    return refused
+
+
+def test_a_tracker_that_restarts_while_a_device_is_asked_for_fails_nothing(tracker, monkeypatch):
+    tracker.listed = [[(KEY, "a")]]
+    tracker.offers = ["a"]
+    refused = restart(monkeypatch)
     assert lease.queue_for_device(tracker.config, (), 60.0)[0] == "a:9000"
     refused[:] = [True, True]
     with pytest.raises(ConnectionRefusedError):
@@ -145,18 +151,10 @@ def test_a_tracker_may_restart_after_a_long_wait(tracker, monkeypatch):
             raise ConnectionResetError("the tracker ends")
         return request(config, wait_sec)
 
-    connect, refused = socket.create_connection, [True, True]
-
-    def restarting(*arguments):
-        if refused:
-            refused.pop()
-            raise ConnectionRefusedError("restarting")
-        return connect(*arguments)
-
     monkeypatch.setattr(lease.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(lease, "_request_once", wait_and_lose)
     known = lease.known_devices(tracker.config, 10.0)
-    monkeypatch.setattr(lease.socket, "create_connection", restarting)
+    restart(monkeypatch)
     assert known
     assert lease._request(tracker.config, 10.0)[0] == "a"
 
