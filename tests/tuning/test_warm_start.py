@@ -31,6 +31,7 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> None:
 def session_of(tmp_path: Path, notes: list[str], events: list[Any], interrupted: bool) -> Any:
     name = displayed(url_of("postgresql://me:hunter2@host/name"))
     return SimpleNamespace(
+        config=SimpleNamespace(store="env:TUNING_STORE"),
         store=SimpleNamespace(name=name),
         work_dir=tmp_path / "my run",
         budget=SimpleNamespace(interrupted=interrupted, search_left_sec=60.0),
@@ -48,7 +49,7 @@ def test_what_a_store_lacks_is_reported_with_what_to_do(tmp_path: Path, interrup
     warm_start._flush(session, written)
     (note,) = notes
     assert note.startswith("17 trials are not in the record store postgresql://me:***@host/name")
-    assert note.endswith(f"import '{tmp_path}/my run'")
+    assert note.endswith(f"db --store env:TUNING_STORE import '{tmp_path}/my run'")
     assert "hunter2" not in note
     assert events == [("undelivered", {"store": session.store.name, "n_trials": 17})]
     assert 0.0 < written.limits_sec[0] <= (5.0 if interrupted else 30.0)

@@ -11,9 +11,12 @@ from tvm_adaptive.cli.arguments import WHAT_HELP, add_farm_options, add_model_op
 from tvm_adaptive.cli.console import EXIT_BAD_RESULT, EXIT_OK, PlainConsole, unless_closed
 from tvm_adaptive.cli.display import Display
 from tvm_adaptive.cli.native_log import NATIVE_LOG, NativeLog
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.measure_callback.journal import JOURNAL_FILE
 from tvm_adaptive.models.frontend import slug
 from tvm_adaptive.report.comparison import comparison_lines, peer_lines, threads_text
 from tvm_adaptive.tuning.config import DEFAULT
+from tvm_adaptive.tuning.config_file import read_config
 
 
 def run(options: argparse.Namespace) -> int:
@@ -23,7 +26,12 @@ def run(options: argparse.Namespace) -> int:
     what: str = options.what
     out_dir = options.out or Path("applied") / slug(Path(what).name)
     names = ("layout", "prepack", "vector_math", "forms", "store")
-    config = DEFAULT.replace(**{name: getattr(options, name) for name in names})
+    base = DEFAULT
+    if options.config is not None:
+        if (Path(what) / JOURNAL_FILE).is_file():
+            raise InvalidOptionError(f"{what} is a run, which has its own options: omit --config.")
+        base = read_config(options.config)
+    config = base.replace(**{name: getattr(options, name) for name in names})
     with (
         NativeLog(out_dir / NATIVE_LOG).opened() as log,
         Display(PlainConsole(stderr=True), quiet=options.quiet, native_log=log) as display,
@@ -79,6 +87,12 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     add_model_options(apply)
     add_farm_options(apply)
     apply.add_argument("--store", metavar="NAME", help="where records are, if not of a run")
+    apply.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="the options that a model was tuned with, from a TOML file; a run has its own",
+    )
     apply.add_argument("-q", "--quiet", action="store_true", help="print the result only")
     apply.add_argument("-v", "--verbose", action="store_true", help="log what happens inside")
     apply.set_defaults(run=run)

@@ -50,7 +50,8 @@ def summary_lines(report: TuneReport) -> list[str]:
     if n_missed := sum(math.isinf(task.best_sec) and not task.n_trials for task in used):
         lines.append(
             f"not reached   {n_missed} of {len(used)} tasks, which stay untuned; "
-            f"--resume {report.work_dir} with a larger budget reaches them"
+            f"--resume {report.work_dir} with more --budget and --trials, where it had them, "
+            "reaches them"
         )
     if n_drafted := sum(task.in_network and not task.n_trials for task in report.tasks):
         lines.append(

@@ -219,7 +219,7 @@ def _add_parts(tune: argparse.ArgumentParser) -> None:
     tune.add_argument("--preset", metavar="NAME", help="default or paper")
     tune.add_argument("--config", type=Path, metavar="FILE", help="options from a TOML file")
     tune.add_argument(
-        "--print-config", action="store_true", help="print what would be used as TOML, and stop"
+        "--print-config", action="store_true", help="print the options that --config takes, as TOML"
     )
     for part in registry.PARTS:
         name = part.replace("_", "-")

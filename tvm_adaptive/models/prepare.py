@@ -76,7 +76,7 @@ def prepare(
     Weights become constants. Whatever depends on constants alone (folded batch
     normalisations, transposed weights, reshaped biases) is computed here, not per
     inference. The network's own inputs and outputs keep their layout. With ``forms``,
-    convolutions also get functions that compute them in fewer operations.
+    convolutions on CPUs also get functions that compute them in fewer operations.
     """
     check_choices("layout", layout, LAYOUTS)
     on_gpu = is_gpu(target)
@@ -101,7 +101,7 @@ def prepare(
         logger.warning("%s: convolutions keep their layout: %s", network.name, reason)
         logger.debug("the conversion of the layout failed", exc_info=True)
         prepared = Prepared(network.name, lower("keep"), "keep", prepack)
-    return _with_forms(prepared) if forms else prepared
+    return _with_forms(prepared) if forms and not on_gpu else prepared
 
 
 def _with_forms(prepared: Prepared) -> Prepared:

@@ -241,10 +241,12 @@ class FinishConfig:
         0 for none. Tasks share them in proportion to their latency. The best of thousands
         of short timings are lucky ones.
     max_share : float, default 0.05
-        Share of a wall-clock budget that the play-offs may take; qualifying may take as
-        much again.
+        Share of a wall-clock budget that the timings of all play-offs may take; qualifying
+        may take as much again. Where only tasks that are worth it have a play-off
+        (``within_network``), these may take a tenth of the budget, and ``max_share`` bounds
+        their qualifying alone.
     max_task_sec : float, default 8.0
-        Seconds that one task's play-off may take.
+        Seconds that the timings of one play-off may take; builds and checks come on top.
     prefetch : bool, default True
         Whether the fastest candidates with large constant weights, and winners, may prefetch
         them, if that is faster: up to 14 % for a kernel. See :mod:`tvm_adaptive.models.prefetch`.

@@ -93,9 +93,9 @@ def apply(
 ) -> Applied:
     """Compile a model with its best records; check and time it.
 
-    Only what a play-off has checked is compiled. For tasks that were in none, as of a run
-    that was interrupted, the best few records are checked first, which takes seconds for
-    each; a task of which none passes stays untuned.
+    Only what was checked, in a play-off or within the network, is compiled. For tasks of
+    which nothing was, as of a run that was interrupted, the best few records are checked
+    first, which takes seconds for each; a task of which none passes stays untuned.
 
     Parameters
     ----------
@@ -121,6 +121,12 @@ def apply(
         When an imported network computes something else in TVM than in its framework.
     StoreError
         When the store cannot be read.
+    JournalError
+        When the run's journal is damaged.
+    WorkDirInUseError
+        When another run uses ``out_dir``.
+    WorkerError
+        When no library could be compiled.
     """
     out_dir = Path(out_dir)
     if (out_dir / JOURNAL_FILE).is_file():

@@ -58,7 +58,10 @@ def shown_tasks(work_dir: Path) -> list[ShownTask]:
     if not tasks and shown_comparison(work_dir) is not None:
         return []  # a budget for no search, or nothing to tune
     if not tasks:
-        raise InvalidOptionError(f"{work_dir}: the run had not begun its search; continue it.")
+        raise InvalidOptionError(
+            f"{work_dir}: the run has not begun its search: wait for it, or continue it with "
+            "--resume."
+        )
     best = _best_records(work_dir)
     return [task._replace(best=best.get(key, Best())) for key, task in tasks]
 
@@ -93,6 +96,8 @@ def best_schedule(work_dir: Path, task_name: str | None = None) -> tuple[str, st
     tasks = {task.name: task for task in shown_tasks(work_dir)}
     if task_name is None and len(tasks) == 1:
         (task_name,) = tasks
+    if task_name is None:
+        raise InvalidOptionError(f"Name a task with --task: {', '.join(tasks) or 'there is none'}.")
     if task_name not in tasks:
         raise InvalidOptionError(
             f"The task must be one of {', '.join(tasks)} but got {task_name!r}."

@@ -342,7 +342,7 @@ class NetworkCheck(LibraryCheck):
                 f"Imported and untuned, {self._prepared.name} computes something else than "
                 f"{original.framework} (largest difference {apart}): {problem}. That comes from no "
                 "tuned function, so that tuning would be useless. If that is rounding, allow more "
-                "of it: finish.rtol in a --config file."
+                "of it: finish.rtol, in a file for --config or in TuneConfig."
             )
         self._context.observer.note(
             f"outputs agree with {original.framework}; largest difference {apart}"

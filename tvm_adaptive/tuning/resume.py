@@ -90,9 +90,9 @@ def resume(
             config=before.config.replace(use_all=use_all),
         )
         if history.report is not None and options == before and _is_from_here(before, history):
-            GuardedObserver(observer).note(
-                "the run has come to its end; give it more --budget or --trials"
-            )
+            bounds = {"--budget": before.budget_sec, "--trials": before.trials}
+            given = " and ".join(name for name, bound in bounds.items() if bound is not None)
+            GuardedObserver(observer).note(f"the run has come to its end; give it more {given}")
             return _report_of(history, work_dir)
         if store is None and HIDDEN in before.config.store:
             raise InvalidOptionError(

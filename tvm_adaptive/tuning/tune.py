@@ -138,7 +138,12 @@ def tune(
     Raises
     ------
     InvalidOptionError
-        For a name, file, target or option that cannot be used; nothing is written.
+        For a name, file, target or option that cannot be used, before anything is written;
+        or when TVM cannot compile the model.
+    StoreError
+        When a store other than the user's own cannot be opened.
+    JournalError
+        When the journal in ``work_dir`` is damaged.
     WorkDirInUseError
         When another run uses ``work_dir``.
     OtherMachineError

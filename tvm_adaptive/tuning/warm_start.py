@@ -26,10 +26,10 @@ from tvm_adaptive._tvm import (
     python_side,
     scheduler_hooks,
 )
-from tvm_adaptive.database.location import NO_STORE, RUN_STORE
+from tvm_adaptive.database.location import HIDDEN, NO_STORE, RUN_STORE
 from tvm_adaptive.database.metaschedule import task_of, trial_of
 from tvm_adaptive.database.records import StoredTask, StoredTrial
-from tvm_adaptive.database.store import RecordStore
+from tvm_adaptive.database.store import RecordStore, redacted_name
 from tvm_adaptive.database.store_callback import StoreCallback
 from tvm_adaptive.database.verdicts import SECOND_DECISION, VerdictFile
 from tvm_adaptive.errors import StoreError
@@ -163,9 +163,12 @@ def _flush(session: Session, callback: Any) -> None:
     if not n_missing or session.store is None:
         return
     name = session.store.name
+    given = redacted_name(session.config.store, session.store)
+    password = f" (with the password instead of {HIDDEN})" if HIDDEN in given else ""
     session.observer.note(
-        f"{n_missing} trials are not in the record store {name}. When it can be written again: "
-        f"tvm-adaptive db --store {shlex.quote(name)} import {shlex.quote(str(session.work_dir))}"
+        f"{n_missing} trials are not in the record store {name}. When it can be written again"
+        f"{password}: tvm-adaptive db --store {shlex.quote(given)} "
+        f"import {shlex.quote(str(session.work_dir))}"
     )
     session.journal.write("undelivered", store=name, n_trials=n_missing)
 

@@ -133,6 +133,8 @@ def test_without_channels_last_there_are_none() -> None:
     target = resolve_target("cpu")
     assert prepare(network_of(relu), target, "keep", forms=True).alternatives is None
     assert prepare(network_of(relu), target).alternatives is None
+    gpu = resolve_target("nvidia/geforce-rtx-3090")
+    assert prepare(network_of(relu), gpu, "NHWC", forms=True).alternatives is None
 
 
 def test_equal_outputs_of_two_groups_are_two_functions() -> None:

@@ -49,9 +49,9 @@ typedef struct tvm_adaptive_model tvm_adaptive_model;
 
 /* Load a network from the path of its library; it must stay loaded with its description.
  *
- * n_threads: number of threads, the calling one included; 0: the fastest number, or all
- * processors that this process may use if there are fewer. Each thread that runs networks has
- * threads of its own; how many is decided once, by its first call. The call sets the environment variable
+ * n_threads: number of threads, the calling one included, and at most the processors that this
+ * process may use; 0: the fastest number. Each thread that runs networks has threads of its
+ * own; how many is decided once, by its first call. The call sets the environment variable
  * TVM_NUM_THREADS, and TVM_THREAD_POOL_SPIN_COUNT unless it is set, so make it before other
  * threads read the environment.
  *
