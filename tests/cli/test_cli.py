@@ -6,6 +6,7 @@ import math
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -230,6 +231,10 @@ def test_a_program_counts_from_its_start(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["tvm-adaptive", *arguments])
     assert main() == 0
     assert reported["spent_sec"] > 0.0
+    # A shell that worked for an hour before its "exec" has the same start as the program.
+    monkeypatch.setattr("psutil.Process.create_time", lambda _: time.time() - 3600.0)
+    assert main() == 0
+    assert 0.0 < reported["spent_sec"] <= time.process_time()
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,12 @@ def test_a_whole_round_that_the_machine_failed_is_one():
     assert MachineHealth().add_round([NO_PROCESS, NO_PROCESS]) == NO_PROCESS
 
 
+def test_one_candidate_is_not_a_whole_round():
+    health = MachineHealth()
+    ends = [bool(health.add_round([NO_PROCESS])) for _ in range(MAX_FAILED_ROUNDS)]
+    assert ends == [False] * (MAX_FAILED_ROUNDS - 1) + [True]
+
+
 def test_so_are_several_rounds_in_a_row_with_a_failure():
     health = MachineHealth()
     rounds = [[None, NO_PROCESS]] * MAX_FAILED_ROUNDS

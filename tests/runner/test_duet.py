@@ -171,6 +171,23 @@ def test_a_record_is_timed_again_and_its_slower_time_counts():
     assert anchor.next.kernel == "faster"
 
 
+def test_a_record_that_had_no_second_timing_does_not_keep_a_slow_anchor():
+    duet = anchored()
+    batch = duet.begin("task", 0.0)
+    batch.note_repeat(Look(0.0, 1.0))
+    batch.note(0, Look(1.0, 0.2), 0.0)  # the allowance is spent
+    assert batch.successor() is None
+    batch.close()
+    batch = duet.begin("task", 0.0)
+    batch.note_repeat(Look(0.0, 1.0))
+    batch.note(0, Look(1.0, 0.25), 0.0)
+    batch.note(1, Look(1.0, 0.97), 0.0)
+    assert batch.challenger() == 0
+    batch.note(0, Look(2.0, 0.25))
+    assert batch.challenger() is None  # no other is next
+    assert batch.successor() == 0
+
+
 def followed(duet, *ratios, level=1.0):
     """Let a kernel that seemed to take half the time be next; return what is dropped at the end."""
     batch = duet.begin("task", 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -13,6 +14,7 @@ from tvm_adaptive.search_strategy.knobs import (
     OPEN,
     Choice,
     KnobSpace,
+    Limit,
     Point,
     Tile,
     Undrawn,
@@ -231,3 +233,31 @@ def test_prime_factors_and_divisors(n: int) -> None:
     assert all(len(divisors(p)) == 2 for p in prime_factors(n))
     assert all(n % d == 0 for d in divisors(n))
     assert list(divisors(n)) == sorted(set(divisors(n)))
+
+
+def test_all_points_of_a_small_space_are_what_draws_find() -> None:
+    knobs = (Tile(12, 2, 4), Choice((1.0, 1.0, 1.0)))
+    space = KnobSpace([knobs, (*knobs, Undrawn()), ()])
+    points = space.all_points(40)
+    assert len(points) == len(set(points)) == 4 * 3 + 4 * 3 + 1
+    rng = np.random.default_rng(0)
+    assert {space.draw(rng) for _ in range(2000)} == set(points)
+    assert space.all_points(24) == []
+
+
+def test_a_large_space_is_not_listed() -> None:
+    space = KnobSpace([(Tile(2**20, 5), Tile(2**20, 5), Tile(2**20, 5))])
+    assert space.all_points(256) == []
+
+
+@given(tiles)
+def test_each_decision_of_a_tile_is_listed_once(tile: Tile) -> None:
+    listed = list(itertools.islice(tile.decisions(), 500))
+    assert len(listed) == len(set(listed))
+    assert all(is_valid(tile, parts) for parts in listed)
+
+
+def test_limits_hold_for_listed_points() -> None:
+    few = Limit((((((0,),)),),), 1, 2)  # the first part of the tile
+    points = KnobSpace([(Tile(8, 2),)], limits=[[few]]).all_points(10)
+    assert [point.vector for point in points] == [(1, 8), (2, 4)]

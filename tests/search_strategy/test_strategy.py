@@ -2,7 +2,9 @@ import logging
 
 import numpy as np
 import pytest
+import tvm
 from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.meta_schedule.testing.te_workload import create_te_workload
 from tvm_ffi import structural_hash
 
 from tests.journals import MemoryJournal
@@ -345,3 +347,12 @@ def test_it_needs_a_database():
     strategy = AdaptiveSearch()
     with pytest.raises(Exception, match="needs a tune context, a database and a cost model"):
         strategy.pre_tuning(10, 10, [], None, None)
+
+
+def test_a_small_space_is_tried_to_its_end(make_task):
+    mod = tvm.IRModule({"main": create_te_workload("NRM", 2)})
+    model = RFEICostModel(n_trees=8, seed=1, n_jobs=1)
+    task = make_task(AdaptiveSearch(n_samples=24), model, batch=8, mod=mod)
+    n_points = len(task.proposer.candidates.space.all_points(256))
+    batches = iter(task.round, None)  # until several in a row bring nothing new
+    assert sum(map(len, batches)) == n_points == 60

@@ -19,7 +19,7 @@ PROGRAM = Path(worker_main.__file__)
 BLOCKED = f"""
 import runpy
 runpy.run_path({str(PROGRAM)!r})["defer_package"]("tvm_adaptive")  # TVM is not needed
-import ctypes, os, pathlib, sqlite3, sys
+import ctypes, logging, os, pathlib, sqlite3, sys
 from tvm_adaptive.tuning.interrupts import interruptible
 from tvm_adaptive.tuning.run_lock import owned
 work_dir, where = pathlib.Path(sys.argv[1]), sys.argv[2]
@@ -28,10 +28,14 @@ def hang():
     mutex = ctypes.create_string_buffer(256)  # zeros are an open one
     ctypes.CDLL(None).pthread_mutex_lock(mutex)
     ctypes.CDLL(None).pthread_mutex_lock(mutex)
+if where == "logging":  # standard error is a full pipe
+    handler = logging.StreamHandler()
+    handler.emit = lambda record: hang()
+    logging.getLogger().addHandler(handler)
 with owned(work_dir) as owner:
     with interruptible(interrupt, restore_screen=hang, release=owner.release):
         print("ready", flush=True)
-        if where == "C":
+        if where != "database":
             hang()
         else:
             sqlite3.connect(work_dir / "store.db", timeout=60).execute("BEGIN IMMEDIATE")
@@ -89,7 +93,7 @@ def test_other_threads_catch_nothing() -> None:
     assert seen == [before]
 
 
-@pytest.mark.parametrize("where", ["C", "database"])
+@pytest.mark.parametrize("where", ["C", "database", "logging"])
 def test_a_second_signal_ends_a_run_that_is_blocked(tmp_path: Path, where: str) -> None:
     import sqlite3
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -54,6 +55,18 @@ def office(request: Any) -> Iterator[Office]:
 
 def answers(futures: list[Any]) -> list[Any]:
     return [future.result(timeout=30) for future in futures]
+
+
+def test_a_thread_that_could_not_start_is_started_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with contextlib.closing(Office(1, overlap=True)) as office:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", fail)
+            with pytest.raises(RuntimeError, match="new thread"):
+                office.dispatcher.submit([1])
+        assert answers(office.dispatcher.submit([2])) == [4]
 
 
 def test_answers_come_in_the_order_of_the_batch(office: Office) -> None:

@@ -131,6 +131,16 @@ def test_a_server_that_dies_takes_its_workers_along_and_is_replaced(make_server,
     pool.close()
 
 
+def test_a_program_that_blocks_the_end_of_children_still_learns_of_it(make_server):
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    try:
+        server = make_server()
+        outcome = run(server, lambda: os.kill(os.getpid(), signal.SIGSEGV))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert "killed by SIGSEGV" in str(outcome.error)
+
+
 def test_what_ran_when_the_server_died_has_done_no_wrong(make_server):
     pool = WorkerPool(2, server=make_server())
 

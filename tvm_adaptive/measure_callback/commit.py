@@ -39,7 +39,8 @@ class MachineHealth:
         """Count a round's error messages; return why the machine is broken, "" if it is not."""
         failed = [each for each in messages if each is not None and is_machine_failure(each)]
         self.n_failed_rounds = self.n_failed_rounds + 1 if failed else 0
-        is_broken = len(failed) == len(messages) or self.n_failed_rounds >= MAX_FAILED_ROUNDS
+        is_whole_round = 1 < len(messages) == len(failed)
+        is_broken = is_whole_round or self.n_failed_rounds >= MAX_FAILED_ROUNDS
         return summary_line(failed[-1]) if failed and is_broken else ""
 
 

@@ -319,7 +319,7 @@ class Batch:
         return math.hypot(own, anchor, self.change / math.sqrt(3.0))
 
     def challenger(self) -> int | None:
-        """Return the candidate to time again: the best, if it beats the task's best so far."""
+        """Return the candidate to time again: the best, as a record or as a next anchor."""
         best = self._best()
         if self.anchor is None or self.is_anchor_lost or best is None:
             return None
@@ -327,7 +327,9 @@ class Batch:
             return None
         n_again = sum(len(looks) > 1 for looks in self._looks.values())
         is_record = self.corrected_sec(best) < self.anchor.best_sec
-        return best if is_record and n_again < MAX_SECOND_TIMINGS else None
+        # A record that could not be timed again leaves an anchor that is slower than all others.
+        is_wanted = is_record or (self.next_anchor is None and self._is_clearly_faster(best))
+        return best if is_wanted and n_again < MAX_SECOND_TIMINGS else None
 
     def successor(self) -> int | None:
         """Return the candidate that becomes the task's anchor, or the next one; None for none.
@@ -340,10 +342,13 @@ class Batch:
             return best
         if self.next_anchor is not None:
             return None
-        # Of two timings' ratio.
+        return best if self._is_clearly_faster(best) and len(self._looks[best]) > 1 else None
+
+    def _is_clearly_faster(self, index: int) -> bool:
+        """Say whether a candidate beats the anchor by more than the noise of two timings."""
+        assert self.anchor is not None
         error = math.sqrt(2.0) * self._duet.noise.relative_error
-        is_clear = self.corrected_sec(best) < self.anchor.sec * math.exp(-_CLEAR_SIGMAS * error)
-        return best if is_clear and len(self._looks[best]) > 1 else None
+        return self.corrected_sec(index) < self.anchor.sec * math.exp(-_CLEAR_SIGMAS * error)
 
     def close(
         self, kernel: Any = None, cost_sec: float = math.nan, *, floor_sec: float = 0.0

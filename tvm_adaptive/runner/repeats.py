@@ -56,7 +56,8 @@ class Repeats:
         artifact = Path(kernel[0])
         try:
             if self._folder is None:
-                self._folder = ScratchFolder("anchors")
+                # Beside the candidates' own folders: libraries can be loaded from there.
+                self._folder = ScratchFolder("anchors", artifact.parent.parent)
             path = self._folder.path / f"{next(self._numbers)}{artifact.suffix}"
             shutil.copyfile(artifact, path)
         except OSError as error:

@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -73,6 +73,13 @@ class Tile:
                 break
         return tuple(parts)
 
+    def decisions(self) -> Iterator[Vector]:
+        """Yield every decision once."""
+        for outer in itertools.product(divisors(self.extent), repeat=self.n_parts - 1):
+            innermost, rest = divmod(self.extent, math.prod(outer))
+            if rest == 0 and self._takes([1], innermost):
+                yield (*outer, innermost)
+
     def _takes(self, parts: Sequence[int], factor: int) -> bool:
         return self.max_innermost < 0 or parts[-1] * factor <= self.max_innermost
 
@@ -96,6 +103,10 @@ class Choice:
         other = int(rng.integers(len(self.weights) - 1))
         return (other + (other >= decision[0]),)
 
+    def decisions(self) -> Iterator[Vector]:
+        """Yield every decision once."""
+        yield from ((index,) for index in range(len(self.weights)))
+
 
 @dataclasses.dataclass(frozen=True)
 class Undrawn:
@@ -113,9 +124,13 @@ class Undrawn:
         del decision, rng
         return (OPEN,) * self.width
 
+    def decisions(self) -> Iterator[Vector]:
+        """Yield the open decision, the only one that is known."""
+        yield (OPEN,) * self.width
+
 
 # One decision of a sketch, which takes ``width`` places of a vector: ``draw`` returns a random
-# one, ``vary`` another one near it, or the same if there is no other.
+# one, ``vary`` another one near it, or the same if there is no other, ``decisions`` yields all.
 Knob = Tile | Choice | Undrawn
 
 
@@ -200,6 +215,18 @@ class KnobSpace:
             if self.allows(point):
                 break
         return point
+
+    def all_points(self, most: int) -> list[Point]:
+        """Return all points, compute locations left open; none if there are more than ``most``."""
+        found: list[Point] = []
+        for sketch, knobs in enumerate(self.sketches):
+            decisions = [list(itertools.islice(knob.decisions(), most + 1)) for knob in knobs]
+            if len(found) + math.prod(map(len, decisions)) > most:
+                return []
+            vectors = map(itertools.chain.from_iterable, itertools.product(*decisions))
+            points = (Point(sketch, tuple(vector)) for vector in vectors)
+            found += [point for point in points if self.allows(point)]
+        return found
 
     def allows(self, point: Point) -> bool:
         """Say whether a point keeps to its sketch's limits: others have no valid program."""

@@ -101,8 +101,11 @@ class Proposer(abc.ABC):
         clock.append(time.perf_counter())
         prefetching = prefetching or self._prefetching(max(1, size // 2))
         seeds = self._seeded(size - len(drafts) - len(prefetching)) if cheap else []
+        n_free = size - len(seeds) - len(drafts) - len(prefetching)
+        explore = min(n_random(exploration.epsilon, n_free), len(randoms))
+        if cheap and not is_first:
+            drafts = self._drafts_left(n_free - explore)
         given = seeds + drafts + prefetching
-        explore = min(n_random(exploration.epsilon, size - len(given)), len(randoms))
         wanted = size - explore - len(given)
         exploit = given + (self._screened(wanted, given) if cheap else self._searched(wanted))
         clock.append(time.perf_counter())
@@ -150,6 +153,11 @@ class Proposer(abc.ABC):
         """
         del n
         return [], [], []
+
+    def _drafts_left(self, n: int) -> list[Schedule]:
+        """Return up to ``n`` that suit the processor and had no place in the first batch."""
+        del n
+        return []
 
     def _prefetching(self, n: int) -> list[Schedule]:
         """Return up to ``n`` forms of the fastest candidate that prefetch its weights."""
@@ -227,5 +235,6 @@ class Proposer(abc.ABC):
             return Exploration(INITIAL_EPSILON, "initial")
         prediction = self._posterior(self.options.n_plans)
         if prediction is None:
-            return Exploration(FALLBACK_EPSILON, "no-success-yet")
+            reason = "no-success-yet" if self.best_sec is None else "nothing-random"
+            return Exploration(FALLBACK_EPSILON, reason)
         return posterior_epsilon(prediction)

@@ -57,6 +57,8 @@ _PREFETCHED_AGAIN = 0.95
 # Where reads depend on remainders, which the model of the processor knows nothing of. With eight
 # drafts, the best of 32 trials of TVM's T2D took 1.7 times as long as without any.
 _DRAFTS_WITH_GAPS = 1
+# Programs of a whole space that take a few seconds to make.
+_FEW_POINTS = 256
 # Decisions may have no valid program: one of a few has.
 _N_TRIED = 4
 
@@ -161,7 +163,7 @@ class SurrogateProposer(Proposer):
     def _sample(self, n: int | None) -> list[Schedule] | None:
         candidates, pool = self.candidates, self.candidates.pool
         candidates.forget_programs()
-        if self._points_left:
+        if n is None and self._points_left:  # the search compares them with what it finds
             candidates.add(self._points_left)
             self._points_left = []
         # Enough for a batch of nothing but random candidates, some of which fail.
@@ -175,6 +177,9 @@ class SurrogateProposer(Proposer):
             n_found = sum(key is not None for key in candidates.add(points))
             n_fruitless = 0 if n_found else n_fruitless + 1
             n_valid += n_found
+        if not len(pool):  # of a small space, draws miss the last few
+            left = [p for p in candidates.space.all_points(_FEW_POINTS) if not pool.knows(p)]
+            n_valid += sum(key is not None for key in candidates.add(left))
         if n_valid == 0:
             return None
         self._n_population = n_valid
@@ -238,6 +243,11 @@ class SurrogateProposer(Proposer):
             known = {*self._seeds, *keys}
             keys += [key for key in dict.fromkeys(found) if key is not None and key not in known]
         return self._places_of(keys)
+
+    def _drafts_left(self, n: int) -> list[Schedule]:
+        # Of 632 tasks, the fourth draft was faster than all before by 2 % in 17 of 100 cases; what
+        # a model prefers that knows a batch, in 3.
+        return self.candidates.schedules(self._drafted(n))
 
     def _places_of(self, keys: Sequence[int]) -> list[int]:
         """Return where programs are in the pool, without those that have left it."""

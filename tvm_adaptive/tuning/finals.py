@@ -26,6 +26,7 @@ from tvm_adaptive._tvm import (
 )
 from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
 from tvm_adaptive.runner.playoff.finalist import (
+    CALL_TIMEOUT_SEC,
     NOT_CHECKED,
     REFERENCE_TIMEOUT_SEC,
     Finalist,
@@ -368,6 +369,7 @@ def hold_playoff(
         n_qualifiers=0 if is_hurried else round(allowance.share * finish.n_qualifiers),
         qualifying_sec=allowance.share * session.budget.qualifying_sec(finish),
         prefetch=finish.prefetch and not is_hurried,
+        timeout_sec=_call_timeout_sec(session),
         reference_timeout_sec=reference_timeout_sec(session.budget),
         max_sec=allowance.timing_sec(spare_sec, finish.max_task_sec),
         limit_sec=allowance.limit_sec(spare_sec),
@@ -375,6 +377,11 @@ def hold_playoff(
         scratch_dir=session.work_dir,
     )
     return _play_off(session, mine, options, builder, pool)
+
+
+def _call_timeout_sec(context: RunContext) -> float:
+    """Return a deadline of a check or timing that no kernel misses which the runner measured."""
+    return max(CALL_TIMEOUT_SEC, 2.0 * context.config.measure.timeout_sec)
 
 
 def _play_off(
@@ -442,6 +449,7 @@ def _checked_now(context: RunContext, finalists: Sequence[Finalists]) -> Iterato
         options = PlayoffOptions(
             top_k=context.config.finish.top_k,
             prefetch=False,
+            timeout_sec=_call_timeout_sec(context),
             max_sec=_SHORT_TIMING_SEC,
             seed=context.seed,
             scratch_dir=folder,

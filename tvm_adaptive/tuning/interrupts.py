@@ -101,13 +101,19 @@ def _watch(
             if first_sec is None:
                 first_sec = time.monotonic()
                 interrupt()
-                logger.warning("%s: stopping after this round; once more ends at once", name)
+                _log("%s: stopping after this round; once more ends at once", name)
             elif time.monotonic() - first_sec < _ONE_REQUEST_SEC:
                 continue  # an echo of the first one
             elif hasattr(sys, "ps1") or sys.flags.interactive:
-                logger.warning("%s: stopping after this round; restart Python to end now", name)
+                _log("%s: stopping after this round; restart Python to end now", name)
             else:
                 end(name)
+
+
+def _log(text: str, name: str) -> None:
+    """Log in a thread: a blocked standard error must not hide a second signal."""
+    with contextlib.suppress(RuntimeError):  # there may be no more threads
+        threading.Thread(target=logger.warning, args=(text, name), daemon=True).start()
 
 
 def _end_display(name: str, restore_screen: Callable[[], None]) -> None:
@@ -117,6 +123,7 @@ def _end_display(name: str, restore_screen: Callable[[], None]) -> None:
         restore_screen()
         logger.warning("%s again: ended at once; what was written is kept", name)
 
-    thread = threading.Thread(target=restore, daemon=True)
-    thread.start()
-    thread.join(_RESTORE_SEC)
+    with contextlib.suppress(RuntimeError):  # there may be no more threads
+        thread = threading.Thread(target=restore, daemon=True)
+        thread.start()
+        thread.join(_RESTORE_SEC)

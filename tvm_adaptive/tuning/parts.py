@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ from tvm_adaptive.values.trial_log import TrialLog
 from tvm_adaptive.workers.cores import n_build_workers
 from tvm_adaptive.workers.fork_server import ForkServer
 
+# Candidates while they are compiled and measured, in the work directory.
+ARTIFACTS_FOLDER = "artifacts"
 # Runners that measure on the machine that builds.
 _LOCAL_RUNNERS = ("adaptive", "local")
 # Medians of a compilation. Of ResNet-18's batches of 16 for an H100, the slowest took up to 15 s,
@@ -90,6 +93,8 @@ def check_parts(config: TuneConfig) -> None:
 def make_parts(session: Session) -> Parts:
     """Construct the parts that a session's configuration names."""
     config, search, budget = session.config, session.config.search, session.budget
+    # Of an attempt that was killed; the run owns its directory.
+    shutil.rmtree(session.work_dir / ARTIFACTS_FOLDER, ignore_errors=True)
     is_seeded = config.strategy == "adaptive" and search.proposer == "distilled" and search.seeds
     transfer_pool = TransferPool() if is_seeded else None
     trial_log = TrialLog()
@@ -267,7 +272,7 @@ def _build_options(context: RunContext, folder: Path) -> dict[str, Any]:
     return {
         "timeout_sec": context.config.measure.build_timeout_sec,
         "patience": patience,
-        "artifact_dir": folder / "artifacts",
+        "artifact_dir": folder / ARTIFACTS_FOLDER,
         "max_workers": n_build_workers(n_cores),
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import shutil
 import time
@@ -80,8 +81,11 @@ class RunOptions:
     def __post_init__(self) -> None:
         if self.budget_sec is None and self.trials is None:
             raise InvalidOptionError("Give a budget in seconds, a number of trials, or both.")
-        if self.budget_sec is not None and not self.budget_sec > 0:
-            raise InvalidOptionError(f"The budget must be above 0 s but got {self.budget_sec:g}.")
+        if self.budget_sec is not None and not 0 < self.budget_sec < math.inf:
+            raise InvalidOptionError(
+                f"The budget must be above 0 s and finite but got {self.budget_sec:g}; leave it "
+                "out for none."
+            )
         check_at_least("trials", self.trials, 1)
         check_positive("until_ms", self.until_ms)
         registry.check_names(self.config)

@@ -101,8 +101,9 @@ def tune(
     target : Target, str, mapping or None, default None
         ``"cpu"`` or None is this machine's CPU, ``"cuda"`` its first GPU.
     budget_sec : float or None, default None
-        Wall-clock seconds for the whole call. Every long step is bounded by what is left of
-        them: a check without time is skipped, and what is not checked is not used.
+        Wall-clock seconds for the whole call. Preparing the model and compiling it untuned
+        are not cut short. Every later step is bounded by what is left: a check without time
+        is skipped, and what is not checked is not used.
     trials : int or None, default None
         Largest number of trials. One of the two bounds must be given.
     until_ms : float or None, default None

@@ -116,7 +116,7 @@ class Exploration:
 
     epsilon: float  # in [0, 1]
     # "posterior", "fixed", "untrained", "initial", "analytical", "recalled", "no-success-yet",
-    # "no-variance"
+    # "nothing-random", "no-variance"
     reason: str
     # mean posterior standard deviation of the random plans, normalised throughput; NaN unless
     # the reason is "posterior"

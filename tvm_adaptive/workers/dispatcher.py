@@ -128,14 +128,14 @@ class Dispatcher(Generic[_TaskT, _ResultT]):
         self._pool.close()
 
     def _wake_thread(self) -> None:
-        if self._thread is None:
+        if self._wakes is None:
             self._wakes = os.pipe()
             for descriptor in self._wakes:
                 os.set_blocking(descriptor, False)
-            self._thread = threading.Thread(
-                target=self._serve, name="tvm-adaptive-runner", daemon=True
-            )
-            self._thread.start()
+        if self._thread is None:
+            thread = threading.Thread(target=self._serve, name="tvm-adaptive-runner", daemon=True)
+            thread.start()  # raises where there may be no more threads
+            self._thread = thread
         self._signal()
 
     def _signal(self) -> None:

@@ -39,6 +39,7 @@ _OOM_SCORE_SERVER = 900
 def main(arguments: Sequence[str]) -> int:
     """Serve until the parent closes the connection."""
     control, parent = (int(number) for number in arguments)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the parent may block the end of children
     # Only the parent handles Ctrl-C: it decides whether the running task ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if not die_with(parent):

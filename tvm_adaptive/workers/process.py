@@ -38,7 +38,7 @@ class Worker:
         os.close(child_reads)
         os.close(child_writes)
         self._received = bytearray()
-        self._unsent = b""
+        self._unsent = memoryview(b"")
         self._sent_sec = 0.0
         self._oom_kills = OomKills()
         self._oom_kills_before: tuple[int, ...] = ()
@@ -59,7 +59,7 @@ class Worker:
         payload = cloudpickle.dumps((function, tuple(args)))
         self._sent_sec = time.monotonic()
         self._oom_kills_before = self._oom_kills.count()
-        self._unsent = HEADER.pack(len(payload)) + payload
+        self._unsent = memoryview(HEADER.pack(len(payload)) + payload)
         self.flush()
 
     def unsent_fileno(self) -> int | None:
@@ -68,7 +68,7 @@ class Worker:
 
     def flush(self) -> None:
         """Send what the pipe takes now, without blocking."""
-        view = memoryview(self._unsent)
+        view = self._unsent
         try:
             while view:
                 view = view[os.write(self._to_child, view) :]
@@ -77,7 +77,8 @@ class Worker:
         except BrokenPipeError:
             # receive() reports a dead child.
             view = view[:0]
-        self._unsent = bytes(view)
+        # A view keeps the whole task in memory, and a copy of the rest each time takes minutes.
+        self._unsent = view or memoryview(b"")
 
     def receive(self) -> tuple[Any] | None:
         """Read without blocking; return the task's value in a tuple, None while incomplete."""

@@ -533,6 +533,19 @@ def test_one_interrupted_run_does_not_choose_the_number_of_runs(
     assert numbers == [1, 2, 400, 400]
 
 
+def test_a_kernel_of_seconds_is_timed_once_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers: list[int] = []
+
+    def timer(number: int, _repeat: int) -> list[float]:
+        numbers.append(number)
+        return [8.0]
+
+    kernel = worker.Kernel("kernel.so", "cpu", ())
+    monkeypatch.setitem(worker._loaded, kernel, worker._Loaded(None, None, [], timer))
+    assert worker.time_once(kernel, 0, 20.0) == worker.time_once(kernel, 0, 20.0) == 8.0
+    assert numbers == [1, 1]
+
+
 def test_top_k_is_checked() -> None:
     with pytest.raises(InvalidOptionError, match="top_k must be at least 1 but got 0"):
         PlayoffOptions(top_k=0)

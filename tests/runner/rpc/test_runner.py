@@ -72,6 +72,17 @@ def test_a_missing_artifact_and_a_hang_cost_one_result_each(make_runner, matmul)
     assert good.error_msg is None
 
 
+def test_a_defect_of_a_session_fails_what_is_queued(make_runner, matmul, monkeypatch):
+    runner = make_runner()
+
+    def fail(*_):
+        raise OverflowError("cannot convert float infinity to integer")
+
+    monkeypatch.setattr(runner._inst, "_use", fail)
+    for result in results(runner, [matmul, matmul]):
+        assert "could not be used: OverflowError" in result.error_msg
+
+
 @pytest.mark.slow
 def test_queueing_for_a_device_does_not_count(make_runner):
     # Three workers, two devices: the third waits 3 s and may run for 5.5 s only.

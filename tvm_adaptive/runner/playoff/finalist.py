@@ -13,6 +13,8 @@ from tvm_adaptive.runner.playoff.modules import mean_sec
 # The untuned module is the slowest of all and runs only once or twice: a large convolution
 # takes a minute.
 REFERENCE_TIMEOUT_SEC = 120.0
+# Deadline of one check or timing, unless the runner allows candidates longer ones.
+CALL_TIMEOUT_SEC = 30.0
 # Reasons to disqualify a record; others come from the check or the timing.
 SAME = "the same schedule as a better record"
 BUILD_FAILED = "build: "
@@ -28,7 +30,7 @@ class PlayoffOptions:
     n_qualifiers: int = 0  # records that compete in short timings for the first batch
     qualifying_sec: float = 5.0
     prefetch: bool = True  # also time forms of the winner that prefetch weights
-    timeout_sec: float = 30.0  # deadline of one check or timing
+    timeout_sec: float = CALL_TIMEOUT_SEC
     reference_timeout_sec: float = REFERENCE_TIMEOUT_SEC
     max_sec: float = 5.0  # for the timings of one batch
     limit_sec: float = math.inf  # for everything

@@ -28,6 +28,9 @@ from tvm_adaptive.values.agreement import (
 )
 from tvm_adaptive.workers import device_session
 
+# Nothing that runs beside a kernel makes it seem so long. Such a kernel is timed once: three
+# more runs of it might exceed the deadline.
+_LONG_RUN_SEC = 1.0
 # Three opposite pairs of perturbations. Of a thousand integers that another order of
 # additions changes, they usually miss none; see the size of a perturbation.
 N_PAIRS = 3
@@ -168,8 +171,10 @@ def time_once(kernel: Kernel, seed: int, repeat_ms: float) -> float:
             found.timer = rotating or found.timer
     loaded = _loaded[kernel]
     if loaded.n_runs == 0:
-        once = max(loaded.timer(1, 1)[0], 1e-9)  # a coarse clock reads zero
+        once = max(float(loaded.timer(1, 1)[0]), 1e-9)  # a coarse clock reads zero
         loaded.n_runs = max(1, math.ceil(repeat_ms * 1e-3 / once))
+        if once > _LONG_RUN_SEC:
+            return once
     seconds = float(loaded.timer(loaded.n_runs, 1)[0])
     if 0.0 < MISJUDGED_FACTOR * loaded.n_runs * seconds < repeat_ms * 1e-3:
         # Something else ran during the first one, which chose the number for all rounds.

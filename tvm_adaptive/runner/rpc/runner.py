@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import math
 import shutil
 import time
@@ -37,6 +38,8 @@ from tvm_adaptive.values.trial_log import BatchFacts, TrialLog
 from tvm_adaptive.workers.fork_server import ForkServer
 from tvm_adaptive.workers.pool import Plan, Step, WorkerPool
 from tvm_adaptive.workers.scratch import ScratchFolder
+
+logger = logging.getLogger(__name__)
 
 # Others use the farm, too, and after a kernel that hangs the server blocks the device until
 # the session's end.
@@ -178,6 +181,10 @@ class AdaptiveRPCRunner(QueueingRunner):
         self._n_sessions += 1
         try:
             yield from self._use(address)
+        except Exception as error:  # a defect of this package: the next session would end alike
+            logger.exception("%s could not be used", address)
+            self._write("error", where="AdaptiveRPCRunner", error=repr(error))
+            self._dispatcher.fail_queued(f"{address} could not be used: {error!r}")
         finally:
             self._n_sessions -= 1
 
