@@ -57,7 +57,6 @@ def test_the_fastest_come_first_and_failures_never(url: str) -> None:
         store.add(task(), [trial(2.0)])
         store.add(task(1), [trial(0.1)])
         assert [each.seconds for each in store.best(task(), 2)] == [1.0, 2.0]
-        assert [each.seconds for each in store.latest(task(), 2)] == [1.0, 2.0]
         assert [each.seconds for each in store.latest(task())] == [3.0, None, 1.0, 2.0]
         assert store.best(task(2), 5) == []
 
@@ -158,7 +157,6 @@ def test_a_sample_holds_the_fastest_and_some_of_all_times(url: str) -> None:
         assert len(store.sample(task(1), 40)) == 2
         assert store.sample(task(2), 40) == []
         assert len(store.sample(task(), 1)) == 1
-        assert store.latest(task(), 0) == []
     places = [mark_of(each) for each in sample]
     assert places == sorted(set(places))
     assert 30 <= len(places) <= 40

@@ -134,3 +134,35 @@ def test_a_damaged_journal_is_an_error(tmp_path: Path) -> None:
     write(path, {"event": "stage", "time_sec": 6.0})
     with pytest.raises(JournalError, match="line 6"):
         read_history(path)
+
+
+GOOD = {"event": "report", "comparison": {"agree": True}, "coverage": "all", "interrupted": False}
+SHORT = {"event": "report", "comparison": None, "coverage": "", "interrupted": False}
+STOPPED = {**SHORT, "interrupted": True}
+LIBRARY = {"event": "library", "tuned": True}
+
+
+@pytest.mark.parametrize(
+    ("later", "stays"),
+    [
+        ([], True),
+        ([[SHORT]], True),
+        ([[SHORT], [SHORT]], True),
+        ([[STOPPED], [SHORT]], True),
+        ([[], [SHORT]], True),  # killed
+        ([[LIBRARY]], False),  # killed between its compilation and its comparison
+        ([[LIBRARY, SHORT]], False),
+        ([[LIBRARY, GOOD]], True),
+    ],
+)
+def test_a_library_is_known_until_another_takes_its_place(
+    tmp_path: Path, later: list[list[dict[str, Any]]], stays: bool
+) -> None:
+    path = write(tmp_path / "journal.jsonl", *attempt("a", 1, [2.0]), LIBRARY, GOOD)
+    for place, events in enumerate(later):
+        write(path, *attempt(f"later{place}", 1, []), *events)
+    history = read_history(path)
+    assert (history.library_report is not None) == stays
+    is_replaced = LIBRARY in [event for events in later for event in events]
+    if stays and not is_replaced:
+        assert history.runs_since == {f"later{place}" for place in range(len(later))}

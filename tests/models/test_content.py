@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from tvm_adaptive.errors import OtherModelError
 from tvm_adaptive.models import TIRWorkload
 from tvm_adaptive.models.content import check_same_model, content_of, named_source, python_source
 from tvm_adaptive.models.frontend import load
+from tvm_adaptive.tuning.session import RunOptions
 
 ONNX = """
 import numpy as np, onnx, sys
@@ -53,12 +55,25 @@ def test_a_file_of_inputs_is_part_of_the_source(tmp_path: Path) -> None:
     mod = te_workload("GMM")
     workload = TIRWorkload("net", mod)
     assert named_source("te:GMM", workload, None).inputs is None
-    found = named_source("te:GMM", workload, None, tmp_path / "sample.npz")
-    assert found.as_fields()["inputs"] == str(tmp_path / "sample.npz")
-    arrays = {"x": np.zeros((2, 3))}
-    # Arrays in memory cannot be read again, but their shapes are known.
-    found = named_source("te:GMM", workload, {"y": (4,)}, arrays)
-    assert (found.inputs, found.input_shapes) == (None, {"y": [4], "x": [2, 3]})
+    found = named_source("te:GMM", workload, None, "sample.npz")
+    assert found.as_fields()["inputs"] == "sample.npz"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "file"),
+    [
+        (None, None),
+        ({"x": np.zeros((2, 3))}, "inputs.npz"),
+        ("run/inputs.npz", "inputs.npz"),
+        ("other.npz", "{}/other.npz"),
+    ],
+)
+def test_a_run_that_is_moved_finds_the_inputs_that_it_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inputs: Any, file: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = RunOptions(what="te:GMM", work_dir="run", trials=1, inputs=inputs)
+    assert options.inputs_file == (file and file.format(tmp_path))
 
 
 def test_other_input_shapes_make_another_model(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,21 @@ def test_only_memory_that_others_own_is_copied(
     x[...] = 7
     assert given.max() == 1
     assert not np.shares_memory(total, model(x)[1])
+
+
+def test_a_process_that_was_forked_is_told_so(model: CompiledModel) -> None:
+    reads, writes = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            model(np.zeros(SHAPE, np.float32))
+        except BaseException as error:
+            os.write(writes, f"{type(error).__name__}: {error}".encode())
+        os._exit(0)
+    os.close(writes)
+    with os.fdopen(reads) as answer:
+        assert "InvalidOptionError: The model was made in another process" in answer.read()
+    os.waitpid(child, 0)
 
 
 @pytest.mark.parametrize("offset", [0, 1, 5])

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
-from tvm_adaptive.tuning.budget import Budget, tuned_compile_sec, tuned_share
+from tvm_adaptive.tuning.budget import Budget, EndCosts, tuned_compile_sec, tuned_share
 from tvm_adaptive.tuning.config import DEFAULT, FinishConfig
 from tvm_adaptive.values.forms import FormKey
 
@@ -23,7 +23,7 @@ NO_PLAYOFFS = FinishConfig(n_qualifiers=0)
 
 def reserve(budget, seconds):
     """Reserve seconds for what follows the play-offs, of which there are none."""
-    budget.plan_reserve(NO_PLAYOFFS, 0, later_sec=seconds, least_later_sec=seconds)
+    budget.plan_reserve(NO_PLAYOFFS, 0, EndCosts(seconds, seconds))
     budget.update_reserve(RunProgress([]), (), 1)
 
 
@@ -177,7 +177,7 @@ def progress_of(best_secs, n_trials=4):
 
 def reserves_of(budget, finish, n_tasks, later_sec, least_later_sec):
     """Return the reserve of a search without gaps, with gaps only, and after it."""
-    budget.plan_reserve(finish, n_tasks, later_sec=later_sec, least_later_sec=least_later_sec)
+    budget.plan_reserve(finish, n_tasks, EndCosts(later_sec, least_later_sec))
     found = []
     for best_sec in (1e-3, math.inf):
         budget.update_reserve(progress_of([best_sec]), (), 16)
@@ -203,7 +203,7 @@ def test_playoffs_leave_a_short_run_time_to_search(seconds, left_sec, playoff_se
 
 def test_while_a_task_has_nothing_only_checks_of_the_others_are_reserved():
     budget = budget_with(600.0, 580.0)
-    budget.plan_reserve(FinishConfig(), 20, later_sec=50.0, least_later_sec=20.0)
+    budget.plan_reserve(FinishConfig(), 20, EndCosts(50.0, 20.0))
     expected = {(math.inf, math.inf): 20.0, (1e-3, math.inf): 35.0 + 10.0, (1e-3,): 50.0 + 79.2}
     for best_secs, reserve_sec in expected.items():
         budget.update_reserve(progress_of(best_secs), (), 16)
@@ -216,7 +216,7 @@ def test_while_a_task_has_nothing_only_checks_of_the_others_are_reserved():
 
 def test_a_short_run_reserves_less_for_checks():
     budget = budget_with(80.0, 30.0)
-    budget.plan_reserve(FinishConfig(), 20, later_sec=20.0, least_later_sec=20.0)
+    budget.plan_reserve(FinishConfig(), 20, EndCosts(20.0, 20.0))
     budget.update_reserve(progress_of((1e-3, math.inf)), (), 16)
     assert budget.reserve_sec == pytest.approx(20.0 + 0.5 * 5.0)
 
@@ -238,7 +238,7 @@ def test_a_task_with_a_result_counts_as_tuned():
 )
 def test_a_gap_is_a_task_that_has_nothing_and_was_hardly_tried(best_sec, n_trials, proven, has_gap):
     budget = budget_with(600.0, 580.0)
-    budget.plan_reserve(FinishConfig(), 2, later_sec=0.0, least_later_sec=0.0)
+    budget.plan_reserve(FinishConfig(), 2, EndCosts())
     budget.update_reserve(progress_of([1e-3, best_sec], n_trials), proven, 16)
     assert (budget.reserve_sec <= 1.0) == has_gap
 
@@ -257,13 +257,11 @@ def with_network_check(
 ):
     budget = budget_with(seconds, left_sec)
     budget.plan_reserve(
-        *(FinishConfig(**finish), 2),
-        later_sec=50.0,
-        least_later_sec=5.0,
-        network_check_sec=network_check_sec,
+        FinishConfig(**finish),
+        2,
+        EndCosts(50.0, 5.0, 0.0, network_check_sec, weight_secs or {}),
         n_compilers=2,
         drafts=False,
-        weight_secs=weight_secs or {},
     )
     return budget
 
@@ -333,15 +331,15 @@ def test_compiling_a_network_takes_what_its_candidates_took():
 def test_tasks_without_trials_keep_the_seconds_of_their_drafts() -> None:
     clock = Clock()
     budget = Budget(100.0, clock)
-    secs = {"later_sec": 50.0, "least_later_sec": 14.0}
-    budget.plan_reserve(FinishConfig(), 10, network_check_sec=2.0, **secs)
+    costs = EndCosts(50.0, 14.0, network_check_sec=2.0)
+    budget.plan_reserve(FinishConfig(), 10, costs)
     progress = RunProgress([TaskProgress(str(i), 1.0) for i in range(10)])
     budget.update_reserve(progress, (), 16)
     # Untuned code, the check, the search's end, and drafts.
     assert budget.reserve_sec == pytest.approx(1.2 * (14.0 + 2.0) + 0.5 + 10 * (0.02 + 0.03))
     clock.now += 100.0 - 16.0 - 0.13
     assert budget.reserve_drafts(10) == 4  # of 0.03 s each
-    budget.plan_reserve(FinishConfig(), 10, network_check_sec=2.0, drafts=False, **secs)
+    budget.plan_reserve(FinishConfig(), 10, costs, drafts=False)
     budget.update_reserve(progress, (), 16)
     assert budget.reserve_sec == pytest.approx(1.2 * 16.0 + 0.7)
     assert budget.reserve_drafts(10) == 0
@@ -350,8 +348,8 @@ def test_tasks_without_trials_keep_the_seconds_of_their_drafts() -> None:
 def test_drafts_come_before_the_margin_of_what_follows() -> None:
     clock = Clock()
     budget = Budget(100.0, clock)
-    secs = {"later_sec": 50.0, "least_later_sec": 14.0, "network_check_sec": 2.0}
-    budget.plan_reserve(FinishConfig(), 10, margin_sec=4.0, **secs)
+    costs = EndCosts(50.0, 14.0, margin_sec=4.0, network_check_sec=2.0)
+    budget.plan_reserve(FinishConfig(), 10, costs)
     budget.update_reserve(RunProgress([TaskProgress("a", 1.0)]), (), 16)
     clock.now += 100.0 - 12.1  # 3.9 s less than code, check and the margin need
     assert budget.reserve_drafts(10) == 3

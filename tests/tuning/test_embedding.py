@@ -13,8 +13,10 @@ import pytest
 
 import tvm_adaptive
 from tests.tuning.test_deploy import FACTORY, QUICK
+from tvm_adaptive._tvm import IRModule
 from tvm_adaptive.errors import InvalidOptionError, WorkerError
 from tvm_adaptive.measure_callback.journal import read_journal
+from tvm_adaptive.models import Network
 from tvm_adaptive.tuning import embedding, network_check, torch_backend
 
 
@@ -144,6 +146,17 @@ def test_models_are_remembered_by_store(has_home, monkeypatch, tmp_path):
         assert file is None or embedding._lines_of(file) == {f"model {place}"}
     assert (files[0] is None) != has_home
     assert embedding._tuned_file(str(tmp_path / "a.db")) == tmp_path / "a.db.tuned"
+    assert embedding._tuned_file("sqlite://") is None
+    assert embedding._tuned_file("sqlite:///:memory:") is None
+
+
+def test_arguments_that_say_nothing_are_refused():
+    network = Network("net", IRModule({}), {}, {}, {})
+    for options in ({"input_shapes": {"x": (1,)}}, {"params": {"w": 0}}):
+        with pytest.raises(InvalidOptionError, match="omit"):
+            tvm_adaptive.compile(network, **options)
+    with pytest.raises(InvalidOptionError, match="params are the weights of an IRModule"):
+        tvm_adaptive.compile("net.onnx", params={"w": 0})
 
 
 def test_what_is_no_model_is_refused():

@@ -35,6 +35,7 @@ from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
 from tvm_adaptive.runner.playoff.finalist import (
     BUILD_FAILED,
     SAME,
+    SCHEDULE_FAILED,
     Finalist,
     PlayoffOptions,
     as_recorded,
@@ -43,7 +44,7 @@ from tvm_adaptive.runner.playoff.playoff import FinalistReport
 from tvm_adaptive.search_strategy.surrogate_proposer import draft_of
 from tvm_adaptive.search_strategy.transfer import TransferPool
 from tvm_adaptive.tuning import finals
-from tvm_adaptive.tuning.budget import Budget
+from tvm_adaptive.tuning.budget import Budget, EndCosts
 from tvm_adaptive.tuning.config import DEFAULT
 from tvm_adaptive.tuning.finalists import Finalists, finalists_of
 from tvm_adaptive.tuning.library_check import FunctionCheck
@@ -63,6 +64,7 @@ draft = functools.partial(draft_of, transfer_pool=TransferPool())
         ({"playoff_sec": math.nan, "stderr_sec": math.nan, "in_network": True}, (1e-3, "")),
         ({"disqualified": "wrong result: 3 of 4", "playoff_sec": math.nan}, (None, "wrong result")),
         ({"disqualified": f"{BUILD_FAILED}timeout", "playoff_sec": math.nan}, None),
+        ({"disqualified": f"{SCHEDULE_FAILED}bad_alloc", "playoff_sec": math.nan}, None),
         ({"disqualified": SAME, "playoff_sec": math.nan}, None),
     ],
 )
@@ -307,7 +309,7 @@ def budget_with(left_sec: float, seconds: float = 600.0) -> Budget:
 
 def reserve(budget: Budget, seconds: float) -> None:
     nothing = dataclasses.replace(DEFAULT.finish, n_qualifiers=0)
-    budget.plan_reserve(nothing, 0, later_sec=seconds, least_later_sec=seconds)
+    budget.plan_reserve(nothing, 0, EndCosts(seconds, seconds))
     budget.release_playoffs(0.0)
 
 
@@ -350,7 +352,7 @@ def test_a_task_is_only_checked_where_the_seconds_would_not_suffice_for_the_othe
 def test_a_round_that_closes_the_last_gap_ends_the_hurry(make_session: Any) -> None:
     session = make_session(budget=budget_with(1e3, 1e3))
     finish = dataclasses.replace(DEFAULT.finish, n_qualifiers=0, max_task_sec=14.0)
-    session.budget.plan_reserve(finish, 2, later_sec=10.0, least_later_sec=10.0)
+    session.budget.plan_reserve(finish, 2, EndCosts(10.0, 10.0))
     session.proven.add("b")
     progress = RunProgress([TaskProgress("a", 1.0), TaskProgress("b", 1.0)])
     session.update_reserve(progress)
@@ -505,8 +507,7 @@ def decided(
 
 def session_with_check(make_session: Any) -> Any:
     budget = budget_with(500.0, 1000.0)
-    secs = {"later_sec": 20.0, "least_later_sec": 5.0}
-    budget.plan_reserve(DEFAULT.finish, 2, network_check_sec=3.0, **secs)
+    budget.plan_reserve(DEFAULT.finish, 2, EndCosts(20.0, 5.0, network_check_sec=3.0))
     return make_session(budget=budget, target=TARGET)
 
 

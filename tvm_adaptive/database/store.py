@@ -146,11 +146,11 @@ class RecordStore:
         query = query.order_by(trials.c.seconds, trials.c.id)
         return self._read(trials, query, n, "features")
 
-    def latest(self, task: StoredTask, n: int | None = None) -> list[StoredTrial]:
-        """Return the last ``n`` trials of a task, or all, in the order measured."""
+    def latest(self, task: StoredTask) -> list[StoredTrial]:
+        """Return the trials of a task in the order measured."""
         trials = schema.trials
         query = tables.ids_of(trials, task).where(*tables.is_from(trials, self.environment))
-        return self._read(trials, query.order_by(trials.c.id.desc()), n)[::-1]
+        return self._read(trials, query.order_by(trials.c.id))
 
     def seconds(self, task: StoredTask, *, without: Collection[str] = ()) -> list[float]:
         """Return the seconds of each trial of a task in the order measured; NaN for a failure.

@@ -68,6 +68,9 @@ class History:
     tasks: dict[str, TaskHistory] = dataclasses.field(default_factory=dict)
     errors: Counter[str] = dataclasses.field(default_factory=Counter)  # messages of failed trials
     report: dict[str, Any] | None = None  # of the last attempt if it was not interrupted
+    # of the attempt that compiled the library which is there; None if that was not compared
+    library_report: dict[str, Any] | None = None
+    runs_since: set[str] = dataclasses.field(default_factory=set)  # attempts after that one
     before_sec: float = 0.0  # seconds of all attempts but the last
     _keys: dict[str, str] = dataclasses.field(default_factory=dict)  # of tasks' workloads, by name
 
@@ -80,7 +83,7 @@ class History:
         """Forget all trials and seconds: they are another environment's."""
         self.tasks.clear()
         self.errors.clear()
-        self.report = None
+        self.report = self.library_report = None
         self.spent_sec = self.before_sec = 0.0
 
     def keep_tasks(self, keys: Mapping[str, str]) -> None:
@@ -120,9 +123,11 @@ class History:
             if event.get("resumed") is False:  # another run in the same folder is none of it
                 self.forget_times()
                 self.run_ids.clear()
+                self.runs_since.clear()
                 self.model = None
                 self.n_attempts = 1
             self.run_ids.add(str(event.get("run_id", "")))
+            self.runs_since.add(str(event.get("run_id", "")))
             environment = Environment.from_fields(event)
             if differences(self.environment, environment):
                 self.forget_times()
@@ -149,8 +154,13 @@ class History:
             task = self._task(event)
             task.n_slots += 1
             task.spent_sec += float(event.get("seconds") or 0.0)
+        elif kind == "library":
+            self.library_report = None
         elif kind == "report":
             self.report = None if event.get("interrupted") else event
+            if self.report is not None and event.get("comparison") is not None:
+                self.library_report = event
+                self.runs_since.clear()
 
     def _task(self, event: dict[str, Any]) -> TaskHistory:
         name = str(event["task"])

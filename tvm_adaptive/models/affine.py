@@ -23,6 +23,7 @@ from tvm_adaptive.models.network import (
     known_extents,
     operator_of,
     uses_of,
+    with_rewritten_calls,
     with_rewritten_main,
     without_dead_bindings,
 )
@@ -74,38 +75,27 @@ def with_numbers_as_data(mod: IRModule) -> IRModule:
         for argument in _operands(binding.value)
         if isinstance(argument, Constant) and _rank(argument) == 0
     )
-    rewriter = _DataRewriter(mod, {number for number, n_uses in counts.items() if n_uses == 1})
-    return with_rewritten_main(mod, rewriter)
+
+    def as_data(argument: Any, rank: int) -> Any:
+        is_number = isinstance(argument, Constant) and _rank(argument) == 0
+        if not is_number or counts[float(_numbers(argument))] != 1:
+            return argument
+        return _constant(_numbers(argument).reshape([1] * rank), argument)
+
+    def rewrite(_builder: Any, call: Any) -> Any:
+        rank = max((_rank(each) for each in _operands(call)), default=0)
+        if rank < 1:
+            return call
+        arguments = [as_data(each, rank) for each in call.args]
+        return relax.Call(call.op, arguments, call.attrs, call.ty_args)
+
+    return with_rewritten_calls(mod, rewrite)
 
 
 def _operands(value: Any) -> list[Any]:
     """Return the arguments of a product or sum of floating-point numbers; none of others."""
     name = operator_of(value)
     return list(value.args) if name in _PRODUCTS + _SUMS and _is_float(value) else []
-
-
-@_tvm.mutator
-class _DataRewriter(_tvm.PyExprMutator):  # type: ignore[misc]
-    """Makes tensors of some numbers."""
-
-    def __init__(self, mod: IRModule, numbers: set[float]) -> None:
-        super().__init__(mod)
-        self._numbers = numbers
-
-    def visit_call_(self, call: Any) -> Any:
-        """Replace the numbers in a product or sum with a tensor."""
-        call = super().visit_call_(call)
-        rank = max((_rank(each) for each in _operands(call)), default=0)
-        if rank < 1:
-            return call
-        arguments = [self._as_data(each, rank) for each in call.args]
-        return relax.Call(call.op, arguments, call.attrs, call.ty_args)
-
-    def _as_data(self, argument: Any, rank: int) -> Any:
-        is_number = isinstance(argument, Constant) and _rank(argument) == 0
-        if not is_number or float(_numbers(argument)) not in self._numbers:
-            return argument
-        return _constant(_numbers(argument).reshape([1] * rank), argument)
 
 
 @_tvm.mutator

@@ -16,12 +16,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tvm_adaptive._tvm import TVM_VERSION, structure_key
 from tvm_adaptive.errors import OtherModelError
 from tvm_adaptive.models import Network
-from tvm_adaptive.models.frontend import FORMATS, Sample
+from tvm_adaptive.models.frontend import FORMATS
 from tvm_adaptive.models.frontend.onnx_graph import external_files
 
 logger = logging.getLogger(__name__)
@@ -36,7 +34,8 @@ class ModelSource:
     what: str | None  # file, factory or name; None for a module in Python
     input_shapes: dict[str, list[int]]  # as the user gave them
     content: str  # kind and digest of the model; empty where there is none
-    inputs: str | None = None  # the file of the user's inputs
+    # the file of the user's inputs; relative to the run's directory if the run keeps it there
+    inputs: str | None = None
 
     def as_fields(self) -> dict[str, Any]:
         """Return the fields of the journal's event."""
@@ -47,19 +46,14 @@ def named_source(
     what: str,
     workload: Any,
     input_shapes: Mapping[str, Sequence[int]] | None,
-    inputs: Sample | None = None,
+    inputs: str | None = None,
 ) -> ModelSource:
-    """Return the source of a model that the user named."""
-    shapes = _shapes(input_shapes)
-    # Arrays in memory cannot be read again; their shapes are enough to read the model.
-    if isinstance(inputs, Mapping):
-        shapes |= {name: [int(n) for n in np.shape(value)] for name, value in inputs.items()}
-    file = None if inputs is None or isinstance(inputs, Mapping) else str(Path(inputs).resolve())
-    path = Path(what)
+    """Return the source of a model that the user named, with the file of the user's inputs."""
+    shapes, path = _shapes(input_shapes), Path(what)
     if path.suffix in FORMATS:
-        return ModelSource(str(path.absolute()), shapes, _content_of_file(path), file)
+        return ModelSource(str(path.absolute()), shapes, _content_of_file(path), inputs)
     mod = workload if isinstance(workload, Network) else workload.mod
-    return ModelSource(what, shapes, content_of(mod), file)
+    return ModelSource(what, shapes, content_of(mod), inputs)
 
 
 def python_source(

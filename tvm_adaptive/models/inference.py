@@ -45,6 +45,8 @@ class CompiledModel:
     - Calls from several threads are safe; one runs at a time. Each calling thread has a pool
       of :attr:`n_threads` threads of TVM's runtime, which is made in its first call. If the
       thread has used TVM before, the pool keeps its size when that is smaller.
+    - It works in the process that made it. In one that was forked from that, calls raise
+      InvalidOptionError.
 
     Parameters
     ----------
@@ -76,7 +78,7 @@ class CompiledModel:
         self.input_shapes = {name: tuple(shape) for name, shape in input_shapes.items()}
         self.input_dtypes = dict(input_dtypes)
         self.n_threads = n_threads
-        self._keep = keep
+        self._keep, self._process = keep, os.getpid()
         self._expected = [(n, self.input_shapes[n], self.input_dtypes[n]) for n in input_shapes]
         self._lock, self._local = threading.Lock(), threading.local()
         executable = device_session.load(os.fspath(library))
@@ -122,6 +124,11 @@ class CompiledModel:
         return (*arrays, *(named[name] for name in later))
 
     def _run(self, values: Sequence[Any]) -> list[Any]:
+        if os.getpid() != self._process:  # a kernel would wait for them without end
+            raise InvalidOptionError(
+                "The model was made in another process, whose threads a fork does not copy. Call "
+                "tvm_adaptive.compile in this one."
+            )
         with self._lock:
             if not getattr(self._local, "has_pool", False):
                 self._local.has_pool = True

@@ -13,9 +13,11 @@ import numpy.typing as npt
 
 from tvm_adaptive._tvm import (
     IRModule,
+    PyExprMutator,
     Sequential,
     bindings_of,
     handle,
+    mutator,
     nn,
     relax,
     relax_transform,
@@ -208,6 +210,24 @@ def with_rewritten_main(mod: IRModule, rewriter: Any) -> IRModule:
     """Return a module with what a mutator of expressions makes of ``main``."""
     main = rewriter.visit_expr(mod["main"])
     return with_main(rewriter.builder_.get(), main)
+
+
+@mutator
+class _CallRewriter(PyExprMutator):  # type: ignore[misc]
+    """Puts what a function makes of a call in its place, the last calls last."""
+
+    def __init__(self, mod: IRModule, rewrite: Callable[[Any, Any], Any]) -> None:
+        super().__init__(mod)
+        self._rewrite = rewrite
+
+    def visit_call_(self, call: Any) -> Any:
+        """Rewrite a call after its arguments."""
+        return self._rewrite(self.builder_, super().visit_call_(call))
+
+
+def with_rewritten_calls(mod: IRModule, rewrite: Callable[[Any, Any], Any]) -> IRModule:
+    """Return a module with what a function makes of the builder and each call in ``main``."""
+    return with_rewritten_main(mod, _CallRewriter(mod, rewrite))
 
 
 def without_dead_bindings(mod: IRModule) -> IRModule:

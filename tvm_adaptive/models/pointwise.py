@@ -23,7 +23,7 @@ from tvm_adaptive.models.network import (
     known_extents,
     layouts_of,
     operator_of,
-    with_rewritten_main,
+    with_rewritten_calls,
     without_dead_bindings,
 )
 from tvm_adaptive.models.whole_tiles import tile_rows, whole_rows
@@ -37,59 +37,43 @@ def as_products(mod: IRModule, unit: VectorUnit) -> IRModule:
     Only those whose images have no tile of registers, while their places have. ``views`` makes
     what is computed element by element from their results follow.
     """
-    return without_dead_bindings(with_rewritten_main(mod, _Rewriter(mod, unit)))
 
-
-@_tvm.mutator
-class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
-    """Rewrites ``main``, binding by binding."""
-
-    def __init__(self, mod: IRModule, unit: VectorUnit) -> None:
-        super().__init__(mod)
-        self._unit = unit
-
-    def visit_call_(self, call: Any) -> Any:
-        """Rewrite a convolution."""
-        call = super().visit_call_(call)
-        name = operator_of(call)
-        if name == _CONVOLUTION and self._is_worth_it(call):
-            data, kernel = call.args
-            weight = _reshaped_constant(kernel, known_extents(kernel)[-2:])
-            extents = known_extents(data)
-            shape = (math.prod(extents[:-1]), extents[-1])
-            matrix = self.builder_.emit(relax.op.reshape(data, shape))
-            product = self.builder_.emit(relax.op.matmul(matrix, weight))
-            return relax.op.reshape(product, tuple(known_extents(call)))
-        return call
-
-    def _is_worth_it(self, call: Any) -> bool:
+    def product(builder: Any, call: Any) -> Any:
+        if operator_of(call) != _CONVOLUTION or not _is_worth_it(call, unit):
+            return call
         data, kernel = call.args
-        attrs, extents = call.attrs, known_extents(call)
-        numbers = [*attrs.strides, *attrs.dilation, attrs.groups, *known_extents(kernel)[:2]]
-        is_plain = (
-            layouts_of(call) == ["NHWC", "HWIO", "NHWC"]
-            and {int(n) for n in numbers} == {1}
-            and not any(int(n) for n in attrs.padding)
-            and isinstance(kernel, Constant)
-            and are_float32(data, kernel, call)
-        )
-        if not (is_plain and extents):
-            return False
-        n_images, height, width, _ = extents
-        n_rows = n_images * height * width
-        has_tile = any(height % a == width % b == 0 for a, b in self._tiles)
-        wanted = whole_rows(n_rows, self._unit)
-        return not has_tile and any(wanted % each == 0 for each in tile_rows(self._unit))
+        weight = _reshaped_constant(kernel, known_extents(kernel)[-2:])
+        extents = known_extents(data)
+        matrix = builder.emit(relax.op.reshape(data, (math.prod(extents[:-1]), extents[-1])))
+        found = builder.emit(relax.op.matmul(matrix, weight))
+        return relax.op.reshape(found, tuple(known_extents(call)))
 
-    @property
-    def _tiles(self) -> list[tuple[int, int]]:
-        """Places in a column and in a row of an image that a tile may have."""
-        return [
-            (rows, n // rows)
-            for n in tile_rows(self._unit)
-            for rows in range(1, n + 1)
-            if n % rows == 0
-        ]
+    return without_dead_bindings(with_rewritten_calls(mod, product))
+
+
+def _is_worth_it(call: Any, unit: VectorUnit) -> bool:
+    """Say whether a convolution has tiles of registers as a product only."""
+    data, kernel = call.args
+    attrs, extents = call.attrs, known_extents(call)
+    numbers = [*attrs.strides, *attrs.dilation, attrs.groups, *known_extents(kernel)[:2]]
+    is_plain = (
+        layouts_of(call) == ["NHWC", "HWIO", "NHWC"]
+        and {int(n) for n in numbers} == {1}
+        and not any(int(n) for n in attrs.padding)
+        and isinstance(kernel, Constant)
+        and are_float32(data, kernel, call)
+    )
+    if not (is_plain and extents):
+        return False
+    n_images, height, width, _ = extents
+    has_tile = any(height % a == width % b == 0 for a, b in _tiles(unit))
+    wanted = whole_rows(n_images * height * width, unit)
+    return not has_tile and any(wanted % each == 0 for each in tile_rows(unit))
+
+
+def _tiles(unit: VectorUnit) -> list[tuple[int, int]]:
+    """Return how many places in a column and in a row of an image a tile may have."""
+    return [(rows, n // rows) for n in tile_rows(unit) for rows in range(1, n + 1) if n % rows == 0]
 
 
 def _reshaped_constant(value: Any, shape: Sequence[int]) -> Any:

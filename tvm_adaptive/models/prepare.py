@@ -41,6 +41,7 @@ from tvm_adaptive.models.rewrites import (
 )
 from tvm_adaptive.models.subnormals import without_subnormals
 from tvm_adaptive.models.views import without_repeated_moves
+from tvm_adaptive.models.wide_sums import with_wide_sums
 
 logger = logging.getLogger(__name__)
 
@@ -227,7 +228,7 @@ def _lower(
     ]
     if layout == "NHWC":
         mod = split_clips(mod)
-    mod = without_equal_broadcasts(mod)
+    mod = with_wide_sums(without_equal_broadcasts(mod), products=unit is not None)
     if vector_math and unit is not None:
         mod = without_masked_rows(mod)
     with target, PassContext(opt_level=3):

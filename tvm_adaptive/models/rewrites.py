@@ -72,6 +72,7 @@ def without_masked_rows(mod: IRModule) -> IRModule:
         rows, extents = matches[softmax], known_extents(matches[x])
         axes = [int(rows.attrs.axis)], [int(each) for each in matches[reduced].attrs.axis]
         is_of_rows = all(are_rows(extents, each, matches[x]) for each in axes)
+        is_of_rows &= bool(matches[reduced].attrs.keepdims)
         numbers = [_number(matches[each]) for each in (least, zero)]
         return rows if is_of_rows and numbers == [-math.inf, 0.0] else call
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import Constant, IRModule, handle, relax
-from tvm_adaptive.models.network import operator_of, with_rewritten_main
+from tvm_adaptive.models.network import operator_of, with_rewritten_calls
 
 # Of the largest number of a constant, and of 1: float32 has seven digits. A filter whose weights
 # are all this small makes subnormal sums, which took 11 of 39 ms.
@@ -29,37 +29,26 @@ _OF_CHANNELS = ("relax.multiply", "relax.add", "relax.subtract", "relax.nn.")
 
 def without_subnormals(mod: IRModule) -> IRModule:
     """Return a network whose weights of float32 have zeros instead of numbers next to zero."""
-    return with_rewritten_main(mod, _Rewriter(mod))
+    # What all steps of a recurrent layer share stays one.
+    known: dict[tuple[int, float], Any] = {}
 
-
-@_tvm.mutator
-class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
-    """Replaces the weights of products, convolutions and normalisations."""
-
-    def __init__(self, mod: IRModule) -> None:
-        super().__init__(mod)
-        # What all steps of a recurrent layer share stays one.
-        self._rounded: dict[tuple[int, float], Any] = {}
-
-    def visit_call_(self, call: Any) -> Any:
-        """Return a call whose weights have no numbers next to zero."""
-        call = super().visit_call_(call)
-        name = operator_of(call)
-        if name.startswith(_SUMS_OF_PRODUCTS):
-            weights = [self._weights(each, _LEAST_SHARE) for each in call.args]
-        elif name.startswith(_OF_CHANNELS):
-            weights = [self._weights(each, 0.0) for each in call.args]
-        else:
-            return call
-        return relax.Call(call.op, weights, call.attrs, call.ty_args)
-
-    def _weights(self, argument: Any, least_share: float) -> Any:
+    def weights(argument: Any, least_share: float) -> Any:
         if not isinstance(argument, Constant) or str(argument.ty.dtype) != "float32":
             return argument
         key = handle(argument), least_share
-        if key not in self._rounded:
-            self._rounded[key] = _rounded(argument, least_share)
-        return self._rounded[key]
+        if key not in known:
+            known[key] = _rounded(argument, least_share)
+        return known[key]
+
+    def rewrite(_builder: Any, call: Any) -> Any:
+        name = operator_of(call)
+        if not name.startswith(_SUMS_OF_PRODUCTS + _OF_CHANNELS):
+            return call
+        least_share = _LEAST_SHARE if name.startswith(_SUMS_OF_PRODUCTS) else 0.0
+        arguments = [weights(each, least_share) for each in call.args]
+        return relax.Call(call.op, arguments, call.attrs, call.ty_args)
+
+    return with_rewritten_calls(mod, rewrite)
 
 
 def _rounded(weights: Any, least_share: float) -> Any:

@@ -8,7 +8,7 @@ import itertools
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,19 @@ logger = logging.getLogger(__name__)
 INITIAL_EPSILON = 0.5
 # Random schedules per candidate of a batch, where the model chooses among them without a search.
 CHEAP_SAMPLES_PER_TRIAL = 3
+
+
+class Given(NamedTuple):
+    """Candidates of a batch that neither a model nor chance has chosen."""
+
+    seeds: Sequence[Schedule] = ()  # good for tasks of the family, or for this one in earlier runs
+    drafts: Sequence[Schedule] = ()  # that suit the processor
+    prefetching: Sequence[Schedule] = ()  # forms that prefetch weights
+
+    @property
+    def all(self) -> list[Schedule]:
+        """All of them, in the order in which they are measured."""
+        return [*self.seeds, *self.drafts, *self.prefetching]
 
 
 @dataclasses.dataclass(eq=False)
@@ -69,45 +82,43 @@ class Proposer(abc.ABC):
 
     def propose(self, size: int, *, cheap: bool) -> list[Schedule] | None:
         """Return the next batch, a cheap one without a search; None if the space is exhausted."""
-        if not len(self.excluded):  # an earlier run's best need no more than a verification
-            start_sec = time.perf_counter()
-            recalled = self._recalled(min(size, N_VERIFIED))
-            if recalled:
+        start_sec, given = time.perf_counter(), Given()
+        if not len(self.excluded):
+            # An earlier run's best need no more than a verification.
+            if recalled := self._recalled(min(size, N_VERIFIED)):
                 seconds = (time.perf_counter() - start_sec, 0.0, 0.0)
-                exploration = Exploration(0.0, "recalled")
-                return self._send(recalled, exploration, n_seeded=len(recalled), seconds=seconds)
-        clock = [time.perf_counter()]
-        is_first = cheap and not len(self.excluded)
-        seeds, drafts, prefetching = self._started(size) if is_first else ([], [], [])
-        given = seeds + drafts + prefetching
-        if 0 < size <= len(given):  # random candidates would be made for nothing
-            seconds = (0.0, 0.0, time.perf_counter() - clock[0])
-            exploration = Exploration(0.0, "analytical")
-            return self._send(
-                given,
-                exploration,
-                n_seeded=len(seeds),
-                n_analytical=len(drafts),
-                n_prefetching=len(prefetching),
-                seconds=seconds,
-            )
+                why = Exploration(0.0, "recalled")
+                return self._send(recalled, why, Given(recalled), seconds=seconds)
+            given = self._started(size) if cheap else given
+            if 0 < size <= len(given.all):  # random candidates would be made for nothing
+                seconds = (0.0, 0.0, time.perf_counter() - start_sec)
+                why = Exploration(0.0, "analytical")
+                return self._send(given.all, why, given, seconds=seconds)
+        return self._proposed(size, given, start_sec, cheap=cheap)
+
+    def _proposed(
+        self, size: int, given: Given, start_sec: float, *, cheap: bool
+    ) -> list[Schedule] | None:
+        """Return a batch that may have random candidates, and those that the model prefers."""
         n_samples = max(self.options.init_min_unmeasured, CHEAP_SAMPLES_PER_TRIAL * size)
         randoms = self._sample(n_samples if cheap else None)
         if randoms is None:
             logger.info("%s: the space is exhausted", self.context.task_name)
             return None
-        clock.append(time.perf_counter())
+        clock = [start_sec, time.perf_counter()]
         exploration = self._exploration(cheap=cheap)
         clock.append(time.perf_counter())
+        drafts, prefetching = given.drafts, given.prefetching
         prefetching = prefetching or self._prefetching(max(1, size // 2))
         seeds = self._seeded(size - len(drafts) - len(prefetching)) if cheap else []
         n_free = size - len(seeds) - len(drafts) - len(prefetching)
         explore = min(n_random(exploration.epsilon, n_free), len(randoms))
-        if cheap and not is_first:
+        if cheap and not drafts:
             drafts = self._drafts_left(n_free - explore)
-        given = seeds + drafts + prefetching
-        wanted = size - explore - len(given)
-        exploit = given + (self._screened(wanted, given) if cheap else self._searched(wanted))
+        given = Given(seeds, drafts, prefetching)
+        wanted = size - explore - len(given.all)
+        exploit = given.all
+        exploit += self._screened(wanted, exploit) if cheap else self._searched(wanted)
         clock.append(time.perf_counter())
         batch = exploit[: size - explore]
         others = distinct(randoms, {key_of(schedule) for schedule in batch})
@@ -115,10 +126,8 @@ class Proposer(abc.ABC):
         return self._send(
             batch,
             exploration,
+            given,
             n_random=len(batch) - min(len(exploit), size - explore),
-            n_seeded=len(seeds),
-            n_analytical=len(drafts),
-            n_prefetching=len(prefetching),
             is_evolved=not cheap,
             seconds=np.diff(clock).tolist(),
         )
@@ -146,13 +155,10 @@ class Proposer(abc.ABC):
         del n
         return []
 
-    def _started(self, n: int) -> tuple[list[Schedule], list[Schedule], list[Schedule]]:
-        """Return a task's first candidates, ``n`` at most.
-
-        Seeds, those that suit the processor, and the first of these with its weights prefetched.
-        """
+    def _started(self, n: int) -> Given:
+        """Return a task's first candidates, ``n`` at most; of drafts, the first may prefetch."""
         del n
-        return [], [], []
+        return Given()
 
     def _drafts_left(self, n: int) -> list[Schedule]:
         """Return up to ``n`` that suit the processor and had no place in the first batch."""
@@ -176,11 +182,9 @@ class Proposer(abc.ABC):
         self,
         batch: list[Schedule],
         exploration: Exploration,
+        given: Given,
         *,
         n_random: int = 0,
-        n_seeded: int = 0,
-        n_analytical: int = 0,
-        n_prefetching: int = 0,
         is_evolved: bool = False,
         seconds: Sequence[float],
     ) -> list[Schedule]:
@@ -193,9 +197,9 @@ class Proposer(abc.ABC):
             round=self.n_rounds,
             n_candidates=len(batch),
             n_random=n_random,
-            n_seeded=n_seeded,
-            n_analytical=n_analytical,
-            n_prefetching=n_prefetching,
+            n_seeded=len(given.seeds),
+            n_analytical=len(given.drafts),
+            n_prefetching=len(given.prefetching),
             **dataclasses.asdict(exploration),
             n_population=self._n_population,
             is_evolved=is_evolved,

@@ -24,7 +24,7 @@ from tvm_adaptive._tvm.operands import reads_with_gaps
 from tvm_adaptive.search_strategy.candidate_pool import CandidatePool
 from tvm_adaptive.search_strategy.knobs import Point
 from tvm_adaptive.search_strategy.picking import IndexArray
-from tvm_adaptive.search_strategy.proposer import Proposer
+from tvm_adaptive.search_strategy.proposer import Given, Proposer
 from tvm_adaptive.search_strategy.schedules import key_of, measured_schedules, processor_of
 from tvm_adaptive.search_strategy.sketches import Sketches
 from tvm_adaptive.search_strategy.surrogate_search import (
@@ -211,10 +211,10 @@ class SurrogateProposer(Proposer):
         # Some were measured since, as random candidates, or dropped from the pool.
         return self.candidates.schedules(self._places_of(self._seeds)[:n])
 
-    def _started(self, n: int) -> tuple[list[Schedule], list[Schedule], list[Schedule]]:
+    def _started(self, n: int) -> Given:
         processor = processor_of(self.context.target)
         if processor is None or not self.options.n_analytical:
-            return [], [], []
+            return Given()
         candidates, n_drafts = self.candidates, self.options.n_analytical
         if reads_with_gaps(self.context.mod):
             n_drafts = min(n_drafts, _DRAFTS_WITH_GAPS)
@@ -231,7 +231,8 @@ class SurrogateProposer(Proposer):
             first = candidates.pool.points[places[0]]
             self._prefetched = math.inf, first
             forms = candidates.prefetching(first)[:1]
-        return seeds, candidates.schedules(places[: n - len(seeds) - len(forms)]), forms
+        drafts = candidates.schedules(places[: n - len(seeds) - len(forms)])
+        return Given(seeds, drafts, forms)
 
     def _drafted(self, n: int) -> list[int]:
         """Add what suits the processor until ``n`` have a program; return places in the pool."""

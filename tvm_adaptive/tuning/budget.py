@@ -6,7 +6,6 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
-from types import MappingProxyType
 
 from tvm_adaptive.measure_callback.progress import RunProgress
 from tvm_adaptive.tuning.config import FinishConfig
@@ -56,23 +55,36 @@ _CLOSING_TASK_SEC = 0.02
 
 
 @dataclasses.dataclass(frozen=True)
+class EndCosts:
+    """Seconds of what follows the play-offs, and of a check that takes the place of some."""
+
+    later_sec: float = 0.0  # if every task is tuned
+    least_later_sec: float = 0.0  # if no task is tuned: the untuned code is compiled once more
+    margin_sec: float = 0.0  # of ``least_later_sec``, without which there is a library, too
+    # One comparison of all functions within the network; None if that is impossible.
+    network_check_sec: float | None = None
+    # To write the weights that forms of tasks add to the library, by the tasks' names.
+    weight_secs: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def compile_sec(self) -> float:
+        """Compiling all tasks, beside their untuned code."""
+        return self.later_sec - self.least_later_sec
+
+    def after_playoffs_sec(self, tuned_share: float) -> float:
+        """Return the seconds if a share of the tasks is tuned."""
+        return self.least_later_sec + tuned_share * self.compile_sec
+
+
+@dataclasses.dataclass(frozen=True)
 class _Reserve:
     """Seconds that the end of a run needs."""
 
-    later_sec: float = 0.0  # after the play-offs, if every task is tuned
-    least_later_sec: float = 0.0  # after the play-offs, if no task is tuned
+    costs: EndCosts = EndCosts()
     playoff_sec: float = 0.0  # all play-offs
     check_sec: float = 0.0  # play-offs that only check one record of each task
-    # One comparison of all functions within the network; None if each task has a play-off.
-    network_check_sec: float | None = None
     n_compilers: int = 1  # processes that compile a network
     draft_sec: float = 0.0  # to draft a task without trials
-    margin_sec: float = 0.0  # of ``least_later_sec``, what drafts may use
-    # To write the additional weights of tasks, by their names.
-    weight_secs: Mapping[str, float] = dataclasses.field(default_factory=dict)
-
-    def after_playoffs_sec(self, tuned_share: float) -> float:
-        return self.least_later_sec + tuned_share * (self.later_sec - self.least_later_sec)
 
 
 class Budget:
@@ -135,7 +147,7 @@ class Budget:
     @property
     def checks_network(self) -> bool:
         """Whether tasks may be checked within the network instead of in a play-off."""
-        return self._reserve.network_check_sec is not None
+        return self._reserve.costs.network_check_sec is not None
 
     def interrupt(self) -> None:
         """Request a clean stop, e.g. from a signal handler."""
@@ -180,34 +192,26 @@ class Budget:
         self,
         finish: FinishConfig,
         n_tasks: int,
+        costs: EndCosts,
         *,
-        later_sec: float,
-        least_later_sec: float,
-        network_check_sec: float | None = None,
-        margin_sec: float = 0.0,
         n_compilers: int = 1,
         drafts: bool = True,
-        weight_secs: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """Compute what the end of the run needs; for the seconds, see ``_Reserve``."""
+        """Compute what the end of the run needs."""
         timing_sec = n_tasks * finish.max_task_sec
         if self.seconds is not None:
             timing_sec = min(timing_sec, finish.max_share * self.seconds)
         wanted_sec = n_tasks * PLAYOFF_CHECK_SEC + timing_sec + self.qualifying_sec(finish)
-        most_sec = _MAX_SHARE * max(0.0, self.left_sec - least_later_sec)
+        most_sec = _MAX_SHARE * max(0.0, self.left_sec - costs.least_later_sec)
         self._finish, self._plan_sec = finish, self._clock()
-        # Without a limit, time has no price.
-        is_bounded = self.seconds is not None and finish.within_network
+        if self.seconds is None or not finish.within_network:  # without a limit, time has no price
+            costs = dataclasses.replace(costs, network_check_sec=None)
         self._reserve = _Reserve(
-            later_sec=later_sec,
-            least_later_sec=least_later_sec,
+            costs,
             playoff_sec=min(wanted_sec, most_sec),
             check_sec=min(n_tasks * LEAST_CHECK_SEC, most_sec),
-            network_check_sec=network_check_sec if is_bounded else None,
             n_compilers=n_compilers,
             draft_sec=_DRAFT_SEC if drafts else 0.0,
-            margin_sec=margin_sec,
-            weight_secs=weight_secs,
         )
 
     def update_reserve(
@@ -218,25 +222,25 @@ class Budget:
         Untuned, a function often takes a hundred times as long; play-offs gain a few
         percent. ``proven`` names the tasks of which an earlier run has proven a record.
         """
-        reserve, share = self._reserve, tuned_share(progress)
+        reserve, costs, share = self._reserve, self._reserve.costs, tuned_share(progress)
         has_gaps = any(
             math.isinf(task.best_sec)
             and task.n_trials < n_trials_per_round
             and task.name not in proven
             for task in progress.used_tasks
         )
-        if reserve.network_check_sec is None:
-            later = {"later": reserve.after_playoffs_sec(share)}
+        if costs.network_check_sec is None:
+            later = {"later": costs.after_playoffs_sec(share)}
             first = {"play-off": share * reserve.check_sec if has_gaps else reserve.playoff_sec}
         else:
             n_tasks = len(progress.used_tasks)
-            build_sec = tuned_compile_sec(progress, self.compile_sec / max(n_tasks, 1))
+            build_sec = tuned_compile_sec(progress, costs.compile_sec / max(n_tasks, 1))
             # Reading, packing and linking a network take about as long as the code of its
             # untuned functions, which stays in the reserve for that.
             later = {
-                "later": reserve.least_later_sec,
+                "later": costs.least_later_sec,
                 "compile": build_sec / reserve.n_compilers,
-                "check": reserve.network_check_sec,
+                "check": costs.network_check_sec,
                 "weights": self._weights_sec(progress),
             }
             # A task without trials is drafted.
@@ -256,7 +260,7 @@ class Budget:
         most: dict[str, float] = {}
         for task in progress.tasks:
             if task.n_trials:
-                own_sec = self._reserve.weight_secs.get(task.name, 0.0)
+                own_sec = self._reserve.costs.weight_secs.get(task.name, 0.0)
                 most[task.key.group] = max(own_sec, most.get(task.key.group, 0.0))
         return math.fsum(most.values())
 
@@ -292,7 +296,7 @@ class Budget:
         if each_sec <= 0:
             return 0
         left_sec = self.left_sec - self._after_sec
-        n_drafts = int((left_sec + self._reserve.margin_sec) / each_sec)
+        n_drafts = int((left_sec + self._reserve.costs.margin_sec) / each_sec)
         n_drafts = min(n_wanted, max(0, n_drafts))
         self._after_sec += min(n_drafts * each_sec, max(0.0, left_sec))
         return n_drafts
@@ -300,13 +304,13 @@ class Budget:
     def release_playoffs(self, tuned_share: float) -> None:
         """Reserve only what follows the play-offs if a share of the tasks is tuned."""
         if not self.checks_network:
-            self._after_sec = self._reserve.after_playoffs_sec(tuned_share)
+            self._after_sec = self._reserve.costs.after_playoffs_sec(tuned_share)
         self.reserve_sec = self._after_sec
 
     @property
     def compile_sec(self) -> float:
         """Seconds that compiling all tasks takes, beside those of untuned code."""
-        return self._reserve.later_sec - self._reserve.least_later_sec
+        return self._reserve.costs.compile_sec
 
     def qualifying_sec(self, finish: FinishConfig) -> float:
         """Return the seconds for the qualifying of all tasks."""

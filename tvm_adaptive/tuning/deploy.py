@@ -15,6 +15,7 @@ from tvm_adaptive._tvm import FFI_VERSION, TVM_VERSION, ExtractedTask
 from tvm_adaptive._tvm.runtime_files import runtime_libraries
 from tvm_adaptive.database.store import open_store
 from tvm_adaptive.errors import InvalidOptionError, WorkerError, check_choices
+from tvm_adaptive.measure_callback.history import History, differences
 from tvm_adaptive.measure_callback.journal import JOURNAL_FILE
 from tvm_adaptive.models import Network, TIRWorkload
 from tvm_adaptive.models.compile import device_kind
@@ -135,8 +136,9 @@ def apply(
             "another with --out."
         )
     run = Path(what) if (Path(what) / JOURNAL_FILE).is_file() else None
+    history = History()
     if run is not None:
-        options, _ = read_settings(run)
+        options, history = read_settings(run)
         given = {"target": target, "input_shapes": input_shapes, "inputs": inputs}
         _refuse_settled(what, given, config, options.config)
         what, target = options.what, options.target
@@ -152,6 +154,11 @@ def apply(
         context.journal.write(
             "apply", **fields, target=json.loads(str(context.target)), **environment.as_fields()
         )
+        if context.farm is None and (found := differences(history.environment, environment)):
+            context.observer.note(
+                f"{run} was measured elsewhere ({'; '.join(found)}): what this machine cannot run "
+                "does not pass its check here; apply it on that machine"
+            )
         with _records(run, context, environment) as records:
             applied = _compiled(context, model, records, compares_threads=True)
     assert applied is not None

@@ -35,7 +35,7 @@ from tvm_adaptive.tuning.deploy import apply_network
 from tvm_adaptive.tuning.observer import Observer
 from tvm_adaptive.tuning.outcome import Comparison, TuneReport
 from tvm_adaptive.tuning.session import RunOptions
-from tvm_adaptive.tuning.target import n_threads_of, resolve_target
+from tvm_adaptive.tuning.target import describe_target, n_threads_of, resolve_target
 from tvm_adaptive.tuning.tune import run_loaded
 
 # Of the calls of an inference, for a model that was not tuned here: records of less were made
@@ -118,6 +118,7 @@ def compile_model(
     network = network_of(model, inputs, input_shapes, params)
     folder, keep = _folder(work_dir)
     content, tuned = content_of(network), _tuned_file(config.store)
+    content = content and f"{content} {describe_target(target)}"  # records are those of a target
     least_share = 0.0
     if budget_sec is not None or trials is not None:
         was_tuned = tuned is not None and content in _lines_of(tuned)
@@ -176,8 +177,12 @@ def network_of(
 ) -> Network:
     """Return what :func:`compile_model` takes as a network; raise InvalidOptionError."""
     shapes: Mapping[str, Sequence[int]] = dict(input_shapes or {})
+    if params and not isinstance(model, IRModule):
+        raise InvalidOptionError("params are the weights of an IRModule; omit them.")
     if isinstance(model, Network):
-        return model
+        if shapes:
+            raise InvalidOptionError("A Network has its shapes; omit input_shapes.")
+        return model if inputs is None else with_sample(model, read_sample(inputs), "inputs")
     if isinstance(model, IRModule):
         arrays = None if inputs is None else read_sample(inputs)
         if arrays is not None:
@@ -230,7 +235,8 @@ def _tuned_file(store: str) -> Path | None:
     try:
         url = url_of(resolve_url(store))
         if url.get_backend_name() == "sqlite":
-            return Path(f"{url.database}{_TUNED_SUFFIX}")
+            in_memory = url.database in (None, "", ":memory:")
+            return None if in_memory else Path(f"{url.database}{_TUNED_SUFFIX}")
         digest = hashlib.sha256(displayed(url).encode()).hexdigest()[:16]
         return user_store().with_name(f"{digest}{_TUNED_SUFFIX}")
     except StoreError:  # no home directory, or what opening the store reports

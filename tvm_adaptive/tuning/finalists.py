@@ -25,7 +25,7 @@ from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.run_database import RunDatabase
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.errors import StoreError
-from tvm_adaptive.runner.playoff.finalist import BUILD_FAILED, SAME, Finalist
+from tvm_adaptive.runner.playoff.finalist import Finalist
 from tvm_adaptive.runner.playoff.modules import MAX_RECORDS, mean_sec, sane_records
 from tvm_adaptive.runner.playoff.playoff import MAX_PLAYOFF_BATCHES, FinalistReport
 from tvm_adaptive.tuning.config import DEFAULT, FinishConfig
@@ -184,9 +184,7 @@ def with_proven(held: FinalistReport, mine: Finalists, observer: Observer) -> Fi
     """Let what an earlier play-off has proven win, unless this one has timed something faster."""
     if mine.proven is not None:
         again = _said_of(mine.proven, held)
-        # A failed build is no verdict.
-        verdicts = [each.disqualified for each in again]
-        is_lost = any(each and not each.startswith((SAME, BUILD_FAILED)) for each in verdicts)
+        is_lost = any(each.is_refuted for each in again)
         is_beaten = held.winner is not None and (
             any(math.isfinite(each.playoff_sec) for each in again)
             or held.winner.playoff_sec < mine.proven.final_sec()

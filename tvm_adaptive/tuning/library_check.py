@@ -31,6 +31,7 @@ from tvm_adaptive.models.compare_calls import call_problem
 from tvm_adaptive.models.compile import Coverage, device_kind, export_function, schedule_tir
 from tvm_adaptive.models.run import try_function
 from tvm_adaptive.runner.rpc.leased_worker import LeasingPool
+from tvm_adaptive.tuning.budget import EndCosts
 from tvm_adaptive.tuning.build_check import tolerances
 from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.session import RunContext, Session
@@ -134,20 +135,13 @@ class LibraryCheck:
         """Seconds that running the tuned code takes."""
         return self._run_sec
 
-    @property
-    def reserve_sec(self) -> float:
-        """Seconds to reserve for ``measure_tuned`` if everything is tuned."""
-        return _COMPILE_MARGIN * self._build_sec + self._later_run_sec
-
-    @property
-    def least_reserve_sec(self) -> float:
-        """Seconds to reserve if nothing is tuned: the untuned code is compiled once more."""
-        return _UNTUNED_MARGIN * self._build_sec + self._later_run_sec
-
-    @property
-    def margin_sec(self) -> float:
-        """Seconds of ``least_reserve_sec`` without which a library can be compiled, too."""
-        return (_UNTUNED_MARGIN - 1.0) * self._build_sec
+    def end_costs(self) -> EndCosts:
+        """Return the seconds that ``measure_tuned`` takes."""
+        return EndCosts(
+            later_sec=_COMPILE_MARGIN * self._build_sec + self._later_run_sec,
+            least_later_sec=_UNTUNED_MARGIN * self._build_sec + self._later_run_sec,
+            margin_sec=(_UNTUNED_MARGIN - 1.0) * self._build_sec,
+        )
 
     def gives_up_forms(self, comparison: Comparison | None) -> bool:
         """Leave other forms out if the outputs disagree; return False if that changes nothing."""
@@ -171,16 +165,6 @@ class LibraryCheck:
 
     def begin_untuned(self) -> None:
         """Start in a worker what ``measure_untuned`` waits for, where anything can be."""
-
-    @property
-    def weight_secs(self) -> Mapping[str, float]:
-        """Seconds of writing the weights that the forms of tasks add to the library."""
-        return {}
-
-    @property
-    def network_check_sec(self) -> float | None:
-        """Seconds of a check of all functions within the network; None if it is impossible."""
-        return None
 
     def check_functions(self, _database: Database, mods: Sequence[IRModule]) -> list[FunctionCheck]:
         """Compile with a database, and check the functions of ``mods``, which are not tuned."""
@@ -388,13 +372,15 @@ def key_of_record(record: TuningRecord) -> str:
 
 
 def coverage_of_earlier(session: Session) -> str:
-    """Return which functions are tuned in the library of the attempt before; "" if it must go.
+    """Return which functions are tuned in an earlier attempt's library; "" if it must go.
 
     It stays if its outputs agreed, and no kernel was refused since: it may be in it.
     """
-    report = session.history.report
-    if report is None or not (report["comparison"] or {}).get("agree"):
+    history = session.history
+    report = history.library_report
+    if report is None or not report["comparison"].get("agree"):
         return ""
+    runs_since = (*history.runs_since, session.run_id)
     verdicts = VerdictFile(session.work_dir, str(TVM_VERSION)).read().values()
-    new = [each for those in verdicts for each in those if each.run.startswith(session.run_id)]
+    new = [each for those in verdicts for each in those if each.run.startswith(runs_since)]
     return "" if any(each.failure for each in new) else str(report["coverage"])

@@ -9,7 +9,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ from tvm_adaptive.models.network import Original
 from tvm_adaptive.models.prepare import fastest_forms_of, in_forms, output_counts
 from tvm_adaptive.models.run import time_exported
 from tvm_adaptive.models.weights import save_module
+from tvm_adaptive.tuning.budget import EndCosts
 from tvm_adaptive.tuning.build_check import compare_builds, compared_outputs, tolerances
 from tvm_adaptive.tuning.library_check import (
     UNTUNED_SHARE,
@@ -142,29 +143,25 @@ class NetworkCheck(LibraryCheck):
         return rivals_reserve_sec(n_frameworks, self._original_sec, budget_sec)
 
     @property
-    def margin_sec(self) -> float:
-        """Seconds of ``least_reserve_sec`` without which a network can be compiled, too."""
-        return super().margin_sec + self._rivals_sec
-
-    @property
     def _has_reference(self) -> bool:
         """Whether the model's own framework is timed, and the untuned network is not."""
         return self._has_rivals and self._expected is not None
 
-    @property
-    def reserve_sec(self) -> float:
-        """Seconds to reserve for ``measure_tuned`` if everything is tuned."""
-        return self.least_reserve_sec + tuned_margin(self._context.target) * self._compile_sec
-
-    @property
-    def weight_secs(self) -> Mapping[str, float]:
-        """Seconds of writing the weights that the forms of tasks add to the library."""
-        alternatives = self._prepared.alternatives
+    def end_costs(self) -> EndCosts:
+        """Return the seconds that ``measure_tuned`` takes, with timing of frameworks."""
+        costs, alternatives = super().end_costs(), self._prepared.alternatives
+        tuned_sec = tuned_margin(self._context.target) * self._compile_sec
         n_bytes = {} if alternatives is None else alternatives.weight_bytes
-        return {name: _SEC_PER_WEIGHT_BYTE * n for name, n in n_bytes.items()}
+        return dataclasses.replace(
+            costs,
+            later_sec=costs.least_later_sec + tuned_sec,
+            margin_sec=costs.margin_sec + self._rivals_sec,
+            network_check_sec=self._network_check_sec,
+            weight_secs={name: _SEC_PER_WEIGHT_BYTE * n for name, n in n_bytes.items()},
+        )
 
     @property
-    def network_check_sec(self) -> float | None:
+    def _network_check_sec(self) -> float | None:
         """Seconds of a check of all functions within the network; None if it is impossible."""
         if self._before is None or not self._is_here:
             return None
@@ -201,7 +198,7 @@ class NetworkCheck(LibraryCheck):
             n_outputs,
             rtol=tolerances({name: self._functions[name] for name in n_outputs}, rtol),
             steps=steps,
-            most_sec=max(_LEAST_HANG_SEC, _HANG_MARGIN * (self.network_check_sec or 0.0)),
+            most_sec=max(_LEAST_HANG_SEC, _HANG_MARGIN * (self._network_check_sec or 0.0)),
             in_overtime=True,
         )
         self._context.journal.write(
@@ -360,8 +357,8 @@ class NetworkCheck(LibraryCheck):
             return None
         with context.stage("compile"):
             is_compiled = self._is_compiled(database) or self._compile(database, self._unchecked)
-            if is_compiled:  # whole: what was there before may be in use
-                os.replace(self._unchecked, path)
+            if is_compiled:
+                self._use(self._unchecked)
         with context.stage("compare"):
             if not is_compiled:
                 self._use_earlier_or_untuned()
@@ -377,9 +374,14 @@ class NetworkCheck(LibraryCheck):
             context.journal.write("comparison", **dataclasses.asdict(comparison))
         return comparison
 
+    def _use(self, library: Path) -> None:
+        """Put a library in the place of the result, whole: what was there may be in use."""
+        os.replace(library, self._path)
+        self._context.journal.write("library", tuned=library == self._unchecked)
+
     def _use_untuned(self) -> None:
         """Let the untuned library be the result."""
-        os.replace(self._untuned, self._path)
+        self._use(self._untuned)
         self._steps = {}
         if self._compiling is not None:
             self._set_coverage(self._compiling.coverage)

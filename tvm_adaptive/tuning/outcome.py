@@ -112,9 +112,10 @@ class Comparison:
     Attributes
     ----------
     before_sec, after_sec : float
-        Latency of the framework or without tuning, and with tuning; lower is better.
-        ``before_sec`` is infinite if the framework could not be timed, ``after_sec`` if there
-        was no time for it after the outputs were found to be wrong.
+        Latency before and after tuning; lower is better. ``before_sec`` is that of the
+        framework if it is among ``peers``, else of the untuned model (also on GPUs and farms,
+        where no framework is timed), and infinite if neither was timed. ``after_sec`` is
+        infinite if there was no time for it after the outputs were found to be wrong.
     max_abs, max_rel : float
         Largest absolute and relative difference of their outputs on the same inputs.
     agree : bool

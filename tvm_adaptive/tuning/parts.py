@@ -34,8 +34,6 @@ from tvm_adaptive.workers.fork_server import ForkServer
 
 # Candidates while they are compiled and measured, in the work directory.
 ARTIFACTS_FOLDER = "artifacts"
-# Runners that measure on the machine that builds.
-_LOCAL_RUNNERS = ("adaptive", "local")
 # Medians of a compilation. Of ResNet-18's batches of 16 for an H100, the slowest took up to 15 s,
 # that of the best candidate at most 4 s, twice the median.
 _GPU_PATIENCE = 3.0
@@ -214,7 +212,7 @@ def _runner(session: Session, trial_log: TrialLog) -> Any:
     measure, name = session.config.measure, session.config.runner
     overlap = measure.overlap
     if overlap is None:
-        overlap = name not in _LOCAL_RUNNERS or is_gpu(session.target)
+        overlap = name in FARM_RUNNERS or is_gpu(session.target)
     ours = {
         **_shared(session, trial_log),
         "rule": measure.rule,
@@ -239,7 +237,7 @@ def _builder(session: Session, trial_log: TrialLog) -> Any:
     ours = {
         **_build_options(session, session.work_dir),
         **_shared(session, trial_log),
-        "link": session.config.runner in _LOCAL_RUNNERS,
+        "link": session.config.runner not in FARM_RUNNERS,
     }
     stock: dict[str, Any] = {"timeout_sec": measure.build_timeout_sec + STOCK_START_SEC}
     if n_cores is not None:

@@ -145,7 +145,7 @@ def read_settings(work_dir: Path) -> tuple[RunOptions, History]:
         what=model["what"],
         work_dir=work_dir,
         input_shapes=model["input_shapes"],
-        inputs=inputs if isinstance(inputs, str) else None,
+        inputs=str(Path(work_dir, inputs)) if isinstance(inputs, str) else None,
         config=config_of_fields(fields, str(path)),
         resume=True,
         **settings,

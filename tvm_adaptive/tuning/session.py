@@ -26,7 +26,7 @@ from tvm_adaptive.measure_callback.history import History, differences, read_his
 from tvm_adaptive.measure_callback.journal import JOURNAL_FILE, Journal
 from tvm_adaptive.measure_callback.progress import RunProgress
 from tvm_adaptive.models.content import ModelSource, check_same_model
-from tvm_adaptive.models.frontend import Sample, peer_names
+from tvm_adaptive.models.frontend import Sample, peer_names, write_sample
 from tvm_adaptive.models.prepare import LAYOUTS
 from tvm_adaptive.tuning import registry
 from tvm_adaptive.tuning.budget import Budget
@@ -43,6 +43,8 @@ from tvm_adaptive.workers.fork_server import ForkServer
 
 # A batch's libraries are some megabytes, its records some kilobytes; other programs write, too.
 LEAST_FREE_BYTES = 32 << 20
+# In the run's directory: arrays that it was given in memory.
+INPUTS_FILE = "inputs.npz"
 
 
 class CommonOptions(TypedDict, total=False):
@@ -91,6 +93,16 @@ class RunOptions:
         registry.check_names(self.config)
         check_choices("layout", self.config.layout, LAYOUTS)
         peer_names(self.config.peers)
+
+    @property
+    def inputs_file(self) -> str | None:
+        """The file of the inputs; relative to the directory if the run keeps it there."""
+        if self.inputs is None:
+            return None
+        kept = Path(self.work_dir, INPUTS_FILE).resolve()
+        if isinstance(self.inputs, Mapping) or Path(self.inputs).resolve() == kept:
+            return INPUTS_FILE
+        return str(Path(self.inputs).resolve())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -256,6 +268,8 @@ def open_session(
             history=history,
         )
         session.journal.write("run", **_run_fields(session), **environment.as_fields())
+        if isinstance(options.inputs, Mapping) and model is not None and model.inputs:
+            write_sample(options.inputs, work_dir / INPUTS_FILE)
         if model is not None:
             session.journal.write("model", **model.as_fields())
         for note in notes:

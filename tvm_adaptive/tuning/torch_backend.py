@@ -24,6 +24,9 @@ _VERSION = operator.attrgetter("_version")
 _DEFAULT_BUDGET_SEC = 60.0
 
 
+_DYNAMIC = "torch.compile(..., dynamic=False) compiles a graph for each shape"
+
+
 class _UnsupportedError(AdaptiveError):
     """A graph that the backend leaves to PyTorch, and why."""
 
@@ -196,10 +199,11 @@ def _places_of_inputs(graph: Any, examples: Sequence[Any]) -> list[int]:
     for place, (node, example) in enumerate(zip(nodes, examples, strict=True)):
         known = node.meta.get("example_value", example)
         if not isinstance(example, torch.Tensor) or not isinstance(known, torch.Tensor):
-            raise _UnsupportedError(f"its input {node.name} is a {type(example).__name__}: dynamic")
+            kind = type(example).__name__
+            raise _UnsupportedError(f"its input {node.name} is of type {kind}: {_DYNAMIC}")
         if not all(isinstance(extent, int) for extent in known.shape):
             raise _UnsupportedError(
-                f"its input {node.name} has a dynamic shape {tuple(known.shape)}"
+                f"its input {node.name} has the shape {tuple(known.shape)}: {_DYNAMIC}"
             )
         if example.device.type != "cpu":
             raise _UnsupportedError(f"its input {node.name} is on {example.device}, not on the CPU")

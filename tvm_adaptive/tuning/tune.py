@@ -119,8 +119,8 @@ def tune(
         the only one.
     inputs : mapping of str to ndarray, path of a file of numpy.savez, or None, default None
         Arrays by the names of the inputs. They fix the shapes, and every check and timing of
-        the network uses them; None draws random ones. A run that is resumed by its directory
-        reads the file again, and draws random ones instead of arrays in memory.
+        the network uses them; None draws random ones. A run keeps arrays in its folder, and
+        reads a file again when it is resumed.
     resume : bool, default False
         Continue the run in ``work_dir`` after its end, an interrupt or a crash: its seconds
         and trials count towards ``budget_sec`` and ``trials``, and cost model and task
@@ -260,7 +260,7 @@ def run_named(options: RunOptions, owner: Ownership | None = None) -> TuneReport
             reader = ModelReader(server)
             stack.callback(reader.close)
             model = load(what, shapes, inputs=inputs, reader=reader)
-            source = named_source(what, model, shapes, inputs)
+            source = named_source(what, model, shapes, options.inputs_file)
             if isinstance(model, Network) and model.original is not None:
                 stack.pop_all()  # the original closes it
             return model, source
@@ -308,17 +308,7 @@ def _tune_tasks(
             )
         check.measure_untuned()
         check.release_device()
-        session.budget.plan_reserve(
-            session.config.finish,
-            sum(check.forms.get(str(each.task_name), NO_FORM).form == DIRECT for each in tasks),
-            later_sec=check.reserve_sec,
-            least_later_sec=check.least_reserve_sec,
-            network_check_sec=check.network_check_sec,
-            margin_sec=check.margin_sec,
-            n_compilers=n_build_workers(usable_physical_cores()),
-            drafts=session.config.search.n_analytical > 0,
-            weight_secs=check.weight_secs,
-        )
+        _plan_reserve(session, tasks, check)
         progress = _search(session, tasks, contexts, parts, check.forms)
     decide_now = functools.partial(
         decide, session, tasks, contexts, progress, check, draft=parts.draft
@@ -348,6 +338,17 @@ def _tune_tasks(
     )
     session.journal.write("report", **report.as_fields())
     return report
+
+
+def _plan_reserve(session: Session, tasks: Sequence[ExtractedTask], check: Check) -> None:
+    """Plan the end of the run, when the untuned code is known."""
+    session.budget.plan_reserve(
+        session.config.finish,
+        sum(check.forms.get(str(each.task_name), NO_FORM).form == DIRECT for each in tasks),
+        check.end_costs(),
+        n_compilers=n_build_workers(usable_physical_cores()),
+        drafts=session.config.search.n_analytical > 0,
+    )
 
 
 def _search(

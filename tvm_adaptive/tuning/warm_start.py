@@ -33,7 +33,7 @@ from tvm_adaptive.database.store import RecordStore, redacted_name
 from tvm_adaptive.database.store_callback import StoreCallback
 from tvm_adaptive.database.verdicts import SECOND_DECISION, VerdictFile
 from tvm_adaptive.errors import StoreError
-from tvm_adaptive.runner.playoff.finalist import BUILD_FAILED, SAME, Finalist
+from tvm_adaptive.runner.playoff.finalist import Finalist
 from tvm_adaptive.runner.playoff.playoff import FinalistReport
 from tvm_adaptive.tuning.other_machine import seed_from_set_aside
 from tvm_adaptive.tuning.parts import Parts
@@ -136,12 +136,8 @@ class VerdictRecorder:
 def _final_of(finalist: Finalist, run_id: str) -> StoredTrial | None:
     """Return a finalist with its verdict; None without one."""
     is_timed = math.isfinite(finalist.playoff_sec)
-    # A failed build is no verdict: it may have been short of time or memory.
-    is_disqualified = bool(finalist.disqualified) and not finalist.disqualified.startswith(
-        (SAME, BUILD_FAILED)
-    )
     is_judged = (is_timed or finalist.in_network) and 0.0 < finalist.final_sec() < FAILED_SEC
-    if not (is_disqualified or (is_judged and finalist.is_sound)):
+    if not (finalist.is_refuted or (is_judged and finalist.is_sound)):
         return None
     record = finalist.record
     seconds = [min(finalist.final_sec(), FAILED_SEC)]  # JSON has no infinity; of a failure

@@ -112,6 +112,10 @@ CASES: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], int]] = {
         X, {"w": drawn(8, 24), "b": drawn(24),
             "mask": np.array([6 * [1], [1, 1, 1, 1, 0, 0]], "int32")}, 17,
     ),
+    "attention with numbers of keys": (
+        [node("Attention", "x w b lengths", domain=MICROSOFT, num_heads=2)],
+        X, {"w": drawn(8, 24), "b": drawn(24), "lengths": np.array([6, 4], "int32")}, 17,
+    ),
     "attention with a mask for each query": (
         [node("Attention", "x w - mask", domain=MICROSOFT, num_heads=2, scale=0.7,
               qkv_hidden_sizes=[8, 8, 4])],
@@ -132,6 +136,40 @@ CASES: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], int]] = {
     "the same for lines between places": (
         [node("Resize", "x - scales", mode="linear")],
         IMAGE, {"scales": np.array([1, 1, 0.7, 0.9], "float32")}, 13,
+    ),
+    "corner to corner by a scale that does not divide": (
+        [node("Resize", "x - scales", mode="linear",
+              coordinate_transformation_mode="align_corners")],
+        IMAGE, {"scales": np.array([1, 1, 1.55, 1.54], "float32")}, 13,
+    ),
+    "nearest places of half pixels, of old files": (
+        [node("Resize", "x roi scales", mode="nearest", nearest_mode="floor",
+              coordinate_transformation_mode="tf_half_pixel_for_nn")],
+        IMAGE, {"scales": np.array([1, 1, 2, 1.5], "float32"), "roi": np.zeros(0, "float32")}, 11,
+    ),
+    "a region that is not used": (
+        [node("Resize", "x roi scales", mode="linear")], IMAGE,
+        {"scales": np.array([1, 1, 2, 2], "float32"),
+         "roi": np.array([1, 1, 1, 1, 2, 2, 2, 2], "float32")}, 11,
+    ),
+    "an output that is left out": (
+        [make.make_node("MaxPool", ["x"], ["y", ""], kernel_shape=[2, 2])], IMAGE, {}, 13,
+    ),
+    "a list that begins empty": (
+        [make.make_node("SequenceEmpty", [], ["list"]),
+         make.make_node("SequenceInsert", ["list", "x"], ["one"]),
+         node("Neg", "x", "minus"),
+         make.make_node("SequenceInsert", ["one", "minus"], ["both"]),
+         make.make_node("ConcatFromSequence", ["both"], ["y"], axis=1)], X, {}, 13,
+    ),
+    "GELU by a logistic function": ([node("QuickGelu", "x", domain=MICROSOFT)], X, {}, 17),
+    "a residual without its mean taken off": (
+        [node("SkipSimplifiedLayerNormalization", "x skip gamma", "n - - s", domain=MICROSOFT),
+         node("Add", "n s")], X, {"skip": drawn(2, 6, 8), "gamma": drawn(8)}, 17,
+    ),
+    "an operator of ONNX Runtime in ONNX's domain": (
+        [node("Celu", "x", "c"), node("SimplifiedLayerNormalization", "c gamma")],
+        X, {"gamma": drawn(8)}, 17,
     ),
     "GELU of ONNX Runtime": ([node("Gelu", "x", domain=MICROSOFT)], X, {}, 17),
     "a residual and its normalisation": (
@@ -286,3 +324,12 @@ def test_extents_that_depend_on_values_meet_numbers(tmp_path: Path, check_import
     path = tmp_path / "net.onnx"
     onnx.save(model_of(nodes, X, {"two": np.array([2.0], "float32")}), str(path))
     check_import(load(str(path)))
+
+
+def test_only_what_is_not_known_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    model = model_of([node("Celu", "x", "c"), node("Unheard", "x", "u")], X, {}, ("c", "u"))
+    onnx.save(model, str(path))
+    with pytest.raises(InvalidOptionError, match=r"cannot import .*: Unheard") as caught:
+        load(str(path))
+    assert "Celu" not in str(caught.value)

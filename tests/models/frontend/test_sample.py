@@ -10,7 +10,13 @@ from tvm import relax
 from tvm_adaptive._tvm import IRModule
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models import Network
-from tvm_adaptive.models.frontend.sample import read_sample, shapes_of_sample, with_sample
+from tvm_adaptive.models.frontend.sample import (
+    read_sample,
+    shapes_of_sample,
+    with_sample,
+    write_sample,
+)
+from tvm_adaptive.values.agreement import numpy_dtype
 
 
 def first_input() -> IRModule:
@@ -81,3 +87,25 @@ def test_shapes_of_a_sample() -> None:
     }
     with pytest.raises(InvalidOptionError, match="leave --input-shape out"):
         shapes_of_sample(GOOD, {"x": (2, 4)}, "s.npz")
+
+
+@pytest.mark.parametrize("by_numpy", [False, True])
+def test_numbers_of_brain_floats_survive_a_file(tmp_path: Path, by_numpy: bool) -> None:
+    wanted = np.array([1.5, -3.0]).astype(numpy_dtype("bfloat16"))
+    path = tmp_path / "sample.npz"
+    if by_numpy:
+        np.savez(path, x=wanted)
+    else:
+        write_sample({"x": wanted}, path)
+    network = Network("net", first_input(), {}, {"x": (2,)}, {"x": "bfloat16"})
+    (found,) = with_sample(network, read_sample(path), "sample.npz").inputs()
+    assert found.dtype == wanted.dtype
+    assert np.array_equal(found, wanted)
+
+
+def test_inputs_may_have_any_name(tmp_path: Path) -> None:
+    arrays = {"file": np.arange(3), "allow_pickle": np.ones(2), "a/b:0": np.zeros(())}
+    write_sample(arrays, tmp_path / "inputs.npz")
+    found = read_sample(tmp_path / "inputs.npz")
+    assert list(found) == list(arrays)
+    assert all(np.array_equal(found[name], arrays[name]) for name in arrays)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.models import compile_network, prepare, run_network
 from tvm_adaptive.models.frontend import torch_import
 from tvm_adaptive.models.frontend.torch_program import network_of_module
+from tvm_adaptive.tuning.target import resolve_target
 
 
 def places(torch, x):
@@ -15,7 +19,8 @@ def places(torch, x):
 
 def scaled_sums(torch, x):
     y = torch.add(x, x.sin(), alpha=0.25) - torch.sub(x, 2.0, alpha=3)
-    return (y + 1).add_(x, alpha=-0.5)
+    whole = torch.arange(5) + 1
+    return (y + 1).add_(x, alpha=-0.5), torch.add(x, whole, alpha=0.5)
 
 
 def scaled_exponentials(torch, x):
@@ -52,7 +57,10 @@ def sums_of_windows(torch, x):
 def lengths(torch, x):
     whole = (4 * x).long()
     narrow = whole.int()
-    return whole.clamp(min=1), narrow.clamp(max=2), whole.clamp_min(-1), narrow.clamp(-3, 2)
+    by_tensors = whole.clamp(min=torch.tensor(1)), whole.clamp(torch.tensor(-1), torch.tensor(2))
+    by_tensors += narrow.clamp(max=torch.tensor(2, dtype=torch.int32)), x.clamp(x * x, x + 1)
+    numbers = whole.clamp(min=1), narrow.clamp(max=2), whole.clamp_min(-1), narrow.clamp(-3, 2)
+    return *numbers, *by_tensors
 
 
 def places_of_a_grid(torch, x):
@@ -81,8 +89,10 @@ def normal_by_image(torch, x):
 def fractions(torch, x):
     whole = (4 * x).long()
     less = whole < 0.5, whole <= -0.5, whole > 0.5, whole >= 0.5, whole == 0.5, whole != 0.5
-    never = whole == torch.nan
-    return (*less[:4], less[4] | less[5], whole < 2.0, whole < float("inf"), ~never)
+    never = (whole == torch.nan) | ((x > 0) == 2) | ((x > 0) > 1.5)
+    less = *less[:4], less[4] | less[5]
+    tenth = torch.full((5,), 0.1) == torch.tensor(0.1, dtype=torch.float64)
+    return (*less, whole < 2.0, whole < float("inf"), ~never, (x > 0) < 2, tenth & (x < 9))
 
 
 def nearest_by_a_factor(torch, x):
@@ -115,14 +125,34 @@ def scattered_alike(torch, x):
     return x.scatter(2, index, x[:, :, :2]), x.scatter(2, index, 7.0)
 
 
+def long_sums(torch, x):
+    many = torch.ones(200, dtype=torch.int8) + (x[0, 0, 0, 0] > 99).to(torch.int8)
+    return many.cumsum(0), many.sum(), many.sum(0, keepdim=True), many[:3].cumprod(0)
+
+
+def long_products(torch, x):
+    return (2 * (x[0, 0, 0, 0] < 99).int()).expand(40).prod()
+
+
+def whole_powers(torch, x):
+    return 2 ** (4 * x).long().clamp(0, 8)
+
+
+def a_single_place(torch, x):
+    resize = torch.nn.functional.interpolate
+    return resize(x, size=(1, 5), mode="bilinear", align_corners=True)
+
+
 def refuse(*_arguments, **_options):
     raise NotImplementedError("not needed")
 
 
 BY_TVM = [places, scaled_sums, normal_by_image, sums_of_windows, corner_to_corner, lengths]
 BY_TVM += [places_of_a_grid, fractions, written_alike, scattered_alike, nearest_by_a_factor]
+BY_TVM += [long_sums]
 BY_ANY = [scaled_exponentials, nearest_of_a_size, every_second, by_a_factor, smoothed_images]
-BY_ANY += [places_in_pairs, aligned_regions, written_numbers, scattered]
+BY_ANY += [places_in_pairs, aligned_regions, written_numbers, scattered, long_products]
+BY_ANY += [whole_powers, a_single_place]
 
 
 @pytest.mark.parametrize("compute", [*BY_TVM, *BY_ANY, normal_by_the_batch])
@@ -148,3 +178,33 @@ def test_whole_factors_need_no_other_way(torch, check_import, monkeypatch):
     monkeypatch.setattr(torch_import, "_by_onnx", refuse)
     inputs = (torch.randn(1, 3, 6, 5),)
     check_import(network_of_module(Model().eval(), inputs, {}, name="net", shapes={}, source="net"))
+
+
+def test_double_precision_is_kept(torch):
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return torch.mm(x, x.t())
+
+    x = torch.randn((3, 4), dtype=torch.float64)
+    network = network_of_module(Model(), (x,), {}, name="net", shapes={}, source="net")
+    target = resolve_target("cpu")
+    compiled = compile_network(prepare(network, target), None, target)
+    (found,) = run_network(compiled, [x.numpy()])
+    np.testing.assert_allclose(found, (x @ x.t()).numpy(), rtol=1e-13)
+
+
+@pytest.mark.parametrize("name", ["randn_like", "bernoulli"])
+def test_random_numbers_are_refused(torch, name):
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return x + (torch.randn_like(x) if name == "randn_like" else torch.bernoulli(x, 0.5))
+
+    with pytest.raises(InvalidOptionError, match="random"):
+        network_of_module(Model(), (torch.rand(3),), {}, name="net", shapes={}, source="net")
+
+
+def test_a_model_on_another_device_is_refused(torch):
+    model = torch.nn.Linear(3, 3, device="meta")
+    x = torch.rand((2, 3), device="meta")
+    with pytest.raises(InvalidOptionError, match=r"is on meta.*\.cpu\(\)"):
+        network_of_module(model, (x,), {}, name="net", shapes={}, source="net")

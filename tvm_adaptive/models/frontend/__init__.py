@@ -14,7 +14,13 @@ from tvm_adaptive.models.frontend.peers import (
     time_peer,
 )
 from tvm_adaptive.models.frontend.reader import READER_ENV, ModelReader
-from tvm_adaptive.models.frontend.sample import Sample, read_sample, shapes_of_sample, with_sample
+from tvm_adaptive.models.frontend.sample import (
+    Sample,
+    read_sample,
+    shapes_of_sample,
+    with_sample,
+    write_sample,
+)
 from tvm_adaptive.models.frontend.shapes import network_of_imported
 from tvm_adaptive.models.frontend.torch_program import network_of_module, network_of_program
 
@@ -37,4 +43,5 @@ __all__ = [
     "slug",
     "time_peer",
     "with_sample",
+    "write_sample",
 ]

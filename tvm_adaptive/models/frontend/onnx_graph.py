@@ -207,7 +207,10 @@ def _set_defaults(model: Any, operators: Sequence[str]) -> None:
 
     for node in nodes_of(model.graph):
         if node.domain in STANDARD_DOMAINS and node.op_type in operators:
-            schema = onnx.defs.get_schema(node.op_type, opset_of(model), "")
+            try:
+                schema = onnx.defs.get_schema(node.op_type, opset_of(model), "")
+            except onnx.defs.SchemaError:  # an operator that is not ONNX's
+                continue
             given = {each.name for each in node.attribute}
             defaults = (each.default_value for each in schema.attributes.values())
             node.attribute.extend(each for each in defaults if each.name and each.name not in given)

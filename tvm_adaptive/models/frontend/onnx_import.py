@@ -108,6 +108,8 @@ class _Conversion:
             original = onnx.NodeProto()
             original.CopyFrom(node)
             node.name = str(place)
+            while len(node.output) > 1 and not node.output[-1]:  # TVM would count it
+                del node.output[-1]
             # TVM cannot read an empty list, which says no more than no list.
             lists = ("ints", "floats", "strings")
             empty = [
@@ -165,7 +167,8 @@ def _check_outputs(node: Any, result: Any) -> None:
         fields = getattr(getattr(result, "ty", None), "fields", [result])
     used = [place for place, name in enumerate(node.output, start=1) if name]
     is_single = node.domain == MICROSOFT and node.op_type in _SINGLE_RESULT
-    if used and used[-1] > (1 if is_single else len(fields)):
+    n_results = 1 if is_single else max(1, len(fields))  # a sequence may be empty
+    if used and used[-1] > n_results:
         raise ValueError(f"its output {used[-1]} is not supported")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -13,6 +14,7 @@ import numpy.typing as npt
 
 from tvm_adaptive.errors import InvalidOptionError, summary_line
 from tvm_adaptive.models.network import Network, shape_text
+from tvm_adaptive.values.agreement import numpy_dtype
 
 Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
 Sample: TypeAlias = "Arrays | str | os.PathLike[str]"
@@ -38,6 +40,17 @@ def read_sample(sample: Sample) -> dict[str, npt.NDArray[Any]]:
             f"{path} is no file of numpy.savez, or a damaged one: {summary_line(error)}. Write "
             f"it with numpy.savez({path.name!r}, **arrays), with the names of the inputs."
         ) from error
+
+
+def write_sample(arrays: Arrays, path: Path) -> None:
+    """Write arrays to a file that :func:`read_sample` reads, whole or not at all."""
+    fresh = path.with_name(f".{path.name}")
+    # What numpy.savez does, which takes no array of the name "file".
+    with zipfile.ZipFile(fresh, "w") as archive:
+        for name, value in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, np.asarray(value), allow_pickle=False)
+    os.replace(fresh, path)
 
 
 def shapes_of_sample(
@@ -77,8 +90,11 @@ def with_sample(network: Network, arrays: Arrays, source: str) -> Network:
             f"{source} has {', '.join(unknown)}, but the inputs of {network.name} are "
             f"{', '.join(wanted) or 'none'}."
         )
+    ordered = []
     for name, shape in wanted.items():
         found, dtype = arrays[name], network.input_dtypes[name]
+        if dtype == "bfloat16" and found.dtype.str == "|V2":  # numpy.savez writes it so
+            found = found.view(numpy_dtype(dtype))
         if tuple(found.shape) != shape:
             raise InvalidOptionError(
                 f"{name} in {source} has the shape {shape_text(found.shape)}, but the input of "
@@ -89,5 +105,5 @@ def with_sample(network: Network, arrays: Arrays, source: str) -> Network:
                 f"{name} in {source} is of {found.dtype}, but the input of {network.name} is of "
                 f"{dtype}; convert it with .astype({dtype!r})."
             )
-    ordered = tuple(np.ascontiguousarray(arrays[name]).reshape(wanted[name]) for name in wanted)
-    return dataclasses.replace(network, sample=ordered)
+        ordered.append(np.ascontiguousarray(found).reshape(shape))
+    return dataclasses.replace(network, sample=tuple(ordered))

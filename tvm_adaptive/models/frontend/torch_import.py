@@ -38,6 +38,12 @@ _DATA_DEPENDENT = "might cause the trace to be incorrect"
 
 def relax_of_torch(source: str, model: FlatModel, unexported: str = "") -> IRModule:
     """Translate a model; raise InvalidOptionError with what stands in the way of each way."""
+    held = [*model.inputs, *model.module.parameters(), *model.module.buffers()]
+    if devices := sorted({str(each.device) for each in held if each.device.type != "cpu"}):
+        raise InvalidOptionError(
+            f"{source} is on {', '.join(devices)}. Models are read on the CPU, also to tune for a "
+            "GPU: move the module and its example inputs there with .cpu(), and export it again."
+        )
     ways: dict[str, Callable[[FlatModel], IRModule]] = {
         **({"TVM's importer": _by_program} if model.program is not None else {}),
         "torch.onnx.export": functools.partial(_by_onnx, dynamo=True),
@@ -144,7 +150,9 @@ def _as_pytorch(result: Any, value: Any, builder: Any) -> Any:
         return result
     kind, expected = str(found.dtype), _dtype_of(value)
     is_of_kind = kind.rstrip(string.digits) == expected.rstrip(string.digits)
-    if not is_of_kind or (found.shape is not None and _has_other_shape(found, value)):
+    # TVM's products are of float32.
+    is_short = (kind, expected) == ("float32", "float64")
+    if not is_of_kind or is_short or (found.shape is not None and _has_other_shape(found, value)):
         raise ValueError(f"its result {_mismatch(found, value)}")
     return result if kind == expected else builder.emit(relax.op.astype(result, expected))
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+
 
 def repair(graph: Any) -> None:
     """Write operators of a graph of fixed shapes so that TVM's converters compute the same."""
@@ -34,6 +36,18 @@ def _name_of(node: Any) -> str:
     return getattr(node.target, "__name__", "") if is_call else ""
 
 
+def _in_type(graph: Any, node: Any, dtype: Any) -> Any:
+    """Return a node with another one's numbers in a type."""
+    import torch
+
+    value = node.meta["val"]
+    if value.dtype == dtype:
+        return node
+    found = graph.call_function(torch.ops.aten._to_copy.default, (node,), {"dtype": dtype})
+    found.meta = {"val": value.to(dtype)}
+    return found
+
+
 def _scale_second(graph: Any, node: Any) -> None:
     """Multiply the second operand by ``alpha``."""
     import torch
@@ -44,6 +58,8 @@ def _scale_second(graph: Any, node: Any) -> None:
     if alpha == 1:
         return
     if isinstance(second, torch.fx.Node):
+        # The product of an integer and a fraction would be an integer.
+        second = _in_type(graph, second, node.meta["val"].dtype)
         scaled = graph.call_function(torch.ops.aten.mul.Tensor, (second, alpha))
         scaled.meta = dict(second.meta)
     else:
@@ -110,6 +126,37 @@ def _bounded_on_one_side(graph: Any, node: Any) -> None:
     node.target, node.args, node.kwargs = functions[name], (source, bound), {}
 
 
+def _bounded_by_tensors(graph: Any, node: Any) -> None:
+    """Take maxima and minima: TVM also clips at infinity, of which it makes an integer."""
+    import torch
+
+    source, *bounds = node.args
+    given = dict(zip(("min", "max"), bounds, strict=False)) | dict(node.kwargs)
+    functions = {"min": torch.ops.aten.maximum.default, "max": torch.ops.aten.minimum.default}
+    steps = [(functions[name], given[name]) for name in functions if given.get(name) is not None]
+    for function, bound in steps[:-1]:
+        source = graph.call_function(function, (source, bound))
+        source.meta = dict(node.meta)
+    function, bound = steps[-1]
+    node.target, node.args, node.kwargs = function, (source, bound), {}
+
+
+def _reduced_in_own_type(_graph: Any, node: Any) -> None:
+    """Add and multiply in the type of the result: TVM does it in that of the operand."""
+    dtype = node.meta["val"].dtype
+    is_of_operand = node.args[0].meta["val"].dtype == dtype
+    if not is_of_operand or "dtype" in node.kwargs:
+        node.kwargs = {**node.kwargs, "dtype": dtype}
+
+
+def _compared_in_common_type(graph: Any, node: Any) -> None:
+    """Compare in PyTorch's type: a tensor without axes does not widen the other one."""
+    import torch
+
+    dtype = torch.result_type(*(each.meta["val"] for each in node.args))
+    node.args = tuple(_in_type(graph, each, dtype) for each in node.args)
+
+
 def _nearest_by_factor(graph: Any, node: Any) -> None:
     """Take the nearest places by the factors that are given: TVM divides extents instead."""
     import torch
@@ -147,11 +194,14 @@ def _nearest_by_factor(graph: Any, node: Any) -> None:
     graph.erase_node(node)
 
 
-def _whole_bound(_graph: Any, node: Any) -> None:
-    """Compare integers with a whole number: TVM cuts a fraction off."""
+def _whole_bound(graph: Any, node: Any) -> None:
+    """Compare integers with a whole number: TVM cuts a fraction off, and 2 is true."""
     import torch
 
     source, number = node.args
+    if source.meta["val"].dtype == torch.bool and number not in (0, 1):
+        source = _in_type(graph, source, torch.int32)
+        node.args = (source, number)
     if source.meta["val"].dtype.is_floating_point or not isinstance(number, float):
         return
     if number.is_integer():
@@ -175,8 +225,14 @@ _REWRITES: dict[str, Callable[[Any, Any], None]] = {
     "avg_pool2d.default": _sum_of_window,
     "avg_pool3d.default": _sum_of_window,
     "clamp.default": _bounded_on_one_side,
+    "clamp.Tensor": _bounded_by_tensors,
+    "cumsum.default": _reduced_in_own_type,
+    "cumprod.default": _reduced_in_own_type,
+    "sum.default": _reduced_in_own_type,
+    "sum.dim_IntList": _reduced_in_own_type,
     "upsample_nearest2d.vec": _nearest_by_factor,
-    **{f"{name}.Scalar": _whole_bound for name in ("lt", "le", "gt", "ge", "eq", "ne")},
+    **{f"{name}.Scalar": _whole_bound for name in _COMPARISONS},
+    **{f"{name}.Tensor": _compared_in_common_type for name in _COMPARISONS},
 }
 
 
@@ -197,7 +253,9 @@ def _uneven_nearest(node: Any) -> str:
 def _own_factors(node: Any) -> str:
     """Where the result's extent is rounded, the factor that is given is not their ratio."""
     _, _, is_aligned, factors = (*node.args, None)[:4]
-    if is_aligned or not factors:
+    if is_aligned:  # TVM divides by the number of places but one
+        return "a single place" if 1 in _extents(node)[2:] else ""
+    if not factors:
         return ""
     triples = zip(_extents(node.args[0])[2:], factors, _extents(node)[2:], strict=True)
     is_exact = all(before * factor == after for before, factor, after in triples)
@@ -210,6 +268,22 @@ def _antialias(_node: Any) -> str:
 
 def _training(_node: Any) -> str:
     return "that it is in training: export the model after .eval()"
+
+
+def _random(_node: Any) -> str:
+    """TVM draws once, when the model is read, or leaves the numbers out."""
+    return "that its numbers are random"
+
+
+def _whole_power(node: Any) -> str:
+    """TVM's powers are of floats."""
+    return "" if node.meta["val"].dtype.is_floating_point else "that it is of integers"
+
+
+def _narrow_product(node: Any) -> str:
+    """TVM multiplies in the type of the operand."""
+    is_alike = node.args[0].meta["val"].dtype == node.meta["val"].dtype
+    return "" if is_alike else "the type of its result"
 
 
 def _several_images(node: Any) -> str:
@@ -271,6 +345,14 @@ _MISREAD: dict[str, Callable[[Any], str]] = {
     "scatter.src": _smaller_index,
     "scatter.value": _smaller_index,
     "roi_align.default": _scaled_regions,
+    "pow.Scalar": _whole_power,
+    "pow.Tensor_Tensor": _whole_power,
+    "prod.default": _narrow_product,
+    "bernoulli.p": _random,
+    "exponential.default": _random,
+    "randn.default": _random,
+    "randn_like.default": _random,
+    "native_dropout.default": _training,
     "_native_batch_norm_legit_functional.default": _training,
     "_native_batch_norm_legit.no_stats": _several_images,
 }

@@ -48,7 +48,7 @@ def with_fixed_shapes(program: Any, shapes: Shapes, source: str) -> Any:
     if not any(each.is_open for each in known.values()):
         return program
     examples = [
-        torch.zeros(closed[name], dtype=leaf.dtype) if name in tensors else leaf
+        torch.zeros(closed[name], dtype=leaf.dtype, device=leaf.device) if name in tensors else leaf
         for name, leaf in leaves.items()
     ]
     args, kwargs = torch.utils._pytree.tree_unflatten(examples, program.call_spec.in_spec)

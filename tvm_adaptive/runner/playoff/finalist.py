@@ -18,6 +18,7 @@ CALL_TIMEOUT_SEC = 30.0
 # Reasons to disqualify a record; others come from the check or the timing.
 SAME = "the same schedule as a better record"
 BUILD_FAILED = "build: "
+SCHEDULE_FAILED = "schedule: "
 # Until its results were compared, no record can win.
 NOT_CHECKED = "not checked"
 
@@ -60,6 +61,15 @@ class Finalist:
     def is_sound(self) -> bool:
         """Whether it ran and gave the untuned module's results."""
         return not self.disqualified and not self.unchecked
+
+    @property
+    def is_refuted(self) -> bool:
+        """Whether a check or a timing speaks against it.
+
+        A schedule that was not applied or built may have been short of time or memory.
+        """
+        no_verdict = (SAME, BUILD_FAILED, SCHEDULE_FAILED)
+        return bool(self.disqualified) and not self.disqualified.startswith(no_verdict)
 
     def final_sec(self) -> float:
         """Return the play-off's time, or the recorded one if it was not timed."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tvm_adaptive._tvm import Builder, BuilderInput, IRModule, Target, structural_hash
+from tvm_adaptive._tvm import Builder, BuilderInput, IRModule, Target, module_key
 from tvm_adaptive._tvm.default_schedules import with_default_schedules
 from tvm_adaptive._tvm.tensor_functions import weights_of
 from tvm_adaptive.errors import (
@@ -25,7 +25,13 @@ from tvm_adaptive.errors import (
     is_out_of_time,
     summary_line,
 )
-from tvm_adaptive.runner.playoff.finalist import BUILD_FAILED, SAME, Finalist, PlayoffOptions
+from tvm_adaptive.runner.playoff.finalist import (
+    BUILD_FAILED,
+    SAME,
+    SCHEDULE_FAILED,
+    Finalist,
+    PlayoffOptions,
+)
 from tvm_adaptive.runner.playoff.modules import (
     buffers_of,
     reduction_length,
@@ -132,9 +138,9 @@ class Verifier:
             try:
                 entry.mod = mod = scheduled(entry.finalist.record)
             except Exception as error:
-                entry.finalist.disqualified = f"schedule: {error}"
+                entry.finalist.disqualified = f"{SCHEDULE_FAILED}{error}"
                 continue
-            key = int(structural_hash(mod))
+            key = module_key(mod)
             if key in self._seen:
                 entry.finalist.disqualified = SAME
                 continue
@@ -216,7 +222,7 @@ class Verifier:
             try:
                 plain = with_plain_weights(entry.mod)
             except Exception as error:
-                entry.finalist.disqualified = f"schedule: {error}"
+                entry.finalist.disqualified = f"{SCHEDULE_FAILED}{error}"
                 continue
             if plain is entry.mod:
                 entry.plain = entry.timed

@@ -20,9 +20,9 @@ from tvm_adaptive._tvm import (
     MeasureCandidate,
     PyBuilder,
     derived_object,
+    module_key,
     python_side,
     save_json,
-    structural_hash,
 )
 from tvm_adaptive.builder.compile import ARCHIVE_NAME
 from tvm_adaptive.errors import LaneError, summary_line
@@ -78,7 +78,7 @@ class CachedArtifactBuilder(PyBuilder):  # type: ignore[misc]
     def build(self, build_inputs: list[BuilderInput]) -> list[BuilderResult]:
         """Return a result per input, in their order."""
         inputs = list(build_inputs)
-        found = [self._cache.take(int(structural_hash(each.mod))) for each in inputs]
+        found = [self._cache.take(module_key(each.mod)) for each in inputs]
         missing = [each for each, result in zip(inputs, found, strict=True) if result is None]
         rest = iter(self._inner.build(missing) if missing else ())
         return [next(rest) if result is None else result for result in found]

@@ -155,3 +155,19 @@ def test_a_reduction_over_no_axes_changes_each_number(compare):
     x = np.array([[-3.0, 0.5], [2.0, -1.0]], "float32")
     compare(nodes, {"x": np.abs(x)}, weights, opset=18, by_reference=True)
     compare(nodes[:6], {"x": x}, weights, opset=18, by_reference=True)
+
+
+def test_sums_of_exponentials_of_infinities(run_graph):
+    x = np.array([[-np.inf, -np.inf], [np.inf, 0.0], [1.0, 2.0]], "float32")
+    rows = np.logaddexp(x[:, 0], x[:, 1])
+    nodes = [make("ReduceLogSumExp", ["x"], ["rows"], axes=[1], keepdims=0)]
+    nodes += [make("ReduceLogSumExp", ["x"], ["all"])]
+    found = run_graph(nodes, {"x": x}, {}, opset=13)
+    np.testing.assert_allclose(found[0], rows, rtol=1e-6)
+    np.testing.assert_array_equal(found[1], [[np.inf]])
+    nodes = [make("ReduceLogSumExp", ["x", "axes"], ["y"])]
+    (found,) = run_graph(nodes, {"x": x}, {"axes": np.array([-1])}, 18)
+    np.testing.assert_allclose(found[:, 0], rows, rtol=1e-6)
+    nodes = [make("ReduceLogSumExp", ["x", "axes"], ["y"], noop_with_empty_axes=1)]
+    (found,) = run_graph(nodes, {"x": x}, {"axes": np.zeros(0, "int64")}, 18)
+    np.testing.assert_array_equal(found, x)

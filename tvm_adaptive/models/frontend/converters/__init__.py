@@ -53,17 +53,22 @@ OWN: dict[str, OnnxConverter] = {
         ("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceSumSquare"),
         places.convert_composite_reduction,
     ),
+    "ReduceLogSumExp": places.convert_log_sum_exp,
     **dict.fromkeys(("ReduceMax", "ReduceMin"), places.convert_reduced_truth),
     "Resize": convert_resize,
     "ReverseSequence": places.convert_reverse_sequence,
     "RoiAlign": places.convert_roi_align,
     "STFT": fourier.convert_stft,
     "ScatterElements": places.convert_scatter_elements,
-    "SkipLayerNormalization": elementwise.convert_skip_layer_normalization,
+    "SimplifiedLayerNormalization": elementwise.convert_rms_normalization,
+    **dict.fromkeys(
+        ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"),
+        elementwise.convert_skip_layer_normalization,
+    ),
     "Slice": places.convert_slice,
     "SpaceToDepth": elementwise.refused("mode", b"CRD"),
     "Split": places.convert_split,
-    "Swish": elementwise.convert_swish,
+    **dict.fromkeys(("QuickGelu", "Swish"), elementwise.convert_swish),
     "TopK": places.convert_top_k,
     "Upsample": convert_upsample,
 }
@@ -71,7 +76,8 @@ MICROSOFT = "com.microsoft"
 # In the tables, these are operators of Microsoft's domain, not of ONNX's own.
 NOT_STANDARD = frozenset(
     {
-        *("FastGelu", "BiasGelu", "SkipLayerNormalization", "EmbedLayerNormalization", "Attention"),
+        *("FastGelu", "BiasGelu", "QuickGelu", "EmbedLayerNormalization", "Attention"),
+        *("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"),
         *("QLinearAdd", "QLinearMul", "QLinearConcat", "QLinearLeakyRelu", "QLinearSigmoid"),
         *("QLinearAveragePool", "QLinearGlobalAveragePool"),
     }

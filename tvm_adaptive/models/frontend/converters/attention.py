@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from tvm_adaptive._tvm import relax
 from tvm_adaptive._tvm.onnx_frontend import OnnxNode
 from tvm_adaptive.models.frontend.converters import values
@@ -54,6 +56,9 @@ def _mask_bias(node: OnnxNode, mask: Expr | None, x: Expr) -> Expr | None:
         return None
     op, emit, dtype = relax.op, node.builder.emit, dtype_of(x)
     n_images, n_tokens, _ = shape_of(x)
+    if shape_of(mask) == [n_images]:  # how many keys of each image count
+        rows = constant(np.arange(n_tokens)[None], dtype_of(mask))
+        mask = emit(op.less(rows, emit(op.reshape(mask, [n_images, 1]))))
     places = {2: [n_images, 1, 1, n_tokens], 3: [n_images, 1, n_tokens, n_tokens]}
     shape = shape_of(mask)
     if len(shape) not in places or math.prod(shape) != math.prod(places[len(shape)]):

@@ -140,9 +140,10 @@ def convert_pow(node: OnnxNode) -> Expr:
 
 
 def convert_swish(node: OnnxNode) -> Expr:
-    """Convert Swish."""
+    """Convert Swish, or QuickGelu of ONNX Runtime, which is one."""
     (x,) = node.inputs
-    alpha = constant(node.attributes.get("alpha", 1.0), dtype_of(x))
+    default = 1.702 if node.operator == "QuickGelu" else 1.0
+    alpha = constant(node.attributes.get("alpha", default), dtype_of(x))
     return relax.op.multiply(x, relax.op.sigmoid(relax.op.multiply(x, alpha)))
 
 
@@ -198,9 +199,14 @@ def convert_layer_normalization(node: OnnxNode) -> Expr:
 
 
 def convert_skip_layer_normalization(node: OnnxNode) -> Expr:
-    """Convert SkipLayerNormalization of ONNX Runtime, with the sum that it normalises."""
+    """Convert SkipLayerNormalization of ONNX Runtime, with the sum that it normalises.
+
+    The simplified one takes no mean off, and has no shift.
+    """
     op, emit = relax.op, node.builder.emit
-    x, skip, scale, shift, bias = node.inputs[0:5]
+    is_centred = node.operator == "SkipLayerNormalization"
+    x, skip, scale, *rest = node.inputs[0:5]
+    shift, bias = rest if is_centred else (None, rest[0])
     total = emit(op.add(x, skip))
     total = total if bias is None else emit(op.add(total, bias))
     epsilon = float(node.attributes.get("epsilon", 1e-12))
@@ -209,15 +215,21 @@ def convert_skip_layer_normalization(node: OnnxNode) -> Expr:
         return op.nn.layer_norm(total, scale, shift, axes=-1, epsilon=epsilon)
     exact = dataclasses.replace(node, attributes={**node.attributes, "epsilon": epsilon})
     axes = [len(shape_of(total)) - 1]
-    results = [*_layer_normalized(exact, total, axes, scale, shift), total]
+    results = [*_layer_normalized(exact, total, axes, scale, shift, is_centred=is_centred), total]
     return relax.Tuple(results[:n_outputs]) if n_outputs > 1 else results[0]
 
 
 def _layer_normalized(
-    node: OnnxNode, x: Expr, axes: list[int], scale: Expr, bias: Expr | None
+    node: OnnxNode,
+    x: Expr,
+    axes: list[int],
+    scale: Expr,
+    bias: Expr | None,
+    *,
+    is_centred: bool = True,
 ) -> list[Expr]:
     """Return a normalised layer, its mean, and one by its deviation."""
-    normal, mean, deviation = _normalized(node, x, axes)
+    normal, mean, deviation = _normalized(node, x, axes, is_centred=is_centred)
     result = relax.op.multiply(normal, scale)
     result = node.builder.emit(result if bias is None else relax.op.add(result, bias))
     return [result, mean, deviation]
@@ -284,9 +296,8 @@ def _normalized(
     """Return what is normalised in float32, its mean, and one by its deviation."""
     op, emit = relax.op, node.builder.emit
     wide = cast(node.builder, x, "float32")
-    mean = None
+    mean = emit(op.mean(wide, axes, keepdims=True))
     if is_centred:
-        mean = emit(op.mean(wide, axes, keepdims=True))
         wide = emit(op.subtract(wide, mean))
     variance = op.mean(op.multiply(wide, wide), axes, keepdims=True)
     epsilon = constant(node.attributes.get("epsilon", 1e-5), "float32")

@@ -229,10 +229,31 @@ def convert_composite_reduction(node: OnnxNode) -> Expr:
     x, *axes = list(node.inputs)
     is_over_none = all(each is None or not values.known(each, "axes").size for each in axes)
     if node.opset < 18 or not node.number("noop_with_empty_axes") or not is_over_none:
-        return node.by_tvm()
+        dtype = dtype_of(x)
+        if dtype not in ("float16", "bfloat16"):
+            return node.by_tvm()
+        # Squares of a few hundred are infinite.
+        wide = node.by_tvm(inputs=[values.cast(node.builder, x, "float32"), *axes])
+        return values.cast(node.builder, node.builder.emit(wide), dtype)
     if node.operator == "ReduceSumSquare":
         return op.multiply(x, x)
     return op.log(x) if node.operator == "ReduceLogSum" else op.abs(x)
+
+
+def convert_log_sum_exp(node: OnnxNode) -> Expr:
+    """Convert ReduceLogSumExp; infinite elements are not subtracted from themselves."""
+    op, emit = relax.op, node.builder.emit
+    x, *given = list(node.inputs)
+    axes = list(node.attributes.get("axes", ()))
+    if given and given[0] is not None:
+        axes = [int(axis) for axis in values.known(given[0], "axes")]
+    if not axes and node.number("noop_with_empty_axes"):
+        return x
+    most = emit(op.max(x, axes or None, keepdims=True))
+    most = emit(op.where(op.isfinite(most), most, constant(0, dtype_of(x))))
+    total = emit(op.sum(op.exp(op.subtract(x, most)), axes or None, keepdims=True))
+    total = emit(op.add(op.log(total), most))
+    return total if node.number("keepdims", 1) else op.squeeze(total, axes or None)
 
 
 def convert_split(node: OnnxNode) -> Expr:

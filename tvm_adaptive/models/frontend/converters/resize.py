@@ -60,13 +60,14 @@ def convert_resize(node: OnnxNode) -> Expr:
         mode = dataclasses.replace(mode, coordinates="asymmetric", rounding=_SIMPLE)
         given: list[Array | None] = [None, values.known(node.inputs[1], "scales"), None]
     else:
-        pairs = zip(node.inputs[1:4], ("roi", "scales", "sizes"), strict=True)
+        roi = node.inputs[1] if mode.coordinates == "tf_crop_and_resize" else None
+        pairs = zip((roi, *node.inputs[2:4]), ("roi", "scales", "sizes"), strict=True)
         given = [None if value is None else values.known(value, name) for value, name in pairs]
     axes = axes_of(node, *given)
     if node.opset >= 11 and "axes" not in attributes and _is_image(x, axes, mode):
         # TVM would round the product of a scale in its own way.
         sizes = constant([each.n_out for each in axes], "int64")
-        return node.by_tvm(operator="Resize", inputs=[x, node.inputs[1], None, sizes])
+        return node.by_tvm(operator="Resize", inputs=[x, None, None, sizes])
     dtype = dtype_of(x)
     if mode.method == "nearest" or "float" in dtype:
         return resized(node.builder, x, axes, mode)
@@ -175,15 +176,18 @@ def taps(axis: Axis, mode: Mode) -> tuple[Array, Array, Array]:
     return np.clip(indices, 0, axis.n_in - 1), weights, outside
 
 
+# Of places before they are divided; the second one is of opsets 11 and 12.
+_SHIFTS = {"asymmetric": 0.0, "tf_half_pixel_for_nn": 0.5}
+
+
 def _positions(axis: Axis, mode: Mode) -> Array:
     """Return where the elements of the result lie on the axis."""
     x = np.arange(axis.n_out, dtype="float64")
-    length = axis.scale * axis.n_in
     kind = mode.coordinates
     if kind == "align_corners":
-        return x * (axis.n_in - 1) / (length - 1) if length != 1 else 0 * x
-    if kind == "asymmetric":
-        return x / axis.scale
+        return x * (axis.n_in - 1) / (axis.n_out - 1) if axis.n_out != 1 else 0 * x
+    if kind in _SHIFTS:
+        return (x + _SHIFTS[kind]) / axis.scale
     if kind == "tf_crop_and_resize":
         if axis.n_out == 1:
             return 0 * x + 0.5 * (axis.start + axis.end) * (axis.n_in - 1)
@@ -193,7 +197,7 @@ def _positions(axis: Axis, mode: Mode) -> Array:
         return 0 * x
     positions = (x + 0.5) / axis.scale - 0.5
     if kind == "half_pixel_symmetric":
-        positions += axis.n_in / 2 * (1 - axis.n_out / length)
+        positions += axis.n_in / 2 * (1 - axis.n_out / (axis.scale * axis.n_in))
     elif kind not in ("half_pixel", "pytorch_half_pixel"):
         raise ValueError(f"coordinate_transformation_mode {kind} is unknown")
     return positions
